@@ -1,0 +1,127 @@
+// metroplex generate: a checkpoint continues a text. The model and its tokenizer come from the checkpoint's own config.
+#include "commands.h"
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "base/error.h"
+#include "checkpoint/load.h"
+#include "config/load.h"
+#include "files/file_system.h"
+#include "launch.h"
+#include "run_config.h"
+#include "run_tokenizer.h"
+#include "train/generate.h"
+#include "train/state.h"
+
+namespace metroplex::apps {
+namespace {
+
+constexpr const char* kUsage = R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
+
+  --load DIR            a checkpoint, or a folder of them (the newest is taken)
+  --prompt TEXT         what to continue; --prompt-file FILE reads it from a file
+  --max-new-tokens 64   length of the continuation
+  --temperature 1       0 is greedy
+  --top-k 0             keep the k most likely tokens; 0: all
+  --top-p 0             keep the most likely tokens up to this probability; 0: all
+  --seed 1234           the same seed gives the same text, on any layout
+
+  metroplex generate --load checkpoints/llama_tiny --prompt "#include <" --temperature 0.8 --top-k 40
+  metroplex generate --load DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
+)";
+
+std::string config_of_checkpoint(const std::string& directory, int64_t step) {
+  files::PosixFileSystem disk;
+  checkpoint::Alone alone;
+  const checkpoint::Found found = checkpoint::open_path(disk, directory, step, alone);
+  MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", directory);
+  return found.reader->manifest().config_yaml;
+}
+
+std::string read_prompt(const std::string& prompt, const std::string& file) {
+  if (file.empty()) return prompt;
+  std::ifstream stream(file, std::ios::binary);
+  MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+double number(const char* name, const std::string& text) {
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  MPX_CHECK(used == text.size() && !text.empty(), "config", name, " '", text, "' is not a number");
+  return value;
+}
+
+// What the checkpoint was trained with, on one rank unless the command line says otherwise.
+config::Config generation_config(const RunArguments& parsed, const std::string& load) {
+  config::Config config = parsed.config;
+  config.checkpoint = {};
+  config.checkpoint.load = load;
+  config.checkpoint.exit_on_missing_checkpoint = true;
+  config.parallel.sequence_parallel = false;
+  config.train.global_batch_size = 0;
+  config.train.rampup_batch_size.clear();
+  config.train.step_batch_size_schedule.clear();
+  config.optim.override_opt_param_scheduler = true;
+  config.data.data_path.clear();
+  config.data.train_data_path.clear();
+  config.data.valid_data_path.clear();
+  config.data.test_data_path.clear();
+  config.data.mock_data = true;
+  return config;
+}
+
+}  // namespace
+
+int run_generate(const std::vector<std::string>& arguments) {
+  std::string load, prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234", step = "0";
+  const std::vector<OwnFlag> flags{{"--load", &load}, {"--prompt", &prompt}, {"--prompt-file", &prompt_file}, {"--max-new-tokens", &max_new},
+                                   {"--temperature", &temperature}, {"--top-k", &top_k}, {"--top-p", &top_p}, {"--seed", &seed},
+                                   {"--ckpt-step", &step}};
+  const RunArguments first = parse_run_arguments(arguments, flags);  // to find --load; the checkpoint's config comes before the options
+  if (first.help) {
+    std::cout << kUsage;
+    return kExitOk;
+  }
+  MPX_CHECK(!load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
+  const RunArguments parsed = parse_run_arguments(arguments, flags, config_of_checkpoint(load, static_cast<int64_t>(number("--ckpt-step", step))));
+  config::Config config = generation_config(parsed, load);
+  config.checkpoint.ckpt_step = static_cast<int64_t>(number("--ckpt-step", step));
+
+  const auto tokenizer = load_run_tokenizer(config.data);
+  MPX_CHECK(tokenizer != nullptr, "config", "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+  const std::string text = read_prompt(prompt, prompt_file);
+  std::vector<int64_t> tokens;
+  for (const int32_t id : tokenizer->encode(text)) tokens.push_back(id);
+  if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
+
+  train::GenerateOptions options;
+  options.max_new_tokens = static_cast<int64_t>(number("--max-new-tokens", max_new));
+  options.temperature = number("--temperature", temperature);
+  options.top_k = static_cast<int64_t>(number("--top-k", top_k));
+  options.top_p = number("--top-p", top_p);
+  options.seed = static_cast<uint64_t>(number("--seed", seed));
+  if (tokenizer->eod()) options.stop_token = *tokenizer->eod();
+
+  config = checked_config(config, planned_world_size(config.run));
+  return launch_ranks(config, command_line("generate", arguments), [&](const comm::World& world) {
+    const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
+    train::load_state(*assembly, load);
+    const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
+    if (world.rank() != 0) return;
+    std::vector<int32_t> all(tokens.begin(), tokens.end());
+    all.insert(all.end(), made.begin(), made.end());
+    std::printf("%s\n", tokenizer->decode(all).c_str());
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,315 @@
+// metroplex inspect: what is in a checkpoint, a folder of them, a safetensors file or a token dataset.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/compare.h"
+#include "checkpoint/directory.h"
+#include "checkpoint/load.h"
+#include "checkpoint/pieces.h"
+#include "commands.h"
+#include "files/file_system.h"
+#include "files/indexed_dataset.h"
+#include "files/safetensors.h"
+#include "parse.h"
+
+namespace metroplex::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using files::join_path;
+
+constexpr int kDamaged = 3, kDifferent = 1;
+
+struct InspectOptions {
+  std::string path, other;
+  bool verify = false, json = false, config = false;
+  int64_t iteration = 0;
+};
+
+std::string human_bytes(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+std::string pad(std::string text, size_t width) {
+  text.resize(std::max(width, text.size()), ' ');
+  return text;
+}
+
+// Everything that is wrong with a checkpoint, not the first thing only.
+std::vector<std::string> damages(files::FileSystem& disk, const std::string& directory) {
+  std::vector<std::string> problems;
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const base::Error& error) { problems.push_back(error.what()); }
+  };
+  attempt([&] {
+    checkpoint::Reader reader(disk, directory);
+    for (size_t file = 0; file < reader.manifest().files.size(); ++file) attempt([&] { reader.verify_file(file); });
+    attempt([&] { reader.verify_cover(); });
+  });
+  return problems;
+}
+
+Json describe_checkpoint(const files::Manifest& manifest, const std::string& directory) {
+  Json json{{"kind", "checkpoint"},
+            {"path", directory},
+            {"iteration", manifest.iteration},
+            {"consumed_samples", manifest.consumed_samples}};
+  int64_t bytes = 0;
+  Json& all_files = json["files"] = Json::array();
+  for (const auto& file : manifest.files) {
+    all_files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksum", files::to_hex(file.checksum)}});
+    bytes += file.bytes;
+  }
+  json["bytes"] = bytes;
+  Json& tensors = json["tensors"] = Json::array();
+  for (const auto& tensor : manifest.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"kind", tensor.kind},
+                       {"dtype", files::dtype_name(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"pieces", tensor.pieces.size()}});
+  }
+  json["extra"] = Json::parse(manifest.extra);
+  json["config"] = manifest.config_yaml;
+  return json;
+}
+
+void print_tensors(const Json& tensors) {
+  size_t name_width = 4, kind_width = 4;
+  for (const Json& tensor : tensors) {
+    name_width = std::max(name_width, tensor.at("name").get_ref<const std::string&>().size());
+    kind_width = std::max(kind_width, tensor.at("kind").get_ref<const std::string&>().size());
+  }
+  for (const Json& tensor : tensors) {
+    std::cout << "  " << pad(tensor.at("name"), name_width) << "  " << pad(tensor.at("kind"), kind_width) << "  "
+              << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
+    if (tensor.contains("pieces"))
+      std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");
+    std::cout << '\n';
+  }
+}
+
+void print_checkpoint(const Json& json, bool with_config) {
+  std::cout << json.at("path").get<std::string>() << ": iteration " << json.at("iteration") << ", "
+            << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
+            << json.at("files").size() << " files, " << human_bytes(json.at("bytes").get<double>()) << '\n';
+  for (const Json& file : json.at("files")) {
+    std::cout << "  " << file.at("name").get<std::string>() << "  " << human_bytes(file.at("bytes").get<double>())
+              << "  " << file.at("checksum").get<std::string>() << '\n';
+  }
+  print_tensors(json.at("tensors"));
+  if (with_config)
+    std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
+}
+
+int report_damage(const InspectOptions& options, Json json, const std::vector<std::string>& problems) {
+  if (options.json) {
+    if (options.verify) json["problems"] = problems;
+    std::cout << json.dump(2) << '\n';
+  } else if (options.verify) {
+    for (const std::string& problem : problems) std::cout << "DAMAGED  " << problem << '\n';
+    if (problems.empty()) std::cout << "all checksums agree\n";
+  }
+  return problems.empty() ? 0 : kDamaged;
+}
+
+int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, const std::string& directory) {
+  const auto problems = options.verify ? damages(disk, directory) : std::vector<std::string>{};
+  Json json{{"kind", "checkpoint"}, {"path", directory}};
+  if (problems.empty() || !options.verify) {
+    json = describe_checkpoint(checkpoint::Reader(disk, directory).manifest(), directory);
+    if (!options.json) print_checkpoint(json, options.config);
+  }
+  return report_damage(options, std::move(json), problems);
+}
+
+int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
+  const auto names = checkpoint::list_checkpoints(disk, options.path);
+  const auto latest = checkpoint::read_latest(disk, options.path);
+  MPX_CHECK(!names.empty(), "checkpoint", "'", options.path,
+            "' holds no checkpoint: neither manifest.json nor iter_* folders");
+  std::vector<std::string> all_problems;
+  if (!latest.problem.empty()) all_problems.push_back(latest.problem);
+  Json json{{"kind", "checkpoints"},
+            {"path", options.path},
+            {"latest", latest.name ? Json(to_string(*latest.name)) : Json()}};
+  Json& list = json["checkpoints"] = Json::array();
+  for (const auto& name : names) {
+    const std::string directory = join_path(options.path, to_string(name));
+    auto problems = options.verify ? damages(disk, directory) : std::vector<std::string>{};
+    Json entry{{"name", to_string(name)}, {"iteration", name.iteration}};
+    try {
+      const auto described = describe_checkpoint(checkpoint::Reader(disk, directory).manifest(), directory);
+      for (const char* key : {"consumed_samples", "bytes"}) entry[key] = described.at(key);
+      entry["tensors"] = described.at("tensors").size();
+    } catch (const base::Error& error) {
+      if (!options.verify) problems.push_back(error.what());
+    }
+    if (!options.json) {
+      std::cout << (latest.name == name ? "* " : "  ") << to_string(name);
+      if (entry.contains("bytes")) {
+        std::cout << "  " << human_bytes(entry["bytes"].get<double>()) << "  " << entry["tensors"] << " tensors  "
+                  << entry["consumed_samples"] << " samples";
+      }
+      std::cout << (problems.empty() ? "" : "  DAMAGED") << '\n';
+    }
+    list.push_back(std::move(entry));
+    all_problems.insert(all_problems.end(), problems.begin(), problems.end());
+  }
+  if (!options.json && !options.verify) {
+    for (const std::string& problem : all_problems) std::cout << "DAMAGED  " << problem << '\n';
+    std::cout << "(* is what `latest` names; inspect one of them for its tensors)\n";
+  }
+  return report_damage(options, std::move(json), all_problems);
+}
+
+int inspect_safetensors(files::FileSystem& disk, const InspectOptions& options) {
+  const files::SafetensorsFile file(disk.map(options.path), options.path);
+  Json json{{"kind", "safetensors"}, {"path", options.path}, {"metadata", Json::object()}};
+  for (const auto& [key, value] : file.metadata()) json["metadata"][key] = value;
+  Json& tensors = json["tensors"] = Json::array();
+  for (const auto& tensor : file.tensors()) {
+    tensors.push_back({{"name", tensor.name},
+                       {"kind", ""},
+                       {"dtype", files::dtype_name(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"checksum", files::to_hex(files::checksum(file.data(tensor), tensor.end - tensor.begin))}});
+  }
+  if (options.json) {
+    std::cout << json.dump(2) << '\n';
+  } else {
+    std::cout << options.path << ": " << file.tensors().size() << " tensors, metadata " << json["metadata"].dump()
+              << '\n';
+    print_tensors(tensors);
+  }
+  return 0;
+}
+
+int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, const std::string& prefix) {
+  const files::IndexedDataset dataset(disk, prefix);
+  const files::Bytes& index = dataset.index_bytes();
+  const files::Bytes& tokens = dataset.token_bytes();
+  const Json json{{"kind", "dataset"},
+                  {"path", prefix},
+                  {"token_type", files::token_type_name(dataset.type())},
+                  {"tokens", dataset.num_tokens()},
+                  {"sequences", dataset.num_sequences()},
+                  {"documents", dataset.num_documents()},
+                  {"idx_checksum", files::to_hex(files::checksum(index.data, index.size))},
+                  {"bin_checksum", files::to_hex(files::checksum(tokens.data, tokens.size))}};
+  if (options.json) {
+    std::cout << json.dump(2) << '\n';
+  } else {
+    std::cout << prefix << ": " << dataset.num_tokens() << " tokens of " << files::token_type_name(dataset.type())
+              << ", " << dataset.num_sequences() << " sequences, " << dataset.num_documents() << " documents\n  .idx "
+              << human_bytes(static_cast<double>(index.size)) << "  " << json["idx_checksum"].get<std::string>()
+              << "\n  .bin " << human_bytes(static_cast<double>(tokens.size)) << "  "
+              << json["bin_checksum"].get<std::string>() << '\n';
+  }
+  return 0;
+}
+
+int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) {
+  checkpoint::Alone alone;
+  const auto first = checkpoint::open_path(disk, options.path, options.iteration, alone);
+  const auto second = checkpoint::open_path(disk, options.other, options.iteration, alone);
+  for (const auto* found : {&first, &second}) {
+    const std::string& path = found == &first ? options.path : options.other;
+    for (const std::string& problem : found->problems) std::cerr << "passed over: " << problem << '\n';
+    MPX_CHECK(found->reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");
+  }
+  Json rows = Json::array();
+  int64_t different = 0;
+  for (const auto& row : checkpoint::compare(*first.reader, *second.reader)) {
+    const bool same = row.problem.empty() && row.different_elements == 0;
+    different += same ? 0 : 1;
+    rows.push_back({{"name", row.name},
+                    {"kind", row.kind},
+                    {"problem", row.problem},
+                    {"elements", row.elements},
+                    {"different_elements", row.different_elements},
+                    {"max_absolute", std::isfinite(row.max_absolute) ? Json(row.max_absolute) : Json("infinite")}});
+    if (options.json || same) continue;
+    std::cout << "  " << row.name << " (" << row.kind << "): ";
+    if (row.problem.empty()) {
+      std::cout << row.different_elements << " of " << row.elements << " elements differ, at most by "
+                << row.max_absolute << '\n';
+    } else {
+      std::cout << row.problem << '\n';
+    }
+  }
+  if (options.json) {
+    std::cout << Json{{"first", first.reader->directory()},
+                      {"second", second.reader->directory()},
+                      {"different", different},
+                      {"tensors", rows}}
+                     .dump(2)
+              << '\n';
+  } else {
+    std::cout << first.reader->directory() << " and " << second.reader->directory() << ": ";
+    if (different == 0) {
+      std::cout << "all " << rows.size() << " tensors are equal\n";
+    } else {
+      std::cout << different << " of " << rows.size() << " tensors differ\n";
+    }
+  }
+  return different == 0 ? 0 : kDifferent;
+}
+
+int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
+  if (disk.exists(join_path(options.path, files::kManifestName)))
+    return inspect_checkpoint(disk, options, options.path);
+  if (options.iteration == 0) return inspect_folder(disk, options);
+  checkpoint::Alone alone;
+  return inspect_checkpoint(disk, options,
+                            checkpoint::open_iteration(disk, options.path, options.iteration, alone)->directory());
+}
+
+}  // namespace
+
+int run_inspect(const std::vector<std::string>& arguments) {
+  InspectOptions options;
+  CLI::App app(
+      "Shows what a file holds: a checkpoint, a folder of checkpoints, a .safetensors file, or a token dataset\n"
+      "(PREFIX, PREFIX.idx or PREFIX.bin).",
+      "metroplex inspect");
+  app.add_option("path", options.path, "what to look at")->required();
+  app.add_flag("--verify", options.verify, "compare every checksum and say all that is damaged (exit code 3)");
+  app.add_option("--diff", options.other,
+                 "compare with this checkpoint (or the newest of this folder), whatever the layouts that\n"
+                 "wrote them; exit code 1 when any tensor differs");
+  app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--config", options.config, "show the saved configuration and the state of the run too");
+  app.add_flag("--json", options.json, "for programs");
+  app.footer(
+      "Examples:\n  metroplex inspect runs/a/checkpoints --verify\n"
+      "  metroplex inspect runs/a/checkpoints/iter_0000100 --diff runs/b/checkpoints/iter_0000100");
+  int exit_code = 0;
+  if (!parse(app, arguments, exit_code)) return exit_code;
+
+  files::PosixFileSystem disk;
+  if (!options.other.empty()) return compare_checkpoints(disk, options);
+  if (disk.is_directory(options.path)) return inspect_directory(disk, options);
+  for (const char* suffix : {"", ".idx", ".bin"}) {
+    if (!options.path.ends_with(suffix)) continue;
+    const std::string prefix = options.path.substr(0, options.path.size() - std::string(suffix).size());
+    if (disk.exists(prefix + ".idx")) return inspect_dataset(disk, options, prefix);
+  }
+  MPX_CHECK(disk.exists(options.path), "files", "there is no '", options.path, "', and no '", options.path, ".idx'");
+  return inspect_safetensors(disk, options);
+}
+
+}  // namespace metroplex::apps

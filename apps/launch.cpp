@@ -1,0 +1,90 @@
+#include "launch.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include <unistd.h>
+
+#include "base/error.h"
+#include "comm/failure.h"
+#include "comm/launch.h"
+#include "comm/spawn.h"
+
+namespace metroplex::apps {
+namespace {
+
+int threads_per_rank(const config::Run& run, int64_t local_ranks) {
+  if (run.threads_per_rank > 0) return static_cast<int>(run.threads_per_rank);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency() / std::max<int64_t>(1, local_ranks)));
+}
+
+[[noreturn]] void end_stuck_process(const std::string& cause) {
+  std::fprintf(stderr, "metroplex: %s\n", cause.c_str());
+  std::fflush(stderr);
+  _exit(kExitPeer);
+}
+
+int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch, const comm::RankBody& body) {
+  MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ", launch.launcher,
+            " started this one as rank ", launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
+  comm::ProcessOptions options;
+  options.backend = config.run.backend == "nccl" ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
+  options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
+  options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
+  options.on_stuck = end_stuck_process;
+  comm::run_process(launch, grid, options, body);
+  return kExitOk;
+}
+
+int spawn_here(const config::Config& config, const topology::RankGrid& grid, const std::vector<std::string>& command_line) {
+  MPX_CHECK(config.run.backend != "nccl", "config", "run.backend nccl wants one process a GPU, started by torchrun or srun");
+  comm::SpawnOptions options;
+  options.command = command_line;
+  options.num_processes = grid.world_size();
+  options.port = static_cast<uint16_t>(config.run.master_port);
+  options.describe = comm::describe_in(grid);
+  const comm::SpawnResult result = comm::spawn_processes(options);
+  if (result.exit_code != kExitOk && result.exit_code != kExitStopped) std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
+  return result.exit_code;
+}
+
+}  // namespace
+
+int64_t planned_world_size(const config::Run& run) {
+  if (const auto launch = comm::launch_from_environment()) return launch->world_size;
+  return std::max<int64_t>(1, run.nproc);
+}
+
+int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
+                 const std::function<void(const comm::World&)>& body) {
+  const auto launch = comm::launch_from_environment();
+  const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
+  const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
+  if (launch) return run_here(config, grid, *launch, body);
+  if (config.run.backend != "auto" && config.run.backend != "threads") return spawn_here(config, grid, command_line);
+  comm::ThreadsOptions options;
+  options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
+  options.threads_per_rank = threads_per_rank(config.run, world_size);
+  comm::run_threads(static_cast<int>(world_size), grid, options, body);
+  return kExitOk;
+}
+
+int exit_code_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const base::Error*>(&error);
+  if (!ours) return kExitInternal;
+  const std::string& room = ours->room();
+  if (room == "train" || room == "optim") return kExitNumerics;
+  if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
+  if (room == "comm") return kExitPeer;
+  return kExitConfig;  // config, topology, plan, models, ...: what was asked for cannot be
+}
+
+std::string message_of(const std::exception& error) {
+  if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) return torch->what_without_backtrace();
+  return error.what();
+}
+
+}  // namespace metroplex::apps

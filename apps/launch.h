@@ -1,0 +1,31 @@
+// How the ranks of a command come into being: as threads of this process, as processes that we start, or as the one
+// rank that torchrun, Slurm or Open MPI started. The body is the same in all three.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "config/config.h"
+
+namespace metroplex::apps {
+
+// Number of ranks this command will run with: the launcher's environment, else run.nproc, else 1.
+int64_t planned_world_size(const config::Run& run);
+
+// Runs `body` on every rank that this process is responsible for and returns the exit code of the command: 0, or that
+// of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in this
+// process are thrown (base::Error names rank, coordinates and cause).
+int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
+              const std::function<void(const comm::World&)>& body);
+
+// Exit codes of every command; README has the table.
+inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5, kExitStopped = 16;
+
+// The exit code that stands for an error, by the room that found it.
+int exit_code_of(const std::exception& error);
+// One line for stderr: without a stack trace.
+std::string message_of(const std::exception& error);
+
+}  // namespace metroplex::apps

@@ -1,0 +1,160 @@
+// metroplex preprocess: text and JSON lines into an indexed dataset.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <thread>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "apps/command.h"
+#include "apps/parse.h"
+#include "base/error.h"
+#include "data/preprocess.h"
+#include "text/load_tokenizer.h"
+
+namespace metroplex::apps {
+
+namespace {
+
+struct Arguments {
+  data::PreprocessOptions options;
+  std::vector<std::string> merge;
+  std::string tokenizer_type, tokenizer_model, vocab_file, merge_file, partition, format = "auto";
+};
+
+void declare(CLI::App& app, Arguments& a) {
+  app.description(
+      "Turns text into PREFIX.bin and PREFIX.idx, the format that training reads.\n"
+      "A text file is one document; .jsonl files hold a document a line. All cores tokenize; a run that was killed\n"
+      "goes on where it stopped when it is started again with the same arguments, and gives the same bytes.\n\n"
+      "  metroplex preprocess --input books/*.txt --tokenizer-type sentencepiece --tokenizer-model spm.model \\\n"
+      "      --append-eod --output-prefix data/books\n"
+      "  metroplex preprocess --input web.jsonl --partition 0/2 ... --output-prefix data/web0    (and 1/2 "
+      "elsewhere)\n"
+      "  metroplex preprocess --merge data/web0 data/web1 --output-prefix data/web");
+  app.add_option("--input", a.options.inputs, "files, or folders of files")->type_name("FILES");
+  app.add_option("--merge", a.merge, "join finished datasets instead of reading text")
+      ->type_name("PREFIXES")
+      ->excludes("--input");
+  app.add_option("--output-prefix", a.options.output_prefix, "where the result goes: PREFIX.bin and PREFIX.idx")
+      ->type_name("PREFIX")
+      ->required();
+  app.add_option("--format", a.format, "auto: .jsonl, .ndjson and .json are JSON lines, all else is text")
+      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->capture_default_str();
+  app.add_option("--json-key", a.options.json_key, "the key that holds the text")->capture_default_str();
+  app.add_flag("--split-documents", a.options.split_documents, "in text files a blank line ends a document");
+  app.add_option("--tokenizer-type", a.tokenizer_type,
+                 "none, bytes, sentencepiece or bpe; found out from the model where left out");
+  app.add_option("--tokenizer-model", a.tokenizer_model, "tokenizer.model or tokenizer.json, or their folder")
+      ->type_name("PATH");
+  app.add_option("--vocab-file", a.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
+  app.add_option("--merge-file", a.merge_file, "GPT-2's merges.txt")->type_name("PATH");
+  app.add_flag("--append-eod", a.options.append_eod, "put the end-of-document token behind every document");
+  app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(CLI::PositiveNumber);
+  app.add_option("--partition", a.partition,
+                 "take only the I-th of N shares of the input, counted from 0; --merge joins them")
+      ->type_name("I/N");
+}
+
+void read_partition(const std::string& text, data::PreprocessOptions& options) {
+  if (text.empty()) return;
+  long long index = 0, count = 0;
+  char rest = 0;
+  MPX_CHECK(std::sscanf(text.c_str(), "%lld/%lld%c", &index, &count, &rest) == 2 && count >= 1 && index >= 0 &&
+                index < count,
+            "config", "--partition ", text, ": give I/N with I from 0 to N - 1, like 0/4");
+  options.partition = index;
+  options.num_partitions = count;
+}
+
+// One line on a terminal, rewritten; a line every ten seconds in a log.
+class ProgressLine {
+ public:
+  void show(const data::PreprocessProgress& now) {
+    const auto time = Clock::now();
+    if (time - last_ < (terminal_ ? std::chrono::milliseconds(200) : std::chrono::milliseconds(10000))) return;
+    last_ = time;
+    const double seconds = std::chrono::duration<double>(time - start_).count();
+    const double rate = static_cast<double>(now.bytes_done - now.bytes_resumed) / seconds;
+    const double left = rate > 0 ? static_cast<double>(now.bytes_total - now.bytes_done) / rate : 0;
+    const double share = now.bytes_total > 0
+                             ? 100.0 * static_cast<double>(now.bytes_done) / static_cast<double>(now.bytes_total)
+                             : 100.0;
+    std::cerr << (terminal_ ? "\r\x1b[K" : "")
+              << fmt::format("{:5.1f} %  {} documents  {} tokens  {:.1f} MB/s  {:.0f} s left", std::min(share, 100.0),
+                             now.documents, now.tokens, rate / 1e6, std::max(left, 0.0))
+              << (terminal_ ? "" : "\n") << std::flush;
+    shown_ = true;
+  }
+  void end() {
+    if (terminal_ && shown_) std::cerr << "\r\x1b[K";
+  }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool terminal_ = ::isatty(STDERR_FILENO) == 1, shown_ = false;
+  Clock::time_point start_ = Clock::now(), last_ = start_;
+};
+
+data::Encoder encoder_of(const text::Tokenizer& tokenizer, const Arguments& a) {
+  data::Encoder encoder;
+  encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
+  encoder.vocab_size = tokenizer.vocab_size();
+  encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
+  // The files' sizes stand for their content: a tokenizer trained anew in the same place is another job.
+  encoder.description = tokenizer.name() + " " + a.tokenizer_type;
+  for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file}) {
+    std::error_code error;
+    const auto size = std::filesystem::is_regular_file(path, error) ? std::filesystem::file_size(path, error) : 0;
+    const auto time = size > 0 ? std::filesystem::last_write_time(path, error).time_since_epoch().count() : 0;
+    encoder.description += fmt::format(" '{}' {} {}", path, size, time);
+  }
+  return encoder;
+}
+
+}  // namespace
+
+int run_preprocess(const std::vector<std::string>& arguments) {
+  CLI::App app{"", "metroplex preprocess"};
+  Arguments a;
+  a.options.workers = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  declare(app, a);
+  int exit_code = 0;
+  if (!parse(app, arguments, exit_code)) return exit_code;
+
+  files::PosixFileSystem disk;
+  if (!a.merge.empty()) {
+    data::merge_datasets(disk, a.merge, a.options.output_prefix);
+    std::cout << fmt::format("{}.bin and .idx: {} datasets joined\n", a.options.output_prefix, a.merge.size());
+    return 0;
+  }
+  read_partition(a.partition, a.options);
+  a.options.format = a.format == "text"    ? data::TextFormat::text
+                     : a.format == "jsonl" ? data::TextFormat::jsonl
+                                           : data::TextFormat::by_name;
+  MPX_CHECK(!a.tokenizer_type.empty() || !a.tokenizer_model.empty(), "config",
+            "no tokenizer; give --tokenizer-type (bytes needs no model) or --tokenizer-model");
+  const auto tokenizer = text::load_tokenizer(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file);
+  ProgressLine line;
+  a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
+  const auto done = data::preprocess(disk, a.options, encoder_of(*tokenizer, a));
+  line.end();
+  const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
+  if (done.bytes_resumed > 0)
+    std::cout << fmt::format("went on behind {:.1f} MB of an earlier run\n",
+                             static_cast<double>(done.bytes_resumed) / 1e6);
+  std::cout << fmt::format("{}.bin and .idx: {} documents, {} tokens", a.options.output_prefix, done.documents,
+                           done.tokens);
+  if (done.empty_documents > 0) std::cout << fmt::format(" ({} empty documents left out)", done.empty_documents);
+  std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, line.seconds(),
+                           megabytes / std::max(line.seconds(), 1e-9));
+  return 0;
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,154 @@
+// metroplex ranks: the rank map of a layout, drawn or as JSON, and questions about it.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+
+#include "base/error.h"
+#include "commands.h"
+#include "config/parallel.h"
+#include "files/file_system.h"
+#include "parse.h"
+#include "topology/draw.h"
+#include "topology/megatron_groups.h"
+
+namespace metroplex::apps {
+
+namespace {
+
+struct RanksOptions {
+  int nproc = 0;
+  int gtp = 1;
+  int gpus_per_node = 0;
+  std::optional<int> rank;
+  std::string group, svg;
+  bool json = false, megatron = false, no_color = false, tp_pp_dp = false;
+  int max_rows = 16, max_columns = 8;
+  config::Parallel parallel;
+  topology::MegatronOptions groups;
+};
+
+void add_layout(CLI::App& app, RanksOptions& o) {
+  config::Parallel& p = o.parallel;
+  app.add_option("--nproc,--world-size", o.nproc, "number of ranks")->required();
+  app.add_option("--tp,--tensor-model-parallel-size", p.tensor_model_parallel_size, "tensor parallel")
+      ->capture_default_str();
+  app.add_option("--pp,--pipeline-model-parallel-size", p.pipeline_model_parallel_size, "pipeline parallel")
+      ->capture_default_str();
+  app.add_option("--vpp,--virtual-pipeline-model-parallel-size", p.virtual_pipeline_model_parallel_size,
+                 "model chunks on each stage")
+      ->capture_default_str();
+  app.add_option("--cp,--context-parallel-size", p.context_parallel_size, "context parallel")->capture_default_str();
+  app.add_option("--ep,--expert-model-parallel-size", p.expert_model_parallel_size, "expert parallel")
+      ->capture_default_str();
+  app.add_option("--etp,--expert-tensor-parallel-size", p.expert_tensor_parallel_size,
+                 "expert tensor parallel; 0: as tp")
+      ->capture_default_str();
+  app.add_option("--gtp,--gtp-remat-size", o.gtp, "weight shards inside data parallel")->capture_default_str();
+  app.add_option("--order", p.order, "axes from the fastest to the slowest")->capture_default_str();
+  app.add_flag("--use-tp-pp-dp-mapping", o.tp_pp_dp, "the order tp-cp-ep-pp-dp");
+  app.add_option("--num-distributed-optimizer-instances", p.num_distributed_optimizer_instances,
+                 "copies of the sharded optimizer")
+      ->capture_default_str();
+  app.add_option("--hierarchical-context-parallel-sizes", o.groups.hierarchical_context_parallel_sizes,
+                 "levels of context parallel; their product is cp");
+  app.add_flag("--hybrid-context-parallel", o.groups.hybrid_context_parallel,
+               "groups for a context-parallel size that changes by sample");
+}
+
+void add_questions(CLI::App& app, RanksOptions& o) {
+  app.add_option("--rank", o.rank, "where this rank is, and its groups");
+  app.add_option("--group", o.group,
+                 "the groups of a family (dp-cp, etp-ep, ...) or by Megatron's name (EMBEDDING_GROUP)");
+  app.add_option("--gpus-per-node", o.gpus_per_node, "rows are nodes; tells which families cross nodes")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--megatron", o.megatron, "list every group that Megatron-LM would make, in its order");
+  app.add_flag("--json", o.json, "everything as JSON, nothing else on stdout");
+  app.add_option("--svg", o.svg, "also write the picture to this file");
+  app.add_flag("--no-color,--no-colour", o.no_color,
+               "no colours (also where NO_COLOR is set or stdout is no terminal)");
+  app.add_option("--max-rows", o.max_rows, "lines drawn at most")->capture_default_str();
+  app.add_option("--max-columns", o.max_columns, "ranks drawn in a line at most")->capture_default_str();
+}
+
+// Megatron's groups called `name` ("EMBEDDING_GROUP", "embedding"); nothing when it has none of that name.
+std::optional<topology::NamedGroups> find_named(const topology::RankGrid& grid, const RanksOptions& o) {
+  std::string name = o.group;
+  for (char& letter : name) letter = letter == '-' ? '_' : static_cast<char>(std::toupper(letter));
+  for (auto& family : topology::megatron_groups(grid, o.groups)) {
+    if (family.name == name || family.name == name + "_GROUP") return family;
+  }
+  return std::nullopt;
+}
+
+void answer_group(const topology::RankGrid& grid, const RanksOptions& o) {
+  const auto named = find_named(grid, o);
+  const auto groups = named ? named->groups : grid.groups(topology::parse_axes(o.group));
+  if (!o.rank) {
+    std::cout << "\n"
+              << (named ? named->name : o.group) << ": " << groups.size() << " groups\n"
+              << topology::draw_groups(groups, o.gpus_per_node);
+    return;
+  }
+  topology::RankGroups own;
+  for (const auto& group : groups) {
+    if (std::find(group.begin(), group.end(), *o.rank) != group.end()) own.push_back(group);
+  }
+  std::cout << "\n"
+            << (named ? named->name : o.group) << " of rank " << *o.rank << ":\n"
+            << (own.empty() ? "  it is in none\n" : topology::draw_groups(own, o.gpus_per_node));
+}
+
+void answer(const topology::RankGrid& grid, const RanksOptions& o) {
+  if (!o.group.empty()) {
+    answer_group(grid, o);
+  } else if (o.rank) {
+    std::cout << "\n" << topology::draw_rank(grid, *o.rank, o.gpus_per_node);
+  }
+  if (o.megatron) {
+    for (const auto& family : topology::megatron_groups(grid, o.groups)) {
+      std::cout << "\n" << family.name << "\n" << topology::draw_groups(family.groups, o.gpus_per_node);
+    }
+  }
+  if (o.gpus_per_node > 0) std::cout << "\n" << topology::draw_reach(grid, o.gpus_per_node);
+}
+
+}  // namespace
+
+int run_ranks(const std::vector<std::string>& arguments) {
+  CLI::App app{
+      "Draws which rank does what in a layout, and answers questions about groups.\n\n"
+      "  metroplex ranks --nproc 16 --tp 2 --pp 4\n"
+      "  metroplex ranks --nproc 16 --tp 4 --pp 2 --ep 4 --etp 1 --gpus-per-node 8 --rank 13\n"
+      "  metroplex ranks --nproc 64 --tp 4 --cp 2 --pp 2 --group dp-cp --svg map.svg\n",
+      "metroplex ranks"};
+  RanksOptions o;
+  add_layout(app, o);
+  add_questions(app, o);
+  int exit_code = 0;
+  if (!parse(app, arguments, exit_code)) return exit_code;
+  if (o.tp_pp_dp) o.parallel.order = "tp-cp-ep-pp-dp";
+
+  const topology::RankGrid grid(o.nproc, o.parallel, o.gtp);
+  topology::DrawOptions draw;
+  draw.gpus_per_node = o.gpus_per_node;
+  draw.max_rows = o.max_rows;
+  draw.max_columns = o.max_columns;
+  draw.colour = !o.no_color && std::getenv("NO_COLOR") == nullptr && isatty(STDOUT_FILENO) == 1;
+  if (o.rank) {
+    (void)grid.coordinates(*o.rank);  // refuses a rank that does not exist
+    draw.marked_rank = *o.rank;
+  }
+  if (!o.group.empty() && !find_named(grid, o)) draw.colour_by = topology::parse_axes(o.group);
+  if (!o.svg.empty()) files::PosixFileSystem().replace_file(o.svg, topology::draw_svg(grid, draw));
+  if (o.json) {
+    std::cout << topology::to_json(grid, o.gpus_per_node, o.groups);
+    return 0;
+  }
+  std::cout << topology::draw_terminal(grid, draw);
+  answer(grid, o);
+  return 0;
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,18 @@
+// The tokenizer that a config names, and what training needs to know of it.
+#pragma once
+
+#include <memory>
+
+#include "config/config.h"
+#include "text/tokenizer.h"
+#include "train/trainer.h"
+
+namespace metroplex::apps {
+
+// Null with data.tokenizer_type none.
+std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data);
+
+// Fills model.vocab_size from the tokenizer when it is 0; throws when both are given and the tokenizer's is larger.
+train::TokenizerFacts tokenizer_facts(config::Config& config);
+
+}  // namespace metroplex::apps

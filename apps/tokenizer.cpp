@@ -1,0 +1,169 @@
+// metroplex tokenizer: train one, use one, look at one.
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/command.h"
+#include "apps/parse.h"
+#include "base/error.h"
+#include "files/file_system.h"
+#include "text/load_tokenizer.h"
+#include "text/sentencepiece_train.h"
+
+namespace metroplex::apps {
+namespace {
+
+struct Source {
+  std::string type, model, vocab_file, merge_file, invalid_utf8 = "error";
+};
+
+struct Options {
+  Source source;
+  text::SentencePieceTraining training;
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string text;
+  std::vector<int32_t> ids;
+  bool with_special = false, skip_special = false, by_line = false, json = false;
+};
+
+void add_source(CLI::App& command, Source& source) {
+  command.add_option("--type", source.type, "none, bytes, sentencepiece or bpe; found out from the file when left out");
+  command.add_option("--model", source.model,
+                     "tokenizer.json, tokenizer.model, or a folder that holds one; for none the vocabulary size");
+  command.add_option("--vocab-file", source.vocab_file, "GPT-2's vocab.json");
+  command.add_option("--merge-file", source.merge_file, "GPT-2's merges.txt");
+  command.add_option("--invalid-utf8", source.invalid_utf8, "what becomes of text that is not UTF-8: error or replace")
+      ->capture_default_str();
+}
+
+std::unique_ptr<text::Tokenizer> load(const Source& source) {
+  return text::load_tokenizer(source.type, source.model, source.vocab_file, source.merge_file,
+                              text::invalid_utf8_from_name(source.invalid_utf8));
+}
+
+std::string read_input(const std::string& path) {
+  if (path != "-") return files::PosixFileSystem().read(path);
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+void run_train(const Options& options) {
+  files::PosixFileSystem disk;
+  for (const std::string& path : options.inputs) {
+    MPX_CHECK(disk.exists(path) && !disk.is_directory(path), "text", path, " is not a file; --input takes files of text");
+  }
+  const std::string model = text::train_sentencepiece_on_files(options.training, options.inputs);
+  const std::string path = options.output + ".model";
+  disk.replace_file(path, model);
+  const auto tokenizer = text::load_tokenizer("sentencepiece", path);
+  fmt::print("{}: {} with {} ids, end of document {}\n", path, options.training.model_type, tokenizer->vocab_size(),
+             tokenizer->eod().value_or(-1));
+}
+
+void print_ids(const text::Tokenizer& tokenizer, const Options& options, std::string_view text) {
+  const auto ids = options.with_special ? tokenizer.encode_with_special(text) : tokenizer.encode(text);
+  fmt::print("{}\n", fmt::join(ids, " "));
+}
+
+void run_encode(const Options& options) {
+  const auto tokenizer = load(options.source);
+  if (!options.text.empty()) return print_ids(*tokenizer, options, options.text);
+  for (const std::string& path : options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs) {
+    const std::string content = read_input(path);
+    if (!options.by_line) {
+      print_ids(*tokenizer, options, content);
+      continue;
+    }
+    std::istringstream lines(content);
+    for (std::string line; std::getline(lines, line);) print_ids(*tokenizer, options, line);
+  }
+}
+
+void run_decode(const Options& options) {
+  const auto tokenizer = load(options.source);
+  std::vector<int32_t> ids = options.ids;
+  if (ids.empty()) {
+    const std::string content = read_input(options.inputs.empty() ? "-" : options.inputs[0]);
+    ids = text::load_tokenizer("none", "2147483648")->encode(content);
+  }
+  const std::string out = options.skip_special ? tokenizer->decode_skip_special(ids) : tokenizer->decode(ids);
+  std::fwrite(out.data(), 1, out.size(), stdout);
+  std::fputc('\n', stdout);
+}
+
+void run_info(const Options& options) {
+  const auto tokenizer = load(options.source);
+  const std::pair<const char*, std::optional<int32_t>> special[] = {
+      {"eod", tokenizer->eod()}, {"bos", tokenizer->bos()}, {"eos", tokenizer->eos()}, {"pad", tokenizer->pad()}};
+  if (options.json) {
+    nlohmann::json out{{"type", tokenizer->name()}, {"vocab_size", tokenizer->vocab_size()}};
+    for (const auto& [name, id] : special) out[name] = id ? nlohmann::json(*id) : nlohmann::json();
+    fmt::print("{}\n", out.dump());
+    return;
+  }
+  fmt::print("type        {}\nvocab_size  {}\n", tokenizer->name(), tokenizer->vocab_size());
+  for (const auto& [name, id] : special) {
+    if (id) fmt::print("{:<12}{}  {}\n", name, *id, tokenizer->id_to_token(*id));
+  }
+}
+
+CLI::App* add_train(CLI::App& app, Options& options) {
+  CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
+  train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
+  train->add_option("--output", options.output, "writes OUTPUT.model")->required();
+  train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")->capture_default_str();
+  train->add_option("--model-type", options.training.model_type, "bpe or unigram")->capture_default_str();
+  train->add_option("--character-coverage", options.training.character_coverage, "share of characters that get a piece of their own")
+      ->capture_default_str();
+  train->add_option("--normalization", options.training.normalization, "identity, nmt_nfkc, nfkc, nmt_nfkc_cf or nfkc_cf")
+      ->capture_default_str();
+  train->add_option("--max-bytes", options.training.max_bytes, "of more text every n-th line is taken")->capture_default_str();
+  train->add_option("--threads", options.training.num_threads, "of the trainer")->capture_default_str();
+  return train;
+}
+
+CLI::App* add_use(CLI::App& app, Options& options, const char* name, const char* description) {
+  CLI::App* command = app.add_subcommand(name, description);
+  add_source(*command, options.source);
+  return command;
+}
+
+}  // namespace
+
+int run_tokenizer(const std::vector<std::string>& arguments) {
+  CLI::App app{"Trains tokenizers and uses them: text to ids and back.\n\n"
+               "  metroplex tokenizer train --input corpus.txt --vocab-size 4096 --output my\n"
+               "  metroplex tokenizer encode --model my.model --text 'Hello, world'\n"
+               "  metroplex tokenizer decode --model llama/tokenizer.json --ids 1 15043 29892\n"
+               "  metroplex tokenizer info --model folder\n",
+               "metroplex tokenizer"};
+  app.require_subcommand(1);
+  Options options;
+  CLI::App* train = add_train(app, options);
+  CLI::App* encode = add_use(app, options, "encode", "text to ids, one line a text");
+  encode->add_option("--text", options.text, "the text itself");
+  encode->add_option("--input", options.inputs, "files of text; - or nothing reads the standard input");
+  encode->add_flag("--lines", options.by_line, "every line is a text of its own");
+  encode->add_flag("--special", options.with_special, "with bos and eos as the tokenizer puts them");
+  CLI::App* decode = add_use(app, options, "decode", "ids to text");
+  decode->add_option("--ids", options.ids, "the ids themselves");
+  decode->add_option("--input", options.inputs, "a file of ids; - or nothing reads the standard input")->expected(1);
+  decode->add_flag("--skip-special", options.skip_special, "leave special tokens out");
+  CLI::App* info = add_use(app, options, "info", "type, vocabulary size and special ids");
+  info->add_flag("--json", options.json, "for programs");
+
+  int exit_code = 0;
+  if (!parse(app, arguments, exit_code)) return exit_code;
+  if (train->parsed()) run_train(options);
+  if (encode->parsed()) run_encode(options);
+  if (decode->parsed()) run_decode(options);
+  if (info->parsed()) run_info(options);
+  return 0;
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,96 @@
+// metroplex train: one training job, from the command line to the exit code.
+#include "commands.h"
+
+#include <csignal>
+
+#include <iostream>
+#include <mutex>
+
+#include "config/fields.h"
+#include "config/load.h"
+#include "console_log.h"
+#include "launch.h"
+#include "run_config.h"
+#include "run_tokenizer.h"
+#include "stop_signal.h"
+#include "train/trainer.h"
+
+namespace metroplex::apps {
+namespace {
+
+constexpr const char* kUsage = R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value ...]
+
+Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
+(--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE reads a whole launch script.
+
+  metroplex train examples/llama_tiny.yaml --nproc 8
+  torchrun --no-python --nproc-per-node 8 metroplex train run.yaml --run.backend=nccl
+  metroplex train --help parallel          the knobs of one section; --help all for every section
+
+Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by
+SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself.
+
+Sections: run model parallel optim precision data checkpoint train
+)";
+
+void print_help(const std::string& topic) {
+  std::cout << (topic.empty() ? std::string(kUsage) : config::help(topic));
+}
+
+}  // namespace
+
+int run_train(const std::vector<std::string>& arguments) {
+  const RunArguments parsed = parse_run_arguments(arguments);
+  if (parsed.help) {
+    print_help(parsed.help_topic);
+    return kExitOk;
+  }
+  config::Config config = parsed.config;
+  const int64_t world_size = planned_world_size(config.run);
+  const train::TokenizerFacts tokenizer = tokenizer_facts(config);
+  config = checked_config(config, world_size);
+
+  ConsoleLog log(config.train.progress);
+  const StopSignal stop;
+  train::RunSummary summary;  // of rank 0
+  std::mutex mutex;
+  const int code = launch_ranks(config, command_line("train", arguments), [&](const comm::World& world) {
+    if (world.rank() == 0) {
+      for (const std::string& note : parsed.notes) log.warn(note);
+      log.info("------------------------ configuration ------------------------\n" + config::dump(config) +
+               "----------------------------------------------------------------");
+    }
+    train::TrainerEnvironment environment;
+    environment.log = &log;
+    environment.stop_requested = [] { return StopSignal::requested(); };
+    environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
+    const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
+    const std::lock_guard lock(mutex);
+    if (world.rank() == 0 || summary.iteration == 0) summary = mine;
+  });
+  if (code != kExitOk) return code;
+  return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
+}
+
+int run_eval(const std::vector<std::string>& arguments) {
+  const RunArguments parsed = parse_run_arguments(arguments);
+  if (parsed.help) {
+    std::cout << "Usage: metroplex eval CONFIG.yaml --checkpoint.load=DIR [as for train]\n\n"
+                 "Loss and perplexity of a checkpoint on the validation and test sets, train.eval_iters batches of\n"
+                 "train.global_batch_size each. Any layout reads any checkpoint.\n";
+    return kExitOk;
+  }
+  config::Config config = parsed.config;
+  config.checkpoint.exit_on_missing_checkpoint = true;
+  config.checkpoint.save.clear();
+  const train::TokenizerFacts tokenizer = tokenizer_facts(config);
+  config = checked_config(config, planned_world_size(config.run));
+  ConsoleLog log(false);
+  return launch_ranks(config, command_line("eval", arguments), [&](const comm::World& world) {
+    train::TrainerEnvironment environment;
+    environment.log = &log;
+    train::run_evaluation(config, world, tokenizer, environment);
+  });
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,56 @@
+// metroplex verify: the user's own config, on its layout and on one rank, in float64.
+#include "commands.h"
+
+#include <cstdio>
+#include <iostream>
+
+#include "base/error.h"
+#include "config/validate.h"
+#include "launch.h"
+#include "run_config.h"
+#include "run_tokenizer.h"
+#include "train/verify.h"
+
+namespace metroplex::apps {
+
+int run_verify(const std::vector<std::string>& arguments) {
+  std::string steps_text = "3", vocab_text = "0";
+  const RunArguments parsed = parse_run_arguments(arguments, {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}});
+  if (parsed.help) {
+    std::cout << "Usage: metroplex verify CONFIG.yaml [--nproc N] [--steps 3] [--vocab-size V] [--section.key=value ...]\n\n"
+                 "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as threads)\n"
+                 "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n";
+    return kExitOk;
+  }
+  const int64_t steps = std::stoll(steps_text);
+  config::Config config = parsed.config;
+  config.run.backend = "threads";
+  if (config.model.vocab_size == 0) config.model.vocab_size = std::stoll(vocab_text);
+  if (config.model.vocab_size == 0) tokenizer_facts(config);
+  const int64_t world_size = planned_world_size(config.run);
+  config = checked_config(train::verification_config(config, steps), world_size);
+
+  train::LayoutRun on_layout, on_one_rank;
+  const auto keep = [&](train::LayoutRun& into, const config::Config& c) {
+    return [&into, &c, steps](const comm::World& world) {
+      train::LayoutRun mine = train::run_layout(c, world, c.model.vocab_size, steps);
+      if (world.rank() == 0) into = std::move(mine);
+    };
+  };
+  launch_ranks(config, {}, keep(on_layout, config));
+  const config::Config reference = checked_config(train::one_rank_config(config), 1);
+  launch_ranks(reference, {}, keep(on_one_rank, reference));
+
+  const train::LayoutDifference difference = train::compare_runs(on_layout, on_one_rank);
+  for (size_t i = 0; i < on_layout.losses.size(); ++i) {
+    std::printf("step %zu  loss %.15g on %ld ranks, %.15g on one  grad norm %.12g, %.12g\n", i + 1, on_layout.losses[i],
+                static_cast<long>(world_size), on_one_rank.losses[i], on_layout.grad_norms[i], on_one_rank.grad_norms[i]);
+  }
+  const bool equal = difference.loss <= train::kLossTolerance && difference.parameter <= train::kParameterTolerance;
+  std::printf("%s: losses differ by %.2e relative (allowed %.0e), parameters by %.2e (allowed %.0e%s%s)\n", equal ? "EQUAL" : "DIFFERENT",
+              difference.loss, train::kLossTolerance, difference.parameter, train::kParameterTolerance,
+              difference.parameter_name.empty() ? "" : ", worst at ", difference.parameter_name.c_str());
+  return equal ? kExitOk : kExitNumerics;
+}
+
+}  // namespace metroplex::apps

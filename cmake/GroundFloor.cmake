@@ -1,0 +1,38 @@
+# Integers, files and text: no torch, no CUDA. Builds in seconds and runs under the sanitizers and libFuzzer.
+find_package(yaml-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+
+metroplex_room(base)
+metroplex_room(config LINKS metroplex_base yaml-cpp nlohmann_json::nlohmann_json)
+metroplex_room(files LINKS metroplex_base nlohmann_json::nlohmann_json PkgConfig::XXHASH)
+metroplex_room(text LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json PkgConfig::PCRE2
+  PkgConfig::SENTENCEPIECE PkgConfig::UTF8PROC)
+metroplex_room(topology LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json)
+metroplex_room(plan LINKS metroplex_base metroplex_config metroplex_topology nlohmann_json::nlohmann_json)
+metroplex_room(sim LINKS metroplex_base metroplex_config metroplex_topology metroplex_plan)
+metroplex_room(checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
+metroplex_room(data LINKS metroplex_base metroplex_config metroplex_files metroplex_text)
+
+# metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
+file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/*.cpp")
+add_executable(metroplex_vectors ${vector_runners})
+target_include_directories(metroplex_vectors PRIVATE "${CMAKE_SOURCE_DIR}/tests")
+target_link_libraries(metroplex_vectors PRIVATE metroplex_config metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_sim metroplex_data)
+add_test(NAME metroplex_vectors COMMAND metroplex_vectors "${CMAKE_SOURCE_DIR}/tests/vectors")
+
+# libFuzzer targets over the parsers.
+if(METROPLEX_FUZZERS)
+  file(GLOB fuzzers CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp")
+  foreach(source IN LISTS fuzzers)
+    get_filename_component(name "${source}" NAME_WE)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE metroplex_files metroplex_text metroplex_data)
+    target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  endforeach()
+endif()

@@ -1,0 +1,65 @@
+# Tensors: what needs torch. The CUDA side is there when the wheel is complete; kernels need nvcc besides.
+include(TorchWheel)
+set(have_cuda OFF)
+set(have_kernels OFF)
+if(METROPLEX_CUDA AND TARGET torch::cuda)
+  set(have_cuda ON)
+  find_program(METROPLEX_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(METROPLEX_NVCC AND NOT METROPLEX_SANITIZE)
+    set(CMAKE_CUDA_COMPILER "${METROPLEX_NVCC}")
+    set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # the wheel's shared cudart, not a second, static one
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real)
+    endif()
+    enable_language(CUDA)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # CMake 3.25 does not know C++20 for nvcc
+    set(have_kernels ON)
+  endif()
+endif()
+message(STATUS "torch ${TORCH_WHEEL_VERSION}, CUDA libraries: ${have_cuda}, CUDA kernels: ${have_kernels} ${TORCH_WHEEL_NO_CUDA_REASON}")
+
+add_library(torch_base INTERFACE)
+target_include_directories(torch_base SYSTEM INTERFACE "${CMAKE_SOURCE_DIR}/third_party/gloo_names")
+if(have_cuda)
+  target_link_libraries(torch_base INTERFACE torch::cuda)
+  target_compile_definitions(torch_base INTERFACE METROPLEX_HAVE_CUDA)
+else()
+  target_link_libraries(torch_base INTERFACE torch::cpu)
+endif()
+
+# at::parallel_for in our files is serial without -fopenmp. Whole targets or not at all: flags split the header below.
+target_compile_options(torch_base INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+target_link_options(torch_base INTERFACE -fopenmp)
+
+# One precompiled header for every torch target: g++ drops it silently when flags differ (-Winvalid-pch tells).
+file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
+add_library(metroplex_pch STATIC "${CMAKE_BINARY_DIR}/pch.cpp")
+target_link_libraries(metroplex_pch PUBLIC torch_base)
+target_precompile_headers(metroplex_pch PRIVATE <ATen/ATen.h> <string> <vector> <memory> <functional> <map>)
+
+# Absence is a file: no_*.cpp stand in for what the machine lacks.
+set(cuda_exclude "no_such_file")
+if(have_cuda)
+  list(APPEND cuda_exclude "/no_cuda\\.cpp$" "/no_nccl\\.cpp$")
+else()
+  list(APPEND cuda_exclude "/device\\.cpp$" "/nccl\\.cpp$")
+endif()
+
+metroplex_room(cuda TORCH LINKS metroplex_base metroplex_plan EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
+file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/*.cu")
+if(cuda_kernels AND have_kernels)
+  add_library(metroplex_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu
+  target_include_directories(metroplex_kernels PRIVATE "${CMAKE_SOURCE_DIR}/metroplex")
+  target_link_libraries(metroplex_kernels PUBLIC torch::libcudart)
+  target_link_libraries(metroplex_cuda PUBLIC metroplex_kernels)
+else()
+  file(GLOB no_nvcc CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/no_nvcc.cpp")
+  target_sources(metroplex_cuda PRIVATE ${no_nvcc})
+endif()
+metroplex_room(comm TORCH LINKS metroplex_base metroplex_topology metroplex_cuda EXCLUDE ${cuda_exclude})
+metroplex_room(nn TORCH LINKS metroplex_base metroplex_config metroplex_topology metroplex_cuda metroplex_comm)
+metroplex_room(models TORCH LINKS metroplex_nn)
+metroplex_room(pipeline TORCH LINKS metroplex_nn metroplex_plan)
+metroplex_room(optim TORCH LINKS metroplex_nn metroplex_plan)
+metroplex_room(train TORCH LINKS metroplex_models metroplex_pipeline metroplex_optim metroplex_data metroplex_checkpoint metroplex_sim)
+include(Apps)

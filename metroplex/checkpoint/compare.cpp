@@ -1,0 +1,81 @@
+#include "checkpoint/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/pieces.h"
+
+namespace metroplex::checkpoint {
+namespace {
+
+using files::ManifestTensor;
+
+constexpr int64_t kSlabBytes = int64_t{64} << 20;
+
+std::vector<std::byte> read_slab(Reader& reader, const ManifestTensor& tensor, const Dims& offset, const Dims& size) {
+  const int64_t width = files::dtype_bits(tensor.dtype) / 8;
+  std::vector<std::byte> data(static_cast<size_t>(files::element_count(size) * width));
+  reader.fill({tensor.name, tensor.kind, tensor.shape, offset, size, tensor.dtype, data.data()});
+  return data;
+}
+
+void compare_slab(files::Dtype a_type, const std::vector<std::byte>& a, files::Dtype b_type,
+                  const std::vector<std::byte>& b, TensorDifference& difference) {
+  if (a_type == b_type && a == b) return;
+  const size_t count = a.size() / static_cast<size_t>(files::dtype_bits(a_type) / 8);
+  for (size_t i = 0; i < count; ++i) {
+    const double x = files::element_as_double(a_type, a.data(), i), y = files::element_as_double(b_type, b.data(), i);
+    if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+    ++difference.different_elements;
+    const double distance = std::abs(x - y);
+    difference.max_absolute =
+        std::max(difference.max_absolute, std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
+  }
+}
+
+void compare_values(Reader& first, const ManifestTensor& a, Reader& second, const ManifestTensor& b,
+                    TensorDifference& difference) {
+  Dims offset(a.shape.size(), 0), size = a.shape;
+  const int64_t width = std::max(files::dtype_bits(a.dtype), files::dtype_bits(b.dtype)) / 8;
+  const int64_t rows = a.shape.empty() ? 1 : a.shape[0];
+  const int64_t row_bytes = rows == 0 ? 0 : difference.elements / rows * width;
+  const int64_t step = std::max<int64_t>(1, kSlabBytes / std::max<int64_t>(1, row_bytes));
+  for (int64_t row = 0; row < rows; row += step) {
+    if (!a.shape.empty()) {
+      offset[0] = row;
+      size[0] = std::min(step, rows - row);
+    }
+    compare_slab(a.dtype, read_slab(first, a, offset, size), b.dtype, read_slab(second, b, offset, size), difference);
+  }
+}
+
+}  // namespace
+
+std::vector<TensorDifference> compare(Reader& first, Reader& second) {
+  std::set<std::pair<std::string, std::string>> keys;
+  for (const Reader* reader : {&first, &second}) {
+    for (const ManifestTensor& tensor : reader->manifest().tensors) keys.emplace(tensor.name, tensor.kind);
+  }
+  std::vector<TensorDifference> differences;
+  for (const auto& [name, kind] : keys) {
+    TensorDifference difference{name, kind, "", 0, 0, 0};
+    const ManifestTensor* const a = first.find(name, kind);
+    const ManifestTensor* const b = second.find(name, kind);
+    if (a == nullptr || b == nullptr) {
+      difference.problem = a == nullptr ? "only in the second" : "only in the first";
+    } else if (a->shape != b->shape) {
+      difference.problem = base::concat("shape ", describe_shape(a->shape), " and ", describe_shape(b->shape));
+    } else {
+      difference.elements = files::element_count(a->shape);
+      compare_values(first, *a, second, *b, difference);
+    }
+    differences.push_back(std::move(difference));
+  }
+  return differences;
+}
+
+}  // namespace metroplex::checkpoint

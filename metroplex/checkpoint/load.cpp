@@ -1,0 +1,290 @@
+#include "checkpoint/load.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+
+#include "base/error.h"
+#include "checkpoint/directory.h"
+#include "checkpoint/pieces.h"
+#include "files/json_text.h"
+
+namespace metroplex::checkpoint {
+namespace {
+
+using files::FileSystem;
+using files::join_path;
+using files::ManifestPiece;
+using files::ManifestTensor;
+using files::printable;
+
+Piece to_piece(const ManifestPiece& piece) { return {piece.offset, piece.size, piece.begin, piece.end}; }
+
+std::string label(const std::string& name, const std::string& kind) {
+  return base::concat("tensor '", printable(name), "' (", printable(kind), ")");
+}
+
+Piece region_of(const Target& target) {
+  const std::string what = label(target.name, target.kind);
+  const size_t dims = target.global_shape.size();
+  MPX_ASSERT(target.offset.size() == dims && target.size.size() == dims, what,
+             ": shape, offset and size differ in length");
+  Piece region = box_piece(target.offset, target.size);
+  for (size_t d = 0; d < dims; ++d) {
+    MPX_ASSERT(
+        target.offset[d] >= 0 && target.size[d] >= 0 && target.offset[d] + target.size[d] <= target.global_shape[d],
+        what, ": ", describe(region), " is not inside shape ", describe_shape(target.global_shape));
+  }
+  const int64_t all = region.end;
+  region.begin = target.begin;
+  region.end = target.end < 0 ? all : target.end;
+  MPX_ASSERT(0 <= region.begin && region.begin <= region.end && region.end <= all, what, ": bad range ",
+             describe(region));
+  return region;
+}
+
+}  // namespace
+
+Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory_(std::move(directory)) {
+  const std::string path = join_path(directory_, files::kManifestName);
+  manifest_ = files::parse_manifest(disk_.map(path).text(), path);
+  files_.resize(manifest_.files.size());
+  covered_.resize(manifest_.tensors.size());
+  for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
+    index_[{manifest_.tensors[i].name, manifest_.tensors[i].kind}] = i;
+    checked_.emplace_back(manifest_.tensors[i].pieces.size());
+  }
+}
+
+const ManifestTensor* Reader::find(const std::string& name, const std::string& kind) const {
+  const auto it = index_.find({name, kind});
+  return it == index_.end() ? nullptr : &manifest_.tensors[it->second];
+}
+
+const files::SafetensorsFile& Reader::open_file(size_t file) {
+  if (files_[file] == nullptr) {
+    const files::ManifestFile& entry = manifest_.files[file];
+    const std::string path = join_path(directory_, entry.name);
+    const files::Bytes bytes = disk_.map(path);
+    MPX_CHECK(static_cast<int64_t>(bytes.size) == entry.bytes, "checkpoint", "'", path, "' is damaged: it has ",
+              bytes.size, " bytes, its manifest says ", entry.bytes);
+    files_[file] = std::make_unique<files::SafetensorsFile>(bytes, path);
+  }
+  return *files_[file];
+}
+
+const std::byte* Reader::piece_data(const ManifestTensor& tensor, const ManifestPiece& piece) {
+  const files::SafetensorsFile& file = open_file(static_cast<size_t>(piece.file));
+  const files::TensorInfo* info = file.find(piece.key);
+  MPX_CHECK(info != nullptr, "checkpoint", "'", file.path(), "' has no '", printable(piece.key),
+            "', which its manifest names");
+  const auto bytes =
+      static_cast<uint64_t>(piece.end - piece.begin) * static_cast<uint64_t>(files::dtype_bits(tensor.dtype) / 8);
+  MPX_CHECK(info->dtype == tensor.dtype && info->end - info->begin == bytes, "checkpoint", "'", file.path(),
+            "' holds '", printable(piece.key), "' as ", info->end - info->begin, " bytes of ",
+            files::dtype_name(info->dtype), ", its manifest says ", bytes, " bytes of ",
+            files::dtype_name(tensor.dtype));
+  return file.data(*info);
+}
+
+const std::byte* Reader::checked_data(size_t tensor, size_t piece) {
+  const ManifestPiece& entry = manifest_.tensors[tensor].pieces[piece];
+  const std::byte* const data = piece_data(manifest_.tensors[tensor], entry);
+  if (!checked_[tensor][piece]) {
+    const auto element_bytes = static_cast<size_t>(files::dtype_bits(manifest_.tensors[tensor].dtype) / 8);
+    MPX_CHECK(files::checksum(data, static_cast<size_t>(entry.end - entry.begin) * element_bytes) == entry.checksum,
+              "checkpoint", "'", files_[static_cast<size_t>(entry.file)]->path(), "' is damaged: the checksum of '",
+              printable(entry.key), "' is not the one in the manifest");
+    checked_[tensor][piece] = true;
+  }
+  return data;
+}
+
+void Reader::check_cover(size_t tensor) const {
+  if (covered_[tensor]) return;
+  const ManifestTensor& entry = manifest_.tensors[tensor];
+  std::vector<Piece> pieces;
+  for (const ManifestPiece& piece : entry.pieces) pieces.push_back(to_piece(piece));
+  const std::string problem = cover_problem(entry.shape, pieces);
+  MPX_CHECK(problem.empty(), "checkpoint", "'", directory_, "', ", label(entry.name, entry.kind), ": ", problem);
+  covered_[tensor] = true;
+}
+
+void Reader::fill(const Target& target) {
+  const std::string what = base::concat("'", directory_, "', ", label(target.name, target.kind));
+  const auto it = index_.find({target.name, target.kind});
+  if (it == index_.end()) {
+    std::vector<std::string> names;
+    for (const auto& [key, i] : index_) {
+      if (key.second == target.kind) names.push_back(key.first);
+    }
+    const std::string near = base::nearest_name(target.name, names);
+    base::throw_error(
+        "checkpoint",
+        base::concat(what, " is not in the checkpoint, which has ", names.size(), " tensors of this kind",
+                     near.empty() ? "" : "; the nearest name is '" + printable(near) + "'"));
+  }
+  const ManifestTensor& tensor = manifest_.tensors[it->second];
+  MPX_CHECK(tensor.shape == target.global_shape, "checkpoint", what, " has shape ", describe_shape(tensor.shape),
+            ", the run wants ", describe_shape(target.global_shape),
+            "; set the model section as in the checkpoint's config");
+  MPX_CHECK(tensor.dtype == target.dtype, "checkpoint", what, " has dtype ", files::dtype_name(tensor.dtype),
+            ", the run wants ", files::dtype_name(target.dtype));
+  check_cover(it->second);
+  const Piece region = region_of(target);
+  const int64_t element_bytes = files::dtype_bits(tensor.dtype) / 8;
+  int64_t filled = 0;
+  for (size_t i = 0; i < tensor.pieces.size() && filled < region.count(); ++i) {
+    const Piece source = to_piece(tensor.pieces[i]);
+    if (!boxes_meet(source, region)) continue;
+    filled += copy_overlap(source, checked_data(it->second, i), region, target.data, element_bytes);
+  }
+  MPX_ASSERT(filled == region.count(), what, ": ", filled, " of ", region.count(), " elements were found");
+}
+
+void Reader::verify_file(size_t file) {
+  const files::ManifestFile& entry = manifest_.files[file];
+  const std::string path = join_path(directory_, entry.name);
+  const files::Bytes bytes = disk_.map(path);
+  MPX_CHECK(static_cast<int64_t>(bytes.size) == entry.bytes, "checkpoint", "'", path, "' is damaged: it has ",
+            bytes.size, " bytes, its manifest says ", entry.bytes);
+  const files::Checksum found = files::checksum(bytes.data, bytes.size);
+  MPX_CHECK(found == entry.checksum, "checkpoint", "'", path, "' is damaged: its checksum is ", files::to_hex(found),
+            ", its manifest says ", files::to_hex(entry.checksum));
+  for (size_t t = 0; t < manifest_.tensors.size(); ++t) {
+    for (size_t p = 0; p < manifest_.tensors[t].pieces.size(); ++p) {
+      if (manifest_.tensors[t].pieces[p].file == static_cast<int64_t>(file)) checked_data(t, p);
+    }
+  }
+}
+
+void Reader::verify_cover() const {
+  for (size_t tensor = 0; tensor < manifest_.tensors.size(); ++tensor) check_cover(tensor);
+}
+
+namespace {
+
+// Opens and verifies one checkpoint together. `problem` is the same on all ranks; the reader is null when it is set.
+std::unique_ptr<Reader> open_together(FileSystem& disk, const std::string& directory, Exchange& exchange,
+                                      std::string& problem) {
+  std::unique_ptr<Reader> reader;
+  std::string mine;
+  try {
+    reader = std::make_unique<Reader>(disk, directory);
+    const auto step = static_cast<size_t>(exchange.size());
+    for (auto file = static_cast<size_t>(exchange.rank()); file < reader->manifest().files.size(); file += step) {
+      reader->verify_file(file);
+    }
+    if (exchange.rank() == 0) reader->verify_cover();
+  } catch (const std::exception& error) { mine = error.what(); }
+  const std::vector<std::string> all = exchange.gather(mine);
+  std::string first;
+  for (const std::string& text : all) {
+    if (first.empty()) first = text;
+  }
+  problem = exchange.broadcast(first);
+  if (!problem.empty()) reader.reset();
+  return reader;
+}
+
+// Rank 0 looks at the folder; every rank gets its list of lines, or throws what rank 0 met.
+std::vector<std::string> lines_of_rank_0(Exchange& exchange, const std::function<std::vector<std::string>()>& work) {
+  std::string text = "+";
+  if (exchange.rank() == 0) {
+    try {
+      for (const std::string& line : work()) text += line + "\n";
+    } catch (const std::exception& error) { text = std::string("-") + error.what(); }
+  }
+  text = exchange.broadcast(text);
+  MPX_CHECK(text[0] == '+', "checkpoint", text.substr(1));
+  std::vector<std::string> lines;
+  for (size_t at = 1; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+// What to try, in this order. A damaged `latest` comes first, as a line that begins with '!'.
+std::vector<std::string> candidates(FileSystem& disk, const std::string& root) {
+  std::vector<std::string> lines;
+  std::vector<CheckpointName> names = list_checkpoints(disk, root);
+  std::reverse(names.begin(), names.end());
+  const Latest latest = read_latest(disk, root);
+  if (!latest.problem.empty()) lines.push_back("!" + latest.problem);
+  if (latest.name) {
+    const bool there = std::erase(names, *latest.name) > 0;
+    // What came before it is its own past; a later one was never finished, or belongs to a branch that was left.
+    std::stable_partition(names.begin(), names.end(),
+                          [&](const CheckpointName& name) { return name.iteration <= latest.name->iteration; });
+    if (there) {
+      names.insert(names.begin(), *latest.name);
+    } else {
+      lines.push_back("!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) +
+                      ", which is not there");
+    }
+  }
+  for (const CheckpointName& name : names) lines.push_back(to_string(name));
+  return lines;
+}
+
+}  // namespace
+
+Found open_newest(FileSystem& disk, const std::string& root, Exchange& exchange) {
+  Found found;
+  for (const std::string& line : lines_of_rank_0(exchange, [&] { return candidates(disk, root); })) {
+    if (line[0] == '!') {
+      found.problems.push_back(line.substr(1));
+      continue;
+    }
+    std::string problem;
+    found.reader = open_together(disk, join_path(root, line), exchange, problem);
+    if (found.reader != nullptr) return found;
+    found.problems.push_back(problem);
+  }
+  std::string reasons;
+  for (const std::string& problem : found.problems) reasons += "\n  " + problem;
+  MPX_CHECK(found.problems.empty(), "checkpoint", "no sound checkpoint is left in '", root, "':", reasons,
+            "\nchoose another checkpoint.load, or move the folder away to start anew");
+  return found;
+}
+
+std::unique_ptr<Reader> open_iteration(FileSystem& disk, const std::string& root, int64_t iteration,
+                                       Exchange& exchange) {
+  const auto lines = lines_of_rank_0(exchange, [&] {
+    std::string there, chosen;
+    for (const CheckpointName& name : list_checkpoints(disk, root)) {
+      if (name.iteration == iteration) chosen = to_string(name);
+      there += (there.empty() ? "" : ", ") + std::to_string(name.iteration);
+    }
+    MPX_CHECK(!chosen.empty(), "checkpoint", "'", root, "' has no checkpoint of iteration ", iteration, "; it has ",
+              there.empty() ? "none" : there);
+    return std::vector<std::string>{chosen};
+  });
+  std::string problem;
+  auto reader = open_together(disk, join_path(root, lines.at(0)), exchange, problem);
+  MPX_CHECK(reader != nullptr, "checkpoint", problem,
+            "; choose another iteration, or none to use the newest sound one");
+  return reader;
+}
+
+Found open_path(FileSystem& disk, const std::string& path, int64_t iteration, Exchange& exchange) {
+  const auto kind = lines_of_rank_0(exchange, [&] {
+    return std::vector<std::string>{disk.exists(join_path(path, files::kManifestName)) ? "one" : "folder"};
+  });
+  Found found;
+  if (kind.at(0) == "folder" && iteration == 0) return open_newest(disk, path, exchange);
+  if (kind.at(0) == "folder") {
+    found.reader = open_iteration(disk, path, iteration, exchange);
+    return found;
+  }
+  std::string problem;
+  found.reader = open_together(disk, path, exchange, problem);
+  MPX_CHECK(found.reader != nullptr, "checkpoint", problem);
+  MPX_CHECK(iteration == 0 || found.reader->manifest().iteration == iteration, "checkpoint", "'", path,
+            "' is of iteration ", found.reader->manifest().iteration, ", not ", iteration);
+  return found;
+}
+
+}  // namespace metroplex::checkpoint

@@ -1,0 +1,47 @@
+// Saving a checkpoint from any number of ranks. Each writes its own pieces into one safetensors file of a temporary
+// directory and syncs it; rank 0 then writes the manifest, renames the directory, syncs, and last of all points
+// `latest` to it. At every moment `latest` names a complete checkpoint, and whatever fails leaves the old one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/exchange.h"
+#include "files/dtype.h"
+#include "files/file_system.h"
+
+namespace metroplex::checkpoint {
+
+// What one rank holds of a tensor. Of replicas, one rank hands in the piece: all pieces of all ranks together must
+// cover each (name, kind) exactly once.
+struct LocalPiece {
+  std::string name, kind;  // as in files/manifest.h
+  std::vector<int64_t> global_shape, offset, size;
+  files::Dtype dtype = files::Dtype::kF32;
+  const void* data = nullptr;   // contiguous, host memory; the elements [begin, end) of the box
+  int64_t begin = 0, end = -1;  // -1: to the end of the box
+};
+
+struct RunState {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  std::string config_yaml = "";
+  std::string extra = "{}";  // JSON
+};
+
+struct SaveResult {
+  bool ok = false;
+  std::string error;      // when not ok: the first failing rank and its reason
+  std::string directory;  // when ok: where it is
+  int64_t bytes = 0;      // when ok: of all its files, the manifest without
+  std::string note;       // when ok: something that could not be tidied up; "" mostly
+};
+
+// Collective over `exchange`; every rank gets the same result. `state` counts on rank 0 only. A failure (full disk,
+// I/O error, pieces that do not fit together, another run saving here) is a result, not an exception; what
+// `exchange` throws passes through.
+SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
+                const std::vector<LocalPiece>& pieces, Exchange& exchange);
+
+}  // namespace metroplex::checkpoint

@@ -1,0 +1,42 @@
+#include "comm/autograd_node.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "base/error.h"
+
+namespace metroplex::comm {
+namespace {
+
+class ClosureNode final : public torch::autograd::Node {
+ public:
+  explicit ClosureNode(Backward backward) : backward_(std::move(backward)) {}
+  void release_variables() override { backward_ = nullptr; }
+
+ protected:
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    MPX_ASSERT(backward_, "backward ran twice through the same node");
+    return backward_(gradients.at(0));
+  }
+
+ private:
+  Backward backward_;
+};
+
+}  // namespace
+
+at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward) {
+  if (!at::GradMode::is_enabled()) return out;
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& input : inputs) {
+    edges.push_back(input.defined() && input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
+                                                             : torch::autograd::Edge());
+  }
+  std::shared_ptr<torch::autograd::Node> node(new ClosureNode(std::move(backward)), torch::autograd::deleteNode);
+  node->set_next_edges(std::move(edges));
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+}  // namespace metroplex::comm

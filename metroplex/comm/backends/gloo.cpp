@@ -1,0 +1,275 @@
+#include "comm/backends/gloo.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+#include "comm/backends/gloo_state.h"
+#include "comm/backends/reduce.h"
+
+namespace metroplex::comm {
+namespace {
+
+constexpr int64_t kDirectBytes = 1 << 16;  // up to here an all-reduce gathers everything everywhere
+
+// One group. Shared by its operations, which may outlive the handle.
+struct Mesh {
+  std::shared_ptr<GlooState> state;
+  std::string words;  // "group tp (rank 0, rank 1)"
+  std::vector<int> ranks;
+  int index = 0;
+  int number = 0;
+
+  // 31 bits: group | p2p channel or collective | running number, which may wrap long after its last use.
+  int tag(int kind, int64_t running) const {
+    return (number & 0x3ff) << 21 | kind << 19 | static_cast<int>(running & 0x7ffff);
+  }
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+// Transfers under way. Empty ones never start: both ends know the size.
+class Transfers {
+ public:
+  void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
+    if (tensor.numel() == 0) return;
+    std::vector<at::Tensor> list{tensor};
+    open_.push_back({mesh.state->mesh().send(list, mesh.ranks[static_cast<size_t>(peer)], tag), peer});
+  }
+  void receive(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
+    if (tensor.numel() == 0) return;
+    std::vector<at::Tensor> list{tensor};
+    open_.push_back({mesh.state->mesh().recv(list, mesh.ranks[static_cast<size_t>(peer)], tag), peer});
+  }
+  void wait(Mesh& mesh, const std::string& what) {
+    for (const auto& [work, peer] : open_) {
+      mesh.state->wait(work, mesh.ranks[static_cast<size_t>(peer)], what + " of " + mesh.words);
+    }
+    open_.clear();
+  }
+
+ private:
+  std::vector<std::pair<c10::intrusive_ptr<c10d::Work>, int>> open_;
+};
+
+constexpr int kCollectiveKind = 2;  // 0 and 1: the p2p channels
+
+// Receives first and nearest neighbour first, so that not everybody calls the same rank.
+template <class Part>
+void exchange(Mesh& mesh, Transfers& transfers, int tag, const Part& outgoing, const Part& incoming) {
+  for (int step = 1; step < mesh.size(); ++step) {
+    const int peer = (mesh.index + mesh.size() - step) % mesh.size();
+    transfers.receive(mesh, incoming(peer), peer, tag);
+  }
+  for (int step = 1; step < mesh.size(); ++step) {
+    const int peer = (mesh.index + step) % mesh.size();
+    transfers.send(mesh, outgoing(peer), peer, tag);
+  }
+}
+using PartOf = std::function<at::Tensor(int)>;
+
+class GlooPending final : public Pending {
+ public:
+  GlooPending(std::shared_ptr<Mesh> mesh, std::string what) : mesh_(std::move(mesh)), what_(std::move(what)) {}
+  Transfers& transfers() { return transfers_; }
+  // Runs in wait() when everything has arrived.
+  void then(std::function<void()> finish) { finish_ = std::move(finish); }
+  void wait() override {
+    transfers_.wait(*mesh_, what_);
+    if (!finish_) return;
+    const at::NoGradGuard no_grad;
+    finish_();
+    finish_ = nullptr;
+  }
+
+ private:
+  std::shared_ptr<Mesh> mesh_;
+  std::string what_;
+  Transfers transfers_;
+  std::function<void()> finish_;
+};
+
+at::Tensor rows(const at::Tensor& flat, int64_t parts, int index) {
+  const int64_t size = flat.numel() / parts;
+  return flat.view(-1).narrow(0, size * index, size);
+}
+
+class GlooBackend final : public GroupBackend {
+ public:
+  explicit GlooBackend(std::shared_ptr<Mesh> mesh)
+      : mesh_(std::move(mesh)), sent_(mesh_->ranks.size()), received_(mesh_->ranks.size()) {}
+
+  PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    if (static_cast<int64_t>(tensor.nbytes()) > kDirectBytes && mesh_->size() > 2)
+      return all_reduce_large(tensor, op);
+    auto pending = start("all_reduce");
+    const at::Tensor all = at::empty({mesh_->size(), tensor.numel()}, tensor.options());
+    const at::Tensor flat = tensor.view(-1);
+    all[mesh_->index].copy_(flat);
+    exchange<PartOf>(
+        *mesh_, pending->transfers(), next_tag(), [&](int) { return flat; }, [&](int peer) { return all[peer]; });
+    pending->then([all, flat, op] { flat.copy_(reduce_tensors(all.unbind(0), op)); });
+    return pending;
+  }
+
+  PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
+    auto pending = start("all_gather");
+    const at::Tensor own = rows(out, mesh_->size(), mesh_->index);
+    const at::Tensor flat = in.view(-1);
+    if (own.const_data_ptr() != flat.const_data_ptr()) own.copy_(flat);
+    exchange<PartOf>(
+        *mesh_, pending->transfers(), next_tag(), [&](int) { return flat; },
+        [&](int peer) { return rows(out, mesh_->size(), peer); });
+    return pending;
+  }
+
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    auto pending = start("reduce_scatter");
+    const at::Tensor all = scatter_parts(*pending, in);
+    pending->then([all, out, op] { out.view(-1).copy_(reduce_tensors(all.unbind(0), op)); });
+    return pending;
+  }
+
+  PendingPtr broadcast(at::Tensor tensor, int root) override {
+    auto pending = start("broadcast");
+    const int tag = next_tag();
+    if (mesh_->index != root) pending->transfers().receive(*mesh_, tensor, root, tag);
+    for (int peer = 0; mesh_->index == root && peer < mesh_->size(); ++peer) {
+      if (peer != root) pending->transfers().send(*mesh_, tensor, peer, tag);
+    }
+    return pending;
+  }
+
+  PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
+                        std::vector<int64_t> in_splits) override {
+    auto pending = start("all_to_all");
+    const auto part = [](const at::Tensor& tensor, const std::vector<int64_t>& splits, int index) {
+      const int64_t begin = std::accumulate(splits.begin(), splits.begin() + index, int64_t{0});
+      return tensor.narrow(0, begin, splits[static_cast<size_t>(index)]);
+    };
+    part(out, out_splits, mesh_->index).copy_(part(in, in_splits, mesh_->index));
+    exchange<PartOf>(
+        *mesh_, pending->transfers(), next_tag(), [&](int peer) { return part(in, in_splits, peer); },
+        [&](int peer) { return part(out, out_splits, peer); });
+    return pending;
+  }
+
+  PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
+    auto pending = start("send/receive");
+    for (const P2pOp& op : ops) {
+      auto& count = (op.is_send ? sent_ : received_)[static_cast<size_t>(op.peer)][static_cast<size_t>(op.channel)];
+      const int tag = mesh_->tag(op.channel, count++);
+      if (op.is_send) pending->transfers().send(*mesh_, op.tensor, op.peer, tag);
+      else pending->transfers().receive(*mesh_, op.tensor, op.peer, tag);
+    }
+    return pending;
+  }
+
+  void barrier() override { all_gather(at::empty({mesh_->size()}, at::kByte), at::zeros({1}, at::kByte))->wait(); }
+
+ private:
+  std::shared_ptr<GlooPending> start(const char* what) {
+    mesh_->state->throw_if_aborted();
+    return std::make_shared<GlooPending>(mesh_, what);
+  }
+  int next_tag() { return mesh_->tag(kCollectiveKind, next_number_++); }
+
+  // Sends part i of `in` to member i; row i of the result is what member i sent.
+  at::Tensor scatter_parts(GlooPending& pending, const at::Tensor& in) {
+    const int size = mesh_->size();
+    const at::Tensor all = at::empty({size, in.numel() / size}, in.options());
+    all[mesh_->index].copy_(rows(in, size, mesh_->index));
+    exchange<PartOf>(
+        *mesh_, pending.transfers(), next_tag(), [&](int peer) { return rows(in, size, peer); },
+        [&](int peer) { return all[peer]; });
+    return all;
+  }
+
+  // Every member sums one part of all members, then all gather. The second half is issued when the first is there, so
+  // its tag is taken now and it may not wait for this rank's wait(): a thread of the operation sees it through.
+  PendingPtr all_reduce_large(const at::Tensor& tensor, ReduceOp op);
+
+  std::shared_ptr<Mesh> mesh_;
+  int64_t next_number_ = 0;
+  std::vector<std::array<int64_t, 2>> sent_, received_;  // per peer and channel
+};
+
+// Waits for a thread that finishes the operation.
+class ThreadPending final : public Pending {
+ public:
+  explicit ThreadPending(std::function<void()> body)
+      : thread_([this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) { error_ = std::current_exception(); }
+        }) {}
+  ~ThreadPending() override {
+    if (thread_.joinable()) thread_.join();
+  }
+  void wait() override {
+    if (thread_.joinable()) thread_.join();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) {
+  const int size = mesh_->size();
+  const int64_t padded = (tensor.numel() + size - 1) / size * size;
+  at::Tensor flat = tensor.view(-1);
+  if (padded != tensor.numel()) flat = at::constant_pad_nd(flat, {0, padded - tensor.numel()}, 0);
+  auto first = start("all_reduce");
+  const at::Tensor all = scatter_parts(*first, flat);
+  const int tag = next_tag();
+  return std::make_shared<ThreadPending>([mesh = mesh_, first, all, flat, tensor, op, tag, size] {
+    const at::NoGradGuard no_grad;
+    first->wait();
+    const at::Tensor own = rows(flat, size, mesh->index);
+    own.copy_(reduce_tensors(all.unbind(0), op));
+    Transfers transfers;
+    exchange<PartOf>(
+        *mesh, transfers, tag, [&](int) { return own; }, [&](int peer) { return rows(flat, size, peer); });
+    transfers.wait(*mesh, "all_reduce");
+    if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.view(-1).copy_(flat.narrow(0, 0, tensor.numel()));
+  });
+}
+
+}  // namespace
+
+GlooContext::GlooContext(GlooOptions options) : state_(std::make_shared<GlooState>(std::move(options))) {}
+GlooContext::~GlooContext() = default;
+
+std::shared_ptr<GroupBackend> GlooContext::backend(const std::string& name, const std::vector<int>& ranks) {
+  auto mesh = std::make_shared<Mesh>();
+  mesh->state = state_;
+  mesh->ranks = ranks;
+  const auto found = std::find(ranks.begin(), ranks.end(), state_->options().rank);
+  MPX_ASSERT(found != ranks.end(), "rank ", state_->options().rank, " is not in group ", name);
+  mesh->index = static_cast<int>(found - ranks.begin());
+  std::string key = name;
+  std::string words;
+  for (const int rank : ranks) {
+    key += "," + std::to_string(rank);
+    words += (words.empty() ? "" : ", ") + state_->options().describe(rank);
+  }
+  mesh->words = "group " + name + " (" + words + ")";
+  mesh->number = state_->number_of_group(key);
+  return std::make_shared<GlooBackend>(std::move(mesh));
+}
+
+Group GlooContext::group(const std::string& name, const std::vector<int>& ranks) {
+  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), state_->options().rank) - ranks.begin());
+  return Group(name, ranks, index, ranks.size() > 1 ? backend(name, ranks) : nullptr);
+}
+
+void GlooContext::fail(const std::exception_ptr& exception) { state_->fail(exception); }
+
+}  // namespace metroplex::comm

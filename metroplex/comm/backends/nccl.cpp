@@ -1,0 +1,186 @@
+#include "comm/backends/nccl.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <nccl.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/backends/backend.h"
+#include "comm/backends/gloo_state.h"
+
+// ProcessGroupNCCL::Options holds an ncclConfig_t by value: another version of nccl.h would be silent corruption.
+static_assert(NCCL_VERSION_CODE == 22809, "nccl.h must be the one that libtorch_cuda was built with");
+
+namespace metroplex::comm {
+namespace {
+
+using Communicator = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+c10d::ReduceOp reduce_op(ReduceOp op) { return op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX; }
+
+class WorkPending final : public Pending {
+ public:
+  WorkPending(c10::intrusive_ptr<c10d::Work> work, std::vector<P2pOp> ops)
+      : work_(std::move(work)), ops_(std::move(ops)) {}
+  void wait() override {
+    if (work_) work_->wait();
+    work_.reset();
+    ops_.clear();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::vector<P2pOp> ops_;
+};
+
+class BothPending final : public Pending {
+ public:
+  void add(PendingPtr pending) { parts_.push_back(std::move(pending)); }
+  void wait() override {
+    for (const PendingPtr& part : parts_) {
+      if (part) part->wait();
+    }
+    parts_.clear();
+  }
+
+ private:
+  std::vector<PendingPtr> parts_;
+};
+
+class NcclBackend final : public GroupBackend {
+ public:
+  // `backward`: the communicator of p2p channel 1, null where the two channels never join the same pair of ranks.
+  NcclBackend(Communicator nccl, Communicator backward, std::shared_ptr<GroupBackend> host)
+      : nccl_(std::move(nccl)), backward_(std::move(backward)), host_(std::move(host)) {}
+
+  PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    if (tensor.is_cpu()) return host_->all_reduce(std::move(tensor), op);
+    c10d::AllreduceOptions options;
+    options.reduceOp = reduce_op(op);
+    options.asyncOp = false;
+    std::vector<at::Tensor> list{tensor};
+    nccl_->allreduce(list, options);
+    return nullptr;
+  }
+  PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
+    if (in.is_cpu()) return host_->all_gather(std::move(out), std::move(in));
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    nccl_->_allgather_base(out, in, options);
+    return nullptr;
+  }
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    if (in.is_cpu()) return host_->reduce_scatter(std::move(out), std::move(in), op);
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = reduce_op(op);
+    options.asyncOp = false;
+    nccl_->_reduce_scatter_base(out, in, options);
+    return nullptr;
+  }
+  PendingPtr broadcast(at::Tensor tensor, int root) override {
+    if (tensor.is_cpu()) return host_->broadcast(std::move(tensor), root);
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    std::vector<at::Tensor> list{tensor};
+    nccl_->broadcast(list, options);
+    return nullptr;
+  }
+  PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
+                        std::vector<int64_t> in_splits) override {
+    if (in.is_cpu())
+      return host_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits));
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    nccl_->alltoall_base(out, in, out_splits, in_splits, options);
+    return nullptr;
+  }
+  PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
+    if (!ops.empty() && ops.front().tensor.is_cpu()) return host_->batch_p2p(std::move(ops));
+    auto both = std::make_shared<BothPending>();
+    std::vector<P2pOp> forward, backward;
+    for (P2pOp& op : ops) (op.channel == 1 && backward_ ? backward : forward).push_back(std::move(op));
+    if (!forward.empty()) both->add(coalesced(*nccl_, std::move(forward)));
+    if (!backward.empty()) both->add(coalesced(*backward_, std::move(backward)));
+    return both;
+  }
+  void barrier() override { host_->barrier(); }
+
+ private:
+  static PendingPtr coalesced(c10d::ProcessGroupNCCL& nccl, std::vector<P2pOp> ops) {
+    nccl.startCoalescing();
+    for (const P2pOp& op : ops) {
+      std::vector<at::Tensor> list{op.tensor};
+      if (op.is_send) nccl.send(list, op.peer, 0);
+      else nccl.recv(list, op.peer, 0);
+    }
+    return std::make_shared<WorkPending>(nccl.endCoalescing(), std::move(ops));
+  }
+
+  Communicator nccl_, backward_;
+  std::shared_ptr<GroupBackend> host_;
+};
+
+class Context final : public NcclContext {
+ public:
+  Context(GlooContext& control, int device_index, std::chrono::milliseconds timeout)
+      : control_(control), device_(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)), timeout_(timeout) {
+    const int num_devices = c10::cuda::device_count();
+    MPX_CHECK(device_index < num_devices, "comm", "nccl wants GPU ", device_index, " for this rank, but there are ",
+              num_devices, "; start one rank a GPU, or use the backend gloo or threads");
+    int version = 0;
+    ncclGetVersion(&version);
+    MPX_CHECK(version == NCCL_VERSION_CODE, "comm", "the NCCL library loaded is ", version,
+              ", this program was built for ", NCCL_VERSION_CODE,
+              "; remove the other one from LD_LIBRARY_PATH or LD_PRELOAD");
+    c10::cuda::set_device(device_.index());
+  }
+
+  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
+    std::shared_ptr<GroupBackend> host = control_.backend(name, ranks);
+    std::string key = name;
+    for (const int rank : ranks) key += "," + std::to_string(rank);
+    Communicator forward = make(key, ranks);
+    Communicator backward = ranks.size() == 2 && name == "pp" ? make(key + "/backward", ranks) : nullptr;
+    return std::make_shared<NcclBackend>(std::move(forward), std::move(backward), std::move(host));
+  }
+
+  void shutdown() override {
+    for (const Communicator& communicator : communicators_) communicator->shutdown();
+    communicators_.clear();
+  }
+
+ private:
+  Communicator make(const std::string& key, const std::vector<int>& ranks) {
+    const int rank = control_.state().options().rank;
+    const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/false);
+    options->timeout = timeout_;
+    options->group_name = key;
+    auto communicator = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>("nccl/" + key, control_.state().store()), index,
+        static_cast<int>(ranks.size()), options);
+    communicator->setBoundDeviceId(device_);
+    communicator->eagerConnectSingleDevice(device_);
+    communicators_.push_back(communicator);
+    return communicator;
+  }
+
+  GlooContext& control_;
+  at::Device device_;
+  std::chrono::milliseconds timeout_;
+  std::vector<Communicator> communicators_;
+};
+
+}  // namespace
+
+std::shared_ptr<NcclContext> make_nccl_context(GlooContext& control, int device_index,
+                                               std::chrono::milliseconds timeout) {
+  return std::make_shared<Context>(control, device_index, timeout);
+}
+
+}  // namespace metroplex::comm

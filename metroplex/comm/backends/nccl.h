@@ -1,0 +1,29 @@
+// Ranks as processes with one GPU each, over c10d's NCCL. Collectives run on the caller's current stream, so their
+// results may be read by what is enqueued after them; p2p runs on NCCL's own stream until the handle is waited for.
+// Tensors in host memory, and the telling of failures, go through the gloo context that comes along.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/backends/gloo.h"
+
+namespace metroplex::comm {
+
+class NcclContext {
+ public:
+  virtual ~NcclContext() = default;
+  // Collective over `ranks`: every member asks for its groups in the same order.
+  virtual std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) = 0;
+  // On every normal exit, after the last operation of all ranks.
+  virtual void shutdown() = 0;
+};
+
+// `control` outlives the result. Throws base::Error("comm", ...) where this build or machine has no NCCL or no such
+// GPU.
+std::shared_ptr<NcclContext> make_nccl_context(GlooContext& control, int device_index,
+                                               std::chrono::milliseconds timeout);
+
+}  // namespace metroplex::comm

@@ -1,0 +1,81 @@
+#include "comm/backends/sim.h"
+
+namespace metroplex::comm {
+
+void Traffic::add(const std::string& group, const std::string& operation, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Count& count = counts_[{group, operation}];
+  ++count.calls;
+  count.bytes += bytes;
+}
+
+Traffic::Count Traffic::of(const std::string& group, const std::string& operation) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find({group, operation});
+  return found == counts_.end() ? Count{} : found->second;
+}
+
+std::map<std::pair<std::string, std::string>, Traffic::Count> Traffic::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+void Traffic::clear() {
+  const std::lock_guard lock(mutex_);
+  counts_.clear();
+}
+
+namespace {
+
+int64_t num_bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+class SimBackend final : public GroupBackend {
+ public:
+  SimBackend(std::string group, std::shared_ptr<Traffic> traffic, std::shared_ptr<GroupBackend> inner)
+      : group_(std::move(group)), traffic_(std::move(traffic)), inner_(std::move(inner)) {}
+
+  PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    traffic_->add(group_, "all_reduce", num_bytes(tensor));
+    return inner_ ? inner_->all_reduce(std::move(tensor), op) : nullptr;
+  }
+  PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
+    traffic_->add(group_, "all_gather", num_bytes(out));
+    return inner_ ? inner_->all_gather(std::move(out), std::move(in)) : nullptr;
+  }
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    traffic_->add(group_, "reduce_scatter", num_bytes(in));
+    return inner_ ? inner_->reduce_scatter(std::move(out), std::move(in), op) : nullptr;
+  }
+  PendingPtr broadcast(at::Tensor tensor, int root) override {
+    traffic_->add(group_, "broadcast", num_bytes(tensor));
+    return inner_ ? inner_->broadcast(std::move(tensor), root) : nullptr;
+  }
+  PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
+                        std::vector<int64_t> in_splits) override {
+    traffic_->add(group_, "all_to_all", num_bytes(in));
+    return inner_ ? inner_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits))
+                  : nullptr;
+  }
+  PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
+    for (const P2pOp& op : ops) traffic_->add(group_, op.is_send ? "send" : "recv", num_bytes(op.tensor));
+    return inner_ ? inner_->batch_p2p(std::move(ops)) : nullptr;
+  }
+  void barrier() override {
+    traffic_->add(group_, "barrier", 0);
+    if (inner_) inner_->barrier();
+  }
+
+ private:
+  std::string group_;
+  std::shared_ptr<Traffic> traffic_;
+  std::shared_ptr<GroupBackend> inner_;
+};
+
+}  // namespace
+
+std::shared_ptr<GroupBackend> make_sim_backend(std::string group, std::shared_ptr<Traffic> traffic,
+                                               std::shared_ptr<GroupBackend> inner) {
+  return std::make_shared<SimBackend>(std::move(group), std::move(traffic), std::move(inner));
+}
+
+}  // namespace metroplex::comm

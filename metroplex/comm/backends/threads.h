@@ -1,0 +1,40 @@
+// N ranks as threads of one process. The ranks of a group meet at a numbered operation; the last one to come, helped
+// by those that wait, does the work on everybody's memory, so an operation makes progress while its owner computes.
+// A rank that fails aborts the hub: every wait of every other rank throws its cause at once.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/failure.h"
+#include "comm/group.h"
+
+namespace metroplex::comm {
+
+struct HubOptions {
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};  // of one wait
+  bool rendezvous = false;  // a send completes only when it is received; false: the hub buffers it
+  DescribeRank describe = describe_plainly;
+};
+
+class HubState;
+
+class Hub {
+ public:
+  explicit Hub(int world_size, HubOptions options = {});
+  // The communicator of `ranks` (global, in group order) seen from `rank`. Every member asks with the same name and
+  // ranks.
+  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks, int rank) const;
+  Group group(const std::string& name, const std::vector<int>& ranks, int rank) const;
+  // The first cause counts. All waits throw PeerFailure("<rank in words> failed: <cause>") from now on.
+  void abort(int rank, const std::string& cause) const;
+  // This rank issues nothing any more: whoever waits for it fails at once instead of at the timeout.
+  void leave(int rank) const;
+
+ private:
+  std::shared_ptr<HubState> state_;
+};
+
+}  // namespace metroplex::comm

@@ -1,0 +1,129 @@
+// Inside of the threads backend: the hub, the meeting place of one group, and its operations.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "comm/backends/backend.h"
+#include "comm/backends/stream_mark.h"
+#include "comm/backends/threads.h"
+
+namespace metroplex::comm {
+
+class Meeting;
+
+class HubState {
+ public:
+  HubState(int world_size, HubOptions options);
+  const HubOptions& options() const { return options_; }
+  std::shared_ptr<Meeting> meeting(const std::string& name, const std::vector<int>& ranks);
+  void abort(int rank, const std::string& cause);
+  void leave(int rank);
+  bool aborted() const { return aborted_.load(); }
+  bool left(int rank) const { return left_[static_cast<size_t>(rank)].load(); }
+  [[noreturn]] void throw_aborted() const;
+  std::string ranks_in_words(const std::vector<int>& ranks) const;
+
+ private:
+  void wake_all();
+
+  const HubOptions options_;
+  std::vector<std::atomic<bool>> left_;
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::string cause_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Meeting>> meetings_;
+};
+
+enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier };
+
+// What one rank brings to a collective.
+struct Arrival {
+  bool here = false;
+  at::Tensor out, in;
+  std::vector<int64_t> out_splits, in_splits;
+  StreamMark ready;
+};
+
+// What all must agree on, besides sizes.
+struct Agreement {
+  Kind kind = Kind::barrier;
+  ReduceOp reduce = ReduceOp::sum;
+  int root = 0;
+  friend bool operator==(const Agreement&, const Agreement&) = default;
+};
+
+// One numbered operation of a group. The work is cut into pieces that any rank may take once all have arrived.
+struct Collective {
+  Agreement agreement;
+  int64_t number = 0;
+  int first_index = 0;  // who came first: the one that errors compare with
+  int num_here = 0;
+  std::vector<Arrival> arrivals;
+  int64_t num_pieces = 0;
+  std::atomic<int64_t> next_piece{0};
+  std::atomic<int64_t> num_finished{0};
+  std::atomic<bool> ready{false};
+  std::atomic<bool> done{false};
+  std::string error;  // set before done
+  StreamMark finished;
+};
+
+// All arrived: checks that the arrivals fit (else "what does not", in group indices) and counts the pieces.
+std::string prepare(Collective& op);
+void run_piece(Collective& op, int64_t piece);
+std::string in_words(const Agreement& agreement);
+
+// One send or receive that waits for its other half.
+struct Message {
+  at::Tensor tensor;
+  StreamMark ready;     // send: the data is written; receive: the memory may be written
+  StreamMark finished;  // the copy was made
+  std::atomic<bool> done{false};
+};
+
+struct Mailbox {
+  std::deque<std::shared_ptr<Message>> sends, receives;
+};
+
+// The meeting place of one group.
+class Meeting {
+ public:
+  Meeting(HubState& hub, std::string name, std::vector<int> ranks);
+  const std::string& name() const { return name_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+  std::string in_words() const;
+
+  // `number` counts the collectives of this group on the calling rank.
+  std::shared_ptr<Collective> arrive(int index, int64_t number, const Agreement& agreement, Arrival arrival);
+  // Waits, and helps; drops what this rank brought.
+  void finish(const std::shared_ptr<Collective>& op, int index);
+  // Null when the operation is complete.
+  std::shared_ptr<Message> post(int index, const P2pOp& op);
+  void finish(const Message& message, int index, const P2pOp& op);
+  void wake();
+
+ private:
+  void work(Collective& op);
+  template <class Done, class Missing>
+  void wait_until(const Done& done, const Missing& missing);
+
+  HubState& hub_;
+  const std::string name_;
+  const std::vector<int> ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int> num_sleeping_{0};
+  std::map<int64_t, std::shared_ptr<Collective>> open_;     // not all have arrived
+  std::map<std::tuple<int, int, int>, Mailbox> mailboxes_;  // from, to, channel
+};
+
+}  // namespace metroplex::comm

@@ -1,0 +1,159 @@
+#include "comm/collectives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace metroplex::comm {
+namespace {
+
+// The operation ran on a contiguous stand-in; wait() brings the result home.
+class CopyBack final : public Pending {
+ public:
+  CopyBack(PendingPtr inner, at::Tensor target, at::Tensor result)
+      : inner_(std::move(inner)), target_(std::move(target)), result_(std::move(result)) {}
+  void wait() override {
+    if (inner_) inner_->wait();
+    const at::NoGradGuard no_grad;
+    if (result_.defined()) target_.copy_(result_);
+    inner_.reset();
+    result_.reset();
+  }
+
+ private:
+  PendingPtr inner_;
+  at::Tensor target_, result_;
+};
+
+template <class Issue>
+Handle in_place(const at::Tensor& tensor, const Issue& issue) {
+  const at::Tensor data = tensor.detach();
+  if (data.is_contiguous()) return Handle(issue(data));
+  const at::Tensor packed = data.contiguous();
+  return Handle(std::make_shared<CopyBack>(issue(packed), data, packed));
+}
+
+std::vector<int64_t> with_front(int64_t front, at::IntArrayRef sizes) {
+  std::vector<int64_t> shape{front};
+  shape.insert(shape.end(), sizes.begin(), sizes.end());
+  return shape;
+}
+
+int64_t wrap_dim(const at::Tensor& x, int64_t dim) {
+  MPX_ASSERT(dim >= -x.dim() && dim < x.dim(), "dim ", dim, " of a tensor with ", x.dim(), " dims");
+  return dim < 0 ? dim + x.dim() : dim;
+}
+
+int64_t part_of(const at::Tensor& x, int64_t dim, const Group& group) {
+  MPX_CHECK(x.size(dim) % group.size() == 0, "comm", "size ", x.size(dim), " of dim ", dim,
+            " is not a multiple of the ", group.size(), " ranks of group ", group.name(),
+            "; choose sizes that the group divides");
+  return x.size(dim) / group.size();
+}
+
+}  // namespace
+
+void all_reduce(const at::Tensor& tensor, const Group& group, ReduceOp op) {
+  all_reduce_async(tensor, group, op).wait();
+}
+
+Handle all_reduce_async(const at::Tensor& tensor, const Group& group, ReduceOp op) {
+  if (group.size() == 1) return Handle();
+  return in_place(tensor, [&](const at::Tensor& data) { return group.backend().all_reduce(data, op); });
+}
+
+at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group) {
+  if (group.size() == 1) return x;
+  dim = wrap_dim(x, dim);
+  const at::NoGradGuard no_grad;
+  const at::Tensor mine = x.detach().contiguous();
+  const at::Tensor all = at::empty(with_front(group.size(), mine.sizes()), mine.options());
+  Handle(group.backend().all_gather(all, mine)).wait();
+  return all.movedim(0, dim).flatten(dim, dim + 1);
+}
+
+Handle all_gather_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group) {
+  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "all_gather_into_async wants contiguous tensors");
+  MPX_ASSERT(out.numel() == x.numel() * group.size(), "all_gather_into_async: ", out.numel(), " elements for ",
+             group.size(), " x ", x.numel());
+  if (group.size() > 1) return Handle(group.backend().all_gather(out.detach(), x.detach()));
+  const at::NoGradGuard no_grad;
+  if (out.const_data_ptr() != x.const_data_ptr()) out.detach().view(-1).copy_(x.detach().view(-1));
+  return Handle();
+}
+
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group) {
+  if (group.size() == 1) return x;
+  dim = wrap_dim(x, dim);
+  const int64_t part = part_of(x, dim, group);
+  const at::NoGradGuard no_grad;
+  const at::Tensor parts = x.detach().unflatten(dim, {group.size(), part}).movedim(dim, 0).contiguous();
+  const at::Tensor out = at::empty(parts.sizes().slice(1), parts.options());
+  Handle(group.backend().reduce_scatter(out, parts, ReduceOp::sum)).wait();
+  return out;
+}
+
+Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group) {
+  MPX_ASSERT(out.is_contiguous() && x.is_contiguous(), "reduce_scatter_into_async wants contiguous tensors");
+  MPX_ASSERT(x.numel() == out.numel() * group.size(), "reduce_scatter_into_async: ", x.numel(), " elements for ",
+             group.size(), " x ", out.numel());
+  if (group.size() > 1) return Handle(group.backend().reduce_scatter(out.detach(), x.detach(), ReduceOp::sum));
+  const at::NoGradGuard no_grad;
+  if (out.const_data_ptr() != x.const_data_ptr()) out.detach().view(-1).copy_(x.detach().view(-1));
+  return Handle();
+}
+
+void broadcast(const at::Tensor& tensor, int root, const Group& group) {
+  if (group.size() == 1) return;
+  MPX_ASSERT(root >= 0 && root < group.size(), "root ", root, " of group ", group.name());
+  in_place(tensor, [&](const at::Tensor& data) { return group.backend().broadcast(data, root); }).wait();
+}
+
+at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
+                      const std::vector<int64_t>& in_splits, const Group& group) {
+  if (group.size() == 1) return x;
+  const auto members = static_cast<size_t>(group.size());
+  MPX_ASSERT(out_splits.size() == members && in_splits.size() == members, "all_to_all wants one split a member");
+  const at::NoGradGuard no_grad;
+  const at::Tensor in = x.detach().contiguous();
+  MPX_ASSERT(std::accumulate(in_splits.begin(), in_splits.end(), int64_t{0}) == in.size(0),
+             "all_to_all: in_splits do not add up to ", in.size(0), " rows");
+  std::vector<int64_t> shape = in.sizes().vec();
+  shape[0] = std::accumulate(out_splits.begin(), out_splits.end(), int64_t{0});
+  const at::Tensor out = at::empty(shape, in.options());
+  Handle(group.backend().all_to_all(out, in, out_splits, in_splits)).wait();
+  return out;
+}
+
+void barrier(const Group& group) {
+  if (group.size() > 1) group.backend().barrier();
+}
+
+at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group) {
+  if (group.size() == 1) return x;
+  dim = wrap_dim(x, dim);
+  const int64_t part = part_of(x, dim, group);
+  return x.narrow(dim, group.index() * part, part);
+}
+
+std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group) {
+  if (group.size() == 1) return {mine};
+  const at::Tensor lengths = all_gather(at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), 0, group);
+  const auto longest = lengths.max().item<int64_t>();
+  const at::Tensor bytes = at::zeros({longest}, at::kByte);
+  if (!mine.empty()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
+  const at::Tensor all = all_gather(bytes, 0, group);
+  std::vector<std::string> strings;
+  for (int64_t i = 0; i < group.size(); ++i) {
+    const char* begin = static_cast<const char*>(all.const_data_ptr()) + i * longest;
+    strings.emplace_back(begin, static_cast<size_t>(lengths[i].item<int64_t>()));
+  }
+  return strings;
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,52 @@
+// Collectives on a group. A group of one is a no-op (all_gather and reduce_scatter return their input).
+// The _async forms return a Handle: see Pending for what may be touched before wait().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/backends/backend.h"
+#include "comm/group.h"
+
+namespace metroplex::comm {
+
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(PendingPtr pending) : pending_(std::move(pending)) {}
+  void wait() {
+    if (pending_) pending_->wait();
+    pending_.reset();
+  }
+
+ private:
+  PendingPtr pending_;
+};
+
+void all_reduce(const at::Tensor& tensor, const Group& group, ReduceOp op = ReduceOp::sum);
+[[nodiscard]] Handle all_reduce_async(const at::Tensor& tensor, const Group& group, ReduceOp op = ReduceOp::sum);
+
+// Concatenation of every member's `x` along `dim`, in group order. All members hold the same shape.
+at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group);
+// Along dim 0 into `out` ([size*n, ...] for x [n, ...]); both contiguous.
+[[nodiscard]] Handle all_gather_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group);
+
+// The own slice along `dim` of the sum over members. x.size(dim) is a multiple of the group's size.
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
+[[nodiscard]] Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group);
+
+void broadcast(const at::Tensor& tensor, int root, const Group& group);
+at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
+                      const std::vector<int64_t>& in_splits, const Group& group);
+void barrier(const Group& group);
+
+// The own slice along `dim` of a tensor that every member holds whole. No communication.
+at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group);
+
+// Every member's bytes, in group order; lengths may differ.
+std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group);
+
+}  // namespace metroplex::comm

@@ -1,0 +1,39 @@
+#include "comm/failure.h"
+
+#include <c10/util/Exception.h>
+
+namespace metroplex::comm {
+
+std::string describe_plainly(int rank) { return "rank " + std::to_string(rank); }
+
+bool is_peer_failure(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const PeerFailure&) { return true; } catch (...) {
+    return false;
+  }
+}
+
+std::string cause_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) { return error.what_without_backtrace(); } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) { return "an exception of an unknown type"; }
+}
+
+std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_in_words) {
+  const std::string message = rank_in_words + " failed: ";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const PeerFailure&) { return exception; } catch (const base::Error& error) {
+    const std::string prefix = "[" + error.room() + "] ";
+    std::string text = error.what();
+    if (text.rfind(prefix, 0) == 0) text.erase(0, prefix.size());
+    return std::make_exception_ptr(base::Error(error.room(), message + text));
+  } catch (const std::logic_error& error) {
+    return std::make_exception_ptr(std::logic_error(message + cause_of(exception)));
+  } catch (...) { return std::make_exception_ptr(base::Error("comm", message + cause_of(exception))); }
+}
+
+}  // namespace metroplex::comm

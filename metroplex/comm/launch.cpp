@@ -1,0 +1,127 @@
+#include "comm/launch.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/Logging.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/backends/gloo.h"
+#include "comm/backends/nccl.h"
+#include "comm/backends/sim.h"
+#include "comm/backends/threads.h"
+
+namespace metroplex::comm {
+namespace {
+
+void check_world(int world_size, const topology::RankGrid& grid) {
+  MPX_CHECK(world_size == grid.world_size(), "comm", world_size, " ranks were started for a layout of ",
+            grid.world_size(), " ranks; start as many as tp*cp*pp*dp");
+}
+
+// The failure that came first; one that a rank caused itself goes before one that it heard of.
+class FirstFailure {
+ public:
+  void add(const std::exception_ptr& failure) {
+    const bool own = !is_peer_failure(failure);
+    const std::lock_guard lock(mutex_);
+    if (!failure_ || (own && !own_)) {
+      failure_ = failure;
+      own_ = own;
+    }
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+  bool own_ = false;
+};
+
+}  // namespace
+
+void prepare_rank_thread(int num_threads) {
+  at::set_num_threads(num_threads);
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOptions& options,
+                 const RankBody& body) {
+  check_world(world_size, grid);
+  const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
+  FirstFailure failure;
+  const auto run_rank = [&](int rank) {
+    try {
+      prepare_rank_thread(options.threads_per_rank);
+      GroupFactory factory = [&hub, rank](const std::string& name, const std::vector<int>& ranks) {
+        return hub.backend(name, ranks, rank);
+      };
+      if (options.traffic) factory = counted(std::move(factory), options.traffic);
+      body(make_world(rank, grid, factory));
+      hub.leave(rank);
+    } catch (...) {
+      const std::exception_ptr exception = std::current_exception();
+      failure.add(with_rank(exception, describe_in(grid)(rank)));
+      hub.abort(rank, cause_of(exception));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
+  for (std::thread& thread : threads) thread.join();
+  failure.rethrow();
+}
+
+void report_cause(const LaunchEnvironment& launch, const std::exception_ptr& exception) {
+  if (launch.cause_fd < 0) return;
+  const std::string text = (is_peer_failure(exception) ? "peer\n" : "own\n") + cause_of(exception).substr(0, 4000);
+  [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
+}
+
+void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
+                 const RankBody& body) {
+  const DescribeRank describe = describe_in(grid);
+  try {
+    check_world(launch.world_size, grid);
+    prepare_rank_thread(options.threads_per_rank);
+    c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
+    GlooOptions gloo;
+    gloo.rank = launch.rank;
+    gloo.world_size = launch.world_size;
+    gloo.master_addr = launch.master_addr;
+    gloo.master_port = launch.master_port;
+    gloo.listen_fd = launch.listen_fd;
+    gloo.agent_store = launch.agent_store;
+    gloo.interface = options.interface;
+    gloo.timeout = options.timeout;
+    gloo.describe = describe;
+    gloo.on_stuck = options.on_stuck;
+    GlooContext control(gloo);
+    try {
+      std::shared_ptr<NcclContext> nccl;
+      if (options.backend == ProcessBackend::nccl)
+        nccl = make_nccl_context(control, launch.local_rank, options.timeout);
+      GroupFactory factory = [&](const std::string& name, const std::vector<int>& ranks) {
+        return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
+      };
+      if (options.traffic) factory = counted(std::move(factory), options.traffic);
+      body(make_world(launch.rank, grid, factory));
+      if (nccl) nccl->shutdown();
+    } catch (...) {
+      control.fail(std::current_exception());
+      throw;
+    }
+  } catch (...) {
+    const std::exception_ptr exception = std::current_exception();
+    report_cause(launch, exception);
+    std::rethrow_exception(with_rank(
+        exception, launch.rank < grid.world_size() ? describe(launch.rank) : describe_plainly(launch.rank)));
+  }
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,73 @@
+// From "N ranks" to a World in every rank: as threads of this process, or as one of the processes that a launcher
+// started. A rank that fails stops all the others within a second, and what is thrown names the rank, its coordinates
+// and the cause.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/world.h"
+
+namespace metroplex::comm {
+
+using RankBody = std::function<void(const World&)>;
+
+struct ThreadsOptions {
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};  // of one wait for other ranks
+  bool rendezvous = false;                                      // sends complete only when received
+  int threads_per_rank = 1;                                     // of libtorch's operators
+  std::shared_ptr<Traffic> traffic = nullptr;                   // counts what the groups carry; null: not counted
+};
+
+// Runs `body` on `world_size` threads and joins them. The failure that came first is thrown (with_rank of failure.h).
+void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOptions& options, const RankBody& body);
+
+// Where this process stands among those that a launcher started.
+struct LaunchEnvironment {
+  std::string launcher;  // "metroplex", "torchrun", "Open MPI", "Slurm"
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  std::string master_addr = "127.0.0.1";
+  uint16_t master_port = 29500;
+  bool agent_store = false;  // the launcher serves the store
+  int listen_fd = -1;        // rank 0 of our own launcher: the open socket of master_port
+  int cause_fd = -1;         // our own launcher: where a failing rank says why
+};
+
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+std::optional<std::string> process_environment(const std::string& name);
+
+// Looks for METROPLEX_RANK, RANK (torchrun), OMPI_COMM_WORLD_RANK, SLURM_PROCID, in this order. Nothing when there is
+// no launcher; base::Error("comm", ...) naming the variables that are missing or wrong when there is half of one.
+std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment = process_environment);
+
+enum class ProcessBackend { gloo, nccl };
+
+struct ProcessOptions {
+  ProcessBackend backend = ProcessBackend::gloo;
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  std::string interface {};  // network interface for gloo; "": chosen by the master address
+  int threads_per_rank = 1;  // of libtorch's operators
+  std::shared_ptr<Traffic> traffic = nullptr;
+  // See GlooOptions: ends a process that cannot stop by itself. Only apps/ should hand one in.
+  std::function<void(const std::string& cause)> on_stuck = nullptr;
+};
+
+// Runs `body` as one rank. A failure is told to the other ranks and to our own launcher, then thrown as with_rank.
+void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
+                 const RankBody& body);
+
+// Says to our own launcher why this process is about to exit non-zero (for failures outside run_process).
+void report_cause(const LaunchEnvironment& launch, const std::exception_ptr& exception);
+
+// The settings of a rank's thread: `num_threads` for operators, backward in the calling thread.
+void prepare_rank_thread(int num_threads);
+
+}  // namespace metroplex::comm

@@ -1,0 +1,53 @@
+#include "comm/world.h"
+
+#include <algorithm>
+
+#include "comm/backends/backend.h"
+#include "comm/backends/sim.h"
+
+namespace metroplex::comm {
+
+Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
+  using topology::Axis;
+  const auto make = [&](const std::string& name, const std::vector<int>& ranks) {
+    const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    return Group(name, ranks, index, ranks.size() > 1 ? factory(name, ranks) : nullptr);
+  };
+  const auto family = [&](const std::string& name, topology::AxisSet axes) {
+    return make(name, grid.group_of(rank, axes));
+  };
+  Groups groups;
+  std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
+  for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
+  groups.world = make("world", everyone);
+  groups.tp = family("tp", Axis::tp);
+  groups.cp = family("cp", Axis::cp);
+  groups.dp = family("dp", Axis::dp);
+  groups.pp = family("pp", Axis::pp);
+  groups.dp_cp = family("dp-cp", {Axis::dp, Axis::cp});
+  groups.model_parallel = family("tp-pp", {Axis::tp, Axis::pp});
+  groups.tp_dp_cp = family("tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
+  const bool at_an_end = groups.pp.first() || groups.pp.last();
+  groups.embedding = groups.pp.size() > 1 && at_an_end
+                         ? make("embd", {groups.pp.ranks().front(), groups.pp.ranks().back()})
+                         : make("embd", {rank});
+  groups.batch = family("batch", Axis::tp);
+  return groups;
+}
+
+World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
+  return World(rank, grid, make_groups(rank, grid, factory));
+}
+
+GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {
+  return [factory = std::move(factory), traffic = std::move(traffic)](const std::string& name,
+                                                                      const std::vector<int>& ranks) {
+    return make_sim_backend(name, traffic, factory ? factory(name, ranks) : nullptr);
+  };
+}
+
+DescribeRank describe_in(const topology::RankGrid& grid) {
+  return [grid](int rank) { return describe_plainly(rank) + " (" + grid.describe(rank) + ")"; };
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,18 @@
+#include "config/config.h"
+
+#include "base/error.h"
+
+namespace metroplex::config {
+
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tp) {
+  MPX_CHECK(vocab_size > 0 && divisible_by > 0 && tp > 0, "config", "cannot pad a vocabulary of ", vocab_size,
+            " to a multiple of ", divisible_by, " * tp ", tp, "; all three must be at least 1");
+  int64_t multiple = 0, padded = 0;
+  const bool overflows = __builtin_mul_overflow(divisible_by, tp, &multiple) ||
+                         __builtin_mul_overflow((vocab_size - 1) / multiple + 1, multiple, &padded);
+  MPX_CHECK(!overflows, "config", "a vocabulary of ", vocab_size, " padded to a multiple of ", divisible_by, " * tp ",
+            tp, " is too large; choose a smaller make_vocab_size_divisible_by");
+  return padded;
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,219 @@
+#include "config/fields.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+#include "config/section_fields.h"
+
+namespace metroplex::config {
+
+Limits one_of(std::vector<std::string> choices) {
+  Limits limits;
+  limits.choices = std::move(choices);
+  return limits;
+}
+
+Limits at_least(double low) { return between(low, std::numeric_limits<double>::infinity()); }
+
+Limits above(double low) {
+  Limits limits = at_least(low);
+  limits.low_excluded = true;
+  return limits;
+}
+
+Limits between(double low, double high) {
+  Limits limits;
+  limits.low = low;
+  limits.high = high;
+  return limits;
+}
+
+Limits from_to_below(double low, double high) {
+  Limits limits = between(low, high);
+  limits.high_excluded = true;
+  return limits;
+}
+
+const std::vector<SectionHelp>& sections() {
+  static const std::vector<SectionHelp> kSections = {
+      {"run", "The process side: how many ranks, over what they talk, and the seed."},
+      {"model", "The shape of the network. Names are Megatron's. 0 means \"derived from the others\"."},
+      {"parallel", "How the ranks are cut. Data parallelism is what remains: world / (tp * pp * cp)."},
+      {"optim", "The optimizer and its schedules. Lengths are in iterations or in samples, never both."},
+      {"precision", "Number formats."},
+      {"data", "Where samples come from: exactly one of data_path, the per-split paths, and mock_data."},
+      {"checkpoint", "Saving and loading."},
+      {"train", "The loop: batch sizes, how long, what is logged and when."},
+  };
+  return kSections;
+}
+
+template <class Section>
+static void append(const char* name, Section& section, std::vector<Field>& list) {
+  FieldList described(name);
+  visit(section, described);
+  for (Field& field : described.take()) list.push_back(std::move(field));
+}
+
+std::vector<Field> fields(Config& config) {
+  std::vector<Field> list;
+  append("run", config.run, list);
+  append("model", config.model, list);
+  append("parallel", config.parallel, list);
+  append("optim", config.optim, list);
+  append("precision", config.precision, list);
+  append("data", config.data, list);
+  append("checkpoint", config.checkpoint, list);
+  append("train", config.train, list);
+  return list;
+}
+
+std::vector<std::string> all_keys() {
+  Config config;
+  std::vector<std::string> keys;
+  for (const Field& field : fields(config)) keys.push_back(field.key());
+  return keys;
+}
+
+std::string type_name(const Field& field) {
+  static constexpr const char* kNames[] = {"true or false", "an integer", "a number", "text", "a list"};
+  return kNames[field.member.index()];
+}
+
+std::string number_text(double value) {
+  const double size = std::abs(value);
+  const bool plain = size == 0 || (size >= 1e-5 && size < 1e15);
+  char digits[64];
+  char* const end = digits + sizeof digits;
+  const auto stop = plain ? std::to_chars(digits, end, value, std::chars_format::fixed).ptr
+                          : std::to_chars(digits, end, value, std::chars_format::scientific).ptr;
+  std::string text(digits, stop);
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+static std::string bound_text(double bound) {
+  const bool whole = std::abs(bound) < 1e15 && bound == std::floor(bound);
+  return whole ? std::to_string(static_cast<int64_t>(bound)) : number_text(bound);
+}
+
+static std::string join(const std::vector<std::string>& words, const std::string& between_words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between_words) + word;
+  return text;
+}
+
+static std::string limit_text(const Limits& limits) {
+  if (!limits.choices.empty()) return "one of " + join(limits.choices, ", ");
+  std::vector<std::string> parts;
+  if (std::isfinite(limits.low))
+    parts.push_back((limits.low_excluded ? "above " : "at least ") + bound_text(limits.low));
+  if (std::isfinite(limits.high))
+    parts.push_back((limits.high_excluded ? "below " : "at most ") + bound_text(limits.high));
+  return join(parts, " and ");
+}
+
+std::string expectation(const Field& field) {
+  const std::string limit = limit_text(field.limits);
+  if (limit.empty()) return type_name(field);
+  return field.limits.choices.empty() ? type_name(field) + ", " + limit : limit;
+}
+
+std::string quoted(const std::string& text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+namespace {
+template <class... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+template <class... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;
+}  // namespace
+
+static std::string write(const Field& field, bool for_yaml) {
+  const auto text = [&](const std::string& value) { return for_yaml ? quoted(value) : value; };
+  return std::visit(Overloaded{[](const bool* value) { return std::string(*value ? "true" : "false"); },
+                               [](const int64_t* value) { return std::to_string(*value); },
+                               [](const double* value) { return number_text(*value); },
+                               [&](const std::string* value) { return text(*value); },
+                               [&](const std::vector<std::string>* value) {
+                                 std::vector<std::string> items;
+                                 for (const auto& item : *value) items.push_back(text(item));
+                                 return "[" + join(items, ", ") + "]";
+                               }},
+                    field.member);
+}
+
+std::string to_yaml(const Field& field) { return write(field, true); }
+std::string to_text(const Field& field) { return write(field, false); }
+
+template <class Number>
+static bool read_number(const std::string& text, Number& member) {
+  const char* begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0);
+  const char* end = text.data() + text.size();
+  Number value{};
+  const auto [stop, problem] = std::from_chars(begin, end, value);
+  if (problem != std::errc() || stop != end) return false;
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (!std::isfinite(value)) return false;
+  }
+  member = value;
+  return true;
+}
+
+bool assign_scalar(const Field& field, const std::string& text) {
+  return std::visit(Overloaded{[&](bool* member) {
+                                 if (text != "true" && text != "false") return false;
+                                 *member = text == "true";
+                                 return true;
+                               },
+                               [&](int64_t* member) { return read_number(text, *member); },
+                               [&](double* member) { return read_number(text, *member); },
+                               [&](std::string* member) {
+                                 *member = text;
+                                 return true;
+                               },
+                               [&](std::vector<std::string>*) { return false; }},
+                    field.member);
+}
+
+static bool inside(double value, const Limits& limits) {
+  const bool low = limits.low_excluded ? value > limits.low : value >= limits.low;
+  const bool high = limits.high_excluded ? value < limits.high : value <= limits.high;
+  return low && high;
+}
+
+std::string broken_limit(const Field& field) {
+  const Limits& limits = field.limits;
+  const bool holds =
+      std::visit(Overloaded{[&](const int64_t* value) { return inside(static_cast<double>(*value), limits); },
+                            [&](const double* value) { return inside(*value, limits); },
+                            [&](const std::string* value) {
+                              return limits.choices.empty() ||
+                                     std::count(limits.choices.begin(), limits.choices.end(), *value) > 0;
+                            },
+                            [](const auto*) { return true; }},
+                 field.member);
+  return holds ? "" : "must be " + expectation(field);
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,78 @@
+// Every knob, once. A section struct is described in one place (fields_model.cpp, fields_run.cpp): name, member,
+// a help paragraph, and what the value may be. YAML, --section.key=value, --help, the printed run and the
+// per-key checks all walk the same list.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::config {
+
+// What one value may be by itself; rules between keys live in validate.h.
+struct Limits {
+  std::vector<std::string> choices;  // of a string; empty: any text
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_excluded = false;
+  bool high_excluded = false;
+};
+
+Limits one_of(std::vector<std::string> choices);
+Limits at_least(double low);
+Limits above(double low);
+Limits between(double low, double high);        // [low, high]
+Limits from_to_below(double low, double high);  // [low, high)
+
+using Member = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
+
+// One knob of one Config object. Valid as long as that object is.
+struct Field {
+  std::string section;
+  std::string name;
+  Member member;
+  std::string help;
+  Limits limits;
+
+  std::string key() const { return section + "." + name; }
+};
+
+struct SectionHelp {
+  std::string name;
+  std::string help;
+};
+
+const std::vector<SectionHelp>& sections();
+std::vector<Field> fields(Config& config);
+std::vector<std::string> all_keys();
+
+// "an integer", "true or false", ...; and with the limits: "an integer, at least 1".
+std::string type_name(const Field& field);
+std::string expectation(const Field& field);
+
+// The value as YAML writes it. Doubles come back bit for bit; text is always quoted.
+std::string to_yaml(const Field& field);
+// The value as a person reads it: text without quotes, lists with commas.
+std::string to_text(const Field& field);
+std::string quoted(const std::string& text);
+// The fewest digits that read back to the same double; a whole number keeps ".0".
+std::string number_text(double value);
+
+// Reads one scalar into a bool, integer, number or text field. False when it is not one; the field is then unchanged.
+bool assign_scalar(const Field& field, const std::string& text);
+
+// "" when the value is inside the field's own limits, else the rule it breaks.
+std::string broken_limit(const Field& field);
+
+// Help for one section, for one key ("model.num_layers"), or for all of them ("" or "all"). Throws base::Error with
+// the nearest name for anything else.
+std::string help(const std::string& topic);
+
+// The run as it is printed at its start: one aligned line a key, a * before those that differ from the default.
+std::string printed(const Config& config);
+
+}  // namespace metroplex::config

@@ -1,0 +1,282 @@
+#include "config/load.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <yaml-cpp/yaml.h>
+
+#include "base/error.h"
+#include "config/fields.h"
+
+namespace metroplex::config {
+
+constexpr size_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxProblems = 20;
+
+std::vector<Preset> family_presets(const std::string& family) {
+  if (family != "llama") return {};
+  return {{"model.normalization", "RMSNorm"}, {"model.position_embedding_type", "rope"},
+          {"model.activation", "silu"},       {"model.gated_linear_unit", "true"},
+          {"model.add_bias_linear", "false"}, {"model.untie_embeddings_and_output_weights", "true"}};
+}
+
+static const Field* find(const std::vector<Field>& list, const std::string& key) {
+  for (const Field& field : list) {
+    if (field.key() == key) return &field;
+  }
+  return nullptr;
+}
+
+static std::string shortened(const std::string& text) { return text.size() > 60 ? text.substr(0, 57) + "..." : text; }
+
+static std::string unknown_key(const std::string& key, const std::vector<Field>& list) {
+  const std::string name = key.substr(key.find('.') + 1);
+  std::string problem = "unknown key '" + shortened(key) + "'";
+  for (const Field& field : list) {
+    if (field.name == name && key.size() < 200) return problem + "; did you mean '" + field.key() + "'?";
+  }
+  std::vector<std::string> keys, names;
+  for (const Field& field : list) {
+    keys.push_back(field.key());
+    names.push_back(field.name);
+  }
+  if (key.size() < 200) {
+    std::string nearest = base::nearest_name(key, keys);
+    if (const std::string by_name = base::nearest_name(name, names);
+        !by_name.empty() &&
+        (nearest.empty() || base::edit_distance(key, nearest) > base::edit_distance(name, by_name))) {
+      for (const Field& field : list) {
+        if (field.name == by_name) nearest = field.key();
+      }
+    }
+    if (!nearest.empty()) return problem + "; did you mean '" + nearest + "'?";
+  }
+  return problem + "; --help all lists every key";
+}
+
+static std::string wrong_type(const Field& field, const std::string& value) {
+  return field.key() + " = " + shortened(value) + ": expected " + expectation(field);
+}
+
+// Which kind of YAML value this is, in the words of a message.
+static std::string yaml_text(const YAML::Node& node) {
+  if (node.IsNull()) return "nothing";
+  if (node.IsSequence()) return "a list";
+  if (node.IsMap()) return "a map";
+  return node.Tag() == "!" ? quoted(node.Scalar()) : node.Scalar();
+}
+
+// "" or what is wrong. Quoted text is text only: "3" does not fill an integer.
+static std::string assign_yaml(const Field& field, const YAML::Node& node) {
+  if (auto* const* list = std::get_if<std::vector<std::string>*>(&field.member)) {
+    std::vector<std::string> items;
+    if (!node.IsSequence()) return wrong_type(field, yaml_text(node)) + " such as [a, b]";
+    for (const auto& item : node) {
+      if (!item.IsScalar()) return wrong_type(field, "a list that holds " + yaml_text(item)) + " of plain values";
+      items.push_back(item.Scalar());
+    }
+    **list = std::move(items);
+    return "";
+  }
+  const bool text = std::holds_alternative<std::string*>(field.member);
+  if (!node.IsScalar() || (!text && node.Tag() == "!")) return wrong_type(field, yaml_text(node));
+  return assign_scalar(field, node.Scalar()) ? "" : wrong_type(field, yaml_text(node));
+}
+
+namespace {
+
+// One pass over a YAML document; problems are collected, so that one run tells them all.
+class YamlReader {
+ public:
+  YamlReader(Config& config, std::set<std::string>& given) : list_(fields(config)), given_(given) {}
+
+  void read(const YAML::Node& document) {
+    if (document.IsNull() || !document.IsDefined()) return;
+    if (!document.IsMap()) {
+      problems_.push_back("expected sections (run:, model:, ...), got " + yaml_text(document));
+      return;
+    }
+    for (const auto& entry : document) {
+      if (!full()) read_section(entry.first, entry.second);
+    }
+  }
+  const std::vector<std::string>& problems() const { return problems_; }
+
+ private:
+  // A file of another kind would fill the screen.
+  bool full() const { return problems_.size() >= kMaxProblems; }
+
+  void problem(const YAML::Node& where, const std::string& what) {
+    problems_.push_back("line " + std::to_string(where.Mark().line + 1) + ": " + what);
+  }
+
+  void read_section(const YAML::Node& name, const YAML::Node& body) {
+    std::vector<std::string> names;
+    for (const SectionHelp& section : sections()) names.push_back(section.name);
+    if (!name.IsScalar()) return problem(name, "a section's name must be a word");
+    const std::string section = name.Scalar();
+    if (std::find(names.begin(), names.end(), section) == names.end()) {
+      const std::string nearest = section.size() < 200 ? base::nearest_name(section, names) : "";
+      return problem(
+          name, "unknown section '" + shortened(section) + "'; " +
+                    (nearest.empty() ? "there are run, model, parallel, optim, precision, data, checkpoint, train"
+                                     : "did you mean '" + nearest + "'?"));
+    }
+    if (!seen_.insert(section).second) return problem(name, "section '" + section + "' is written twice");
+    if (body.IsNull()) return;
+    if (!body.IsMap()) return problem(body, "section '" + section + "' must hold keys, not " + yaml_text(body));
+    for (const auto& entry : body) {
+      if (!full()) read_key(section, entry.first, entry.second);
+    }
+  }
+
+  void read_key(const std::string& section, const YAML::Node& name, const YAML::Node& value) {
+    if (!name.IsScalar()) return problem(name, "a key of section '" + section + "' must be a word");
+    const std::string key = section + "." + name.Scalar();
+    const Field* field = find(list_, key);
+    if (field == nullptr) return problem(name, unknown_key(key, list_));
+    if (!seen_.insert(key).second) return problem(name, "key '" + key + "' is written twice");
+    if (const std::string wrong = assign_yaml(*field, value); !wrong.empty()) return problem(name, wrong);
+    given_.insert(key);
+  }
+
+  std::vector<Field> list_;
+  std::set<std::string>& given_;
+  std::set<std::string> seen_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+static void refuse(const std::string& source, const std::vector<std::string>& problems) {
+  if (problems.empty()) return;
+  std::string text = source + ":";
+  for (const auto& problem : problems) text += (problems.size() == 1 ? " " : "\n  ") + problem;
+  base::throw_error("config", text);
+}
+
+void Draft::merge_yaml(const std::string& text, const std::string& source) {
+  MPX_CHECK(text.size() <= kMaxFileBytes, "config", source, ": ", text.size(), " bytes are no configuration (limit ",
+            kMaxFileBytes, ")");
+  // Work on copies: a refused text changes nothing.
+  Draft next = *this;
+  YamlReader reader(next.config_, next.given_);
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    MPX_CHECK(documents.size() <= 1, "config", source, ": holds ", documents.size(),
+              " documents; write one, without ---");
+    if (!documents.empty()) reader.read(documents[0]);
+  } catch (const YAML::Exception& error) {
+    base::throw_error("config", base::concat(source, ": line ", error.mark.line + 1, ": not YAML: ", error.msg));
+  }
+  refuse(source, reader.problems());
+  *this = std::move(next);
+}
+
+void Draft::merge_file(const std::string& path) {
+  std::error_code code;
+  MPX_CHECK(!std::filesystem::is_directory(path, code), "config", path, " is a folder; name a YAML file");
+  std::ifstream stream(path, std::ios::binary);
+  MPX_CHECK(stream.good(), "config", "cannot read the configuration ", path, "; check the path");
+  std::string text(kMaxFileBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(stream.gcount()));
+  merge_yaml(text, path);
+}
+
+static std::vector<std::string> split_commas(const std::string& text) {
+  std::vector<std::string> items;
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) {
+    const size_t begin = item.find_first_not_of(' ');
+    if (begin != std::string::npos) items.push_back(item.substr(begin, item.find_last_not_of(' ') - begin + 1));
+  }
+  return items;
+}
+
+void Draft::assign(const std::string& assignment) {
+  const std::string body = assignment.rfind("--", 0) == 0 ? assignment.substr(2) : assignment;
+  const size_t equals = body.find('=');
+  MPX_CHECK(equals != std::string::npos, "config", "'", shortened(assignment),
+            "' sets nothing; write --section.key=value, such as --model.num_layers=8");
+  const std::string key = body.substr(0, equals), value = body.substr(equals + 1);
+  const std::vector<Field> list = fields(config_);
+  const Field* field = find(list, key);
+  MPX_CHECK(field != nullptr, "config", unknown_key(key, list));
+  auto* const* items = std::get_if<std::vector<std::string>*>(&field->member);
+  if (items == nullptr) {
+    MPX_CHECK(assign_scalar(*field, value), "config", wrong_type(*field, value.empty() ? "nothing" : value));
+  } else if (!value.empty() && value[0] == '[') {
+    std::string wrong;
+    try {
+      wrong = assign_yaml(*field, YAML::Load(value));
+    } catch (const YAML::Exception&) { wrong = wrong_type(*field, value) + " such as [a, b]"; }
+    MPX_CHECK(wrong.empty(), "config", wrong);
+  } else {
+    **items = split_commas(value);
+  }
+  given_.insert(key);
+}
+
+void Draft::assign(const std::vector<std::string>& assignments) {
+  Draft next = *this;
+  std::vector<std::string> problems;
+  for (const auto& assignment : assignments) {
+    try {
+      next.assign(assignment);
+    } catch (const base::Error& error) {
+      problems.push_back(std::string(error.what()).substr(std::string("[config] ").size()));
+    }
+  }
+  refuse("command line", problems);
+  *this = std::move(next);
+}
+
+Config Draft::finish() const {
+  Config config = config_;
+  const std::vector<Field> list = fields(config);
+  for (const auto& [key, value] : family_presets(config_.model.family)) {
+    if (given_.contains(key)) continue;
+    const Field* field = find(list, key);
+    MPX_ASSERT(field != nullptr && assign_scalar(*field, value), "preset ", key);
+  }
+  return config;
+}
+
+Config load(const std::string& path, const std::vector<std::string>& overrides) {
+  Draft draft;
+  if (!path.empty()) draft.merge_file(path);
+  draft.assign(overrides);
+  return draft.finish();
+}
+
+Config parse(const std::string& yaml, const std::vector<std::string>& overrides) {
+  Draft draft;
+  draft.merge_yaml(yaml, "configuration");
+  draft.assign(overrides);
+  return draft.finish();
+}
+
+std::string dump(const Config& config) {
+  Config copy = config;
+  std::string out, section;
+  for (const Field& field : fields(copy)) {
+    if (field.section != section) out += (section = field.section) + ":\n";
+    out += "  " + field.name + ": " + to_yaml(field) + "\n";
+  }
+  return out;
+}
+
+std::vector<std::string> differences(const Config& a, const Config& b) {
+  Config first = a, second = b;
+  const std::vector<Field> left = fields(first), right = fields(second);
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (to_yaml(left[i]) != to_yaml(right[i])) keys.push_back(left[i].key());
+  }
+  return keys;
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,289 @@
+#include "config/megatron_flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "base/error.h"
+#include "config/fields.h"
+#include "config/load.h"
+#include "config/megatron_table.h"
+#include "config/rules.h"
+#include "config/shell_words.h"
+
+namespace metroplex::config {
+
+// Megatron spells some flags with underscores inside (--override-opt_param-scheduler).
+static std::string spelled(std::string flag) {
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+static const FlagRow* find_row(const std::string& flag) {
+  for (const FlagRow& row : megatron_table()) {
+    if (flag == row.flag) return &row;
+  }
+  return nullptr;
+}
+
+bool is_megatron_flag(const std::string& flag) {
+  return find_row(spelled(flag.substr(0, flag.find('=')))) != nullptr;
+}
+
+namespace {
+
+using Assignments = std::map<std::string, std::string>;
+
+class Parser {
+ public:
+  Parser(const std::vector<std::string>& tokens, MegatronForm form)
+      : tokens_(tokens), whole_(form == MegatronForm::kWholeCommand) {}
+
+  MegatronArgs run() {
+    if (whole_) {
+      for (const char* pair : megatron_defaults()) set(pair, "", "Megatron's default");
+    }
+    given_.clear();
+    while (at_ < tokens_.size()) read_flag();
+    heads();
+    activation();
+    positions();
+    tokenizer();
+    // nccl is what auto takes where there are GPUs.
+    if (later("backend") && later_["backend"] != "nccl")
+      set("run.backend=$", later_["backend"], "--distributed-backend");
+    virtual_stages();
+    if (whole_) whole_command();
+    for (const auto& [key, value] : assigned_) out_.assignments.push_back(key + "=" + value);
+    return std::move(out_);
+  }
+
+ private:
+  bool is_value(size_t i) const { return i < tokens_.size() && tokens_[i].rfind("--", 0) != 0; }
+
+  void read_flag() {
+    const std::string token = tokens_[at_++];
+    MPX_CHECK(token.rfind("--", 0) == 0, "config", "Megatron arguments: '", token,
+              "' stands alone; expected a --flag", at_ > 1 ? " after '" + tokens_[at_ - 2] + "'" : "");
+    const size_t equals = token.find('=');
+    const std::string flag = spelled(token.substr(0, equals));
+    std::vector<std::string> values;
+    if (equals != std::string::npos) values.push_back(token.substr(equals + 1));
+    for (const auto& [removed, hint] : megatron_removed()) {
+      MPX_CHECK(flag != removed, "config", "Megatron arguments: ", flag, " was removed from Megatron; ", hint);
+    }
+    const FlagRow* row = find_row(flag);
+    if (row == nullptr) {
+      while (is_value(at_)) values.push_back(tokens_[at_++]);
+      std::string all = flag;
+      for (const auto& value : values) all += " " + value;
+      out_.not_known_yet.push_back(all);
+      return;
+    }
+    take_values(*row, values);
+    apply(*row, values);
+  }
+
+  void take_values(const FlagRow& row, std::vector<std::string>& values) {
+    const size_t wanted = row.take == Take::kNone ? 0 : row.take == Take::kThree ? 3 : 1;
+    const bool open = row.take == Take::kList || row.take == Take::kText;
+    while (is_value(at_) && (open || values.size() < wanted)) values.push_back(tokens_[at_++]);
+    const std::string count = wanted == 0   ? "no value"
+                              : open        ? "1 or more values"
+                              : wanted == 1 ? "1 value"
+                                            : "3 values";
+    MPX_CHECK(open ? !values.empty() : values.size() == wanted, "config", "Megatron arguments: ", row.flag, " takes ",
+              count, ", got ", values.size());
+  }
+
+  void apply(const FlagRow& row, const std::vector<std::string>& values) {
+    std::string value;
+    if (row.take == Take::kList) {
+      for (const auto& item : values) value += (value.empty() ? "[" : ", ") + quoted(item);
+      value += "]";
+    } else {
+      for (const auto& word : values) value += (value.empty() ? "" : " ") + word;
+    }
+    if (row.sets[0] == '\0') out_.without_effect.push_back(row.flag + (value.empty() ? "" : " " + value));
+    std::istringstream pairs(row.sets);
+    for (std::string pair; std::getline(pairs, pair, ';');) set(pair, value, row.flag);
+  }
+
+  // One "key=value"; a key without a section is kept for later.
+  void set(const std::string& pair, const std::string& value, const std::string& flag) {
+    const size_t equals = pair.find('=');
+    const std::string key = pair.substr(0, equals);
+    std::string text = pair.substr(equals + 1);
+    if (text == "$") text = value;
+    if (key.find('.') == std::string::npos) {
+      later_[key] = text;
+      return;
+    }
+    try {
+      Draft().assign(key + "=" + text);
+    } catch (const base::Error& error) {
+      base::throw_error("config", base::concat("Megatron arguments: ", flag, ": ",
+                                               std::string(error.what()).substr(std::string("[config] ").size())));
+    }
+    assigned_[key] = text;
+    given_[key] = flag;
+  }
+
+  bool later(const char* key) const { return later_.contains(key); }
+  bool assigned(const char* key, const char* value) const {
+    const auto found = assigned_.find(key);
+    return found != assigned_.end() && found->second == value;
+  }
+
+  // --num-query-groups counts only beside --group-query-attention, where 1 is its default.
+  void heads() {
+    if (later("gqa"))
+      set("model.num_query_groups=$", later("query_groups") ? later_["query_groups"] : "1", "--num-query-groups");
+  }
+
+  // The fused bias + GELU is the tanh form; without biases, or with the fusion off, it is the exact one.
+  void activation() {
+    if (given_.contains("model.activation")) return;
+    const bool exact = later("no_gelu_fusion") || assigned("model.add_bias_linear", "false");
+    if (whole_) set(exact ? "model.activation=gelu" : "model.activation=gelu_tanh", "", "Megatron's default");
+    if (!whole_ && later("no_gelu_fusion")) set("model.activation=gelu", "", "--no-bias-gelu-fusion");
+  }
+
+  void positions() {
+    if (later("no_position")) set("model.position_embedding_type=none", "", "--no-position-embedding");
+  }
+
+  void tokenizer() {
+    if (!later("tokenizer")) return;
+    for (const auto& [theirs, ours] : megatron_tokenizers()) {
+      if (later_["tokenizer"] == theirs)
+        return set(std::string("data.tokenizer_type=") + ours, "", "--tokenizer-type");
+    }
+    out_.not_known_yet.push_back("--tokenizer-type " + later_["tokenizer"]);
+  }
+
+  static constexpr const char* kVpp = "parallel.virtual_pipeline_model_parallel_size";
+
+  void virtual_stages() {
+    const bool layers = later("layers_per_virtual_stage"), stages = given_.contains(kVpp),
+               layout = given_.contains("parallel.pipeline_model_parallel_layout");
+    MPX_CHECK(int{layers} + int{stages} + int{layout} <= 1, "config",
+              "Megatron arguments: at most one of --num-layers-per-virtual-pipeline-stage, "
+              "--num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout may be given");
+    if (layers) {
+      MPX_CHECK(!given_.contains("parallel.decoder_first_pipeline_num_layers") &&
+                    !given_.contains("parallel.decoder_last_pipeline_num_layers"),
+                "config",
+                "Megatron arguments: uneven stages need --num-virtual-stages-per-pipeline-rank, not "
+                "--num-layers-per-virtual-pipeline-stage");
+      set(std::string(kVpp) + "=" + std::to_string(counted_virtual_stages()), "",
+          "--num-layers-per-virtual-pipeline-stage");
+    }
+    if (!whole_ || later("no_overlap_p2p")) {
+      if (later("no_overlap_p2p")) set("parallel.overlap_p2p_comm=false", "", "--no-overlap-p2p-communication");
+      return;
+    }
+    const bool interleaved = effective_vpp(config().parallel) > 1;
+    set(std::string("parallel.overlap_p2p_comm=") + (interleaved ? "true" : "false"), "", "Megatron's default");
+  }
+
+  Config config() const {
+    Draft draft;
+    for (const auto& [key, value] : assigned_) draft.assign(key + "=" + value);
+    return draft.finish();
+  }
+
+  int64_t counted_virtual_stages() {
+    static constexpr const char* kFlag = "--num-layers-per-virtual-pipeline-stage";
+    MPX_CHECK(given_.contains("model.num_layers") && given_.contains("parallel.pipeline_model_parallel_size"),
+              "config", "Megatron arguments: ", kFlag,
+              " needs --num-layers and --pipeline-model-parallel-size beside it; or use ",
+              "--num-virtual-stages-per-pipeline-rank");
+    const Config c = config();
+    const std::string& text = later_["layers_per_virtual_stage"];
+    int64_t each = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), each);
+    MPX_CHECK(error == std::errc() && stop == text.data() + text.size(), "config", "Megatron arguments: ", kFlag,
+              ": ", text, ": expected an integer, at least 1");
+    const int64_t units = c.model.num_layers + (c.parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                          (c.parallel.account_for_loss_in_pipeline_split ? 1 : 0);
+    MPX_CHECK(each > 0 && c.parallel.pp() > 0 && units % c.parallel.pp() == 0 && units / c.parallel.pp() % each == 0,
+              "config", "Megatron arguments: ", kFlag, " ", each, " does not divide the ", units, " layers over ",
+              c.parallel.pp(), " pipeline stages; choose a divisor of the layers of a stage");
+    return units / c.parallel.pp() / each;
+  }
+
+  void whole_command() {
+    std::string missing;
+    for (const char* key : megatron_required()) {
+      if (given_.contains(key)) continue;
+      std::string flag;
+      for (const FlagRow& row : megatron_table()) {
+        if (flag.empty() && std::string(row.sets) == std::string(key) + "=$") flag = row.flag;
+      }
+      missing += (missing.empty() ? "" : ", ") + flag;
+    }
+    MPX_CHECK(missing.empty(), "config", "Megatron arguments: missing ", missing,
+              "; Megatron has no default for them");
+    const bool llama = assigned("model.position_embedding_type", "rope") &&
+                       assigned("model.normalization", "RMSNorm") && assigned("model.activation", "silu") &&
+                       assigned("model.gated_linear_unit", "true");
+    if (llama) assigned_["model.family"] = "llama";
+  }
+
+  const std::vector<std::string>& tokens_;
+  const bool whole_;
+  size_t at_ = 0;
+  Assignments assigned_;
+  std::map<std::string, std::string> later_;
+  std::map<std::string, std::string> given_;  // key -> the flag that set it
+  MegatronArgs out_;
+};
+
+}  // namespace
+
+MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens, MegatronForm form) {
+  return Parser(tokens, form).run();
+}
+
+static std::string unknown_flag(const std::string& flag) {
+  std::vector<std::string> names;
+  for (const FlagRow& row : megatron_table()) names.push_back(row.flag);
+  for (const std::string& key : all_keys()) names.push_back("--" + key);
+  const std::string name = flag.substr(0, flag.find_first_of(" =")), nearest = base::nearest_name(name, names);
+  return "unknown option " + name +
+         (nearest.empty() ? "; --help all lists every key" : "; did you mean " + nearest + "?");
+}
+
+std::vector<std::string> mixed_overrides(const std::vector<std::string>& tokens) {
+  std::vector<std::string> theirs, ours;
+  const auto is_flag = [&](size_t i) { return tokens[i].rfind("--", 0) == 0; };
+  for (size_t i = 0; i < tokens.size();) {
+    const std::string& token = tokens[i++];
+    const bool own = token.substr(0, token.find('=')).find('.') != std::string::npos;
+    if (is_flag(i - 1) && own) {
+      const bool joined = token.find('=') != std::string::npos || i == tokens.size() || is_flag(i);
+      ours.push_back(joined ? token : token + "=" + tokens[i++]);
+    } else {
+      theirs.push_back(token);
+      while (i < tokens.size() && !is_flag(i)) theirs.push_back(tokens[i++]);
+    }
+  }
+  MegatronArgs args = parse_megatron_args(theirs, MegatronForm::kSingleFlags);
+  if (!args.not_known_yet.empty()) base::throw_error("config", unknown_flag(args.not_known_yet[0]));
+  args.assignments.insert(args.assignments.end(), ours.begin(), ours.end());
+  return args.assignments;
+}
+
+MegatronArgs read_megatron_file(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  MPX_CHECK(stream.good(), "config", "cannot read the Megatron arguments ", path, "; check the path");
+  std::string text((size_t{1} << 20) + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(stream.gcount()));
+  return parse_megatron_args(training_words(text, path));
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,277 @@
+#include "config/megatron_table.h"
+
+namespace metroplex::config {
+
+using Row = FlagRow;
+constexpr Take kNone = Take::kNone, kOne = Take::kOne, kList = Take::kList, kThree = Take::kThree,
+               kText = Take::kText;
+
+static const std::vector<Row>& model_rows() {
+  static const std::vector<Row> kRows = {
+      {"--num-layers", kOne, "model.num_layers=$"},
+      {"--encoder-num-layers", kOne, "model.num_layers=$"},
+      {"--hidden-size", kOne, "model.hidden_size=$"},
+      {"--ffn-hidden-size", kOne, "model.ffn_hidden_size=$"},
+      {"--num-attention-heads", kOne, "model.num_attention_heads=$"},
+      {"--kv-channels", kOne, "model.kv_channels=$"},
+      {"--group-query-attention", kNone, "gqa=true"},
+      {"--num-query-groups", kOne, "query_groups=$"},
+      {"--max-position-embeddings", kOne, "model.max_position_embeddings=$"},
+      {"--position-embedding-type", kOne, "model.position_embedding_type=$"},
+      {"--use-rotary-position-embeddings", kNone, "model.position_embedding_type=rope"},
+      {"--no-position-embedding", kNone, "no_position=true"},
+      {"--rotary-base", kOne, "model.rotary_base=$"},
+      {"--rotary-percent", kOne, "model.rotary_percent=$"},
+      {"--normalization", kOne, "model.normalization=$"},
+      {"--norm-epsilon", kOne, "model.layernorm_epsilon=$"},
+      {"--layernorm-epsilon", kOne, "model.layernorm_epsilon=$"},
+      {"--swiglu", kNone, "model.activation=silu;model.gated_linear_unit=true"},
+      {"--squared-relu", kNone, "model.activation=squared_relu"},
+      {"--openai-gelu", kNone, "model.activation=gelu_tanh"},
+      {"--no-bias-gelu-fusion", kNone, "no_gelu_fusion=true"},
+      {"--disable-bias-linear", kNone, "model.add_bias_linear=false"},
+      {"--add-qkv-bias", kNone, "model.add_qkv_bias=true"},
+      {"--qk-layernorm", kNone, "model.qk_layernorm=true"},
+      {"--untie-embeddings-and-output-weights", kNone, "model.untie_embeddings_and_output_weights=true"},
+      {"--make-vocab-size-divisible-by", kOne, "model.make_vocab_size_divisible_by=$"},
+      {"--vocab-size", kOne, "model.vocab_size=$"},
+      {"--num-tokentypes", kOne, "model.num_tokentypes=$"},
+      {"--attention-dropout", kOne, "model.attention_dropout=$"},
+      {"--hidden-dropout", kOne, "model.hidden_dropout=$"},
+      {"--init-method-std", kOne, "model.init_method_std=$"},
+      {"--use-cpu-initialization", kNone, "model.sharded_initialization=false"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& parallel_rows() {
+  static const std::vector<Row> kRows = {
+      {"--tensor-model-parallel-size", kOne, "parallel.tensor_model_parallel_size=$"},
+      {"--pipeline-model-parallel-size", kOne, "parallel.pipeline_model_parallel_size=$"},
+      {"--num-layers-per-virtual-pipeline-stage", kOne, "layers_per_virtual_stage=$"},
+      {"--num-virtual-stages-per-pipeline-rank", kOne, "parallel.virtual_pipeline_model_parallel_size=$"},
+      {"--pipeline-model-parallel-layout", kOne, "parallel.pipeline_model_parallel_layout=$"},
+      {"--microbatch-group-size-per-virtual-pipeline-stage", kOne, "parallel.microbatch_group_size_per_vp_stage=$"},
+      {"--decoder-first-pipeline-num-layers", kOne, "parallel.decoder_first_pipeline_num_layers=$"},
+      {"--decoder-last-pipeline-num-layers", kOne, "parallel.decoder_last_pipeline_num_layers=$"},
+      {"--account-for-embedding-in-pipeline-split", kNone, "parallel.account_for_embedding_in_pipeline_split=true"},
+      {"--account-for-loss-in-pipeline-split", kNone, "parallel.account_for_loss_in_pipeline_split=true"},
+      {"--context-parallel-size", kOne, "parallel.context_parallel_size=$"},
+      {"--expert-model-parallel-size", kOne, "parallel.expert_model_parallel_size=$"},
+      {"--expert-tensor-parallel-size", kOne, "parallel.expert_tensor_parallel_size=$"},
+      {"--sequence-parallel", kNone, "parallel.sequence_parallel=true"},
+      {"--use-tp-pp-dp-mapping", kNone, "parallel.order=tp-cp-ep-pp-dp"},
+      {"--no-overlap-p2p-communication", kNone, "no_overlap_p2p=true"},
+      {"--overlap-grad-reduce", kNone, "parallel.overlap_grad_reduce=true"},
+      {"--ddp-bucket-size", kOne, "parallel.ddp_bucket_size=$"},
+      {"--num-distributed-optimizer-instances", kOne, "parallel.num_distributed_optimizer_instances=$"},
+      {"--distributed-backend", kOne, "backend=$"},
+      {"--distributed-timeout-minutes", kOne, "run.distributed_timeout_minutes=$"},
+      {"--seed", kOne, "run.seed=$"},
+      {"--deterministic-mode", kNone, "run.deterministic_mode=true"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& optim_rows() {
+  static const std::vector<Row> kRows = {
+      {"--optimizer", kOne, "optim.optimizer=$"},
+      {"--lr", kOne, "optim.lr=$"},
+      {"--min-lr", kOne, "optim.min_lr=$"},
+      {"--lr-decay-style", kOne, "optim.lr_decay_style=$"},
+      {"--lr-decay-iters", kOne, "optim.lr_decay_iters=$"},
+      {"--lr-decay-samples", kOne, "optim.lr_decay_samples=$"},
+      {"--lr-warmup-iters", kOne, "optim.lr_warmup_iters=$"},
+      {"--lr-warmup-samples", kOne, "optim.lr_warmup_samples=$"},
+      {"--lr-warmup-fraction", kOne, "optim.lr_warmup_fraction=$"},
+      {"--lr-warmup-init", kOne, "optim.lr_warmup_init=$"},
+      {"--lr-wsd-decay-style", kOne, "optim.lr_wsd_decay_style=$"},
+      {"--lr-wsd-decay-iters", kOne, "optim.lr_wsd_decay_iters=$"},
+      {"--lr-wsd-decay-samples", kOne, "optim.lr_wsd_decay_samples=$"},
+      {"--weight-decay", kOne, "optim.weight_decay=$"},
+      {"--start-weight-decay", kOne, "optim.start_weight_decay=$"},
+      {"--end-weight-decay", kOne, "optim.end_weight_decay=$"},
+      {"--weight-decay-incr-style", kOne, "optim.weight_decay_incr_style=$"},
+      {"--adam-beta1", kOne, "optim.adam_beta1=$"},
+      {"--adam-beta2", kOne, "optim.adam_beta2=$"},
+      {"--adam-eps", kOne, "optim.adam_eps=$"},
+      {"--sgd-momentum", kOne, "optim.sgd_momentum=$"},
+      {"--clip-grad", kOne, "optim.clip_grad=$"},
+      {"--override-opt-param-scheduler", kNone, "optim.override_opt_param_scheduler=true"},
+      {"--use-checkpoint-opt-param-scheduler", kNone, "optim.use_checkpoint_opt_param_scheduler=true"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& data_rows() {
+  static const std::vector<Row> kRows = {
+      {"--data-path", kList, "data.data_path=$"},
+      {"--train-data-path", kList, "data.train_data_path=$"},
+      {"--valid-data-path", kList, "data.valid_data_path=$"},
+      {"--test-data-path", kList, "data.test_data_path=$"},
+      {"--split", kText, "data.split=$"},
+      {"--mock-data", kNone, "data.mock_data=true"},
+      {"--data-cache-path", kOne, "data.data_cache_path=$"},
+      {"--tokenizer-type", kOne, "tokenizer=$"},
+      {"--tokenizer-model", kOne, "data.tokenizer_model=$"},
+      {"--vocab-file", kOne, "data.vocab_file=$"},
+      {"--merge-file", kOne, "data.merge_file=$"},
+      {"--dataloader-type", kOne, "data.dataloader_type=$"},
+      {"--no-data-sharding", kNone, "data.data_sharding=false"},
+      {"--reset-position-ids", kNone, "data.reset_position_ids=true"},
+      {"--reset-attention-mask", kNone, "data.reset_attention_mask=true"},
+      {"--eod-mask-loss", kNone, "data.eod_mask_loss=true"},
+      {"--num-workers", kOne, "data.num_workers=$"},
+      {"--save", kOne, "checkpoint.save=$"},
+      {"--load", kOne, "checkpoint.load=$"},
+      {"--save-interval", kOne, "checkpoint.save_interval=$"},
+      {"--persistent-save-interval", kOne, "checkpoint.save_interval=$"},
+      {"--save-retain-interval", kOne, "checkpoint.save_retain_interval=$"},
+      {"--most-recent-k", kOne, "checkpoint.keep_last=$"},
+      {"--ckpt-step", kOne, "checkpoint.ckpt_step=$"},
+      {"--finetune", kNone, "checkpoint.finetune=true"},
+      {"--no-load-optim", kNone, "checkpoint.no_load_optim=true"},
+      {"--no-load-rng", kNone, "checkpoint.no_load_rng=true"},
+      {"--no-save-optim", kNone, "checkpoint.no_save_optim=true"},
+      {"--exit-on-missing-checkpoint", kNone, "checkpoint.exit_on_missing_checkpoint=true"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& train_rows() {
+  static const std::vector<Row> kRows = {
+      {"--seq-length", kOne, "train.seq_length=$"},
+      {"--encoder-seq-length", kOne, "train.seq_length=$"},
+      {"--micro-batch-size", kOne, "train.micro_batch_size=$"},
+      {"--global-batch-size", kOne, "train.global_batch_size=$"},
+      {"--step-batch-size-schedule", kText, "train.step_batch_size_schedule=$"},
+      {"--rampup-batch-size", kThree, "train.rampup_batch_size=$"},
+      {"--decrease-batch-size-if-needed", kNone, "train.decrease_batch_size_if_needed=true"},
+      {"--train-iters", kOne, "train.train_iters=$"},
+      {"--train-samples", kOne, "train.train_samples=$"},
+      {"--eval-interval", kOne, "train.eval_interval=$"},
+      {"--eval-iters", kOne, "train.eval_iters=$"},
+      {"--log-interval", kOne, "train.log_interval=$"},
+      {"--exit-interval", kOne, "train.exit_interval=$"},
+      {"--exit-duration-in-mins", kOne, "train.exit_duration_in_mins=$"},
+      {"--calculate-per-token-loss", kNone, "train.calculate_per_token_loss=true"},
+      {"--label-smoothing", kOne, "train.label_smoothing=$"},
+      {"--no-check-for-nan-in-loss-and-grad", kNone, "train.check_for_nan_in_loss=false"},
+      {"--log-num-zeros-in-grad", kNone, "train.log_num_zeros_in_grad=true"},
+      {"--log-params-norm", kNone, "train.log_params_norm=true"},
+      {"--tensorboard-dir", kOne, "train.tensorboard_dir=$"},
+      {"--timing-log-level", kOne, "train.timing_log_level=$"},
+  };
+  return kRows;
+}
+
+// How the program works anyway, or a choice between implementations that it does not have.
+static const std::vector<Row>& rows_without_effect() {
+  static const std::vector<Row> kRows = {
+      {"--use-mcore-models", kNone, ""},
+      {"--transformer-impl", kOne, ""},
+      {"--attention-backend", kOne, ""},
+      {"--use-flash-attn", kNone, ""},
+      {"--no-masked-softmax-fusion", kNone, ""},
+      {"--no-bias-swiglu-fusion", kNone, ""},
+      {"--no-bias-dropout-fusion", kNone, ""},
+      {"--no-rope-fusion", kNone, ""},
+      {"--no-persist-layer-norm", kNone, ""},
+      {"--no-gradient-accumulation-fusion", kNone, ""},
+      {"--cross-entropy-loss-fusion", kNone, ""},
+      {"--cross-entropy-fusion-impl", kOne, ""},
+      {"--attention-softmax-in-fp32", kNone, ""},
+      {"--accumulate-allreduce-grads-in-fp32", kNone, ""},
+      {"--no-create-attention-mask-in-dataloader", kNone, ""},
+      {"--no-mmap-bin-files", kNone, ""},
+      {"--num-dataset-builder-threads", kOne, ""},
+      {"--exit-signal-handler", kNone, ""},
+      {"--manual-gc", kNone, ""},
+      {"--manual-gc-interval", kOne, ""},
+      {"--empty-unused-memory-level", kOne, ""},
+      {"--log-throughput", kNone, ""},
+      {"--log-progress", kNone, ""},
+      {"--log-timers-to-tensorboard", kNone, ""},
+      {"--log-validation-ppl-to-tensorboard", kNone, ""},
+      {"--tensorboard-queue-size", kOne, ""},
+      {"--tensorboard-log-interval", kOne, ""},
+      {"--ckpt-format", kOne, ""},
+      {"--use-dist-ckpt", kNone, ""},
+      {"--auto-detect-ckpt-format", kNone, ""},
+      {"--no-ckpt-fully-parallel-save", kNone, ""},
+      {"--ckpt-fully-parallel-load", kNone, ""},
+      {"--local-rank", kOne, ""},
+      {"--no-one-logger", kNone, ""},
+      {"--tp-comm-bootstrap-backend", kOne, ""},
+      {"--no-barrier-with-level-1-timing", kNone, ""},
+      {"--timing-log-option", kOne, ""},
+  };
+  return kRows;
+}
+
+const std::vector<FlagRow>& megatron_table() {
+  static const std::vector<FlagRow> kTable = [] {
+    std::vector<FlagRow> all;
+    for (const auto* rows :
+         {&model_rows(), &parallel_rows(), &optim_rows(), &data_rows(), &train_rows(), &rows_without_effect()}) {
+      all.insert(all.end(), rows->begin(), rows->end());
+    }
+    return all;
+  }();
+  return kTable;
+}
+
+const std::vector<std::pair<const char*, const char*>>& megatron_removed() {
+  static const std::vector<std::pair<const char*, const char*>> kRemoved = {
+      {"--batch-size", "use --micro-batch-size"},
+      {"--warmup", "use --lr-warmup-fraction"},
+      {"--model-parallel-size", "use --tensor-model-parallel-size"},
+      {"--checkpoint-activations", "use --recompute-activations"},
+  };
+  return kRemoved;
+}
+
+const std::vector<const char*>& megatron_defaults() {
+  static const std::vector<const char*> kDefaults = {
+      "model.family=gpt",
+      "model.position_embedding_type=learned_absolute",
+      "model.normalization=LayerNorm",
+      "model.gated_linear_unit=false",
+      "model.add_bias_linear=true",
+      "model.untie_embeddings_and_output_weights=false",
+      "model.attention_dropout=0.1",
+      "model.hidden_dropout=0.1",
+      "parallel.overlap_grad_reduce=false",
+      "data.num_workers=2",
+      "train.log_interval=100",
+      "train.eval_iters=100",
+      "train.eval_interval=0",
+  };
+  return kDefaults;
+}
+
+const std::vector<const char*>& megatron_required() {
+  static const std::vector<const char*> kRequired = {"model.num_layers",
+                                                     "model.hidden_size",
+                                                     "model.num_attention_heads",
+                                                     "model.max_position_embeddings",
+                                                     "train.seq_length",
+                                                     "train.micro_batch_size",
+                                                     "optim.lr"};
+  return kRequired;
+}
+
+const std::vector<std::pair<const char*, const char*>>& megatron_tokenizers() {
+  static const std::vector<std::pair<const char*, const char*>> kTypes = {
+      {"NullTokenizer", "none"},
+      {"GPT2BPETokenizer", "bpe"},
+      {"HuggingFaceTokenizer", "bpe"},
+      {"SentencePieceTokenizer", "sentencepiece"},
+      {"Llama2Tokenizer", "sentencepiece"},
+      {"GPTSentencePieceTokenizer", "sentencepiece"},
+      {"ByteLevelTokenizer", "bytes"},
+  };
+  return kTypes;
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,30 @@
+// Inside the room: the table behind megatron_flags.h.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metroplex::config {
+
+// kText: words that belong together, quoted or not ("0:16 1B:32").
+enum class Take { kNone, kOne, kList, kThree, kText };
+
+// `sets`: "key=value" pairs with ; between; $ stands for the flag's value. Empty: accepted, nothing to set.
+// A key without a section ("vpp_layers") is worked out by the parser after all flags are read.
+struct FlagRow {
+  const char* flag;
+  Take take;
+  const char* sets;
+};
+
+const std::vector<FlagRow>& megatron_table();
+// (flag, hint): removed from Megatron long ago.
+const std::vector<std::pair<const char*, const char*>>& megatron_removed();
+// key=value of every default of Megatron's that differs from ours, or that a family would preset.
+const std::vector<const char*>& megatron_defaults();
+const std::vector<const char*>& megatron_required();
+// Megatron's tokenizer types -> ours; nothing for those that are not there yet.
+const std::vector<std::pair<const char*, const char*>>& megatron_tokenizers();
+
+}  // namespace metroplex::config

@@ -1,0 +1,64 @@
+// Inside the room: what a group of rules gets and where it puts what it finds. Rules name other keys in full, so
+// that a consequence of a key that already breaks its own limits can be left out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "config/fields.h"
+#include "config/violation.h"
+
+namespace metroplex::config {
+
+class Rules {
+ public:
+  Rules(const Config& c, int64_t world);
+
+  // Records a violation unless `holds`.
+  template <class Value>
+  void require(bool holds, const char* key, const Value& value, const std::string& rule, const std::string& fix) {
+    if (holds) return;
+    std::string text;
+    if constexpr (std::is_floating_point_v<Value>) {
+      text = number_text(value);
+    } else {
+      text = base::concat(value);
+    }
+    list.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
+  }
+
+  const Config& config;
+  int64_t world_size;
+  int64_t dp;  // 0: the ranks do not divide
+  std::vector<Violation> list;
+};
+
+void check_ranks(Rules& rules);
+void check_not_built_yet(Rules& rules);
+void check_model(Rules& rules);
+void check_pipeline(Rules& rules);
+void check_batch(Rules& rules);
+void check_lengths(Rules& rules);
+void check_optim(Rules& rules);
+void check_data(Rules& rules);
+void check_checkpoint(Rules& rules);
+void check_loop(Rules& rules);
+
+// The batch sizes of "0:768 250B:1536" in order of their thresholds, or of a ramp-up "16 16 1000" that ends at
+// `global_batch_size`; nothing when the text cannot be read (`problem` says why).
+std::optional<std::vector<int64_t>> step_batch_sizes(const std::string& text, std::string& problem);
+std::optional<std::vector<int64_t>> rampup_batch_sizes(const std::string& text, int64_t global_batch_size,
+                                                       std::string& problem);
+
+// Model chunks a pipeline rank holds: counted in the layout string when there is one.
+int64_t effective_vpp(const Parallel& parallel);
+std::string effective_schedule(const Parallel& parallel);
+// model.ffn_hidden_size, or 4h, or int(8h/3/64)*64 with gated_linear_unit (which is 0 for very small h).
+int64_t effective_ffn(const Model& model);
+
+}  // namespace metroplex::config

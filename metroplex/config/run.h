@@ -1,0 +1,21 @@
+// The process side of a run: how many ranks, over what, seeded how.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace metroplex::config {
+
+struct Run {
+  std::string name = "metroplex";
+  int64_t seed = 1234;
+  int64_t nproc = 0;             // ranks started by our own launcher; 0: the launcher's environment decides, else 1
+  std::string backend = "auto";  // auto | threads | gloo | nccl
+  int64_t threads_per_rank = 0;  // 0: cores / local ranks, at least 1
+  int64_t distributed_timeout_minutes = 10;
+  std::string master_addr = "127.0.0.1";
+  int64_t master_port = 0;  // 0: a free one
+  bool deterministic_mode = false;
+};
+
+}  // namespace metroplex::config

@@ -1,0 +1,36 @@
+// Inside the room: what a section's description is written with. Not for other rooms; they use fields.h.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/fields.h"
+
+namespace metroplex::config {
+
+class FieldList {
+ public:
+  explicit FieldList(std::string section) : section_(std::move(section)) {}
+
+  template <class T>
+  void operator()(const char* name, T& member, const char* help, Limits limits = {}) {
+    list_.push_back(Field{section_, name, Member(&member), help, std::move(limits)});
+  }
+  std::vector<Field> take() { return std::move(list_); }
+
+ private:
+  std::string section_;
+  std::vector<Field> list_;
+};
+
+void visit(Run& run, FieldList& field);
+void visit(Model& model, FieldList& field);
+void visit(Parallel& parallel, FieldList& field);
+void visit(Optim& optim, FieldList& field);
+void visit(Precision& precision, FieldList& field);
+void visit(Data& data, FieldList& field);
+void visit(Checkpoint& checkpoint, FieldList& field);
+void visit(Train& train, FieldList& field);
+
+}  // namespace metroplex::config

@@ -1,0 +1,248 @@
+#include "config/transformer_rules.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/layout.h"
+
+namespace metroplex::config {
+
+namespace {
+
+std::optional<int64_t> unless_zero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
+
+class Checker {
+ public:
+  explicit Checker(const TransformerSettings& settings) : s_(settings) {}
+
+  std::vector<Violation> run() {
+    if (sizes()) {
+      heads();
+      parallelism();
+      stages();
+      fusions();
+    }
+    return std::move(list_);
+  }
+
+ private:
+  template <class Value>
+  void refuse(const char* key, const Value& value, const std::string& rule, const std::string& fix) {
+    list_.push_back({key, base::concat(value), rule, fix});
+  }
+
+  // The divisors below are at least 1.
+  bool sizes() {
+    const std::pair<const char*, int64_t> sizes[] = {
+        {"model.num_layers", s_.num_layers},
+        {"model.num_attention_heads", s_.num_attention_heads},
+        {"parallel.tensor_model_parallel_size", s_.tp},
+        {"parallel.pipeline_model_parallel_size", s_.pp},
+        {"parallel.virtual_pipeline_model_parallel_size", s_.vpp.value_or(1)}};
+    for (const auto& [key, size] : sizes) {
+      if (size < 1) refuse(key, size, "must be at least 1", "choose 1 or more");
+    }
+    return list_.empty();
+  }
+
+  void heads() {
+    if (s_.num_attention_heads % s_.tp != 0) {
+      refuse("model.num_attention_heads", s_.num_attention_heads,
+             base::concat("must be a multiple of parallel.tensor_model_parallel_size = ", s_.tp),
+             "choose a tensor-parallel size that divides the heads");
+    }
+    const int64_t groups = s_.num_query_groups.value_or(s_.num_attention_heads);
+    if (groups % s_.tp != 0 && (groups == 0 || s_.tp % groups != 0)) {
+      refuse("model.num_query_groups", groups,
+             base::concat("must be a multiple or a divisor of parallel.tensor_model_parallel_size = ", s_.tp),
+             "choose a tensor-parallel size that divides the query groups");
+    }
+  }
+
+  void parallelism() {
+    if (s_.sequence_parallel && s_.tp <= 1) {
+      refuse("parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
+             "set it to false or cut the model over more tensor-parallel ranks");
+    }
+    if (s_.pp > 1 && !s_.has_pipeline_dtype) {
+      refuse("parallel.pipeline_model_parallel_size", s_.pp, "needs the number format that stages exchange",
+             "name one");
+    }
+    if (s_.ep > 1) {
+      refuse("parallel.expert_model_parallel_size", s_.ep, "must be 1: models with experts are not there yet",
+             "set it to 1");
+    }
+    if (s_.defer_embedding_wgrad_compute &&
+        (s_.pp == 1 || !s_.gradient_accumulation_fusion || s_.wgrad_deferral_limit < 0)) {
+      refuse("defer_embedding_wgrad_compute", "true",
+             "needs a pipeline, fused gradient accumulation and a deferral limit of at least 0", "turn it off");
+    }
+    if (s_.overlap_p2p_comm_warmup_flush && (!s_.overlap_p2p_comm || s_.batch_p2p_comm)) {
+      refuse("overlap_p2p_comm_warmup_flush", "true", "needs parallel.overlap_p2p_comm and unbatched messages",
+             "turn it off");
+    }
+  }
+
+  void stages() {
+    const bool uneven = s_.first_stage_layers || s_.last_stage_layers;
+    const bool account = s_.account_for_embedding || s_.account_for_loss;
+    if (uneven && account) {
+      refuse("parallel.decoder_first_pipeline_num_layers",
+             s_.first_stage_layers.value_or(s_.last_stage_layers.value_or(0)),
+             "uneven first or last stages cannot be combined with account_for_embedding_in_pipeline_split or "
+             "account_for_loss_in_pipeline_split",
+             "keep one of the two ways");
+    }
+    if (s_.layout) {
+      layout(uneven || account);
+    } else if (uneven) {
+      uneven_stages();
+    } else if (account) {
+      counted_stages();
+    }
+  }
+
+  void layout(bool other_ways) {
+    static constexpr const char* kKey = "parallel.pipeline_model_parallel_layout";
+    if (other_ways) {
+      refuse(kKey, *s_.layout, "excludes uneven first or last stages and counting the embedding or the loss",
+             "say everything in the layout, or leave it empty");
+    }
+    std::string problem;
+    const auto stages = unrolled_layout(*s_.layout, problem);
+    if (!stages) return refuse(kKey, *s_.layout, "cannot be read: " + problem, "write it like \"Et*3|(tt|)*4,tL\"");
+    const auto count = static_cast<int64_t>(stages->size());
+    if (count % s_.pp != 0) {
+      refuse(
+          kKey, *s_.layout,
+          base::concat("has ", count, " stages, not a multiple of parallel.pipeline_model_parallel_size = ", s_.pp),
+          "add or remove a |");
+    } else if (s_.vpp && *s_.vpp != count / s_.pp) {
+      refuse("parallel.virtual_pipeline_model_parallel_size", *s_.vpp,
+             base::concat("the layout has ", count, " stages on ", s_.pp, " pipeline ranks, that is ", count / s_.pp,
+                          " virtual stages"),
+             "leave it out");
+    }
+    std::string flat;
+    for (const auto& stage : *stages) flat += stage;
+    const auto letters = [&](char letter) { return std::count(flat.begin(), flat.end(), letter); };
+    if (letters('E') != 1 || letters('L') != 1 || flat.front() != 'E' || flat.back() != 'L') {
+      refuse(kKey, *s_.layout, "must begin with its only E and end with its only L",
+             "write it like \"Et*3|(tt|)*4,tL\"");
+    }
+    if (letters('t') != s_.num_layers) {
+      refuse(kKey, *s_.layout, base::concat("has ", letters('t'), " layers, model.num_layers is ", s_.num_layers),
+             "make the two agree");
+    }
+    if (letters('m') != 0)
+      refuse(kKey, *s_.layout, "has m, but the model has no multi-token prediction", "remove the m");
+  }
+
+  // One end of the pipeline with a number of layers of its own.
+  void end_stage(const char* key, const std::optional<int64_t>& layers, int64_t& middle_layers,
+                 int64_t& middle_stages) {
+    if (!layers) return;
+    if (*layers <= 0) refuse(key, *layers, "must be larger than 0", "leave it out for an even split");
+    if (s_.vpp && *layers % *s_.vpp != 0) {
+      refuse(key, *layers, base::concat("must be a multiple of the ", *s_.vpp, " virtual stages"),
+             "choose a multiple, or other virtual stages");
+    }
+    middle_layers -= *layers;
+    middle_stages -= 1;
+  }
+
+  void uneven_stages() {
+    int64_t layers = s_.num_layers, stages = s_.pp;
+    end_stage("parallel.decoder_first_pipeline_num_layers", s_.first_stage_layers, layers, stages);
+    end_stage("parallel.decoder_last_pipeline_num_layers", s_.last_stage_layers, layers, stages);
+    if ((layers != 0) != (stages != 0)) {
+      return refuse("model.num_layers", s_.num_layers,
+                    base::concat("leaves ", layers, " layers for ", stages, " stages between the first and the last"),
+                    "change the layers of the end stages, or pipeline_model_parallel_size");
+    }
+    if (stages <= 0) return;
+    if (layers % stages != 0) {
+      return refuse(
+          "model.num_layers", s_.num_layers,
+          base::concat("leaves ", layers, " layers, which do not divide over the ", stages, " middle stages"),
+          "change the layers of the end stages");
+    }
+    if (s_.vpp && layers / stages % *s_.vpp != 0) {
+      refuse("model.num_layers", s_.num_layers,
+             base::concat("leaves ", layers / stages, " layers a middle stage, not a multiple of the ", *s_.vpp,
+                          " virtual stages"),
+             "change the layers of the end stages, or the virtual stages");
+    }
+  }
+
+  void counted_stages() {
+    const int64_t units = s_.num_layers + (s_.account_for_embedding ? 1 : 0) + (s_.account_for_loss ? 1 : 0);
+    if (units % s_.pp != 0 || (s_.vpp && units / s_.pp % *s_.vpp != 0)) {
+      refuse("model.num_layers", s_.num_layers,
+             base::concat("gives ", units, " units with the counted embedding or loss, which do not divide over ",
+                          s_.pp, " stages of ", s_.vpp.value_or(1), " virtual stages"),
+             "choose the layers so that they do, or do not count embedding and loss");
+    }
+  }
+
+  void fusions() {
+    if (!s_.bias_activation_fusion) return;
+    const bool fusible = s_.activation == "gelu" || s_.activation == "silu" || s_.activation == "quick_gelu";
+    if (!fusible || (s_.activation == "gelu" && !s_.gated_linear_unit && !s_.add_bias_linear) ||
+        (s_.activation == "quick_gelu" && !s_.gated_linear_unit)) {
+      refuse("model.activation", s_.activation, "cannot be fused with the bias", "turn the fusion off");
+    }
+  }
+
+  const TransformerSettings& s_;
+  std::vector<Violation> list_;
+};
+
+}  // namespace
+
+TransformerSettings transformer_settings(const Config& config) {
+  const Model& m = config.model;
+  const Parallel& p = config.parallel;
+  TransformerSettings s;
+  s.num_layers = m.num_layers;
+  s.hidden_size = m.hidden_size;
+  s.num_attention_heads = m.num_attention_heads;
+  s.num_query_groups = unless_zero(m.num_query_groups);
+  s.ffn_hidden_size = unless_zero(m.ffn_hidden_size);
+  s.kv_channels = unless_zero(m.kv_channels);
+  s.tp = p.tp();
+  s.pp = p.pp();
+  if (p.vpp() != 1) s.vpp = p.vpp();
+  s.ep = p.ep();
+  s.etp = unless_zero(p.expert_tensor_parallel_size);
+  s.sequence_parallel = p.sequence_parallel && p.tp() > 1;
+  s.microbatch_group_size_per_vp_stage = unless_zero(p.microbatch_group_size_per_vp_stage);
+  s.first_stage_layers = unless_zero(p.decoder_first_pipeline_num_layers);
+  s.last_stage_layers = unless_zero(p.decoder_last_pipeline_num_layers);
+  s.account_for_embedding = p.account_for_embedding_in_pipeline_split;
+  s.account_for_loss = p.account_for_loss_in_pipeline_split;
+  if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
+  s.activation = m.activation;
+  s.gated_linear_unit = m.gated_linear_unit;
+  s.add_bias_linear = m.add_bias_linear;
+  s.overlap_p2p_comm = p.overlap_p2p_comm;
+  return s;
+}
+
+std::vector<Violation> transformer_violations(const TransformerSettings& settings) { return Checker(settings).run(); }
+
+TransformerSettings transformer_resolved(TransformerSettings s) {
+  if (!s.ffn_hidden_size) s.ffn_hidden_size = 4 * s.hidden_size;
+  if (!s.kv_channels) s.kv_channels = s.hidden_size / s.num_attention_heads;
+  if (!s.num_query_groups) s.num_query_groups = s.num_attention_heads;
+  if (!s.etp) s.etp = s.tp;
+  if (!s.microbatch_group_size_per_vp_stage) s.microbatch_group_size_per_vp_stage = s.pp;
+  std::string problem;
+  if (const auto stages = s.layout ? unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
+    const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;
+    if (virtual_stages > 1) s.vpp = virtual_stages;
+  }
+  return s;
+}
+
+}  // namespace metroplex::config

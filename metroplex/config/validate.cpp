@@ -1,0 +1,85 @@
+#include "config/validate.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/fields.h"
+#include "config/rules.h"
+#include "config/transformer_rules.h"
+
+namespace metroplex::config {
+
+int64_t data_parallel_size(const Parallel& parallel, int64_t world_size) {
+  return world_size / (parallel.tp() * parallel.pp() * parallel.cp());
+}
+
+static int64_t dp_or_zero(const Parallel& p, int64_t world_size) {
+  return world_size % (p.tp() * p.pp() * p.cp()) == 0 ? data_parallel_size(p, world_size) : 0;
+}
+
+Rules::Rules(const Config& c, int64_t world) : config(c), world_size(world), dp(dp_or_zero(c.parallel, world)) {}
+
+static std::string fix_for_limit(const Field& field) {
+  if (!field.limits.choices.empty()) {
+    if (field.name == "params_dtype") return "use fp32; other formats are not there yet";
+    const std::string nearest = base::nearest_name(to_text(field), field.limits.choices);
+    return nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?";
+  }
+  return "choose a value inside";
+}
+
+// The violations of each key's own limits. Those keys get their default in `config`, so that the rules behind can
+// count on sane numbers.
+static std::vector<Violation> check_limits(Config& config) {
+  Config defaults;
+  const std::vector<Field> list = fields(config), standard = fields(defaults);
+  std::vector<Violation> found;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string rule = broken_limit(list[i]);
+    if (rule.empty()) continue;
+    const std::string value = to_text(list[i]);
+    found.push_back({list[i].key(), value.empty() ? "(empty)" : value, rule, fix_for_limit(list[i])});
+    MPX_ASSERT(assign_scalar(list[i], to_text(standard[i])), list[i].key());
+  }
+  return found;
+}
+
+// The key of a broken limit must not be blamed a second time, nor may a rule that compares with it.
+static bool follows_from(const Violation& violation, const std::vector<Violation>& limits) {
+  return std::any_of(limits.begin(), limits.end(), [&](const Violation& limit) {
+    return violation.key == limit.key || violation.rule.find(limit.key) != std::string::npos;
+  });
+}
+
+std::vector<Violation> violations(const Config& config, int64_t world_size) {
+  if (world_size < 1) {
+    return {{"run.nproc", std::to_string(world_size), "a run needs at least 1 rank", "start 1 rank or more"}};
+  }
+  Config sane = config;
+  std::vector<Violation> found = check_limits(sane);
+  Rules rules(sane, world_size);
+  rules.list = transformer_violations(transformer_settings(sane));
+  for (const auto check : {check_ranks, check_not_built_yet, check_model, check_pipeline, check_batch, check_lengths,
+                           check_optim, check_data, check_checkpoint, check_loop}) {
+    check(rules);
+  }
+  const std::vector<Violation> limits = found;
+  for (Violation& violation : rules.list) {
+    if (!follows_from(violation, limits)) found.push_back(std::move(violation));
+  }
+  return found;
+}
+
+std::string message(const std::vector<Violation>& list) {
+  std::string text = list.size() == 1 ? "this configuration cannot run:"
+                                      : base::concat("this configuration cannot run, for ", list.size(), " reasons:");
+  for (const Violation& v : list) text += "\n  " + v.key + " = " + v.value + ": " + v.rule + "; " + v.fix;
+  return text;
+}
+
+void check(const Config& config, int64_t world_size) {
+  const std::vector<Violation> list = violations(config, world_size);
+  if (!list.empty()) base::throw_error("config", message(list));
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,35 @@
+// Whether a configuration can run on so many ranks, before any tensor is made. violations() finds everything that is
+// wrong at once: each key's own limits, what Megatron's TransformerConfig refuses (transformer_rules.h), and the
+// stricter rules that span sections. resolved() fills every 0 that means "derived".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "config/violation.h"
+
+namespace metroplex::config {
+
+std::vector<Violation> violations(const Config& config, int64_t world_size);
+
+// Throws one base::Error("config", ...) that lists all violations; does nothing when there are none.
+void check(const Config& config, int64_t world_size);
+std::string message(const std::vector<Violation>& violations);
+
+// The configuration with derived values written out: head and MLP widths, query groups, positions, batch size,
+// schedule and its lengths, vpp of a layout, bucket size; sequence_parallel is off at tp 1. What only a machine or a
+// tokenizer can tell stays 0 (run.threads_per_rank, run.master_port, model.vocab_size), and so does the batch size
+// under a step schedule. resolved(resolved(c)) equals resolved(c).
+// Requires: no violations.
+Config resolved(const Config& config, int64_t world_size);
+
+// world / (tp * pp * cp). Requires: divisible, as violations() ensures.
+int64_t data_parallel_size(const Parallel& parallel, int64_t world_size);
+
+// Every batch size that the run passes through: the constant one, or those of the ramp-up or step schedule, in
+// order. Requires: no violations.
+std::vector<int64_t> batch_sizes(const Config& config, int64_t world_size);
+
+}  // namespace metroplex::config

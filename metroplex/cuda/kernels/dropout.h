@@ -1,0 +1,27 @@
+// Dropout as a function of where an element is, not of a stream: element e of a row is kept by Philox4x32-10 with the
+// row's key and counter (block (start + e) / 4, row counter). Equal in every layout, dtype and replay.
+#pragma once
+
+#include <cstdint>
+
+namespace metroplex::cuda::kernels {
+
+// One row: `width` neighbouring elements of the unsharded tensor of one sample.
+struct DropoutRow {
+  uint64_t counter = 0;  // names step and sample
+  int64_t start = 0;     // index of the row's first element in the sample's unsharded tensor
+};
+
+struct DropoutShape {
+  const DropoutRow* rows = nullptr;
+  int64_t num_rows = 0, width = 0;
+  uint64_t key = 0;  // names seed, layer and site
+  double probability = 0;
+};
+
+// out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may be x.
+// With probability 0 no mask is drawn and `rows` is not read.
+template <class T>
+void bias_dropout_add(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape);
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,19 @@
+// Rotary position embedding (Su et al., arXiv 2104.09864) in the rotate-half form: dimensions i and i + n/2 turn by
+// position * base^(-2i/n). In place on strided heads, so that it runs inside the fused qkv tensor.
+#pragma once
+
+#include <cstdint>
+
+namespace metroplex::cuda::kernels {
+
+// Element [s][b][head][i] lies at s * stride_s + b * stride_b + head * stride_head + i.
+struct RopeShape {
+  int64_t sequence = 0, batch = 0, heads = 0, rotary = 0;  // rotary: the first dimensions of a head that turn, even
+  int64_t stride_s = 0, stride_b = 0, stride_head = 0;
+};
+
+// cos, sin [sequence, rotary / 2]. direction +1 turns forward, -1 back (the gradient).
+template <class T>
+void rope(T* x, const T* cos, const T* sin, int direction, const RopeShape& shape);
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,75 @@
+// Several datasets as one, in given proportions, and the arithmetic of splits: Megatron's rules, number for number.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/index_cache.h"
+#include "data/sample.h"
+
+namespace metroplex::data {
+
+constexpr std::array<const char*, 3> kSplitNames{"train", "valid", "test"};
+
+// ["0.3", "a", "0.7", "b"] -> prefixes a, b with weights; anything else is a list of prefixes without weights.
+struct Blend {
+  std::vector<std::string> prefixes;
+  std::optional<std::vector<double>> weights;
+};
+// nullopt for an empty list. Throws base::Error when only some of the would-be weights are numbers.
+std::optional<Blend> parse_blend(const std::vector<std::string>& words);
+
+// weights / sum, the sum taken in numpy's order so that the bits agree.
+std::vector<double> normalize(const std::vector<double>& weights);
+
+// "969, 30, 1" -> shares of train, valid, test that add up to 1; missing ones are 0. Throws base::Error when all are
+// 0.
+std::array<double, 3> parse_split(const std::string& split);
+
+// Where each split begins and ends in [0, 1]; none where it is empty. With `other`: the overlap of two splits.
+using SplitBounds = std::array<std::optional<std::pair<double, double>>, 3>;
+SplitBounds split_bounds(const std::array<double, 3>& shares);
+SplitBounds split_bounds(const std::array<double, 3>& shares, const std::array<double, 3>& other);
+// [begin, end) of n documents, each rounded half to even.
+std::pair<int64_t, int64_t> split_range(const std::pair<double, double>& bounds, int64_t n);
+
+// Samples to take from each dataset for each split: ceil(ceil(size * weight) * (1 + surplus)). [dataset][split]
+std::vector<std::array<int64_t, 3>> sizes_per_dataset(const std::vector<double>& weights,
+                                                      const std::array<int64_t, 3>& sizes, double surplus);
+
+struct BlendIndex {
+  std::vector<int16_t> dataset;  // which dataset a sample comes from
+  std::vector<int64_t> sample;   // and which of its samples
+};
+// Each next sample from the dataset furthest behind its share, the first of those equally far.
+BlendIndex build_blend_index(const std::vector<double>& weights, int64_t size);
+// Each dataset to its very end, in proportion on the way.
+BlendIndex build_exhaustive_blend_index(const std::vector<int64_t>& sizes);
+
+class BlendedDataset final : public Dataset {
+ public:
+  // With `size`: that many samples by `weights`, all positive (normalised here). Without: every sample once, weights
+  // ignored. `name` is for messages and the cache. Throws base::Error when a dataset is empty or has too few samples.
+  BlendedDataset(std::vector<std::shared_ptr<const Dataset>> datasets, std::vector<double> weights,
+                 std::optional<int64_t> size, const std::string& name, const IndexCache& cache);
+
+  int64_t size() const override { return static_cast<int64_t>(dataset_.size()); }
+  void get(int64_t index, Sample& out) const override;
+
+  std::span<const int16_t> dataset_index() const { return dataset_; }
+  std::span<const int64_t> sample_index() const { return sample_; }
+  const std::vector<std::shared_ptr<const Dataset>>& datasets() const { return datasets_; }
+
+ private:
+  std::vector<std::shared_ptr<const Dataset>> datasets_;
+  IndexCache::Entry entry_;
+  std::span<const int16_t> dataset_;
+  std::span<const int64_t> sample_;
+};
+
+}  // namespace metroplex::data

@@ -1,0 +1,177 @@
+#include "data/build.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "data/blend.h"
+#include "data/gpt_dataset.h"
+
+namespace metroplex::data {
+
+namespace {
+
+constexpr double kSurplus = 0.005;  // of samples built for each dataset of a blend, against rounding
+using Datasets = std::array<std::shared_ptr<const Dataset>, 3>;
+
+class Builder {
+ public:
+  Builder(const config::Data& config, const BuildOptions& options, files::FileSystem& disk, IndexCache cache)
+      : config_(config), options_(options), disk_(disk), cache_(std::move(cache)) {}
+
+  // The three splits of one source; sizes as in BuildOptions.
+  Datasets from_source(std::shared_ptr<const TokenSource> source, const SplitBounds& bounds,
+                       const std::array<int64_t, 3>& sizes) const {
+    Datasets out;
+    for (size_t i = 0; i < 3; ++i) {
+      if (bounds[i]) out[i] = one_split(source, *bounds[i], i, sizes[i]);
+    }
+    return out;
+  }
+
+  Datasets from_blend(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
+    if (blend.prefixes.size() == 1 && !blend.weights) return from_source(open(blend.prefixes[0]), bounds, sizes);
+    std::vector<double> weights;
+    std::vector<std::array<int64_t, 3>> wanted(blend.prefixes.size(), {-1, -1, -1}), built = wanted;
+    if (blend.weights) {
+      check_weights(blend, bounds, sizes);
+      weights = normalize(*blend.weights);
+      wanted = sizes_per_dataset(weights, sizes, 0.0);
+      built = sizes_per_dataset(weights, sizes, kSurplus);
+    }
+    std::vector<Datasets> parts;
+    for (size_t d = 0; d < blend.prefixes.size(); ++d)
+      parts.push_back(from_source(open(blend.prefixes[d]), bounds, built[d]));
+
+    Datasets out;
+    for (size_t i = 0; i < 3; ++i) {
+      if (!bounds[i] || sizes[i] == 0) continue;
+      std::vector<std::shared_ptr<const Dataset>> datasets;
+      std::vector<double> shares = weights;
+      int64_t size = 0;
+      for (size_t d = 0; d < parts.size(); ++d) {
+        datasets.push_back(parts[d][i]);
+        const int64_t samples = datasets[d] ? datasets[d]->size() : 0;
+        if (!blend.weights) shares.push_back(static_cast<double>(samples));
+        size += blend.weights ? wanted[d][i] : samples;
+      }
+      const bool exhaustive = !blend.weights && sizes[i] < 0;
+      if (!blend.weights && sizes[i] >= 0) size = std::min(size, sizes[i]);
+      out[i] = std::make_shared<BlendedDataset>(std::move(datasets), std::move(shares),
+                                                exhaustive ? std::optional<int64_t>{} : std::optional<int64_t>{size},
+                                                kSplitNames[i], cache_);
+    }
+    return out;
+  }
+
+ private:
+  std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
+    return std::make_shared<IndexedSource>(disk_, prefix);
+  }
+
+  static void check_weights(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) {
+    for (size_t d = 0; d < blend.prefixes.size(); ++d)
+      MPX_CHECK((*blend.weights)[d] > 0, "data", "dataset '", blend.prefixes[d], "' has weight ", (*blend.weights)[d],
+                "; weights must be positive, leave the dataset out");
+    for (size_t i = 0; i < 3; ++i)
+      MPX_CHECK(!bounds[i] || sizes[i] >= 0, "data", "split ", kSplitNames[i],
+                ": weights need a number of samples; leave the weights out to read every sample once");
+  }
+
+  std::shared_ptr<const Dataset> one_split(const std::shared_ptr<const TokenSource>& source,
+                                           const std::pair<double, double>& bounds, size_t split,
+                                           int64_t size) const {
+    const auto [begin, end] = split_range(bounds, source->num_sequences());
+    MPX_CHECK(source->num_sequences() <= 0x7fffffff, "data", "'", source->name(), "' has ", source->num_sequences(),
+              " documents, at most 2147483647 are possible");
+    std::vector<int32_t> documents(static_cast<size_t>(std::max<int64_t>(end - begin, 0)));
+    std::iota(documents.begin(), documents.end(), static_cast<int32_t>(begin));
+    const bool has_tokens =
+        std::any_of(documents.begin(), documents.end(), [&](int32_t d) { return source->length(d) > 0; });
+    if (!has_tokens) {
+      MPX_CHECK(size <= 0, "data", "split ", kSplitNames[split], " of '", source->name(), "' has ", documents.size(),
+                " documents and no token, and ", size, " samples are wanted; change data.split ('", config_.split,
+                "'), or ask for none of this split (train.eval_iters 0)");
+      return nullptr;
+    }
+    GptOptions gpt;
+    gpt.index = {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), true, true};
+    gpt.split = kSplitNames[split];
+    gpt.eod = options_.eod;
+    gpt.reset_position_ids = config_.reset_position_ids;
+    gpt.reset_attention_mask = config_.reset_attention_mask;
+    gpt.eod_mask_loss = config_.eod_mask_loss;
+    gpt.vocab_size = options_.vocab_size;
+    auto dataset = std::make_shared<GptDataset>(source, documents, gpt, cache_);
+    return dataset->size() > 0 ? dataset : nullptr;
+  }
+
+  const config::Data& config_;
+  const BuildOptions& options_;
+  files::FileSystem& disk_;
+  IndexCache cache_;
+};
+
+std::string cache_directory(const config::Data& config) {
+  if (!config.data_cache_path.empty() || config.mock_data) return config.data_cache_path;
+  for (const auto* words :
+       {&config.data_path, &config.train_data_path, &config.valid_data_path, &config.test_data_path}) {
+    if (const auto blend = parse_blend(*words))
+      return files::join_path(files::parent_directory(blend->prefixes[0]), "cache");
+  }
+  return "";
+}
+
+SplitBounds all_of(size_t split) {
+  SplitBounds bounds;
+  bounds[split] = {0.0, 1.0};
+  return bounds;
+}
+
+}  // namespace
+
+Splits build_datasets(const config::Data& config, const BuildOptions& options) {
+  const std::array<const std::vector<std::string>*, 3> own{&config.train_data_path, &config.valid_data_path,
+                                                           &config.test_data_path};
+  const bool per_split = std::any_of(own.begin(), own.end(), [](const auto* words) { return !words->empty(); });
+  MPX_CHECK(options.seed <= 0xffffffffu, "data", "run.seed = ", options.seed,
+            ": the order of the data takes seeds of 32 bits");
+  MPX_CHECK(config.mock_data + per_split + !config.data_path.empty() == 1, "data",
+            "exactly one of data.data_path, data.train_data_path (with valid and test) and data.mock_data says where "
+            "samples come from; ",
+            config.mock_data + per_split + !config.data_path.empty(), " are set");
+
+  files::PosixFileSystem disk;
+  // The datasets keep mapped bytes, not the disk: it may go when they are built.
+  const Builder builder(config, options, disk, IndexCache(disk, cache_directory(config)));
+  Datasets datasets;
+  if (config.mock_data) {
+    const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
+    datasets = builder.from_source(source, split_bounds(parse_split("1,1,1")), options.sizes);
+  } else if (per_split) {
+    for (size_t i = 0; i < 3; ++i) {
+      auto blend = parse_blend(*own[i]);
+      if (!blend) continue;
+      if (blend->prefixes.size() == 1) blend->weights.reset();
+      std::array<int64_t, 3> sizes{};
+      sizes[i] = options.sizes[i];
+      datasets[i] = builder.from_blend(*blend, all_of(i), sizes)[i];
+    }
+  } else {
+    datasets =
+        builder.from_blend(*parse_blend(config.data_path), split_bounds(parse_split(config.split)), options.sizes);
+  }
+  return {datasets[0], datasets[1], datasets[2]};
+}
+
+Splits build_datasets(const config::Data& config, int64_t sequence_length, uint64_t seed,
+                      std::array<int64_t, 3> sizes) {
+  BuildOptions options;
+  options.sequence_length = sequence_length;
+  options.seed = seed;
+  options.sizes = sizes;
+  return build_datasets(config, options);
+}
+
+}  // namespace metroplex::data

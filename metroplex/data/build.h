@@ -1,0 +1,34 @@
+// From the data section of a config to the three datasets of a run: Megatron's rules for splits, blends and sizes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "config/data.h"
+#include "data/sample.h"
+
+namespace metroplex::data {
+
+// Null where there is no sample, or where a blend is asked for none.
+struct Splits {
+  std::shared_ptr<const Dataset> train, valid, test;
+};
+
+struct BuildOptions {
+  int64_t sequence_length = 0;
+  uint64_t seed = 1234;
+  std::array<int64_t, 3> sizes{};  // samples wanted of train, valid, test; -1: one epoch of what is there
+  int64_t eod = -1;                // end-of-document token: needed for the resets and eod_mask_loss
+  int64_t vocab_size = 0;  // mock data: tokens stay below; else 0 (unchecked) or the bound every token must keep
+};
+
+// Opens the datasets, builds or reads their index files (safe when ranks do so at once), and blends. Throws
+// base::Error naming the key or file, the value and the way out.
+Splits build_datasets(const config::Data& config, const BuildOptions& options);
+
+// The short form: no end-of-document token and no bound on tokens.
+Splits build_datasets(const config::Data& config, int64_t sequence_length, uint64_t seed,
+                      std::array<int64_t, 3> sizes);
+
+}  // namespace metroplex::data

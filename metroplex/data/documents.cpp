@@ -1,0 +1,99 @@
+#include "data/documents.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "text/utf8.h"
+
+namespace metroplex::data {
+
+namespace {
+
+bool ends_with(const std::string& text, std::string_view tail) {
+  return text.size() >= tail.size() && std::string_view(text).substr(text.size() - tail.size()) == tail;
+}
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
+
+void collect(files::FileSystem& disk, const std::string& path, TextFormat format, std::vector<DocumentFile>& out) {
+  if (disk.is_directory(path)) {
+    for (const std::string& name : disk.list(path)) collect(disk, files::join_path(path, name), format, out);
+    return;
+  }
+  const bool named = ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
+  out.push_back({path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)});
+}
+
+// The line at `at`, without its end; `next` is where the following one begins.
+std::string_view line_at(std::string_view text, size_t at, size_t& next) {
+  const size_t end = text.find('\n', at);
+  next = end == std::string_view::npos ? text.size() : end + 1;
+  return text.substr(at, (end == std::string_view::npos ? text.size() : end) - at);
+}
+
+int64_t line_number(std::string_view text, int64_t offset) {
+  return 1 + std::count(text.begin(), text.begin() + offset, '\n');
+}
+
+}  // namespace
+
+std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
+                                         TextFormat format) {
+  std::vector<DocumentFile> out;
+  for (const std::string& input : inputs) collect(disk, input, format, out);
+  return out;
+}
+
+bool DocumentReader::next(RawDocument& document) {
+  for (; at_.file < files_.size(); at_ = {at_.file + 1, 0}) {
+    const DocumentFile& file = files_[at_.file];
+    const std::string_view text = file.bytes.text();
+    size_t at = static_cast<size_t>(at_.offset), after = at;
+    if (!file.jsonl && !split_) {
+      document = {at_.file, 0, text};
+      at_ = {at_.file + 1, 0};
+      return true;
+    }
+    while (at < text.size() && is_blank(line_at(text, at, after))) at = after;
+    if (at >= text.size()) continue;
+    size_t end = at + line_at(text, at, after).size();
+    while (!file.jsonl && after < text.size()) {  // a document goes on to the next blank line
+      size_t following;
+      const std::string_view line = line_at(text, after, following);
+      if (is_blank(line)) break;
+      end = after + line.size();
+      after = following;
+    }
+    document = {at_.file, static_cast<int64_t>(at), text.substr(at, end - at)};
+    at_.offset = static_cast<int64_t>(after);
+    return true;
+  }
+  return false;
+}
+
+std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
+                          const std::string& json_key) {
+  const DocumentFile& file = files[document.file];
+  if (!file.jsonl) {
+    const size_t bad = text::valid_utf8_prefix(document.text);
+    MPX_CHECK(bad == document.text.size(), "data", "'", file.path, "' byte ",
+              document.offset + static_cast<int64_t>(bad),
+              ": not UTF-8; convert the file (iconv -t UTF-8) or leave it out");
+    return std::string(document.text);
+  }
+  std::string problem;
+  try {
+    const auto line = nlohmann::json::parse(document.text);
+    if (!line.is_object()) problem = "is not a JSON object";
+    else if (!line.contains(json_key))
+      problem = "has no key '" + json_key + "'; --json-key names the one with the text";
+    else if (!line[json_key].is_string()) problem = "holds no string under '" + json_key + "'";
+    else return line[json_key].get<std::string>();
+  } catch (const nlohmann::json::exception& error) { problem = std::string("is not JSON in UTF-8: ") + error.what(); }
+  base::throw_error(
+      "data", base::concat("'", file.path, "' line ", line_number(file.bytes.text(), document.offset), " ", problem));
+}
+
+}  // namespace metroplex::data

@@ -1,0 +1,47 @@
+// The order of a GPT dataset, exactly Megatron's for a seed. The documents of as many epochs as are needed are laid
+// out in shuffled order (document index); the stream of their tokens is cut every sequence_length tokens (sample
+// index); the samples are shuffled (shuffle index). When the last epoch is used for less than 80 % it is shuffled
+// apart, so that it is not mixed into the others.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/numpy_random.h"
+
+namespace metroplex::data {
+
+struct GptIndexOptions {
+  int64_t sequence_length = 0;
+  int64_t num_samples = -1;  // at least so many; -1: one epoch
+  uint32_t seed = 1234;
+  bool add_extra_token = true;  // neighbouring samples share one token, so that each has a label for every token
+  bool drop_last_partial = true;
+};
+
+struct GptIndex {
+  int64_t tokens_per_epoch = 0, num_epochs = 0;
+  bool separate_final_epoch = false;
+  int64_t samples_sans_final_epoch = 0, samples_per_epoch = 0;  // only set with more than one epoch
+  std::vector<int32_t> document_index;
+  std::vector<int64_t> sample_index;   // [samples + 1, 2]: position in document_index, token offset in that document
+  std::vector<int64_t> shuffle_index;  // [samples]
+};
+
+// `lengths[d]` is the number of tokens of document d, of all documents of the corpus; `documents` are those of the
+// split. Throws base::Error when they hold no token.
+GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,
+                         const GptIndexOptions& options);
+
+std::vector<int32_t> build_document_index(std::span<const int32_t> documents, int64_t num_epochs,
+                                          bool separate_final_epoch, RandomState& random);
+
+// `num_tokens` = epochs * tokens per epoch. Rows of 2.
+std::vector<int64_t> build_sample_index(std::span<const int32_t> lengths, std::span<const int32_t> document_index,
+                                        int64_t num_tokens, const GptIndexOptions& options);
+
+// Shuffles [0, first) and [first, total) apart.
+std::vector<int64_t> build_shuffle_index(int64_t first, int64_t total, RandomState& random);
+
+}  // namespace metroplex::data

@@ -1,0 +1,31 @@
+// Dataset + sampler + prefetch: hands out this rank's micro-batches in order while a thread reads ahead.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "data/sample.h"
+#include "data/sampler.h"
+
+namespace metroplex::data {
+
+class Loader {
+ public:
+  // `options.total_samples` is taken from the dataset. `prefetch` is how many micro-batches may be read ahead; 0
+  // reads in the caller's thread, when asked.
+  Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, int prefetch = 2);
+  ~Loader();  // stops the thread, also in the middle of reading ahead
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // The next micro-batch (micro_batch_size samples). False at the end of the data; what the reading thread threw is
+  // thrown here, at the micro-batch where it happened.
+  bool next(std::vector<Sample>& microbatch);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace metroplex::data

@@ -1,0 +1,74 @@
+// The random numbers that Megatron's data order is made of, reproduced bit for bit: numpy's legacy RandomState
+// (MT19937, Fisher-Yates shuffle with masked rejection), numpy's default_rng (PCG64 seeded by SeedSequence, bounded
+// integers by Lemire's method) and torch.randperm on the CPU.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace metroplex::data {
+
+// numpy.random.RandomState(seed). Seeds are 32 bits wide, as there.
+class RandomState {
+ public:
+  explicit RandomState(uint32_t seed) : engine_(seed) {}
+
+  uint32_t next_u32() { return static_cast<uint32_t>(engine_()); }
+
+  // Uniform in [0, max]: draws under the smallest mask of ones that covers max, until one fits.
+  uint64_t interval(uint64_t max) {
+    if (max == 0) return 0;
+    uint64_t mask = max;
+    for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+    uint64_t value;
+    if (max <= 0xffffffffu) {
+      do value = next_u32() & mask;
+      while (value > max);
+    } else {
+      do {
+        const uint64_t high = next_u32();
+        value = ((high << 32) | next_u32()) & mask;
+      } while (value > max);
+    }
+    return value;
+  }
+
+  // RandomState.shuffle of a one-dimensional array.
+  template <class T>
+  void shuffle(T* values, int64_t count) {
+    for (int64_t i = count - 1; i > 0; --i) std::swap(values[i], values[interval(static_cast<uint64_t>(i))]);
+  }
+  template <class T>
+  void shuffle(std::vector<T>& values) {
+    shuffle(values.data(), static_cast<int64_t>(values.size()));
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+// numpy.random.default_rng(seed).
+class DefaultRng {
+ public:
+  explicit DefaultRng(uint64_t seed);
+
+  uint64_t next_u64();
+  uint32_t next_u32();  // low half of a 64-bit draw first, then the kept high half
+
+  // integers(low, high, size, dtype=int32): uniform in [low, high). Throws base::Error unless low < high.
+  std::vector<int32_t> integers(int32_t low, int32_t high, int64_t count);
+
+ private:
+  using Word128 = unsigned __int128;
+
+  Word128 state_ = 0, increment_ = 0;
+  bool has_half_ = false;
+  uint32_t half_ = 0;
+};
+
+// torch.randperm(n, generator=torch.Generator().manual_seed(seed)).
+std::vector<int64_t> torch_randperm(int64_t n, uint64_t seed);
+
+}  // namespace metroplex::data

@@ -1,0 +1,253 @@
+#include "data/preprocess.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "files/checksum.h"
+#include "files/indexed_dataset.h"
+
+namespace metroplex::data {
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20, kChunkBytes = 256 << 10, kSampledBytes = 64 << 10;
+
+class Job {
+ public:
+  Job(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder)
+      : disk_(disk),
+        options_(options),
+        encoder_(encoder),
+        directory_(options.output_prefix + ".preprocess"),
+        files_(open_documents(disk, options.inputs, options.format)) {
+    int64_t total = 0;
+    for (const DocumentFile& file : files_) {
+      starts_.push_back(total);
+      total += static_cast<int64_t>(file.bytes.size);
+    }
+    // As products of 128 bits, so that neighbouring partitions agree on the border.
+    const auto border = [&](int64_t i) {
+      return static_cast<int64_t>(static_cast<__int128>(total) * i / options_.num_partitions);
+    };
+    begin_ = border(options.partition);
+    end_ = options.partition + 1 == options.num_partitions ? total + 1 : border(options.partition + 1);
+    progress_.bytes_total = std::min(end_, total) - begin_;
+    part_bytes_ =
+        options.part_bytes > 0 ? options.part_bytes : std::clamp<int64_t>(total / 1000, 8 * kMiB, 128 * kMiB);
+  }
+
+  PreprocessProgress run() {
+    disk_.make_directories(directory_);
+    const auto lock = disk_.try_lock(path("lock"));
+    MPX_CHECK(lock != nullptr, "data", "another run of preprocess works on '", options_.output_prefix,
+              "'; wait for it, or choose another prefix");
+    try {
+      DocumentReader reader(files_, options_.split_documents, resume());
+      while (!ended_) write_part(reader);
+      MPX_CHECK(progress_.tokens > 0, "data", "the input holds no token: ", files_.size(), " files, ",
+                progress_.bytes_total, " bytes, ", progress_.empty_documents, " empty documents; give some text");
+      finish();
+    } catch (const base::Error&) {
+      if (progress_.tokens == 0 || num_parts_ == 0) disk_.remove_tree(directory_);  // nothing to go on from
+      throw;
+    }
+    return progress_;
+  }
+
+ private:
+  std::string path(const std::string& name) const { return files::join_path(directory_, name); }
+  std::string part(int64_t number) const {
+    char name[32];
+    std::snprintf(name, sizeof name, "part-%08lld", static_cast<long long>(number));
+    return path(name);
+  }
+
+  // All that the result depends on. Of the input: names, sizes, times, and the bytes at both ends of each file.
+  std::string description() const {
+    nlohmann::json job{{"version", 1},
+                       {"encoder", encoder_.description},
+                       {"vocab_size", encoder_.vocab_size},
+                       {"eod", encoder_.eod},
+                       {"json_key", options_.json_key},
+                       {"split_documents", options_.split_documents},
+                       {"append_eod", options_.append_eod},
+                       {"partition", {options_.partition, options_.num_partitions}},
+                       {"part_bytes", part_bytes_}};
+    for (const DocumentFile& file : files_) {
+      const size_t ends = std::min<size_t>(file.bytes.size, kSampledBytes);
+      std::error_code no_such_file;  // as on a disk in memory: then the time stays out of it
+      const auto time = std::filesystem::last_write_time(file.path, no_such_file);
+      const int64_t written = no_such_file ? 0 : static_cast<int64_t>(time.time_since_epoch().count());
+      job["files"].push_back({file.path, file.jsonl, file.bytes.size, written,
+                              files::to_hex(files::checksum(file.bytes.data, ends)),
+                              files::to_hex(files::checksum(file.bytes.data + (file.bytes.size - ends), ends))});
+    }
+    return job.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  }
+
+  // Takes up the whole parts of an earlier run of the same job; of any other job clears the table.
+  DocumentPosition resume() {
+    const std::string job = description();
+    DocumentPosition position;
+    if (!disk_.exists(path("job.json")) || disk_.read(path("job.json")) != job) {
+      for (const std::string& name : disk_.list(directory_)) {
+        if (name != "lock") disk_.remove_tree(path(name));
+      }
+      disk_.replace_file(path("job.json"), job);
+      return position;
+    }
+    for (; !ended_ && take_up(part(num_parts_), position); ++num_parts_) {}
+    progress_.bytes_resumed = progress_.bytes_done;
+    return position;
+  }
+
+  bool take_up(const std::string& prefix, DocumentPosition& position) {
+    if (!disk_.exists(prefix + ".json")) return false;
+    try {
+      const auto note = nlohmann::json::parse(disk_.read(prefix + ".json"));
+      const files::IndexedDataset dataset(disk_, prefix);
+      const auto sum = files::to_hex(files::checksum(dataset.token_bytes().data, dataset.token_bytes().size));
+      if (sum != note.at("sum") || dataset.num_tokens() != note.at("tokens")) return false;
+      const DocumentPosition next{note.at("next_file"), note.at("next_offset")};
+      progress_.documents += dataset.num_sequences();
+      progress_.tokens += dataset.num_tokens();
+      progress_.empty_documents += note.at("empty").get<int64_t>();
+      progress_.bytes_done = note.at("bytes_done");
+      ended_ = note.at("ended");
+      position = next;
+      return true;
+    } catch (const base::Error&) {  // a part that does not read back is made again
+      return false;
+    } catch (const nlohmann::json::exception&) { return false; }
+  }
+
+  // The documents of the next part, as chunks for the cores. Sets ended_ when the input or the partition ends with
+  // it.
+  std::vector<std::vector<RawDocument>> gather(DocumentReader& reader) {
+    std::vector<std::vector<RawDocument>> chunks;
+    int64_t in_part = 0, in_chunk = kChunkBytes;
+    RawDocument document;
+    while (in_part < part_bytes_) {
+      ended_ = !reader.next(document);
+      if (ended_) break;
+      const int64_t start = starts_[document.file] + document.offset;
+      if (start < begin_) continue;
+      ended_ = start >= end_;
+      if (ended_) break;
+      if (in_chunk >= kChunkBytes) {
+        chunks.emplace_back();
+        in_chunk = 0;
+      }
+      chunks.back().push_back(document);
+      in_chunk += static_cast<int64_t>(document.text.size()) + 1;
+      in_part += static_cast<int64_t>(document.text.size()) + 1;
+    }
+    return chunks;
+  }
+
+  std::vector<std::vector<int32_t>> encode_chunk(const std::vector<RawDocument>& chunk) {
+    std::vector<std::vector<int32_t>> out;
+    int64_t bytes = 0, tokens = 0, empty = 0;
+    for (const RawDocument& document : chunk) {
+      std::vector<int32_t> ids = encoder_.encode(document_text(files_, document, options_.json_key));
+      if (ids.empty()) ++empty;
+      else if (options_.append_eod) ids.push_back(static_cast<int32_t>(encoder_.eod));
+      bytes += static_cast<int64_t>(document.text.size());
+      tokens += static_cast<int64_t>(ids.size());
+      out.push_back(std::move(ids));
+    }
+    const std::lock_guard guard(mutex_);
+    progress_.bytes_done += bytes;
+    progress_.tokens += tokens;
+    progress_.empty_documents += empty;
+    progress_.documents += static_cast<int64_t>(chunk.size()) - empty;
+    if (options_.progress) options_.progress(progress_);
+    return out;
+  }
+
+  void write_part(DocumentReader& reader) {
+    const int64_t empty_before = progress_.empty_documents;
+    const auto chunks = gather(reader);
+    std::vector<std::vector<std::vector<int32_t>>> encoded(chunks.size());
+    base::parallel_for(static_cast<int64_t>(chunks.size()), options_.workers, [&](int64_t i) {
+      encoded[static_cast<size_t>(i)] = encode_chunk(chunks[static_cast<size_t>(i)]);
+    });
+
+    const std::string prefix = part(num_parts_);
+    files::IndexedDatasetWriter writer(disk_, prefix, files::token_type_for_vocabulary(encoder_.vocab_size));
+    for (const auto& chunk : encoded) {
+      for (const auto& ids : chunk) {
+        if (ids.empty()) continue;
+        writer.add_sequence(std::span<const int32_t>(ids));
+        writer.end_document();
+      }
+    }
+    const int64_t tokens = writer.num_tokens();
+    writer.finalize();
+    const files::Bytes written = disk_.map(prefix + ".bin");
+    const nlohmann::json note{{"next_file", reader.position().file},
+                              {"next_offset", reader.position().offset},
+                              {"ended", ended_},
+                              {"tokens", tokens},
+                              {"empty", progress_.empty_documents - empty_before},
+                              {"bytes_done", progress_.bytes_done},
+                              {"sum", files::to_hex(files::checksum(written.data, written.size))}};
+    disk_.replace_file(prefix + ".json", note.dump() + "\n");
+    ++num_parts_;
+  }
+
+  void finish() {
+    std::vector<std::string> parts;
+    for (int64_t i = 0; i < num_parts_; ++i) parts.push_back(part(i));
+    merge_datasets(disk_, parts, options_.output_prefix);
+    disk_.remove_tree(directory_);
+  }
+
+  files::FileSystem& disk_;
+  const PreprocessOptions& options_;
+  const Encoder& encoder_;
+  std::string directory_;
+  std::vector<DocumentFile> files_;
+  std::vector<int64_t> starts_;  // of each file in the bytes of all of them
+  int64_t begin_ = 0, end_ = 0;  // this partition
+  int64_t part_bytes_ = 0, num_parts_ = 0;
+  bool ended_ = false;
+  std::mutex mutex_;
+  PreprocessProgress progress_;
+};
+
+}  // namespace
+
+PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder) {
+  MPX_CHECK(!options.inputs.empty(), "data", "no input files; give --input FILES");
+  MPX_CHECK(!options.output_prefix.empty() && options.output_prefix.back() != '/', "data", "output prefix '",
+            options.output_prefix, "' names no file; give a path like data/corpus");
+  MPX_CHECK(!options.append_eod || encoder.eod >= 0, "data",
+            "--append-eod: the tokenizer has no end-of-document token; choose another or leave it out");
+  MPX_CHECK(options.num_partitions >= 1 && options.partition >= 0 && options.partition < options.num_partitions,
+            "data", "partition ", options.partition, " of ", options.num_partitions,
+            "; partitions are counted from 0");
+  return Job(disk, options, encoder).run();
+}
+
+void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
+                    const std::string& output_prefix) {
+  MPX_CHECK(!prefixes.empty(), "data", "nothing to merge");
+  std::optional<files::IndexedDatasetWriter> writer;
+  for (const std::string& prefix : prefixes) {
+    MPX_CHECK(prefix != output_prefix, "data", "'", prefix, "' would be merged into itself");
+    const files::IndexedDataset part(disk, prefix);
+    if (!writer) writer.emplace(disk, output_prefix, part.type(), part.has_modes());
+    writer->append(part);
+  }
+  writer->finalize();
+}
+
+}  // namespace metroplex::data

@@ -1,0 +1,54 @@
+// Text in, indexed dataset out. The input is cut into parts of some megabytes; all cores tokenize one part, and it is
+// kept under PREFIX.preprocess/ with a note of where it ended. At the end the parts become PREFIX.bin and PREFIX.idx.
+// A run that was killed goes on behind the last whole part, and its result is the same to the byte; notes of another
+// job are dropped.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/documents.h"
+#include "files/file_system.h"
+
+namespace metroplex::data {
+
+struct Encoder {
+  std::function<std::vector<int32_t>(std::string_view)> encode;  // called from several threads at once
+  int64_t vocab_size = 0;                                        // decides the type of the tokens
+  int64_t eod = -1;                                              // -1: none
+  std::string description;                                       // a change of it makes another job
+};
+
+struct PreprocessProgress {
+  int64_t bytes_done = 0, bytes_total = 0;  // of input
+  int64_t documents = 0, empty_documents = 0, tokens = 0;
+  int64_t bytes_resumed = 0;  // done by an earlier run
+};
+
+struct PreprocessOptions {
+  std::vector<std::string> inputs;
+  std::string output_prefix;
+  TextFormat format = TextFormat::by_name;
+  std::string json_key = "text";
+  bool split_documents = false;  // text files: a blank line ends a document
+  bool append_eod = false;
+  int workers = 1;
+  // Of several runs on the same input, each takes the documents that begin in its share of the bytes; merged in order
+  // their results are what one run gives.
+  int64_t partition = 0, num_partitions = 1;
+  int64_t part_bytes = 0;                                   // 0: by the size of the input, 8 to 128 MiB
+  std::function<void(const PreprocessProgress&)> progress;  // after every few documents, from one thread at a time
+};
+
+// Documents without a token are left out and counted. Throws base::Error, leaving no output, when the input has no
+// token at all, is not UTF-8 or not JSON, or when another run works on the same prefix.
+PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
+
+// PREFIXES one behind the other as a new dataset; all of one token type.
+void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
+                    const std::string& output_prefix);
+
+}  // namespace metroplex::data

@@ -1,0 +1,73 @@
+// Which samples a data-parallel rank sees, and when: Megatron's samplers as pure functions of the number of samples
+// consumed so far, so a run can stop and go on anywhere. Single walks the dataset in order, once. Cyclic walks it in
+// a new order every epoch (torch.randperm seeded by the epoch) for ever.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace metroplex::data {
+
+enum class SamplerType { single, cyclic };
+
+struct SamplerOptions {
+  int64_t total_samples = 0;     // Loader sets it to the dataset's size
+  int64_t consumed_samples = 0;  // by all data-parallel ranks; cyclic: whole batches of all of them
+  int64_t micro_batch_size = 1;
+  int64_t dp_index = 0;
+  int64_t dp_size = 1;
+  SamplerType type = SamplerType::single;
+  // Cyclic: each rank permutes its own slice of the dataset, so a run can only go on with the same dp_size; without,
+  // one permutation is dealt round, and dp_size may change.
+  bool data_sharding = true;
+  bool drop_last = true;  // single: leave out the last batch when it does not fill every rank
+  uint64_t seed = 0;      // cyclic: added to the epoch number; 0 is Megatron's order
+};
+
+class Sampler {
+ public:
+  // Throws base::Error when the options make no sense or single has no samples left.
+  explicit Sampler(const SamplerOptions& options);
+
+  // The next micro-batch of this rank. False when single has come to the end; cyclic goes on with the next epoch.
+  // Single without drop_last: the last batch may be shorter, or empty on some ranks.
+  bool next(std::vector<int64_t>& indices);
+
+  // Cyclic: true when the batch that `next` would give belongs to a later epoch than the one before.
+  bool at_epoch_end() const;
+
+ private:
+  void start_epoch();
+  bool next_single(std::vector<int64_t>& indices);
+
+  SamplerOptions options_;
+  int64_t position_ = 0;              // single: samples consumed; cyclic: own samples consumed in this epoch
+  int64_t epoch_ = 0;                 // cyclic
+  std::vector<int64_t> epoch_order_;  // cyclic: this rank's samples of this epoch, whole batches only
+};
+
+// Full validation: every sample once, sample i on rank i mod dp_size, one at a time.
+std::vector<int64_t> full_validation_indices(int64_t total_samples, int64_t dp_index, int64_t dp_size);
+
+// A whole global batch of one rank: samples [first, first + global_batch_size) dealt out micro-batch by micro-batch.
+// Uses micro_batch_size, dp_index and dp_size. Throws base::Error when they do not divide the global batch.
+std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_batch_size, const SamplerOptions& options);
+
+// Samples to build for {train, valid, test}: Megatron's get_train_valid_test_num_samples. valid is -1 ("all of them")
+// with full_validation. train_samples wins over train_iters when it is not 0.
+struct SampleCountOptions {
+  int64_t train_iters = 0, train_samples = 0;
+  int64_t global_batch_size = 1;
+  int64_t eval_global_batch_size = 0;  // 0: global_batch_size
+  int64_t eval_interval = 0, eval_iters = 0;
+  int64_t start_eval_at_iter = 0;
+  bool skip_train = false, full_validation = false;
+  std::vector<int64_t> phase_transition_iterations;
+  int64_t iteration = 0;
+};
+struct SampleCounts {
+  int64_t train = 0, valid = 0, test = 0;
+};
+SampleCounts sample_counts(const SampleCountOptions& options);
+
+}  // namespace metroplex::data

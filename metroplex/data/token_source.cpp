@@ -1,0 +1,43 @@
+#include "data/token_source.h"
+
+#include "base/error.h"
+#include "data/numpy_random.h"
+#include "files/checksum.h"
+
+namespace metroplex::data {
+
+namespace {
+constexpr int64_t kMockDocuments = 100000;
+constexpr int32_t kMockLengthBound = 4096;
+}  // namespace
+
+IndexedSource::IndexedSource(files::FileSystem& disk, const std::string& prefix) : dataset_(disk, prefix) {
+  MPX_CHECK(dataset_.type() != files::TokenType::f32 && dataset_.type() != files::TokenType::f64, "data", "'", prefix,
+            ".idx' holds ", files::token_type_name(dataset_.type()), " values; training needs whole tokens");
+}
+
+std::string IndexedSource::fingerprint() const {
+  const files::Bytes& index = dataset_.index_bytes();
+  return files::to_hex(files::checksum(index.data, index.size));
+}
+
+MockSource::MockSource(int64_t vocab_size, int64_t eod) : vocab_size_(vocab_size), eod_(eod) {
+  MPX_CHECK(vocab_size >= 1 && eod >= 0 && eod < vocab_size, "data",
+            "mock data needs an end-of-document token below the vocabulary; got eod ", eod, " and vocabulary ",
+            vocab_size, "; set the tokenizer or model.vocab_size");
+  lengths_ = DefaultRng(0).integers(1, kMockLengthBound, kMockDocuments);
+}
+
+void MockSource::read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const {
+  const int64_t last = length(sequence) - 1;
+  MPX_ASSERT(offset >= 0 && count >= 0 && offset + count <= last + 1, "mock document ", sequence, " offset ", offset,
+             " count ", count);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t position = offset + i;
+    out[i] = position == last ? eod_ : (position + 1) % vocab_size_;
+  }
+}
+
+std::string MockSource::fingerprint() const { return base::concat("mock ", vocab_size_, " ", eod_); }
+
+}  // namespace metroplex::data

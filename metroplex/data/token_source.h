@@ -1,0 +1,59 @@
+// Where a GPT dataset takes documents from: an indexed dataset on disk, or mock documents made on the fly.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "files/indexed_dataset.h"
+
+namespace metroplex::data {
+
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  virtual int64_t num_sequences() const = 0;
+  virtual int32_t length(int64_t sequence) const = 0;
+  // Tokens [offset, offset + count) of a sequence, which has them. Safe from several threads.
+  virtual void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const = 0;
+  // For messages: the path prefix, or "mock".
+  virtual std::string name() const = 0;
+  // Changes whenever lengths may have changed: part of the key of cached index files.
+  virtual std::string fingerprint() const = 0;
+};
+
+// Each sequence of the set is a document.
+class IndexedSource final : public TokenSource {
+ public:
+  // Throws base::Error when the files are damaged or hold anything but whole numbers.
+  IndexedSource(files::FileSystem& disk, const std::string& prefix);
+  int64_t num_sequences() const override { return dataset_.num_sequences(); }
+  int32_t length(int64_t sequence) const override { return dataset_.length(sequence); }
+  void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const override {
+    dataset_.read(sequence, offset, count, out);
+  }
+  std::string name() const override { return dataset_.prefix(); }
+  std::string fingerprint() const override;
+
+ private:
+  files::IndexedDataset dataset_;
+};
+
+// Megatron's mock corpus: 100,000 documents of 1 to 4095 tokens; document = 1, 2, 3, ... modulo the vocabulary, then
+// eod.
+class MockSource final : public TokenSource {
+ public:
+  MockSource(int64_t vocab_size, int64_t eod);
+  int64_t num_sequences() const override { return static_cast<int64_t>(lengths_.size()); }
+  int32_t length(int64_t sequence) const override { return lengths_[static_cast<size_t>(sequence)]; }
+  void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const override;
+  std::string name() const override { return "mock"; }
+  std::string fingerprint() const override;
+
+ private:
+  int64_t vocab_size_, eod_;
+  std::vector<int32_t> lengths_;
+};
+
+}  // namespace metroplex::data

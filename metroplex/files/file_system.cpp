@@ -1,0 +1,203 @@
+#include "files/file_system.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "files/mmap.h"
+
+namespace metroplex::files {
+namespace {
+
+[[noreturn]] void fail(const char* what, const std::string& path, int code) {
+  base::throw_error("files", base::concat("cannot ", what, " '", path, "': ", std::strerror(code)));
+}
+
+int open_retrying(const char* path, int flags, mode_t mode = 0) {
+  int fd;
+  do fd = ::open(path, flags | O_CLOEXEC, mode);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+class PosixFile final : public WritableFile {
+ public:
+  PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  ~PosixFile() override {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  PosixFile(const PosixFile&) = delete;
+  PosixFile& operator=(const PosixFile&) = delete;
+
+  size_t write_some(const void* data, size_t size) override {
+    constexpr size_t kMost = size_t{1} << 30;  // Linux takes at most 2 GiB - 4096 at once
+    for (;;) {
+      const ssize_t n = ::write(fd_, data, std::min(size, kMost));
+      if (n > 0) return static_cast<size_t>(n);
+      if (n == 0) fail("write to", path_, ENOSPC);
+      if (errno != EINTR) fail("write to", path_, errno);
+    }
+  }
+  void sync() override {
+    while (::fsync(fd_) != 0) {
+      if (errno != EINTR) fail("sync", path_, errno);
+    }
+  }
+  void close() override {
+    const int fd = fd_;
+    fd_ = -1;
+    if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail("close", path_, errno);
+  }
+
+ private:
+  int fd_;
+  std::string path_;
+};
+
+class PosixLock final : public FileLock {
+ public:
+  explicit PosixLock(int fd) : fd_(fd) {}
+  ~PosixLock() override { ::close(fd_); }
+  PosixLock(const PosixLock&) = delete;
+  PosixLock& operator=(const PosixLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+void WritableFile::write(const void* data, size_t size) {
+  const char* at = static_cast<const char*>(data);
+  while (size > 0) {
+    const size_t n = write_some(at, size);
+    MPX_ASSERT(n > 0 && n <= size, "a write of ", n, " bytes out of ", size);
+    at += n;
+    size -= n;
+  }
+}
+
+std::string parent_directory(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string base_name(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+std::string join_path(const std::string& directory, const std::string& name) {
+  if (directory.empty()) return name;
+  return directory.back() == '/' ? directory + name : directory + "/" + name;
+}
+
+void FileSystem::make_directories(const std::string& path) {
+  if (path.empty() || is_directory(path)) return;
+  if (path.back() == '/') return make_directories(path.substr(0, path.size() - 1));
+  const std::string parent = parent_directory(path);
+  make_directories(parent);
+  make_directory(path);
+  sync_directory(parent);
+}
+
+void FileSystem::remove_tree(const std::string& path) {
+  if (is_directory(path)) {
+    for (const std::string& name : list(path)) remove_tree(join_path(path, name));
+  }
+  remove(path);
+}
+
+std::string FileSystem::read(const std::string& path) { return std::string(map(path).text()); }
+
+void FileSystem::replace_file(const std::string& path, std::string_view text) {
+  const std::string part = path + ".part";
+  auto file = create(part);
+  file->write(text.data(), text.size());
+  file->sync();
+  file->close();
+  rename(part, path);
+  sync_directory(parent_directory(path));
+}
+
+std::unique_ptr<WritableFile> PosixFileSystem::create(const std::string& path) {
+  const int fd = open_retrying(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  if (fd < 0) fail("create", path, errno);
+  return std::make_unique<PosixFile>(fd, path);
+}
+
+Bytes PosixFileSystem::map(const std::string& path) {
+  auto mapped = std::make_shared<const MappedFile>(path);
+  return {mapped->data(), mapped->size(), mapped};
+}
+
+std::vector<std::string> PosixFileSystem::list(const std::string& directory) {
+  std::error_code error;
+  std::vector<std::string> names;
+  std::filesystem::directory_iterator it(directory, error), end;
+  for (; !error && it != end; it.increment(error)) names.push_back(it->path().filename().string());
+  if (error) fail("list", directory, error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool PosixFileSystem::exists(const std::string& path) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) fail("look at", path, errno);
+  return false;
+}
+
+bool PosixFileSystem::is_directory(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
+  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
+  return false;
+}
+
+void PosixFileSystem::rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    const int code = errno;
+    base::throw_error("files", base::concat("cannot rename '", from, "' to '", to, "': ", std::strerror(code)));
+  }
+}
+
+void PosixFileSystem::remove(const std::string& path) {
+  if (::remove(path.c_str()) != 0) fail("remove", path, errno);
+}
+
+void PosixFileSystem::make_directory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) == 0) return;
+  const int code = errno;
+  if (code != EEXIST || !is_directory(path)) fail("make directory", path, code);
+}
+
+void PosixFileSystem::sync_directory(const std::string& path) {
+  const int fd = open_retrying(path.c_str(), O_RDONLY | O_DIRECTORY);
+  if (fd < 0) fail("open directory", path, errno);
+  const int result = ::fsync(fd);
+  const int code = errno;
+  ::close(fd);
+  // Some network file systems have no fsync for directories: there the server orders the names itself.
+  if (result != 0 && code != EINVAL) fail("sync directory", path, code);
+}
+
+std::unique_ptr<FileLock> PosixFileSystem::try_lock(const std::string& path) {
+  const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT, 0666);
+  if (fd < 0) fail("open", path, errno);
+  auto lock = std::make_unique<PosixLock>(fd);
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) return nullptr;
+  if (errno == ENOLCK || errno == ENOTSUP || errno == EINVAL) return lock;  // a file system without locks
+  fail("lock", path, errno);
+}
+
+}  // namespace metroplex::files

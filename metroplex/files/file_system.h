@@ -1,0 +1,95 @@
+// The disk as an argument. Whoever writes something that must survive a crash takes a FileSystem: the real one
+// (PosixFileSystem), one in memory that knows what a power cut would keep (memory_file_system.h), or one that fails
+// on demand around another (fault_file_system.h). Every failure is a base::Error of room "files" naming path and
+// cause.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace metroplex::files {
+
+// Read-only bytes of a whole file; the owner keeps them valid (a memory map on a real disk).
+struct Bytes {
+  const std::byte* data = nullptr;
+  size_t size = 0;
+  std::shared_ptr<const void> owner;
+
+  std::string_view text() const { return {reinterpret_cast<const char*>(data), size}; }
+};
+
+class WritableFile {
+ public:
+  virtual ~WritableFile() = default;
+  // Appends at least one byte and at most `size`; returns how many.
+  virtual size_t write_some(const void* data, size_t size) = 0;
+  // Returns when everything written so far would survive a power cut.
+  virtual void sync() = 0;
+  virtual void close() = 0;
+
+  // Appends all of it.
+  void write(const void* data, size_t size);
+};
+
+// Held until destroyed, or until the process dies in whatever way.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  // A new file, or an existing one cut to nothing. Its name survives a power cut after sync_directory(parent).
+  virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
+  virtual Bytes map(const std::string& path) = 0;
+  // Names in a directory (without . and ..), sorted.
+  virtual std::vector<std::string> list(const std::string& directory) = 0;
+  virtual bool exists(const std::string& path) = 0;
+  virtual bool is_directory(const std::string& path) = 0;
+  // Atomic; replaces a file, or an empty directory by a directory.
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+  // A file or an empty directory.
+  virtual void remove(const std::string& path) = 0;
+  // One level; nothing happens when it is there already.
+  virtual void make_directory(const std::string& path) = 0;
+  // Returns when the names in `path` (created, renamed, removed) would survive a power cut.
+  virtual void sync_directory(const std::string& path) = 0;
+  // nullptr when someone else holds the lock of this file, which is made if missing.
+  virtual std::unique_ptr<FileLock> try_lock(const std::string& path) = 0;
+
+  // All levels of `path`, each made durable in its parent.
+  void make_directories(const std::string& path);
+  // A file, or a directory with all that is in it.
+  void remove_tree(const std::string& path);
+  std::string read(const std::string& path);
+  // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
+  // <path>.part, synced, renamed, parent synced.
+  void replace_file(const std::string& path, std::string_view text);
+};
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  Bytes map(const std::string& path) override;
+  std::vector<std::string> list(const std::string& directory) override;
+  bool exists(const std::string& path) override;
+  bool is_directory(const std::string& path) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+  std::unique_ptr<FileLock> try_lock(const std::string& path) override;
+};
+
+// "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/".
+std::string parent_directory(const std::string& path);
+// "a/b/c" -> "c".
+std::string base_name(const std::string& path);
+std::string join_path(const std::string& directory, const std::string& name);
+
+}  // namespace metroplex::files

@@ -1,0 +1,97 @@
+#include "files/json_text.h"
+
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+
+namespace metroplex::files {
+namespace {
+
+using Json = nlohmann::json;
+constexpr int kMaxDepth = 100;
+
+}  // namespace
+
+Json parse_json_strictly(std::string_view text, const std::string& what) {
+  MPX_CHECK(text.find('\0') == std::string_view::npos, "files", what, " is not JSON: it holds a NUL byte");
+  MPX_CHECK(text.substr(0, 3) != "\xef\xbb\xbf", "files", what, " is not JSON: it begins with a byte order mark");
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    MPX_CHECK(depth <= kMaxDepth, "files", what, " is nested deeper than ", kMaxDepth, " levels");
+    if (event == Json::parse_event_t::object_start) {
+      keys.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      keys.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      MPX_CHECK(keys.back().insert(key).second, "files", what, " gives '", printable(key), "' twice");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), watch);
+  } catch (const Json::exception& error) {
+    base::throw_error("files", base::concat(what, " is not JSON: ", printable(error.what())));
+  }
+}
+
+const Json& json_member(const Json& object, const char* key, const std::string& what) {
+  MPX_CHECK(object.is_object(), "files", what, " is ", shortened(object), ", not an object");
+  const auto it = object.find(key);
+  MPX_CHECK(it != object.end(), "files", what, " has no '", key, "'");
+  return *it;
+}
+
+const std::string& json_string(const Json& object, const char* key, const std::string& what) {
+  const Json& value = json_member(object, key, what);
+  MPX_CHECK(value.is_string(), "files", what, ": '", key, "' is ", shortened(value), ", not a string");
+  return value.get_ref<const std::string&>();
+}
+
+const Json& json_array(const Json& object, const char* key, const std::string& what) {
+  const Json& value = json_member(object, key, what);
+  MPX_CHECK(value.is_array(), "files", what, ": '", key, "' is ", shortened(value), ", not a list");
+  return value;
+}
+
+namespace {
+
+int64_t to_count(const Json& value, const char* key, const std::string& what) {
+  MPX_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()},
+            "files", what, ": '", key, "' holds ", shortened(value), ", not a whole number in [0, 2^63)");
+  return value.get<int64_t>();
+}
+
+}  // namespace
+
+int64_t json_count(const Json& object, const char* key, const std::string& what) {
+  return to_count(json_member(object, key, what), key, what);
+}
+
+std::vector<int64_t> json_counts(const Json& object, const char* key, const std::string& what) {
+  std::vector<int64_t> values;
+  for (const Json& item : json_array(object, key, what)) values.push_back(to_count(item, key, what));
+  return values;
+}
+
+std::string shortened(const Json& value) {
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= 80 ? text : text.substr(0, 77) + "...";
+}
+
+std::string printable(std::string_view name) {
+  std::string out;
+  for (const char c : name.substr(0, 200)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 32 || byte == 127) {
+      out += base::concat("\\x", "0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]);
+    } else {
+      out += c;
+    }
+  }
+  return name.size() > 200 ? out + "..." : out;
+}
+
+}  // namespace metroplex::files

@@ -1,0 +1,264 @@
+#include "files/memory_file_system.h"
+
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+
+#include "base/error.h"
+
+namespace metroplex::files {
+
+using NodePointer = std::shared_ptr<MemoryFileSystem::Node>;
+using Names = std::map<std::string, NodePointer>;
+
+struct MemoryFileSystem::Node {
+  // A name that now means `node`, or nothing (nullptr).
+  struct Change {
+    std::string name;
+    NodePointer node;
+  };
+  bool directory = false;
+  std::string bytes, durable_bytes;
+  Names names, durable_names;
+  std::vector<Change> unsynced;  // names: durable_names -> names
+
+  void set(const std::string& name, NodePointer node) {
+    if (node == nullptr) {
+      names.erase(name);
+    } else {
+      names[name] = node;
+    }
+    unsynced.push_back({name, std::move(node)});
+  }
+};
+
+namespace {
+
+std::vector<std::string> parts_of(const std::string& path) {
+  std::vector<std::string> parts;
+  std::string part;
+  for (const char c : path + "/") {
+    if (c != '/') {
+      part += c;
+    } else if (!part.empty()) {
+      if (part != ".") parts.push_back(part);
+      part.clear();
+    }
+  }
+  return parts;
+}
+
+class MemoryFile final : public WritableFile {
+ public:
+  MemoryFile(NodePointer node, std::mutex& mutex) : node_(std::move(node)), mutex_(mutex) {}
+  size_t write_some(const void* data, size_t size) override {
+    const std::lock_guard guard(mutex_);
+    node_->bytes.append(static_cast<const char*>(data), size);
+    return size;
+  }
+  void sync() override {
+    const std::lock_guard guard(mutex_);
+    node_->durable_bytes = node_->bytes;
+  }
+  void close() override {}
+
+ private:
+  NodePointer node_;
+  std::mutex& mutex_;
+};
+
+std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
+  if (random == nullptr || node.bytes == node.durable_bytes) return node.durable_bytes;
+  std::string bytes = node.bytes.substr(0, (*random)() % (node.bytes.size() + 1));
+  if ((*random)() % 2 == 0) return bytes;
+  const bool zeros = (*random)() % 2 == 0;  // the length reached the disk, the bytes did not
+  while (bytes.size() < node.bytes.size()) bytes += zeros ? '\0' : static_cast<char>((*random)());
+  return bytes;
+}
+
+NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
+  auto copy = std::make_shared<MemoryFileSystem::Node>();
+  copy->directory = node.directory;
+  if (!node.directory) {
+    copy->bytes = copy->durable_bytes = surviving_bytes(node, random);
+    return copy;
+  }
+  Names names = node.durable_names;
+  const size_t kept = random == nullptr ? 0 : (*random)() % (node.unsynced.size() + 1);
+  for (size_t i = 0; i < kept; ++i) {
+    if (node.unsynced[i].node == nullptr) {
+      names.erase(node.unsynced[i].name);
+    } else {
+      names[node.unsynced[i].name] = node.unsynced[i].node;
+    }
+  }
+  for (const auto& [name, child] : names) copy->names[name] = surviving(*child, random);
+  copy->durable_names = copy->names;
+  return copy;
+}
+
+NodePointer all_of(const MemoryFileSystem::Node& node) {
+  auto copy = std::make_shared<MemoryFileSystem::Node>();
+  copy->directory = node.directory;
+  copy->bytes = copy->durable_bytes = node.bytes;
+  for (const auto& [name, child] : node.names) copy->names[name] = all_of(*child);
+  copy->durable_names = copy->names;
+  return copy;
+}
+
+}  // namespace
+
+struct MemoryFileSystem::Locks {
+  std::mutex mutex;
+  std::set<std::string> held;
+};
+
+namespace {
+
+class MemoryLock final : public FileLock {
+ public:
+  explicit MemoryLock(std::function<void()> release) : release_(std::move(release)) {}
+  ~MemoryLock() override { release_(); }
+
+ private:
+  std::function<void()> release_;
+};
+
+}  // namespace
+
+MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()), locks_(std::make_shared<Locks>()) {
+  root_->directory = true;
+}
+MemoryFileSystem::~MemoryFileSystem() = default;
+
+NodePointer MemoryFileSystem::find(const std::string& path) const {
+  NodePointer node = root_;
+  for (const std::string& part : parts_of(path)) {
+    const auto it = node->names.find(part);
+    if (it == node->names.end()) return nullptr;
+    node = it->second;
+  }
+  return node;
+}
+
+NodePointer MemoryFileSystem::require(const std::string& path) const {
+  NodePointer node = find(path);
+  MPX_CHECK(node != nullptr, "files", "cannot open '", path, "': No such file or directory");
+  return node;
+}
+
+NodePointer MemoryFileSystem::directory_of(const std::string& path) const {
+  NodePointer node = require(parent_directory(path));
+  MPX_CHECK(node->directory, "files", "'", parent_directory(path), "' is not a directory");
+  return node;
+}
+
+std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer parent = directory_of(path);
+  NodePointer node = find(path);
+  if (node == nullptr) {
+    node = std::make_shared<Node>();
+    parent->set(base_name(path), node);
+  }
+  MPX_CHECK(!node->directory, "files", "cannot create '", path, "': Is a directory");
+  node->bytes.clear();
+  return std::make_unique<MemoryFile>(node, mutex_);
+}
+
+Bytes MemoryFileSystem::map(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = require(path);
+  MPX_CHECK(!node->directory, "files", "'", path, "' is not a regular file");
+  auto bytes = std::make_shared<const std::string>(node->bytes);
+  return {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size(), bytes};
+}
+
+std::vector<std::string> MemoryFileSystem::list(const std::string& directory) {
+  const std::lock_guard guard(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, child] : require(directory)->names) names.push_back(name);
+  return names;
+}
+
+bool MemoryFileSystem::exists(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  return find(path) != nullptr;
+}
+
+bool MemoryFileSystem::is_directory(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = find(path);
+  return node != nullptr && node->directory;
+}
+
+void MemoryFileSystem::rename(const std::string& from, const std::string& to) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = require(from), old = find(to);
+  MPX_CHECK(old == nullptr || (old->directory == node->directory && old->names.empty()), "files", "cannot rename '",
+            from, "' to '", to, "': Directory not empty");
+  const NodePointer source = directory_of(from), target = directory_of(to);
+  MPX_ASSERT(source == target, "a rename across directories: '", from, "' to '", to, "'");
+  // Two changes: a power cut between them leaves the node under both names, which POSIX allows.
+  source->set(base_name(to), node);
+  source->set(base_name(from), nullptr);
+}
+
+void MemoryFileSystem::remove(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  MPX_CHECK(require(path)->names.empty(), "files", "cannot remove '", path, "': Directory not empty");
+  directory_of(path)->set(base_name(path), nullptr);
+}
+
+void MemoryFileSystem::make_directory(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = find(path);
+  MPX_CHECK(node == nullptr || node->directory, "files", "cannot make directory '", path, "': File exists");
+  if (node != nullptr) return;
+  auto made = std::make_shared<Node>();
+  made->directory = true;
+  directory_of(path)->set(base_name(path), made);
+}
+
+void MemoryFileSystem::sync_directory(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = require(path);
+  node->durable_names = node->names;
+  node->unsynced.clear();
+}
+
+std::unique_ptr<FileLock> MemoryFileSystem::try_lock(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  if (find(path) == nullptr) directory_of(path)->set(base_name(path), std::make_shared<Node>());
+  const std::lock_guard locks_guard(locks_->mutex);
+  if (!locks_->held.insert(path).second) return nullptr;
+  return std::make_unique<MemoryLock>([locks = locks_, path] {
+    const std::lock_guard release_guard(locks->mutex);
+    locks->held.erase(path);
+  });
+}
+
+std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_power_cut(uint64_t seed) const {
+  const std::lock_guard guard(mutex_);
+  std::mt19937_64 random(seed);
+  auto copy = std::make_unique<MemoryFileSystem>();
+  copy->root_ = surviving(*root_, seed == 0 ? nullptr : &random);
+  return copy;
+}
+
+std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_kill() const {
+  const std::lock_guard guard(mutex_);
+  auto copy = std::make_unique<MemoryFileSystem>();
+  copy->root_ = all_of(*root_);
+  return copy;
+}
+
+void MemoryFileSystem::flip_bit(const std::string& path, uint64_t bit) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = require(path);
+  node->bytes.at(bit / 8) = static_cast<char>(node->bytes[bit / 8] ^ (1 << (bit % 8)));
+  node->durable_bytes = node->bytes;
+}
+
+}  // namespace metroplex::files

@@ -1,0 +1,31 @@
+// TensorBoard event files: TFRecords (length, masked CRC-32C, payload, masked CRC-32C) around hand-encoded Event
+// messages with scalar summaries (tensorflow/core/util/event.proto, fields 1 wall_time, 2 step, 3 file_version,
+// 5 summary; Summary.Value fields 1 tag, 2 simple_value).
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metroplex::files {
+
+uint32_t crc32c(const std::string& bytes);
+
+class TensorBoardWriter {
+ public:
+  // Creates `directory` when needed and a new file "events.out.tfevents.<seconds>.metroplex" in it.
+  // Throws base::Error("files") when that fails.
+  explicit TensorBoardWriter(const std::string& directory);
+  // One event with some scalars. Returns false when the file could not be written.
+  bool add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
+  const std::string& path() const { return path_; }
+
+ private:
+  void write_record(const std::string& payload);
+  std::string path_;
+  std::ofstream file_;
+};
+
+}  // namespace metroplex::files

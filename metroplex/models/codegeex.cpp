@@ -1,0 +1,65 @@
+#include <ATen/ATen.h>
+
+#include "models/block.h"
+#include "models/decoder.h"
+#include "models/families.h"
+
+namespace metroplex::models {
+namespace {
+
+// The top query layer (CodeGeeX, arXiv 2303.17568, section 2.2): h = norm_final(x); queries come from an embedding of
+// the position, keys and values from norm(h); the residual is h; an MLP follows as in every layer. It replaces the
+// final norm before the head.
+class TopQuerySegment final : public nn::Segment {
+ public:
+  explicit TopQuerySegment(const ModelContext& context)
+      : tp_(context.tp),
+        sequence_parallel_(context.sequence_parallel),
+        final_norm_(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel), layer_context(context)),
+        queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size, layer_context(context)),
+        input_norm_(norm_spec(name_ + ".input_layernorm", context.model, context.sequence_parallel), layer_context(context)),
+        attention_({name_ + ".self_attention", context.model.num_layers, true}, context.model, layer_context(context), nullptr),
+        mlp_norm_(norm_spec(name_ + ".pre_mlp_layernorm", context.model, context.sequence_parallel), layer_context(context)),
+        mlp_(name_ + ".mlp", context.model, layer_context(context)),
+        attention_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::attention_output, context.model.hidden_dropout},
+        mlp_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::mlp_output, context.model.hidden_dropout} {}
+
+  const std::string& name() const override { return name_; }
+
+  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
+    const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
+    const at::Tensor h = final_norm_.forward(x_sbh);
+    const at::Tensor attended = attention_.forward(input_norm_.forward(h), batch, queries_.forward(positions_of(batch)));
+    const at::Tensor y = nn::bias_dropout_add(attended, h, {attention_dropout_, attention_.output_bias(), place}, batch);
+    return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(y)), y, {mlp_dropout_, mlp_.output_bias(), place}, batch);
+  }
+
+  void collect_params(std::vector<nn::Param*>& params) override {
+    final_norm_.collect_params(params);
+    params.push_back(&queries_.weight());
+    input_norm_.collect_params(params);
+    attention_.collect_params(params);
+    mlp_norm_.collect_params(params);
+    mlp_.collect_params(params);
+  }
+
+ private:
+  std::string name_ = "decoder.top_query_layer";
+  comm::Group tp_;
+  bool sequence_parallel_;
+  nn::Norm final_norm_;
+  nn::ReplicatedEmbedding queries_;
+  nn::Norm input_norm_;
+  nn::SelfAttention attention_;
+  nn::Norm mlp_norm_;
+  nn::Mlp mlp_;
+  nn::DropoutKey attention_dropout_, mlp_dropout_;
+};
+
+std::unique_ptr<nn::Segment> top_query(const ModelContext& context) { return std::make_unique<TopQuerySegment>(context); }
+
+}  // namespace
+
+Segments build_codegeex(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice, top_query); }
+
+}  // namespace metroplex::models

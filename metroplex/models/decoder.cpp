@@ -1,0 +1,164 @@
+#include "models/decoder.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "models/block.h"
+#include "nn/attention.h"
+#include "nn/wide.h"
+
+namespace metroplex::models {
+namespace {
+
+constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
+
+std::shared_ptr<nn::Param> vocabulary_param(const char* name, const ModelContext& context) {
+  return nn::make_vocabulary_param(name, vocabulary_of(context), context.vocab_size, context.model.hidden_size, layer_context(context));
+}
+
+std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& tied) {
+  if (!context.model.tied()) return vocabulary_param("output_layer.weight", context);
+  if (tied) {
+    tied->uses_per_microbatch = 2;
+    return tied;
+  }
+  std::shared_ptr<nn::Param> copy = vocabulary_param(kWordEmbeddings, context);
+  copy->tied_copy = true;
+  if (context.init_streams) copy->data.zero_();
+  return copy;
+}
+
+// sum over tokens of mask * loss, in double inside; losses and mask [s, b].
+at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
+  at::Tensor sum;
+  {
+    const at::NoGradGuard no_grad;
+    sum = (losses.detach().to(at::kDouble) * mask).sum().to(losses.scalar_type());
+  }
+  return comm::attach(sum, {losses}, [mask, dtype = losses.scalar_type()](const at::Tensor& dy) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    return {(mask * dy).to(dtype)};
+  });
+}
+
+}  // namespace
+
+nn::LayerContext layer_context(const ModelContext& context) {
+  nn::LayerContext layer;
+  layer.tp = context.tp;
+  layer.sequence_parallel = context.sequence_parallel;
+  layer.dtype = context.dtype;
+  layer.seed = context.seed;
+  layer.init_std = context.model.init_method_std;
+  layer.num_layers = context.model.num_layers;
+  layer.streams = context.init_streams;
+  return layer;
+}
+
+nn::VocabularyPart vocabulary_of(const ModelContext& context) {
+  const int64_t padded = nn::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
+  return nn::vocabulary_part(context.vocab_size, padded, context.tp.size(), context.tp.index());
+}
+
+at::Tensor positions_of(const nn::Microbatch& batch) {
+  if (batch.position_ids.defined()) return batch.position_ids;
+  const int64_t first = batch.cache != nullptr ? batch.cache->length : 0;
+  return at::arange(first, first + batch.tokens.size(1), at::kLong).expand(batch.tokens.sizes());
+}
+
+EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
+    : tp_(context.tp),
+      sequence_parallel_(context.sequence_parallel),
+      words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size, layer_context(context)),
+      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
+  const config::Model& model = context.model;
+  const nn::LayerContext layer = layer_context(context);
+  if (model.position_embedding_type == "learned_absolute") {
+    positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size, layer);
+    positions_->weight().embedding_or_output = true;
+  }
+  if (model.num_tokentypes > 0) {
+    tokentypes_.emplace("embedding.tokentype_embeddings", model.num_tokentypes, model.hidden_size, layer);
+    tokentypes_->weight().embedding_or_output = true;
+  }
+}
+
+at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& batch) {
+  MPX_CHECK(!sequence_parallel_ || batch.tokens.size(1) % tp_.size() == 0, "models", "with sequence parallelism the sequence length ",
+            batch.tokens.size(1), " must be a multiple of the tensor parallel size ", tp_.size());
+  const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
+  const at::Tensor types = !tokentypes_ ? at::Tensor() : batch.tokentype_ids.defined() ? batch.tokentype_ids : at::zeros_like(batch.tokens);
+  at::Tensor out;
+  {
+    const at::NoGradGuard no_grad;
+    out = words_.apply(batch.tokens);
+    if (positions_) positions_->add_to(out, positions);
+    if (tokentypes_) tokentypes_->add_to(out, types);
+  }
+  out = comm::attach(out, {}, [this, tokens = batch.tokens, positions, types](const at::Tensor& dout) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    words_.add_gradient(dout, tokens);
+    if (positions_) positions_->add_gradient(dout, positions);
+    if (tokentypes_) tokentypes_->add_gradient(dout, types);
+    return {};
+  });
+  if (!dropout_.active(batch)) return out;
+  return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, tp_, sequence_parallel_)}, batch);
+}
+
+void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
+  params.push_back(&words_.weight());
+  if (positions_) params.push_back(&positions_->weight());
+  if (tokentypes_) params.push_back(&tokentypes_->weight());
+}
+
+HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
+    : tp_(context.tp),
+      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing},
+      owns_weight_(!context.model.tied() || tied == nullptr),
+      output_(output_weight(context, tied), layer_context(context)) {
+  if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel), layer_context(context));
+}
+
+at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
+  const at::Tensor logits = output_.forward(norm_ ? norm_->forward(x_sbh) : x_sbh);
+  if (!batch.labels.defined()) {
+    const at::NoGradGuard no_grad;
+    return comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size);
+  }
+  const at::Tensor losses = nn::vocab_parallel_cross_entropy(logits, batch.labels.t().contiguous(), loss_);
+  const at::Tensor mask = batch.loss_mask.defined() ? batch.loss_mask.t() : at::ones(losses.sizes(), losses.options().requires_grad(false));
+  return masked_sum(losses, mask);
+}
+
+void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
+  if (norm_) norm_->collect_params(params);
+  if (owns_weight_) output_.collect_params(params);
+}
+
+std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
+  MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models", "layers ", slice.first_layer, " to ",
+            slice.first_layer + slice.num_layers, " of a model of ", context.model.num_layers, " layers");
+  std::vector<std::unique_ptr<nn::Segment>> segments;
+  std::shared_ptr<nn::Param> words;
+  if (slice.has_embedding) {
+    auto embedding = std::make_unique<EmbeddingSegment>(context);
+    words = embedding->word_embeddings();
+    segments.push_back(std::move(embedding));
+  }
+  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model);
+  for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
+    const BlockSpec spec{"decoder.layers." + std::to_string(layer), layer};
+    segments.push_back(std::make_unique<Block>(spec, context.model, layer_context(context), rope));
+  }
+  if (slice.has_loss) {
+    if (before_head != nullptr) segments.push_back(before_head(context));
+    segments.push_back(std::make_unique<HeadSegment>(context, words, before_head == nullptr));
+  }
+  return segments;
+}
+
+}  // namespace metroplex::models

@@ -1,0 +1,63 @@
+// What all decoder-only families share: the embedding segment, the head segment, and the stage in between.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/registry.h"
+#include "nn/embedding.h"
+#include "nn/linear.h"
+#include "nn/loss.h"
+#include "nn/norm.h"
+
+namespace metroplex::models {
+
+nn::LayerContext layer_context(const ModelContext& context);
+nn::VocabularyPart vocabulary_of(const ModelContext& context);
+
+class EmbeddingSegment final : public nn::Segment {
+ public:
+  explicit EmbeddingSegment(const ModelContext& context);
+  const std::string& name() const override { return name_; }
+  // x is undefined; reads batch.tokens, position_ids (0, 1, ... when undefined), tokentype_ids.
+  at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override;
+  void collect_params(std::vector<nn::Param*>& params) override;
+  const std::shared_ptr<nn::Param>& word_embeddings() const { return words_.shared_weight(); }
+
+ private:
+  std::string name_ = "embedding";
+  comm::Group tp_;
+  bool sequence_parallel_;
+  nn::VocabParallelEmbedding words_;
+  std::optional<nn::ReplicatedEmbedding> positions_, tokentypes_;
+  nn::DropoutKey dropout_;
+};
+
+class HeadSegment final : public nn::Segment {
+ public:
+  // `tied` is the word embedding of the same stage, or null. Without `final_norm` the input is used as it is.
+  HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm);
+  const std::string& name() const override { return name_; }
+  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override;
+  void collect_params(std::vector<nn::Param*>& params) override;
+
+ private:
+  std::string name_ = "head";
+  comm::Group tp_;
+  nn::CrossEntropySpec loss_;
+  bool owns_weight_;
+  std::optional<nn::Norm> norm_;
+  nn::ColumnParallelLinear output_;
+};
+
+// Positions of a microbatch: batch.position_ids, or 0, 1, ... after what the cache holds.
+at::Tensor positions_of(const nn::Microbatch& batch);
+
+// Embedding, layers and head as the slice says; `before_head` may put a segment between the last layer and the head,
+// which then has no norm of its own.
+using BeforeHead = std::unique_ptr<nn::Segment> (*)(const ModelContext& context);
+std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head);
+
+}  // namespace metroplex::models

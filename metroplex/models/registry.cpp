@@ -1,0 +1,36 @@
+#include "models/registry.h"
+
+#include "base/error.h"
+#include "models/families.h"
+
+namespace metroplex::models {
+namespace {
+
+struct Family {
+  const char* name;
+  Segments (*build)(const ModelContext& context, const StageSlice& slice);
+};
+
+constexpr Family kFamilies[] = {{"gpt", build_gpt}, {"codegeex", build_codegeex}, {"llama", build_llama}};
+
+}  // namespace
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) names.emplace_back(family.name);
+  return names;
+}
+
+Segments build_stage(const ModelContext& context, const StageSlice& slice) {
+  MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size, " tokens; set model.vocab_size or give a tokenizer");
+  MPX_ASSERT(!context.model.sharded_initialization || context.init_streams, "sharded initialisation needs init_streams");
+  for (const Family& family : kFamilies) {
+    if (context.model.family == family.name) return family.build(context, slice);
+  }
+  const auto names = family_names();
+  MPX_CHECK(false, "models", "model.family = '", context.model.family, "' is unknown; did you mean '", base::nearest_name(context.model.family, names),
+            "'? Families: gpt, codegeex, llama");
+  return {};
+}
+
+}  // namespace metroplex::models

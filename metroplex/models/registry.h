@@ -1,0 +1,43 @@
+// Builds the segments of any slice of a model. A model family is one file and one line of the table in registry.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/group.h"
+#include "config/model.h"
+#include "nn/param_init.h"
+#include "nn/segment.h"
+
+namespace metroplex::models {
+
+// The layers of one model chunk, by global number, and whether it begins or ends the model.
+struct StageSlice {
+  int64_t first_layer = 0, num_layers = 0;
+  bool has_embedding = false, has_loss = false;
+};
+
+struct ModelContext {
+  config::Model model;     // resolved: no derived value is left 0, except that num_query_groups, kv_channels, ffn_hidden_size may be
+  int64_t vocab_size = 0;  // unpadded
+  bool sequence_parallel = false;
+  double label_smoothing = 0;
+  comm::Group tp;
+  at::ScalarType dtype = at::kFloat;
+  uint64_t seed = 1234;  // of initialisation and dropout
+  // Set for model.sharded_initialization; one object for all chunks of the rank. A tied copy of the word embedding
+  // then starts as zeros and takes its values from the first stage.
+  std::shared_ptr<nn::InitStreams> init_streams;
+};
+
+// Segments in forward order: embedding (its input is undefined), layers, head. The head returns, where batch.labels is
+// defined, the scalar sum over the microbatch of loss_mask * loss of each token (at least fp32); otherwise the
+// logits [s, b, vocab_size], gathered and without padding.
+std::vector<std::unique_ptr<nn::Segment>> build_stage(const ModelContext& context, const StageSlice& slice);
+
+// The families that model.family may name.
+std::vector<std::string> family_names();
+
+}  // namespace metroplex::models

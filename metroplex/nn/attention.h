@@ -1,0 +1,94 @@
+// Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups. Rows of linear_qkv:
+// for each query group [its q heads, k, v]. Core attention takes causal, arbitrary and document masks and dropout.
+// Shapes: n heads and g groups of this rank, d head size.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/model.h"
+#include "nn/dropout.h"
+#include "nn/linear.h"
+#include "nn/microbatch.h"
+#include "nn/norm.h"
+#include "nn/rope.h"
+
+namespace metroplex::nn {
+
+// Keys and values of the tokens seen so far, a pair a layer. The owner advances `length` by the number of tokens after
+// the last segment of a forward has run; room grows on demand.
+struct KvCache {
+  struct Layer {
+    at::Tensor k, v;  // [capacity, b, g, d]
+  };
+  int64_t length = 0;
+  std::map<int64_t, Layer> layers;
+};
+
+// softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd.
+struct CoreInputs {
+  at::Tensor q, k, v;  // [s_q, b, n, d], [s_k, b, g, d] twice; any strides, last one 1
+};
+struct CoreSaved {
+  CoreInputs in;
+  at::Tensor out;            // [s_q, b, n, d] view of the result
+  at::Tensor logsumexp;      // of the fused path
+  at::Tensor probabilities;  // of the plain path, before dropout
+};
+struct CoreSpec {
+  DropoutKey dropout;
+  int64_t first_head = 0;
+  int64_t first_query = 0;  // position of q's first row among the keys
+  bool plain = false;       // never the fused operator
+};
+// -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.
+at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved);
+CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved);
+
+// Head counts of one rank.
+struct HeadLayout {
+  int64_t heads = 0, groups = 0, head_dim = 0;
+};
+HeadLayout head_layout(const config::Model& model, int tp);
+
+struct AttentionSpec {
+  std::string name;   // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
+  int64_t layer = 0;  // global number: key of dropout and cache
+  bool query_from_outside = false;  // linear_q over another input and linear_kv instead of linear_qkv
+};
+
+class SelfAttention {
+ public:
+  // `rope` is null without rotary positions.
+  SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context, std::shared_ptr<RopeTable> rope);
+
+  // x_sbh -> [s (/tp), b, h] without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
+  // source of the queries where the spec says so.
+  at::Tensor forward(const at::Tensor& x_sbh, const Microbatch& batch, const at::Tensor& query_sbh = {});
+  Param* output_bias() { return proj_.bias(); }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  struct Saved;
+  at::Tensor core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
+  CoreInputs split(const at::Tensor& fused, const at::Tensor& query) const;
+  void append_to_cache(CoreInputs& in, KvCache& cache) const;
+
+  AttentionSpec spec_;
+  HeadLayout layout_;
+  DropoutKey dropout_;
+  int64_t first_head_ = 0;
+  std::shared_ptr<RopeTable> rope_;
+  std::optional<ColumnParallelLinear> q_;  // query_from_outside
+  ColumnParallelLinear fused_;             // linear_qkv or linear_kv
+  std::optional<Norm> q_norm_, k_norm_;
+  RowParallelLinear proj_;
+};
+
+}  // namespace metroplex::nn

@@ -1,0 +1,138 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "nn/attention.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+// [s, b, heads, d] -> [b, heads, s, d]
+at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
+at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
+
+bool plain_causal(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+  return !batch.attention_mask.defined() && !batch.document_ids.defined() && spec.first_query == 0 && in.q.size(0) == in.k.size(0);
+}
+
+// [b or 1, 1, s_q, s_k] bool, true = hidden; undefined when every query sees every key.
+at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+  const int64_t queries = in.q.size(0), keys = in.k.size(0);
+  at::Tensor hidden;
+  if (batch.attention_mask.defined()) {
+    hidden = batch.attention_mask;
+    MPX_CHECK(hidden.size(-2) == queries && hidden.size(-1) == keys, "nn", "attention_mask is ", hidden.size(-2), " x ", hidden.size(-1),
+              " for ", queries, " queries and ", keys, " keys");
+  } else if (queries > 1) {
+    hidden = at::ones({queries, keys}, at::kBool).triu_(spec.first_query + 1).view({1, 1, queries, keys});
+  }
+  if (batch.document_ids.defined()) {
+    const at::Tensor ids = batch.document_ids;
+    MPX_CHECK(ids.size(1) == keys, "nn", "document_ids cover ", ids.size(1), " positions, the attention sees ", keys);
+    const at::Tensor of_queries = ids.narrow(1, spec.first_query, queries);
+    const at::Tensor other = of_queries.unsqueeze(2).ne(ids.unsqueeze(1)).unsqueeze(1);
+    hidden = hidden.defined() ? hidden.logical_or(other) : other;
+  }
+  return hidden;
+}
+
+at::Tensor additive(const at::Tensor& hidden, at::ScalarType dtype) {
+  if (!hidden.defined()) return {};
+  return at::zeros(hidden.sizes(), dtype).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+// q as [b, g, r s_q, d] where r = n / g heads share keys, and back.
+at::Tensor by_group(const at::Tensor& x, int64_t groups) {
+  const at::Tensor first = heads_first(x);
+  return first.reshape({x.size(1), groups, x.size(2) / groups * x.size(0), x.size(3)});
+}
+
+struct PlainShape {
+  int64_t b, n, queries, keys;
+};
+
+at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved) {
+  const int64_t groups = in.k.size(2);
+  const PlainShape shape{in.q.size(1), in.q.size(2), in.q.size(0), in.k.size(0)};
+  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)), v = heads_first(to_wide(in.v));
+  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
+  p = p.view({shape.b, shape.n, shape.queries, shape.keys});
+  const at::Tensor hidden = hidden_positions(in, spec, batch);
+  if (hidden.defined()) p.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+  p = at::softmax(p, -1);
+  if (hidden.defined()) p.masked_fill_(hidden.all(-1, true), 0.0);
+  if (saved != nullptr) saved->probabilities = p;
+  if (spec.dropout.active(batch)) {
+    p = p.clone();
+    dropout_probabilities(p, spec.dropout, spec.first_head, batch);
+  }
+  return at::matmul(p.view({shape.b, groups, -1, shape.keys}), v).view({shape.b, shape.n, shape.queries, in.q.size(3)});
+}
+
+CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved) {
+  const CoreInputs& in = saved.in;
+  const int64_t groups = in.k.size(2), n = in.q.size(2), b = in.q.size(1), queries = in.q.size(0), keys = in.k.size(0);
+  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)), v = heads_first(to_wide(in.v));
+  const at::Tensor dy = by_group(to_wide(dout), groups), p = saved.probabilities;
+  at::Tensor dropped = p;
+  at::Tensor dp = at::matmul(dy, v.transpose(2, 3)).view({b, n, queries, keys});
+  if (spec.dropout.active(batch)) {
+    dropped = p.clone();
+    dropout_probabilities(dropped, spec.dropout, spec.first_head, batch);
+    dropout_probabilities(dp, spec.dropout, spec.first_head, batch);
+  }
+  const at::Tensor dv = at::matmul(dropped.view({b, groups, -1, keys}).transpose(2, 3), dy);
+  at::Tensor ds = at::_softmax_backward_data(dp, p, -1, p.scalar_type()).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
+  ds = ds.view({b, groups, -1, keys});
+  const at::Tensor dq = at::matmul(ds, k).view({b, n, queries, in.q.size(3)}), dk = at::matmul(ds.transpose(2, 3), q);
+  const at::ScalarType dtype = in.q.scalar_type();
+  return {sequence_first(dq).to(dtype), sequence_first(dk).to(dtype), sequence_first(dv).to(dtype)};
+}
+
+}  // namespace
+
+at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved) {
+  const at::NoGradGuard no_grad;
+  const bool fused = !spec.plain && !spec.dropout.active(batch);
+  at::Tensor out, logsumexp;
+  if (saved != nullptr) saved->in = in;
+  if (fused) {
+    const bool causal = plain_causal(in, spec, batch);
+    std::optional<at::Tensor> mask;
+    if (!causal) {
+      const at::Tensor hidden = additive(hidden_positions(in, spec, batch), in.q.scalar_type());
+      if (hidden.defined()) mask = hidden;
+    }
+    std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(heads_first(in.q), heads_first(in.k), heads_first(in.v), 0.0, causal, mask);
+  } else {
+    out = plain_forward(in, spec, batch, saved).to(in.q.scalar_type());
+  }
+  const at::Tensor result = sequence_first(out).reshape({in.q.size(0), in.q.size(1), -1});
+  if (saved != nullptr) {
+    saved->logsumexp = logsumexp;
+    saved->out = result.view({in.q.size(0), in.q.size(1), in.q.size(2), in.q.size(3)});
+  }
+  return result;
+}
+
+CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor dy = dout.reshape(saved.in.q.sizes());
+  if (!saved.logsumexp.defined()) return plain_backward(dy, spec, batch, saved);
+  const bool causal = plain_causal(saved.in, spec, batch);
+  std::optional<at::Tensor> mask;
+  if (!causal) {
+    const at::Tensor hidden = additive(hidden_positions(saved.in, spec, batch), saved.in.q.scalar_type());
+    if (hidden.defined()) mask = hidden;
+  }
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      heads_first(dy), heads_first(saved.in.q), heads_first(saved.in.k), heads_first(saved.in.v), heads_first(saved.out), saved.logsumexp, 0.0,
+      causal, mask);
+  return {sequence_first(dq), sequence_first(dk), sequence_first(dv)};
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,47 @@
+// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor): equal in every
+// layout and in recompute, and nothing but seed and step is state.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "comm/group.h"
+#include "nn/microbatch.h"
+#include "nn/param.h"
+
+namespace metroplex::nn {
+
+enum class DropoutSite : uint64_t { embedding, attention_probabilities, attention_output, mlp_output };
+
+// Which dropout of the model this is.
+struct DropoutKey {
+  uint64_t seed = 0;
+  int64_t layer = 0;  // global; the embedding has none and takes 0
+  DropoutSite site = DropoutSite::embedding;
+  double probability = 0;
+
+  bool active(const Microbatch& batch) const { return probability > 0 && batch.training; }
+};
+
+// Where a local activation [s, b, h] lies in the sequence: its first row is global row `first_row`.
+struct SequencePlace {
+  int64_t first_row = 0;
+};
+// The place of a [s/tp, b, h] part under sequence parallelism, of the whole otherwise.
+SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, bool sequence_parallel);
+
+// residual + dropout(x + bias), differentiable in x and residual; the bias gradient goes to bias->main_grad. `bias` may
+// be null and `residual` undefined. Overwrites x, which must be a fresh result that no one else reads.
+struct BiasDropoutAdd {
+  DropoutKey key;
+  Param* bias = nullptr;
+  SequencePlace place;
+};
+at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how, const Microbatch& batch);
+
+// Dropout of attention probabilities [b, heads, queries, keys] in place, without autograd. `first_head` of the global
+// `num_heads`; the unsharded tensor of a sample is [num_heads, queries, keys].
+void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head, const Microbatch& batch);
+
+}  // namespace metroplex::nn

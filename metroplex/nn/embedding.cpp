@@ -1,0 +1,110 @@
+#include "nn/embedding.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "cuda/kernels/embedding.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+namespace kernels = cuda::kernels;
+
+kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indices) { return {table.size(0), table.size(1), indices.numel()}; }
+
+// table[indices] into (or onto) out, whose rows follow the indices.
+void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out, bool add) {
+  if (wide_type(table.scalar_type()) != table.scalar_type()) {  // half types
+    const at::Tensor wide = to_wide(out);
+    gather(to_wide(table), indices, wide, add);
+    out.copy_(wide);
+    return;
+  }
+  dispatch_wide(table, [&](auto zero) {
+    using T = decltype(zero);
+    kernels::gather_rows<T>(table.const_data_ptr<T>(), indices.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(), add, table_shape(table, indices));
+  });
+}
+
+void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout) {
+  param.accumulate([&](at::Tensor& main_grad) {
+    const at::Tensor rows = dout.to(main_grad.scalar_type()).contiguous();
+    dispatch_wide(main_grad, [&](auto zero) {
+      using T = decltype(zero);
+      kernels::scatter_add_rows<T>(main_grad.mutable_data_ptr<T>(), indices.const_data_ptr<int64_t>(), rows.const_data_ptr<T>(), table_shape(main_grad, indices));
+    });
+  });
+}
+
+void check_range(const at::Tensor& indices, int64_t rows, const char* what, const char* way_out) {
+  if (indices.numel() == 0) return;
+  const auto [low, high] = at::aminmax(indices);
+  const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
+  MPX_CHECK(first >= 0 && last < rows, "nn", "a ", what, " is ", first < 0 ? first : last, ", outside 0 .. ", rows - 1, "; ", way_out);
+}
+
+}  // namespace
+
+ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, const LayerContext& context)
+    : tp_(context.tp), sequence_parallel_(context.sequence_parallel), weight_(make_param({name + ".weight", {rows, width}, {}, Init::normal, 0}, context)) {
+  weight_.partial_grad_over_tp = sequence_parallel_;
+}
+
+at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) const {
+  const at::Tensor sb = indices_bs.t();
+  return (sequence_parallel_ ? comm::own_slice(sb, 0, tp_) : sb).contiguous();
+}
+
+void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
+  check_range(indices_bs, weight_.data.size(0), "position or token type", "raise model.max_position_embeddings or shorten the sequence");
+  gather(weight_.data, local_indices(indices_bs), out, true);
+}
+
+void ReplicatedEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs) { scatter_add(weight_, local_indices(indices_bs), dout); }
+
+at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
+  at::Tensor out;
+  {
+    const at::NoGradGuard no_grad;
+    const int64_t rows = indices_bs.size(1) / (sequence_parallel_ ? tp_.size() : 1);
+    out = at::zeros({rows, indices_bs.size(0), weight_.data.size(1)}, weight_.data.options());
+    add_to(out, indices_bs);
+  }
+  return comm::attach(out, {}, [this, indices_bs](const at::Tensor& dout) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    add_gradient(dout, indices_bs);
+    return {};
+  });
+}
+
+std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size, int64_t width,
+                                             const LayerContext& context) {
+  Param param = make_param({name, {vocab_size, width}, vocabulary_shard(part), Init::normal, part.local_rows}, context);
+  param.embedding_or_output = true;
+  return std::make_shared<Param>(std::move(param));
+}
+
+VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size, const LayerContext& context)
+    : tp_(context.tp), sequence_parallel_(context.sequence_parallel), part_(part), vocab_size_(vocab_size), weight_(std::move(weight)) {}
+
+at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
+  const at::NoGradGuard no_grad;
+  check_range(tokens_bs, vocab_size_, "token", "the data set was made with another tokenizer");
+  const at::Tensor local = tokens_bs.t().contiguous() - part_.begin;
+  at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
+  gather(weight_->data, local, out, false);
+  if (sequence_parallel_) return comm::reduce_scatter(out, 0, tp_);
+  comm::all_reduce(out, tp_);
+  return out;
+}
+
+void VocabParallelEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs) {
+  const at::Tensor whole = sequence_parallel_ ? comm::all_gather(dout, 0, tp_) : dout;
+  scatter_add(*weight_, tokens_bs.t().contiguous() - part_.begin, whole);
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,57 @@
+// Input of the model: word embeddings split over the tensor-parallel group by rows of the (padded) vocabulary, learned
+// positions, token types, dropout. The result is [s (/tp with sequence parallelism), b, h].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "config/model.h"
+#include "nn/dropout.h"
+#include "nn/microbatch.h"
+#include "nn/param_init.h"
+#include "nn/vocabulary.h"
+
+namespace metroplex::nn {
+
+// A [rows, h] table that every rank holds whole, indexed by [b, s] numbers (positions, token types).
+class ReplicatedEmbedding {
+ public:
+  ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, const LayerContext& context);
+  // out [s (/tp), b, h] += rows of this rank's part of the sequence; without autograd.
+  void add_to(const at::Tensor& out, const at::Tensor& indices_bs) const;
+  void add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs);
+  // As a differentiable result of its own, [s (/tp), b, h].
+  at::Tensor forward(const at::Tensor& indices_bs);
+  Param& weight() { return weight_; }
+
+ private:
+  at::Tensor local_indices(const at::Tensor& indices_bs) const;
+  comm::Group tp_;
+  bool sequence_parallel_ = false;
+  Param weight_;
+};
+
+// The word embedding, or the untied output weight, as a parameter [local rows, h] with its padding.
+std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size, int64_t width,
+                                             const LayerContext& context);
+
+class VocabParallelEmbedding {
+ public:
+  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size, const LayerContext& context);
+  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. Throws on tokens outside the vocabulary.
+  at::Tensor apply(const at::Tensor& tokens_bs) const;
+  void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
+  Param& weight() { return *weight_; }
+  const std::shared_ptr<Param>& shared_weight() const { return weight_; }
+
+ private:
+  comm::Group tp_;
+  bool sequence_parallel_ = false;
+  VocabularyPart part_;
+  int64_t vocab_size_ = 0;
+  std::shared_ptr<Param> weight_;
+};
+
+}  // namespace metroplex::nn

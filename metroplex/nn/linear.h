@@ -1,0 +1,71 @@
+// Linear layers split over the tensor-parallel group: by output (column) or by input (row) features. The weight
+// gradient goes straight into main_grad, while the collective of the input gradient is under way.
+// Shapes: s sequence, b microbatch, activations [s, b, features]; with sequence parallelism what lies outside the
+// pair column -> row is [s/tp, b, features].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/group.h"
+#include "nn/param.h"
+#include "nn/param_init.h"
+
+namespace metroplex::nn {
+
+struct LinearSpec {
+  std::string name;  // parameters are <name>.weight [out, in] and <name>.bias [out]
+  int64_t in_features = 0, out_features = 0;
+  bool bias = true;
+  bool skip_bias_add = false;  // the caller adds bias() and its gradient
+  Init init = Init::normal;
+  bool gather_output = false;      // column: every rank gets all output features
+  bool input_is_parallel = true;   // row: the input is already split; false: each rank takes its slice
+  bool gated = false;              // column: the output is two halves [gate; up], each split over tp
+};
+
+class ColumnParallelLinear {
+ public:
+  ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
+  // Without bias, over an existing weight [rows of this rank, in] (the output layer; tied: the word embedding).
+  ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
+
+  // x_sbh [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp], or [s, b, out] with gather_output.
+  at::Tensor forward(const at::Tensor& x_sbh);
+  Param& weight() { return *weight_; }
+  Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  comm::Group tp_;
+  bool sequence_parallel_ = false, gather_output_ = false, skip_bias_add_ = false;
+  std::shared_ptr<Param> weight_, bias_;
+};
+
+class RowParallelLinear {
+ public:
+  RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
+
+  // x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed over
+  // the group; the bias is added once, after the sum.
+  at::Tensor forward(const at::Tensor& x);
+  Param& weight() { return *weight_; }
+  Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  comm::Group tp_;
+  bool sequence_parallel_ = false, input_is_parallel_ = true, skip_bias_add_ = false;
+  std::shared_ptr<Param> weight_, bias_;
+};
+
+// main_grad += dy^T x over all leading dimensions, in main_grad's precision where the device can.
+void accumulate_weight_gradient(Param& weight, const at::Tensor& dy, const at::Tensor& x);
+// main_grad += sum of dy over all leading dimensions.
+void accumulate_bias_gradient(Param& bias, const at::Tensor& dy);
+
+}  // namespace metroplex::nn

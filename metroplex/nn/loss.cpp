@@ -1,0 +1,94 @@
+#include "nn/loss.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "cuda/kernels/cross_entropy.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+namespace kernels = cuda::kernels;
+
+struct RowResult {
+  at::Tensor loss, logsumexp;  // [rows]
+};
+
+void check_targets(const at::Tensor& targets, int64_t vocab_size) {
+  if (targets.numel() == 0) return;
+  const auto [low, high] = at::aminmax(targets);
+  MPX_CHECK(low.item<int64_t>() >= 0 && high.item<int64_t>() < vocab_size, "nn", "a label is ",
+            low.item<int64_t>() < 0 ? low.item<int64_t>() : high.item<int64_t>(), ", outside the vocabulary of ", vocab_size,
+            "; the data set was made with another tokenizer");
+}
+
+struct Smoothing {
+  double weight = 0, each = 0;  // s, and s / K
+};
+
+Smoothing smoothing(const CrossEntropySpec& spec) {
+  const auto k = static_cast<double>(spec.vocab_size);
+  if (spec.label_smoothing <= 0) return {};
+  const double s = spec.label_smoothing * k / (k - 1);
+  return {s, s / k};
+}
+
+RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, const CrossEntropySpec& spec) {
+  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
+  const at::Tensor maximum = at::empty({shape.rows}, logits.options());
+  const Smoothing smooth = smoothing(spec);
+  const at::Tensor sums = at::zeros({3, shape.rows}, logits.options());  // exp_sum, target logit, sum of logits
+  dispatch_wide(logits, [&](auto zero) {
+    using T = decltype(zero);
+    T* base = sums.mutable_data_ptr<T>();
+    kernels::cross_entropy_statistics<T>(
+        logits.const_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
+        {maximum.mutable_data_ptr<T>(), base, base + shape.rows, smooth.weight > 0 ? base + 2 * shape.rows : nullptr}, shape);
+  });
+  const at::Tensor whole_maximum = maximum.clone();
+  comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
+  if (spec.tp.size() > 1) sums[0].mul_(at::exp(maximum - whole_maximum));
+  comm::all_reduce(sums, spec.tp);
+  RowResult result;
+  result.logsumexp = sums[0].log().add_(whole_maximum);
+  result.loss = result.logsumexp - sums[1];
+  if (smooth.weight > 0) {  // mean(log p) = mean(x) - logsumexp
+    const at::Tensor mean_log = sums[2] / static_cast<double>(spec.vocab_size) - result.logsumexp;
+    result.loss = result.loss * (1 - smooth.weight) - mean_log * smooth.weight;
+  }
+  return result;
+}
+
+}  // namespace
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropySpec& spec) {
+  MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows, "logits and targets differ in shape");
+  RowResult rows;
+  at::Tensor wide, local_targets;
+  {
+    const at::NoGradGuard no_grad;
+    check_targets(targets, spec.vocab_size);
+    wide = to_wide(logits.detach()).contiguous().view({-1, spec.part.local_rows});
+    local_targets = (targets - spec.part.begin).contiguous().view({-1});
+    rows = row_losses(wide, local_targets, spec);
+  }
+  return comm::attach(rows.loss.view(targets.sizes()), {logits}, [wide, local_targets, logsumexp = rows.logsumexp, spec, sizes = logits.sizes().vec(),
+                                                                 dtype = logits.scalar_type()](const at::Tensor& dloss) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    const kernels::LogitsShape shape{wide.size(0), wide.size(1), spec.part.valid_rows};
+    const Smoothing smooth = smoothing(spec);
+    const at::Tensor scale = dloss.to(wide.scalar_type()).contiguous();
+    dispatch_wide(wide, [&](auto zero) {
+      using T = decltype(zero);
+      kernels::cross_entropy_backward<T>(wide.mutable_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
+                                         {logsumexp.const_data_ptr<T>(), scale.const_data_ptr<T>(), 1 - smooth.weight, smooth.each}, shape);
+    });
+    return {wide.view(sizes).to(dtype)};
+  });
+}
+
+}  // namespace metroplex::nn

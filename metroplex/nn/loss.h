@@ -1,0 +1,26 @@
+// Cross entropy over a vocabulary split over the tensor-parallel group. Logits are never gathered, never copied: two
+// small all-reduces combine row statistics, and backward overwrites the logits with their gradient.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "comm/group.h"
+#include "nn/vocabulary.h"
+
+namespace metroplex::nn {
+
+struct CrossEntropySpec {
+  comm::Group tp;
+  VocabularyPart part;
+  int64_t vocab_size = 0;
+  // a: loss = (1 - s) nll - s mean(log p) with s = a K / (K - 1) and K the whole unpadded vocabulary, for any tp.
+  double label_smoothing = 0;
+};
+
+// logits [..., part.local_rows] of this rank (overwritten by backward: nothing else may read them then), targets [...]
+// int64 global token numbers in the same order -> loss of each token [...], in at least fp32, equal on all ranks.
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropySpec& spec);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,35 @@
+// The MLP of a transformer layer: fc2(f(fc1(x))), or fc2(f(gate) * up) with gated units. fc1 is split by columns, fc2
+// by rows over the tensor-parallel group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "config/model.h"
+#include "nn/activation.h"
+#include "nn/linear.h"
+
+namespace metroplex::nn {
+
+// The width between fc1 and fc2: ffn_hidden_size, or what Megatron derives when it is 0 (see config/model.h).
+int64_t ffn_width(const config::Model& model);
+
+class Mlp {
+ public:
+  // Parameters are <name>.linear_fc1.* [ffn (x 2 when gated: [gate; up]), h] and <name>.linear_fc2.* [h, ffn].
+  Mlp(const std::string& name, const config::Model& model, const LayerContext& context);
+
+  // x_sbh -> [s (/tp), b, h] without the bias of fc2: the caller adds output_bias().
+  at::Tensor forward(const at::Tensor& x_sbh);
+  Param* output_bias() { return fc2_.bias(); }
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  ActivationSpec activation_;
+  ColumnParallelLinear fc1_;
+  RowParallelLinear fc2_;
+};
+
+}  // namespace metroplex::nn

@@ -1,0 +1,56 @@
+// A parameter and everything others need to know of it: name, placement, gradient. Optimizer, gradient reduction,
+// gradient norm and checkpoint read the placement here and nowhere else. Parameters are not autograd leaves: a layer
+// reads `data` in forward and again in backward and adds the weight gradient into `main_grad` itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace metroplex::nn {
+
+// Rows [local, local + size) of the local tensor are rows [global, global + size) of the whole one, along Shard::dim.
+struct RowRange {
+  int64_t local = 0, global = 0, size = 0;
+};
+
+// How the local tensor lies in the whole one. dim < 0: every tensor-parallel rank holds all of it (replicated).
+// A sharded dim may be several ranges (gate and up of a gated fc1); rows in no range are padding.
+struct Shard {
+  int dim = -1;
+  std::vector<RowRange> ranges;
+};
+
+enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones };
+
+struct Param {
+  std::string name;                   // global: layer numbers count over the whole model
+  std::vector<int64_t> global_shape;  // unsharded, vocabulary unpadded
+  Shard shard;
+  Init init = Init::normal;
+  at::Tensor data;                    // the local part
+  at::Tensor main_grad;               // same shape, at least fp32; a view of the gradient buffer (optim/grad_buffer)
+
+  bool weight_decay = true;           // false for biases and 1-D tensors
+  bool partial_grad_over_tp = false;  // replicated over tp, but each rank's gradient covers its part of the sequence only
+  bool tied_copy = false;             // the last stage's copy of the word embedding: not counted, saved or decayed twice
+  bool embedding_or_output = false;
+  int uses_per_microbatch = 1;        // calls of accumulate() that one microbatch makes (2: tied head on one stage)
+
+  // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets on_use.
+  void accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
+    add(main_grad);
+    if (on_use) on_use();
+  }
+  std::function<void()> on_use;
+
+  bool sharded() const { return shard.dim >= 0; }
+};
+
+// The range list of an even split: this rank's rows of `global_rows`, which is a multiple of `parts`.
+Shard even_shard(int dim, int64_t global_rows, int parts, int index);
+
+}  // namespace metroplex::nn

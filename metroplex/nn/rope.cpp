@@ -1,0 +1,35 @@
+#include "nn/rope.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "cuda/kernels/rope.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+
+void RopeTable::grow(int64_t positions, at::ScalarType dtype) {
+  if (cos_.defined() && cos_.size(0) >= positions && cos_.scalar_type() == dtype) return;
+  const at::Tensor exponent = at::arange(0, rotary_dims_, 2, at::kDouble) / static_cast<double>(rotary_dims_);
+  const at::Tensor angles = at::outer(at::arange(positions, at::kDouble), at::pow(base_, exponent).reciprocal());
+  cos_ = angles.cos().to(dtype);
+  sin_ = angles.sin().to(dtype);
+}
+
+void RopeTable::rotate(const at::Tensor& x, int64_t first_position, int direction) {
+  const at::NoGradGuard no_grad;
+  MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= rotary_dims_, "heads of rotary embedding");
+  const int64_t positions = x.size(0);
+  grow(first_position + positions, wide_type(x.scalar_type()));
+  const at::Tensor cos = cos_.narrow(0, first_position, positions), sin = sin_.narrow(0, first_position, positions);
+  const at::Tensor wide = to_wide(x);
+  const cuda::kernels::RopeShape shape{positions, x.size(1), x.size(2), rotary_dims_, wide.stride(0), wide.stride(1), wide.stride(2)};
+  dispatch_wide(wide, [&](auto zero) {
+    using T = decltype(zero);
+    cuda::kernels::rope<T>(wide.mutable_data_ptr<T>(), cos.const_data_ptr<T>(), sin.const_data_ptr<T>(), direction, shape);
+  });
+  if (!wide.is_same(x)) x.copy_(wide);
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,27 @@
+// Rotary positions: a table of cosines and sines that grows on demand and is shared by the layers of a stage.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace metroplex::nn {
+
+class RopeTable {
+ public:
+  // Turns the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
+  RopeTable(int64_t rotary_dims, double base) : rotary_dims_(rotary_dims), base_(base) {}
+
+  // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose first row has position
+  // `first_position`. direction +1 turns forward, -1 back (the gradient).
+  void rotate(const at::Tensor& x, int64_t first_position, int direction);
+
+ private:
+  void grow(int64_t positions, at::ScalarType dtype);
+
+  int64_t rotary_dims_;
+  double base_;
+  at::Tensor cos_, sin_;  // [positions, rotary_dims / 2]
+};
+
+}  // namespace metroplex::nn

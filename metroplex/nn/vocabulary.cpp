@@ -1,0 +1,26 @@
+#include "nn/vocabulary.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::nn {
+
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int tp) {
+  const int64_t multiple = std::max<int64_t>(1, divisible_by) * tp;
+  return (vocab_size + multiple - 1) / multiple * multiple;
+}
+
+VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index) {
+  MPX_CHECK(tp > 0 && padded % tp == 0, "nn", "a vocabulary of ", padded, " cannot be split over ", tp, " tensor-parallel ranks");
+  const int64_t rows = padded / tp, begin = rows * index;
+  return {begin, rows, std::clamp<int64_t>(vocab_size - begin, 0, rows)};
+}
+
+Shard vocabulary_shard(const VocabularyPart& part) {
+  Shard shard{0, {}};
+  if (part.valid_rows > 0) shard.ranges.push_back({0, part.begin, part.valid_rows});
+  return shard;
+}
+
+}  // namespace metroplex::nn

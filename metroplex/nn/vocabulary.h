@@ -1,0 +1,23 @@
+// How the vocabulary lies on the tensor-parallel group: padded to whole equal parts, rank r holds rows
+// [r * padded / tp, (r + 1) * padded / tp). Rows past the vocabulary are padding: 0, masked, and in no checkpoint.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/group.h"
+#include "nn/param.h"
+
+namespace metroplex::nn {
+
+struct VocabularyPart {
+  int64_t begin = 0;       // first global row of this rank
+  int64_t local_rows = 0;  // padding included
+  int64_t valid_rows = 0;  // that are really in the vocabulary
+};
+
+// The smallest multiple of divisible_by * tp that holds vocab_size (Megatron's padding).
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int tp);
+VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index);
+Shard vocabulary_shard(const VocabularyPart& part);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,140 @@
+#include "optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "base/error.h"
+
+namespace metroplex::optim {
+namespace {
+
+const std::set<std::string> kDecayStyles{"constant", "linear", "cosine", "inverse-square-root", "WSD"};
+const std::set<std::string> kWsdStyles{"linear", "cosine", "exponential", "minus_sqrt"};
+const std::set<std::string> kWdStyles{"constant", "linear", "cosine"};
+
+double cosine_coefficient(double ratio) { return 0.5 * (std::cos(M_PI * ratio) + 1.0); }
+
+double wsd_coefficient(const std::string& style, double ratio) {
+  if (style == "linear") return 1.0 - ratio;
+  if (style == "cosine") return cosine_coefficient(ratio);
+  if (style == "exponential") return 2.0 * std::pow(0.5, ratio) - 1.0;
+  return 1.0 - std::sqrt(ratio);  // minus_sqrt
+}
+
+void check_args(const ScheduleArgs& a) {
+  MPX_CHECK(a.min_lr >= 0, "optim", "optim.min_lr = ", a.min_lr, " is negative; give 0 or more");
+  MPX_CHECK(a.max_lr >= a.min_lr, "optim", "optim.lr = ", a.max_lr, " is below optim.min_lr = ", a.min_lr);
+  MPX_CHECK(a.init_lr <= a.max_lr, "optim", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
+  MPX_CHECK(a.lr_decay_steps > 0, "optim", "the learning rate decays over ", a.lr_decay_steps, " samples; give at least 1");
+  MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "optim", "warm-up of ", a.lr_warmup_steps,
+            " samples does not end before the decay at ", a.lr_decay_steps, "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
+  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "optim", "optim.lr_decay_style '", a.lr_decay_style, "' is unknown; nearest: '",
+            base::nearest_name(a.lr_decay_style, kDecayStyles), "' of constant, linear, cosine, inverse-square-root, WSD");
+  if (a.lr_decay_style == "WSD") {
+    MPX_CHECK(a.wsd_decay_steps > 0, "optim", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
+    MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "optim", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
+              "' is unknown; choose linear, cosine, exponential or minus_sqrt");
+  }
+  MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "optim", "weight decay goes from ", a.start_wd, " to ", a.end_wd,
+            "; it must start at 0 or more and may only grow");
+  MPX_CHECK(kWdStyles.count(a.wd_incr_style), "optim", "optim.weight_decay_incr_style '", a.wd_incr_style,
+            "' is unknown; choose constant, linear or cosine");
+  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "optim", "constant weight decay cannot go from ", a.start_wd,
+            " to ", a.end_wd, "; set optim.weight_decay_incr_style to linear or cosine");
+}
+
+}  // namespace
+
+GroupFactors::GroupFactors()
+    : max_lr(std::numeric_limits<double>::quiet_NaN()), min_lr(std::numeric_limits<double>::quiet_NaN()) {}
+
+LrSchedule::LrSchedule(ScheduleArgs args) : args_(std::move(args)) { check_args(args_); }
+
+double LrSchedule::lr(int64_t num_steps, const GroupFactors& group) const {
+  const double max_lr = std::isnan(group.max_lr) ? args_.max_lr : group.max_lr;
+  const double min_lr = std::isnan(group.min_lr) ? args_.min_lr : group.min_lr;
+  if (args_.lr_warmup_steps > 0 && num_steps <= args_.lr_warmup_steps) {
+    const double done = static_cast<double>(num_steps) / static_cast<double>(args_.lr_warmup_steps);
+    return group.lr_mult * (args_.init_lr + (max_lr - args_.init_lr) * done);
+  }
+  return group.lr_mult * decayed(num_steps, max_lr, min_lr);
+}
+
+double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) const {
+  if (args_.lr_decay_style == "constant") return max_lr;
+  if (num_steps > args_.lr_decay_steps) return min_lr;
+  if (args_.lr_decay_style == "inverse-square-root") {
+    const double warmup = static_cast<double>(std::max<int64_t>(args_.lr_warmup_steps, 1));
+    const double now = static_cast<double>(std::max<int64_t>(num_steps, 1));
+    return std::max(min_lr, max_lr * std::sqrt(warmup) / std::sqrt(now));
+  }
+  const double ratio = static_cast<double>(num_steps - args_.lr_warmup_steps) /
+                       static_cast<double>(args_.lr_decay_steps - args_.lr_warmup_steps);
+  double coefficient = 0;
+  if (args_.lr_decay_style == "linear") {
+    coefficient = 1.0 - ratio;
+  } else if (args_.lr_decay_style == "cosine") {
+    coefficient = cosine_coefficient(ratio);
+  } else {
+    const int64_t anneal_start = args_.lr_decay_steps - args_.wsd_decay_steps;
+    if (num_steps <= anneal_start) return max_lr;
+    coefficient = wsd_coefficient(args_.lr_wsd_decay_style,
+                                  static_cast<double>(num_steps - anneal_start) / static_cast<double>(args_.wsd_decay_steps));
+  }
+  return min_lr + coefficient * (max_lr - min_lr);
+}
+
+double LrSchedule::weight_decay(int64_t num_steps, const GroupFactors& group) const {
+  if (num_steps > args_.wd_incr_steps || args_.wd_incr_style == "constant") return args_.end_wd * group.wd_mult;
+  const double ratio = static_cast<double>(num_steps) / static_cast<double>(args_.wd_incr_steps);
+  const double coefficient = args_.wd_incr_style == "linear" ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
+  return (args_.start_wd + coefficient * (args_.end_wd - args_.start_wd)) * group.wd_mult;
+}
+
+ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source) {
+  if (source == ScheduleSource::override_checkpoint) return own;
+  if (source == ScheduleSource::must_agree) {
+    const auto agree = [](const char* key, const auto& mine, const auto& theirs) {
+      MPX_CHECK(mine == theirs, "optim", key, " is ", mine, " in the config and ", theirs,
+                " in the checkpoint; set optim.override_opt_param_scheduler to keep the config's or "
+                "optim.use_checkpoint_opt_param_scheduler to keep the checkpoint's");
+    };
+    agree("max_lr", own.max_lr, saved.max_lr);
+    agree("min_lr", own.min_lr, saved.min_lr);
+    agree("lr_warmup_steps", own.lr_warmup_steps, saved.lr_warmup_steps);
+    agree("lr_decay_steps", own.lr_decay_steps, saved.lr_decay_steps);
+    agree("lr_decay_style", own.lr_decay_style, saved.lr_decay_style);
+    agree("start_wd", own.start_wd, saved.start_wd);
+    agree("end_wd", own.end_wd, saved.end_wd);
+    agree("wd_incr_steps", own.wd_incr_steps, saved.wd_incr_steps);
+    agree("wd_incr_style", own.wd_incr_style, saved.wd_incr_style);
+  }
+  return saved;
+}
+
+ScheduleArgs schedule_args(const config::Config& config) {
+  const config::Optim& o = config.optim;
+  const int64_t batch = config.train.global_batch_size;
+  const int64_t train_samples = config.train.train_samples > 0 ? config.train.train_samples : config.train.train_iters * batch;
+  const auto samples = [batch](int64_t in_iters, int64_t in_samples) { return in_samples > 0 ? in_samples : in_iters * batch; };
+  ScheduleArgs a;
+  a.init_lr = o.lr_warmup_init;
+  a.max_lr = o.lr;
+  a.min_lr = o.min_lr;
+  a.lr_decay_steps = samples(o.lr_decay_iters, o.lr_decay_samples);
+  if (a.lr_decay_steps == 0) a.lr_decay_steps = train_samples;
+  a.lr_warmup_steps = o.lr_warmup_fraction > 0 ? static_cast<int64_t>(o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps))
+                                               : samples(o.lr_warmup_iters, o.lr_warmup_samples);
+  a.lr_decay_style = o.lr_decay_style;
+  a.start_wd = o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay;
+  a.end_wd = o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay;
+  a.wd_incr_steps = train_samples;
+  a.wd_incr_style = o.weight_decay_incr_style;
+  a.wsd_decay_steps = samples(o.lr_wsd_decay_iters, o.lr_wsd_decay_samples);
+  a.lr_wsd_decay_style = o.lr_wsd_decay_style;
+  return a;
+}
+
+}  // namespace metroplex::optim

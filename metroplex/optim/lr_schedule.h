@@ -1,0 +1,59 @@
+// Learning rate and weight decay as pure functions of the number of samples consumed by successful steps: Megatron's
+// OptimizerParamScheduler. Nothing is stored but the sample count, so a schedule can be asked for any point.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "config/config.h"
+
+namespace metroplex::optim {
+
+// All lengths in samples.
+struct ScheduleArgs {
+  double init_lr = 0, max_lr = 0, min_lr = 0;
+  int64_t lr_warmup_steps = 0, lr_decay_steps = 1;
+  std::string lr_decay_style = "linear";
+  double start_wd = 0, end_wd = 0;
+  int64_t wd_incr_steps = 1;
+  std::string wd_incr_style = "constant";
+  int64_t wsd_decay_steps = 0;                // required by WSD
+  std::string lr_wsd_decay_style = "exponential";
+
+  bool operator==(const ScheduleArgs&) const = default;
+};
+
+// The per-group factors of a schedule; NaN max_lr/min_lr means the schedule's own.
+struct GroupFactors {
+  double max_lr, min_lr;
+  double lr_mult = 1.0, wd_mult = 1.0;
+  GroupFactors();
+};
+
+class LrSchedule {
+ public:
+  // Throws base::Error naming the argument and the rule: 0 <= min_lr <= max_lr, init_lr <= max_lr, decay and warm-up
+  // lengths, WSD needs its decay length, constant weight decay has one value, known styles.
+  explicit LrSchedule(ScheduleArgs args);
+
+  // Warm-up is inclusive (<=) and linear from init_lr; past lr_decay_steps the rate is min_lr.
+  double lr(int64_t num_steps, const GroupFactors& group = {}) const;
+  double weight_decay(int64_t num_steps, const GroupFactors& group = {}) const;
+  const ScheduleArgs& args() const { return args_; }
+
+ private:
+  double decayed(int64_t num_steps, double max_lr, double min_lr) const;
+  ScheduleArgs args_;
+};
+
+enum class ScheduleSource { must_agree, override_checkpoint, use_checkpoint };
+
+// What a resumed run uses: with must_agree every value of the checkpoint equals the own one (the optimizer's settings
+// changed under the run otherwise), or the error names both and the two options that decide it.
+ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source);
+
+// From the config (iterations are turned into samples by the global batch size).
+ScheduleArgs schedule_args(const config::Config& config);
+
+}  // namespace metroplex::optim

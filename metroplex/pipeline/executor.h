@@ -1,0 +1,71 @@
+// The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what is
+// drawn and verified is what runs. Outputs live until the table frees them, inputs and runs until their backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "comm/group.h"
+#include "pipeline/stage.h"
+#include "plan/pipeline_table.h"
+
+namespace metroplex::pipeline {
+
+// Of the tensors that cross a stage border: [s (/tp with sequence parallelism), b, h].
+struct BorderShape {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+  bool variable = false;  // microbatches differ in shape: shapes travel first
+};
+
+// What happened, for timers and the memory meter: called right after an action.
+using ActionObserver = std::function<void(const plan::Action& action, double seconds)>;
+
+class Executor {
+ public:
+  // `stages[c]` is chunk c of this rank; `pp` is the pipeline group, whose index is the rank's row of the table.
+  Executor(std::vector<Stage*> stages, comm::Group pp);
+
+  // Runs one step (or, with table.forward_only, one evaluation) over `batches` (one a microbatch of the table).
+  // loss_gradients[m] enters the backward of microbatch m on the last stage: the factor of its summed loss in the
+  // step's loss. Returns the outputs of the last stage, one a microbatch (empty on other ranks).
+  std::vector<at::Tensor> run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
+                              const std::vector<double>& loss_gradients, const BorderShape& border);
+
+  void set_observer(ActionObserver observer) { observer_ = std::move(observer); }
+  // Border tensors and runs alive now; 0 between steps. For tests of deallocation.
+  size_t live() const {
+    return inputs_.size() + outputs_.size() + gradients_.size() + input_gradients_.size() + runs_.size() + gradients_leaving_.size();
+  }
+
+ private:
+  using Key = std::pair<int, int>;  // microbatch, chunk
+  struct Step;
+  // One batched p2p call under way, shared by its actions: waiting once is enough.
+  using Flight = std::shared_ptr<comm::Handle>;
+
+  void forward(const Step& step, const plan::Action& action, std::vector<at::Tensor>& losses);
+  void backward(const Step& step, const plan::Action& action);
+  void exchange(const Step& step, const plan::Action* begin, const plan::Action* end);
+  void receive_variable(const Step& step, const plan::Action& action);
+  at::Tensor& incoming_slot(const plan::Action& action);
+  at::Tensor outgoing_tensor(const plan::Action& action);
+  at::Tensor take(std::map<Key, at::Tensor>& from, std::map<Key, Flight>& flights, Key key);
+
+  std::vector<Stage*> stages_;
+  comm::Group pp_;
+  ActionObserver observer_;
+  std::map<Key, at::Tensor> inputs_, outputs_, gradients_;      // border tensors of this rank's chunks
+  std::map<Key, at::Tensor> input_gradients_;                   // computed, not yet sent
+  std::map<Key, StageRun> runs_;
+  std::map<Key, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
+  std::vector<std::pair<Flight, at::Tensor>> gradients_leaving_;  // kept alive until their send has completed
+};
+
+}  // namespace metroplex::pipeline

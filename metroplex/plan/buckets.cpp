@@ -1,0 +1,98 @@
+#include "plan/buckets.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace metroplex::plan {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+class BucketWriter {
+ public:
+  BucketWriter(const std::vector<BucketParam>& params, const BucketOptions& options)
+      : params_(params), options_(options) {
+    plan_.slots.resize(params.size());
+  }
+
+  BucketPlan write() {
+    for (size_t i = params_.size(); i-- > 0;) add(i);
+    if (!open_.empty()) close(at_);
+    plan_.num_elements = begin_;
+    return std::move(plan_);
+  }
+
+ private:
+  void add(size_t index) {
+    const BucketParam& param = params_[index];
+    MPX_ASSERT(param.num_elements >= 0, "parameter ", index, " has ", param.num_elements, " elements");
+    const bool alone = options_.shared_embedding_alone && param.shared_embedding;
+    int64_t begin = round_up(at_, options_.param_start_multiple);
+    if (alone && !open_.empty()) {
+      close(begin);
+      begin = begin_;
+    }
+    plan_.slots[index] = {begin, begin + param.num_elements, static_cast<int>(plan_.buckets.size())};
+    open_.push_back(static_cast<int>(index));
+    at_ = begin + param.num_elements;
+    const bool full = options_.bucket_size > 0 && at_ - begin_ >= options_.bucket_size;
+    if (alone || full) close(at_);
+  }
+
+  void close(int64_t end) {
+    const int64_t padded = round_up(end, options_.bucket_end_multiple);
+    plan_.buckets.push_back({begin_, padded, end - begin_, std::move(open_)});
+    open_.clear();
+    begin_ = at_ = padded;
+  }
+
+  const std::vector<BucketParam>& params_;
+  const BucketOptions& options_;
+  BucketPlan plan_;
+  std::vector<int> open_;
+  int64_t begin_ = 0;  // of the open bucket
+  int64_t at_ = 0;     // end of the last parameter
+};
+
+}  // namespace
+
+BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp, bool high_bandwidth) {
+  MPX_ASSERT(dp > 0, "data-parallel size ", dp);
+  BucketOptions options;
+  options.bucket_size = bucket_size;
+  options.param_start_multiple = 64;
+  options.bucket_end_multiple = std::lcm(dp, int64_t{128});
+  if (high_bandwidth) options.bucket_end_multiple = std::lcm(options.bucket_end_multiple, int64_t{1} << 16);
+  options.shared_embedding_alone = true;
+  return options;
+}
+
+BucketPlan plan_buckets(const std::vector<BucketParam>& params, const BucketOptions& options) {
+  MPX_ASSERT(options.param_start_multiple > 0 && options.bucket_end_multiple > 0, "multiples ",
+             options.param_start_multiple, " and ", options.bucket_end_multiple);
+  return BucketWriter(params, options).write();
+}
+
+std::pair<int64_t, int64_t> bucket_shard(const Bucket& bucket, int64_t dp, int64_t dp_index) {
+  const int64_t length = bucket.end - bucket.begin;
+  MPX_ASSERT(dp > 0 && length % dp == 0 && dp_index >= 0 && dp_index < dp, "bucket of ", length, " elements over ",
+             dp, " ranks, rank ", dp_index);
+  const int64_t share = length / dp;
+  return {bucket.begin + dp_index * share, bucket.begin + (dp_index + 1) * share};
+}
+
+int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
+
+std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request) {
+  if (!request.overlap_grad_reduce) return std::nullopt;
+  if (request.num_buckets) {
+    MPX_CHECK(*request.num_buckets > 0, "plan", "the number of gradient buckets, ", *request.num_buckets,
+              ", must be positive");
+    return request.num_parameters / *request.num_buckets;
+  }
+  return request.bucket_size ? *request.bucket_size : default_bucket_size(request.dp);
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,65 @@
+// Where every gradient lies in the one contiguous buffer of a rank, and how the buffer is cut into buckets that are
+// reduced while backward still runs. Parameters are laid out in reverse order of the model, so the first bucket is
+// full first; a bucket closes when it has reached bucket_size. For a distributed optimizer parameters start and
+// buckets end at multiples, so that every data-parallel rank owns an equal, aligned shard.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace metroplex::plan {
+
+struct BucketOptions {
+  int64_t bucket_size = 0;           // elements; 0: one bucket
+  int64_t param_start_multiple = 1;  // elements
+  int64_t bucket_end_multiple = 1;
+  bool shared_embedding_alone = false;  // a parameter marked as shared has a bucket of its own
+};
+
+// Parameters at multiples of 64, buckets end at lcm(dp, 128), with `high_bandwidth` also of 2^16; shared embeddings
+// alone.
+BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp, bool high_bandwidth = false);
+
+struct BucketParam {
+  int64_t num_elements = 0;
+  bool shared_embedding = false;
+};
+
+struct BucketSlot {
+  int64_t begin = 0, end = 0;  // elements of the buffer
+  int bucket = 0;
+  bool operator==(const BucketSlot&) const = default;
+};
+
+struct Bucket {
+  int64_t begin = 0, end = 0;  // with the padding at its end
+  int64_t num_unpadded = 0;    // begin .. last parameter
+  std::vector<int> params;     // indices into the list given, in the order of the buffer
+};
+
+struct BucketPlan {
+  std::vector<BucketSlot> slots;  // one a parameter, in the order given
+  std::vector<Bucket> buckets;
+  int64_t num_elements = 0;  // of the whole buffer
+};
+
+// `params` in the order of the model (first layer first).
+BucketPlan plan_buckets(const std::vector<BucketParam>& params, const BucketOptions& options);
+
+// Rank dp_index's equal share of a bucket, [begin, end) of the buffer. The bucket's length must divide by dp.
+std::pair<int64_t, int64_t> bucket_shard(const Bucket& bucket, int64_t dp, int64_t dp_index);
+
+struct BucketSizeRequest {
+  std::optional<int64_t> num_buckets = std::nullopt;  // cut the parameters into about so many
+  std::optional<int64_t> bucket_size = std::nullopt;
+  int64_t dp = 1;
+  bool overlap_grad_reduce = true;
+  int64_t num_parameters = 0;
+};
+// Elements a bucket: nothing (one bucket) without overlap, else as asked, else max(40M, 1M * dp).
+std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request);
+int64_t default_bucket_size(int64_t dp);
+
+}  // namespace metroplex::plan

@@ -1,0 +1,167 @@
+#include "plan/draw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace metroplex::plan {
+namespace {
+
+std::string format(const char* pattern, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, pattern, value);
+  return buffer;
+}
+
+std::string box_label(const PipelineTable& table, const Action& action) {
+  std::string label = std::to_string(action.microbatch);
+  if (table.num_chunks > 1) label += static_cast<char>('a' + action.chunk % 26);
+  return label;
+}
+
+std::string padded(const std::string& text, size_t width) {
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
+
+// Shortest compute action: what a box must have room for.
+double shortest(const Timeline& timeline) {
+  double result = timeline.length;
+  for (const auto& actions : timeline.ranks) {
+    for (const TimedAction& timed : actions) {
+      const double time = timed.end - timed.start;
+      if (is_compute(timed.action.kind) && time > 0) result = std::min(result, time);
+    }
+  }
+  return result;
+}
+
+double columns_per_time(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
+  if (timeline.length <= 0) return 0;
+  const size_t label = std::to_string(table.num_microbatches - 1).size() + (table.num_chunks > 1 ? 1 : 0);
+  // Whole columns for the shortest box, so that equal boxes look equal; fractions only where it has less than one.
+  const double least = shortest(timeline), room = options.max_columns * least / timeline.length;
+  const double columns = std::min(static_cast<double>(label + 1), room);
+  return (columns >= 1 ? std::floor(columns) : columns) / least;
+}
+
+int ansi_color(const PipelineTable& table, const Action& action) {
+  constexpr int kForward[] = {75, 69, 63, 111}, kBackward[] = {114, 108, 71, 150};
+  const int shade = action.chunk * 4 / std::max(table.num_chunks, 4) % 4;
+  const int index = table.num_chunks <= 4 ? action.chunk : shade;
+  if (action.kind == ActionKind::forward) return kForward[index];
+  return action.kind == ActionKind::backward ? kBackward[index] : 180;
+}
+
+std::string text_box(const PipelineTable& table, const Action& action, size_t width, const DrawOptions& options) {
+  if (width == 0) return "";
+  std::string label = box_label(table, action);
+  if (label.size() > width) label.clear();
+  const char fill = options.color                         ? ' '
+                    : action.kind == ActionKind::forward  ? '.'
+                    : action.kind == ActionKind::backward ? '='
+                                                          : '~';
+  std::string box = label + std::string(width - label.size(), fill);
+  if (!options.color) return box;
+  return "\033[30;48;5;" + std::to_string(ansi_color(table, action)) + "m" + box + "\033[0m";
+}
+
+std::string text_row(const PipelineTable& table, const std::vector<TimedAction>& actions, double scale,
+                     const DrawOptions& options) {
+  std::string row;
+  long column = 0;
+  for (const TimedAction& timed : actions) {
+    if (!is_compute(timed.action.kind)) continue;
+    const long begin = std::lround(timed.start * scale), end = std::lround(timed.end * scale);
+    if (begin > column) row += std::string(static_cast<size_t>(begin - column), ' ');
+    column = std::max(column, begin);
+    if (end > column) row += text_box(table, timed.action, static_cast<size_t>(end - column), options);
+    column = std::max(column, end);
+  }
+  return row;
+}
+
+size_t row_width(const std::vector<TimedAction>& actions, double scale) {
+  double end = 0;
+  for (const TimedAction& timed : actions) {
+    if (is_compute(timed.action.kind)) end = std::max(end, timed.end);
+  }
+  return static_cast<size_t>(std::lround(end * scale));
+}
+
+const char* svg_color(const Action& action, int num_chunks) {
+  constexpr const char* kForward[] = {"#7db4e8", "#4d8fd1", "#2f6db0", "#a9cff2"};
+  constexpr const char* kBackward[] = {"#8fd19e", "#5cb176", "#3c8f58", "#b9e5c4"};
+  const int index = num_chunks <= 4 ? action.chunk : action.chunk * 4 / num_chunks;
+  if (action.kind == ActionKind::forward) return kForward[index];
+  return action.kind == ActionKind::backward ? kBackward[index] : "#e3c27a";
+}
+
+constexpr double kWidth = 880, kRow = 26, kLeft = 64, kTop = 34;
+
+std::string svg_text(double x, double y, const std::string& attributes, const std::string& text) {
+  return "<text x=\"" + format("%.5g", x) + "\" y=\"" + format("%.5g", y) + "\"" + attributes + ">" + text +
+         "</text>\n";
+}
+
+std::string svg_row(const PipelineTable& table, const Timeline& timeline, size_t rank) {
+  const double y = kTop + kRow * static_cast<double>(rank);
+  const double scale = timeline.length > 0 ? kWidth / timeline.length : 0;
+  std::string row = svg_text(kLeft - 8, y + 16, " text-anchor=\"end\"", "rank " + std::to_string(rank));
+  for (const TimedAction& timed : timeline.ranks[rank]) {
+    if (!is_compute(timed.action.kind)) continue;
+    const double x = kLeft + timed.start * scale, width = (timed.end - timed.start) * scale;
+    row += "<rect x=\"" + format("%.5g", x) + "\" y=\"" + format("%.5g", y) + "\" width=\"" + format("%.4g", width) +
+           "\" height=\"22\" fill=\"" + svg_color(timed.action, table.num_chunks) + "\"/>\n";
+    const std::string label = box_label(table, timed.action);
+    if (width >= 7.0 * static_cast<double>(label.size())) {
+      row += svg_text(x + width / 2, y + 15, " text-anchor=\"middle\"", label);
+    }
+  }
+  const std::string right = format("%.1f %%", 100 * timeline.bubble_share[rank]) +
+                            (table.forward_only ? "" : ", " + std::to_string(timeline.peak_live_activations[rank]));
+  return row + svg_text(kLeft + kWidth + 8, y + 16, "", right);
+}
+
+std::string title(const PipelineTable& table) {
+  std::string text = table.name + ": " + std::to_string(table.num_stages) + " stages";
+  if (table.num_chunks > 1) text += " x " + std::to_string(table.num_chunks) + " chunks";
+  text += ", " + std::to_string(table.num_microbatches) + " microbatches";
+  return table.forward_only ? text + ", forward only" : text;
+}
+
+}  // namespace
+
+std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
+  const double scale = columns_per_time(table, timeline, options);
+  size_t width = 0;
+  for (const auto& actions : timeline.ranks) width = std::max(width, row_width(actions, scale));
+  const size_t digits = std::to_string(table.num_stages - 1).size();
+  std::string text = title(table) + "\n";
+  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+    text += "rank " + padded(std::to_string(rank), digits) + " |";
+    text += text_row(table, timeline.ranks[rank], scale, options);
+    text += std::string(width - row_width(timeline.ranks[rank], scale), ' ') + "| bubble " +
+            padded(format("%.1f", 100 * timeline.bubble_share[rank]), 4) + " %";
+    if (!table.forward_only) text += ", live " + std::to_string(timeline.peak_live_activations[rank]);
+    text += "\n";
+  }
+  text += "a box: microbatch";
+  if (table.num_chunks > 1) text += " and chunk (a, b, ...)";
+  return text + (options.color ? "; blue forward, green backward\n" : "; '.' forward, '=' backward\n");
+}
+
+std::string draw_svg(const PipelineTable& table, const Timeline& timeline) {
+  const double height = kTop + kRow * static_cast<double>(timeline.ranks.size()) + 26;
+  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1040 " + format("%.5g", height) +
+                    "\" font-family=\"sans-serif\" font-size=\"11\">\n";
+  svg += "<rect width=\"1040\" height=\"" + format("%.5g", height) + "\" fill=\"white\"/>\n";
+  svg += svg_text(kLeft, 18, " font-size=\"13\" font-weight=\"bold\"", title(table));
+  svg += svg_text(kLeft + kWidth + 8, 18, "", table.forward_only ? "bubble" : "bubble, live");
+  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) svg += svg_row(table, timeline, rank);
+  const std::string legend = "blue: forward, green: backward; a number is a microbatch" +
+                             std::string(table.num_chunks > 1 ? ", a letter a chunk" : "") +
+                             "; bubble of all ranks " + format("%.1f %%", 100 * timeline.total_bubble_share);
+  return svg + svg_text(kLeft, height - 8, " fill=\"#555\"", legend) + "</svg>\n";
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,22 @@
+// Pictures of a replayed table: lines of text for a terminal, and SVG. One row a pp rank, time from left to right,
+// one box a forward, backward or weight action with its microbatch in it; chunks differ by letter and shade.
+#pragma once
+
+#include <string>
+
+#include "plan/timeline.h"
+
+namespace metroplex::plan {
+
+struct DrawOptions {
+  bool color = false;     // ANSI colours; without them forward is '.', backward '=', weight '~'
+  int max_columns = 160;  // of the bars; a longer timeline gets narrower boxes, and labels fall away
+};
+
+// Ends with a newline. Rows, then the bubble and the live activations of each rank, then a legend.
+std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options);
+
+// A whole SVG document, about 1,000 units wide.
+std::string draw_svg(const PipelineTable& table, const Timeline& timeline);
+
+}  // namespace metroplex::plan

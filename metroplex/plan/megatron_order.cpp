@@ -1,0 +1,173 @@
+#include "plan/megatron_order.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+
+#include "base/error.h"
+
+namespace metroplex::plan {
+
+WarmupCounts count_warmup(const MicrobatchShape& shape, int rank) {
+  WarmupCounts counts;
+  counts.total = shape.num_microbatches * shape.num_chunks;
+  const int ranks_after = shape.num_stages - rank - 1;
+  if (shape.forward_only) {
+    counts.warmup = counts.total;
+  } else if (shape.num_stages == 1) {
+    counts.warmup = 0;
+  } else if (!shape.interleaved) {
+    counts.warmup = ranks_after;
+  } else {
+    counts.warmup = ranks_after * 2 + (shape.num_chunks - 1) * shape.group() + (shape.overlap_moe ? 1 : 0);
+  }
+  counts.all_warmup = counts.warmup >= counts.total;
+  counts.warmup = std::min(counts.warmup, counts.total);
+  counts.remaining = counts.total - counts.warmup;
+  return counts;
+}
+
+std::vector<Slot> schedule_table(int num_microbatches, int num_chunks, int group_size) {
+  MPX_ASSERT(group_size > 0, "group size ", group_size);
+  std::vector<Slot> table;
+  for (int first = 0; first < num_microbatches; first += group_size) {
+    const int end = std::min(first + group_size, num_microbatches);
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      for (int microbatch = first; microbatch < end; ++microbatch) table.push_back({microbatch, chunk});
+    }
+  }
+  return table;
+}
+
+std::string interleaved_refusal(const MicrobatchShape& shape) {
+  const int group = shape.group(), count = shape.num_microbatches, stages = shape.num_stages;
+  if (group < stages || group > count) {
+    return base::concat("microbatch_group_size_per_vp_stage ", group, " is not between pipeline_model_parallel_size ",
+                        stages, " and the number of microbatches ", count,
+                        "; the interleaved schedule needs at least as many microbatches as stages");
+  }
+  const int last = count % group;
+  if (last > 0 && last < stages) {
+    return base::concat(count, " microbatches in groups of ", group, " leave a last group of ", last,
+                        ", less than pipeline_model_parallel_size ", stages,
+                        "; choose a group size that divides the number of microbatches");
+  }
+  return "";
+}
+
+std::vector<int> table_to_order(int num_warmup, int num_chunks, const std::vector<Slot>& table) {
+  std::vector<int> order;
+  const int total = static_cast<int>(table.size());
+  const auto forward = [&](int k) { order.push_back(table[static_cast<size_t>(k)].chunk + 1); };
+  const auto backward = [&](int k) { order.push_back(table[static_cast<size_t>(k)].chunk - num_chunks); };
+  for (int k = 0; k < num_warmup; ++k) forward(k);
+  for (int k = num_warmup; k < total; ++k) {
+    forward(k);
+    backward(k - num_warmup);
+  }
+  for (int k = total - num_warmup; k < total; ++k) backward(k);
+  return order;
+}
+
+int peak_in_flight(const std::vector<int>& order) {
+  int live = 0, peak = 0;
+  for (const int entry : order) {
+    live += entry > 0 ? 1 : -1;
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+
+namespace {
+
+// Writes the entries of one chunk's forward or backward, layer by layer.
+class LayerWriter {
+ public:
+  LayerWriter(const std::vector<int>& layers_per_chunk, bool split) : layers_(layers_per_chunk), split_(split) {
+    int first = 0;
+    for (const int count : layers_) {
+      first_.push_back(first);
+      first += count;
+    }
+  }
+
+  int num_layers(int entry) const { return layers_.at(static_cast<size_t>(std::abs(entry) - 1)); }
+
+  void step(int entry, int i) {
+    const int chunk = std::abs(entry) - 1;
+    const int first = first_.at(static_cast<size_t>(chunk));
+    if (entry > 0) {
+      result.order.push_back(first + i + 1);
+      result.chunk_and_layer.push_back(std::pair{chunk, i});
+      return;
+    }
+    const int layer = first + num_layers(entry) - i;
+    result.order.push_back(-layer);
+    result.chunk_and_layer.push_back(std::nullopt);
+    if (split_) {
+      result.order.push_back(-layer - 0.5);
+      result.chunk_and_layer.push_back(std::nullopt);
+    }
+  }
+
+  LayerOrder result;
+
+ private:
+  std::vector<int> layers_, first_;
+  bool split_;
+};
+
+}  // namespace
+
+LayerOrder overlap_layer_order(const std::vector<int>& order, const std::vector<int>& num_layers_per_chunk,
+                               bool split_weight_gradient) {
+  LayerWriter writer(num_layers_per_chunk, split_weight_gradient);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool pair = order[i] < 0 && i + 1 < order.size() && order[i + 1] > 0;
+    const int backward = order[i];
+    const int forward = pair ? order[i + 1] : 0;
+    const int steps = std::max(writer.num_layers(backward), pair ? writer.num_layers(forward) : 0);
+    for (int layer = 0; layer < steps; ++layer) {
+      if (pair && layer < writer.num_layers(forward)) writer.step(forward, layer);
+      if (layer < writer.num_layers(backward)) writer.step(backward, layer);
+    }
+    if (pair) ++i;
+  }
+  return std::move(writer.result);
+}
+
+GraphBuffers graph_buffers(const std::vector<int>& order, int num_chunks, int num_microbatches,
+                           int layers_per_chunk) {
+  GraphBuffers buffers;
+  buffers.slot_of_forward.resize(static_cast<size_t>(num_chunks * num_microbatches * layers_per_chunk), -1);
+  std::deque<int> returned;
+  std::vector<int> next_forward(static_cast<size_t>(num_chunks), 0), next_backward(next_forward);
+  for (const int entry : order) {
+    const int chunk = std::abs(entry) - 1;
+    auto& next = entry > 0 ? next_forward : next_backward;
+    const int microbatch = next.at(static_cast<size_t>(chunk))++;
+    for (int layer = 0; layer < layers_per_chunk; ++layer) {
+      const int index = (chunk * num_microbatches + microbatch) * layers_per_chunk + layer;
+      int& slot = buffers.slot_of_forward.at(static_cast<size_t>(index));
+      if (entry < 0) {
+        MPX_ASSERT(slot >= 0, "backward of chunk ", chunk, " microbatch ", microbatch, " before its forward");
+        returned.push_back(slot);
+      } else if (returned.empty()) {
+        slot = buffers.num_sets++;
+      } else {
+        slot = returned.front();
+        returned.pop_front();
+      }
+    }
+  }
+  return buffers;
+}
+
+int graph_warmup_runs(int num_stages, int num_microbatches, int warmup_steps) {
+  constexpr int kRuns = 10;
+  const int runs_per_capture = num_stages == 1 ? 1 : num_microbatches;
+  const int missing = kRuns - warmup_steps * num_microbatches;
+  return missing <= 0 ? 1 : std::max(1, (missing + runs_per_capture - 1) / runs_per_capture);
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,111 @@
+#include "plan/schedules/interleaved.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/megatron_order.h"
+
+namespace metroplex::plan {
+namespace {
+
+// One rank's list. All ranks walk the same table of slots; rank r is r steps behind rank 0, so what the neighbour
+// before sends after its k-th forward is received after this rank's (k-1)-th. What the last rank sends after its
+// k-th forward reaches rank 0 when that has done num_stages - 1 more, whether it is needed next or later.
+class RankBuilder {
+ public:
+  RankBuilder(PipelineTable& table, int rank, const std::vector<Slot>& slots, const WarmupCounts& counts)
+      : table_(table), writer_(table, rank), rank_(rank), slots_(slots), counts_(counts) {}
+
+  void write(bool overlap_p2p) {
+    writer_.recv_forward(forward_slot(0));
+    for (int k = 0; k < counts_.warmup; ++k) {
+      writer_.forward(forward_slot(k));
+      exchange_forward(k);
+      const bool turn = k + 1 == counts_.warmup && counts_.remaining > 0 && !table_.forward_only;
+      if (turn) writer_.recv_backward(backward_slot(0));
+      writer_.close_batch();
+    }
+    if (table_.forward_only) return;
+    for (int k = 0; k < counts_.remaining; ++k) steady(k, overlap_p2p);
+    if (counts_.remaining == 0) writer_.recv_backward(backward_slot(0));
+    for (int k = counts_.remaining; k < counts_.total; ++k) {
+      writer_.backward(backward_slot(k));
+      exchange_backward(k);
+      writer_.close_batch();
+    }
+  }
+
+ private:
+  Slot forward_slot(int k) const { return slots_[static_cast<size_t>(k)]; }
+  Slot backward_slot(int k) const {
+    const Slot slot = slots_[static_cast<size_t>(k)];
+    return {slot.microbatch, table_.num_chunks - 1 - slot.chunk};
+  }
+
+  void steady(int k, bool overlap_p2p) {
+    const int ahead = counts_.warmup + k;
+    if (k == 0 && counts_.warmup == 0) writer_.recv_backward(backward_slot(0));
+    writer_.forward(forward_slot(ahead));
+    if (overlap_p2p) {
+      exchange_forward(ahead);
+      writer_.close_batch();
+    }
+    writer_.backward(backward_slot(k));
+    if (!overlap_p2p) exchange_forward(ahead);
+    exchange_backward(k);
+    writer_.close_batch();
+  }
+
+  void exchange_forward(int k) {
+    writer_.send_forward(forward_slot(k));
+    if (rank_ > 0) {
+      if (k + 1 < counts_.total) writer_.recv_forward(forward_slot(k + 1));
+    } else if (k >= table_.num_stages - 1) {
+      const Slot sent = forward_slot(k - (table_.num_stages - 1));
+      if (sent.chunk + 1 < table_.num_chunks) writer_.recv_forward({sent.microbatch, sent.chunk + 1});
+    }
+  }
+
+  void exchange_backward(int k) {
+    writer_.send_backward(backward_slot(k));
+    if (rank_ < table_.num_stages - 1) {
+      if (k + 1 < counts_.total) writer_.recv_backward(backward_slot(k + 1));
+    } else if (k >= table_.num_stages - 1) {
+      const Slot sent = backward_slot(k - (table_.num_stages - 1));
+      if (sent.chunk > 0) writer_.recv_backward({sent.microbatch, sent.chunk - 1});
+    }
+  }
+
+  PipelineTable& table_;
+  TableWriter writer_;
+  int rank_;
+  const std::vector<Slot>& slots_;
+  WarmupCounts counts_;
+};
+
+}  // namespace
+
+PipelineTable build_interleaved(const ScheduleRequest& request) {
+  MicrobatchShape shape;
+  shape.num_stages = request.num_stages;
+  shape.num_chunks = request.num_chunks;
+  shape.interleaved = true;
+  shape.num_microbatches = request.num_microbatches;
+  shape.group_size = request.microbatch_group_size;
+  shape.forward_only = request.forward_only;
+  MPX_CHECK(request.num_stages > 1, "plan",
+            "schedule interleaved needs pipeline_model_parallel_size > 1; use none for one pipeline rank");
+  const std::string refusal = interleaved_refusal(shape);
+  MPX_CHECK(refusal.empty(), "plan", refusal);
+  PipelineTable table = make_table(request, "interleaved");
+  const std::vector<Slot> slots = schedule_table(request.num_microbatches, request.num_chunks, shape.group());
+  for (int rank = 0; rank < request.num_stages; ++rank) {
+    const WarmupCounts counts = count_warmup(shape, rank);
+    RankBuilder(table, rank, slots, counts).write(request.overlap_p2p);
+    const int bound = std::min(counts.total, counts.warmup + 1);
+    table.live_activation_bounds.push_back(request.forward_only ? 0 : bound);
+  }
+  return table;
+}
+
+}  // namespace metroplex::plan

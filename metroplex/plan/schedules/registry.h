@@ -1,0 +1,31 @@
+// The schedules by name. "auto" takes the plainest one that fits: none for one stage and one chunk, 1f1b for one
+// chunk a rank, interleaved for several.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/pipeline_table.h"
+
+namespace metroplex::plan {
+
+struct ScheduleRequest {
+  int num_stages = 1;  // pp
+  int num_chunks = 1;  // vpp
+  int num_microbatches = 1;
+  int microbatch_group_size = 0;  // interleaved: microbatches that a chunk takes in a row; 0: num_stages
+  bool forward_only = false;
+  bool overlap_p2p = false;  // interleaved: receives are posted one action ahead of their use
+};
+
+// Throws base::Error("plan") when the schedule cannot be built from these numbers or is not known (with the
+// nearest name).
+PipelineTable build_schedule(const std::string& name, const ScheduleRequest& request);
+
+// Names in the order of the table, without "auto".
+std::vector<std::string> schedule_names();
+
+// What "auto" stands for here; any other name is returned as it is.
+std::string resolve_schedule_name(const std::string& name, const ScheduleRequest& request);
+
+}  // namespace metroplex::plan

@@ -1,0 +1,123 @@
+#include "plan/stage_split.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "plan/layout.h"
+
+namespace metroplex::plan {
+namespace {
+
+using config::Parallel;
+
+bool is_uneven(const Parallel& p) {
+  return p.decoder_first_pipeline_num_layers != 0 || p.decoder_last_pipeline_num_layers != 0;
+}
+
+bool counts_ends(const Parallel& p) {
+  return p.account_for_embedding_in_pipeline_split || p.account_for_loss_in_pipeline_split;
+}
+
+// `layers` of one pp rank (named `where`) over its chunks.
+int64_t per_chunk(int64_t layers, const Parallel& p, const char* where) {
+  MPX_CHECK(layers % p.vpp() == 0, "plan", layers, " layers on ", where,
+            " are not a multiple of parallel.virtual_pipeline_model_parallel_size ", p.vpp(),
+            "; change one of them or give parallel.pipeline_model_parallel_layout");
+  return layers / p.vpp();
+}
+
+// Layers a chunk of each pp rank holds.
+std::vector<int64_t> even_split(const Parallel& p, int64_t num_layers) {
+  MPX_CHECK(num_layers % p.pp() == 0, "plan", "model.num_layers ", num_layers,
+            " is not a multiple of parallel.pipeline_model_parallel_size ", p.pp(),
+            "; set parallel.decoder_first_pipeline_num_layers, decoder_last_pipeline_num_layers or a layout");
+  const int64_t layers = per_chunk(num_layers / p.pp(), p, "a pipeline rank");
+  return std::vector<int64_t>(static_cast<size_t>(p.pp()), layers);
+}
+
+std::vector<int64_t> uneven_split(const Parallel& p, int64_t num_layers) {
+  const int64_t first = p.decoder_first_pipeline_num_layers, last = p.decoder_last_pipeline_num_layers;
+  MPX_CHECK(!counts_ends(p), "plan",
+            "parallel.decoder_first/last_pipeline_num_layers exclude "
+            "parallel.account_for_embedding/loss_in_pipeline_split; drop one of the two");
+  MPX_CHECK(first >= 0 && last >= 0, "plan", "parallel.decoder_first_pipeline_num_layers ", first,
+            " and decoder_last_pipeline_num_layers ", last, " must not be negative; 0 means even");
+  const int64_t middle_ranks = p.pp() - (first > 0) - (last > 0);
+  const int64_t middle = num_layers - first - last;
+  MPX_CHECK(middle_ranks >= 0, "plan", "one pipeline rank cannot be both an uneven first and an uneven last one");
+  MPX_CHECK(middle >= 0 && (middle_ranks > 0 ? middle % middle_ranks == 0 : middle == 0), "plan", "model.num_layers ",
+            num_layers, " minus ", first, " on the first and ", last, " on the last pipeline rank leave ", middle,
+            " layers for ", middle_ranks, " ranks between, which does not divide");
+  const int64_t middle_layers = middle_ranks > 0 ? per_chunk(middle / middle_ranks, p, "a middle pipeline rank") : 0;
+  std::vector<int64_t> split(static_cast<size_t>(p.pp()), middle_layers);
+  if (first > 0) split.front() = per_chunk(first, p, "the first pipeline rank");
+  if (last > 0) split.back() = per_chunk(last, p, "the last pipeline rank");
+  return split;
+}
+
+std::vector<StageLayers> from_layout(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
+  MPX_CHECK(!is_uneven(p) && !counts_ends(p), "plan",
+            "parallel.pipeline_model_parallel_layout excludes decoder_first/last_pipeline_num_layers and "
+            "account_for_embedding/loss_in_pipeline_split; the layout says it all");
+  const PipelineLayout layout = parse_layout(p.pipeline_model_parallel_layout, p.pp());
+  check_layout(layout, num_layers, num_mtp_layers);
+  std::vector<StageLayers> stages;
+  for (const auto& kinds : layout.stages) {
+    StageLayers stage;
+    for (const LayerKind kind : kinds) {
+      stage.num_layers += kind == LayerKind::decoder;
+      stage.num_mtp_layers += kind == LayerKind::mtp;
+      stage.has_embedding = stage.has_embedding || kind == LayerKind::embedding;
+      stage.has_loss = stage.has_loss || kind == LayerKind::loss;
+    }
+    stages.push_back(stage);
+  }
+  return stages;
+}
+
+std::vector<StageLayers> from_counts(const Parallel& p, int64_t num_layers) {
+  const int64_t extra = p.account_for_embedding_in_pipeline_split + p.account_for_loss_in_pipeline_split;
+  const std::vector<int64_t> split = is_uneven(p) ? uneven_split(p, num_layers) : even_split(p, num_layers + extra);
+  std::vector<StageLayers> stages;
+  for (int64_t chunk = 0; chunk < p.vpp(); ++chunk) {
+    for (const int64_t layers : split) stages.push_back({.num_layers = layers});
+  }
+  stages.front().has_embedding = true;
+  stages.back().has_loss = true;
+  stages.front().num_layers -= p.account_for_embedding_in_pipeline_split;
+  stages.back().num_layers -= p.account_for_loss_in_pipeline_split;
+  return stages;
+}
+
+}  // namespace
+
+int64_t num_model_chunks(const Parallel& p) {
+  if (p.pipeline_model_parallel_layout.empty()) return p.vpp();
+  const int64_t chunks = parse_layout(p.pipeline_model_parallel_layout, p.pp()).num_chunks();
+  MPX_CHECK(p.vpp() == 1 || p.vpp() == chunks, "plan", "parallel.virtual_pipeline_model_parallel_size ", p.vpp(),
+            " contradicts parallel.pipeline_model_parallel_layout, which has ", chunks,
+            " chunks a rank; leave the size out");
+  return chunks;
+}
+
+std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
+  MPX_CHECK(num_layers > 0, "plan", "model.num_layers ", num_layers, " must be positive");
+  MPX_CHECK(p.pp() > 0 && p.vpp() > 0, "plan", "parallel.pipeline_model_parallel_size ", p.pp(),
+            " and virtual_pipeline_model_parallel_size ", p.vpp(), " must be positive");
+  num_model_chunks(p);
+  std::vector<StageLayers> stages = p.pipeline_model_parallel_layout.empty()
+                                        ? from_counts(p, num_layers)
+                                        : from_layout(p, num_layers, num_mtp_layers);
+  int64_t next = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    stages[s].pp_rank = static_cast<int64_t>(s) % p.pp();
+    stages[s].chunk = static_cast<int64_t>(s) / p.pp();
+    stages[s].first_layer = next;
+    next += stages[s].num_layers;
+  }
+  MPX_ASSERT(next == num_layers, next, " layers placed of ", num_layers);
+  return stages;
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,53 @@
+#include "plan/table_writer.h"
+
+#include "plan/schedules/registry.h"
+
+namespace metroplex::plan {
+
+void TableWriter::add(ActionKind kind, Slot slot, int peer) {
+  auto& actions = table_.ranks[static_cast<size_t>(rank_)];
+  actions.push_back({kind, slot.microbatch, slot.chunk, peer, -1});
+  if (!is_p2p(kind)) open_from_ = actions.size();
+}
+
+void TableWriter::send_forward(Slot slot) {
+  if (!has_next(slot)) return;
+  add(ActionKind::send_forward, slot, table_.next_rank(rank_));
+  sent_.push_back(slot);
+}
+
+void TableWriter::recv_forward(Slot slot) {
+  if (has_previous(slot)) add(ActionKind::recv_forward, slot, table_.previous_rank(rank_));
+}
+
+void TableWriter::send_backward(Slot slot) {
+  if (has_previous(slot)) add(ActionKind::send_backward, slot, table_.previous_rank(rank_));
+}
+
+void TableWriter::recv_backward(Slot slot) {
+  if (has_next(slot)) add(ActionKind::recv_backward, slot, table_.next_rank(rank_));
+}
+
+void TableWriter::close_batch() {
+  auto& actions = table_.ranks[static_cast<size_t>(rank_)];
+  if (actions.size() - open_from_ > 1) {
+    for (size_t i = open_from_; i < actions.size(); ++i) actions[i].batch = next_batch_;
+    ++next_batch_;
+  }
+  open_from_ = actions.size();
+  for (const Slot& slot : sent_) add(ActionKind::free, slot, -1);
+  sent_.clear();
+}
+
+PipelineTable make_table(const ScheduleRequest& request, const char* name) {
+  PipelineTable table;
+  table.num_stages = request.num_stages;
+  table.num_chunks = request.num_chunks;
+  table.num_microbatches = request.num_microbatches;
+  table.forward_only = request.forward_only;
+  table.name = name;
+  table.ranks.resize(static_cast<size_t>(request.num_stages));
+  return table;
+}
+
+}  // namespace metroplex::plan

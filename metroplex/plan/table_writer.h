@@ -1,0 +1,53 @@
+// What every builder needs: appends actions to one rank's list, knows which borders exist and which pp rank is on
+// their other side, leaves out sends and receives at the model's two ends, and closes groups of p2p into batches.
+#pragma once
+
+#include <vector>
+
+#include "plan/pipeline_table.h"
+
+namespace metroplex::plan {
+
+// One forward or backward on one rank.
+struct Slot {
+  int microbatch = 0;
+  int chunk = 0;
+  bool operator==(const Slot&) const = default;
+};
+
+class TableWriter {
+ public:
+  TableWriter(PipelineTable& table, int rank) : table_(table), rank_(rank) {}
+
+  void forward(Slot slot) { add(ActionKind::forward, slot, -1); }
+  void backward(Slot slot) { add(ActionKind::backward, slot, -1); }
+
+  // Each does nothing where the border is the model's end or lies inside this rank. A sent output is freed when the
+  // batch it was sent in is closed.
+  void send_forward(Slot slot);
+  void recv_forward(Slot slot);
+  void send_backward(Slot slot);
+  void recv_backward(Slot slot);
+
+  // Everything sent or received since the last compute action becomes one batched call if it is more than one;
+  // then come the frees.
+  void close_batch();
+
+  bool has_previous(Slot slot) const { return table_.num_stages > 1 && !table_.is_first_stage(rank_, slot.chunk); }
+  bool has_next(Slot slot) const { return table_.num_stages > 1 && !table_.is_last_stage(rank_, slot.chunk); }
+
+ private:
+  void add(ActionKind kind, Slot slot, int peer);
+
+  PipelineTable& table_;
+  int rank_;
+  int next_batch_ = 0;
+  size_t open_from_ = 0;  // first p2p action of the batch being filled
+  std::vector<Slot> sent_;
+};
+
+// An empty table with the sizes filled in.
+struct ScheduleRequest;
+PipelineTable make_table(const ScheduleRequest& request, const char* name);
+
+}  // namespace metroplex::plan

@@ -1,0 +1,132 @@
+#include "sim/memory.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::sim {
+namespace {
+
+double as_double(int64_t value) { return static_cast<double>(value); }
+
+double norm_parameters(const ModelShape& shape) { return shape.rms_norm ? 1 : 2; }
+
+double attention_parameters(const ModelShape& shape) {
+  const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
+  if (!shape.latent) {
+    const double query = as_double(shape.kv_channels) * heads;
+    return 2 * hidden * query * (1 + as_double(shape.num_query_groups) / heads);
+  }
+  const LatentAttention& mla = *shape.latent;
+  const double norm = norm_parameters(shape);
+  const double qk_dim = as_double(mla.qk_head_dim + mla.qk_pos_emb_head_dim);
+  const double query =
+      mla.q_lora_rank ? as_double(*mla.q_lora_rank) * (hidden + heads * qk_dim + norm) : hidden * heads * qk_dim;
+  const double key_value =
+      as_double(mla.kv_lora_rank) * (hidden + heads * as_double(mla.qk_head_dim + mla.v_head_dim) + norm);
+  return query + key_value + hidden * as_double(mla.qk_pos_emb_head_dim) + heads * as_double(mla.v_head_dim) * hidden;
+}
+
+ParameterCount operator+(const ParameterCount& a, const ParameterCount& b) {
+  return {a.sharded + b.sharded, a.replicated + b.replicated, a.experts + b.experts};
+}
+ParameterCount operator*(const ParameterCount& a, double n) {
+  return {a.sharded * n, a.replicated * n, a.experts * n};
+}
+
+double feed_forward_parameters(const ModelShape& shape, double input, double width) {
+  return input * width * (shape.gated_linear_unit ? 3 : 2);
+}
+
+ParameterCount dense_layer(const ModelShape& shape) {
+  const double hidden = as_double(shape.hidden_size);
+  return {attention_parameters(shape) + feed_forward_parameters(shape, hidden, as_double(shape.ffn_hidden_size)),
+          2 * hidden * norm_parameters(shape), 0};
+}
+
+ParameterCount moe_layer(const ModelShape& shape, const Experts& experts) {
+  const double hidden = as_double(shape.hidden_size), number = as_double(experts.num_experts);
+  const double input = experts.latent_size ? as_double(*experts.latent_size) : hidden;
+  ParameterCount count;
+  count.sharded =
+      attention_parameters(shape) + feed_forward_parameters(shape, hidden, as_double(experts.shared_ffn_hidden_size));
+  count.replicated = 2 * hidden * norm_parameters(shape) + hidden * number + (shape.linear_bias ? number : 0);
+  if (experts.latent_size) count.replicated += 2 * hidden * input;
+  if (experts.shared_expert_gate && experts.shared_ffn_hidden_size > 0) count.replicated += hidden;
+  count.experts = feed_forward_parameters(shape, input, as_double(experts.ffn_hidden_size)) * number;
+  return count;
+}
+
+// Activations of microbatches in flight on the first stage, from those of one microbatch over all layers.
+double in_flight(const MemoryLayout& layout, double bytes) {
+  const double pp = as_double(layout.pp);
+  if (layout.vpp > 0) return bytes * (1 + (pp - 1) / (pp * as_double(layout.vpp)));
+  if (layout.pp > 1 && layout.num_microbatches) {
+    return bytes * std::min(1.0, as_double(*layout.num_microbatches) / pp);
+  }
+  return bytes;
+}
+
+// Token ids and the embedding's dropout, for pp microbatches.
+double embedding_activations(const ModelShape& shape, const MemoryLayout& layout) {
+  const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
+  return (8 * tokens + tokens * as_double(shape.hidden_size)) * as_double(layout.pp);
+}
+
+}  // namespace
+
+ModelParameters count_parameters(const ModelShape& shape) {
+  const double hidden = as_double(shape.hidden_size);
+  const ParameterCount dense = dense_layer(shape);
+  ParameterCount moe;
+  int64_t moe_layers = 0;
+  bool mtp_is_moe = false;
+  if (shape.experts) {
+    const auto& pattern = shape.experts->layer_is_moe;
+    MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "sim", "the moe pattern names ",
+              pattern.size(), " layers, model.num_layers is ", shape.num_layers);
+    moe = moe_layer(shape, *shape.experts);
+    moe_layers = std::count(pattern.begin(), pattern.end(), true);
+    mtp_is_moe = !pattern.empty() && pattern.back();
+  }
+  ModelParameters count;
+  count.block = dense * as_double(shape.num_layers - moe_layers) + moe * as_double(moe_layers) +
+                ParameterCount{0, norm_parameters(shape) * hidden, 0};
+  count.mtp = (mtp_is_moe ? moe : dense) * as_double(shape.num_mtp_layers);
+  count.embedding = hidden * as_double(shape.padded_vocab_size);
+  count.total = count.block.total() + count.mtp.total() + count.embedding * (shape.tied_embedding ? 1 : 2);
+  return count;
+}
+
+double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+  const ModelParameters count = count_parameters(shape);
+  const int num_tables = !shape.tied_embedding && layout.pp == 1 ? 2 : 1;
+  const ParameterCount stage = count.block * (1 / as_double(layout.pp)) + count.mtp;
+  const double dense = (stage.sharded + count.embedding * num_tables) / as_double(layout.tp) + stage.replicated;
+  const auto bytes_per_parameter = [&](int64_t dp) {
+    return layout.distributed_optimizer ? 6 + 12 / as_double(dp) : 18;
+  };
+  return dense * bytes_per_parameter(layout.dp) +
+         stage.experts / as_double(layout.ep * layout.etp) * bytes_per_parameter(layout.expert_dp);
+}
+
+double activation_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+  const double hidden = as_double(shape.hidden_size);
+  const double elements = as_double(shape.seq_length) * as_double(layout.micro_batch_size) * hidden;
+  const double layer = elements * (18 + 4 * as_double(shape.ffn_hidden_size) / hidden);
+  double bytes = in_flight(layout, layer * as_double(shape.num_layers) + embedding_activations(shape, layout));
+  if (layout.pp == 1) bytes += elements * 4 * (1 + as_double(shape.padded_vocab_size) / hidden);
+  return bytes / as_double(layout.tp);
+}
+
+double activation_bytes_without_sp(const ModelShape& shape, const MemoryLayout& layout) {
+  const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
+  const double elements = tokens * as_double(shape.hidden_size), tp = as_double(layout.tp);
+  const double layer = elements * (10 + 24 / tp);
+  double bytes = in_flight(layout, layer * as_double(shape.num_layers) + embedding_activations(shape, layout));
+  if (layout.pp == 1) bytes += 2 * (tokens * as_double(shape.padded_vocab_size) / tp + elements);
+  constexpr double kLeftOut = 1.05;
+  return bytes * kLeftOut;
+}
+
+}  // namespace metroplex::sim

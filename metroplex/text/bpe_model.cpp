@@ -1,0 +1,203 @@
+#include "text/bpe_model.h"
+
+#include <cstdio>
+
+#include "base/error.h"
+#include "files/json_text.h"
+#include "text/byte_alphabet.h"
+#include "text/utf8.h"
+
+namespace metroplex::text {
+namespace {
+
+std::string byte_token(unsigned char byte) {
+  char name[8];
+  std::snprintf(name, sizeof name, "<0x%02X>", byte);
+  return name;
+}
+
+char32_t last_code_point(std::string_view text) {
+  size_t begin = text.size() - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+  return next_code_point(text, begin);
+}
+
+uint64_t join_key(char32_t left, char32_t right) { return uint64_t{left} << 32 | right; }
+
+}  // namespace
+
+BpeModel::BpeModel(const BpeSpec& spec)
+    : byte_level_(spec.byte_level), byte_fallback_(spec.byte_fallback), fuse_unk_(spec.fuse_unk),
+      ignore_merges_(spec.ignore_merges) {
+  add_vocabulary(spec);
+  add_merges(spec);
+  if (spec.unk_token) {
+    const auto found = id(*spec.unk_token);
+    MPX_CHECK(found, "text", "the unknown token '", files::printable(*spec.unk_token), "' is not in the vocabulary");
+    unk_ = *found;
+  }
+  const ByteAlphabet alphabet;
+  for (int byte = 0; byte < 256 && byte_level_; ++byte) {
+    byte_entries_[byte] = enter(alphabet.spelling(static_cast<unsigned char>(byte)));
+  }
+  for (int byte = 0; byte < 128 && !byte_level_; ++byte) ascii_entries_[byte] = enter(std::string(1, static_cast<char>(byte)));
+  if (byte_level_ && ignore_merges_) {
+    for (const auto& [token, id] : ids_) {
+      if (auto bytes = alphabet.bytes(token)) whole_.emplace(std::move(*bytes), id);
+    }
+  }
+  if (!byte_level_) find_cuts(spec);
+}
+
+void BpeModel::add_vocabulary(const BpeSpec& spec) {
+  int32_t largest = -1;
+  for (const auto& [token, id] : spec.vocab) largest = std::max(largest, id);
+  MPX_CHECK(largest >= 0, "text", "the vocabulary is empty");
+  tokens_.resize(static_cast<size_t>(largest) + 1);
+  present_.resize(tokens_.size());
+  for (const auto& [token, id] : spec.vocab) {
+    MPX_CHECK(id >= 0 && !present_[id], "text", "tokens '", files::printable(tokens_[id]), "' and '", files::printable(token),
+              "' of the vocabulary have the same id ", id);
+    tokens_[id] = token;
+    present_[id] = true;
+  }
+  ids_.reserve(spec.vocab.size());
+  for (size_t id = 0; id < tokens_.size(); ++id) {
+    if (present_[id]) ids_.emplace(tokens_[id], static_cast<int32_t>(id));
+  }
+}
+
+void BpeModel::add_merges(const BpeSpec& spec) {
+  for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
+    const auto& [left, right] = spec.merges[rank];
+    const auto need = [&](const std::string& token) {
+      const auto found = id(token);
+      MPX_CHECK(found, "text", "merge ", rank, " ('", files::printable(left), "' + '", files::printable(right), "') needs the token '",
+                files::printable(token), "', which is not in the vocabulary");
+      return *found;
+    };
+    MPX_CHECK(!left.empty() && !right.empty(), "text", "merge ", rank, " has an empty side");
+    const int32_t left_id = need(left), right_id = need(right);
+    merges_.set(left_id, right_id, {static_cast<uint32_t>(rank), need(left + right)});
+  }
+}
+
+void BpeModel::find_cuts(const BpeSpec& spec) {
+  // Unknown characters that fuse, and byte tokens that merge, are joined by more than the spelling tells.
+  std::unordered_set<std::string> bytes;
+  bool all_bytes = byte_fallback_;
+  for (int byte = 0; byte < 256; ++byte) {
+    bytes.insert(byte_token(static_cast<unsigned char>(byte)));
+    all_bytes = all_bytes && id(byte_token(static_cast<unsigned char>(byte)));
+  }
+  if (!all_bytes || ignore_merges_) return;
+  ascii_joins_.resize(128 * 128);
+  for (const auto& [left, right] : spec.merges) {
+    if (bytes.contains(left) || bytes.contains(right)) return;
+    size_t begin = 0;
+    const char32_t a = last_code_point(left), b = next_code_point(right, begin);
+    if (a < 128 && b < 128) {
+      ascii_joins_[a * 128 + b] = true;
+    } else {
+      joins_.insert(join_key(a, b));
+    }
+  }
+  cuts_ = true;
+}
+
+bool BpeModel::may_join(char32_t left, char32_t right) const {
+  if (left < 128 && right < 128) return ascii_joins_[left * 128 + right];
+  return joins_.contains(join_key(left, right));
+}
+
+BpeModel::Entry BpeModel::enter(std::string_view character) const {
+  Entry entry;
+  if (const auto found = id(character)) {
+    entry.id = *found;
+  } else if (byte_fallback_) {
+    for (const char byte : character) {
+      const auto token = id(byte_token(static_cast<unsigned char>(byte)));
+      if (!token) return Entry{};
+      entry.bytes.push_back(*token);
+    }
+  }
+  return entry;
+}
+
+void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const {
+  symbols.clear();
+  bool unknown = false;  // one that waits to be fused with the next
+  Entry made;
+  for (size_t position = 0; position < part.size();) {
+    const auto lead = static_cast<unsigned char>(part[position]);
+    const size_t size = byte_level_ ? 1 : code_point_size(lead);
+    const Entry* entry = byte_level_ ? &byte_entries_[lead] : lead < 128 ? &ascii_entries_[lead] : &made;
+    if (entry == &made) made = enter(part.substr(position, size));
+    position += size;
+    if (entry->id >= 0) {
+      if (unknown) symbols.push_back(unk_);
+      unknown = false;
+      symbols.push_back(entry->id);
+    } else if (!entry->bytes.empty()) {
+      symbols.insert(symbols.end(), entry->bytes.begin(), entry->bytes.end());
+    } else if (unk_ >= 0) {
+      if (unknown && !fuse_unk_) symbols.push_back(unk_);
+      unknown = true;
+    }
+  }
+  if (unknown) symbols.push_back(unk_);
+}
+
+void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const {
+  if (scratch.cache.find(part, out)) return;
+  if (ignore_merges_) {
+    std::optional<int32_t> whole;
+    if (byte_level_) {
+      const auto it = whole_.find(std::string(part));
+      if (it != whole_.end()) whole = it->second;
+    } else {
+      whole = id(part);
+    }
+    if (whole) {
+      scratch.cache.keep(part, &*whole, 1);
+      out.push_back(*whole);
+      return;
+    }
+  }
+  fill_symbols(part, scratch.symbols);
+  merge_all(merges_, scratch.symbols, scratch.merges);
+  scratch.cache.keep(part, scratch.symbols.data(), scratch.symbols.size());
+  out.insert(out.end(), scratch.symbols.begin(), scratch.symbols.end());
+}
+
+void BpeModel::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {
+  if (!cuts_) {
+    encode_part(word, scratch, out);
+    return;
+  }
+  size_t begin = 0, position = 0;
+  char32_t last = 0;
+  while (position < word.size()) {
+    const size_t here = position;
+    const char32_t c = next_code_point(word, position);
+    if (here > begin && !may_join(last, c)) {
+      encode_part(word.substr(begin, here - begin), scratch, out);
+      begin = here;
+    }
+    last = c;
+  }
+  if (begin < word.size()) encode_part(word.substr(begin), scratch, out);
+}
+
+const std::string* BpeModel::token(int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= tokens_.size() || !present_[id]) return nullptr;
+  return &tokens_[id];
+}
+
+std::optional<int32_t> BpeModel::id(std::string_view token) const {
+  const auto it = ids_.find(token);
+  if (it == ids_.end()) return std::nullopt;
+  return it->second;
+}
+
+}  // namespace metroplex::text

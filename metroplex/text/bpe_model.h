@@ -1,0 +1,80 @@
+// A vocabulary with merge rules: turns words into ids. Words are either bytes, with tokens spelled in GPT-2's
+// alphabet, or characters, where what the vocabulary lacks becomes <0xNN> byte tokens or the unknown token.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "text/bpe_merges.h"
+#include "text/word_cache.h"
+
+namespace metroplex::text {
+
+struct BpeSpec {
+  std::vector<std::pair<std::string, int32_t>> vocab;         // spelling, id
+  std::vector<std::pair<std::string, std::string>> merges;    // by rank
+  std::optional<std::string> unk_token;
+  bool byte_level = false;
+  bool byte_fallback = false;
+  bool fuse_unk = false;
+  bool ignore_merges = false;  // a word that is a token as a whole is that token
+};
+
+struct BpeScratch {
+  WordCache cache;
+  MergeScratch merges;
+  std::vector<int32_t> symbols;
+};
+
+class BpeModel {
+ public:
+  // Throws base::Error for ids given twice, merges of tokens that the vocabulary lacks, an unknown unk_token.
+  explicit BpeModel(const BpeSpec& spec);
+  BpeModel(BpeModel&&) = default;
+  BpeModel(const BpeModel&) = delete;  // ids_ points into tokens_
+
+  // Appends the ids of one word of the pre-tokenizer; it must be valid UTF-8 or, at byte level, may be anything.
+  void encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const;
+
+  const std::string* token(int32_t id) const;
+  std::optional<int32_t> id(std::string_view token) const;
+  int64_t num_ids() const { return static_cast<int64_t>(tokens_.size()); }  // largest id + 1
+
+ private:
+  // How one character enters: its token, else byte tokens, else unknown.
+  struct Entry {
+    int32_t id = -1;
+    std::vector<int32_t> bytes;
+  };
+
+  void add_vocabulary(const BpeSpec& spec);
+  void add_merges(const BpeSpec& spec);
+  void find_cuts(const BpeSpec& spec);
+  Entry enter(std::string_view character) const;
+  void encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const;
+  void fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const;
+  bool may_join(char32_t left, char32_t right) const;
+
+  bool byte_level_, byte_fallback_, fuse_unk_, ignore_merges_;
+  int32_t unk_ = -1;
+  std::vector<std::string> tokens_;  // by id; "" where there is none
+  std::vector<bool> present_;
+  std::unordered_map<std::string_view, int32_t> ids_;
+  std::unordered_map<std::string, int32_t> whole_;  // bytes of a word -> id, for ignore_merges at byte level
+  MergeTable merges_;
+  std::array<Entry, 256> byte_entries_;   // at byte level
+  std::array<Entry, 128> ascii_entries_;  // else
+
+  // Characters that some merge joins. Between others no merge can reach, so a text of words without cuts (Llama 2
+  // has no pre-tokenizer) is cut there, and its parts are short and known to the cache.
+  bool cuts_ = false;
+  std::vector<bool> ascii_joins_;  // left * 128 + right
+  std::unordered_set<uint64_t> joins_;
+};
+
+}  // namespace metroplex::text

@@ -1,0 +1,78 @@
+// A byte-pair tokenizer as a Hugging Face tokenizer.json describes it: added tokens are cut out of the text, the rest
+// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id. The file's
+// truncation and padding are not applied: documents are never cut here.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/added_tokens.h"
+#include "text/bpe_model.h"
+#include "text/decoder.h"
+#include "text/normalizer.h"
+#include "text/pretokenizer.h"
+#include "text/special_names.h"
+#include "text/tokenizer.h"
+
+namespace metroplex::text {
+
+struct JsonTokenizerParts {
+  Normalizer normalizer;
+  PreTokenizer pretokenizer;
+  Decoder decoder;
+  BpeModel model;
+  std::vector<AddedToken> added;
+  std::vector<int32_t> around;  // ids of encode_with_special; kText stands for the text
+  static constexpr int32_t kText = -1;
+};
+
+// `where` names the file in messages. Throws base::Error for anything that is damaged or not known.
+JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::string& where);
+
+// GPT-2's two files. The end token (its name from `names`, else <|endoftext|>) gets the next id if the vocabulary
+// lacks it.
+JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges, const std::string& where,
+                                          const SpecialNames& names);
+
+class JsonTokenizer final : public Tokenizer {
+ public:
+  JsonTokenizer(JsonTokenizerParts parts, SpecialNames names, InvalidUtf8 invalid_utf8);
+  ~JsonTokenizer() override;
+
+  std::string name() const override { return "bpe"; }
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::vector<int32_t> encode_with_special(std::string_view text) const override;
+  std::string decode(const std::vector<int32_t>& ids) const override { return decode(ids, false); }
+  std::string decode_skip_special(const std::vector<int32_t>& ids) const override { return decode(ids, true); }
+  std::string id_to_token(int32_t id) const override;
+  std::optional<int32_t> token_to_id(std::string_view token) const override;
+  int64_t vocab_size() const override { return vocab_size_; }
+  std::optional<int32_t> eod() const override { return eos_; }
+  std::optional<int32_t> bos() const override { return bos_; }
+  std::optional<int32_t> pad() const override { return pad_; }
+
+ private:
+  // What encoding writes to; threads take one and give it back, so that what a cache has learnt stays.
+  struct Scratch;
+  class Lease;
+
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
+  void encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const;
+  void find_special_ids(const SpecialNames& names);
+  const std::string* spelling(int32_t id) const;
+
+  JsonTokenizerParts parts_;
+  InvalidUtf8 invalid_utf8_;
+  AddedTokenFinder plain_, normalized_;
+  std::unordered_map<int32_t, size_t> added_by_id_;
+  std::unordered_map<std::string, int32_t> added_ids_;
+  int64_t vocab_size_ = 0;
+  std::optional<int32_t> bos_, eos_, pad_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Scratch>> idle_;
+};
+
+}  // namespace metroplex::text

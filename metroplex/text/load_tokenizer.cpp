@@ -1,0 +1,90 @@
+#include "text/load_tokenizer.h"
+
+#include <charconv>
+
+#include "base/error.h"
+#include "files/file_system.h"
+#include "text/json_tokenizer.h"
+#include "text/sentencepiece_tokenizer.h"
+#include "text/simple_tokenizers.h"
+
+namespace metroplex::text {
+namespace {
+
+bool ends_with(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// The file that `model` means: itself, or what a folder holds.
+std::string find_model_file(files::FileSystem& disk, const std::string& type, const std::string& model) {
+  MPX_CHECK(!model.empty(), "text", "a tokenizer of type ", type, " needs a file: give the path of a ",
+            type == "sentencepiece" ? "tokenizer.model" : "tokenizer.json (or vocab and merge files)");
+  MPX_CHECK(disk.exists(model), "text", model, " does not exist");
+  if (!disk.is_directory(model)) return model;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (type == "sentencepiece" && ends_with(name, ".json")) continue;
+    if (type == "bpe" && ends_with(name, ".model")) continue;
+    const std::string path = files::join_path(model, name);
+    if (disk.exists(path)) return path;
+  }
+  base::throw_error("text", model + " holds neither a tokenizer.json nor a tokenizer.model" +
+                                (type.empty() ? "" : " for type " + type));
+}
+
+std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string& type, const std::string& path,
+                                     InvalidUtf8 invalid_utf8) {
+  const bool json = ends_with(path, ".json") || (type == "bpe" && !ends_with(path, ".model"));
+  MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
+  const files::Bytes bytes = disk.map(path);
+  if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, invalid_utf8);
+  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(bytes.text(), path),
+                                         read_special_names(files::parent_directory(path)), invalid_utf8);
+}
+
+std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const std::string& vocab_file,
+                                                 const std::string& merge_file, InvalidUtf8 invalid_utf8) {
+  MPX_CHECK(!vocab_file.empty() && !merge_file.empty(), "text", "GPT-2's files come together: give a vocab file and a merge file");
+  const SpecialNames names = read_special_names(files::parent_directory(vocab_file));
+  const files::Bytes vocab = disk.map(vocab_file), merges = disk.map(merge_file);
+  return std::make_unique<JsonTokenizer>(
+      parse_vocab_and_merges(vocab.text(), merges.text(), vocab_file + " + " + merge_file, names), names, invalid_utf8);
+}
+
+std::unique_ptr<Tokenizer> make_null(const std::string& model) {
+  int64_t size = 0;
+  const auto [stop, error] = std::from_chars(model.data(), model.data() + model.size(), size);
+  MPX_CHECK(error == std::errc() && stop == model.data() + model.size(), "text",
+            "a tokenizer of type none needs its vocabulary size as the model, not '", model, "'");
+  return std::make_unique<NullTokenizer>(size);
+}
+
+}  // namespace
+
+InvalidUtf8 invalid_utf8_from_name(const std::string& name) {
+  MPX_CHECK(name == "error" || name == "replace", "text", "invalid UTF-8 is answered with error or replace, not '", name, "'");
+  return name == "error" ? InvalidUtf8::error : InvalidUtf8::replace;
+}
+
+const std::vector<std::string>& tokenizer_types() {
+  static const std::vector<std::string> kTypes{"none", "bytes", "sentencepiece", "bpe"};
+  return kTypes;
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model, const std::string& vocab_file,
+                                          const std::string& merge_file, InvalidUtf8 invalid_utf8) {
+  files::PosixFileSystem disk;
+  if (type == "none") return make_null(model);
+  if (type == "bytes") return std::make_unique<ByteTokenizer>();
+  const auto& types = tokenizer_types();
+  if (!type.empty() && type != "bpe" && type != "sentencepiece") {
+    const std::string near = base::nearest_name(type, types);
+    base::throw_error("text", "there is no tokenizer type '" + type + "'; there are none, bytes, sentencepiece and bpe" +
+                                  (near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  if (model.empty() && type != "sentencepiece" && (!vocab_file.empty() || !merge_file.empty())) {
+    return load_vocab_and_merges(disk, vocab_file, merge_file, invalid_utf8);
+  }
+  return load_file(disk, type, find_model_file(disk, type, model), invalid_utf8);
+}
+
+}  // namespace metroplex::text

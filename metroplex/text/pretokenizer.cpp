@@ -1,0 +1,259 @@
+#include "text/pretokenizer.h"
+
+#include <algorithm>
+#include <array>
+
+#include "text/regex_translate.h"
+#include "text/utf8.h"
+
+namespace metroplex::text {
+namespace {
+
+constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// What becomes of the matches of a pattern.
+enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+
+struct Part {
+  size_t begin, end;
+  bool match;
+};
+
+// Joins the parts of a cut as `behavior` says and appends the words.
+void emit(std::string_view word, const std::vector<Part>& parts, Behavior behavior, Words& out) {
+  const auto push = [&](size_t begin, size_t end) {
+    if (begin < end) out.next.push_back(word.substr(begin, end - begin));
+  };
+  if (behavior == Behavior::removed || behavior == Behavior::isolated) {
+    for (const Part& part : parts) {
+      if (!part.match || behavior == Behavior::isolated) push(part.begin, part.end);
+    }
+    return;
+  }
+  // A part joins the one before it, or starts a new word.
+  size_t begin = 0, end = 0;
+  bool last_match = false, first = true;
+  for (const Part& part : parts) {
+    bool join = false;
+    if (behavior == Behavior::contiguous) join = part.match == last_match;
+    if (behavior == Behavior::merged_with_previous) join = part.match && !last_match;
+    if (behavior == Behavior::merged_with_next) join = !part.match && last_match;
+    if (first || !join) {
+      if (!first) push(begin, end);
+      begin = part.begin;
+    }
+    end = part.end;
+    last_match = part.match;
+    first = false;
+  }
+  if (!first) push(begin, end);
+}
+
+class SplitStep final : public PreTokenizer::Step {
+ public:
+  SplitStep(std::string_view pattern, Behavior behavior, bool invert) : regex_(pattern), behavior_(behavior), invert_(invert) {}
+
+  void cut(std::string_view word, Words& out) const override {
+    regex_.find_all(word, out.regex, out.matches);
+    if (behavior_ == Behavior::isolated) {
+      size_t done = 0;
+      for (const TextRange& match : out.matches) {
+        if (done < match.begin) out.next.push_back(word.substr(done, match.begin - done));
+        out.next.push_back(word.substr(match.begin, match.end - match.begin));
+        done = match.end;
+      }
+      if (done < word.size()) out.next.push_back(word.substr(done));
+      return;
+    }
+    std::vector<Part> parts;
+    size_t done = 0;
+    for (const TextRange& match : out.matches) {
+      if (done < match.begin) parts.push_back({done, match.begin, invert_});
+      parts.push_back({match.begin, match.end, !invert_});
+      done = match.end;
+    }
+    if (done < word.size()) parts.push_back({done, word.size(), invert_});
+    emit(word, parts, behavior_, out);
+  }
+
+ private:
+  Regex regex_;
+  Behavior behavior_;
+  bool invert_;
+};
+
+// Cuts by a property of single characters.
+class CharacterStep final : public PreTokenizer::Step {
+ public:
+  using Predicate = bool (*)(char32_t);
+  CharacterStep(Predicate predicate, Behavior behavior) : predicate_(predicate), behavior_(behavior) {}
+
+  void cut(std::string_view word, Words& out) const override {
+    std::vector<Part> parts;
+    size_t done = 0;
+    for (size_t position = 0; position < word.size();) {
+      const size_t begin = position;
+      if (!predicate_(next_code_point(word, position))) continue;
+      if (done < begin) parts.push_back({done, begin, false});
+      parts.push_back({begin, position, true});
+      done = position;
+    }
+    if (done < word.size()) parts.push_back({done, word.size(), false});
+    emit(word, parts, behavior_, out);
+  }
+
+ private:
+  Predicate predicate_;
+  Behavior behavior_;
+};
+
+class PrefixSpaceStep final : public PreTokenizer::Step {
+ public:
+  void cut(std::string_view word, Words& out) const override {
+    if (word.empty() || word[0] == ' ') {
+      out.next.push_back(word);
+    } else {
+      out.next.push_back(out.rewritten.emplace_back(" " + std::string(word)));
+    }
+  }
+};
+
+class MetaspaceStep final : public PreTokenizer::Step {
+ public:
+  enum class Prepend { always, first, never };
+  MetaspaceStep(std::string mark, Prepend prepend, bool split) : mark_(std::move(mark)), prepend_(prepend), split_(split) {}
+
+  void cut(std::string_view word, Words& out) const override {
+    std::string& text = out.rewritten.emplace_back();
+    const bool starts_with_mark = word.substr(0, 1) == " " || word.substr(0, mark_.size()) == mark_;
+    const bool at_start = out.at_start && out.next.empty();
+    if (!starts_with_mark && (prepend_ == Prepend::always || (prepend_ == Prepend::first && at_start))) text = mark_;
+    for (const char c : word) {
+      if (c == ' ') {
+        text += mark_;
+      } else {
+        text += c;
+      }
+    }
+    const std::string_view all = text;
+    if (!split_) {
+      out.next.push_back(all);
+      return;
+    }
+    for (size_t begin = 0; begin < all.size();) {
+      const size_t end = std::min(all.find(mark_, begin + 1), all.size());
+      out.next.push_back(all.substr(begin, end - begin));
+      begin = end;
+    }
+  }
+
+ private:
+  std::string mark_;
+  Prepend prepend_;
+  bool split_;
+};
+
+Behavior behavior_of(const JsonPart& part, const char* key, const char* fallback) {
+  static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames{{{"Removed", Behavior::removed},
+                                                                            {"Isolated", Behavior::isolated},
+                                                                            {"MergedWithPrevious", Behavior::merged_with_previous},
+                                                                            {"MergedWithNext", Behavior::merged_with_next},
+                                                                            {"Contiguous", Behavior::contiguous}}};
+  const std::string name = part.string(key, fallback);
+  for (const auto& [known, behavior] : kNames) {
+    if (name == known) return behavior;
+  }
+  part.check(false, "behavior '", name, "' is not known");
+  return Behavior::isolated;
+}
+
+std::unique_ptr<PreTokenizer::Step> make_split(const JsonPart& part) {
+  const JsonPart pattern = part.member("pattern");
+  const std::string expression =
+      pattern.has("String") ? quote_regex(pattern.string("String")) : pattern.string("Regex");
+  const Behavior behavior = behavior_of(part, "behavior", "Isolated");
+  try {
+    return std::make_unique<SplitStep>(expression, behavior, part.flag("invert", false));
+  } catch (const base::Error& error) {
+    pattern.check(false, error.what());
+    throw;
+  }
+}
+
+std::unique_ptr<PreTokenizer::Step> make_metaspace(const JsonPart& part) {
+  using Prepend = MetaspaceStep::Prepend;
+  const std::string mark = part.string("replacement", "\xE2\x96\x81");
+  part.check(!mark.empty() && mark.size() == code_point_size(static_cast<unsigned char>(mark[0])),
+             "replacement is not one character");
+  // Files of before prepend_scheme say add_prefix_space instead.
+  const std::string scheme =
+      part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never");
+  part.check(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme is '", scheme,
+             "', not always, first or never");
+  const Prepend prepend = scheme == "always" ? Prepend::always : scheme == "first" ? Prepend::first : Prepend::never;
+  return std::make_unique<MetaspaceStep>(mark, prepend, part.flag("split", true));
+}
+
+}  // namespace
+
+void Words::start(std::string_view text, bool text_at_start) {
+  words.assign(1, text);
+  rewritten.clear();
+  at_start = text_at_start;
+}
+
+PreTokenizer::PreTokenizer(const JsonPart& part) { add(part, 0); }
+
+PreTokenizer PreTokenizer::gpt2(bool add_prefix_space) {
+  PreTokenizer result;
+  result.add_byte_level(add_prefix_space, true);
+  return result;
+}
+
+void PreTokenizer::add_byte_level(bool add_prefix_space, bool use_regex) {
+  if (add_prefix_space) steps_.push_back(std::make_unique<PrefixSpaceStep>());
+  if (use_regex) steps_.push_back(std::make_unique<SplitStep>(kGpt2Pattern, Behavior::isolated, false));
+  byte_level_ = true;
+}
+
+void PreTokenizer::add(const JsonPart& part, int depth) {
+  if (part.is_null()) return;
+  part.check(depth <= kMaxSequenceDepth, "Sequence holds Sequence more than ", kMaxSequenceDepth, " times");
+  const std::string type = part.type();
+  if (type == "Sequence") {
+    for (const JsonPart& item : part.member("pretokenizers").items()) add(item, depth + 1);
+    return;
+  }
+  part.check(!byte_level_, "'", type, "' stands behind ByteLevel, which must be the last step");
+  if (type == "ByteLevel") {
+    add_byte_level(part.flag("add_prefix_space", true), part.flag("use_regex", true));
+  } else if (type == "Split") {
+    steps_.push_back(make_split(part));
+  } else if (type == "Metaspace") {
+    steps_.push_back(make_metaspace(part));
+  } else if (type == "Digits") {
+    const Behavior behavior = part.flag("individual_digits", false) ? Behavior::isolated : Behavior::contiguous;
+    steps_.push_back(std::make_unique<CharacterStep>(is_numeric, behavior));
+  } else if (type == "Punctuation") {
+    steps_.push_back(std::make_unique<CharacterStep>(is_punctuation, behavior_of(part, "behavior", "Isolated")));
+  } else if (type == "WhitespaceSplit") {
+    steps_.push_back(std::make_unique<CharacterStep>(is_white_space, Behavior::removed));
+  } else if (type == "Whitespace") {
+    steps_.push_back(std::make_unique<SplitStep>(R"(\w+|[^\w\s]+)", Behavior::removed, true));
+  } else {
+    part.check(false, "pre-tokenizer '", type, "' is not known; known are ByteLevel, Split, Metaspace, Digits, Punctuation, ",
+               "Whitespace, WhitespaceSplit and Sequence");
+  }
+}
+
+void PreTokenizer::cut(Words& out) const {
+  for (const auto& step : steps_) {
+    out.next.clear();
+    for (const std::string_view word : out.words) step->cut(word, out);
+    std::erase_if(out.next, [](std::string_view word) { return word.empty(); });
+    out.words.swap(out.next);
+  }
+}
+
+}  // namespace metroplex::text

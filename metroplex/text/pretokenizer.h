@@ -1,0 +1,57 @@
+// Cuts a text into the words that the model works on one at a time: no merge crosses a cut. A PreTokenizer is a list
+// of steps; each cuts every word of the step before.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/json_part.h"
+#include "text/regex.h"
+
+namespace metroplex::text {
+
+// What cutting one text writes to; the words point into the text or into `rewritten`.
+struct Words {
+  std::vector<std::string_view> words, next;
+  std::vector<TextRange> matches;
+  std::deque<std::string> rewritten;
+  RegexScratch regex;
+  bool at_start = false;  // the text begins where the whole input begins
+
+  void start(std::string_view text, bool text_at_start);
+};
+
+class PreTokenizer {
+ public:
+  class Step {
+   public:
+    virtual ~Step() = default;
+    // Appends the parts of `word` to out.next (empty ones may be among them).
+    virtual void cut(std::string_view word, Words& out) const = 0;
+  };
+
+  // One word a text for null. Throws base::Error for a type it does not know.
+  explicit PreTokenizer(const JsonPart& part);
+
+  // GPT-2's: its regular expression, then bytes.
+  static PreTokenizer gpt2(bool add_prefix_space);
+
+  // Words are to be read as bytes: vocabulary and merges are written in GPT-2's alphabet of 256 characters.
+  bool byte_level() const { return byte_level_; }
+
+  // Leaves the words, none empty, in out.words; out.start must have been called.
+  void cut(Words& out) const;
+
+ private:
+  PreTokenizer() = default;
+  void add(const JsonPart& part, int depth);
+  void add_byte_level(bool add_prefix_space, bool use_regex);
+
+  std::vector<std::unique_ptr<Step>> steps_;
+  bool byte_level_ = false;
+};
+
+}  // namespace metroplex::text

@@ -1,0 +1,57 @@
+// Text to token ids and back. A Tokenizer is loaded once (text/load_tokenizer.h), never changes, and is shared
+// by all threads. Ids are those that models see: special tokens are found in the text and become their own id,
+// nothing is added around it unless encode_with_special is asked.
+//
+// Text that is not UTF-8: the byte tokenizer takes anything; the others refuse it with the byte offset, or,
+// under InvalidUtf8::replace, read U+FFFD in its place (sentencepiece: one per bad byte; tokenizer.json: one per
+// maximal bad part, as Python's errors="replace").
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace metroplex::text {
+
+enum class InvalidUtf8 { error, replace };
+
+// "error" or "replace"; anything else throws base::Error.
+InvalidUtf8 invalid_utf8_from_name(const std::string& name);
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // What kind it is: "bytes", "sentencepiece", "bpe" or "none".
+  virtual std::string name() const = 0;
+
+  // Ids of the text alone. Throws base::Error for text this tokenizer cannot read. Safe from any thread.
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+
+  // The same with what the model was taught to see around a text (bos, eos, the file's template).
+  virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
+
+  // Always valid UTF-8, except for the byte tokenizer, which gives back its bytes. Ids that name no token give
+  // no text. Safe from any thread.
+  virtual std::string decode(const std::vector<int32_t>& ids) const = 0;
+
+  // Special tokens left out.
+  virtual std::string decode_skip_special(const std::vector<int32_t>& ids) const { return decode(ids); }
+
+  // The token as its file spells it ("" for an id that names none).
+  virtual std::string id_to_token(int32_t id) const = 0;
+  virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
+
+  // One more than the largest id: rows that an embedding needs before padding.
+  virtual int64_t vocab_size() const = 0;
+
+  // End of document: what preprocessing puts after every document.
+  virtual std::optional<int32_t> eod() const = 0;
+  virtual std::optional<int32_t> bos() const { return std::nullopt; }
+  virtual std::optional<int32_t> eos() const { return eod(); }
+  virtual std::optional<int32_t> pad() const { return std::nullopt; }
+};
+
+}  // namespace metroplex::text

@@ -1,0 +1,42 @@
+// UTF-8 as RFC 3629 defines it (no surrogates, nothing above U+10FFFF, shortest form only).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace metroplex::text {
+
+// Offset of the first byte that is not part of valid UTF-8; text.size() when all is valid.
+size_t valid_utf8_prefix(std::string_view text);
+
+// One U+FFFD for each maximal bad part (Unicode 3.9, "substitution of maximal subparts").
+std::string replace_invalid_utf8(std::string_view text);
+
+// The code point at `position`, which moves behind it. `text` must be valid UTF-8 and position inside it.
+char32_t next_code_point(std::string_view text, size_t& position);
+
+// Bytes of the code point that begins with `lead`, in valid UTF-8.
+inline size_t code_point_size(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
+
+void append_utf8(std::string& out, char32_t code_point);
+
+bool is_ascii(std::string_view text);
+
+// Unicode's White_Space.
+bool is_white_space(char32_t code_point);
+
+// Letter, mark, decimal or letter number, connector, circled letter, joiner: \w of UTS 18.
+bool is_word(char32_t code_point);
+
+// Any of the number categories.
+bool is_numeric(char32_t code_point);
+
+// ASCII punctuation and symbols, or any Unicode punctuation category.
+bool is_punctuation(char32_t code_point);
+
+// Two-letter general category in Unicode 16 ("Lu", "Nd", ..., "Cn").
+const char* general_category(char32_t code_point);
+
+}  // namespace metroplex::text

@@ -1,0 +1,64 @@
+// The axes along which ranks are cut, in one table. The dense grid (attention, embeddings, MLPs) has tp, gtp, cp,
+// dp and pp; the expert grid (routed experts) has etp, ep, edp and pp over the same ranks. A set of axes names a
+// family of groups: {dp, cp} are the ranks that differ in nothing but dp and cp.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace metroplex::topology {
+
+enum class Axis : uint8_t { tp, gtp, cp, dp, pp, etp, ep, edp };
+inline constexpr int kNumAxes = 8;
+
+struct AxisInfo {
+  Axis axis;
+  const char* name;
+  bool dense;   // an axis of the dense grid
+  bool expert;  // an axis of the expert grid
+  const char* meaning;
+};
+
+inline constexpr AxisInfo kAxes[kNumAxes] = {
+    {Axis::tp, "tp", true, false, "tensor parallel"},
+    {Axis::gtp, "gtp_remat", true, false, "weights sharded inside data parallel"},
+    {Axis::cp, "cp", true, false, "context parallel"},
+    {Axis::dp, "dp", true, false, "data parallel"},
+    {Axis::pp, "pp", true, true, "pipeline parallel"},
+    {Axis::etp, "etp", false, true, "expert tensor parallel"},
+    {Axis::ep, "ep", false, true, "expert parallel"},
+    {Axis::edp, "edp", false, true, "expert data parallel"},
+};
+
+inline constexpr const AxisInfo& info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
+inline constexpr const char* name(Axis axis) { return info(axis).name; }
+
+// A set of axes as a value; the order in which they are named does not matter.
+class AxisSet {
+ public:
+  constexpr AxisSet() = default;
+  constexpr AxisSet(Axis axis) : bits_(1u << static_cast<int>(axis)) {}
+  constexpr AxisSet(std::initializer_list<Axis> axes) {
+    for (Axis axis : axes) insert(axis);
+  }
+  constexpr void insert(Axis axis) { bits_ |= 1u << static_cast<int>(axis); }
+  constexpr bool contains(Axis axis) const { return (bits_ >> static_cast<int>(axis) & 1u) != 0; }
+  constexpr bool empty() const { return bits_ == 0; }
+  constexpr bool operator==(const AxisSet&) const = default;
+
+ private:
+  unsigned bits_ = 0;
+};
+
+// The axis called `name` (lower case). An unknown name throws with the nearest one.
+Axis parse_axis(const std::string& name);
+// "dp-cp" -> {dp, cp}: names joined by '-', in any letter case.
+AxisSet parse_axes(const std::string& names);
+// "tp-dp-cp", "etp-ep-pp": the spelling that Megatron uses for families, whatever order they were named in.
+std::string to_string(AxisSet axes);
+// The parts of `text` between '-', in lower case.
+std::vector<std::string> split_names(const std::string& text);
+
+}  // namespace metroplex::topology

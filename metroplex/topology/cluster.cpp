@@ -1,0 +1,75 @@
+#include "topology/cluster.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::topology {
+
+Cluster::Cluster(int world_size, int gpus) : world(world_size), gpus_per_node(gpus) {
+  MPX_CHECK(world > 0, "topology", "the world has ", world, " ranks; it needs at least 1");
+  MPX_CHECK(gpus_per_node > 0, "topology", "gpus_per_node is ", gpus_per_node, "; a node has at least 1");
+}
+
+Reach reach(const Cluster& cluster, const RankGroups& groups) {
+  Reach result;
+  std::vector<int> nodes;
+  for (const Ranks& group : groups) {
+    nodes.clear();
+    for (int rank : group) {
+      const int node = cluster.node(rank);
+      if (nodes.empty() || nodes.back() != node) nodes.push_back(node);
+    }
+    std::sort(nodes.begin(), nodes.end());
+    const int touched = static_cast<int>(std::unique(nodes.begin(), nodes.end()) - nodes.begin());
+    ++result.num_groups;
+    if (touched > 1) ++result.num_crossing;
+    result.max_nodes = std::max(result.max_nodes, touched);
+    result.group_size = std::max(result.group_size, static_cast<int>(group.size()));
+  }
+  return result;
+}
+
+RankGroups intra_node_parts(const Cluster& cluster, const Ranks& group) {
+  std::vector<int> nodes;
+  RankGroups parts;
+  for (int rank : group) {
+    const int node = cluster.node(rank);
+    const auto at = std::find(nodes.begin(), nodes.end(), node) - nodes.begin();
+    if (at == static_cast<std::ptrdiff_t>(nodes.size())) {
+      nodes.push_back(node);
+      parts.emplace_back();
+    }
+    parts[at].push_back(rank);
+  }
+  return parts;
+}
+
+RankGroups inter_node_parts(const Cluster& cluster, const Ranks& group) {
+  RankGroups rails;
+  for (const Ranks& part : intra_node_parts(cluster, group)) {
+    if (rails.size() < part.size()) rails.resize(part.size());
+    for (size_t place = 0; place < part.size(); ++place) { rails[place].push_back(part[place]); }
+  }
+  return rails;
+}
+
+std::vector<FamilyReach> reach_of_families(const Cluster& cluster, const RankGrid& grid) {
+  std::vector<FamilyReach> result;
+  std::vector<AxisSet> seen;
+  for (const Family& family : kFamilies) {
+    AxisSet varying;  // axes of size 1 add no members
+    for (const AxisInfo& axis : kAxes) {
+      if (family.axes.contains(axis.axis) && grid.size(axis.axis) > 1) varying.insert(axis.axis);
+    }
+    if (varying.empty()) continue;
+    const bool shorter_exists =
+        !(varying == family.axes) && std::find(seen.begin(), seen.end(), varying) != seen.end();
+    if (shorter_exists) continue;
+    seen.push_back(varying);
+    result.push_back({family, reach(cluster, grid.groups(family.axes))});
+  }
+  return result;
+}
+
+}  // namespace metroplex::topology

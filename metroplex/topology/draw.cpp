@@ -1,0 +1,147 @@
+#include "topology/draw.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "topology/picture.h"
+
+namespace metroplex::topology {
+
+namespace {
+
+constexpr std::array<int, 12> kTerminalColours = {117, 216, 150, 183, 222, 152, 211, 187, 111, 180, 157, 225};
+
+std::string padded(const std::string& text, size_t width) {
+  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
+}
+
+std::string painted(const std::string& text, int group, bool colour) {
+  if (!colour) return "|" + text;
+  return base::concat(" \x1b[30;48;5;", kTerminalColours[group % kTerminalColours.size()], "m", text, "\x1b[0m");
+}
+
+void draw_row(std::string& out, const Picture& picture, const PictureRow& row, bool colour) {
+  for (int line = 0; line < 2; ++line) {
+    out += padded(line == 0 ? row.label : "", picture.label_width);
+    for (const PictureCell& cell : row.cells) {
+      if (cell.rank < 0) {
+        out += base::concat(colour ? " " : "|", line == 0 ? " .. " : "    ");
+        continue;
+      }
+      out += painted(" " + padded(line == 0 ? cell.title : cell.coordinates, picture.cell_width) + " ", cell.group,
+                     colour);
+    }
+    out += colour ? "\n" : "|\n";
+  }
+}
+
+std::string joined(const Ranks& ranks, size_t limit) {
+  std::string text;
+  for (size_t k = 0; k < ranks.size(); ++k) {
+    if (ranks.size() > limit && k == limit - 2) {
+      text += base::concat(" .. (", ranks.size(), " ranks) ..");
+      k = ranks.size() - 2;
+      continue;
+    }
+    text += (text.empty() ? "" : " ") + std::to_string(ranks[k]);
+  }
+  return text;
+}
+
+std::string nodes_note(const Cluster& cluster, const Ranks& group) {
+  const Reach one = reach(cluster, {group});
+  return one.inter_node() ? base::concat("  (", one.max_nodes, " nodes)") : "  (one node)";
+}
+
+}  // namespace
+
+std::string summary(const RankGrid& grid) {
+  const auto size = [&](Axis axis) { return base::concat(name(axis), " ", grid.size(axis)); };
+  std::string text = base::concat(grid.world_size(), grid.world_size() == 1 ? " rank: " : " ranks: ", size(Axis::tp),
+                                  ", ", size(Axis::cp), ", ", size(Axis::dp), ", ", size(Axis::pp));
+  if (grid.size(Axis::gtp) > 1) text += ", " + size(Axis::gtp);
+  if (grid.vpp() > 1) text += base::concat(", ", grid.vpp(), " model chunks a stage");
+  std::string order = grid.dense().order();
+  const std::string weight_shards = "-" + std::string(name(Axis::gtp));
+  if (grid.size(Axis::gtp) == 1 && order.ends_with(weight_shards)) order.resize(order.size() - weight_shards.size());
+  return base::concat(text, "; experts: ", size(Axis::etp), ", ", size(Axis::ep), ", ", size(Axis::edp), "; order ",
+                      order);
+}
+
+std::string draw_terminal(const RankGrid& grid, const DrawOptions& options) {
+  const Picture picture = make_picture(grid, options);
+  std::string out = picture.title + "\n" + picture.legend + "\n\n";
+  for (const PictureRow& row : picture.rows) {
+    if (row.cells.empty()) {
+      out += row.label + "\n";
+    } else {
+      draw_row(out, picture, row, options.colour);
+    }
+    out += options.colour ? "\n" : "";
+  }
+  return out;
+}
+
+std::string draw_reach(const RankGrid& grid, int gpus_per_node) {
+  const Cluster cluster(grid.world_size(), gpus_per_node);
+  std::string out =
+      base::concat(cluster.num_nodes(), cluster.num_nodes() == 1 ? " node" : " nodes", " of ", gpus_per_node, "\n");
+  for (const auto& [family, far] : reach_of_families(cluster, grid)) {
+    std::string where = "inside a node";
+    if (far.inter_node()) {
+      where = base::concat(far.num_crossing == far.num_groups ? "crosses nodes" : "some cross nodes", ", up to ",
+                           far.max_nodes);
+    }
+    out += base::concat("  ", padded(to_string(family.axes), 10),
+                        padded(base::concat(far.num_groups, " x ", far.group_size), 12), padded(where, 28),
+                        family.purpose, "\n");
+  }
+  return out;
+}
+
+std::string draw_rank(const RankGrid& grid, int rank, int gpus_per_node) {
+  std::string out = base::concat("rank ", rank, ": ", grid.describe(rank));
+  if (gpus_per_node > 0) {
+    const Cluster cluster(grid.world_size(), gpus_per_node);
+    out += base::concat(", node ", cluster.node(rank), " place ", cluster.local_rank(rank));
+  }
+  out += "\n";
+  for (const Family& family : kFamilies) {
+    const Ranks group = grid.group_of(rank, family.axes);
+    out +=
+        base::concat("  ", padded(to_string(family.axes), 10), "index ",
+                     padded(std::to_string(grid.index_in_group(rank, family.axes)), 4), " of  ", joined(group, 20));
+    if (gpus_per_node > 0 && group.size() > 1) {
+      out += nodes_note(Cluster(grid.world_size(), gpus_per_node), group);
+    }
+    out += "\n";
+  }
+  const Ranks stages = grid.group_of(rank, Axis::pp);
+  const Ranks embedding = embedding_ranks(stages);
+  out += base::concat("  embedding shared by  ", joined(embedding, 20),
+                      std::count(embedding.begin(), embedding.end(), rank) > 0 ? "" : "  (not this rank)", "\n");
+  return out;
+}
+
+std::string draw_groups(const RankGroups& groups, int gpus_per_node) {
+  constexpr size_t kMostLines = 64;
+  int world = 1;
+  for (const Ranks& group : groups) {
+    for (int rank : group) world = std::max(world, rank + 1);
+  }
+  std::string out;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups.size() > kMostLines && g == kMostLines - 4) {
+      out += base::concat("  .. ", groups.size() - kMostLines + 1, " more ..\n");
+      g = groups.size() - 4;
+      continue;
+    }
+    out += base::concat("  ", padded(base::concat(g, ":"), 6), joined(groups[g], 32));
+    if (gpus_per_node > 0 && groups[g].size() > 1) out += nodes_note(Cluster(world, gpus_per_node), groups[g]);
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace metroplex::topology

@@ -1,0 +1,131 @@
+#include "train/metrics.h"
+
+#include <cmath>
+#include <cstdarg>
+#include <ctime>
+#include <fstream>
+#include <optional>
+
+#include "base/error.h"
+#include "files/tensorboard.h"
+
+namespace metroplex::train {
+namespace {
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
+  char buffer[256];
+  va_list args;
+  va_start(args, pattern);
+  std::vsnprintf(buffer, sizeof buffer, pattern, args);
+  va_end(args);
+  return buffer;
+}
+
+std::string timestamp() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char buffer[32];
+  std::strftime(buffer, sizeof buffer, "%Y-%m-%d %H:%M:%S", &local);
+  return buffer;
+}
+
+// JSON has no NaN or Inf.
+std::string json_number(double value) { return std::isfinite(value) ? format("%.9g", value) : "null"; }
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const int64_t s = std::isfinite(seconds) ? std::max<int64_t>(0, std::llround(seconds)) : 0;
+  if (s >= 3600) return format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+  return format("%ld:%02ld", s / 60, s % 60);
+}
+
+std::string iteration_line(const IterationMetrics& m) {
+  std::string line = format(" [%s] iteration %8ld/%8ld |", timestamp().c_str(), m.iteration, m.train_iters);
+  line += format(" consumed samples: %12ld |", m.consumed_samples);
+  line += format(" elapsed time per iteration (ms): %.1f |", m.elapsed_ms_per_iteration);
+  line += format(" throughput per GPU (TFLOP/s/GPU): %.3f |", m.tflops_per_rank);
+  line += format(" learning rate: %.6E |", m.learning_rate);
+  line += format(" global batch size: %5ld |", m.global_batch_size);
+  line += format(" lm loss: %.6E |", m.lm_loss);
+  line += format(" loss scale: %.1f |", m.loss_scale);
+  line += format(" grad norm: %.3f |", m.grad_norm);
+  if (m.num_zeros >= 0) line += format(" num zeros: %ld |", m.num_zeros);
+  if (m.params_norm >= 0) line += format(" params norm: %.3f |", m.params_norm);
+  line += format(" number of skipped iterations: %3ld |", m.skipped_iterations);
+  line += format(" number of nan iterations: %3ld |", m.nan_iterations);
+  line += format(" tokens/s: %.1f |", m.tokens_per_second);
+  line += " remaining: " + format_duration(m.remaining_seconds) + " |";
+  return line;
+}
+
+std::string evaluation_line(const EvaluationMetrics& m) {
+  return format(" %s loss at iteration %ld on %s set | lm loss value: %.6E | lm loss PPL: %.6E | ", m.split.c_str(), m.iteration,
+                m.split.c_str(), m.lm_loss, std::exp(std::min(20.0, m.lm_loss)));
+}
+
+struct Metrics::Sinks {
+  base::Log& log;
+  std::optional<files::TensorBoardWriter> tensorboard;
+  std::ofstream json;
+  std::string json_path;
+
+  void failed(const std::string& what) { log.warn("cannot write " + what + " any more (is the disk full?); training goes on without it"); }
+  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
+    if (tensorboard && !tensorboard->add_scalars(step, values)) {
+      failed(tensorboard->path());
+      tensorboard.reset();
+    }
+  }
+  void line(const std::string& text) {
+    if (!json.is_open()) return;
+    json << text << std::endl;
+    if (!json.good()) {
+      failed(json_path);
+      json.close();
+    }
+  }
+};
+
+Metrics::Metrics(const config::Train& config, base::Log& log) : sinks_(new Sinks{log, {}, {}, config.metrics_file}) {
+  if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(config.tensorboard_dir);
+  if (!config.metrics_file.empty()) {
+    sinks_->json.open(config.metrics_file, std::ios::app);
+    MPX_CHECK(sinks_->json.good(), "train", "cannot write train.metrics_file '", config.metrics_file, "'; choose another path");
+  }
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::iteration(const IterationMetrics& m) {
+  sinks_->log.info(iteration_line(m));
+  std::vector<std::pair<std::string, double>> values{{"lm loss", m.lm_loss},
+                                                     {"learning-rate", m.learning_rate},
+                                                     {"grad-norm", m.grad_norm},
+                                                     {"batch-size", static_cast<double>(m.global_batch_size)},
+                                                     {"loss-scale", m.loss_scale},
+                                                     {"iteration-time", m.elapsed_ms_per_iteration / 1000},
+                                                     {"throughput", m.tflops_per_rank},
+                                                     {"tokens-per-second", m.tokens_per_second}};
+  if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));
+  if (m.params_norm >= 0) values.emplace_back("params-norm", m.params_norm);
+  sinks_->scalars(m.iteration, values);
+  std::string line = format("{\"iteration\": %ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
+  for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
+  sinks_->line(line + "}");
+}
+
+void Metrics::evaluation(const EvaluationMetrics& m) {
+  const std::string line = evaluation_line(m);
+  const std::string rule(line.size(), '-');
+  sinks_->log.info(rule);
+  sinks_->log.info(line);
+  sinks_->log.info(rule);
+  sinks_->scalars(m.iteration, {{"lm loss " + m.split, m.lm_loss}, {"lm loss " + m.split + " ppl", std::exp(std::min(20.0, m.lm_loss))}});
+  sinks_->line(format("{\"iteration\": %ld, \"consumed_samples\": %ld, \"split\": \"%s\", \"lm loss\": ", m.iteration, m.consumed_samples,
+                      m.split.c_str()) +
+               json_number(m.lm_loss) + "}");
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,301 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <sstream>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "data/build.h"
+#include "data/sampler.h"
+#include "optim/clip.h"
+#include "plan/microbatches.h"
+#include "sim/flops.h"
+#include "train/batch.h"
+#include "train/state.h"
+#include "train/step.h"
+
+namespace metroplex::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+class Job {
+ public:
+  Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer, const TrainerEnvironment& environment,
+      bool forward_only);
+  RunSummary train();
+  RunSummary evaluate_only();
+
+ private:
+  data::SamplerOptions sampler_options(int64_t consumed) const;
+  BatchStream stream(const std::shared_ptr<const data::Dataset>& dataset, int64_t consumed) const;
+  std::vector<nn::Microbatch> next_batches(BatchStream& stream, int64_t count, int64_t first_sample, const char* what);
+  double evaluate(const std::shared_ptr<const data::Dataset>& dataset, const char* split, int64_t consumed);
+  void load();
+  void save();
+  void log_interval(const StepOutcome& last);
+  int64_t padded_vocab() const {
+    return config::padded_vocab_size(a_->vocab_size, a_->config.model.make_vocab_size_divisible_by, a_->config.parallel.tp());
+  }
+  bool reader() const { return a_->groups().batch.first(); }
+  void say(const std::string& line) const {
+    if (a_->world->rank() == 0) environment_.log->info(line);
+  }
+
+  TrainerEnvironment environment_;
+  std::unique_ptr<Assembly> a_;
+  std::optional<Metrics> metrics_;  // rank 0
+  Timers timers_;
+  plan::MicrobatchSchedule microbatches_;
+  data::Splits splits_;
+  Position position_;
+  RunSummary summary_;
+  int64_t train_iters_ = 0, global_batch_size_ = 0;
+  // Since the last iteration line.
+  double interval_loss_ = 0, interval_tokens_ = 0;
+  int64_t interval_steps_ = 0;
+  Clock::time_point interval_start_ = Clock::now(), run_start_ = Clock::now();
+  int64_t first_iteration_ = 0;
+};
+
+data::SampleCounts wanted_samples(const config::Config& config) {
+  data::SampleCountOptions options;
+  options.train_iters = config.train.train_iters;
+  options.train_samples = config.train.train_samples;
+  options.global_batch_size = config.train.global_batch_size;
+  options.eval_interval = config.train.eval_interval;
+  options.eval_iters = config.train.eval_iters;
+  return data::sample_counts(options);
+}
+
+plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64_t dp) {
+  const config::Train& t = config.train;
+  const plan::MicrobatchSizes sizes{t.micro_batch_size, dp, t.decrease_batch_size_if_needed};
+  if (!t.step_batch_size_schedule.empty()) return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
+  if (!t.rampup_batch_size.empty()) {
+    plan::Rampup rampup;
+    std::istringstream in(t.rampup_batch_size);
+    in >> rampup.start >> rampup.increment >> rampup.samples;
+    MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size, "' is not 'start increment samples'");
+    rampup.global_batch_size = t.global_batch_size;
+    return plan::MicrobatchSchedule::rampup(rampup, sizes);
+  }
+  return plan::MicrobatchSchedule::constant(t.global_batch_size, sizes);
+}
+
+Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer, const TrainerEnvironment& environment,
+         bool forward_only)
+    : environment_(environment), a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
+      timers_(config.train.timing_log_level), microbatches_(microbatch_schedule(config, world.groups().dp.size())) {
+  if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
+  if (reader()) {
+    const data::SampleCounts counts = wanted_samples(config);
+    data::BuildOptions options;
+    options.sequence_length = config.train.seq_length;
+    options.seed = static_cast<uint64_t>(config.run.seed);
+    options.sizes = {counts.train, counts.valid, counts.test};
+    options.eod = tokenizer.eod;
+    options.vocab_size = tokenizer.vocab_size;
+    splits_ = data::build_datasets(config.data, options);
+  }
+  if (a_->gradients) {
+    a_->executor->set_observer([this](const plan::Action& action, double seconds) { timers_.add(plan::action_name(action.kind), 2, seconds); });
+  }
+}
+
+data::SamplerOptions Job::sampler_options(int64_t consumed) const {
+  data::SamplerOptions options;
+  options.consumed_samples = consumed;
+  options.micro_batch_size = a_->config.train.micro_batch_size;
+  options.dp_index = a_->groups().dp.index();
+  options.dp_size = a_->groups().dp.size();
+  options.type = a_->config.data.dataloader_type == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
+  options.data_sharding = a_->config.data.data_sharding;
+  return options;
+}
+
+BatchStream Job::stream(const std::shared_ptr<const data::Dataset>& dataset, int64_t consumed) const {
+  std::unique_ptr<data::Loader> loader;
+  if (reader()) {
+    MPX_CHECK(dataset != nullptr, "data", "this split has no samples; give it a share in data.split");
+    loader = std::make_unique<data::Loader>(dataset, sampler_options(consumed), a_->config.data.num_workers > 0 ? 4 : 0);
+  }
+  return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat};
+}
+
+std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count, int64_t first_sample, const char* what) {
+  const auto timer = timers_.scope("batch-generator", 1);
+  const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(), dp_index = a_->groups().dp.index();
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < count; ++m) {
+    auto batch = stream.next(first_sample + (m * dp + dp_index) * mbs);
+    MPX_CHECK(batch.has_value(), "data", "the ", what, " data ended at sample ", first_sample + m * dp * mbs,
+              "; give more data, or fewer iterations");
+    batch->step = position_.iteration;
+    batches.push_back(std::move(*batch));
+  }
+  return batches;
+}
+
+double Job::evaluate(const std::shared_ptr<const data::Dataset>& dataset, const char* split, int64_t consumed) {
+  const int64_t count = std::max<int64_t>(1, a_->config.train.global_batch_size /
+                                                 (a_->config.train.micro_batch_size * a_->groups().dp.size()));
+  BatchStream batches = stream(dataset, consumed);
+  LossSum sum;
+  for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
+    auto micro = next_batches(batches, count, consumed + i * a_->config.train.global_batch_size, split);
+    for (nn::Microbatch& batch : micro) batch.training = false;
+    const LossSum part = evaluate_step(*a_, micro);
+    sum.loss += part.loss;
+    sum.weight += part.weight;
+  }
+  if (metrics_) metrics_->evaluation({position_.iteration, split, sum.mean(), position_.consumed_train_samples});
+  return sum.mean();
+}
+
+void Job::load() {
+  const std::string& directory = a_->config.checkpoint.load;
+  if (directory.empty()) return;
+  const LoadOutcome outcome = load_state(*a_, directory);
+  if (!outcome.notes.empty() && a_->world->rank() == 0) environment_.log->warn(outcome.notes);
+  if (!outcome.loaded) {
+    say(" no checkpoint in " + directory + ": starting from scratch");
+    return;
+  }
+  if (!a_->config.checkpoint.finetune) position_ = outcome.position;
+  say(" loaded checkpoint " + outcome.path + (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " +
+      std::to_string(position_.iteration)));
+}
+
+void Job::save() {
+  const auto timer = timers_.scope("save-checkpoint", 0);
+  const SaveOutcome outcome = save_state(*a_, position_);
+  if (outcome.saved) {
+    summary_.last_checkpoint = outcome.path;
+    say(" saved checkpoint " + outcome.path);
+  } else if (a_->world->rank() == 0) {
+    environment_.log->warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
+                           "; older checkpoints are untouched, training goes on");
+  }
+}
+
+void Job::log_interval(const StepOutcome& last) {
+  const double elapsed = seconds_since(interval_start_);
+  const std::string times = a_->config.train.timing_log_level > 0 ? timers_.report(interval_steps_, a_->groups().world) : "";
+  const double params_norm =
+      a_->config.train.log_params_norm ? optim::params_norm(a_->params, a_->groups().tp, a_->groups().model_parallel) : -1;
+  if (metrics_) {
+    IterationMetrics m;
+    m.iteration = position_.iteration;
+    m.train_iters = train_iters_;
+    m.consumed_samples = position_.consumed_train_samples;
+    m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(interval_steps_);
+    m.global_batch_size = global_batch_size_;
+    sim::StepTokens step_tokens;
+    step_tokens.batch_size = global_batch_size_;
+    const double flops = sim::step_flops(sim::model_shape(a_->config, padded_vocab()), step_tokens);
+    m.tflops_per_rank = flops / (m.elapsed_ms_per_iteration * 1e9 * a_->world->size());
+    m.learning_rate = last.lr;
+    m.lm_loss = interval_loss_ / static_cast<double>(interval_steps_);
+    m.grad_norm = last.grad_norm;
+    m.num_zeros = last.num_zeros;
+    m.params_norm = params_norm;
+    m.skipped_iterations = position_.skipped_iterations;
+    m.tokens_per_second = interval_tokens_ / elapsed;
+    const double per_step = seconds_since(run_start_) / static_cast<double>(std::max<int64_t>(1, position_.iteration - first_iteration_));
+    m.remaining_seconds = per_step * static_cast<double>(train_iters_ - position_.iteration);
+    metrics_->iteration(m);
+    if (!times.empty()) environment_.log->info(times);
+  }
+  interval_loss_ = interval_tokens_ = 0;
+  interval_steps_ = 0;
+  interval_start_ = Clock::now();
+}
+
+int64_t iterations_to_run(const config::Config& config) {
+  if (config.train.train_iters > 0) return config.train.train_iters;
+  return config.train.train_samples / config.train.global_batch_size;
+}
+
+RunSummary Job::train() {
+  load();
+  const config::Train& t = a_->config.train;
+  const int64_t dp = a_->groups().dp.size();
+  train_iters_ = iterations_to_run(a_->config);
+  first_iteration_ = position_.iteration;
+  interval_start_ = run_start_ = Clock::now();
+  const auto more = [&] {
+    return t.train_samples > 0 ? position_.consumed_train_samples < t.train_samples : position_.iteration < t.train_iters;
+  };
+  std::optional<BatchStream> batches;
+  if (more()) batches.emplace(stream(splits_.train, position_.consumed_train_samples));
+  while (more()) {
+    const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
+    const int64_t count = due.num_microbatches;
+    global_batch_size_ = due.running_global_batch_size;
+    auto micro = next_batches(*batches, count, position_.consumed_train_samples, "training");
+    for (nn::Microbatch& batch : micro) batch.training = true;
+    const bool stop = environment_.stop_requested && environment_.stop_requested();
+    const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
+    StepOutcome outcome;
+    {
+      const auto timer = timers_.scope("forward-backward-optimizer", 1);
+      outcome = train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, stop || out_of_time, {}});
+    }
+    ++position_.iteration;
+    position_.consumed_train_samples += count * t.micro_batch_size * dp;
+    interval_loss_ += outcome.loss;
+    interval_tokens_ += static_cast<double>(count * t.micro_batch_size * dp * t.seq_length);
+    ++interval_steps_;
+    summary_.last_loss = outcome.loss;
+    if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, train_iters_);
+    if (position_.iteration % t.log_interval == 0 || !more() || outcome.stop) log_interval(outcome);
+    const bool exit_here = t.exit_interval > 0 && position_.iteration % t.exit_interval == 0 && more();
+    const int64_t save_interval = a_->config.checkpoint.save_interval;
+    const bool saving = !a_->config.checkpoint.save.empty();
+    if (saving && ((save_interval > 0 && position_.iteration % save_interval == 0) || !more() || outcome.stop || exit_here)) save();
+    if (outcome.stop || exit_here) {
+      summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
+      break;
+    }
+    if (t.eval_interval > 0 && position_.iteration % t.eval_interval == 0 && more()) {
+      const int64_t past = (position_.iteration / t.eval_interval - 1) * t.eval_iters * t.global_batch_size;
+      summary_.validation_loss = evaluate(splits_.valid, "validation", past);
+      interval_start_ = Clock::now();
+    }
+  }
+  if (summary_.ending == Ending::finished && t.eval_interval > 0 && t.eval_iters > 0) {
+    const int64_t past = (train_iters_ / t.eval_interval) * t.eval_iters * t.global_batch_size;
+    summary_.validation_loss = evaluate(splits_.valid, "validation", past);
+    summary_.test_loss = evaluate(splits_.test, "test", 0);
+  }
+  summary_.iteration = position_.iteration;
+  summary_.consumed_samples = position_.consumed_train_samples;
+  return summary_;
+}
+
+RunSummary Job::evaluate_only() {
+  load();
+  summary_.validation_loss = evaluate(splits_.valid, "validation", 0);
+  summary_.test_loss = evaluate(splits_.test, "test", 0);
+  summary_.iteration = position_.iteration;
+  return summary_;
+}
+
+}  // namespace
+
+RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+                        const TrainerEnvironment& environment) {
+  return Job(config, world, tokenizer, environment, false).train();
+}
+
+RunSummary run_evaluation(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+                          const TrainerEnvironment& environment) {
+  return Job(config, world, tokenizer, environment, true).evaluate_only();
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,49 @@
+// The loop: data, steps, the iteration line, evaluation, saving, stopping. One Trainer a rank; all of them run together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/log.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "data/sample.h"
+#include "train/assemble.h"
+#include "train/metrics.h"
+#include "train/timers.h"
+
+namespace metroplex::train {
+
+// What a trainer needs of the outside world. Every rank has its own; only rank 0's log speaks.
+struct TrainerEnvironment {
+  base::Log* log = nullptr;
+  std::function<bool()> stop_requested;            // asked once a step; SIGTERM makes it true
+  std::function<void(int64_t, int64_t)> progress;  // iteration, of how many; may be empty
+};
+
+enum class Ending { finished, stopped /* asked to end: saved and left */, exit_interval };
+
+struct RunSummary {
+  Ending ending = Ending::finished;
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  double last_loss = 0;
+  double test_loss = -1, validation_loss = -1;  // -1: not evaluated
+  std::string last_checkpoint;                  // empty: none was saved
+};
+
+// Runs a whole training job as one rank of `world`. Requires `config` resolved and checked. Collective.
+// vocab_size and eod come from the tokenizer (eod -1: none).
+struct TokenizerFacts {
+  int64_t vocab_size = 0;
+  int64_t eod = -1;
+};
+RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+                        const TrainerEnvironment& environment);
+
+// Evaluates a checkpoint (checkpoint.load) on the validation and test sets; trains nothing.
+RunSummary run_evaluation(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+                          const TrainerEnvironment& environment);
+
+}  // namespace metroplex::train

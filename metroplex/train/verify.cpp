@@ -1,0 +1,111 @@
+#include "train/verify.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "train/batch.h"
+#include "train/gather.h"
+#include "train/step.h"
+
+namespace metroplex::train {
+namespace {
+
+constexpr uint64_t kTokenKey = 0x70726f6f66ull;
+
+int64_t synthetic_token(int64_t sample, int64_t position, int64_t vocab_size) {
+  return static_cast<int64_t>(base::philox4x32(kTokenKey, sample, position)[0]) % vocab_size;
+}
+
+// Some positions do not count, differently in every sample, so that masked means are compared too.
+float synthetic_mask(int64_t sample, int64_t position) { return base::philox4x32(kTokenKey + 1, sample, position)[0] % 8 == 0 ? 0.0f : 1.0f; }
+
+nn::Microbatch synthetic_batch(const config::Train& train, int64_t first_sample, int64_t vocab_size) {
+  HostBatch host;
+  host.first_sample = first_sample;
+  for (int64_t s = 0; s < train.micro_batch_size; ++s) {
+    data::Sample sample;
+    for (int64_t t = 0; t < train.seq_length; ++t) {
+      sample.tokens.push_back(synthetic_token(first_sample + s, t, vocab_size));
+      sample.labels.push_back(synthetic_token(first_sample + s, t + 1, vocab_size));
+      sample.position_ids.push_back(t);
+      sample.loss_mask.push_back(synthetic_mask(first_sample + s, t));
+    }
+    host.samples.push_back(std::move(sample));
+  }
+  return stack_samples(host, at::kDouble);
+}
+
+double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
+
+}  // namespace
+
+config::Config verification_config(config::Config config, int64_t steps) {
+  config.precision.params_dtype = "fp64";
+  config.data = {};
+  config.data.mock_data = true;
+  config.checkpoint = {};
+  config.train.train_iters = steps;
+  config.train.train_samples = 0;
+  config.train.step_batch_size_schedule.clear();
+  config.train.rampup_batch_size.clear();
+  config.train.eval_interval = 0;
+  config.train.tensorboard_dir.clear();
+  config.train.metrics_file.clear();
+  config.optim.lr_warmup_iters = config.optim.lr_warmup_samples = 0;
+  config.optim.lr_warmup_fraction = 0;
+  config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
+  config.optim.lr_decay_style = "constant";
+  // Adam's first updates have the size of lr whatever the gradient's is: an epsilon well above float64's rounding of the
+  // smallest gradients keeps the sign of a gradient that is zero in exact arithmetic (the key bias) out of the comparison.
+  config.optim.adam_eps = std::max(config.optim.adam_eps, 1e-6);
+  return config;
+}
+
+config::Config one_rank_config(config::Config config) {
+  const int64_t global_batch_size = config.train.global_batch_size;
+  config.parallel = {};
+  config.train.global_batch_size = global_batch_size;
+  config.run.nproc = 1;
+  return config;
+}
+
+LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps) {
+  auto a = assemble(config, world, vocab_size);
+  const config::Train& t = config.train;
+  const int64_t dp = a->groups().dp.size(), count = t.global_batch_size / (t.micro_batch_size * dp);
+  LayoutRun run;
+  for (int64_t step = 0; step < steps; ++step) {
+    std::vector<nn::Microbatch> batches;
+    for (int64_t m = 0; m < count; ++m) {
+      const int64_t first = step * t.global_batch_size + (m * dp + a->groups().dp.index()) * t.micro_batch_size;
+      batches.push_back(synthetic_batch(t, first, vocab_size));
+      batches.back().step = step;
+    }
+    const StepOutcome outcome = train_step(*a, {batches, step + 1, step * t.global_batch_size, false, {}});
+    run.losses.push_back(outcome.loss);
+    run.grad_norms.push_back(outcome.grad_norm);
+  }
+  run.params = gather_whole(*a, Part::data);
+  return run;
+}
+
+LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference) {
+  MPX_ASSERT(run.losses.size() == reference.losses.size(), "runs of different length");
+  LayoutDifference worst;
+  for (size_t i = 0; i < run.losses.size(); ++i) {
+    worst.loss = std::max(worst.loss, relative(run.losses[i], reference.losses[i]));
+    worst.grad_norm = std::max(worst.grad_norm, relative(run.grad_norms[i], reference.grad_norms[i]));
+  }
+  MPX_ASSERT(run.params.size() == reference.params.size(), "runs with different parameters");
+  for (const auto& [name, tensor] : reference.params) {
+    const double difference = (run.params.at(name) - tensor).abs().max().item<double>();
+    if (!(difference <= worst.parameter)) {
+      worst.parameter = difference;
+      worst.parameter_name = name;
+    }
+  }
+  return worst;
+}
+
+}  // namespace metroplex::train

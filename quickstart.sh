@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# From a bare machine to a language model that trains on eight ranks, evaluates, saves, resumes and writes.
+#   ./quickstart.sh [--text PATH...] [--cpu | --cuda] [--dir runs/quickstart] [--fresh]
+# Without --text it learns from the C++ headers that the torch wheel ships. Run again, it installs and builds nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+text=()
+variant=()
+dir=runs/quickstart
+fresh=0
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --text) shift; while [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; do text+=("$1"); shift; done ;;
+    --cpu | --cuda) variant=("$1"); shift ;;
+    --dir) dir=$2; shift 2 ;;
+    --fresh) fresh=1; shift ;;
+    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "quickstart.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
+  esac
+done
+step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+
+step "1/7 Set-up and build (Debian packages, the torch wheel, then about five minutes of compiling the first time)"
+scripts/build.sh "${variant[@]}" --target metroplex
+metroplex=$PWD/build/bin/metroplex
+torch_root=$(sed -n 's/^TORCH_ROOT:PATH=//p' build/CMakeCache.txt)
+
+[ "$fresh" = 1 ] && rm -rf "$dir"
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+corpus=$dir/corpus
+if [ ${#text[@]} -eq 0 ]; then
+  step "2/7 Corpus: the C++ headers of the torch wheel"
+  if [ ! -e "$corpus/.complete" ]; then
+    rm -rf "$corpus" && mkdir -p "$corpus"
+    # One document a header; generated operator headers all look alike and would drown the rest.
+    find "$torch_root/include" -name '*.h' -not -path '*/ATen/ops/*' -size -200k -print0 | sort -z |
+      while IFS= read -r -d '' file; do printf '%s\0' "$file"; done > "$dir/files"
+    xargs -0 cp --parents -t "$corpus" < "$dir/files"
+    touch "$corpus/.complete"
+  fi
+  text=("$corpus")
+else
+  step "2/7 Corpus: ${text[*]}"
+fi
+du -shL "${text[@]}" | sed 's/^/   /'
+
+step "3/7 Tokenizer: sentencepiece, 4096 pieces"
+if [ ! -e "$dir/tokenizer.model" ]; then
+  "$metroplex" tokenizer train --input "${text[@]}" --vocab-size 4096 --model-type bpe --output "$dir/tokenizer"
+fi
+
+step "4/7 Preprocess: text -> $dir/data.bin, data.idx"
+if [ ! -e "$dir/data.idx" ]; then
+  "$metroplex" preprocess --input "${text[@]}" --tokenizer-type sentencepiece --tokenizer-model "$dir/tokenizer.model" \
+    --append-eod --output-prefix "$dir/data"
+fi
+
+config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_model=$dir/tokenizer.model"
+  "--checkpoint.save=$dir/checkpoints" "--checkpoint.load=$dir/checkpoints" --optim.override_opt_param_scheduler=true
+  "--train.tensorboard_dir=$dir/tensorboard" "--train.metrics_file=$dir/metrics.jsonl")
+done_so_far=$(ls "$dir/checkpoints" 2>/dev/null | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
+target=$((${done_so_far:-0} > 0 ? done_so_far + 20 : 200))
+step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
+"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200
+
+step "6/7 Resume from the checkpoint for ten more steps"
+"$metroplex" train "${config[@]}" "--train.train_iters=$((target + 10))" --optim.lr_decay_iters=200 --train.eval_interval=0
+
+step "7/7 Generate"
+"$metroplex" generate --load "$dir/checkpoints" --prompt '#include <' --max-new-tokens 120 --temperature 0.7 --top-k 40
+
+cat <<END
+
+Done. What to try next:
+  build/bin/metroplex inspect $dir/checkpoints            what was saved, with checksums
+  build/bin/metroplex verify examples/llama_tiny.yaml   the layout changes nothing: float64 against one rank
+  build/bin/metroplex ranks --nproc 8 --tp 2 --pp 2       who is where
+  build/bin/metroplex schedule --pp 2 --vpp 2 --microbatches 4            what runs when
+  build/bin/metroplex train --help                        every knob
+  tensorboard --logdir $dir/tensorboard
+END

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The ground floor without torch under ASan and UBSan, and a short run of every libFuzzer target.
+#   scripts/sanitize.sh [seconds a fuzzer]       default 20
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+seconds=${1:-20}
+build=$root/build-asan
+cmake -S "$root" -B "$build" -G Ninja -DMETROPLEX_TORCH=OFF -DMETROPLEX_FUZZERS=ON -DCMAKE_CXX_COMPILER=clang++ \
+  -DMETROPLEX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 > /dev/null
+cmake --build "$build" -j2
+ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error
+for fuzzer in "$build"/bin/*_fuzz; do
+  echo "fuzzing $(basename "$fuzzer") for $seconds s"
+  corpus=$(mktemp -d)
+  case "$(basename "$fuzzer")" in
+    safetensors_fuzz) cp "$root"/tests/vectors/safetensors/*.safetensors "$corpus" ;;
+    tokenizer_json_fuzz) cp "$root"/tests/vectors/tokenizers/gpt2/tokenizer.json "$corpus" ;;
+  esac
+  "$fuzzer" "$corpus" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 2>&1 | grep -E 'ERROR|SUMMARY|number_of_executed_units' || true
+  [ "${PIPESTATUS[0]}" = 0 ] || { echo "$fuzzer found a fault"; exit 1; }
+  rm -rf "$corpus"
+done

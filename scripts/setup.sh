@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Installs what the build needs and prints nothing but progress. Run again, it installs nothing.
+#   scripts/setup.sh [--cpu | --cuda]      default: cuda where there is a driver or nvcc, else cpu
+# Debian packages go through apt-get (as root or with sudo); the torch wheel goes into a per-user folder that
+# METROPLEX_DEPS moves. The last line of standard output is the folder of the wheel (…/torch) for -DTORCH_ROOT.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+variant=
+for arg in "$@"; do
+  case "$arg" in
+    --cpu) variant=cpu ;;
+    --cuda) variant=full ;;
+    *) echo "setup.sh: unknown option '$arg'; it takes --cpu or --cuda" >&2; exit 2 ;;
+  esac
+done
+if [ -z "$variant" ]; then
+  variant=cpu
+  if command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ] || [ -e /proc/driver/nvidia/version ]; then variant=full; fi
+fi
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates ccache clang clang-format
+  libclang-rt-14-dev pkg-config libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libpcre2-dev
+  libutf8proc-dev libsentencepiece-dev libxxhash-dev libzstd-dev libgtest-dev libgmock-dev libbenchmark-dev)
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { say "these Debian packages are missing and there is neither root nor sudo: ${missing[*]}"; exit 1; }
+    as_root=(sudo)
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+fi
+
+cache=${METROPLEX_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/metroplex}
+requirements=$root/scripts/requirements-$variant.txt
+key=$(sha256sum "$requirements" | cut -c1-8)
+wheel=$cache/torch-2.11.0-$variant-$key
+if [ ! -e "$wheel/torch/.complete" ]; then
+  mkdir -p "$cache"
+  exec 9>"$cache/.lock"
+  flock 9   # several clones may share the folder
+  if [ ! -e "$wheel/torch/.complete" ]; then
+    case "$variant" in cpu) size="544 MB, 1.3 GB on disk" ;; full) size="2.7 GB, 4.6 GB on disk" ;; esac
+    say "installing the torch 2.11.0 wheel ($variant set: $size) into $wheel"
+    rm -rf "$wheel.part"
+    # The wheel is unpacked, never imported: any python3 with pip will do.
+    env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
+      --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
+      --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \
+      --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
+      --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 --require-hashes -r "$requirements" >&2
+    touch "$wheel.part/torch/.complete"
+    rm -rf "$wheel"
+    mv "$wheel.part" "$wheel"
+  fi
+fi
+echo "$wheel/torch"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Sets up, builds, and runs every test that this machine can run. Ends with a count; fails when a test fails or when
+# fewer tests ran than tests/expected_counts.txt asks for.
+#   ./test.sh [--cpu | --cuda]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+echo "test.sh installs what is missing (Debian packages, the torch wheel), builds, and runs all tests."
+scripts/build.sh "$@" --dir build
+results=build/test-results
+rm -rf "$results" && mkdir -p "$results"
+status=0
+GTEST_OUTPUT="xml:$PWD/$results/" ctest --test-dir build -j2 --output-on-failure --no-tests=error --output-junit "$PWD/$results/ctest.xml" || status=$?
+python3 scripts/count_tests.py "$results" tests/expected_counts.txt || status=1
+exit "$status"

@@ -1,0 +1,58 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "base/thread_pool.h"
+
+namespace metroplex::base {
+namespace {
+
+TEST(Error, NamesTheRoomAndBothValues) {
+  try {
+    MPX_CHECK(2 + 2 == 5, "topology", 48, " ranks are not a multiple of ", 32);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[topology] 48 ranks are not a multiple of 32");
+    EXPECT_EQ(error.room(), "topology");
+  }
+}
+
+TEST(Error, SuggestsTheNearestNameAndNothingFarAway) {
+  const std::vector<std::string> names{"hidden_size", "num_layers", "seq_length"};
+  EXPECT_EQ(nearest_name("hiden_size", names), "hidden_size");
+  EXPECT_EQ(nearest_name("zzzzzzzzzzzz", names), "");
+}
+
+// The known-answer vectors that Random123 ships (kat_vectors, philox4x32 10).
+TEST(Philox, GivesTheKnownAnswers) {
+  EXPECT_EQ(philox4x32(0, 0, 0), (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32(~0ull, ~0ull, ~0ull), (PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32(0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x0370734413198a2eull),
+            (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Philox, NormalsHaveUnitVariance) {
+  double sum = 0, squares = 0;
+  const int n = 20000;
+  for (int i = 0; i < n; ++i) {
+    for (const double x : normal_pair(philox4x32(7, i, 0))) {
+      sum += x;
+      squares += x * x;
+    }
+  }
+  EXPECT_NEAR(sum / (2 * n), 0.0, 5 / std::sqrt(2.0 * n));          // 5 standard errors
+  EXPECT_NEAR(squares / (2 * n), 1.0, 5 * std::sqrt(2.0 / (2 * n)));
+}
+
+TEST(ThreadPool, RunsEveryPieceOnceAndHandsBackTheFirstFailure) {
+  std::vector<std::atomic<int>> seen(100);
+  parallel_for(100, 3, [&](int64_t i) { ++seen[i]; });
+  for (const auto& count : seen) EXPECT_EQ(count.load(), 1);
+  EXPECT_THROW(parallel_for(10, 2, [](int64_t i) { MPX_CHECK(i != 4, "base", "four"); }), Error);
+}
+
+}  // namespace
+}  // namespace metroplex::base

@@ -1,0 +1,98 @@
+#include "comm/collectives.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "comm/backends/sim.h"
+#include "support/collective_checks.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::comm {
+namespace {
+
+using test::run_ranks;
+
+TEST(ThreadCollectives, ReturnWhatEachOperationPromisesForEveryTypeAndDim) {
+  for (const int n : {1, 2, 3, 4}) {
+    run_ranks(n, [](const World& world) { test::check_collectives(world.groups().tp); });
+  }
+}
+
+TEST(ThreadCollectives, SumsInGroupOrderOnEveryRank) {
+  run_ranks(3, [](const World& world) { test::check_sum_order(world.groups().tp); });
+}
+
+TEST(ThreadCollectives, ReduceSplitWorkOverManyPieces) {
+  run_ranks(4, [](const World& world) { test::check_large(world.groups().tp); });
+}
+
+TEST(ThreadCollectives, AnAsynchronousOperationCompletesWhileItsOwnersDoSomethingElse) {
+  run_ranks(2, [](const World& world) {
+    const Group& group = world.groups().tp;
+    const at::Tensor first = at::full({3}, 1.0 + group.index());
+    const at::Tensor second = at::full({3}, 10.0 + group.index());
+    Handle one = all_reduce_async(first, group);
+    Handle two = all_reduce_async(second, group, ReduceOp::max);
+    barrier(group);
+    two.wait();  // in another order than issued
+    one.wait();
+    EXPECT_EQ(first[0].item<double>(), 3.0);
+    EXPECT_EQ(second[0].item<double>(), 11.0);
+  });
+}
+
+TEST(ThreadCollectives, GatherInPlaceWhenTheInputIsASliceOfTheOutput) {
+  run_ranks(4, [](const World& world) { test::check_in_place(world.groups().tp); });
+}
+
+TEST(ThreadCollectives, GroupsOfAGridDoNotDisturbEachOther) {
+  run_ranks(8, {.tp = 2, .pp = 2, .dp = 2}, [](const World& world) {
+    for (const Group* group : {&world.groups().tp, &world.groups().dp, &world.groups().pp, &world.groups().world,
+                               &world.groups().model_parallel, &world.groups().batch, &world.groups().embedding}) {
+      const at::Tensor sum = at::full({1}, static_cast<double>(world.rank()), at::kDouble);
+      all_reduce(sum, *group);
+      double expected = 0;
+      for (const int rank : group->ranks()) expected += rank;
+      EXPECT_EQ(sum.item<double>(), expected) << group->name();
+    }
+  });
+}
+
+TEST(ThreadCollectives, TheEmbeddingGroupJoinsTheEndsOfThePipelineOnly) {
+  run_ranks(4, {.pp = 4}, [](const World& world) {
+    const bool end = world.rank() == 0 || world.rank() == 3;
+    EXPECT_EQ(world.groups().embedding.size(), end ? 2 : 1);
+    EXPECT_EQ(world.groups().embedding.index(), world.rank() == 3 ? 1 : 0);
+  });
+}
+
+TEST(SimBackend, CountsCallsAndBytesOfEveryGroupAndMovesNothing) {
+  auto traffic = std::make_shared<Traffic>();
+  const topology::RankGrid grid = test::grid_of(8, {.tp = 2, .dp = 4});
+  const World world = make_world(0, grid, counted({}, traffic));
+  const at::Tensor x = at::ones({6, 4});
+  all_reduce(x, world.groups().tp);
+  all_reduce(x, world.groups().tp);
+  all_gather(x, 0, world.groups().dp);
+  EXPECT_EQ(traffic->of("tp", "all_reduce").calls, 2);
+  EXPECT_EQ(traffic->of("tp", "all_reduce").bytes, 2 * 6 * 4 * 4);
+  EXPECT_EQ(traffic->of("dp", "all_gather").bytes, 4 * 6 * 4 * 4);
+  EXPECT_EQ(traffic->of("dp", "all_reduce").calls, 0);
+  EXPECT_EQ(x.sum().item<float>(), 24.0F);
+}
+
+TEST(SimBackend, CountsAboveARealBackendToo) {
+  auto traffic = std::make_shared<Traffic>();
+  run_ranks(2, {.dp = 2},
+            [](const World& world) {
+              const at::Tensor x = at::ones({4}, at::kDouble);
+              all_reduce(x, world.groups().dp);
+              EXPECT_EQ(x[0].item<double>(), 2.0);
+            },
+            {.traffic = traffic});
+  EXPECT_EQ(traffic->of("dp", "all_reduce").calls, 2);  // one a rank
+  EXPECT_EQ(traffic->of("dp", "all_reduce").bytes, 2 * 32);
+}
+
+}  // namespace
+}  // namespace metroplex::comm

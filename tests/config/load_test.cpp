@@ -1,0 +1,264 @@
+// Reading a configuration from YAML and overrides, and writing it back.
+#include "config/load.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "config/fields.h"
+#include "config/support.h"
+
+namespace metroplex::config {
+
+TEST(Load, TakesAFileThenOverrides) {
+  const Config c = parse("model:\n  num_layers: 6\n  rotary_base: 5e5\ntrain: {seq_length: 64}\n",
+                         {"--model.num_layers=7", "data.data_path=0.7,wiki,0.3,code"});
+  EXPECT_EQ(c.model.num_layers, 7);
+  EXPECT_EQ(c.model.rotary_base, 500000.0);
+  EXPECT_EQ(c.train.seq_length, 64);
+  EXPECT_EQ(c.data.data_path, (std::vector<std::string>{"0.7", "wiki", "0.3", "code"}));
+  EXPECT_EQ(c.model.hidden_size, Config{}.model.hidden_size);
+}
+
+TEST(Load, ListsAreYamlOrCommas) {
+  EXPECT_EQ(parse("data:\n  data_path: [0.5, a b, 0.5, 'c,d']\n").data.data_path,
+            (std::vector<std::string>{"0.5", "a b", "0.5", "c,d"}));
+  EXPECT_EQ(parse("", {"data.data_path=[x, \"y,z\"]"}).data.data_path, (std::vector<std::string>{"x", "y,z"}));
+  EXPECT_TRUE(parse("data:\n  data_path: [x]\n", {"data.data_path="}).data.data_path.empty());
+}
+
+TEST(Load, EmptySectionsAndFilesAreDefaults) {
+  EXPECT_TRUE(differences(parse(""), Config{}).empty());
+  EXPECT_TRUE(differences(parse("# nothing\nmodel:\nrun: {}\n"), Config{}).empty());
+}
+
+struct BadText {
+  const char* yaml;
+  std::vector<std::string> words;
+};
+
+TEST(Load, RefusesWhatItCannotReadAndSaysWhere) {
+  const std::vector<BadText> cases = {
+      {"model:\n  num_layer: 4\n", {"line 2", "model.num_layer", "did you mean 'model.num_layers'"}},
+      {"model:\n  seq_length: 4\n", {"model.seq_length", "did you mean 'train.seq_length'"}},
+      {"modle:\n  num_layers: 4\n", {"unknown section 'modle'", "did you mean 'model'"}},
+      {"model:\n  zzzzzzzzqqqq: 4\n", {"model.zzzzzzzzqqqq", "--help all"}},
+      {"model:\n  num_layers: four\n", {"model.num_layers = four", "expected an integer"}},
+      {"model:\n  num_layers: 4.5\n", {"model.num_layers = 4.5", "expected an integer"}},
+      {"model:\n  num_layers: \"4\"\n", {"model.num_layers = \"4\"", "expected an integer"}},
+      {"model:\n  num_layers: 99999999999999999999\n", {"model.num_layers", "expected an integer"}},
+      {"model:\n  num_layers: [4]\n", {"model.num_layers = a list", "expected an integer"}},
+      {"model:\n  num_layers:\n", {"model.num_layers = nothing", "expected an integer"}},
+      {"model:\n  rotary_base: .nan\n", {"model.rotary_base", "expected a number"}},
+      {"model:\n  rotary_base: inf\n", {"model.rotary_base", "expected a number"}},
+      {"model:\n  qk_layernorm: yes\n", {"model.qk_layernorm = yes", "true or false"}},
+      {"model:\n  family: {a: b}\n", {"model.family = a map", "one of gpt, codegeex, llama"}},
+      {"data:\n  data_path: prefix\n", {"data.data_path = prefix", "a list"}},
+      {"data:\n  data_path: [[a]]\n", {"data.data_path", "a list of plain values"}},
+      {"model: 3\n", {"section 'model' must hold keys"}},
+      {"- model\n", {"expected sections"}},
+      {"model:\n  num_layers: 4\n  num_layers: 5\n", {"line 3", "model.num_layers", "written twice"}},
+      {"model:\n  num_layers: 4\nmodel:\n  hidden_size: 5\n", {"line 3", "section 'model'", "written twice"}},
+      {"model:\n  num_layers: [4\n", {"not YAML"}},
+      {"\tmodel: 3\n", {"not YAML"}},
+      {"model: {num_layers: 3}\n---\nmodel: {num_layers: 4}\n", {"2 documents"}},
+      {"? [a, b]\n: 3\n", {"a section's name must be a word"}},
+  };
+  for (const auto& [yaml, words] : cases) {
+    const std::string error = error_of([&] { parse(yaml); });
+    ASSERT_NE(error, "") << yaml;
+    for (const auto& word : words) EXPECT_NE(error.find(word), std::string::npos) << yaml << "\n" << error;
+  }
+}
+
+TEST(Load, TellsEveryMistakeOfAFileAtOnce) {
+  const std::string error = error_of([] { parse("model:\n  num_layer: 4\n  hidden_size: wide\nruns: {}\n"); });
+  for (const char* word : {"model.num_layer'", "model.hidden_size = wide", "'runs'"}) {
+    EXPECT_NE(error.find(word), std::string::npos) << error;
+  }
+}
+
+TEST(Load, RefusesBadOverrides) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"--model.num_layer=4", "did you mean 'model.num_layers'"},
+      {"--num_layers=4", "did you mean 'model.num_layers'"},
+      {"--model.num_layers", "sets nothing"},
+      {"--model.num_layers=", "model.num_layers = nothing: expected an integer"},
+      {"--optim.lr=fast", "optim.lr = fast: expected a number"},
+      {"--train.progress=1", "train.progress = 1: expected true or false"},
+      {"--data.data_path=[a", "data.data_path = [a: expected a list"},
+      {"--modle.num_layers=3", "did you mean 'model.num_layers'"},
+  };
+  for (const auto& [text, word] : cases) {
+    const std::string error = error_of([&, text = text] { load("", {text}); });
+    EXPECT_NE(error.find(word), std::string::npos) << text << "\n" << error;
+  }
+  const std::string both = error_of([] { load("", {"--a.b=1", "--optim.lr=x"}); });
+  EXPECT_NE(both.find("'a.b'"), std::string::npos) << both;
+  EXPECT_NE(both.find("optim.lr = x"), std::string::npos) << both;
+}
+
+TEST(Load, ARefusedTextChangesNothing) {
+  Draft draft;
+  EXPECT_THROW(draft.merge_yaml("model: {num_layers: 9, hidden_size: x}", "t"), base::Error);
+  EXPECT_THROW(draft.assign(std::vector<std::string>{"model.num_layers=9", "model.hidden_size=x"}), base::Error);
+  EXPECT_TRUE(differences(draft.finish(), Config{}).empty());
+  EXPECT_TRUE(draft.given().empty());
+}
+
+TEST(Load, NamesAFileItCannotRead) {
+  EXPECT_NE(error_of([] { load("/no/such/run.yaml"); }).find("/no/such/run.yaml"), std::string::npos);
+  const auto folder = std::filesystem::temp_directory_path();
+  EXPECT_NE(error_of([&] { load(folder.string()); }).find("is a folder"), std::string::npos);
+}
+
+TEST(Load, RefusesAFileThatIsTooLargeOrNestsTooDeep) {
+  EXPECT_NE(error_of([] { parse(std::string(2 << 20, '#')); }).find("limit"), std::string::npos);
+  EXPECT_NE(error_of([] { parse("model: " + std::string(100000, '[')); }), "");
+  EXPECT_NE(error_of([] { parse("data: {data_path: " + std::string(100000, '{')); }), "");
+}
+
+TEST(Load, AFileOfThousandsOfUnknownKeysIsRefusedQuickly) {
+  std::string yaml = "model:\n";
+  for (int i = 0; i < 50000; ++i) yaml += "  num_layerz" + std::to_string(i) + ": 1\n";
+  const std::string error = error_of([&] { parse(yaml); });
+  EXPECT_NE(error.find("num_layerz0"), std::string::npos);
+  EXPECT_LT(error.size(), 5000u);
+}
+
+TEST(Load, MutatedFilesAreRefusedOrReadButNeverCrash) {
+  const std::string text = dump(good());
+  std::mt19937 random(7);
+  int refused = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string broken = text;
+    for (int i = 0; i < 4; ++i) broken[random() % broken.size()] = static_cast<char>(random());
+    if (round % 3 == 0) broken.resize(random() % broken.size());
+    refused += error_of([&] { parse(broken); }).empty() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 100);
+}
+
+TEST(Dump, LoadsBackToItselfWithEveryDoubleBitForBit) {
+  Config c = good();
+  c.optim.lr = 0.1 + 0.2;
+  c.optim.adam_eps = 4.9406564584124654e-324;
+  c.model.rotary_base = 1.7976931348623157e308;
+  c.optim.min_lr = std::nextafter(1e-5, 1);
+  c.run.name = "a \"quoted\"\n\tname: # with \\ and \x01 and Übermaß";
+  c.run.master_addr = "true";
+  c.data.data_path = {"0.3", "a, b", "null", ""};
+  c.train.metrics_file = "~";
+  const Config back = parse(dump(c));
+  EXPECT_EQ(differences(c, back), std::vector<std::string>{});
+  EXPECT_EQ(back.optim.lr, c.optim.lr);
+  EXPECT_EQ(back.run.name, c.run.name);
+  EXPECT_EQ(back.data.data_path, c.data.data_path);
+  EXPECT_EQ(dump(back), dump(c));
+}
+
+TEST(Dump, RandomDoublesComeBackBitForBit) {
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 300; ++i) {
+    Config c;
+    const uint64_t bits = random();
+    double value = 0;
+    std::memcpy(&value, &bits, sizeof value);
+    if (!std::isfinite(value)) continue;
+    c.optim.lr = value;
+    const Config back = parse(dump(c));
+    EXPECT_EQ(std::memcmp(&back.optim.lr, &value, sizeof value), 0) << value;
+  }
+}
+
+TEST(Dump, WritesEveryKeyAndTheLoadedFormKeepsPresetsOut) {
+  const Config c = load("", {"model.family=llama", "model.normalization=LayerNorm"});
+  const std::string text = dump(c);
+  for (const auto& key : all_keys()) {
+    EXPECT_NE(text.find("  " + key.substr(key.find('.') + 1) + ":"), std::string::npos) << key;
+  }
+  EXPECT_TRUE(differences(parse(text), c).empty());
+}
+
+TEST(Family, PresetsOnlyWhatWasNotGiven) {
+  const Config llama = parse("model:\n  family: llama\n");
+  EXPECT_EQ(llama.model.normalization, "RMSNorm");
+  EXPECT_EQ(llama.model.position_embedding_type, "rope");
+  EXPECT_EQ(llama.model.activation, "silu");
+  EXPECT_TRUE(llama.model.gated_linear_unit);
+  EXPECT_FALSE(llama.model.add_bias_linear);
+  EXPECT_TRUE(llama.model.untie_embeddings_and_output_weights);
+  const Config mine = parse("model:\n  family: llama\n  add_bias_linear: true\n", {"model.normalization=LayerNorm"});
+  EXPECT_TRUE(mine.model.add_bias_linear);
+  EXPECT_EQ(mine.model.normalization, "LayerNorm");
+  EXPECT_EQ(mine.model.activation, "silu");
+  EXPECT_TRUE(differences(parse("model:\n  family: gpt\n"), Config{}).empty());
+}
+
+TEST(Fields, EveryKeyIsUniqueHelpfulAndInsideItsOwnLimitsByDefault) {
+  Config config;
+  std::set<std::string> keys;
+  for (const Field& field : fields(config)) {
+    EXPECT_TRUE(keys.insert(field.key()).second) << field.key();
+    EXPECT_GE(field.help.size(), 10u) << field.key();
+    EXPECT_EQ(broken_limit(field), "") << field.key();
+  }
+  EXPECT_GT(keys.size(), 110u);
+}
+
+// A member that nobody described would neither load nor print. Fields hold pointers into the object, so together
+// they must reach all of it but padding.
+TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
+  Config config;
+  std::map<std::string, size_t> bytes;
+  for (const Field& field : fields(config)) {
+    bytes[field.section] += std::visit([](auto* member) { return sizeof *member; }, field.member);
+  }
+  const std::map<std::string, size_t> sizes = {
+      {"run", sizeof(config::Run)},       {"model", sizeof(Model)},        {"parallel", sizeof(Parallel)},
+      {"optim", sizeof(Optim)},           {"data", sizeof(Data)},          {"train", sizeof(Train)},
+      {"checkpoint", sizeof(Checkpoint)}, {"precision", sizeof(Precision)}};
+  for (const auto& [section, size] : sizes) {
+    EXPECT_LE(bytes[section], size) << section;
+    EXPECT_GE(bytes[section] + 64, size) << section;  // 7 bytes at most behind each of at most 9 runs of bools
+  }
+}
+
+TEST(Help, ComesFromTheFieldsAndSuggestsTheNearestTopic) {
+  const std::string all = help("all");
+  for (const auto& key : all_keys()) EXPECT_NE(all.find("--" + key + "="), std::string::npos) << key;
+  EXPECT_NE(help("optim").find("--optim.lr=0.0003"), std::string::npos);
+  EXPECT_EQ(help("optim").find("--model."), std::string::npos);
+  EXPECT_NE(help("model.activation").find("gelu_tanh"), std::string::npos);
+  EXPECT_NE(error_of([] { help("optin"); }).find("did you mean 'optim'"), std::string::npos);
+  size_t line = 0;
+  for (const char c : all) {
+    line = c == '\n' ? 0 : line + 1;
+    ASSERT_LE(line, 130u);
+  }
+}
+
+TEST(Printed, MarksWhatDiffersFromTheDefaults) {
+  const std::string text = printed(good());
+  EXPECT_NE(text.find("* model.num_layers"), std::string::npos);
+  EXPECT_NE(text.find("  model.rotary_base"), std::string::npos);
+  EXPECT_EQ(text.find("* model.rotary_base"), std::string::npos);
+}
+
+TEST(PaddedVocabSize, IsTheNextMultipleOfDivisorTimesTensorRanks) {
+  EXPECT_EQ(padded_vocab_size(50257, 128, 1), 50304);
+  EXPECT_EQ(padded_vocab_size(50257, 128, 8), 51200);
+  EXPECT_EQ(padded_vocab_size(50304, 128, 1), 50304);
+  EXPECT_EQ(padded_vocab_size(1, 1, 1), 1);
+  EXPECT_THROW(padded_vocab_size(0, 128, 1), base::Error);
+  EXPECT_THROW(padded_vocab_size(INT64_MAX, 128, 1), base::Error);
+  EXPECT_THROW(padded_vocab_size(5, INT64_MAX, 2), base::Error);
+}
+
+}  // namespace metroplex::config

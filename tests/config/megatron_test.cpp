@@ -1,0 +1,280 @@
+// Megatron's spellings: single flags, whole commands, launch scripts.
+#include "config/megatron_flags.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "config/fields.h"
+#include "config/megatron_table.h"
+#include "config/shell_words.h"
+#include "config/support.h"
+#include "config/validate.h"
+
+namespace metroplex::config {
+
+using Words = std::vector<std::string>;
+
+static Words words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+static const char* const kMinimal =
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+    "--micro-batch-size 1 --lr 1e-3 ";
+
+static Config whole(const std::string& flags) {
+  return load("", parse_megatron_args(words(kMinimal + flags)).assignments);
+}
+
+TEST(MegatronFlags, EveryRowSetsAKeyThatExistsAndIsFoundByItsName) {
+  const Words keys = all_keys();
+  std::set<std::string> seen;
+  for (const FlagRow& row : megatron_table()) {
+    EXPECT_TRUE(is_megatron_flag(row.flag)) << row.flag;
+    EXPECT_TRUE(seen.insert(row.flag).second) << row.flag;
+    std::istringstream pairs(row.sets);
+    for (std::string pair; std::getline(pairs, pair, ';');) {
+      const std::string key = pair.substr(0, pair.find('='));
+      const bool later = key.find('.') == std::string::npos;
+      EXPECT_EQ(std::count(keys.begin(), keys.end(), key), later ? 0 : 1) << row.flag;
+    }
+  }
+  EXPECT_GT(seen.size(), 150u);
+}
+
+TEST(MegatronFlags, AWholeCommandBringsMegatronsDefaults) {
+  const Config c = whole("");
+  EXPECT_EQ(c.model.hidden_dropout, 0.1);
+  EXPECT_EQ(c.model.attention_dropout, 0.1);
+  EXPECT_EQ(c.train.log_interval, 100);
+  EXPECT_EQ(c.model.activation, "gelu_tanh");
+  EXPECT_FALSE(c.parallel.overlap_grad_reduce);
+  EXPECT_EQ(whole("--hidden-dropout 0").model.hidden_dropout, 0.0);
+  EXPECT_EQ(whole("--no-bias-gelu-fusion").model.activation, "gelu");
+  EXPECT_EQ(whole("--disable-bias-linear").model.activation, "gelu");
+}
+
+TEST(MegatronFlags, SingleFlagsSetWhatTheySayAndNothingElse) {
+  const MegatronArgs args =
+      parse_megatron_args(words("--tensor-model-parallel-size 2 --swiglu"), MegatronForm::kSingleFlags);
+  EXPECT_EQ(args.assignments, (Words{"model.activation=silu", "model.gated_linear_unit=true",
+                                     "parallel.tensor_model_parallel_size=2"}));
+}
+
+TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
+  const MegatronArgs args = parse_megatron_args(words(
+      std::string(kMinimal) +
+      "--swiglu --disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights "
+      "--group-query-attention --num-query-groups 2 --position-embedding-type rope --rotary-base 500000 "
+      "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
+      "--sequence-parallel --global-batch-size 8 --train-iters 100 --lr-decay-style cosine --min-lr 1e-5 "
+      "--lr-warmup-fraction .01 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0 "
+      "--data-path 0.7 wiki 0.3 code --split 949,50,1 --save out --load out --save-interval 10 --eval-interval 50 "
+      "--eval-iters 2 --tensorboard-dir tb --seed 7 --vocab-size 512 --tokenizer-type NullTokenizer "
+      "--use-tp-pp-dp-mapping --bf16 --use-distributed-optimizer --recompute-granularity selective "
+      "--attention-backend auto --distributed-backend nccl"));
+  EXPECT_EQ(args.not_known_yet,
+            (Words{"--bf16", "--use-distributed-optimizer", "--recompute-granularity selective"}));
+  EXPECT_EQ(args.without_effect, (Words{"--attention-backend auto"}));
+  const Config c = load("", args.assignments);
+  EXPECT_EQ(c.model.family, "llama");
+  EXPECT_EQ(c.model.num_query_groups, 2);
+  EXPECT_TRUE(c.model.gated_linear_unit);
+  EXPECT_FALSE(c.model.add_bias_linear);
+  EXPECT_EQ(c.model.rotary_base, 500000.0);
+  EXPECT_EQ(c.parallel.vpp(), 2);
+  EXPECT_TRUE(c.parallel.overlap_p2p_comm);
+  EXPECT_EQ(c.parallel.order, "tp-cp-ep-pp-dp");
+  EXPECT_EQ(c.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
+  EXPECT_EQ(c.optim.lr_warmup_fraction, 0.01);
+  EXPECT_EQ(c.run.backend, "auto");
+  EXPECT_NO_THROW(check(c, 8));
+}
+
+struct FlagCase {
+  const char* flags;
+  const char* key;
+  const char* value;
+};
+
+TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
+  const std::vector<FlagCase> cases = {
+      {"--use-rotary-position-embeddings", "model.position_embedding_type", "rope"},
+      {"--no-position-embedding", "model.position_embedding_type", "none"},
+      {"--group-query-attention", "model.num_query_groups", "1"},
+      {"--num-query-groups 2", "model.num_query_groups", "0"},
+      {"--rampup-batch-size 4 2 100", "train.rampup_batch_size", "4 2 100"},
+      {"--step-batch-size-schedule 0:16 2.4B:320", "train.step_batch_size_schedule", "0:16 2.4B:320"},
+      {"--split 949, 50, 1", "data.split", "949, 50, 1"},
+      {"--num-layers=12", "model.num_layers", "12"},
+      {"--override-opt_param-scheduler", "optim.override_opt_param_scheduler", "true"},
+      {"--no-data-sharding", "data.data_sharding", "false"},
+      {"--no-check-for-nan-in-loss-and-grad", "train.check_for_nan_in_loss", "false"},
+      {"--tokenizer-type GPT2BPETokenizer", "data.tokenizer_type", "bpe"},
+      {"--tokenizer-type Llama2Tokenizer", "data.tokenizer_type", "sentencepiece"},
+      {"--distributed-backend gloo", "run.backend", "gloo"},
+      {"--squared-relu", "model.activation", "squared_relu"},
+      {"--openai-gelu", "model.activation", "gelu_tanh"},
+      {"--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4",
+       "parallel.virtual_pipeline_model_parallel_size", "4"},
+      {"--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 --no-overlap-p2p-communication",
+       "parallel.overlap_p2p_comm", "false"},
+      {"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|(tt|)*2,ttL",
+       "parallel.overlap_p2p_comm", "true"},
+      {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --num-layers 6 "
+       "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+       "parallel.virtual_pipeline_model_parallel_size", "4"},
+  };
+  for (const auto& [flags, key, value] : cases) {
+    Config c = whole(flags);
+    for (const Field& field : fields(c)) {
+      if (field.key() != key) continue;
+      EXPECT_EQ(to_text(field), value) << flags;
+    }
+  }
+}
+
+TEST(MegatronFlags, RefusesWithTheFlagNamed) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"--num-layers", "--num-layers takes 1 value, got 0"},
+      {"--num-layers four", "--num-layers: model.num_layers = four: expected an integer"},
+      {"--lr --min-lr 1", "--lr takes 1 value"},
+      {"--swiglu=1", "--swiglu takes no value"},
+      {"--rampup-batch-size 1 2", "takes 3 values"},
+      {"--data-path --split 1", "--data-path takes 1 or more values"},
+      {"--swiglu yes", "'yes' stands alone"},
+      {"--batch-size 4", "use --micro-batch-size"},
+      {"--model-parallel-size 4", "use --tensor-model-parallel-size"},
+      {"--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL", "at most one of"},
+      {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", "does not divide the 8 layers"},
+      {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage x", "expected an integer"},
+      {"--num-layers-per-virtual-pipeline-stage 2", "needs --num-layers and"},
+      {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
+       "--decoder-first-pipeline-num-layers 2",
+       "--num-virtual-stages-per-pipeline-rank"},
+  };
+  for (const auto& [flags, word] : cases) {
+    const std::string error = error_of([&, flags = flags] { whole(flags); });
+    EXPECT_NE(error.find(word), std::string::npos) << flags << "\n" << error;
+  }
+  const std::string missing = error_of([] { parse_megatron_args(words("--num-layers 4 --lr 1")); });
+  EXPECT_NE(missing.find("missing --hidden-size, --num-attention-heads, --max-position-embeddings, --seq-length"),
+            std::string::npos)
+      << missing;
+}
+
+TEST(MixedOverrides, TakeBothSpellingsAndOursWins) {
+  const Config c =
+      load("", mixed_overrides(words("--num-layers 6 --model.hidden_size=96 --tensor-model-parallel-size=2 "
+                                     "--model.num_attention_heads 6 --train.progress=false --swiglu")));
+  EXPECT_EQ(c.model.num_layers, 6);
+  EXPECT_EQ(c.model.hidden_size, 96);
+  EXPECT_EQ(c.model.num_attention_heads, 6);
+  EXPECT_EQ(c.parallel.tp(), 2);
+  EXPECT_TRUE(c.model.gated_linear_unit);
+  EXPECT_EQ(load("", mixed_overrides(words("--model.num_layers=5 --num-layers 6"))).model.num_layers, 5);
+  EXPECT_EQ(c.model.hidden_dropout, 0.0);
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"--num-layer 4", "did you mean --num-layers?"},
+      {"--modl.num_layers=4 --x", "unknown option --x"},
+      {"--bf16", "unknown option --bf16"},
+      {"run.yaml", "'run.yaml' stands alone"},
+  };
+  for (const auto& [flags, word] : cases) {
+    const std::string error = error_of([&, flags = flags] { mixed_overrides(words(flags)); });
+    EXPECT_NE(error.find(word), std::string::npos) << flags << "\n" << error;
+  }
+}
+
+static Words shell(const std::string& text) { return training_words(text, "run.sh"); }
+
+TEST(ShellWords, ReadQuotesCommentsAndContinuedLines) {
+  EXPECT_EQ(shell("python pretrain_gpt.py --a 1 \\\n  --b \"x y\" # --c 3\n"), (Words{"--a", "1", "--b", "x y"}));
+  EXPECT_EQ(shell("torchrun --nproc_per_node 8 pretrain_gpt.py --a='1 2' \\\r\n --b a\\ b"),
+            (Words{"--a=1 2", "--b", "a b"}));
+  EXPECT_EQ(shell("--a 1\n--b 2 \\\n 3\n"), (Words{"--a", "1", "--b", "2", "3"}));
+  EXPECT_EQ(shell("python p.py --a '' --b \"\\\"q\\\"\" 'x'\"y\"z 2>&1 | tee log"),
+            (Words{"--a", "", "--b", "\"q\"", "xyz", "2"}));
+}
+
+TEST(ShellWords, FollowVariablesAndArraysThatTheFileSets) {
+  const std::string script =
+      "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nWORLD_SIZE=$(($GPUS*2))\nTP=2\nOUT=\"my out\"\n"
+      "MODEL=(\n  --num-layers 12 # comment\n  --hidden-size 768\n)\nMODEL+=(--tp ${TP})\nOLD=\" --x 1 \\\n --y 2\"\n"
+      "torchrun --nproc_per_node $WORLD_SIZE pretrain_gpt.py ${MODEL[@]} $OLD \"${MODEL[@]}\" --save \"$OUT\"\necho "
+      "done\n";
+  EXPECT_EQ(shell(script), (Words{"--num-layers", "12", "--hidden-size", "768", "--tp", "2", "--x", "1", "--y", "2",
+                                  "--num-layers", "12", "--hidden-size", "768", "--tp", "2", "--save", "my out"}));
+}
+
+TEST(ShellWords, TakeDefaultsOfWhatIsNotSet) {
+  EXPECT_EQ(shell("A=${1:-\"x y\"}\nB=7\npython p.py \"$A\" ${B:-8} ${C:-9}"), (Words{"x y", "7", "9"}));
+  EXPECT_EQ(shell("if true; then\n  X=1\nfi\nY=2\npython p.py --y $Y"), (Words{"--y", "2"}));
+}
+
+TEST(ShellWords, RefuseWhatTheyCannotKnow) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"python p.py --save $OUT", "$OUT"},
+      {"OUT=$1\npython p.py --save $OUT", "$1"},
+      {"python p.py --save ${OUT:-$1}", "${OUT:-$1}"},
+      {"python p.py --save ${OUT%/}", "${OUT%/}"},
+      {"A=(--x 1)\nif [ -f y ]; then\n A+=(--y 2)\nfi\npython p.py ${A[@]}", "decides by if"},
+      {"python p.py --n $(nproc)", "$(nproc)"},
+      {"python p.py --n `nproc`", "`nproc`"},
+      {"python p.py --n 'x", "never closed"},
+      {"python p.py --n \"x", "never closed"},
+      {"A=(1 2\n", "never closed"},
+      {"python p.py --n ${x", "never closed"},
+      {"echo hello", "no training command"},
+      {"", "no training command"},
+  };
+  for (const auto& [text, word] : cases) {
+    const std::string error = error_of([&, text = text] { shell(text); });
+    EXPECT_NE(error.find(word), std::string::npos) << text << "\n" << error;
+  }
+}
+
+TEST(ShellWords, DoublingArraysEndsAtALimit) {
+  std::string script = "A=(1 2)\n";
+  for (int i = 0; i < 40; ++i) script += "A=(${A[@]} ${A[@]})\n";
+  EXPECT_NE(error_of([&] { shell(script + "python p.py ${A[@]}\n"); }).find("more than"), std::string::npos);
+}
+
+TEST(ShellWords, MutatedScriptsAreReadOrRefusedButNeverCrash) {
+  const std::string script =
+      std::string("A=(--x 1)\nB=\"q ${A[@]}\"\nif t; then\n C=${D:-'e'}\nfi\npython p.py ${A[@]} \\\n $B ") +
+      kMinimal + " --data-path 1 a $(x) `y`\n";
+  std::mt19937 random(5);
+  const std::string letters = "$`'\"(){}[]@\\\n;=# aAB+-";
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string broken = script;
+    for (int i = 0; i < 6; ++i) broken[random() % broken.size()] = letters[random() % letters.size()];
+    if (round % 4 == 0) broken.resize(random() % broken.size());
+    refused += error_of([&] { parse_megatron_args(shell(broken)); }).empty() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(MegatronFile, IsReadAsAWhole) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("metroplex_megatron_" + std::to_string(getpid()) + ".sh");
+  std::ofstream(path) << "# a run\npython pretrain_gpt.py \\\n " << kMinimal << "\\\n --train-iters 5 --mock-data\n";
+  const MegatronArgs args = read_megatron_file(path.string());
+  std::filesystem::remove(path);
+  EXPECT_EQ(load("", args.assignments).train.train_iters, 5);
+  EXPECT_TRUE(args.not_known_yet.empty());
+  EXPECT_NE(error_of([] { read_megatron_file("/no/such.sh"); }).find("/no/such.sh"), std::string::npos);
+}
+
+}  // namespace metroplex::config

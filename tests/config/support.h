@@ -1,0 +1,39 @@
+// What the config tests share: a configuration that can run, and the message of an error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/load.h"
+
+namespace metroplex::config {
+
+inline constexpr int64_t kWorld = 8;
+
+// Valid on 8 ranks: tp 2, pp 2, dp 2.
+inline Config good(const std::vector<std::string>& overrides = {}) {
+  std::vector<std::string> all = {"model.num_layers=8",
+                                  "model.hidden_size=64",
+                                  "model.num_attention_heads=4",
+                                  "model.vocab_size=512",
+                                  "parallel.tensor_model_parallel_size=2",
+                                  "parallel.pipeline_model_parallel_size=2",
+                                  "data.mock_data=true",
+                                  "train.seq_length=32",
+                                  "train.train_iters=10",
+                                  "train.global_batch_size=8"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return load("", all);
+}
+
+// What `body` throws as base::Error, or "" when it does not throw.
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const base::Error& error) { return error.what(); }
+  return "";
+}
+
+}  // namespace metroplex::config

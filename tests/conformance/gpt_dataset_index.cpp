@@ -1,0 +1,241 @@
+// The order of the GPT dataset: numpy's random numbers, document, sample and shuffle index, the samples themselves,
+// masks.
+#include <cstdio>
+
+#include "base/error.h"
+#include "conformance/report.h"
+#include "data/cut.h"
+#include "data/gpt_dataset.h"
+
+namespace metroplex::conformance {
+
+namespace {
+
+// Documents by the file's rule: token j of document d is 1 + (31 d + 7 j) mod 999, the last one is eod.
+class RuleSource final : public data::TokenSource {
+ public:
+  RuleSource(std::vector<int32_t> lengths, int64_t eod) : lengths_(std::move(lengths)), eod_(eod) {}
+  int64_t num_sequences() const override { return static_cast<int64_t>(lengths_.size()); }
+  int32_t length(int64_t d) const override { return lengths_[static_cast<size_t>(d)]; }
+  void read(int64_t d, int64_t offset, int64_t count, int64_t* out) const override {
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = offset + i + 1 == length(d) ? eod_ : 1 + (31 * d + 7 * (offset + i)) % 999;
+  }
+  std::string name() const override { return "rule"; }
+  std::string fingerprint() const override { return "rule"; }
+
+ private:
+  std::vector<int32_t> lengths_;
+  int64_t eod_;
+};
+
+std::vector<int64_t> counting(int64_t n) {
+  std::vector<int64_t> values(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = i;
+  return values;
+}
+
+Json pairs(std::span<const int64_t> rows) {
+  Json out = Json::array();
+  for (size_t i = 0; i + 1 < rows.size(); i += 2) out.push_back({rows[i], rows[i + 1]});
+  return out;
+}
+
+Json list(const auto& values) {
+  Json out = Json::array();
+  for (const auto& value : values) out.push_back(value);
+  return out;
+}
+
+std::string starts_with(const Json& got, const Json& expected) {
+  Json head = Json::array();
+  for (size_t i = 0; i < std::min(expected.size(), got.size()); ++i) head.push_back(got[i]);
+  return compare(head, expected);
+}
+
+void random_numbers(const Json& rng, Report& report) {
+  for (const Json& c : cases(rng, "randomstate_shuffle")) {
+    report.check(base::concat("shuffle seed ", c["seed"], " n ", c["n"]), [&] {
+      data::RandomState random(c["seed"].get<uint32_t>());
+      auto values = counting(c["n"]);
+      random.shuffle(values);
+      const std::string problem = compare(list(values), c["out"]);
+      return problem.empty() && c.contains("next_u32") ? compare(random.next_u32(), c["next_u32"]) : problem;
+    });
+  }
+  for (const Json& c : cases(rng, "randomstate_u32")) {
+    report.check(base::concat("u32 seed ", c["seed"]), [&] {
+      data::RandomState random(c["seed"].get<uint32_t>());
+      Json got = Json::array();
+      for (size_t i = 0; i < c["out"].size(); ++i) got.push_back(random.next_u32());
+      return compare(got, c["out"]);
+    });
+  }
+  for (const Json& c : cases(rng, "default_rng_integers")) {
+    report.check(base::concat("default_rng seed ", c["seed"]), [&]() -> std::string {
+      const auto values = data::DefaultRng(c["seed"].get<uint64_t>()).integers(c["low"], c["high"], c["size"]);
+      for (const auto& [key, value] : c.items()) {
+        if (key == "first") {
+          if (auto problem = starts_with(list(values), value); !problem.empty()) return problem;
+        } else if (key == "last") {
+          if (auto problem = compare(list(std::span(values).last(value.size())), value); !problem.empty())
+            return problem;
+        } else if (key == "sum") {
+          int64_t sum = 0;
+          for (const int32_t v : values) sum += v;
+          if (auto problem = compare(sum, value); !problem.empty()) return problem;
+        }
+      }
+      return "";
+    });
+  }
+  for (const auto& [key, c] : rng.items()) {  // randomstate_shuffle_<n>_seed<seed>
+    int n = 0;
+    unsigned seed = 0;
+    if (std::sscanf(key.c_str(), "randomstate_shuffle_%d_seed%u", &n, &seed) != 2) continue;
+    report.check(key, [&] {
+      data::RandomState random(seed);
+      auto values = counting(n);
+      random.shuffle(values);
+      const auto problem = starts_with(list(values), c["first"]);
+      return problem.empty() ? compare(list(std::span(values).last(c["last"].size())), c["last"]) : problem;
+    });
+  }
+}
+
+std::string compare_item(const data::GptDataset& dataset, const Json& expected, int64_t sequence_length) {
+  data::Sample sample;
+  dataset.get(expected["idx"].is_null() ? -1 : expected["idx"].get<int64_t>(), sample);
+  Json got{{"idx", expected["idx"]},
+           {"tokens", sample.tokens},
+           {"labels", sample.labels},
+           {"loss_mask", sample.loss_mask},
+           {"position_ids", sample.position_ids}};
+  if (expected.contains("cu_seqlens")) {
+    auto borders = data::document_borders(sample.document_ids);
+    int32_t longest = 0;
+    for (size_t i = 1; i < borders.size(); ++i) longest = std::max(longest, borders[i] - borders[i - 1]);
+    borders.resize(static_cast<size_t>(sequence_length) + 1, static_cast<int32_t>(sequence_length));
+    got["cu_seqlens"] = borders;
+    got["max_seqlen"] = longest;
+  }
+  return compare(got, expected);
+}
+
+std::string whole_dataset(const Json& c) {
+  data::GptOptions options;
+  options.index = {c["sequence_length"], c["num_samples"].is_null() ? -1 : c["num_samples"].get<int64_t>(),
+                   c["seed"].get<uint32_t>(), c["add_extra_token"],
+                   c["split"] != "valid" || c["drop_last_partial_validation_sequence"].get<bool>()};
+  options.split = c["split"];
+  options.eod = c["eod"];
+  options.pad = c["pad"];
+  options.reset_position_ids = c["reset_position_ids"];
+  options.reset_attention_mask = c["reset_attention_mask"];
+  options.eod_mask_loss = c["eod_mask_loss"];
+  options.inter_document_masking = c.value("inter_document_masking", false);
+  const auto lengths = c["doc_lengths"].get<std::vector<int32_t>>();
+  const auto documents = c["indices"].get<std::vector<int32_t>>();
+
+  const auto index = data::build_gpt_index(lengths, documents, options.index);
+  Json got{{"tokens_per_epoch", index.tokens_per_epoch}, {"num_epochs", index.num_epochs},
+           {"length", index.shuffle_index.size()},       {"document_index", index.document_index},
+           {"shuffle_index", index.shuffle_index},       {"sample_index", pairs(index.sample_index)}};
+  if (c.contains("separate_final_epoch")) {
+    got["separate_final_epoch"] = index.separate_final_epoch;
+    got["num_samples_sans_final_epoch"] = index.samples_sans_final_epoch;
+    got["num_samples_per_epoch"] = index.samples_per_epoch;
+    got["num_samples_from_final_epoch"] = options.index.num_samples - index.samples_sans_final_epoch;
+  }
+  for (const auto& [key, value] : got.items()) {
+    if (!c.contains(key)) continue;
+    if (auto problem = compare(value, c[key]); !problem.empty()) return key + ": " + problem;
+  }
+  files::PosixFileSystem disk;
+  const data::GptDataset dataset(std::make_shared<RuleSource>(lengths, options.eod), documents, options,
+                                 data::IndexCache(disk, ""));
+  for (const Json& item : cases(c, "items")) {
+    if (auto problem = compare_item(dataset, item, options.index.sequence_length); !problem.empty())
+      return "item " + item["idx"].dump() + ": " + problem;
+  }
+  return "";
+}
+
+std::string masks(const Json& c) {
+  data::GptOptions options;
+  options.eod = c["eod"];
+  options.reset_position_ids = c["reset_position_ids"];
+  options.reset_attention_mask = c["reset_attention_mask"];
+  options.eod_mask_loss = c["eod_mask_loss"];
+  data::Sample sample;
+  sample.tokens = c["data"].get<std::vector<int64_t>>();
+  data::fill_masks(options, sample);
+  std::vector<std::string> masked;
+  for (size_t row = 0; row < sample.tokens.size(); ++row) {
+    std::string line;
+    for (size_t column = 0; column < sample.tokens.size(); ++column) {
+      const bool other = !sample.document_ids.empty() && sample.document_ids[row] != sample.document_ids[column];
+      line += column > row || other ? '1' : '0';
+    }
+    masked.push_back(line);
+  }
+  const Json got{{"loss_mask", sample.loss_mask},
+                 {"position_ids", sample.position_ids},
+                 {"attention_mask_true_is_masked", masked}};
+  for (const auto& [key, value] : got.items()) {
+    if (auto problem = compare(value, c[key]); !problem.empty()) return key + ": " + problem;
+  }
+  return "";
+}
+
+std::string mock(const Json& c) {
+  const data::MockSource source(c["vocab_size"], c["eod"]);
+  Json lengths = Json::array();
+  int64_t total = 0;
+  for (int64_t i = 0; i < source.num_sequences(); ++i) {
+    if (lengths.size() < c["sequence_lengths_first"].size()) lengths.push_back(source.length(i));
+    total += source.length(i);
+  }
+  std::vector<int64_t> tokens(7);
+  source.read(0, 5, 7, tokens.data());
+  return compare({source.num_sequences(), lengths, tokens, total},
+                 {c["size"], c["sequence_lengths_first"], c["get_0_5_7"], c["total_tokens"]});
+}
+
+}  // namespace
+
+void run_gpt_dataset_index(const Json& file, Report& report) {
+  if (file.contains("rng")) random_numbers(file["rng"], report);
+  for (const Json& c : cases(file, "cases")) report.check(c["name"], [&] { return whole_dataset(c); });
+  for (const Json& c : cases(file, "document_index_direct")) {
+    report.check("document index of " + c["documents"].dump(), [&] {
+      data::RandomState random(c["seed"].get<uint32_t>());
+      const auto documents = data::build_document_index(c["documents"].get<std::vector<int32_t>>(), c["num_epochs"],
+                                                        c["separate_final_epoch"], random);
+      Json got{documents, Json::array()}, expected{c["document_index"], Json::array()};
+      for (const auto& [key, value] : c.items()) {  // shuffle_index_<first>_<total>
+        int first = 0, total = 0;
+        if (std::sscanf(key.c_str(), "shuffle_index_%d_%d", &first, &total) != 2) continue;
+        got[1].push_back(data::build_shuffle_index(first, total, random));  // goes on with the same random numbers
+        expected[1].push_back(value);
+      }
+      return compare(got, expected);
+    });
+  }
+  for (const Json& c : cases(file, "masks")) report.check("mask of " + c["data"].dump(), [&] { return masks(c); });
+  for (const Json& c : cases(file, "build_sample_idx_raw")) {
+    report.check("sample index of " + c["sizes"].dump(), [&] {
+      data::GptIndexOptions options;
+      options.sequence_length = c["sequence_length"];
+      options.add_extra_token = c["add_extra"];
+      options.drop_last_partial = c["drop_last_partial"];
+      const auto rows = data::build_sample_index(
+          c["sizes"].get<std::vector<int32_t>>(), c["document_index"].get<std::vector<int32_t>>(),
+          c["num_epochs"].get<int64_t>() * c["tokens_per_epoch"].get<int64_t>(), options);
+      return compare(pairs(rows), c["sample_index"]);
+    });
+  }
+  if (file.contains("mock") && !file["mock"].empty()) report.check("mock", [&] { return mock(file["mock"]); });
+}
+
+}  // namespace metroplex::conformance

@@ -1,0 +1,177 @@
+// .idx and .bin: what our writer writes, and what our reader reads, against Megatron's bytes.
+#include "files/indexed_dataset.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "conformance/report.h"
+#include "files/memory_file_system.h"
+
+namespace metroplex::conformance {
+
+namespace {
+
+std::string hex(const files::Bytes& bytes) {
+  std::string out;
+  for (size_t i = 0; i < bytes.size; ++i) {
+    const auto value = static_cast<unsigned char>(bytes.data[i]);
+    out += "0123456789abcdef"[value >> 4];
+    out += "0123456789abcdef"[value & 15];
+  }
+  return out;
+}
+
+void write_case(files::FileSystem& disk, const Json& c, const std::string& prefix) {
+  const auto type = files::token_type_of(c["dtype"]);
+  const bool whole = type != files::TokenType::f32 && type != files::TokenType::f64;
+  files::IndexedDatasetWriter writer(disk, prefix, type, c.value("multimodal", false));
+  for (size_t d = 0; d < c["docs"].size(); ++d) {
+    const Json& document = c["docs"][d];
+    const bool split = c.contains("split_docs") && !c["split_docs"].is_null();
+    const auto lengths = split ? c["split_docs"][d].get<std::vector<size_t>>() : std::vector<size_t>{document.size()};
+    size_t at = 0;
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      const bool modes = c.contains("modes") && !c["modes"].is_null();
+      const int8_t mode = modes ? c["modes"][d][s].get<int8_t>() : int8_t{0};
+      std::vector<int64_t> tokens;
+      std::vector<double> values;
+      for (size_t i = 0; i < lengths[s]; ++i, ++at) {
+        if (whole) tokens.push_back(document.at(at));
+        else values.push_back(document.at(at));
+      }
+      if (whole) writer.add_sequence(std::span<const int64_t>(tokens), mode);
+      else writer.add_sequence(std::span<const double>(values), mode);
+    }
+    writer.end_document();
+  }
+  writer.finalize();
+}
+
+std::string check_bytes(files::FileSystem& disk, const Json& expected, const std::string& prefix) {
+  auto problem = compare(hex(disk.map(prefix + ".idx")), expected["idx_hex"]);
+  if (problem.empty() && expected.contains("bin_hex"))
+    problem = compare(hex(disk.map(prefix + ".bin")), expected["bin_hex"]);
+  return problem;
+}
+
+std::vector<double> values_of(const files::IndexedDataset& dataset, int64_t sequence, int64_t offset, int64_t count) {
+  std::vector<double> out(static_cast<size_t>(count));
+  dataset.read(sequence, offset, count, out.data());
+  return out;
+}
+
+std::string check_gets(const files::IndexedDataset& dataset, const Json& c) {
+  for (const Json& get : cases(c, "get")) {
+    const int64_t sequence = get["idx"], offset = get["offset"];
+    // Without a length: to the end of the sequence. Behind that end numpy's count of -1 would mean "all that
+    // follows"; here nothing is left there.
+    const int64_t count = get["length"].is_null() ? std::max<int64_t>(dataset.length(sequence) - offset, 0)
+                                                  : get["length"].get<int64_t>();
+    Json got;
+    try {
+      got = values_of(dataset, sequence, offset, count);
+    } catch (const base::Error&) { got = nullptr; }
+    const bool past_end = get["length"].is_null() && offset > dataset.length(sequence);
+    const Json expected = past_end ? Json::array() : get.contains("error") ? Json() : get["out"];
+    if (auto problem = compare(got, expected); !problem.empty()) return "get " + get.dump() + ": " + problem;
+  }
+  for (const Json& slice : cases(c, "slices")) {
+    Json got = Json::array();
+    const int64_t end = std::min(slice["slice"][1].get<int64_t>(), dataset.num_sequences());
+    for (int64_t i = slice["slice"][0]; i < end; ++i) got.push_back(values_of(dataset, i, 0, dataset.length(i)));
+    if (auto problem = compare(got, slice["out"]); !problem.empty())
+      return "slice " + slice["slice"].dump() + ": " + problem;
+  }
+  return "";
+}
+
+std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
+  Json lengths = Json::array(), documents = Json::array(), sequences = Json::array();
+  for (int64_t i = 0; i < dataset.num_sequences(); ++i) {
+    lengths.push_back(dataset.length(i));
+    sequences.push_back(values_of(dataset, i, 0, dataset.length(i)));
+  }
+  for (int64_t i = 0; i <= dataset.num_documents(); ++i) documents.push_back(dataset.document_begin(i));
+  const Json got{{"num_sequences", dataset.num_sequences()},
+                 {"sequence_lengths", lengths},
+                 {"document_indices", documents},
+                 {"sequences", sequences},
+                 {"dtype", files::token_type_name(dataset.type())},
+                 {"dtype_code", static_cast<int>(dataset.type())}};
+  for (const auto& [key, value] : got.items()) {
+    if (!c.contains(key)) continue;
+    if (auto problem = compare(value, c[key]); !problem.empty()) return key + ": " + problem;
+  }
+  return "";
+}
+
+// An input of the merge that the file does not hold as a case: what the merged result says behind the first `skip`
+// sequences.
+Json missing_input(const Json& merged, size_t skip) {
+  Json documents = Json::array(), split = Json::array();
+  const auto lengths = merged["sequence_lengths"].get<std::vector<size_t>>();
+  const auto borders = merged["document_indices"].get<std::vector<size_t>>();
+  for (size_t i = 0; i + 1 < borders.size(); ++i) {
+    if (borders[i] < skip) continue;
+    Json tokens = Json::array(), parts = Json::array();
+    for (size_t s = borders[i]; s < borders[i + 1]; ++s) {
+      parts.push_back(lengths[s]);
+      for (size_t t = 0; t < lengths[s]; ++t) tokens.push_back(t);
+    }
+    documents.push_back(tokens);
+    split.push_back(parts);
+  }
+  return {{"dtype", "int32"}, {"docs", documents}, {"split_docs", split}};
+}
+
+std::string check_merge(const Json& file) {
+  const Json& merge = file["merge"];
+  files::MemoryFileSystem disk;
+  std::optional<files::IndexedDatasetWriter> writer;
+  size_t sequences = 0;
+  for (const Json& name : merge["inputs"]) {
+    Json input;
+    for (const Json& c : cases(file, "cases")) {
+      if (c["name"] == name) input = c;
+    }
+    if (input.is_null()) input = missing_input(merge, sequences);
+    write_case(disk, input, "/" + name.get<std::string>());
+    const files::IndexedDataset part(disk, "/" + name.get<std::string>());
+    if (!writer) writer.emplace(disk, "/merged", part.type(), part.has_modes());
+    writer->append(part);
+    sequences += static_cast<size_t>(part.num_sequences());
+  }
+  writer->finalize();
+  const auto problem = check_bytes(disk, merge, "/merged");
+  return problem.empty() ? check_reader(files::IndexedDataset(disk, "/merged"), merge) : problem;
+}
+
+}  // namespace
+
+void run_indexed_dataset(const Json& file, Report& report) {
+  if (file.contains("dtype_codes")) {
+    for (const auto& [name, code] : file["dtype_codes"].items())
+      report.check("code of " + name, [&] { return compare(static_cast<int>(files::token_type_of(name)), code); });
+  }
+  for (const Json& c : cases(file, "cases")) {
+    report.check(c["name"], [&] {
+      files::MemoryFileSystem disk;
+      write_case(disk, c, "/set");
+      auto problem = check_bytes(disk, c, "/set");
+      const files::IndexedDataset dataset(disk, "/set");
+      if (problem.empty()) problem = check_reader(dataset, c);
+      return problem.empty() ? check_gets(dataset, c) : problem;
+    });
+  }
+  if (file.contains("merge") && !file["merge"].empty()) report.check("merge", [&] { return check_merge(file); });
+  for (const Json& c : cases(file, "optimal_dtype")) {
+    report.check("type for " + c["cardinality"].dump(), [&] {
+      const auto size = c["cardinality"].is_null() ? std::optional<int64_t>{}
+                                                   : std::optional<int64_t>{c["cardinality"].get<int64_t>()};
+      return compare(files::token_type_name(files::token_type_for_vocabulary(size)), c["dtype"]);
+    });
+  }
+}
+
+}  // namespace metroplex::conformance

@@ -1,0 +1,165 @@
+// schedules.json: warm-up counts, schedule table, order and what follows from it, for every rank; and the table that
+// the builder makes must do the same work in the same order, verified.
+#include "base/error.h"
+#include "conformance/report.h"
+#include "plan/megatron_order.h"
+#include "plan/schedules/registry.h"
+#include "plan/verify.h"
+
+namespace metroplex::conformance {
+namespace {
+
+using plan::MicrobatchShape;
+using plan::Slot;
+
+Json to_json(const std::vector<Slot>& table) {
+  Json json = Json::array();
+  for (const Slot& slot : table) json.push_back({slot.microbatch, slot.chunk});
+  return json;
+}
+
+Json to_json(const plan::LayerOrder& layers) {
+  Json json = Json::array();
+  for (const auto& entry : layers.chunk_and_layer) {
+    json.push_back(entry ? Json{entry->first, entry->second} : Json(nullptr));
+  }
+  return json;
+}
+
+// Compares `got` with the recorded field where the case has it.
+void expect(std::string& problem, const Json& recorded, const char* field, const Json& got) {
+  if (!recorded.contains(field) || !problem.empty()) return;
+  const std::string difference = compare(got, recorded.at(field));
+  if (!difference.empty()) problem = std::string(field) + ": " + difference;
+}
+
+void check_overlap(std::string& problem, const Json& recorded, const std::vector<int>& order, int chunks) {
+  const std::vector<int> layers(static_cast<size_t>(chunks), 2);
+  const auto plain = plan::overlap_layer_order(order, layers, false);
+  const auto split = plan::overlap_layer_order(order, layers, true);
+  expect(problem, recorded, "overlap_order_2layers_wgrad0", plain.order);
+  expect(problem, recorded, "overlap_order_2layers_wgrad1", split.order);
+  expect(problem, recorded, "overlap_chunk_id_list_2layers", to_json(plain));
+}
+
+std::string check_rank(const Json& recorded, MicrobatchShape shape, const std::vector<Slot>& table) {
+  const int rank = recorded.at("rank").get<int>();
+  const auto counts = plan::count_warmup(shape, rank);
+  auto forward_only = shape, overlap = shape;
+  forward_only.forward_only = true;
+  overlap.overlap_moe = true;
+  const auto evaluation = plan::count_warmup(forward_only, rank);
+  const auto with_overlap = plan::count_warmup(overlap, rank);
+  const auto order = plan::table_to_order(counts.warmup, shape.num_chunks, table);
+  const auto one = plan::graph_buffers(order, shape.num_chunks, shape.num_microbatches, 1);
+  const auto two = plan::graph_buffers(order, shape.num_chunks, shape.num_microbatches, 2);
+  std::string problem;
+  expect(problem, recorded, "total", counts.total);
+  expect(problem, recorded, "all_warmup", counts.all_warmup);
+  expect(problem, recorded, "warmup", counts.warmup);
+  expect(problem, recorded, "remaining", counts.remaining);
+  expect(problem, recorded, "forward_only_warmup", evaluation.warmup);
+  expect(problem, recorded, "forward_only_remaining", evaluation.remaining);
+  expect(problem, recorded, "warmup_overlap_moe", with_overlap.warmup);
+  expect(problem, recorded, "all_warmup_overlap_moe", with_overlap.all_warmup);
+  expect(problem, recorded, "remaining_overlap_moe", with_overlap.remaining);
+  expect(problem, recorded, "order", order);
+  expect(problem, recorded, "peak_in_flight_chunk_activations", plan::peak_in_flight(order));
+  expect(problem, recorded, "te_graph_static_input_sets_1layer", one.num_sets);
+  expect(problem, recorded, "te_graph_slot_of_fwd_idx_1layer", one.slot_of_forward);
+  expect(problem, recorded, "te_graph_static_input_sets_2layers", two.num_sets);
+  expect(problem, recorded, "te_graph_slot_of_fwd_idx_2layers", two.slot_of_forward);
+  if (recorded.contains("te_graph_num_warmup_iters")) {
+    Json runs = Json::object();
+    for (const auto& [steps, value] : recorded.at("te_graph_num_warmup_iters").items()) {
+      runs[steps] = plan::graph_warmup_runs(shape.num_stages, shape.num_microbatches, std::stoi(steps));
+    }
+    expect(problem, recorded, "te_graph_num_warmup_iters", runs);
+  }
+  check_overlap(problem, recorded, order, shape.num_chunks);
+  return problem.empty() ? "" : "rank " + std::to_string(rank) + " " + problem;
+}
+
+// The order of the table that we run.
+std::vector<int> order_of(const plan::PipelineTable& table, size_t rank) {
+  std::vector<int> order;
+  for (const auto& action : table.ranks[rank]) {
+    if (action.kind == plan::ActionKind::forward) order.push_back(action.chunk + 1);
+    if (action.kind == plan::ActionKind::backward) order.push_back(-action.chunk - 1);
+  }
+  return order;
+}
+
+std::string check_built(const Json& config, const MicrobatchShape& shape) {
+  plan::ScheduleRequest request;
+  request.num_stages = shape.num_stages;
+  request.num_chunks = shape.num_chunks;
+  request.num_microbatches = shape.num_microbatches;
+  request.microbatch_group_size = shape.interleaved ? shape.group_size : 0;
+  const std::string name = shape.interleaved ? "interleaved" : "auto";
+  try {
+    const auto table = plan::build_schedule(name, request);
+    if (!config.value("valid_for_training", true)) return "built although it should be refused";
+    plan::verify(table);
+    for (const Json& rank : config.at("ranks")) {
+      const std::string difference = compare(order_of(table, rank.at("rank").get<size_t>()), rank.at("order"));
+      if (!difference.empty()) return "built table of rank " + rank.at("rank").dump() + ": " + difference;
+    }
+  } catch (const base::Error& error) {
+    if (config.value("valid_for_training", true)) return std::string("refused: ") + error.what();
+  }
+  return "";
+}
+
+std::string check_config(const Json& config) {
+  MicrobatchShape shape;
+  shape.num_stages = config.at("pp").get<int>();
+  shape.interleaved = !config.at("vpp").is_null();
+  shape.num_chunks = shape.interleaved ? config.at("vpp").get<int>() : 1;
+  shape.num_microbatches = config.at("num_microbatches").get<int>();
+  shape.group_size = config.at("group_size").get<int>();
+  const auto table = plan::schedule_table(shape.num_microbatches, shape.num_chunks, shape.group());
+  std::string problem;
+  expect(problem, config, "schedule_table", to_json(table));
+  if (!problem.empty()) return problem;
+  for (const Json& rank : cases(config, "ranks")) {
+    problem = check_rank(rank, shape, table);
+    if (!problem.empty()) return problem;
+  }
+  return check_built(config, shape);
+}
+
+std::string check_example(const Json& example) {
+  const auto layers = plan::overlap_layer_order(example.at("order").get<std::vector<int>>(),
+                                                example.at("num_layers_per_chunk").get<std::vector<int>>(),
+                                                example.at("capture_wgrad_graph").get<bool>());
+  const std::string order = compare(layers.order, example.at("new_order"));
+  return order.empty() ? compare(to_json(layers), example.at("chunk_id_list")) : order;
+}
+
+}  // namespace
+
+void run_schedules(const Json& file, Report& report) {
+  for (const Json& config : cases(file, "configs")) {
+    const std::string name = "pp " + config.at("pp").dump() + " vpp " + config.at("vpp").dump() + " microbatches " +
+                             config.at("num_microbatches").dump() + " group " + config.at("group_size").dump();
+    report.check(name, [&] { return check_config(config); });
+  }
+  for (const Json& example : cases(file, "overlap_examples")) {
+    report.check("overlap of " + example.at("order").dump(), [&] { return check_example(example); });
+  }
+  if (file.contains("docstring_example")) {
+    const Json& example = file.at("docstring_example");
+    report.check("order of a given table", [&] {
+      std::vector<Slot> table;
+      int chunks = 0;
+      for (const Json& entry : example.at("table")) {
+        table.push_back({entry.at(0).get<int>(), entry.at(1).get<int>()});
+        chunks = std::max(chunks, table.back().chunk + 1);
+      }
+      return compare(plan::table_to_order(example.at("warmup").get<int>(), chunks, table), example.at("order"));
+    });
+  }
+}
+
+}  // namespace metroplex::conformance

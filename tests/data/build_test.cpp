@@ -1,0 +1,133 @@
+#include "data/build.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "data/blend.h"
+#include "data/gpt_dataset.h"
+#include "data/scratch.h"
+
+namespace metroplex::data {
+namespace {
+
+class Build : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_corpus(scratch / "a", std::vector<int64_t>(50, 20));
+    write_corpus(scratch / "b", std::vector<int64_t>(30, 40));
+  }
+  std::string refusal(const config::Data& config, const BuildOptions& options) const {
+    try {
+      build_datasets(config, options);
+    } catch (const base::Error& error) { return error.what(); }
+    return "";
+  }
+
+  Scratch scratch;
+  config::Data config;
+  BuildOptions options{8, 1234, {100, 5, 5}, 0, 0};
+};
+
+TEST_F(Build, OpensOneDatasetInThreeSplits) {
+  config.data_path = {scratch / "a"};
+  config.split = "8,1,1";
+  const Splits splits = build_datasets(config, options);
+  EXPECT_GE(splits.train->size(), 100);
+  EXPECT_GE(splits.valid->size(), 5);
+  Sample sample;
+  splits.valid->get(0, sample);
+  for (const int64_t token : sample.tokens) EXPECT_TRUE(token == 0 || (token >= 4100 && token < 4600)) << token;
+}
+
+TEST_F(Build, KeepsTheIndexInACacheBesideTheData) {
+  config.data_path = {scratch / "a"};
+  config.split = "1";
+  build_datasets(config, options);
+  size_t arrays = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch / "cache"))
+    arrays += entry.path().extension() == ".npy";
+  EXPECT_EQ(arrays, 3u);
+}
+
+TEST_F(Build, BuildsTheIndexAnewWhenTheDataIsAnother) {
+  config.data_path = {scratch / "a"};
+  config.split = "1";
+  const auto before = build_datasets(config, options).train->size();
+  write_corpus(scratch / "a", std::vector<int64_t>(50, 3));
+  const auto after = build_datasets(config, options);
+  EXPECT_NE(after.train->size(), before);
+  Sample sample;
+  for (int64_t i = 0; i < after.train->size(); ++i) after.train->get(i, sample);
+}
+
+TEST_F(Build, BlendsByWeight) {
+  config.data_path = {"0.25", scratch / "a", "0.75", scratch / "b"};
+  config.split = "1";
+  options.sizes = {100, 0, 0};
+  const Splits splits = build_datasets(config, options);
+  EXPECT_EQ(splits.train->size(), 100);
+  EXPECT_EQ(splits.valid, nullptr);
+  EXPECT_NE(dynamic_cast<const BlendedDataset*>(splits.train.get()), nullptr);
+}
+
+TEST_F(Build, ReadsEverySampleOfABlendOnceWithoutASize) {
+  config.data_path = {scratch / "a", scratch / "b"};
+  config.split = "1";
+  options.sizes = {-1, 0, 0};
+  EXPECT_EQ(build_datasets(config, options).train->size(), 999 / 8 + 1199 / 8);
+}
+
+TEST_F(Build, TakesABlendPerSplit) {
+  config.train_data_path = {"1", scratch / "a", "1", scratch / "b"};
+  config.valid_data_path = {scratch / "b"};
+  const Splits splits = build_datasets(config, options);
+  EXPECT_EQ(splits.train->size(), 100);
+  EXPECT_GE(splits.valid->size(), 5);
+  EXPECT_EQ(splits.test, nullptr);
+}
+
+TEST_F(Build, MakesMockDataWithoutAFile) {
+  config.mock_data = true;
+  options.vocab_size = 128;
+  options.eod = 127;
+  options.sequence_length = 64;
+  const Splits splits = build_datasets(config, options);
+  Sample sample;
+  splits.test->get(3, sample);
+  EXPECT_EQ(sample.tokens.size(), 64u);
+  for (const int64_t token : sample.tokens) EXPECT_TRUE(token >= 0 && token < 128);
+}
+
+TEST_F(Build, SaysWhatIsWrongAndHowToMendIt) {
+  EXPECT_NE(refusal(config, options).find("data.data_path"), std::string::npos);
+
+  config.data_path = {scratch / "a"};
+  config.mock_data = true;
+  EXPECT_NE(refusal(config, options).find("2 are set"), std::string::npos);
+  config.mock_data = false;
+
+  config.data_path = {scratch / "missing"};
+  EXPECT_NE(refusal(config, options).find("missing.idx"), std::string::npos);
+
+  config.data_path = {scratch / "a"};
+  config.split = "1000,1,0";
+  EXPECT_NE(refusal(config, options).find("split valid"), std::string::npos);
+
+  config.data_path = {"1", scratch / "a", "0", scratch / "b"};
+  EXPECT_NE(refusal(config, options).find("weight 0"), std::string::npos);
+
+  config.data_path = {scratch / "a"};
+  config.split = "1";
+  options.seed = uint64_t{1} << 32;
+  EXPECT_NE(refusal(config, options).find("seed"), std::string::npos);
+
+  options.seed = 1;
+  options.eod = -1;
+  config.reset_attention_mask = true;
+  EXPECT_NE(refusal(config, options).find("end-of-document"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::data

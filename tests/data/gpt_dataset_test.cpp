@@ -1,0 +1,146 @@
+#include "data/gpt_dataset.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "data/scratch.h"
+
+namespace metroplex::data {
+namespace {
+
+std::shared_ptr<const TokenSource> source_of(const Scratch& scratch, const std::vector<int64_t>& lengths) {
+  write_corpus(scratch / "set", lengths);
+  files::PosixFileSystem disk;
+  return std::make_shared<IndexedSource>(disk, scratch / "set");
+}
+
+GptDataset dataset_of(const std::shared_ptr<const TokenSource>& source, const GptOptions& options) {
+  files::PosixFileSystem disk;
+  std::vector<int32_t> documents(static_cast<size_t>(source->num_sequences()));
+  std::iota(documents.begin(), documents.end(), 0);
+  return {source, documents, options, IndexCache(disk, "")};
+}
+
+GptOptions options_of(int64_t sequence_length, int64_t samples) {
+  GptOptions options;
+  options.index.sequence_length = sequence_length;
+  options.index.num_samples = samples;
+  options.eod = 0;
+  return options;
+}
+
+TEST(GptDataset, GivesEveryTokenOfAnEpochOnceButForTheRest) {
+  const Scratch scratch;
+  const auto source = source_of(scratch, {5, 9, 30, 1, 2, 14, 40});
+  const auto dataset = dataset_of(source, options_of(4, -1));
+  std::map<int64_t, int> seen;
+  Sample sample;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    dataset.get(i, sample);
+    for (size_t j = 0; j < 4; ++j) {
+      if (sample.tokens[j] != 0) ++seen[sample.tokens[j]];
+      EXPECT_TRUE(j == 0 || sample.labels[j - 1] == sample.tokens[j]);
+    }
+  }
+  EXPECT_EQ(dataset.size(), (101 - 1) / 4);
+  EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](const auto& entry) { return entry.second == 1; }));
+  EXPECT_GE(seen.size(), 101u - 7u - 4u);
+}
+
+TEST(GptDataset, RepeatsATinyCorpusUntilThereAreEnoughSamples) {
+  const Scratch scratch;
+  const auto dataset = dataset_of(source_of(scratch, {2}), options_of(8, 50));
+  EXPECT_GE(dataset.size(), 50);
+  Sample sample;
+  dataset.get(49, sample);
+  EXPECT_EQ(sample.tokens, (std::vector<int64_t>{100, 0, 100, 0, 100, 0, 100, 0}));
+}
+
+TEST(GptDataset, GivesFillerSamplesWithoutLoss) {
+  const Scratch scratch;
+  const auto dataset = dataset_of(source_of(scratch, {50}), options_of(8, -1));
+  Sample sample;
+  dataset.get(-1, sample);
+  EXPECT_EQ(sample.index, -1);
+  EXPECT_EQ(sample.tokens.size(), 8u);
+  EXPECT_EQ(sample.loss_mask, std::vector<float>(8, 0.0f));
+}
+
+TEST(GptDataset, RestartsPositionsAndDocumentsBehindEveryEod) {
+  GptOptions options = options_of(7, -1);
+  options.reset_position_ids = options.reset_attention_mask = options.eod_mask_loss = true;
+  Sample sample;
+  sample.tokens = {0, 3, 4, 0, 0, 5, 0};
+  fill_masks(options, sample);
+  EXPECT_EQ(sample.position_ids, (std::vector<int64_t>{0, 0, 1, 2, 0, 0, 1}));
+  EXPECT_EQ(sample.document_ids, (std::vector<int32_t>{0, 1, 1, 1, 2, 3, 3}));
+  EXPECT_EQ(sample.loss_mask, (std::vector<float>{0, 1, 1, 0, 0, 1, 0}));
+}
+
+TEST(GptDataset, HasNoDocumentNumbersUnlessTheyAreAskedFor) {
+  GptOptions options = options_of(3, -1);
+  Sample sample;
+  sample.tokens = {1, 0, 2};
+  fill_masks(options, sample);
+  EXPECT_TRUE(sample.document_ids.empty());
+  EXPECT_EQ(sample.position_ids, (std::vector<int64_t>{0, 1, 2}));
+}
+
+TEST(GptDataset, MasksThePaddingOfAPartialSample) {
+  const Scratch scratch;
+  GptOptions options = options_of(8, -1);
+  options.index.drop_last_partial = false;
+  const auto dataset = dataset_of(source_of(scratch, {12}), options);
+  ASSERT_EQ(dataset.size(), 2);
+  const int64_t partial = dataset.shuffle_index()[0] == 1 ? 0 : 1;
+  Sample sample;
+  dataset.get(partial, sample);  // tokens 108, 109, 110, 0 remain: three of them have a label
+  EXPECT_EQ(sample.loss_mask, (std::vector<float>{1, 1, 1, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(sample.tokens, (std::vector<int64_t>{108, 109, 110, 0, 0, 0, 0, 0}));
+}
+
+TEST(GptDataset, RefusesResetsWithoutAnEod) {
+  const Scratch scratch;
+  const auto source = source_of(scratch, {20});
+  GptOptions options = options_of(4, -1);
+  options.eod = -1;
+  options.eod_mask_loss = true;
+  EXPECT_THROW(dataset_of(source, options), base::Error);
+}
+
+TEST(GptDataset, RefusesTokensOutsideTheVocabulary) {
+  const Scratch scratch;
+  GptOptions options = options_of(4, -1);
+  options.vocab_size = 104;
+  const auto dataset = dataset_of(source_of(scratch, {4, 20}), options);
+  Sample sample;
+  EXPECT_THROW(for (int64_t i = 0; i < dataset.size(); ++i) dataset.get(i, sample), base::Error);
+}
+
+TEST(GptIndex, ShufflesAThinLastEpochApart) {
+  const std::vector<int32_t> lengths(10, 10), documents{0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  GptIndexOptions options;
+  options.sequence_length = 10;
+  options.num_samples = 11;  // 9 of the first epoch, 2 of the second
+  const GptIndex thin = build_gpt_index(lengths, documents, options);
+  EXPECT_EQ(thin.num_epochs, 2);
+  EXPECT_TRUE(thin.separate_final_epoch);
+  const auto first = std::span(thin.shuffle_index).first(9);
+  EXPECT_LT(*std::max_element(first.begin(), first.end()), 9);
+  options.num_samples = 17;
+  EXPECT_FALSE(build_gpt_index(lengths, documents, options).separate_final_epoch);
+}
+
+TEST(GptIndex, RefusesDocumentsWithoutTokens) {
+  const std::vector<int32_t> lengths(3, 0), documents{0, 1, 2};
+  GptIndexOptions options;
+  options.sequence_length = 4;
+  EXPECT_THROW(build_gpt_index(lengths, documents, options), base::Error);
+}
+
+}  // namespace
+}  // namespace metroplex::data

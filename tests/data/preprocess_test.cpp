@@ -1,0 +1,254 @@
+#include "data/preprocess.h"
+
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <utility>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "data/scratch.h"
+#include "files/fault_file_system.h"
+#include "files/memory_file_system.h"
+
+namespace metroplex::data {
+namespace {
+
+// A token a word: its length. Slow where a test wants to be interrupted.
+Encoder word_lengths(int delay_us = 0) {
+  Encoder encoder;
+  encoder.encode = [delay_us](std::string_view text) {
+    if (delay_us > 0) ::usleep(static_cast<useconds_t>(delay_us));
+    std::vector<int32_t> out;
+    int32_t length = 0;
+    for (const char c : text) {
+      if (c != ' ' && c != '\n') ++length;
+      else if (length > 0) out.push_back(std::exchange(length, 0));
+    }
+    if (length > 0) out.push_back(length);
+    return out;
+  };
+  encoder.vocab_size = 1000;
+  encoder.eod = 999;
+  encoder.description = "word lengths";
+  return encoder;
+}
+
+std::string some_text(int documents) {
+  std::mt19937 random(11);
+  std::string text;
+  for (int d = 0; d < documents; ++d) {
+    for (uint32_t w = 0; w <= random() % 40; ++w)
+      text += std::string(1 + random() % 9, 'x') + (random() % 7 ? " " : "\n");
+    text += "\n\n";
+  }
+  return text;
+}
+
+void write_memory(files::FileSystem& disk, const std::string& path, const std::string& text) {
+  const auto file = disk.create(path);
+  file->write(text.data(), text.size());
+  file->sync();
+  file->close();
+  disk.sync_directory("/");
+}
+
+PreprocessOptions options_of(const std::string& input, const std::string& prefix) {
+  PreprocessOptions options;
+  options.inputs = {input};
+  options.output_prefix = prefix;
+  options.split_documents = options.append_eod = true;
+  options.part_bytes = 1000;
+  return options;
+}
+
+struct Output {
+  std::string bin, idx;
+  bool operator==(const Output&) const = default;
+};
+Output output_of(files::FileSystem& disk, const std::string& prefix) {
+  return {disk.read(prefix + ".bin"), disk.read(prefix + ".idx")};
+}
+
+TEST(Preprocess, GivesTheSameBytesWithAnyNumberOfWorkersAndPartSizes) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", some_text(200));
+  Output first;
+  for (const int workers : {1, 2, 5}) {
+    for (const int64_t part : {1, 600, 1 << 20}) {
+      PreprocessOptions options = options_of("/in.txt", "/out");
+      options.workers = workers;
+      options.part_bytes = part;
+      const auto done = preprocess(disk, options, word_lengths());
+      EXPECT_EQ(done.documents, 200);
+      const Output now = output_of(disk, "/out");
+      if (first.bin.empty()) first = now;
+      EXPECT_TRUE(now == first) << workers << " workers, parts of " << part;
+      EXPECT_FALSE(disk.exists("/out.preprocess"));
+    }
+  }
+}
+
+TEST(Preprocess, WritesDocumentsWithTheirEod) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", "a bb\n\nccc\n");
+  preprocess(disk, options_of("/in.txt", "/out"), word_lengths());
+  const files::IndexedDataset dataset(disk, "/out");
+  EXPECT_EQ(dataset.type(), files::TokenType::u16);
+  ASSERT_EQ(dataset.num_documents(), 2);
+  std::vector<int64_t> tokens(5);
+  dataset.read(0, 0, 5, tokens.data());
+  EXPECT_EQ(tokens, (std::vector<int64_t>{1, 2, 999, 3, 999}));
+}
+
+TEST(Preprocess, MergesPartitionsToTheWhole) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/a.txt", some_text(70));
+  write_memory(disk, "/b.txt", some_text(50));
+  PreprocessOptions options = options_of("/a.txt", "/whole");
+  options.inputs = {"/a.txt", "/b.txt"};
+  preprocess(disk, options, word_lengths());
+  options.num_partitions = 3;
+  for (options.partition = 0; options.partition < 3; ++options.partition) {
+    options.output_prefix = "/part" + std::to_string(options.partition);
+    preprocess(disk, options, word_lengths());
+  }
+  merge_datasets(disk, {"/part0", "/part1", "/part2"}, "/merged");
+  EXPECT_TRUE(output_of(disk, "/merged") == output_of(disk, "/whole"));
+}
+
+TEST(Preprocess, LeavesOutEmptyDocumentsAndCountsThem) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\"}\n{\"text\": \"  \"}\n{\"text\": \"b\"}\n");
+  const auto done = preprocess(disk, options_of("/in.jsonl", "/out"), word_lengths());
+  EXPECT_EQ(done.documents, 2);
+  EXPECT_EQ(done.empty_documents, 2);
+}
+
+TEST(Preprocess, RefusesAnEmptyCorpusAndBadTextAndLeavesNothing) {
+  for (const std::string text : {"", " \n\n ", "good\n\nbad \xff\n"}) {
+    files::MemoryFileSystem disk;
+    write_memory(disk, "/in.txt", text);
+    EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error) << text;
+    EXPECT_EQ(disk.list("/"), std::vector<std::string>{"in.txt"});
+  }
+}
+
+TEST(Preprocess, KeepsTheOldResultWhenTheNewOneFails) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", some_text(20));
+  preprocess(disk, options_of("/in.txt", "/out"), word_lengths());
+  const Output before = output_of(disk, "/out");
+  write_memory(disk, "/bad.txt", some_text(20) + "\xff");
+  EXPECT_THROW(preprocess(disk, options_of("/bad.txt", "/out"), word_lengths()), base::Error);
+  EXPECT_TRUE(output_of(disk, "/out") == before);
+}
+
+TEST(Preprocess, RefusesOptionsThatCannotBe) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", "a");
+  Encoder no_eod = word_lengths();
+  no_eod.eod = -1;
+  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), no_eod), base::Error);
+  PreprocessOptions options = options_of("/in.txt", "/out");
+  options.inputs.clear();
+  EXPECT_THROW(preprocess(disk, options, word_lengths()), base::Error);
+  options = options_of("/in.txt", "/out");
+  options.partition = 2;
+  options.num_partitions = 2;
+  EXPECT_THROW(preprocess(disk, options, word_lengths()), base::Error);
+}
+
+TEST(Preprocess, LetsOnlyOneRunWorkOnAPrefix) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", "a");
+  disk.make_directory("/out.preprocess");
+  const auto lock = disk.try_lock("/out.preprocess/lock");
+  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error);
+}
+
+// The process dies, or the power goes, at every single call that touches the disk; the next run must give the same
+// bytes.
+TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
+  files::MemoryFileSystem whole;
+  write_memory(whole, "/in.txt", some_text(90));
+  const PreprocessOptions options = options_of("/in.txt", "/out");
+  files::FaultFileSystem counter(whole, {});
+  preprocess(counter, options, word_lengths());
+  const Output expected = output_of(whole, "/out");
+  ASSERT_GT(counter.calls(), 30);
+  int64_t resumed = 0;
+  for (int64_t call = 0; call < counter.calls(); ++call) {
+    for (const bool power_cut : {false, true}) {
+      files::MemoryFileSystem disk;
+      write_memory(disk, "/in.txt", some_text(90));
+      files::FaultFileSystem dying(disk, {.crash_at_call = call});
+      EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
+      const auto after = power_cut ? disk.after_power_cut(static_cast<uint64_t>(call)) : disk.after_kill();
+      resumed += preprocess(*after, options, word_lengths()).bytes_resumed > 0;
+      EXPECT_TRUE(output_of(*after, "/out") == expected)
+          << "call " << call << (power_cut ? ", power cut" : ", killed");
+      EXPECT_FALSE(after->exists("/out.preprocess"));
+    }
+  }
+  EXPECT_GT(resumed, counter.calls()) << "more than half of the runs go on, they do not begin again";
+}
+
+TEST(Preprocess, BeginsAgainWhenTheJobIsAnother) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", some_text(90));
+  const PreprocessOptions options = options_of("/in.txt", "/out");
+  files::FaultFileSystem dying(disk, {.crash_at_call = 40});
+  EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
+  const auto after = disk.after_kill();
+  Encoder other = word_lengths();
+  other.description = "another tokenizer";
+  EXPECT_EQ(preprocess(*after, options, other).bytes_resumed, 0);
+}
+
+TEST(Preprocess, StopsOnAFullDiskAndGoesOnLater) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", some_text(100));
+  const PreprocessOptions options = options_of("/in.txt", "/out");
+  files::FaultFileSystem full(disk, {.space_bytes = 4000});
+  EXPECT_THROW(preprocess(full, options, word_lengths()), base::Error);
+  EXPECT_FALSE(disk.exists("/out.bin"));
+  EXPECT_GT(preprocess(disk, options, word_lengths()).bytes_resumed, 0);
+}
+
+// A real process, really killed, at random moments.
+TEST(Preprocess, GoesOnAfterKill) {
+  const Scratch scratch;
+  files::PosixFileSystem disk;
+  const std::string input = scratch.write("in.txt", some_text(60));
+  const auto start = std::chrono::steady_clock::now();
+  preprocess(disk, options_of(input, scratch / "expected"), word_lengths(300));
+  const auto whole_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count();
+  std::mt19937 random(5);
+  int killed = 0;
+  for (int round = 0; round < 4; ++round) {
+    const std::string prefix = scratch / ("out" + std::to_string(round));
+    for (bool done = false; !done;) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        preprocess(disk, options_of(input, prefix), word_lengths(300));
+        ::_exit(0);
+      }
+      ::usleep(static_cast<useconds_t>(whole_us / 4 + static_cast<int64_t>(random()) % whole_us));
+      ::kill(child, SIGKILL);
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      done = WIFEXITED(status);
+      killed += !done;
+    }
+    EXPECT_TRUE(output_of(disk, prefix) == output_of(disk, scratch / "expected"));
+  }
+  EXPECT_GT(killed, 0);
+}
+
+}  // namespace
+}  // namespace metroplex::data

@@ -1,0 +1,116 @@
+#include "data/sampler.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace metroplex::data {
+namespace {
+
+SamplerOptions options_of(SamplerType type, int64_t total, int64_t consumed, int64_t micro, int64_t dp) {
+  SamplerOptions options;
+  options.type = type;
+  options.total_samples = total;
+  options.consumed_samples = consumed;
+  options.micro_batch_size = micro;
+  options.dp_size = dp;
+  return options;
+}
+
+// The sets of samples of `steps` global steps, all ranks together.
+std::vector<std::set<int64_t>> steps_of(SamplerOptions options, int steps) {
+  std::vector<Sampler> ranks;
+  for (options.dp_index = 0; options.dp_index < options.dp_size; ++options.dp_index) ranks.emplace_back(options);
+  std::vector<std::set<int64_t>> out(static_cast<size_t>(steps));
+  std::vector<int64_t> batch;
+  for (auto& step : out) {
+    for (Sampler& rank : ranks) {
+      if (rank.next(batch)) step.insert(batch.begin(), batch.end());
+    }
+  }
+  return out;
+}
+
+TEST(Sampler, GoesOnAnywhereAsIfItHadNeverStopped) {
+  for (const auto type : {SamplerType::single, SamplerType::cyclic}) {
+    for (const bool sharding : {true, false}) {
+      auto options = options_of(type, 50, 0, 3, 4);
+      options.data_sharding = sharding;
+      const int steps = type == SamplerType::single ? 4 : 11;
+      const auto whole = steps_of(options, steps);
+      for (int stop = 1; stop < steps; ++stop) {
+        options.consumed_samples = 12 * stop;
+        const auto rest = steps_of(options, steps - stop);
+        for (int i = 0; i + stop < steps; ++i)
+          EXPECT_EQ(rest[static_cast<size_t>(i)], whole[static_cast<size_t>(i + stop)])
+              << "stop " << stop << " step " << i;
+      }
+    }
+  }
+}
+
+TEST(Sampler, GoesOnWithAnotherNumberOfRanksUnlessDataIsSharded) {
+  for (const auto type : {SamplerType::single, SamplerType::cyclic}) {
+    auto options = options_of(type, 48, 0, 2, 4);
+    options.data_sharding = false;
+    const auto whole = steps_of(options, 6);
+    options.consumed_samples = 24;
+    options.dp_size = 2;
+    options.micro_batch_size = 4;
+    const auto rest = steps_of(options, 3);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rest[i], whole[i + 3]) << i;
+  }
+}
+
+TEST(Sampler, GivesEverySampleOncePerEpoch) {
+  for (const bool sharding : {true, false}) {
+    auto options = options_of(SamplerType::cyclic, 24, 0, 2, 3);
+    options.data_sharding = sharding;
+    const auto steps = steps_of(options, 8);
+    for (size_t epoch = 0; epoch < 2; ++epoch) {
+      std::set<int64_t> seen;
+      for (size_t i = 0; i < 4; ++i) seen.insert(steps[4 * epoch + i].begin(), steps[4 * epoch + i].end());
+      EXPECT_EQ(seen.size(), 24u);
+    }
+    EXPECT_NE(steps[0], steps[4]) << "each epoch has an order of its own";
+  }
+}
+
+TEST(Sampler, GivesAllRanksEquallyManyBatchesWhenTheEpochDoesNotDivide) {
+  auto options = options_of(SamplerType::cyclic, 30, 0, 2, 4);
+  options.data_sharding = false;
+  std::vector<int64_t> batch;
+  for (options.dp_index = 0; options.dp_index < 4; ++options.dp_index) {
+    Sampler sampler(options);
+    int batches = 0;
+    while (!sampler.at_epoch_end()) batches += sampler.next(batch);
+    EXPECT_EQ(batches, 3) << "rank " << options.dp_index;
+  }
+}
+
+TEST(Sampler, EndsTheSingleWalk) {
+  Sampler sampler(options_of(SamplerType::single, 7, 0, 2, 1));
+  std::vector<int64_t> batch;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(sampler.next(batch));
+  EXPECT_FALSE(sampler.next(batch));
+  EXPECT_TRUE(batch.empty());
+  EXPECT_FALSE(sampler.next(batch));
+}
+
+TEST(Sampler, RefusesWhatCannotBe) {
+  EXPECT_THROW(Sampler(options_of(SamplerType::single, 0, 0, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 10, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 0, 0, 1)), base::Error);
+  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, -1, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(options_of(SamplerType::cyclic, 7, 0, 4, 2)), base::Error);
+  EXPECT_THROW(Sampler(options_of(SamplerType::cyclic, 16, 3, 2, 2)), base::Error);
+}
+
+TEST(Sampler, RefusesAGlobalBatchThatDoesNotDivide) {
+  EXPECT_THROW(global_batch_indices(0, 10, options_of(SamplerType::single, 100, 0, 2, 4)), base::Error);
+}
+
+}  // namespace
+}  // namespace metroplex::data

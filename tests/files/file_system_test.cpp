@@ -1,0 +1,206 @@
+#include "files/file_system.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "files/checksum.h"
+#include "files/dtype.h"
+#include "files/fault_file_system.h"
+#include "files/memory_file_system.h"
+
+namespace metroplex::files {
+namespace {
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "metroplex_files_XXXXXX").string();
+    path = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+void put(FileSystem& disk, const std::string& path, const std::string& text, bool sync = false) {
+  auto file = disk.create(path);
+  file->write(text.data(), text.size());
+  if (sync) file->sync();
+  file->close();
+}
+
+void exercise(FileSystem& disk, const std::string& root) {
+  disk.make_directories(root + "/a/b");
+  EXPECT_TRUE(disk.is_directory(root + "/a/b"));
+  put(disk, root + "/a/b/one", "first");
+  put(disk, root + "/a/b/two", "");
+  EXPECT_EQ(disk.list(root + "/a/b"), (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(disk.read(root + "/a/b/one"), "first");
+  EXPECT_EQ(disk.read(root + "/a/b/two"), "");
+  disk.rename(root + "/a/b/one", root + "/a/b/two");
+  EXPECT_EQ(disk.read(root + "/a/b/two"), "first");
+  EXPECT_FALSE(disk.exists(root + "/a/b/one"));
+  disk.replace_file(root + "/a/b/two", "second");
+  EXPECT_EQ(disk.read(root + "/a/b/two"), "second");
+  EXPECT_EQ(disk.list(root + "/a/b").size(), 1u) << "a temporary file was left";
+  EXPECT_THROW(disk.remove(root + "/a"), base::Error) << "the directory is not empty";
+  EXPECT_THROW(disk.map(root + "/nothing"), base::Error);
+  EXPECT_THROW(disk.map(root + "/a"), base::Error);
+  EXPECT_THROW(disk.list(root + "/nothing"), base::Error);
+  EXPECT_THROW(disk.create(root + "/nothing/x"), base::Error);
+  auto lock = disk.try_lock(root + "/lock");
+  EXPECT_NE(lock, nullptr);
+  EXPECT_EQ(disk.try_lock(root + "/lock"), nullptr);
+  lock.reset();
+  EXPECT_NE(disk.try_lock(root + "/lock"), nullptr);
+  disk.remove_tree(root + "/a");
+  EXPECT_FALSE(disk.exists(root + "/a"));
+}
+
+TEST(FileSystem, TheRealDiskAndTheOneInMemoryBehaveAlike) {
+  TemporaryDirectory directory;
+  PosixFileSystem real;
+  exercise(real, directory.path);
+  MemoryFileSystem memory;
+  memory.make_directory("/r");
+  exercise(memory, "/r");
+}
+
+TEST(FileSystem, AnErrorNamesPathAndCause) {
+  PosixFileSystem disk;
+  try {
+    disk.read("/no/such/file");
+    FAIL();
+  } catch (const base::Error& error) {
+    EXPECT_EQ(error.room(), "files");
+    EXPECT_NE(std::string(error.what()).find("/no/such/file"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("No such file"), std::string::npos);
+  }
+}
+
+TEST(FileSystem, ARealWriteThatReachesTheLimitThrowsAndKeepsTheProcess) {
+  TemporaryDirectory directory;
+  struct rlimit old;
+  getrlimit(RLIMIT_FSIZE, &old);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit limit {
+    1000, old.rlim_max
+  };
+  setrlimit(RLIMIT_FSIZE, &limit);
+  PosixFileSystem disk;
+  EXPECT_THROW(put(disk, directory.path + "/f", std::string(1500, 'x')), base::Error);
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(disk.read(directory.path + "/f").size(), 1000u) << "the short write before it was taken";
+}
+
+TEST(MemoryFileSystem, APowerCutKeepsWhatWasSyncedAndNothingElse) {
+  MemoryFileSystem disk;
+  put(disk, "/synced", "abc", true);
+  put(disk, "/data_only", "abc");
+  disk.sync_directory("/");
+  put(disk, "/name_lost", "abc", true);
+  const auto after = disk.after_power_cut(0);
+  EXPECT_EQ(after->read("/synced"), "abc");
+  EXPECT_EQ(after->read("/data_only"), "");
+  EXPECT_FALSE(after->exists("/name_lost"));
+  EXPECT_EQ(disk.after_kill()->read("/name_lost"), "abc");
+}
+
+TEST(MemoryFileSystem, ARenameIsLostUntilTheDirectoryIsSynced) {
+  MemoryFileSystem disk;
+  put(disk, "/old", "old", true);
+  put(disk, "/new", "new", true);
+  disk.sync_directory("/");
+  disk.rename("/new", "/old");
+  EXPECT_EQ(disk.after_power_cut(0)->read("/old"), "old");
+  disk.sync_directory("/");
+  EXPECT_EQ(disk.after_power_cut(0)->read("/old"), "new");
+}
+
+TEST(FaultFileSystem, ReplaceFileHoldsOldOrNewWhateverHappens) {
+  for (int64_t crash = 0;; ++crash) {
+    MemoryFileSystem disk;
+    put(disk, "/f", "old contents", true);
+    disk.sync_directory("/");
+    FaultFileSystem faulty(disk, {.crash_at_call = crash, .short_writes = true});
+    bool crashed = false;
+    try {
+      faulty.replace_file("/f", "new contents of another length");
+    } catch (const SimulatedCrash&) { crashed = true; }
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const std::string text = disk.after_power_cut(seed)->read("/f");
+      const bool is_new = text == "new contents of another length";
+      EXPECT_TRUE(is_new || (crashed && text == "old contents"))
+          << "crash at call " << crash << ", seed " << seed << ": " << text;
+    }
+    if (!crashed) {
+      EXPECT_GE(crash, 9) << "create, 5 short writes, sync, close, rename, sync of the directory";
+      break;
+    }
+  }
+}
+
+TEST(FaultFileSystem, AFullDiskTakesThePartThatFitsAndThenThrows) {
+  MemoryFileSystem disk;
+  FaultFileSystem faulty(disk, {.space_bytes = 4});
+  EXPECT_THROW(put(faulty, "/f", "abcdef"), base::Error);
+  EXPECT_EQ(disk.read("/f"), "abcd");
+}
+
+TEST(FaultFileSystem, OneCallFailsAndTheNextWorks) {
+  MemoryFileSystem disk;
+  FaultFileSystem faulty(disk, {.fail_at_call = 1});
+  EXPECT_THROW(put(faulty, "/f", "x"), base::Error);
+  EXPECT_NO_THROW(put(faulty, "/f", "x"));
+  EXPECT_EQ(faulty.calls(), 2 + 3);
+}
+
+// Known answers from the xxhash package for Python.
+TEST(Checksum, GivesTheKnownAnswersWholeAndInParts) {
+  std::string long_text(10000, '\0');
+  for (size_t i = 0; i < long_text.size(); ++i) long_text[i] = static_cast<char>(i % 251);
+  EXPECT_EQ(to_hex(checksum("", 0)), "99aa06d3014798d86001c324468d497f");
+  EXPECT_EQ(to_hex(checksum("metroplex", 9)), "dbd871f3e509a8d272c72eeef941f55a");
+  EXPECT_EQ(to_hex(checksum(long_text.data(), long_text.size())), "89dec82a789965e61cb3abee1c2fc1c4");
+  ChecksumStream stream;
+  for (size_t at = 0; at < long_text.size(); at += 777)
+    stream.add(long_text.data() + at, std::min<size_t>(777, long_text.size() - at));
+  EXPECT_EQ(to_hex(stream.sum()), "89dec82a789965e61cb3abee1c2fc1c4");
+  Checksum back;
+  EXPECT_TRUE(from_hex("89dec82a789965e61cb3abee1c2fc1c4", back));
+  EXPECT_EQ(back, stream.sum());
+  EXPECT_FALSE(from_hex("89DEC82a789965e61cb3abee1c2fc1c4", back));
+  EXPECT_FALSE(from_hex("89dec82a789965e61cb3abee1c2fc1c", back));
+}
+
+TEST(Dtype, NamesAndSizesAgreeBothWays) {
+  for (int i = 0; i <= static_cast<int>(Dtype::kU64); ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    EXPECT_EQ(dtype_from_name(dtype_name(dtype)), dtype);
+  }
+  EXPECT_EQ(dtype_from_name("f32"), std::nullopt);
+  EXPECT_STREQ(dtype_name(Dtype::kI16), "I16");
+  EXPECT_EQ(dtype_bits(Dtype::kF8E5M2Fnuz), 8);
+  EXPECT_STREQ(dtype_name(Dtype::kU64), "U64");
+}
+
+TEST(Dtype, ReadsHalfPrecisionExactly) {
+  const uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff, 0x7c00, 0x8000};
+  const double values[] = {1.0, -2.0, 0x1p-24, 65504.0, HUGE_VAL, -0.0};
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(element_as_double(Dtype::kF16, reinterpret_cast<const std::byte*>(halves), i), values[i]);
+  }
+  const uint16_t brain = 0x3f80;
+  EXPECT_EQ(element_as_double(Dtype::kBF16, reinterpret_cast<const std::byte*>(&brain), 0), 1.0);
+  EXPECT_THROW(element_as_double(Dtype::kF4, reinterpret_cast<const std::byte*>(&brain), 0), base::Error);
+}
+
+}  // namespace
+}  // namespace metroplex::files

@@ -1,0 +1,247 @@
+// Every model over a tensor-parallel group, with and without sequence parallelism, against one rank in float64.
+#include <fstream>
+
+#include "base/error.h"
+#include "models/tools.h"
+#include "nn/attention.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Variant {
+  std::string name;
+  config::Model model;
+  double label_smoothing = 0;
+  bool documents = false, mask = false;
+};
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  all.push_back({"gpt", small_gpt()});
+  all.push_back({"llama", small_llama()});
+  Variant dropout{"gpt with dropout and smoothing", small_gpt(), 0.1};
+  dropout.model.attention_dropout = 0.2;
+  dropout.model.hidden_dropout = 0.3;
+  dropout.model.num_tokentypes = 2;
+  dropout.model.activation = "gelu_tanh";
+  all.push_back(dropout);
+  Variant rich{"llama with qk norm, dropout and documents", small_llama(), 0.05, true};
+  rich.model.qk_layernorm = true;
+  rich.model.attention_dropout = 0.15;
+  rich.model.add_qkv_bias = true;
+  rich.model.rotary_percent = 0.5;
+  rich.model.untie_embeddings_and_output_weights = false;
+  all.push_back(rich);
+  Variant codegeex{"codegeex with a mask", small_gpt(), 0, false, true};
+  codegeex.model.family = "codegeex";
+  codegeex.model.hidden_dropout = 0.1;
+  all.push_back(codegeex);
+  Variant squared{"gpt with squared relu and head size 16", small_gpt(), 0, true, true};
+  squared.model.kv_channels = 16;
+  squared.model.activation = "squared_relu";
+  squared.model.position_embedding_type = "none";
+  all.push_back(squared);
+  return all;
+}
+
+constexpr int64_t kVocab = 53;  // padded to 56, 64 or 64: with tp 4 the last rank holds 5 real rows of 16
+
+nn::Microbatch batch_of(const Variant& variant) {
+  nn::Microbatch batch = small_batch(3, 8, kVocab);
+  if (variant.documents) batch.document_ids = at::tensor({0, 0, 0, 1, 1, 1, 1, 2}, at::kLong).expand({3, 8}).contiguous();
+  if (variant.mask) {
+    batch.attention_mask = at::ones({8, 8}, at::kBool).triu(1).view({1, 1, 8, 8}).clone();
+    batch.attention_mask.select(3, 2).slice(2, 4).fill_(true);  // position 2 is hidden from the later ones
+  }
+  if (variant.model.num_tokentypes > 0) batch.tokentype_ids = batch.tokens % 2;
+  return batch;
+}
+
+models::ModelContext context_of(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
+  models::ModelContext context;
+  context.model = variant.model;
+  context.vocab_size = kVocab;
+  context.label_smoothing = variant.label_smoothing;
+  context.dtype = at::kDouble;
+  context.tp = tp;
+  context.sequence_parallel = sequence_parallel;
+  return context;
+}
+
+struct Outcome {
+  double loss = 0;
+  std::map<std::string, at::Tensor> weights, gradients;
+  at::Tensor logits;
+};
+
+Outcome run_model(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
+  const Segments segments = models::build_stage(context_of(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
+  const auto params = params_of(segments);
+  give_main_grad(params);
+  Outcome outcome;
+  nn::Microbatch batch = batch_of(variant);
+  outcome.loss = train_step(segments, batch, 0.25);
+  for (nn::Param* param : params) {
+    outcome.weights[param->name] = whole(*param, param->data, tp);
+    outcome.gradients[param->name] = whole_gradient(*param, tp);
+  }
+  batch.labels = at::Tensor();
+  batch.training = false;
+  outcome.logits = evaluate(segments, batch);
+  return outcome;
+}
+
+TEST(LayoutsRanks, LossGradientsAndLogitsAreThoseOfOneRank) {
+  for (const Variant& variant : variants()) {
+    const Outcome one = run_model(variant, {}, false);
+    EXPECT_GT(one.loss, 0);
+    for (const int tp : {2, 4}) {
+      for (const bool sequence_parallel : {false, true}) {
+        SCOPED_TRACE(variant.name + ", tp " + std::to_string(tp) + (sequence_parallel ? " sp" : ""));
+        run_ranks(tp, [&](const comm::World& world) {
+          const Outcome got = run_model(variant, world.groups().tp, sequence_parallel);
+          EXPECT_NEAR(got.loss, one.loss, 1e-12 * one.loss);
+          EXPECT_LT(relative_difference(got.logits, one.logits), 1e-12);
+          ASSERT_EQ(got.gradients.size(), one.gradients.size());
+          for (const auto& [name, gradient] : one.gradients) {
+            EXPECT_TRUE(at::equal(got.weights.at(name), one.weights.at(name))) << name;
+            EXPECT_LT(relative_difference(got.gradients.at(name), gradient), 1e-11) << name;
+            // Biases of keys move all scores of a row alike: their gradient is zero but for rounding.
+            EXPECT_GT(largest(gradient), 0) << name;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
+  for (const Variant& variant : variants()) {
+    SCOPED_TRACE(variant.name);
+    const Outcome one = run_model(variant, {}, false);
+    const models::ModelContext context = context_of(variant, {}, false);
+    Segments chain = models::build_stage(context, {0, 1, true, false});
+    for (const models::StageSlice& slice : {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false}, models::StageSlice{2, 0, false, true}}) {
+      for (auto& segment : models::build_stage(context, slice)) chain.push_back(std::move(segment));
+    }
+    const auto params = params_of(chain);
+    give_main_grad(params);
+    EXPECT_DOUBLE_EQ(train_step(chain, batch_of(variant), 0.25), one.loss);
+    at::Tensor tied;
+    for (nn::Param* param : params) {
+      EXPECT_TRUE(at::equal(param->data.narrow(0, 0, param->global_shape[0]), one.weights.at(param->name))) << param->name;
+      if (param->name != "embedding.word_embeddings.weight" || !variant.model.tied()) {
+        EXPECT_LT(relative_difference(param->main_grad.narrow(0, 0, param->global_shape[0]), one.gradients.at(param->name)), 1e-13) << param->name;
+      } else {
+        EXPECT_EQ(param->tied_copy, tied.defined());
+        tied = tied.defined() ? tied + param->main_grad : param->main_grad;
+      }
+    }
+    EXPECT_EQ(tied.defined(), variant.model.tied());
+    if (tied.defined()) {
+      EXPECT_LT(relative_difference(tied.narrow(0, 0, kVocab), one.gradients.at("embedding.word_embeddings.weight")), 1e-13);
+    }
+  }
+}
+
+TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
+  for (const Variant& variant : variants()) {
+    const Segments segments = models::build_stage(context_of(variant, {}, false), {0, variant.model.num_layers, true, true});
+    const auto params = params_of(segments);
+    give_main_grad(params);
+    std::map<std::string, int> uses;
+    for (nn::Param* param : params) param->on_use = [&uses, param] { ++uses[param->name]; };
+    train_step(segments, batch_of(variant), 1.0);
+    for (nn::Param* param : params) EXPECT_EQ(uses[param->name], param->uses_per_microbatch) << variant.name << ": " << param->name;
+  }
+}
+
+TEST(Dropout, StepAndSampleChooseTheMaskAndEvaluationHasNone) {
+  Variant variant = variants()[2];
+  const Segments segments = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
+  give_main_grad(params_of(segments));
+  nn::Microbatch batch = batch_of(variant);
+  const double loss = train_step(segments, batch, 1.0);
+  EXPECT_EQ(train_step(segments, batch, 1.0), loss);
+  batch.step += 1;
+  EXPECT_NE(train_step(segments, batch, 1.0), loss);
+  batch.step -= 1;
+  batch.sample_ids = batch.sample_ids + 1;
+  EXPECT_NE(train_step(segments, batch, 1.0), loss);
+  batch.training = false;
+  const double quiet = train_step(segments, batch, 1.0);
+  variant.model.attention_dropout = variant.model.hidden_dropout = 0;
+  const Segments without = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
+  give_main_grad(params_of(without));
+  batch.training = true;
+  EXPECT_DOUBLE_EQ(train_step(without, batch, 1.0), quiet);
+}
+
+TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {
+  for (const Variant& variant : variants()) {
+    if (variant.mask || variant.documents) continue;
+    for (const int tp : {1, 2}) {
+      SCOPED_TRACE(variant.name);
+      run_ranks(tp, [&](const comm::World& world) {
+        const Segments segments = models::build_stage(context_of(variant, world.groups().tp, false), {0, 2, true, true});
+        nn::Microbatch batch = small_batch(2, 9, kVocab);
+        batch.labels = batch.position_ids = at::Tensor();
+        batch.training = false;
+        const at::Tensor tokens = batch.tokens, expected = evaluate(segments, batch);
+        nn::KvCache cache;
+        batch.cache = &cache;
+        for (const int64_t count : {int64_t{4}, int64_t{1}, int64_t{3}, int64_t{1}}) {
+          batch.tokens = tokens.narrow(1, cache.length, count).contiguous();
+          EXPECT_LT(relative_difference(evaluate(segments, batch), expected.narrow(0, cache.length, count)), 1e-12);
+          cache.length += count;
+        }
+      });
+    }
+  }
+}
+
+TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
+  models::ModelContext context = context_of({"", small_gpt()}, {}, false);
+  context.model.family = "gtp";
+  try {
+    models::build_stage(context, {0, 2, true, true});
+    FAIL();
+  } catch (const base::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean 'gpt'"), std::string::npos) << error.what();
+  }
+  context.model.family = "llama";
+  EXPECT_THROW(models::build_stage(context, {0, 2, true, true}), base::Error);
+  context.model.family = "gpt";
+  EXPECT_THROW(models::build_stage(context, {1, 2, true, true}), base::Error);
+  context.model.activation = "tanh";
+  EXPECT_THROW(models::build_stage(context, {0, 2, true, true}), base::Error);
+  context.model = small_gpt();
+  const Segments segments = models::build_stage(context, {0, 2, true, true});
+  nn::Microbatch batch = small_batch(1, 17, kVocab);
+  EXPECT_THROW(evaluate(segments, batch), base::Error);  // 17 positions, 16 in the table
+  batch = small_batch(1, 8, kVocab);
+  batch.tokens[0][3] = kVocab;
+  EXPECT_THROW(evaluate(segments, batch), base::Error);
+  batch = small_batch(1, 8, kVocab);
+  batch.labels[0][3] = -1;
+  EXPECT_THROW(evaluate(segments, batch), base::Error);
+}
+
+TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
+  run_ranks(2, [&](const comm::World& world) {
+    models::ModelContext context = context_of({"", small_gpt()}, world.groups().tp, false);
+    context.model.sharded_initialization = true;
+    context.init_streams = nn::make_init_streams(nn::rng_seeds(1234, {world.groups().tp.index(), 0, 0, 0}));
+    const Segments segments = models::build_stage(context, {0, 2, true, true});
+    for (nn::Param* param : params_of(segments)) {
+      if (param->data.dim() < 2) continue;
+      const at::Tensor both = comm::all_gather(param->data.unsqueeze(0), 0, world.groups().tp);
+      EXPECT_EQ(at::equal(both[0], both[1]), !param->sharded()) << param->name;
+      EXPECT_NEAR(param->data.std().item<double>(), param->init == nn::Init::normal ? 0.02 : 0.01, 0.004) << param->name;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test

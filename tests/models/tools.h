@@ -1,0 +1,78 @@
+// Runs whole models on one group, segment by segment, as a stage does.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/registry.h"
+#include "nn/tools.h"
+
+namespace metroplex::test {
+
+using Segments = std::vector<std::unique_ptr<nn::Segment>>;
+
+inline std::vector<nn::Param*> params_of(const Segments& segments) {
+  std::vector<nn::Param*> params;
+  for (const auto& segment : segments) segment->collect_params(params);
+  return params;
+}
+
+// Forward and backward of one microbatch; the loss is scaled by `factor` in backward. Returns the summed loss.
+inline double train_step(const Segments& segments, const nn::Microbatch& batch, double factor) {
+  std::vector<nn::SegmentRun> runs(segments.size());
+  at::Tensor x;
+  for (size_t i = 0; i < segments.size(); ++i) x = nn::run_forward(*segments[i], x, batch, &runs[i]);
+  const double loss = x.item<double>();
+  at::Tensor dy = at::full({}, factor, x.options());
+  for (size_t i = segments.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
+  EXPECT_FALSE(dy.defined());
+  return loss;
+}
+
+inline at::Tensor evaluate(const Segments& segments, const nn::Microbatch& batch) {
+  at::Tensor x;
+  for (const auto& segment : segments) x = nn::run_forward(*segment, x, batch, nullptr);
+  return x;
+}
+
+inline config::Model small_gpt() {
+  config::Model model;
+  model.num_layers = 2;
+  model.hidden_size = 32;
+  model.num_attention_heads = 4;
+  model.max_position_embeddings = 16;
+  model.make_vocab_size_divisible_by = 8;
+  return model;
+}
+
+inline config::Model small_llama() {
+  config::Model model = small_gpt();
+  model.family = "llama";
+  model.num_attention_heads = 8;
+  model.num_query_groups = 4;
+  model.ffn_hidden_size = 48;
+  model.position_embedding_type = "rope";
+  model.normalization = "RMSNorm";
+  model.activation = "silu";
+  model.gated_linear_unit = true;
+  model.add_bias_linear = false;
+  model.untie_embeddings_and_output_weights = true;
+  return model;
+}
+
+inline nn::Microbatch small_batch(int64_t b, int64_t s, int64_t vocab) {
+  nn::Microbatch batch;
+  const at::Tensor n = at::arange(b * (s + 1), at::kLong).view({b, s + 1});
+  const at::Tensor text = (n * 37 + n * n % 11 + 5) % vocab;
+  batch.tokens = text.narrow(1, 0, s).contiguous();
+  batch.labels = text.narrow(1, 1, s).contiguous();
+  batch.loss_mask = ((n.narrow(1, 0, s) % 7) != 3).to(at::kDouble);
+  batch.position_ids = at::arange(s, at::kLong).expand({b, s}).contiguous();
+  batch.sample_ids = at::arange(b, at::kLong) + 40;
+  batch.step = 3;
+  return batch;
+}
+
+}  // namespace metroplex::test

@@ -1,0 +1,131 @@
+#include "parity/spec.h"
+
+#include <fstream>
+#include <set>
+
+#include "base/error.h"
+#include "config/validate.h"
+
+namespace metroplex::parity {
+namespace {
+
+using Json = nlohmann::json;
+
+void refuse_unknown(const Json& object, const std::set<std::string>& known, const std::string& where) {
+  for (const auto& [key, value] : object.items()) {
+    MPX_CHECK(known.count(key), "parity", where, ".", key, " = ", value.dump(), " is not something this build can replay");
+  }
+}
+
+void read_model(const Json& m, config::Config& c) {
+  refuse_unknown(m, {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "ffn_hidden_size", "tied",
+                     "activation", "position_embedding_type", "normalization", "gated_linear_unit", "add_bias_linear", "add_qkv_bias",
+                     "qk_layernorm", "rotary_base", "rotary_percent", "layernorm_epsilon", "kind", "max_position_embeddings"},
+                 "config.model");
+  const std::string kind = m.value("kind", "gpt");
+  MPX_CHECK(kind == "gpt" || kind == "llama", "parity", "config.model.kind '", kind, "' is not something this build can replay");
+  config::Model& out = c.model;
+  const bool rope = m.value("position_embedding_type", "learned_absolute") == "rope";
+  out.family = rope ? "llama" : "gpt";
+  out.num_layers = m.at("num_layers");
+  out.hidden_size = m.at("hidden_size");
+  out.num_attention_heads = m.at("num_attention_heads");
+  out.num_query_groups = m.value("num_query_groups", int64_t{0});
+  out.kv_channels = m.value("kv_channels", int64_t{0});
+  out.ffn_hidden_size = m.value("ffn_hidden_size", 4 * out.hidden_size);
+  out.untie_embeddings_and_output_weights = !m.value("tied", true);
+  out.activation = m.value("activation", "gelu");
+  out.position_embedding_type = m.value("position_embedding_type", "learned_absolute");
+  out.normalization = m.value("normalization", "LayerNorm");
+  out.gated_linear_unit = m.value("gated_linear_unit", false);
+  out.add_bias_linear = m.value("add_bias_linear", true);
+  out.add_qkv_bias = m.value("add_qkv_bias", false);
+  out.qk_layernorm = m.value("qk_layernorm", false);
+  out.rotary_base = m.value("rotary_base", 10000.0);
+  out.rotary_percent = m.value("rotary_percent", 1.0);
+  out.layernorm_epsilon = m.value("layernorm_epsilon", 1e-5);
+  out.make_vocab_size_divisible_by = 1;
+}
+
+// Options under Megatron's names that do not change what is computed here, and those that do.
+void read_cfg(const Json& cfg, config::Config& c) {
+  refuse_unknown(cfg, {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split",
+                       "account_for_loss_in_pipeline_split", "calculate_per_token_loss", "microbatch_group_size_per_vp_stage",
+                       "deallocate_pipeline_outputs"},
+                 "config.cfg");
+  c.parallel.decoder_first_pipeline_num_layers = cfg.value("num_layers_in_first_pipeline_stage", int64_t{0});
+  c.parallel.decoder_last_pipeline_num_layers = cfg.value("num_layers_in_last_pipeline_stage", int64_t{0});
+  c.parallel.account_for_embedding_in_pipeline_split = cfg.value("account_for_embedding_in_pipeline_split", false);
+  c.parallel.account_for_loss_in_pipeline_split = cfg.value("account_for_loss_in_pipeline_split", false);
+  c.train.calculate_per_token_loss = cfg.value("calculate_per_token_loss", false);
+  c.parallel.microbatch_group_size_per_vp_stage = cfg.value("microbatch_group_size_per_vp_stage", int64_t{0});
+}
+
+}  // namespace
+
+Spec read_spec(const std::string& path, int64_t nproc_override) {
+  std::ifstream stream(path);
+  MPX_CHECK(stream.good(), "parity", "cannot read ", path);
+  Spec spec;
+  spec.json = Json::parse(stream);
+  const Json& j = spec.json.at("config");
+  refuse_unknown(j, {"name", "vocab", "seq", "mbs", "gbs", "iters", "lr", "min_lr", "warmup_iters", "decay_style", "model", "nproc", "tp", "pp",
+                     "vpp", "sp", "ep", "etp", "ssd", "mask_last", "wd", "clip", "optimizer", "precision", "cfg", "dist_opt"},
+                 "config");
+  MPX_CHECK(j.value("precision", "fp32") == "fp32", "parity", "config.precision ", j.at("precision").dump(), " is not something this build can replay");
+  MPX_CHECK(!j.value("dist_opt", false), "parity", "config.dist_opt is not something this build can replay");
+  MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity", "config.ep is not something this build can replay");
+  spec.nproc = nproc_override > 0 ? nproc_override : j.value("nproc", int64_t{1});
+  spec.vocab = j.at("vocab");
+  spec.seq = j.at("seq");
+  spec.mbs = j.at("mbs");
+  spec.gbs = j.at("gbs");
+  spec.iters = j.at("iters");
+  spec.mask_last = j.value("mask_last", int64_t{0});
+
+  config::Config& c = spec.config;
+  read_model(j.at("model"), c);
+  read_cfg(j.value("cfg", Json::object()), c);
+  c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
+  c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
+  c.parallel.virtual_pipeline_model_parallel_size = j.contains("vpp") && !j.at("vpp").is_null() ? j.at("vpp").get<int64_t>() : 1;
+  c.parallel.sequence_parallel = j.value("sp", false);
+  c.parallel.overlap_p2p_comm = c.parallel.vpp() > 1;
+  c.model.vocab_size = spec.vocab;
+  c.train.seq_length = spec.seq;
+  c.train.micro_batch_size = spec.mbs;
+  c.train.global_batch_size = spec.gbs;
+  c.train.train_iters = spec.iters;
+  c.train.log_num_zeros_in_grad = true;
+  c.optim.optimizer = j.value("optimizer", "adam");
+  c.optim.lr = j.at("lr");
+  c.optim.min_lr = j.at("min_lr");
+  c.optim.lr_warmup_iters = j.value("warmup_iters", int64_t{2});
+  c.optim.lr_decay_style = j.value("decay_style", "cosine");
+  c.optim.weight_decay = j.value("wd", 0.01);
+  c.optim.clip_grad = j.value("clip", 1.0);
+  c.data.mock_data = true;  // the rules want a source of data; the recipe's tokens are fed directly
+  c.run.nproc = spec.nproc;
+  c = config::resolved(c, spec.nproc);
+  config::check(c, spec.nproc);
+  return spec;
+}
+
+double recipe_weight(const std::string& name, bool one_dimensional, int64_t index) {
+  uint32_t hash = ~0u;  // CRC-32 (zlib's) of the name
+  for (const char c : name) {
+    hash ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) hash = (hash >> 1) ^ ((hash & 1) ? 0xEDB88320u : 0u);
+  }
+  uint32_t x = static_cast<uint32_t>(static_cast<uint64_t>(index) * 2654435761ull + static_cast<uint32_t>(~hash));
+  x ^= x >> 15;
+  x = static_cast<uint32_t>(uint64_t{x} * 2246822519ull);
+  x ^= x >> 13;
+  const double u = (static_cast<double>(x) / 4294967296.0 - 0.5) * 2.0;
+  if (name.size() >= 4 && name.compare(name.size() - 4, 4, "bias") == 0) return 0.02 * u;
+  return one_dimensional ? 1.0 + 0.1 * u : 0.08 * u;
+}
+
+int64_t recipe_token(int64_t n, int64_t t, int64_t vocab) { return (37 * n + 11 * t + (n * t) % 17 + (t * t) % 5) % vocab; }
+
+}  // namespace metroplex::parity

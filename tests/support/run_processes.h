@@ -1,0 +1,56 @@
+// Runs the calling test's body on N ranks as processes over gloo: the test program starts itself once a rank with
+// only this test. In the parent the result of the launcher comes back; in a rank the body runs and nothing comes
+// back.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+
+#include "comm/launch.h"
+#include "comm/spawn.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+
+struct ProcessesOptions {
+  comm::ProcessOptions process{};
+  std::chrono::milliseconds grace{800};
+};
+
+inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layout& layout, const comm::RankBody& body,
+                                                      const ProcessesOptions& options = {}) {
+  const topology::RankGrid grid = grid_of(num_ranks, layout);
+  if (const auto launch = comm::launch_from_environment()) {
+    try {
+      comm::run_process(*launch, grid, options.process, [&](const comm::World& world) {
+        body(world);
+        if (testing::Test::HasFailure()) throw base::Error("test", "an expectation failed");
+      });
+    } catch (...) {
+      // Running the static destructors of libtorch would take longer than everything before.
+      const std::string cause = comm::cause_of(std::current_exception()) + "\n";
+      [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, cause.data(), cause.size());
+      ::_exit(3);
+    }
+    return std::nullopt;
+  }
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  comm::SpawnOptions spawn;
+  spawn.command = {"/proc/self/exe", std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name(),
+                   "--gtest_brief=1"};
+  spawn.num_processes = num_ranks;
+  spawn.grace = options.grace;
+  spawn.describe = comm::describe_in(grid);
+  return comm::spawn_processes(spawn);
+}
+
+// For tests that expect success.
+inline void run_processes_well(int num_ranks, const Layout& layout, const comm::RankBody& body) {
+  const auto result = run_processes(num_ranks, layout, body);
+  if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
+}
+
+}  // namespace metroplex::test

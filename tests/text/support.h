@@ -1,0 +1,53 @@
+// What the tests of text/ share: the folders of vectors, and base64.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace metroplex::text::testing {
+
+// Folders under tests/vectors/tokenizers that hold a cases.json, sorted.
+std::vector<std::string> vector_folders();
+
+nlohmann::json read_json(const std::string& path);
+std::string read_file(const std::string& path);
+bool exists(const std::string& path);
+
+// The bytes of a case: its text, or text_base64.
+std::string case_text(const nlohmann::json& item);
+
+// A folder of its own under the system's temporary folder, removed with all it holds.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  // Writes a file in it and returns its path.
+  std::string write(const std::string& name, std::string_view content) const;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// The message of the base::Error that `action` throws; "" when it throws none.
+template <class Action>
+std::string error_of(Action action);
+
+}  // namespace metroplex::text::testing
+
+#include "base/error.h"
+
+template <class Action>
+std::string metroplex::text::testing::error_of(Action action) {
+  try {
+    action();
+  } catch (const base::Error& error) {
+    return error.what();
+  }
+  return "";
+}

@@ -1,0 +1,240 @@
+// What the vectors do not say: other steps of a tokenizer.json, errors, text that is not UTF-8, threads, training.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "text/bpe_merges.h"
+#include "text/json_tokenizer.h"
+#include "text/load_tokenizer.h"
+#include "text/sentencepiece_train.h"
+#include "text/support.h"
+#include "text/utf8.h"
+
+namespace metroplex::text {
+namespace {
+
+using testing::error_of;
+using testing::TemporaryFolder;
+using Ids = std::vector<int32_t>;
+
+constexpr const char* kBad = "\xEF\xBF\xBD";  // U+FFFD
+
+// A tokenizer over the bytes of ASCII and a few merges, with parts of the file given.
+std::string small_json(const std::string& parts = "", const std::string& model_parts = "") {
+  return R"({"added_tokens": [{"id": 9, "content": "<end>", "special": true, "normalized": false}],
+    )" + parts + R"("model": {"type": "BPE", )" + model_parts + R"("vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "x": 5, " ": 6, "1": 7, "2": 8},
+    "merges": ["a b", "ab c"]}})";
+}
+
+std::unique_ptr<Tokenizer> load_small(const std::string& parts = "", const std::string& model_parts = "") {
+  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(small_json(parts, model_parts), "small"), SpecialNames{},
+                                         InvalidUtf8::error);
+}
+
+TEST(Utf8, FindsTheFirstBadByte) {
+  EXPECT_EQ(valid_utf8_prefix("plain and \xC3\xA9 and \xF0\x9F\x98\x80"), 21u);
+  EXPECT_EQ(valid_utf8_prefix("ab\xFF" "c"), 2u);
+  EXPECT_EQ(valid_utf8_prefix("ab\xC3"), 2u);
+  EXPECT_EQ(valid_utf8_prefix("\xED\xA0\x80"), 0u) << "a surrogate";
+  EXPECT_EQ(valid_utf8_prefix("\xC0\x80"), 0u) << "not the shortest form";
+  EXPECT_EQ(valid_utf8_prefix("\xF4\x90\x80\x80"), 0u) << "above U+10FFFF";
+}
+
+// Table 3-11 of the Unicode standard.
+TEST(Utf8, ReplacesEachMaximalBadPartByOneMark) {
+  const std::string bad = kBad;
+  EXPECT_EQ(replace_invalid_utf8("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41"), bad + bad + bad + bad + "A");
+  EXPECT_EQ(replace_invalid_utf8("a\xED\xA0\x80z"), "a" + bad + bad + bad + "z");
+}
+
+TEST(Merges, GiveTheSameByScanningAndByHeap) {
+  MergeTable table;
+  uint32_t rank = 0;
+  for (int32_t left = 0; left < 6; ++left) {
+    for (int32_t right = 0; right < 6; ++right) {
+      if ((left * 7 + right * 3) % 4 == 0) table.set(left, right, {(rank * 11) % 17 + rank, (left + right * 2) % 6});
+      ++rank;
+    }
+  }
+  // A part that nothing merges with on either side, repeated: short it is scanned, long it goes through the heap.
+  MergeScratch scratch;
+  uint64_t state = 1;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int32_t> part, longer;
+    for (int i = 0; i < 20; ++i) part.push_back(static_cast<int32_t>((state = state * 6364136223846793005ull + 1) >> 40) % 6);
+    part.push_back(100);
+    for (int i = 0; i < 5; ++i) longer.insert(longer.end(), part.begin(), part.end());
+    merge_all(table, part, scratch);
+    merge_all(table, longer, scratch);
+    std::vector<int32_t> expected;
+    for (int i = 0; i < 5; ++i) expected.insert(expected.end(), part.begin(), part.end());
+    ASSERT_EQ(longer, expected) << round;
+  }
+}
+
+TEST(JsonTokenizerFile, DropsWhatItHasNoTokenForUnlessItNamesAnUnknownToken) {
+  EXPECT_EQ(load_small()->encode("abcZZa"), (Ids{4, 0}));
+  EXPECT_EQ(load_small("", R"("unk_token": "x", )")->encode("abcZZa"), (Ids{4, 5, 5, 0}));
+  EXPECT_EQ(load_small("", R"("unk_token": "x", "fuse_unk": true, )")->encode("abcZZa"), (Ids{4, 5, 0}));
+}
+
+TEST(JsonTokenizerFile, CutsDigitsAndSplitsAsItsBehaviorsSay) {
+  const auto with = [](const std::string& pre_tokenizer, const std::string& text) {
+    return load_small(R"("pre_tokenizer": )" + pre_tokenizer + ",")->encode(text);
+  };
+  const auto split = [](const std::string& behavior, const std::string& invert = "false") {
+    return R"({"type": "Split", "pattern": {"String": "b"}, "behavior": ")" + behavior + R"(", "invert": )" + invert + "}";
+  };
+  EXPECT_EQ(with(split("Isolated"), "abc"), (Ids{0, 1, 2}));
+  EXPECT_EQ(with(split("Removed"), "abc"), (Ids{0, 2}));
+  EXPECT_EQ(with(split("Removed", "true"), "abc"), (Ids{1}));
+  EXPECT_EQ(with(split("MergedWithPrevious"), "abc"), (Ids{3, 2}));
+  EXPECT_EQ(with(split("MergedWithNext"), "abc"), (Ids{0, 1, 2}));
+  EXPECT_EQ(with(split("Contiguous"), "abbc"), (Ids{0, 1, 1, 2}));
+  EXPECT_EQ(with(R"({"type": "WhitespaceSplit"})", " ab c "), (Ids{3, 2}));
+  EXPECT_EQ(with(R"({"type": "Digits", "individual_digits": true})", "ab12"), (Ids{3, 7, 8}));
+}
+
+TEST(JsonTokenizerFile, IntersectsAndNestsClassesOfItsRegularExpressions) {
+  const auto cut = [](const std::string& regex, const std::string& text) {
+    return load_small(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": ")" + regex + R"("}, "behavior": "Removed"},)")
+        ->encode(text);
+  };
+  EXPECT_EQ(cut("[a-c&&[^b]]", "abc"), (Ids{1}));
+  EXPECT_EQ(cut("[a[c]]", "abc"), (Ids{1}));
+  EXPECT_EQ(cut("\\\\s", "a b"), (Ids{0, 1}));
+  EXPECT_EQ(cut("\\\\h", "axb"), (Ids{5}));
+}
+
+TEST(JsonTokenizerFile, TakesCharactersNewerThanTheRegexLibraryForWhatTheyAre) {
+  const std::string parts = R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{L}"}, "behavior": "Removed"},)";
+  // U+31350, a letter since Unicode 15, and U+1FAE8, a symbol since then.
+  EXPECT_EQ(load_small(parts, R"("unk_token": "x", )")->encode("\xF0\xB1\x8D\x90"), Ids{});
+  EXPECT_EQ(load_small(parts, R"("unk_token": "x", )")->encode("\xF0\x9F\xAB\xA8"), Ids{5});
+}
+
+TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "not JSON"},
+      {"[]", "not a JSON object"},
+      {small_json().substr(0, 200), "not JSON"},
+      {std::string(200, '[') + std::string(200, ']'), "nested"},
+      {R"({"model": {"type": "Unigram"}})", "only BPE is"},
+      {R"({"model": {"vocab": {"a": 4294967295}, "merges": []}})", "whole number"},
+      {R"({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}})", "same id"},
+      {R"({"model": {"vocab": {"a": 0}, "merges": ["a z"]}})", "needs the token 'z'"},
+      {R"({"model": {"vocab": {"a": 0}, "merges": [["a"]]}})", "not two tokens"},
+      {R"({"model": {"vocab": {"a": 0}}})", "merges"},
+      {R"({"model": {"vocab": {}, "merges": []}})", "vocabulary is empty"},
+      {small_json("", R"("dropout": 0.1, )"), "dropout"},
+      {small_json(R"("normalizer": {"type": "Nmt"},)"), "normalizer 'Nmt' is not known"},
+      {small_json(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"},)"), "does not compile"},
+      {small_json(R"("post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<q>"}}], "special_tokens": {}},)"),
+       "special_tokens"},
+  };
+  for (const auto& [json, expected] : cases) {
+    const std::string message = error_of([&] { parse_tokenizer_json(json, "path/of.json"); });
+    EXPECT_NE(message.find(expected), std::string::npos) << message << "\nfor " << json.substr(0, 100);
+    EXPECT_NE(message.find("path/of.json"), std::string::npos) << message;
+  }
+}
+
+TEST(InvalidText, IsRefusedWithItsOffsetOrReplaced) {
+  const std::string text = "abc\xFF" "abc";
+  for (const std::string& folder : testing::vector_folders()) {
+    const auto strict = load_tokenizer("", folder);
+    const std::string message = error_of([&] { strict->encode(text); });
+    EXPECT_NE(message.find("byte 3"), std::string::npos) << folder << ": " << message;
+    const auto lenient = load_tokenizer("", folder, "", "", InvalidUtf8::replace);
+    EXPECT_EQ(lenient->encode(text), strict->encode(std::string("abc") + kBad + "abc")) << folder;
+  }
+  EXPECT_NE(error_of([] { invalid_utf8_from_name("ignore"); }), "");
+}
+
+TEST(Bytes, TakeAnythingAndGiveItBack) {
+  const auto tokenizer = load_tokenizer("bytes", "");
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
+  const Ids ids = tokenizer->encode(all);
+  EXPECT_EQ(ids.size(), 256u);
+  EXPECT_EQ(tokenizer->decode(ids), all);
+  EXPECT_EQ(tokenizer->eod(), 256);
+  EXPECT_EQ(tokenizer->vocab_size(), 257);
+}
+
+TEST(Numbers, AreTheirOwnIds) {
+  const auto tokenizer = load_tokenizer("none", "50257");
+  EXPECT_EQ(tokenizer->encode(" 1 2\n50256 "), (Ids{1, 2, 50256}));
+  EXPECT_EQ(tokenizer->decode({3, 4}), "3 4");
+  EXPECT_EQ(tokenizer->eod(), 50256);
+  EXPECT_NE(error_of([&] { tokenizer->encode("1 50257"); }).find("byte 2"), std::string::npos);
+  EXPECT_NE(error_of([&] { tokenizer->encode("one"); }), "");
+}
+
+TEST(Loading, NamesWhatIsMissingOrMisspelled) {
+  const TemporaryFolder folder;
+  EXPECT_NE(error_of([] { load_tokenizer("sentencpiece", ""); }).find("did you mean sentencepiece"), std::string::npos);
+  EXPECT_NE(error_of([] { load_tokenizer("bpe", "/no/such.json"); }).find("does not exist"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_tokenizer("", folder.path()); }).find("neither"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", folder.write("v.json", "{}"), ""); }).find("merge file"), std::string::npos);
+  const std::string merges = folder.write("merges.txt", "#version: 0.2\na b\na b c\n");
+  const std::string vocab = folder.write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
+  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", vocab, merges); }).find("line 3"), std::string::npos);
+  EXPECT_NE(error_of([] { load_tokenizer("none", "many"); }), "");
+}
+
+TEST(Threads, ShareOneTokenizer) {
+  for (const std::string& folder : testing::vector_folders()) {
+    const auto tokenizer = load_tokenizer("", folder, "", "", InvalidUtf8::replace);
+    const auto cases = testing::read_json(folder + "/cases.json");
+    std::vector<int> wrong(4);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (const auto& item : cases) wrong[t] += tokenizer->encode(testing::case_text(item)) != item["ids"].get<Ids>();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(wrong, std::vector<int>(4)) << folder;
+  }
+}
+
+std::string train_small(const std::string& type, int64_t vocab_size, int num_lines) {
+  SentencePieceTraining training;
+  training.model_type = type;
+  training.vocab_size = vocab_size;
+  int line = 0;
+  const char* verbs[] = {"returns", "computes", "gathers", "reduces", "scatters"};
+  const char* things[] = {"gradients", "weights", "tokens", "buffers", "stages", "microbatches", "groups"};
+  return train_sentencepiece(training, [&]() -> std::optional<std::string> {
+    if (line++ >= num_lines) return std::nullopt;
+    return "the function " + std::to_string(line * 7919) + " " + verbs[line % 5] + "  the " + things[line % 7];
+  });
+}
+
+TEST(Training, GivesAModelThatKeepsTextAsItIs) {
+  const TemporaryFolder folder;
+  for (const char* type : {"bpe", "unigram"}) {
+    const std::string model = train_small(type, 300, 300);
+    EXPECT_EQ(model, train_small(type, 300, 300)) << "the same text gives the same model";
+    const auto tokenizer = load_tokenizer("sentencepiece", folder.write("small.model", model));
+    EXPECT_EQ(tokenizer->vocab_size(), 300);
+    EXPECT_EQ(tokenizer->eod(), 2);
+    const std::string text = "the  function\n\treturns 42 \xC3\xA9\xF0\x9F\x98\x80  ";
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+    EXPECT_LT(tokenizer->encode("the function returns the value").size(), 25u) << "pieces were learnt";
+  }
+}
+
+TEST(Training, RefusesWhatCannotBe) {
+  EXPECT_NE(error_of([] { train_small("bpe", 320, 0); }).find("no text"), std::string::npos);
+  EXPECT_NE(error_of([] { train_small("bpe", 100000, 20); }).find("smaller"), std::string::npos);
+  EXPECT_NE(error_of([] { train_small("bpe", 100, 20); }).find("261"), std::string::npos);
+  EXPECT_NE(error_of([] { train_small("wordpiece", 320, 20); }).find("unigram"), std::string::npos);
+  const TemporaryFolder folder;
+  const std::string bad = folder.write("bad.txt", "fine\nnot \xFF fine\n");
+  EXPECT_NE(error_of([&] { train_sentencepiece_on_files({}, {bad}); }).find("byte 9"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::text

@@ -1,0 +1,54 @@
+#include "topology/cluster.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace metroplex::topology {
+namespace {
+
+TEST(Cluster, TensorGroupsStayInsideANodeWhilePipelinesCross) {
+  config::Parallel parallel;
+  parallel.tensor_model_parallel_size = 4;
+  parallel.pipeline_model_parallel_size = 2;
+  const RankGrid grid(16, parallel);
+  const Cluster cluster(16, 8);
+  EXPECT_EQ(cluster.num_nodes(), 2);
+  EXPECT_FALSE(reach(cluster, grid.groups(Axis::tp)).inter_node());
+  EXPECT_FALSE(reach(cluster, grid.groups(Axis::dp)).inter_node());
+  const Reach pipelines = reach(cluster, grid.groups(Axis::pp));
+  EXPECT_EQ(pipelines.num_crossing, 8);
+  EXPECT_EQ(pipelines.num_groups, 8);
+  EXPECT_EQ(pipelines.max_nodes, 2);
+}
+
+TEST(Cluster, OnlySomeGroupsCrossWhenTheSizesDoNotFit) {
+  config::Parallel parallel;
+  parallel.tensor_model_parallel_size = 4;
+  const Reach far = reach(Cluster(12, 6), RankGrid(12, parallel).groups(Axis::tp));
+  EXPECT_EQ(far.num_groups, 3);
+  EXPECT_EQ(far.num_crossing, 1);  // {4, 5, 6, 7}
+  EXPECT_EQ(Cluster(13, 6).num_nodes(), 3);
+}
+
+TEST(Cluster, AGroupIsCutIntoPartsInsideNodesAndRailsBetweenThem) {
+  const Cluster cluster(16, 4);
+  const Ranks group{0, 2, 4, 6, 8, 10, 12, 14};
+  EXPECT_EQ(intra_node_parts(cluster, group), (RankGroups{{0, 2}, {4, 6}, {8, 10}, {12, 14}}));
+  EXPECT_EQ(inter_node_parts(cluster, group), (RankGroups{{0, 4, 8, 12}, {2, 6, 10, 14}}));
+  EXPECT_EQ(inter_node_parts(cluster, {3, 4, 5}), (RankGroups{{3, 4}, {5}}));
+}
+
+TEST(Cluster, FamiliesOfOneMemberAndRepeatedFamiliesAreNotTold) {
+  config::Parallel parallel;
+  parallel.tensor_model_parallel_size = 2;
+  const RankGrid grid(8, parallel);
+  std::vector<std::string> names;
+  for (const auto& entry : reach_of_families(Cluster(8, 4), grid)) names.push_back(to_string(entry.family.axes));
+  EXPECT_EQ(names, (std::vector<std::string>{"tp", "etp", "edp", "dp", "tp-dp"}));
+}
+
+TEST(Cluster, ANodeNeedsAtLeastOneGpu) { EXPECT_THROW(Cluster(8, 0), base::Error); }
+
+}  // namespace
+}  // namespace metroplex::topology

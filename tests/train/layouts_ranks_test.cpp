@@ -1,0 +1,107 @@
+// Every layout of up to 8 ranks gives what one rank gives: three optimizer steps in float64, dropout on, some positions
+// masked. Losses to 1e-12 relative, parameters to 1e-10 (see train/verify.h for why these).
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "train/verify.h"
+
+namespace metroplex::train {
+namespace {
+
+constexpr int64_t kSteps = 3, kVocab = 50, kMicrobatches = 4;
+
+struct Layout {
+  int64_t tp, pp, vpp, dp;
+  bool sp;
+  int64_t ranks() const { return tp * pp * dp; }
+};
+
+config::Config gpt() {
+  return config::parse(
+      "model: {family: gpt, num_layers: 8, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+      " attention_dropout: 0.1, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
+}
+
+config::Config llama() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 48,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, qk_layernorm: true}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
+  std::vector<Layout> layouts;
+  for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
+    for (int64_t pp = 1; tp * pp <= 8; ++pp) {
+      for (int64_t vpp = 1; vpp <= num_layers; ++vpp) {
+        if (num_layers % (pp * vpp) != 0 || (vpp > 1 && (pp == 1 || kMicrobatches % pp != 0))) continue;
+        for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
+          layouts.push_back({tp, pp, vpp, dp, false});
+          if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true});
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+LayoutRun run(const config::Config& config, int64_t ranks) {
+  LayoutRun result;
+  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
+  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
+    LayoutRun mine = run_layout(config, world, kVocab, kSteps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+config::Config with_layout(config::Config config, const Layout& layout) {
+  config.parallel.tensor_model_parallel_size = layout.tp;
+  config.parallel.pipeline_model_parallel_size = layout.pp;
+  config.parallel.virtual_pipeline_model_parallel_size = layout.vpp;
+  config.parallel.sequence_parallel = layout.sp;
+  config.parallel.overlap_p2p_comm = layout.vpp > 1;  // Megatron's rule for two stages
+  config.parallel.ddp_bucket_size = 2000;             // several buckets, reduced while backward runs
+  config.train.global_batch_size = kMicrobatches * layout.dp * config.train.micro_batch_size;
+  config = verification_config(config, kSteps);
+  config::check(config, layout.ranks());
+  return config::resolved(config, layout.ranks());
+}
+
+void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
+  std::map<int64_t, LayoutRun> references;  // by global batch size
+  const auto layouts = all_layouts(num_layers, max_tp);
+  ASSERT_GT(layouts.size(), 30u);
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " + std::to_string(layout.vpp) + " dp " +
+                 std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
+    const config::Config config = with_layout(base, layout);
+    const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
+    if (fresh) reference->second = run(config::resolved(one_rank_config(config), 1), 1);
+    const LayoutDifference difference = compare_runs(run(config, layout.ranks()), reference->second);
+    EXPECT_LE(difference.loss, kLossTolerance);
+    EXPECT_LE(difference.grad_norm, 1e-11);  // a sum over all parameters: one digit less than the loss
+    EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
+  }
+}
+
+TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
+TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
+
+TEST(AnyLayoutEqualsOneRank, ThreeStepsReallyTrain) {
+  const config::Config config = with_layout(llama(), {1, 1, 1, 1, false});
+  const LayoutRun three = run(config, 1);
+  ASSERT_EQ(three.losses.size(), 3u);
+  EXPECT_NE(three.losses[0], three.losses[1]);
+  EXPECT_GT(three.grad_norms[0], 0.01);
+}
+
+}  // namespace
+}  // namespace metroplex::train
