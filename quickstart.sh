@@ -59,7 +59,7 @@ fi
 config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_model=$dir/tokenizer.model"
   "--checkpoint.save=$dir/checkpoints" "--checkpoint.load=$dir/checkpoints" --optim.override_opt_param_scheduler=true
   "--train.tensorboard_dir=$dir/tensorboard" "--train.metrics_file=$dir/metrics.jsonl")
-done_so_far=$(ls "$dir/checkpoints" 2>/dev/null | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
+done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
 target=$((${done_so_far:-0} > 0 ? done_so_far + 20 : 200))
 step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
 "$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200

@@ -11,6 +11,7 @@
 #include "apps/command.h"
 #include "apps/parse.h"
 #include "base/error.h"
+#include "data/documents.h"
 #include "files/file_system.h"
 #include "text/load_tokenizer.h"
 #include "text/sentencepiece_train.h"
@@ -54,10 +55,9 @@ std::string read_input(const std::string& path) {
 
 void run_train(const Options& options) {
   files::PosixFileSystem disk;
-  for (const std::string& path : options.inputs) {
-    MPX_CHECK(disk.exists(path) && !disk.is_directory(path), "text", path, " is not a file; --input takes files of text");
-  }
-  const std::string model = text::train_sentencepiece_on_files(options.training, options.inputs);
+  std::vector<std::string> inputs;
+  for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text)) inputs.push_back(file.path);
+  const std::string model = text::train_sentencepiece_on_files(options.training, inputs);
   const std::string path = options.output + ".model";
   disk.replace_file(path, model);
   const auto tokenizer = text::load_tokenizer("sentencepiece", path);

@@ -7,8 +7,8 @@
 namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, bool sequence_parallel) {
-  MPX_CHECK(model.normalization == "LayerNorm" || model.normalization == "RMSNorm", "models", "model.normalization = '", model.normalization,
-            "' is unknown; use LayerNorm or RMSNorm");
+  MPX_CHECK(model.normalization == "LayerNorm" || model.normalization == "RMSNorm", "models",
+            "model.normalization = '", model.normalization, "' is unknown; use LayerNorm or RMSNorm");
   return {name, model.hidden_size, model.normalization == "RMSNorm", model.layernorm_epsilon, sequence_parallel};
 }
 
@@ -16,12 +16,13 @@ std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model) {
   if (model.position_embedding_type != "rope") return nullptr;
   const int64_t head_dim = nn::head_layout(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
-  MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent, " of head size ", head_dim, " gives ", rotary,
-            " rotary dimensions; they must be even and positive");
+  MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
+            " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
   return std::make_shared<nn::RopeTable>(rotary, model.rotary_base);
 }
 
-Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope)
+Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
+             std::shared_ptr<nn::RopeTable> rope)
     : spec_(spec),
       tp_(context.tp),
       sequence_parallel_(context.sequence_parallel),
@@ -35,8 +36,10 @@ Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerC
 at::Tensor Block::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
   const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
   const at::Tensor attended = attention_.forward(input_norm_.forward(x_sbh), batch);
-  const at::Tensor h = nn::bias_dropout_add(attended, x_sbh, {attention_dropout_, attention_.output_bias(), place}, batch);
-  return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(h)), h, {mlp_dropout_, mlp_.output_bias(), place}, batch);
+  const at::Tensor h =
+      nn::bias_dropout_add(attended, x_sbh, {attention_dropout_, attention_.output_bias(), place}, batch);
+  return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(h)), h, {mlp_dropout_, mlp_.output_bias(), place},
+                              batch);
 }
 
 void Block::collect_params(std::vector<nn::Param*>& params) {

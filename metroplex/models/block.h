@@ -25,7 +25,8 @@ struct BlockSpec {
 
 class Block final : public nn::Segment {
  public:
-  Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope);
+  Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
+        std::shared_ptr<nn::RopeTable> rope);
 
   const std::string& name() const override { return spec_.name; }
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override;

@@ -15,23 +15,33 @@ class TopQuerySegment final : public nn::Segment {
   explicit TopQuerySegment(const ModelContext& context)
       : tp_(context.tp),
         sequence_parallel_(context.sequence_parallel),
-        final_norm_(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel), layer_context(context)),
-        queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size, layer_context(context)),
-        input_norm_(norm_spec(name_ + ".input_layernorm", context.model, context.sequence_parallel), layer_context(context)),
-        attention_({name_ + ".self_attention", context.model.num_layers, true}, context.model, layer_context(context), nullptr),
-        mlp_norm_(norm_spec(name_ + ".pre_mlp_layernorm", context.model, context.sequence_parallel), layer_context(context)),
+        final_norm_(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
+                    layer_context(context)),
+        queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size,
+                 layer_context(context)),
+        input_norm_(norm_spec(name_ + ".input_layernorm", context.model, context.sequence_parallel),
+                    layer_context(context)),
+        attention_({name_ + ".self_attention", context.model.num_layers, true}, context.model, layer_context(context),
+                   nullptr),
+        mlp_norm_(norm_spec(name_ + ".pre_mlp_layernorm", context.model, context.sequence_parallel),
+                  layer_context(context)),
         mlp_(name_ + ".mlp", context.model, layer_context(context)),
-        attention_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::attention_output, context.model.hidden_dropout},
-        mlp_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::mlp_output, context.model.hidden_dropout} {}
+        attention_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::attention_output,
+                           context.model.hidden_dropout},
+        mlp_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::mlp_output,
+                     context.model.hidden_dropout} {}
 
   const std::string& name() const override { return name_; }
 
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
     const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
     const at::Tensor h = final_norm_.forward(x_sbh);
-    const at::Tensor attended = attention_.forward(input_norm_.forward(h), batch, queries_.forward(positions_of(batch)));
-    const at::Tensor y = nn::bias_dropout_add(attended, h, {attention_dropout_, attention_.output_bias(), place}, batch);
-    return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(y)), y, {mlp_dropout_, mlp_.output_bias(), place}, batch);
+    const at::Tensor attended =
+        attention_.forward(input_norm_.forward(h), batch, queries_.forward(positions_of(batch)));
+    const at::Tensor y =
+        nn::bias_dropout_add(attended, h, {attention_dropout_, attention_.output_bias(), place}, batch);
+    return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(y)), y, {mlp_dropout_, mlp_.output_bias(), place},
+                                batch);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -56,10 +66,14 @@ class TopQuerySegment final : public nn::Segment {
   nn::DropoutKey attention_dropout_, mlp_dropout_;
 };
 
-std::unique_ptr<nn::Segment> top_query(const ModelContext& context) { return std::make_unique<TopQuerySegment>(context); }
+std::unique_ptr<nn::Segment> top_query(const ModelContext& context) {
+  return std::make_unique<TopQuerySegment>(context);
+}
 
 }  // namespace
 
-Segments build_codegeex(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice, top_query); }
+Segments build_codegeex(const ModelContext& context, const StageSlice& slice) {
+  return build_decoder(context, slice, top_query);
+}
 
 }  // namespace metroplex::models

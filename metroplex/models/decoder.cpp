@@ -16,7 +16,8 @@ namespace {
 constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
 
 std::shared_ptr<nn::Param> vocabulary_param(const char* name, const ModelContext& context) {
-  return nn::make_vocabulary_param(name, vocabulary_of(context), context.vocab_size, context.model.hidden_size, layer_context(context));
+  return nn::make_vocabulary_param(name, vocabulary_of(context), context.vocab_size, context.model.hidden_size,
+                                   layer_context(context));
 }
 
 std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& tied) {
@@ -59,7 +60,8 @@ nn::LayerContext layer_context(const ModelContext& context) {
 }
 
 nn::VocabularyPart vocabulary_of(const ModelContext& context) {
-  const int64_t padded = nn::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
+  const int64_t padded =
+      nn::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
   return nn::vocabulary_part(context.vocab_size, padded, context.tp.size(), context.tp.index());
 }
 
@@ -72,7 +74,8 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     : tp_(context.tp),
       sequence_parallel_(context.sequence_parallel),
-      words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size, layer_context(context)),
+      words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size,
+             layer_context(context)),
       dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
@@ -87,10 +90,13 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
 }
 
 at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& batch) {
-  MPX_CHECK(!sequence_parallel_ || batch.tokens.size(1) % tp_.size() == 0, "models", "with sequence parallelism the sequence length ",
-            batch.tokens.size(1), " must be a multiple of the tensor parallel size ", tp_.size());
+  MPX_CHECK(!sequence_parallel_ || batch.tokens.size(1) % tp_.size() == 0, "models",
+            "with sequence parallelism the sequence length ", batch.tokens.size(1),
+            " must be a multiple of the tensor parallel size ", tp_.size());
   const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
-  const at::Tensor types = !tokentypes_ ? at::Tensor() : batch.tokentype_ids.defined() ? batch.tokentype_ids : at::zeros_like(batch.tokens);
+  const at::Tensor types = !tokentypes_                    ? at::Tensor()
+                           : batch.tokentype_ids.defined() ? batch.tokentype_ids
+                                                           : at::zeros_like(batch.tokens);
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
@@ -98,13 +104,14 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
     if (positions_) positions_->add_to(out, positions);
     if (tokentypes_) tokentypes_->add_to(out, types);
   }
-  out = comm::attach(out, {}, [this, tokens = batch.tokens, positions, types](const at::Tensor& dout) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    words_.add_gradient(dout, tokens);
-    if (positions_) positions_->add_gradient(dout, positions);
-    if (tokentypes_) tokentypes_->add_gradient(dout, types);
-    return {};
-  });
+  out = comm::attach(out, {},
+                     [this, tokens = batch.tokens, positions, types](const at::Tensor& dout) -> comm::Gradients {
+                       const at::NoGradGuard no_grad;
+                       words_.add_gradient(dout, tokens);
+                       if (positions_) positions_->add_gradient(dout, positions);
+                       if (tokentypes_) tokentypes_->add_gradient(dout, types);
+                       return {};
+                     });
   if (!dropout_.active(batch)) return out;
   return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, tp_, sequence_parallel_)}, batch);
 }
@@ -120,7 +127,9 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing},
       owns_weight_(!context.model.tied() || tied == nullptr),
       output_(output_weight(context, tied), layer_context(context)) {
-  if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel), layer_context(context));
+  if (final_norm)
+    norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
+                  layer_context(context));
 }
 
 at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
@@ -130,7 +139,8 @@ at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& b
     return comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size);
   }
   const at::Tensor losses = nn::vocab_parallel_cross_entropy(logits, batch.labels.t().contiguous(), loss_);
-  const at::Tensor mask = batch.loss_mask.defined() ? batch.loss_mask.t() : at::ones(losses.sizes(), losses.options().requires_grad(false));
+  const at::Tensor mask = batch.loss_mask.defined() ? batch.loss_mask.t()
+                                                    : at::ones(losses.sizes(), losses.options().requires_grad(false));
   return masked_sum(losses, mask);
 }
 
@@ -139,9 +149,11 @@ void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   if (owns_weight_) output_.collect_params(params);
 }
 
-std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
-  MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models", "layers ", slice.first_layer, " to ",
-            slice.first_layer + slice.num_layers, " of a model of ", context.model.num_layers, " layers");
+std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice,
+                                                        BeforeHead before_head) {
+  MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models",
+            "layers ", slice.first_layer, " to ", slice.first_layer + slice.num_layers, " of a model of ",
+            context.model.num_layers, " layers");
   std::vector<std::unique_ptr<nn::Segment>> segments;
   std::shared_ptr<nn::Param> words;
   if (slice.has_embedding) {

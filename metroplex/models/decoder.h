@@ -58,6 +58,7 @@ at::Tensor positions_of(const nn::Microbatch& batch);
 // Embedding, layers and head as the slice says; `before_head` may put a segment between the last layer and the head,
 // which then has no norm of its own.
 using BeforeHead = std::unique_ptr<nn::Segment> (*)(const ModelContext& context);
-std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head);
+std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice,
+                                                        BeforeHead before_head);
 
 }  // namespace metroplex::models

@@ -3,6 +3,8 @@
 
 namespace metroplex::models {
 
-Segments build_gpt(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice, nullptr); }
+Segments build_gpt(const ModelContext& context, const StageSlice& slice) {
+  return build_decoder(context, slice, nullptr);
+}
 
 }  // namespace metroplex::models

@@ -6,8 +6,11 @@ namespace metroplex::models {
 
 Segments build_llama(const ModelContext& context, const StageSlice& slice) {
   const config::Model& model = context.model;
-  MPX_CHECK(model.normalization == "RMSNorm" && model.position_embedding_type == "rope" && model.gated_linear_unit && !model.add_bias_linear, "models",
-            "model.family = llama means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true and add_bias_linear false; "
+  MPX_CHECK(model.normalization == "RMSNorm" && model.position_embedding_type == "rope" && model.gated_linear_unit &&
+                !model.add_bias_linear,
+            "models",
+            "model.family = llama means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true "
+            "and add_bias_linear false; "
             "set them, or use family gpt for other combinations");
   return build_decoder(context, slice, nullptr);
 }

@@ -22,14 +22,16 @@ std::vector<std::string> family_names() {
 }
 
 Segments build_stage(const ModelContext& context, const StageSlice& slice) {
-  MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size, " tokens; set model.vocab_size or give a tokenizer");
-  MPX_ASSERT(!context.model.sharded_initialization || context.init_streams, "sharded initialisation needs init_streams");
+  MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size,
+            " tokens; set model.vocab_size or give a tokenizer");
+  MPX_ASSERT(!context.model.sharded_initialization || context.init_streams,
+             "sharded initialisation needs init_streams");
   for (const Family& family : kFamilies) {
     if (context.model.family == family.name) return family.build(context, slice);
   }
   const auto names = family_names();
-  MPX_CHECK(false, "models", "model.family = '", context.model.family, "' is unknown; did you mean '", base::nearest_name(context.model.family, names),
-            "'? Families: gpt, codegeex, llama");
+  MPX_CHECK(false, "models", "model.family = '", context.model.family, "' is unknown; did you mean '",
+            base::nearest_name(context.model.family, names), "'? Families: gpt, codegeex, llama");
   return {};
 }
 

@@ -20,7 +20,8 @@ struct StageSlice {
 };
 
 struct ModelContext {
-  config::Model model;     // resolved: no derived value is left 0, except that num_query_groups, kv_channels, ffn_hidden_size may be
+  config::Model model;     // resolved: no derived value is left 0, except that num_query_groups, kv_channels,
+                           // ffn_hidden_size may be
   int64_t vocab_size = 0;  // unpadded
   bool sequence_parallel = false;
   double label_smoothing = 0;
@@ -32,8 +33,8 @@ struct ModelContext {
   std::shared_ptr<nn::InitStreams> init_streams;
 };
 
-// Segments in forward order: embedding (its input is undefined), layers, head. The head returns, where batch.labels is
-// defined, the scalar sum over the microbatch of loss_mask * loss of each token (at least fp32); otherwise the
+// Segments in forward order: embedding (its input is undefined), layers, head. The head returns, where batch.labels
+// is defined, the scalar sum over the microbatch of loss_mask * loss of each token (at least fp32); otherwise the
 // logits [s, b, vocab_size], gathered and without padding.
 std::vector<std::unique_ptr<nn::Segment>> build_stage(const ModelContext& context, const StageSlice& slice);
 

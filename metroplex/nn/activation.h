@@ -18,8 +18,8 @@ struct ActivationSpec {
   bool gated = false;
 };
 
-// x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width]. Overwrites x, which must be a fresh result
-// that no one else reads. `bias` may be null; its gradient goes to bias->main_grad.
+// x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width]. Overwrites x, which must be a fresh
+// result that no one else reads. `bias` may be null; its gradient goes to bias->main_grad.
 at::Tensor bias_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec);
 
 }  // namespace metroplex::nn

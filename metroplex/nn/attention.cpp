@@ -27,7 +27,8 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
 
 LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
   const HeadLayout whole = head_layout(model, 1);
-  LinearSpec out = linear(spec.name + ".linear_proj", whole.heads * whole.head_dim, model.hidden_size, model.add_bias_linear);
+  LinearSpec out =
+      linear(spec.name + ".linear_proj", whole.heads * whole.head_dim, model.hidden_size, model.add_bias_linear);
   out.skip_bias_add = true;
   out.init = Init::scaled_normal;
   return out;
@@ -36,9 +37,10 @@ LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
 }  // namespace
 
 HeadLayout head_layout(const config::Model& model, int tp) {
-  const int64_t heads = model.num_attention_heads, groups = model.num_query_groups > 0 ? model.num_query_groups : heads;
-  MPX_CHECK(heads % groups == 0 && groups % tp == 0, "nn", "num_query_groups = ", groups, " must divide num_attention_heads = ", heads,
-            " and be a multiple of tensor parallel size ", tp);
+  const int64_t heads = model.num_attention_heads,
+                groups = model.num_query_groups > 0 ? model.num_query_groups : heads;
+  MPX_CHECK(heads % groups == 0 && groups % tp == 0, "nn", "num_query_groups = ", groups,
+            " must divide num_attention_heads = ", heads, " and be a multiple of tensor parallel size ", tp);
   return {heads / tp, groups / tp, model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads};
 }
 
@@ -50,7 +52,8 @@ struct SelfAttention::Saved {
   int64_t first_position = 0;
 };
 
-SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context, std::shared_ptr<RopeTable> rope)
+SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
+                             std::shared_ptr<RopeTable> rope)
     : spec_(spec),
       layout_(head_layout(model, context.tp.size())),
       dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout},
@@ -60,18 +63,23 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       proj_(projection(spec, model), context) {
   if (spec.query_from_outside) {
     const HeadLayout whole = head_layout(model, 1);
-    q_.emplace(linear(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim, model.add_bias_linear || model.add_qkv_bias), context);
+    q_.emplace(linear(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
+                      model.add_bias_linear || model.add_qkv_bias),
+               context);
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == "RMSNorm";
-    q_norm_.emplace(NormSpec{spec.name + ".q_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true}, context);
-    k_norm_.emplace(NormSpec{spec.name + ".k_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true}, context);
+    q_norm_.emplace(NormSpec{spec.name + ".q_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},
+                    context);
+    k_norm_.emplace(NormSpec{spec.name + ".k_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},
+                    context);
   }
 }
 
 // Views into the fused tensor; queries of several heads a group lie apart and are copied.
 CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query) const {
-  const int64_t s = fused.size(0), b = fused.size(1), d = layout_.head_dim, per_group = layout_.heads / layout_.groups;
+  const int64_t s = fused.size(0), b = fused.size(1), d = layout_.head_dim,
+                per_group = layout_.heads / layout_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
   const at::Tensor grouped = fused.view({s, b, layout_.groups, leading + 2, d});
   const at::Tensor q = query.defined() ? query.view({s, b, layout_.heads, d})
@@ -117,29 +125,31 @@ at::Tensor SelfAttention::core(const at::Tensor& fused, const at::Tensor& query,
     saved.spec = {dropout_, first_head_, saved.first_position, false};
     out = core_attention(in, saved.spec, batch, keep ? &saved.core : nullptr);
   }
-  return comm::attach(out, {fused, query}, [this, batch, saved, sizes = fused.sizes().vec()](const at::Tensor& dout) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    CoreInputs d = core_attention_backward(dout, saved.spec, batch, saved.core);
-    if (rope_) {
-      rope_->rotate(d.q, saved.first_position, -1);
-      rope_->rotate(d.k, saved.first_position, -1);
-    }
-    if (q_norm_) {
-      d.q = q_norm_->backward(d.q, saved.q_norm);
-      d.k = k_norm_->backward(d.k, saved.k_norm);
-    }
-    at::Tensor dfused = at::empty(sizes, d.k.options()), dquery;
-    const int64_t s = sizes[0], b = sizes[1], per_group = layout_.heads / layout_.groups, leading = q_ ? 0 : per_group;
-    const at::Tensor grouped = dfused.view({s, b, layout_.groups, leading + 2, layout_.head_dim});
-    grouped.select(3, leading).copy_(d.k);
-    grouped.select(3, leading + 1).copy_(d.v);
-    if (q_) {
-      dquery = d.q.reshape({s, b, -1});
-    } else {
-      grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {layout_.groups, per_group}));
-    }
-    return {dfused, dquery};
-  });
+  return comm::attach(out, {fused, query},
+                      [this, batch, saved, sizes = fused.sizes().vec()](const at::Tensor& dout) -> comm::Gradients {
+                        const at::NoGradGuard no_grad;
+                        CoreInputs d = core_attention_backward(dout, saved.spec, batch, saved.core);
+                        if (rope_) {
+                          rope_->rotate(d.q, saved.first_position, -1);
+                          rope_->rotate(d.k, saved.first_position, -1);
+                        }
+                        if (q_norm_) {
+                          d.q = q_norm_->backward(d.q, saved.q_norm);
+                          d.k = k_norm_->backward(d.k, saved.k_norm);
+                        }
+                        at::Tensor dfused = at::empty(sizes, d.k.options()), dquery;
+                        const int64_t s = sizes[0], b = sizes[1], per_group = layout_.heads / layout_.groups,
+                                      leading = q_ ? 0 : per_group;
+                        const at::Tensor grouped = dfused.view({s, b, layout_.groups, leading + 2, layout_.head_dim});
+                        grouped.select(3, leading).copy_(d.k);
+                        grouped.select(3, leading + 1).copy_(d.v);
+                        if (q_) {
+                          dquery = d.q.reshape({s, b, -1});
+                        } else {
+                          grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {layout_.groups, per_group}));
+                        }
+                        return {dfused, dquery};
+                      });
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& x_sbh, const Microbatch& batch, const at::Tensor& query_sbh) {

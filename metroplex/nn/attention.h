@@ -1,6 +1,6 @@
-// Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups. Rows of linear_qkv:
-// for each query group [its q heads, k, v]. Core attention takes causal, arbitrary and document masks and dropout.
-// Shapes: n heads and g groups of this rank, d head size.
+// Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups. Rows of
+// linear_qkv: for each query group [its q heads, k, v]. Core attention takes causal, arbitrary and document masks and
+// dropout. Shapes: n heads and g groups of this rank, d head size.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@
 
 namespace metroplex::nn {
 
-// Keys and values of the tokens seen so far, a pair a layer. The owner advances `length` by the number of tokens after
-// the last segment of a forward has run; room grows on demand.
+// Keys and values of the tokens seen so far, a pair a layer. The owner advances `length` by the number of tokens
+// after the last segment of a forward has run; room grows on demand.
 struct KvCache {
   struct Layer {
     at::Tensor k, v;  // [capacity, b, g, d]
@@ -49,7 +49,8 @@ struct CoreSpec {
 };
 // -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.
 at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved);
-CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved);
+CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
+                                   const CoreSaved& saved);
 
 // Head counts of one rank.
 struct HeadLayout {
@@ -58,15 +59,16 @@ struct HeadLayout {
 HeadLayout head_layout(const config::Model& model, int tp);
 
 struct AttentionSpec {
-  std::string name;   // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
-  int64_t layer = 0;  // global number: key of dropout and cache
+  std::string name;                 // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
+  int64_t layer = 0;                // global number: key of dropout and cache
   bool query_from_outside = false;  // linear_q over another input and linear_kv instead of linear_qkv
 };
 
 class SelfAttention {
  public:
   // `rope` is null without rotary positions.
-  SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context, std::shared_ptr<RopeTable> rope);
+  SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
+                std::shared_ptr<RopeTable> rope);
 
   // x_sbh -> [s (/tp), b, h] without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
   // source of the queries where the spec says so.

@@ -16,7 +16,8 @@ at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
 bool plain_causal(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
-  return !batch.attention_mask.defined() && !batch.document_ids.defined() && spec.first_query == 0 && in.q.size(0) == in.k.size(0);
+  return !batch.attention_mask.defined() && !batch.document_ids.defined() && spec.first_query == 0 &&
+         in.q.size(0) == in.k.size(0);
 }
 
 // [b or 1, 1, s_q, s_k] bool, true = hidden; undefined when every query sees every key.
@@ -25,8 +26,8 @@ at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Mi
   at::Tensor hidden;
   if (batch.attention_mask.defined()) {
     hidden = batch.attention_mask;
-    MPX_CHECK(hidden.size(-2) == queries && hidden.size(-1) == keys, "nn", "attention_mask is ", hidden.size(-2), " x ", hidden.size(-1),
-              " for ", queries, " queries and ", keys, " keys");
+    MPX_CHECK(hidden.size(-2) == queries && hidden.size(-1) == keys, "nn", "attention_mask is ", hidden.size(-2),
+              " x ", hidden.size(-1), " for ", queries, " queries and ", keys, " keys");
   } else if (queries > 1) {
     hidden = at::ones({queries, keys}, at::kBool).triu_(spec.first_query + 1).view({1, 1, queries, keys});
   }
@@ -58,7 +59,8 @@ struct PlainShape {
 at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved) {
   const int64_t groups = in.k.size(2);
   const PlainShape shape{in.q.size(1), in.q.size(2), in.q.size(0), in.k.size(0)};
-  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)), v = heads_first(to_wide(in.v));
+  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)),
+                   v = heads_first(to_wide(in.v));
   at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
   p = p.view({shape.b, shape.n, shape.queries, shape.keys});
   const at::Tensor hidden = hidden_positions(in, spec, batch);
@@ -70,13 +72,17 @@ at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Micro
     p = p.clone();
     dropout_probabilities(p, spec.dropout, spec.first_head, batch);
   }
-  return at::matmul(p.view({shape.b, groups, -1, shape.keys}), v).view({shape.b, shape.n, shape.queries, in.q.size(3)});
+  return at::matmul(p.view({shape.b, groups, -1, shape.keys}), v)
+      .view({shape.b, shape.n, shape.queries, in.q.size(3)});
 }
 
-CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved) {
+CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
+                          const CoreSaved& saved) {
   const CoreInputs& in = saved.in;
-  const int64_t groups = in.k.size(2), n = in.q.size(2), b = in.q.size(1), queries = in.q.size(0), keys = in.k.size(0);
-  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)), v = heads_first(to_wide(in.v));
+  const int64_t groups = in.k.size(2), n = in.q.size(2), b = in.q.size(1), queries = in.q.size(0),
+                keys = in.k.size(0);
+  const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)),
+                   v = heads_first(to_wide(in.v));
   const at::Tensor dy = by_group(to_wide(dout), groups), p = saved.probabilities;
   at::Tensor dropped = p;
   at::Tensor dp = at::matmul(dy, v.transpose(2, 3)).view({b, n, queries, keys});
@@ -86,7 +92,8 @@ CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Mi
     dropout_probabilities(dp, spec.dropout, spec.first_head, batch);
   }
   const at::Tensor dv = at::matmul(dropped.view({b, groups, -1, keys}).transpose(2, 3), dy);
-  at::Tensor ds = at::_softmax_backward_data(dp, p, -1, p.scalar_type()).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
+  at::Tensor ds =
+      at::_softmax_backward_data(dp, p, -1, p.scalar_type()).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
   ds = ds.view({b, groups, -1, keys});
   const at::Tensor dq = at::matmul(ds, k).view({b, n, queries, in.q.size(3)}), dk = at::matmul(ds.transpose(2, 3), q);
   const at::ScalarType dtype = in.q.scalar_type();
@@ -107,7 +114,8 @@ at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Micr
       const at::Tensor hidden = additive(hidden_positions(in, spec, batch), in.q.scalar_type());
       if (hidden.defined()) mask = hidden;
     }
-    std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(heads_first(in.q), heads_first(in.k), heads_first(in.v), 0.0, causal, mask);
+    std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(heads_first(in.q), heads_first(in.k),
+                                                                               heads_first(in.v), 0.0, causal, mask);
   } else {
     out = plain_forward(in, spec, batch, saved).to(in.q.scalar_type());
   }
@@ -119,7 +127,8 @@ at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Micr
   return result;
 }
 
-CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch, const CoreSaved& saved) {
+CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
+                                   const CoreSaved& saved) {
   const at::NoGradGuard no_grad;
   const at::Tensor dy = dout.reshape(saved.in.q.sizes());
   if (!saved.logsumexp.defined()) return plain_backward(dy, spec, batch, saved);
@@ -130,8 +139,8 @@ CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec,
     if (hidden.defined()) mask = hidden;
   }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      heads_first(dy), heads_first(saved.in.q), heads_first(saved.in.k), heads_first(saved.in.v), heads_first(saved.out), saved.logsumexp, 0.0,
-      causal, mask);
+      heads_first(dy), heads_first(saved.in.q), heads_first(saved.in.k), heads_first(saved.in.v),
+      heads_first(saved.out), saved.logsumexp, 0.0, causal, mask);
   return {sequence_first(dq), sequence_first(dk), sequence_first(dv)};
 }
 

@@ -29,16 +29,19 @@ uint64_t philox_key(const DropoutKey& key) {
 }
 
 std::vector<uint64_t> sample_counters(const Microbatch& batch, int64_t samples) {
-  MPX_ASSERT(batch.sample_ids.defined() && batch.sample_ids.numel() == samples, "dropout needs the global sample numbers of the microbatch");
+  MPX_ASSERT(batch.sample_ids.defined() && batch.sample_ids.numel() == samples,
+             "dropout needs the global sample numbers of the microbatch");
   const at::Tensor ids = batch.sample_ids.to(at::kCPU, at::kLong).contiguous();
   std::vector<uint64_t> counters;
   for (int64_t i = 0; i < samples; ++i) {
-    counters.push_back(mix(static_cast<uint64_t>(batch.step)) + static_cast<uint64_t>(ids.const_data_ptr<int64_t>()[i]));
+    counters.push_back(mix(static_cast<uint64_t>(batch.step)) +
+                       static_cast<uint64_t>(ids.const_data_ptr<int64_t>()[i]));
   }
   return counters;
 }
 
-std::vector<kernels::DropoutRow> hidden_rows(const at::Tensor& x, const SequencePlace& place, const Microbatch& batch) {
+std::vector<kernels::DropoutRow> hidden_rows(const at::Tensor& x, const SequencePlace& place,
+                                             const Microbatch& batch) {
   const int64_t s = x.size(0), b = x.size(1), h = x.size(2);
   const auto counters = sample_counters(batch, b);
   std::vector<kernels::DropoutRow> rows;
@@ -60,7 +63,8 @@ void run(const Pass& pass, const std::vector<kernels::DropoutRow>& rows, const D
   dispatch_wide(pass.x, [&](auto zero) {
     using T = decltype(zero);
     const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-    kernels::bias_dropout_add<T>(read(pass.x), read(pass.bias), read(pass.residual), pass.out.mutable_data_ptr<T>(), shape);
+    kernels::bias_dropout_add<T>(read(pass.x), read(pass.bias), read(pass.residual), pass.out.mutable_data_ptr<T>(),
+                                 shape);
   });
 }
 
@@ -70,7 +74,8 @@ SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, boo
   return {sequence_parallel ? x_sbh.size(0) * tp.index() : 0};
 }
 
-at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how, const Microbatch& batch) {
+at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
+                            const Microbatch& batch) {
   const bool drops = how.key.active(batch);
   std::vector<kernels::DropoutRow> rows;
   at::Tensor out;
@@ -82,29 +87,33 @@ at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual,
     run({x, bias, residual.defined() ? to_wide(residual.detach()).contiguous() : residual, x}, rows, how.key);
     out = x.to(x_sbh.scalar_type());
   }
-  return comm::attach(out, {x_sbh, residual}, [how, drops, rows = std::move(rows)](const at::Tensor& dy) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    at::Tensor dx = dy;
-    if (drops) {
-      const at::Tensor wide = to_wide(dy).contiguous();
-      at::Tensor masked = at::empty_like(wide);
-      run({wide, {}, {}, masked}, rows, how.key);
-      dx = masked.to(dy.scalar_type());
-    }
-    if (how.bias != nullptr) accumulate_bias_gradient(*how.bias, dx);
-    return {dx, dy};
-  });
+  return comm::attach(out, {x_sbh, residual},
+                      [how, drops, rows = std::move(rows)](const at::Tensor& dy) -> comm::Gradients {
+                        const at::NoGradGuard no_grad;
+                        at::Tensor dx = dy;
+                        if (drops) {
+                          const at::Tensor wide = to_wide(dy).contiguous();
+                          at::Tensor masked = at::empty_like(wide);
+                          run({wide, {}, {}, masked}, rows, how.key);
+                          dx = masked.to(dy.scalar_type());
+                        }
+                        if (how.bias != nullptr) accumulate_bias_gradient(*how.bias, dx);
+                        return {dx, dy};
+                      });
 }
 
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head, const Microbatch& batch) {
+void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
+                           const Microbatch& batch) {
   if (!key.active(batch)) return;
   const at::NoGradGuard no_grad;
-  const int64_t b = probabilities.size(0), heads = probabilities.size(1), queries = probabilities.size(2), keys = probabilities.size(3);
+  const int64_t b = probabilities.size(0), heads = probabilities.size(1), queries = probabilities.size(2),
+                keys = probabilities.size(3);
   const auto counters = sample_counters(batch, b);
   std::vector<kernels::DropoutRow> rows;
   rows.reserve(static_cast<size_t>(b * heads * queries));
   for (int64_t i = 0; i < b; ++i) {
-    for (int64_t r = 0; r < heads * queries; ++r) rows.push_back({counters[static_cast<size_t>(i)], (first_head * queries + r) * keys});
+    for (int64_t r = 0; r < heads * queries; ++r)
+      rows.push_back({counters[static_cast<size_t>(i)], (first_head * queries + r) * keys});
   }
   run({probabilities, {}, {}, probabilities}, rows, key);
 }

@@ -31,17 +31,19 @@ struct SequencePlace {
 // The place of a [s/tp, b, h] part under sequence parallelism, of the whole otherwise.
 SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, bool sequence_parallel);
 
-// residual + dropout(x + bias), differentiable in x and residual; the bias gradient goes to bias->main_grad. `bias` may
-// be null and `residual` undefined. Overwrites x, which must be a fresh result that no one else reads.
+// residual + dropout(x + bias), differentiable in x and residual; the bias gradient goes to bias->main_grad. `bias`
+// may be null and `residual` undefined. Overwrites x, which must be a fresh result that no one else reads.
 struct BiasDropoutAdd {
   DropoutKey key;
   Param* bias = nullptr;
   SequencePlace place;
 };
-at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how, const Microbatch& batch);
+at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
+                            const Microbatch& batch);
 
 // Dropout of attention probabilities [b, heads, queries, keys] in place, without autograd. `first_head` of the global
 // `num_heads`; the unsharded tensor of a sample is [num_heads, queries, keys].
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head, const Microbatch& batch);
+void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
+                           const Microbatch& batch);
 
 }  // namespace metroplex::nn

@@ -14,7 +14,9 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indices) { return {table.size(0), table.size(1), indices.numel()}; }
+kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indices) {
+  return {table.size(0), table.size(1), indices.numel()};
+}
 
 // table[indices] into (or onto) out, whose rows follow the indices.
 void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out, bool add) {
@@ -26,7 +28,8 @@ void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor
   }
   dispatch_wide(table, [&](auto zero) {
     using T = decltype(zero);
-    kernels::gather_rows<T>(table.const_data_ptr<T>(), indices.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(), add, table_shape(table, indices));
+    kernels::gather_rows<T>(table.const_data_ptr<T>(), indices.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(),
+                            add, table_shape(table, indices));
   });
 }
 
@@ -35,7 +38,8 @@ void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout
     const at::Tensor rows = dout.to(main_grad.scalar_type()).contiguous();
     dispatch_wide(main_grad, [&](auto zero) {
       using T = decltype(zero);
-      kernels::scatter_add_rows<T>(main_grad.mutable_data_ptr<T>(), indices.const_data_ptr<int64_t>(), rows.const_data_ptr<T>(), table_shape(main_grad, indices));
+      kernels::scatter_add_rows<T>(main_grad.mutable_data_ptr<T>(), indices.const_data_ptr<int64_t>(),
+                                   rows.const_data_ptr<T>(), table_shape(main_grad, indices));
     });
   });
 }
@@ -44,13 +48,17 @@ void check_range(const at::Tensor& indices, int64_t rows, const char* what, cons
   if (indices.numel() == 0) return;
   const auto [low, high] = at::aminmax(indices);
   const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
-  MPX_CHECK(first >= 0 && last < rows, "nn", "a ", what, " is ", first < 0 ? first : last, ", outside 0 .. ", rows - 1, "; ", way_out);
+  MPX_CHECK(first >= 0 && last < rows, "nn", "a ", what, " is ", first < 0 ? first : last, ", outside 0 .. ",
+            rows - 1, "; ", way_out);
 }
 
 }  // namespace
 
-ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, const LayerContext& context)
-    : tp_(context.tp), sequence_parallel_(context.sequence_parallel), weight_(make_param({name + ".weight", {rows, width}, {}, Init::normal, 0}, context)) {
+ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width,
+                                         const LayerContext& context)
+    : tp_(context.tp),
+      sequence_parallel_(context.sequence_parallel),
+      weight_(make_param({name + ".weight", {rows, width}, {}, Init::normal, 0}, context)) {
   weight_.partial_grad_over_tp = sequence_parallel_;
 }
 
@@ -60,11 +68,14 @@ at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) cons
 }
 
 void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
-  check_range(indices_bs, weight_.data.size(0), "position or token type", "raise model.max_position_embeddings or shorten the sequence");
+  check_range(indices_bs, weight_.data.size(0), "position or token type",
+              "raise model.max_position_embeddings or shorten the sequence");
   gather(weight_.data, local_indices(indices_bs), out, true);
 }
 
-void ReplicatedEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs) { scatter_add(weight_, local_indices(indices_bs), dout); }
+void ReplicatedEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs) {
+  scatter_add(weight_, local_indices(indices_bs), dout);
+}
 
 at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
   at::Tensor out;
@@ -81,15 +92,21 @@ at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
   });
 }
 
-std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size, int64_t width,
-                                             const LayerContext& context) {
-  Param param = make_param({name, {vocab_size, width}, vocabulary_shard(part), Init::normal, part.local_rows}, context);
+std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size,
+                                             int64_t width, const LayerContext& context) {
+  Param param =
+      make_param({name, {vocab_size, width}, vocabulary_shard(part), Init::normal, part.local_rows}, context);
   param.embedding_or_output = true;
   return std::make_shared<Param>(std::move(param));
 }
 
-VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size, const LayerContext& context)
-    : tp_(context.tp), sequence_parallel_(context.sequence_parallel), part_(part), vocab_size_(vocab_size), weight_(std::move(weight)) {}
+VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part,
+                                               int64_t vocab_size, const LayerContext& context)
+    : tp_(context.tp),
+      sequence_parallel_(context.sequence_parallel),
+      part_(part),
+      vocab_size_(vocab_size),
+      weight_(std::move(weight)) {}
 
 at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   const at::NoGradGuard no_grad;

@@ -1,5 +1,5 @@
-// Input of the model: word embeddings split over the tensor-parallel group by rows of the (padded) vocabulary, learned
-// positions, token types, dropout. The result is [s (/tp with sequence parallelism), b, h].
+// Input of the model: word embeddings split over the tensor-parallel group by rows of the (padded) vocabulary,
+// learned positions, token types, dropout. The result is [s (/tp with sequence parallelism), b, h].
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,13 +34,15 @@ class ReplicatedEmbedding {
 };
 
 // The word embedding, or the untied output weight, as a parameter [local rows, h] with its padding.
-std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size, int64_t width,
-                                             const LayerContext& context);
+std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size,
+                                             int64_t width, const LayerContext& context);
 
 class VocabParallelEmbedding {
  public:
-  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size, const LayerContext& context);
-  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. Throws on tokens outside the vocabulary.
+  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size,
+                         const LayerContext& context);
+  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. Throws on tokens outside the
+  // vocabulary.
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }

@@ -88,17 +88,19 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x_sbh) {
     out = linear_product(whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
     if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
-  return comm::attach(out, {x_sbh}, [this, adds_bias, x = x_sbh.detach()](const at::Tensor& dy_whole) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    InFlight input = sequence_parallel_ ? start_gather(x, tp_) : InFlight{x, {}, {}};
-    const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
-    at::Tensor dx = linear_input_gradient(dy, weight_->data);
-    const at::Tensor whole = input.wait();
-    InFlight reduced = sequence_parallel_ ? start_reduce_scatter(dx, tp_) : InFlight{dx, comm::all_reduce_async(dx, tp_), {}};
-    accumulate_weight_gradient(*weight_, dy, whole);
-    if (adds_bias) accumulate_bias_gradient(*bias_, dy);
-    return {reduced.wait()};
-  });
+  return comm::attach(
+      out, {x_sbh}, [this, adds_bias, x = x_sbh.detach()](const at::Tensor& dy_whole) -> comm::Gradients {
+        const at::NoGradGuard no_grad;
+        InFlight input = sequence_parallel_ ? start_gather(x, tp_) : InFlight{x, {}, {}};
+        const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
+        at::Tensor dx = linear_input_gradient(dy, weight_->data);
+        const at::Tensor whole = input.wait();
+        InFlight reduced =
+            sequence_parallel_ ? start_reduce_scatter(dx, tp_) : InFlight{dx, comm::all_reduce_async(dx, tp_), {}};
+        accumulate_weight_gradient(*weight_, dy, whole);
+        if (adds_bias) accumulate_bias_gradient(*bias_, dy);
+        return {reduced.wait()};
+      });
 }
 
 void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {

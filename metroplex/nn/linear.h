@@ -23,9 +23,9 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and its gradient
   Init init = Init::normal;
-  bool gather_output = false;      // column: every rank gets all output features
-  bool input_is_parallel = true;   // row: the input is already split; false: each rank takes its slice
-  bool gated = false;              // column: the output is two halves [gate; up], each split over tp
+  bool gather_output = false;     // column: every rank gets all output features
+  bool input_is_parallel = true;  // row: the input is already split; false: each rank takes its slice
+  bool gated = false;             // column: the output is two halves [gate; up], each split over tp
 };
 
 class ColumnParallelLinear {
@@ -50,8 +50,8 @@ class RowParallelLinear {
  public:
   RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
 
-  // x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed over
-  // the group; the bias is added once, after the sum.
+  // x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed
+  // over the group; the bias is added once, after the sum.
   at::Tensor forward(const at::Tensor& x);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }

@@ -22,8 +22,8 @@ void check_targets(const at::Tensor& targets, int64_t vocab_size) {
   if (targets.numel() == 0) return;
   const auto [low, high] = at::aminmax(targets);
   MPX_CHECK(low.item<int64_t>() >= 0 && high.item<int64_t>() < vocab_size, "nn", "a label is ",
-            low.item<int64_t>() < 0 ? low.item<int64_t>() : high.item<int64_t>(), ", outside the vocabulary of ", vocab_size,
-            "; the data set was made with another tokenizer");
+            low.item<int64_t>() < 0 ? low.item<int64_t>() : high.item<int64_t>(), ", outside the vocabulary of ",
+            vocab_size, "; the data set was made with another tokenizer");
 }
 
 struct Smoothing {
@@ -47,7 +47,8 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
     T* base = sums.mutable_data_ptr<T>();
     kernels::cross_entropy_statistics<T>(
         logits.const_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
-        {maximum.mutable_data_ptr<T>(), base, base + shape.rows, smooth.weight > 0 ? base + 2 * shape.rows : nullptr}, shape);
+        {maximum.mutable_data_ptr<T>(), base, base + shape.rows, smooth.weight > 0 ? base + 2 * shape.rows : nullptr},
+        shape);
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -65,8 +66,10 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
 
 }  // namespace
 
-at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropySpec& spec) {
-  MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows, "logits and targets differ in shape");
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                        const CrossEntropySpec& spec) {
+  MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows,
+             "logits and targets differ in shape");
   RowResult rows;
   at::Tensor wide, local_targets;
   {
@@ -76,19 +79,22 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
     local_targets = (targets - spec.part.begin).contiguous().view({-1});
     rows = row_losses(wide, local_targets, spec);
   }
-  return comm::attach(rows.loss.view(targets.sizes()), {logits}, [wide, local_targets, logsumexp = rows.logsumexp, spec, sizes = logits.sizes().vec(),
-                                                                 dtype = logits.scalar_type()](const at::Tensor& dloss) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    const kernels::LogitsShape shape{wide.size(0), wide.size(1), spec.part.valid_rows};
-    const Smoothing smooth = smoothing(spec);
-    const at::Tensor scale = dloss.to(wide.scalar_type()).contiguous();
-    dispatch_wide(wide, [&](auto zero) {
-      using T = decltype(zero);
-      kernels::cross_entropy_backward<T>(wide.mutable_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
-                                         {logsumexp.const_data_ptr<T>(), scale.const_data_ptr<T>(), 1 - smooth.weight, smooth.each}, shape);
-    });
-    return {wide.view(sizes).to(dtype)};
-  });
+  return comm::attach(
+      rows.loss.view(targets.sizes()), {logits},
+      [wide, local_targets, logsumexp = rows.logsumexp, spec, sizes = logits.sizes().vec(),
+       dtype = logits.scalar_type()](const at::Tensor& dloss) -> comm::Gradients {
+        const at::NoGradGuard no_grad;
+        const kernels::LogitsShape shape{wide.size(0), wide.size(1), spec.part.valid_rows};
+        const Smoothing smooth = smoothing(spec);
+        const at::Tensor scale = dloss.to(wide.scalar_type()).contiguous();
+        dispatch_wide(wide, [&](auto zero) {
+          using T = decltype(zero);
+          kernels::cross_entropy_backward<T>(
+              wide.mutable_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
+              {logsumexp.const_data_ptr<T>(), scale.const_data_ptr<T>(), 1 - smooth.weight, smooth.each}, shape);
+        });
+        return {wide.view(sizes).to(dtype)};
+      });
 }
 
 }  // namespace metroplex::nn

@@ -19,8 +19,10 @@ struct CrossEntropySpec {
   double label_smoothing = 0;
 };
 
-// logits [..., part.local_rows] of this rank (overwritten by backward: nothing else may read them then), targets [...]
-// int64 global token numbers in the same order -> loss of each token [...], in at least fp32, equal on all ranks.
-at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropySpec& spec);
+// logits [..., part.local_rows] of this rank (overwritten by backward: nothing else may read them then), targets
+// [...] int64 global token numbers in the same order -> loss of each token [...], in at least fp32, equal on all
+// ranks.
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                        const CrossEntropySpec& spec);
 
 }  // namespace metroplex::nn

@@ -19,8 +19,8 @@ bool wide_vectors() {
 
 // Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
 bool use_onednn(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == at::kFloat && a.is_cpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) && wide_vectors() &&
-         at::globalContext().hasMKLDNN() && at::globalContext().userEnabledMkldnn();
+  return a.scalar_type() == at::kFloat && a.is_cpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
+         wide_vectors() && at::globalContext().hasMKLDNN() && at::globalContext().userEnabledMkldnn();
 }
 
 void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {

@@ -1,5 +1,6 @@
-// The three products of a linear layer. Large fp32 products go to oneDNN, which uses AVX-512 where MKL stays with AVX2
-// (twice the speed on such machines); everything else to the usual operators. All read and write strided 2-D views.
+// The three products of a linear layer. Large fp32 products go to oneDNN, which uses AVX-512 where MKL stays with
+// AVX2 (twice the speed on such machines); everything else to the usual operators. All read and write strided 2-D
+// views.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +11,8 @@ namespace metroplex::nn {
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 // dy [..., out] times weight [out, in] -> [..., in], contiguous.
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight);
-// gradient [out, in] += dy^T x over all leading dimensions, summed in the precision of `gradient` where the device can.
+// gradient [out, in] += dy^T x over all leading dimensions, summed in the precision of `gradient` where the device
+// can.
 void add_linear_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x);
 
 }  // namespace metroplex::nn

@@ -33,11 +33,13 @@ at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
   const at::Tensor wide = to_wide(x.detach()).contiguous();
   const kernels::NormShape shape{wide.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
   at::Tensor out = at::empty_like(wide);
-  at::Tensor mean = spec_.rms ? at::Tensor() : at::empty({shape.rows}, wide.options()), rstd = at::empty({shape.rows}, wide.options());
+  at::Tensor mean = spec_.rms ? at::Tensor() : at::empty({shape.rows}, wide.options()),
+             rstd = at::empty({shape.rows}, wide.options());
   const at::Tensor weight = to_wide(weight_.data), bias = to_wide(bias_.data);
   dispatch_wide(wide, [&](auto zero) {
     using T = decltype(zero);
-    kernels::norm_forward<T>(pointer<T>(wide), pointer<T>(weight), pointer<T>(bias), pointer<T>(out), pointer<T>(mean), pointer<T>(rstd), shape);
+    kernels::norm_forward<T>(pointer<T>(wide), pointer<T>(weight), pointer<T>(bias), pointer<T>(out),
+                             pointer<T>(mean), pointer<T>(rstd), shape);
   });
   if (saved != nullptr) *saved = {x.detach(), mean, rstd};
   return out.to(x.scalar_type());
@@ -52,8 +54,9 @@ at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
   const at::Tensor weight = to_wide(weight_.data);
   dispatch_wide(wide_x, [&](auto zero) {
     using T = decltype(zero);
-    kernels::norm_backward<T>(pointer<T>(wide_dy), pointer<T>(wide_x), pointer<T>(weight), pointer<T>(saved.mean), pointer<T>(saved.rstd),
-                              {pointer<T>(dx), pointer<T>(dweight), pointer<T>(dbias)}, shape);
+    kernels::norm_backward<T>(pointer<T>(wide_dy), pointer<T>(wide_x), pointer<T>(weight), pointer<T>(saved.mean),
+                              pointer<T>(saved.rstd), {pointer<T>(dx), pointer<T>(dweight), pointer<T>(dbias)},
+                              shape);
   });
   weight_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dweight); });
   if (dbias.defined()) bias_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dbias); });
@@ -63,7 +66,8 @@ at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
 at::Tensor Norm::forward(const at::Tensor& x) {
   NormSaved saved;
   at::Tensor out = apply(x, &saved);
-  return comm::attach(out, {x}, [this, saved](const at::Tensor& dy) -> comm::Gradients { return {backward(dy, saved)}; });
+  return comm::attach(out, {x},
+                      [this, saved](const at::Tensor& dy) -> comm::Gradients { return {backward(dy, saved)}; });
 }
 
 void Norm::collect_params(std::vector<Param*>& params) {

@@ -23,7 +23,9 @@ void for_each_run(const Param& param, const Visit& visit) {
     return;
   }
   const auto dim = static_cast<size_t>(param.shard.dim);
-  const auto product = [](auto begin, auto end) { return std::accumulate(begin, end, int64_t{1}, std::multiplies<>()); };
+  const auto product = [](auto begin, auto end) {
+    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
+  };
   const int64_t outer = product(shape.begin(), shape.begin() + param.shard.dim);
   const int64_t inner = product(shape.begin() + param.shard.dim + 1, shape.end());
   const int64_t global_rows = shape[dim], local_rows = param.data.size(param.shard.dim);
@@ -40,7 +42,8 @@ void fill_runs(Param& param, const Fill& fill_run) {
   at::Tensor values = at::zeros(param.data.sizes(), at::kDouble);
   double* out = values.mutable_data_ptr<double>();
   for_each_run(param, [&](int64_t local, int64_t global, int64_t count) {
-    at::parallel_for(0, count, 4096, [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
+    at::parallel_for(0, count, 4096,
+                     [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
   });
   param.data.copy_(values);
 }
@@ -65,7 +68,8 @@ void draw_normal(Param& param, const InitStreams& streams, double std) {
     return;
   }
   for (const RowRange& range : param.shard.ranges) {  // padding stays 0
-    param.data.narrow(param.shard.dim, range.local, range.size).copy_(drawn.narrow(param.shard.dim, range.local, range.size));
+    param.data.narrow(param.shard.dim, range.local, range.size)
+        .copy_(drawn.narrow(param.shard.dim, range.local, range.size));
   }
 }
 
@@ -78,8 +82,8 @@ RngSeeds rng_seeds(uint64_t seed, const RngPlace& place) {
 }
 
 std::shared_ptr<InitStreams> make_init_streams(const RngSeeds& seeds) {
-  return std::make_shared<InitStreams>(
-      InitStreams{at::detail::createCPUGenerator(seeds.data_parallel), at::detail::createCPUGenerator(seeds.model_parallel)});
+  return std::make_shared<InitStreams>(InitStreams{at::detail::createCPUGenerator(seeds.data_parallel),
+                                                   at::detail::createCPUGenerator(seeds.model_parallel)});
 }
 
 Param make_param(ParamSpec spec, const LayerContext& context) {
@@ -100,10 +104,17 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.data = at::empty(local, at::TensorOptions().dtype(context.dtype).device(context.device));
   double std = context.init_std;
   switch (spec.init) {
-    case Init::zeros: param.data.zero_(); return param;
-    case Init::ones: param.data.fill_(1); return param;
-    case Init::scaled_normal: std /= std::sqrt(2.0 * static_cast<double>(context.num_layers)); break;
-    case Init::normal: break;
+    case Init::zeros:
+      param.data.zero_();
+      return param;
+    case Init::ones:
+      param.data.fill_(1);
+      return param;
+    case Init::scaled_normal:
+      std /= std::sqrt(2.0 * static_cast<double>(context.num_layers));
+      break;
+    case Init::normal:
+      break;
   }
   if (context.streams) {
     draw_normal(param, *context.streams, std);

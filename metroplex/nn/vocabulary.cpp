@@ -12,7 +12,8 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int tp) {
 }
 
 VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index) {
-  MPX_CHECK(tp > 0 && padded % tp == 0, "nn", "a vocabulary of ", padded, " cannot be split over ", tp, " tensor-parallel ranks");
+  MPX_CHECK(tp > 0 && padded % tp == 0, "nn", "a vocabulary of ", padded, " cannot be split over ", tp,
+            " tensor-parallel ranks");
   const int64_t rows = padded / tp, begin = rows * index;
   return {begin, rows, std::clamp<int64_t>(vocab_size - begin, 0, rows)};
 }

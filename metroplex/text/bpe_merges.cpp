@@ -43,7 +43,8 @@ void merge_by_scanning(const MergeTable& table, std::vector<int32_t>& symbols, M
 // Entries are rank << 32 | position; one whose pair has changed meanwhile is dropped when it comes up.
 void merge_by_heap(const MergeTable& table, std::vector<int32_t>& symbols, MergeScratch& scratch) {
   const auto count = static_cast<int32_t>(symbols.size());
-  auto& [ranks, ids, previous, next, heap] = scratch;
+  auto &previous = scratch.previous, &next = scratch.next;
+  auto& heap = scratch.heap;
   previous.resize(symbols.size());
   next.resize(symbols.size());
   heap.clear();

@@ -69,7 +69,7 @@ void BpeModel::add_vocabulary(const BpeSpec& spec) {
 
 void BpeModel::add_merges(const BpeSpec& spec) {
   for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
-    const auto& [left, right] = spec.merges[rank];
+    const std::string &left = spec.merges[rank].first, &right = spec.merges[rank].second;
     const auto need = [&](const std::string& token) {
       const auto found = id(token);
       MPX_CHECK(found, "text", "merge ", rank, " ('", files::printable(left), "' + '", files::printable(right), "') needs the token '",
@@ -78,7 +78,7 @@ void BpeModel::add_merges(const BpeSpec& spec) {
     };
     MPX_CHECK(!left.empty() && !right.empty(), "text", "merge ", rank, " has an empty side");
     const int32_t left_id = need(left), right_id = need(right);
-    merges_.set(left_id, right_id, {static_cast<uint32_t>(rank), need(left + right)});
+    merges_.set(left_id, right_id, {spec.merge_ranks.empty() ? static_cast<uint32_t>(rank) : spec.merge_ranks[rank], need(left + right)});
   }
 }
 

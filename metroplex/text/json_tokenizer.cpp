@@ -21,35 +21,10 @@ struct JsonTokenizer::Scratch {
   std::string normalized;
 };
 
-class JsonTokenizer::Lease {
- public:
-  explicit Lease(const JsonTokenizer& owner) : owner_(owner) {
-    {
-      const std::lock_guard lock(owner_.mutex_);
-      if (!owner_.idle_.empty()) {
-        scratch_ = std::move(owner_.idle_.back());
-        owner_.idle_.pop_back();
-      }
-    }
-    if (!scratch_) scratch_ = std::make_unique<Scratch>();
-  }
-  ~Lease() {
-    const std::lock_guard lock(owner_.mutex_);
-    owner_.idle_.push_back(std::move(scratch_));
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  Scratch& operator*() { return *scratch_; }
-
- private:
-  const JsonTokenizer& owner_;
-  std::unique_ptr<Scratch> scratch_;
-};
-
 JsonTokenizer::~JsonTokenizer() = default;
 
 JsonTokenizer::JsonTokenizer(JsonTokenizerParts parts, SpecialNames names, InvalidUtf8 invalid_utf8)
-    : parts_(std::move(parts)), invalid_utf8_(invalid_utf8) {
+    : parts_(std::move(parts)), invalid_utf8_(invalid_utf8), pool_(std::make_unique<ScratchPool<Scratch>>()) {
   RegexScratch regex;
   vocab_size_ = parts_.model.num_ids();
   for (size_t i = 0; i < parts_.added.size(); ++i) {
@@ -81,7 +56,7 @@ void JsonTokenizer::find_special_ids(const SpecialNames& names) {
 std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
   std::vector<int32_t> out;
   out.reserve(text.size() / 3 + 8);
-  Lease scratch(*this);
+  ScratchPool<Scratch>::Lease scratch(*pool_);
   const size_t valid = valid_utf8_prefix(text);
   if (valid == text.size()) {
     encode_valid(text, *scratch, out);
@@ -148,8 +123,8 @@ std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_spe
     if (skip_special && it != added_by_id_.end() && parts_.added[it->second].special) continue;
     if (const std::string* token = spelling(id)) tokens.push_back(*token);
   }
-  Lease scratch(*this);
-  return parts_.decoder.decode(std::move(tokens), (*scratch).words.regex);
+  ScratchPool<Scratch>::Lease scratch(*pool_);
+  return parts_.decoder.decode(std::move(tokens), scratch->words.regex);
 }
 
 std::string JsonTokenizer::id_to_token(int32_t id) const {

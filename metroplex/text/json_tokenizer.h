@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "text/decoder.h"
 #include "text/normalizer.h"
 #include "text/pretokenizer.h"
+#include "text/scratch_pool.h"
 #include "text/special_names.h"
 #include "text/tokenizer.h"
 
@@ -55,9 +55,7 @@ class JsonTokenizer final : public Tokenizer {
   std::optional<int32_t> pad() const override { return pad_; }
 
  private:
-  // What encoding writes to; threads take one and give it back, so that what a cache has learnt stays.
-  struct Scratch;
-  class Lease;
+  struct Scratch;  // what encoding writes to
 
   std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
   void encode_valid(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const;
@@ -71,8 +69,7 @@ class JsonTokenizer final : public Tokenizer {
   std::unordered_map<std::string, int32_t> added_ids_;
   int64_t vocab_size_ = 0;
   std::optional<int32_t> bos_, eos_, pad_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Scratch>> idle_;
+  std::unique_ptr<ScratchPool<Scratch>> pool_;
 };
 
 }  // namespace metroplex::text

@@ -14,6 +14,7 @@ namespace metroplex::text {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 1 << 16;
+constexpr uint32_t kMatchLimit = 100'000'000;  // a second or so of backtracking
 constexpr size_t kJitStackStart = 32 << 10, kJitStackMax = 64 << 20;
 
 struct FreeCode {
@@ -62,7 +63,10 @@ struct RegexScratch::State {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
   pcre2_jit_stack* stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);
-  State() { pcre2_jit_stack_assign(context, nullptr, stack); }
+  State() {
+    pcre2_jit_stack_assign(context, nullptr, stack);
+    pcre2_set_match_limit(context, kMatchLimit);
+  }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State() {

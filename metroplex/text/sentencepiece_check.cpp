@@ -33,10 +33,13 @@ class Checker {
       if (field.number == 1) facts.pieces.push_back(piece(field.bytes, facts.pieces.size()));
       if (field.number == 2) {
         for_each(field.bytes, [&](const Field& inner) {
-          if (inner.number == 3 && inner.wire_type == 0) facts.unigram = inner.value == 1;
+          if (inner.number == 3 && inner.wire_type == 0) facts.model_type = inner.value;
+          if (inner.number == 24 && inner.wire_type == 0) facts.space_as_suffix = inner.value != 0;
         });
       }
-      if (field.number == 3 || field.number == 5) normalizer(field.bytes);
+      if (field.number == 3) normalizer(field.bytes, facts);
+      SentencePieceFacts of_decoding;
+      if (field.number == 5) normalizer(field.bytes, of_decoding);
     });
     require(!facts.pieces.empty(), "holds no pieces; is it a tokenizer.model?");
     require(facts.pieces.size() <= size_t(kMaxTokenId), "holds too many pieces");
@@ -96,9 +99,16 @@ class Checker {
     return out;
   }
 
-  void normalizer(std::string_view bytes) const {
+  void normalizer(std::string_view bytes, SentencePieceFacts& facts) const {
     for_each(bytes, [&](const Field& field) {
-      if (field.number == 2 && field.wire_type == 2 && !field.bytes.empty()) character_map(field.bytes);
+      if (field.number == 2 && field.wire_type == 2) {
+        facts.character_map = !field.bytes.empty();
+        if (facts.character_map) character_map(field.bytes);
+      }
+      if (field.wire_type != 0) return;
+      if (field.number == 3) facts.dummy_prefix = field.value != 0;
+      if (field.number == 4) facts.remove_extra_spaces = field.value != 0;
+      if (field.number == 5) facts.escape_spaces = field.value != 0;
     });
   }
 

@@ -1,6 +1,10 @@
 #include "text/sentencepiece_tokenizer.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <set>
+#include <unordered_map>
 
 #include <sentencepiece_processor.h>
 
@@ -10,6 +14,46 @@
 
 namespace metroplex::text {
 namespace {
+
+constexpr const char* kSpaceMark = "\xE2\x96\x81";
+
+size_t num_characters(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// The library joins any two neighbours whose joint spelling is a piece, the best score first: merge rules, one for
+// every way to cut a piece in two, all of a piece with its rank. Null for models where more is to it.
+std::unique_ptr<BpeModel> make_bpe(const std::vector<Piece>& pieces) {
+  std::unordered_map<std::string_view, float> normal;
+  std::set<float, std::greater<>> scores;
+  int num_bytes = 0;
+  BpeSpec spec;
+  for (const Piece& piece : pieces) {
+    spec.vocab.emplace_back(piece.text, static_cast<int32_t>(spec.vocab.size()));
+    num_bytes += piece.type == PieceType::byte;
+    if (piece.type == PieceType::user_defined || piece.type == PieceType::unused) return nullptr;
+    if (piece.type != PieceType::normal && num_characters(piece.text) < 2) return nullptr;
+    if (piece.type != PieceType::normal) continue;
+    normal.emplace(piece.text, piece.score);
+    scores.insert(piece.score);
+  }
+  if (num_bytes != 256) return nullptr;
+  std::unordered_map<float, uint32_t> ranks;
+  for (const float score : scores) ranks.emplace(score, static_cast<uint32_t>(ranks.size()));
+  for (const auto& [text, score] : normal) {
+    for (size_t cut = 0; cut < text.size();) {
+      const size_t begin = cut;
+      cut += code_point_size(static_cast<unsigned char>(text[cut]));
+      if (!normal.contains(text.substr(begin, cut - begin))) return nullptr;  // a character that is no piece
+      const std::string_view left = text.substr(0, cut), right = text.substr(cut);
+      if (right.empty() || !normal.contains(left) || !normal.contains(right)) continue;
+      spec.merges.emplace_back(left, right);
+      spec.merge_ranks.push_back(ranks.at(score));
+    }
+  }
+  spec.byte_fallback = true;
+  return std::make_unique<BpeModel>(spec);
+}
 
 // Of a byte piece; -1 for any other. Spelled in the text itself, "<0x41>" is cut into other pieces.
 int byte_of_piece(const sentencepiece::SentencePieceProcessor& processor, const std::string& piece) {
@@ -31,7 +75,13 @@ SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std
     base::throw_error("text", where + " is not a usable sentencepiece model: " + error.what());
   }
   vocab_size_ = processor_->GetPieceSize();
-  if (facts.unigram) unigram_ = std::make_unique<UnigramModel>(facts.pieces);
+  plain_spaces_ = !facts.character_map && !facts.remove_extra_spaces && facts.escape_spaces && !facts.space_as_suffix;
+  dummy_prefix_ = facts.dummy_prefix;
+  if (facts.model_type == SentencePieceFacts::kUnigram) {
+    unigram_ = std::make_unique<UnigramModel>(facts.pieces);
+  } else if (facts.model_type == SentencePieceFacts::kBpe && plain_spaces_) {
+    bpe_ = make_bpe(facts.pieces);
+  }
   const auto known = [&](int id) {
     return id >= 0 && id < vocab_size_ ? std::optional<int32_t>(id) : std::nullopt;
   };
@@ -43,11 +93,12 @@ SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std
 SentencePieceTokenizer::~SentencePieceTokenizer() = default;
 
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
-  if (invalid_utf8_ == InvalidUtf8::error) {
-    const size_t valid = valid_utf8_prefix(text);
-    MPX_CHECK(valid == text.size(), "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
+  const size_t valid = valid_utf8_prefix(text);
+  if (valid != text.size()) {
+    MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
               "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
   }
+  if (plain_spaces_ && (unigram_ || bpe_) && valid == text.size()) return encode_plain(text);
   const absl::string_view view(text.data(), text.size());
   if (!unigram_) {
     std::vector<int> ids;
@@ -70,6 +121,25 @@ std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const
   }
   std::vector<int32_t> ids;
   unigram_->encode(normalized, ids);
+  return ids;
+}
+
+std::vector<int32_t> SentencePieceTokenizer::encode_plain(std::string_view text) const {
+  std::string marked;
+  if (!text.empty() && dummy_prefix_) marked = kSpaceMark;
+  for (size_t done = 0; done < text.size();) {
+    const size_t space = std::min(text.find(' ', done), text.size());
+    marked.append(text.substr(done, space - done));
+    if (space < text.size()) marked += kSpaceMark;
+    done = space + 1;
+  }
+  std::vector<int32_t> ids;
+  if (unigram_) {
+    unigram_->encode(marked, ids);
+  } else {
+    ScratchPool<BpeScratch>::Lease scratch(*pool_);
+    bpe_->encode(marked, *scratch, ids);
+  }
   return ids;
 }
 

@@ -2,6 +2,7 @@
 // more than 9 ids are not kept. Belongs to one thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -32,7 +33,7 @@ class WordCache {
     entry.key = key;
     entry.bytes = static_cast<uint8_t>(word.size());
     entry.num_ids = static_cast<uint8_t>(num_ids);
-    std::memcpy(entry.ids, ids, num_ids * sizeof(int32_t));
+    std::copy_n(ids, num_ids, entry.ids);
   }
 
  private:

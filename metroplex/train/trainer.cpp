@@ -1,6 +1,9 @@
 #include "train/trainer.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <optional>
 #include <sstream>
@@ -23,6 +26,9 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+enum Split { kTrain, kValid, kTest };
+constexpr const char* kSplitNames[] = {"training", "validation", "test"};
+
 class Job {
  public:
   Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer, const TrainerEnvironment& environment,
@@ -32,9 +38,13 @@ class Job {
 
  private:
   data::SamplerOptions sampler_options(int64_t consumed) const;
-  BatchStream stream(const std::shared_ptr<const data::Dataset>& dataset, int64_t consumed) const;
+  BatchStream stream(Split split, int64_t consumed) const;
   std::vector<nn::Microbatch> next_batches(BatchStream& stream, int64_t count, int64_t first_sample, const char* what);
-  double evaluate(const std::shared_ptr<const data::Dataset>& dataset, const char* split, int64_t consumed);
+  double evaluate(Split split, int64_t consumed);
+  int64_t samples_evaluated(int64_t times) const { return times * a_->config.train.eval_iters * a_->config.train.global_batch_size; }
+  bool more() const;
+  StepOutcome step_once(BatchStream& batches);
+  bool after_step(const StepOutcome& outcome);
   void load();
   void save();
   void log_interval(const StepOutcome& last);
@@ -51,7 +61,8 @@ class Job {
   std::optional<Metrics> metrics_;  // rank 0
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
-  data::Splits splits_;
+  std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;  // on reading ranks
+  std::array<bool, 3> present_{};                                 // on every rank
   Position position_;
   RunSummary summary_;
   int64_t train_iters_ = 0, global_batch_size_ = 0;
@@ -100,8 +111,13 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
     options.sizes = {counts.train, counts.valid, counts.test};
     options.eod = tokenizer.eod;
     options.vocab_size = tokenizer.vocab_size;
-    splits_ = data::build_datasets(config.data, options);
+    data::Splits splits = data::build_datasets(config.data, options);
+    datasets_ = {splits.train, splits.valid, splits.test};
   }
+  at::Tensor present = at::zeros({3}, at::kLong);
+  for (int split = 0; split < 3; ++split) present[split] = datasets_[split] != nullptr;
+  comm::broadcast(present, 0, a_->groups().batch);
+  for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
   if (a_->gradients) {
     a_->executor->set_observer([this](const plan::Action& action, double seconds) { timers_.add(plan::action_name(action.kind), 2, seconds); });
   }
@@ -118,11 +134,11 @@ data::SamplerOptions Job::sampler_options(int64_t consumed) const {
   return options;
 }
 
-BatchStream Job::stream(const std::shared_ptr<const data::Dataset>& dataset, int64_t consumed) const {
+BatchStream Job::stream(Split split, int64_t consumed) const {
+  MPX_CHECK(present_[split], "data", "the ", kSplitNames[split], " split has no samples; give it a share in data.split");
   std::unique_ptr<data::Loader> loader;
   if (reader()) {
-    MPX_CHECK(dataset != nullptr, "data", "this split has no samples; give it a share in data.split");
-    loader = std::make_unique<data::Loader>(dataset, sampler_options(consumed), a_->config.data.num_workers > 0 ? 4 : 0);
+    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed), a_->config.data.num_workers > 0 ? 4 : 0);
   }
   return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat};
 }
@@ -141,19 +157,19 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
   return batches;
 }
 
-double Job::evaluate(const std::shared_ptr<const data::Dataset>& dataset, const char* split, int64_t consumed) {
+double Job::evaluate(Split split, int64_t consumed) {
   const int64_t count = std::max<int64_t>(1, a_->config.train.global_batch_size /
                                                  (a_->config.train.micro_batch_size * a_->groups().dp.size()));
-  BatchStream batches = stream(dataset, consumed);
+  BatchStream batches = stream(split, consumed);
   LossSum sum;
   for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
-    auto micro = next_batches(batches, count, consumed + i * a_->config.train.global_batch_size, split);
+    auto micro = next_batches(batches, count, consumed + i * a_->config.train.global_batch_size, kSplitNames[split]);
     for (nn::Microbatch& batch : micro) batch.training = false;
     const LossSum part = evaluate_step(*a_, micro);
     sum.loss += part.loss;
     sum.weight += part.weight;
   }
-  if (metrics_) metrics_->evaluation({position_.iteration, split, sum.mean(), position_.consumed_train_samples});
+  if (metrics_) metrics_->evaluation({position_.iteration, kSplitNames[split], sum.mean(), position_.consumed_train_samples});
   return sum.mean();
 }
 
@@ -221,57 +237,68 @@ int64_t iterations_to_run(const config::Config& config) {
   return config.train.train_samples / config.train.global_batch_size;
 }
 
+bool Job::more() const {
+  const config::Train& t = a_->config.train;
+  return t.train_samples > 0 ? position_.consumed_train_samples < t.train_samples : position_.iteration < t.train_iters;
+}
+
+StepOutcome Job::step_once(BatchStream& batches) {
+  const config::Train& t = a_->config.train;
+  const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
+  global_batch_size_ = due.running_global_batch_size;
+  const auto micro = next_batches(batches, due.num_microbatches, position_.consumed_train_samples, "training");
+  const bool asked = environment_.stop_requested && environment_.stop_requested();
+  const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
+  StepOutcome outcome;
+  {
+    const auto timer = timers_.scope("forward-backward-optimizer", 1);
+    outcome = train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, asked || out_of_time, {}});
+  }
+  ++position_.iteration;
+  position_.consumed_train_samples += global_batch_size_;
+  interval_loss_ += outcome.loss;
+  interval_tokens_ += static_cast<double>(global_batch_size_ * t.seq_length);
+  ++interval_steps_;
+  summary_.last_loss = outcome.loss;
+  if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, train_iters_);
+  return outcome;
+}
+
+// What is due after a step. True when the run ends here.
+bool Job::after_step(const StepOutcome& outcome) {
+  const config::Train& t = a_->config.train;
+  const bool last = !more();
+  const bool exit_here = !last && t.exit_interval > 0 && position_.iteration % t.exit_interval == 0;
+  if (position_.iteration % t.log_interval == 0 || last || outcome.stop) log_interval(outcome);
+  const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
+  const int64_t save_interval = a_->config.checkpoint.save_interval;
+  const bool save_due = (save_interval > 0 && position_.iteration % save_interval == 0) || last || outcome.stop || exit_here;
+  if (save_due && !a_->config.checkpoint.save.empty()) save();
+  if (outcome.stop || exit_here) {
+    summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
+    return true;
+  }
+  if (!last && t.eval_interval > 0 && position_.iteration % t.eval_interval == 0) {
+    summary_.validation_loss = evaluate(kValid, samples_evaluated(position_.iteration / t.eval_interval - 1));
+  }
+  interval_start_ += Clock::now() - paused;
+  return false;
+}
+
 RunSummary Job::train() {
   load();
   const config::Train& t = a_->config.train;
-  const int64_t dp = a_->groups().dp.size();
   train_iters_ = iterations_to_run(a_->config);
   first_iteration_ = position_.iteration;
   interval_start_ = run_start_ = Clock::now();
-  const auto more = [&] {
-    return t.train_samples > 0 ? position_.consumed_train_samples < t.train_samples : position_.iteration < t.train_iters;
-  };
-  std::optional<BatchStream> batches;
-  if (more()) batches.emplace(stream(splits_.train, position_.consumed_train_samples));
-  while (more()) {
-    const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
-    const int64_t count = due.num_microbatches;
-    global_batch_size_ = due.running_global_batch_size;
-    auto micro = next_batches(*batches, count, position_.consumed_train_samples, "training");
-    for (nn::Microbatch& batch : micro) batch.training = true;
-    const bool stop = environment_.stop_requested && environment_.stop_requested();
-    const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
-    StepOutcome outcome;
-    {
-      const auto timer = timers_.scope("forward-backward-optimizer", 1);
-      outcome = train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, stop || out_of_time, {}});
-    }
-    ++position_.iteration;
-    position_.consumed_train_samples += count * t.micro_batch_size * dp;
-    interval_loss_ += outcome.loss;
-    interval_tokens_ += static_cast<double>(count * t.micro_batch_size * dp * t.seq_length);
-    ++interval_steps_;
-    summary_.last_loss = outcome.loss;
-    if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, train_iters_);
-    if (position_.iteration % t.log_interval == 0 || !more() || outcome.stop) log_interval(outcome);
-    const bool exit_here = t.exit_interval > 0 && position_.iteration % t.exit_interval == 0 && more();
-    const int64_t save_interval = a_->config.checkpoint.save_interval;
-    const bool saving = !a_->config.checkpoint.save.empty();
-    if (saving && ((save_interval > 0 && position_.iteration % save_interval == 0) || !more() || outcome.stop || exit_here)) save();
-    if (outcome.stop || exit_here) {
-      summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
-      break;
-    }
-    if (t.eval_interval > 0 && position_.iteration % t.eval_interval == 0 && more()) {
-      const int64_t past = (position_.iteration / t.eval_interval - 1) * t.eval_iters * t.global_batch_size;
-      summary_.validation_loss = evaluate(splits_.valid, "validation", past);
-      interval_start_ = Clock::now();
+  if (more()) {
+    BatchStream batches = stream(kTrain, position_.consumed_train_samples);
+    while (more() && !after_step(step_once(batches))) {
     }
   }
   if (summary_.ending == Ending::finished && t.eval_interval > 0 && t.eval_iters > 0) {
-    const int64_t past = (train_iters_ / t.eval_interval) * t.eval_iters * t.global_batch_size;
-    summary_.validation_loss = evaluate(splits_.valid, "validation", past);
-    summary_.test_loss = evaluate(splits_.test, "test", 0);
+    summary_.validation_loss = evaluate(kValid, samples_evaluated(train_iters_ / t.eval_interval));
+    if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
   }
   summary_.iteration = position_.iteration;
   summary_.consumed_samples = position_.consumed_train_samples;
@@ -280,8 +307,9 @@ RunSummary Job::train() {
 
 RunSummary Job::evaluate_only() {
   load();
-  summary_.validation_loss = evaluate(splits_.valid, "validation", 0);
-  summary_.test_loss = evaluate(splits_.test, "test", 0);
+  MPX_CHECK(present_[kValid] || present_[kTest], "data", "neither the validation nor the test split has samples; give them a share in data.split");
+  if (present_[kValid]) summary_.validation_loss = evaluate(kValid, 0);
+  if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
   summary_.iteration = position_.iteration;
   return summary_;
 }

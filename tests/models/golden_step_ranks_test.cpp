@@ -94,7 +94,8 @@ void check_first_step(const Case& which, const comm::Group& tp) {
   const int64_t microbatches = config.at("gbs").get<int64_t>() / mbs;
   const auto tokens = static_cast<double>(mbs * (seq - masked) * microbatches);
   double loss = 0;
-  for (int64_t m = 0; m < microbatches; ++m) loss += train_step(segments, batch_by_recipe(m * mbs, mbs, seq, context.vocab_size, masked), 1 / tokens) / tokens;
+  for (int64_t m = 0; m < microbatches; ++m)
+    loss += train_step(segments, batch_by_recipe(m * mbs, mbs, seq, context.vocab_size, masked), 1 / tokens) / tokens;
   EXPECT_NEAR(loss, run.at("history")[0].at("loss").get<double>(), 2e-6);
   double squares = 0;
   for (nn::Param* param : params) {
@@ -102,9 +103,13 @@ void check_first_step(const Case& which, const comm::Group& tp) {
     squares += gradient.square().sum().item<double>();
     const Json& expected = run.at("grads_iter1").at(param->name);
     // 64 positions of fp32 sums of size ~1: a few 1e-6 of the gradient's own size.
-    EXPECT_NEAR(gradient.square().sum().sqrt().item<double>(), expected.at("l2").get<double>(), 1e-7 + 5e-6 * expected.at("l2").get<double>()) << param->name;
+    EXPECT_NEAR(gradient.square().sum().sqrt().item<double>(), expected.at("l2").get<double>(),
+                1e-7 + 5e-6 * expected.at("l2").get<double>())
+        << param->name;
     for (int64_t i = 0; i < 4; ++i) {
-      EXPECT_NEAR(gradient.view(-1)[i].item<double>(), expected.at("first")[static_cast<size_t>(i)].get<double>(), 1e-6) << param->name << " element " << i;
+      EXPECT_NEAR(gradient.view(-1)[i].item<double>(), expected.at("first")[static_cast<size_t>(i)].get<double>(),
+                  1e-6)
+          << param->name << " element " << i;
     }
   }
   EXPECT_EQ(params.size(), run.at("final_params").size());
@@ -113,8 +118,10 @@ void check_first_step(const Case& which, const comm::Group& tp) {
 }
 
 TEST(GoldenStepRanks, LossAndGradientsOfTheFirstStepAreThoseOfMegatron) {
-  for (const Case& which : {Case{"gpt_1", 1, false}, Case{"gpt_mask", 1, false}, Case{"llama_1", 1, false}, Case{"llama_qknorm", 1, false}, Case{"gpt_1", 2, false},
-                            Case{"gpt_1", 4, true}, Case{"gpt_mask", 2, true}, Case{"llama_1", 2, false}, Case{"llama_1", 2, true}, Case{"llama_qknorm", 2, true}}) {
+  for (const Case& which :
+       {Case{"gpt_1", 1, false}, Case{"gpt_mask", 1, false}, Case{"llama_1", 1, false},
+        Case{"llama_qknorm", 1, false}, Case{"gpt_1", 2, false}, Case{"gpt_1", 4, true}, Case{"gpt_mask", 2, true},
+        Case{"llama_1", 2, false}, Case{"llama_1", 2, true}, Case{"llama_qknorm", 2, true}}) {
     SCOPED_TRACE(std::string(which.run) + " tp " + std::to_string(which.tp) + (which.sequence_parallel ? " sp" : ""));
     run_ranks(which.tp, [&](const comm::World& world) { check_first_step(which, world.groups().tp); });
   }

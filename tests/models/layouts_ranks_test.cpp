@@ -49,7 +49,8 @@ constexpr int64_t kVocab = 53;  // padded to 56, 64 or 64: with tp 4 the last ra
 
 nn::Microbatch batch_of(const Variant& variant) {
   nn::Microbatch batch = small_batch(3, 8, kVocab);
-  if (variant.documents) batch.document_ids = at::tensor({0, 0, 0, 1, 1, 1, 1, 2}, at::kLong).expand({3, 8}).contiguous();
+  if (variant.documents)
+    batch.document_ids = at::tensor({0, 0, 0, 1, 1, 1, 1, 2}, at::kLong).expand({3, 8}).contiguous();
   if (variant.mask) {
     batch.attention_mask = at::ones({8, 8}, at::kBool).triu(1).view({1, 1, 8, 8}).clone();
     batch.attention_mask.select(3, 2).slice(2, 4).fill_(true);  // position 2 is hidden from the later ones
@@ -76,7 +77,8 @@ struct Outcome {
 };
 
 Outcome run_model(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
-  const Segments segments = models::build_stage(context_of(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
+  const Segments segments =
+      models::build_stage(context_of(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
   const auto params = params_of(segments);
   give_main_grad(params);
   Outcome outcome;
@@ -122,7 +124,9 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
     const Outcome one = run_model(variant, {}, false);
     const models::ModelContext context = context_of(variant, {}, false);
     Segments chain = models::build_stage(context, {0, 1, true, false});
-    for (const models::StageSlice& slice : {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false}, models::StageSlice{2, 0, false, true}}) {
+    for (const models::StageSlice& slice :
+         {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false},
+          models::StageSlice{2, 0, false, true}}) {
       for (auto& segment : models::build_stage(context, slice)) chain.push_back(std::move(segment));
     }
     const auto params = params_of(chain);
@@ -130,9 +134,13 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
     EXPECT_DOUBLE_EQ(train_step(chain, batch_of(variant), 0.25), one.loss);
     at::Tensor tied;
     for (nn::Param* param : params) {
-      EXPECT_TRUE(at::equal(param->data.narrow(0, 0, param->global_shape[0]), one.weights.at(param->name))) << param->name;
+      EXPECT_TRUE(at::equal(param->data.narrow(0, 0, param->global_shape[0]), one.weights.at(param->name)))
+          << param->name;
       if (param->name != "embedding.word_embeddings.weight" || !variant.model.tied()) {
-        EXPECT_LT(relative_difference(param->main_grad.narrow(0, 0, param->global_shape[0]), one.gradients.at(param->name)), 1e-13) << param->name;
+        EXPECT_LT(
+            relative_difference(param->main_grad.narrow(0, 0, param->global_shape[0]), one.gradients.at(param->name)),
+            1e-13)
+            << param->name;
       } else {
         EXPECT_EQ(param->tied_copy, tied.defined());
         tied = tied.defined() ? tied + param->main_grad : param->main_grad;
@@ -140,20 +148,23 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
     }
     EXPECT_EQ(tied.defined(), variant.model.tied());
     if (tied.defined()) {
-      EXPECT_LT(relative_difference(tied.narrow(0, 0, kVocab), one.gradients.at("embedding.word_embeddings.weight")), 1e-13);
+      EXPECT_LT(relative_difference(tied.narrow(0, 0, kVocab), one.gradients.at("embedding.word_embeddings.weight")),
+                1e-13);
     }
   }
 }
 
 TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
   for (const Variant& variant : variants()) {
-    const Segments segments = models::build_stage(context_of(variant, {}, false), {0, variant.model.num_layers, true, true});
+    const Segments segments =
+        models::build_stage(context_of(variant, {}, false), {0, variant.model.num_layers, true, true});
     const auto params = params_of(segments);
     give_main_grad(params);
     std::map<std::string, int> uses;
     for (nn::Param* param : params) param->on_use = [&uses, param] { ++uses[param->name]; };
     train_step(segments, batch_of(variant), 1.0);
-    for (nn::Param* param : params) EXPECT_EQ(uses[param->name], param->uses_per_microbatch) << variant.name << ": " << param->name;
+    for (nn::Param* param : params)
+      EXPECT_EQ(uses[param->name], param->uses_per_microbatch) << variant.name << ": " << param->name;
   }
 }
 
@@ -184,7 +195,8 @@ TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {
     for (const int tp : {1, 2}) {
       SCOPED_TRACE(variant.name);
       run_ranks(tp, [&](const comm::World& world) {
-        const Segments segments = models::build_stage(context_of(variant, world.groups().tp, false), {0, 2, true, true});
+        const Segments segments =
+            models::build_stage(context_of(variant, world.groups().tp, false), {0, 2, true, true});
         nn::Microbatch batch = small_batch(2, 9, kVocab);
         batch.labels = batch.position_ids = at::Tensor();
         batch.training = false;
@@ -228,6 +240,27 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   EXPECT_THROW(evaluate(segments, batch), base::Error);
 }
 
+TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
+  for (const Variant& variant : variants()) {
+    SCOPED_TRACE(variant.name);
+    const Outcome exact = run_model(variant, {}, false);
+    models::ModelContext context = context_of(variant, {}, false);
+    context.dtype = at::kBFloat16;
+    const Segments segments = models::build_stage(context, {0, 2, true, true});
+    const auto params = params_of(segments);
+    give_main_grad(params);
+    // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss moves less.
+    EXPECT_NEAR(train_step(segments, batch_of(variant), 0.25), exact.loss, 4e-3 * exact.loss);
+    for (nn::Param* param : params) {
+      const at::Tensor expected = exact.gradients.at(param->name);
+      EXPECT_EQ(param->main_grad.scalar_type(), at::kFloat);
+      if (largest(expected) < 1e-4) continue;  // zero but for rounding: biases of keys
+      const at::Tensor got = whole_gradient(*param, {});
+      EXPECT_LT((got - expected).norm().item<double>(), 0.08 * expected.norm().item<double>()) << param->name;
+    }
+  }
+}
+
 TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
   run_ranks(2, [&](const comm::World& world) {
     models::ModelContext context = context_of({"", small_gpt()}, world.groups().tp, false);
@@ -238,7 +271,8 @@ TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
       if (param->data.dim() < 2) continue;
       const at::Tensor both = comm::all_gather(param->data.unsqueeze(0), 0, world.groups().tp);
       EXPECT_EQ(at::equal(both[0], both[1]), !param->sharded()) << param->name;
-      EXPECT_NEAR(param->data.std().item<double>(), param->init == nn::Init::normal ? 0.02 : 0.01, 0.004) << param->name;
+      EXPECT_NEAR(param->data.std().item<double>(), param->init == nn::Init::normal ? 0.02 : 0.01, 0.004)
+          << param->name;
     }
   });
 }

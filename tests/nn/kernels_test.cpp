@@ -17,7 +17,9 @@ namespace {
 constexpr double kDouble = 1e-12;
 
 // d(sum(y * weight)) / dx with autograd.
-at::Tensor gradient(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight) { return torch::autograd::grad({y}, {x}, {weight})[0]; }
+at::Tensor gradient(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight) {
+  return torch::autograd::grad({y}, {x}, {weight})[0];
+}
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 
@@ -42,7 +44,8 @@ TEST(Norm, ForwardAndGradientsAreThoseOfTheFormula) {
       if (!rms) wanted.push_back(bias);
       const auto right = torch::autograd::grad({expected}, wanted, {dy});
       EXPECT_LT(relative_difference(gradient(got, x, dy), right[0]), kDouble);
-      for (size_t i = 0; i < params.size(); ++i) EXPECT_LT(relative_difference(params[i]->main_grad, right[i + 1]), kDouble);
+      for (size_t i = 0; i < params.size(); ++i)
+        EXPECT_LT(relative_difference(params[i]->main_grad, right[i + 1]), kDouble);
     }
   }
 }
@@ -64,8 +67,10 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
         const at::Tensor x = leaf(input), same = leaf(input.to(at::kDouble)), b = leaf(bias.data.to(at::kDouble));
         const at::Tensor dy = sample({3, 5, gated ? 17 : 34}, 4, dtype);
         const at::Tensor z = same + b;
-        const at::Tensor expected = gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
-        const at::Tensor fresh = comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+        const at::Tensor expected =
+            gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
+        const at::Tensor fresh =
+            comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
         const at::Tensor got = nn::bias_activation(fresh, &bias, {nn::activation_from_name(name), gated});
         // fp32: rounding of a few operations on values up to 6, and the erf of absolute error 1.5e-7.
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;
@@ -113,7 +118,8 @@ struct AttentionCase {
 // [s, b, n, d] everywhere; `factor` is the dropout mask over the probabilities.
 at::Tensor plain_attention(const std::vector<at::Tensor>& qkv, const at::Tensor& hidden, const at::Tensor& factor) {
   const int64_t repeat = qkv[0].size(2) / qkv[1].size(2);
-  const at::Tensor q = qkv[0].permute({1, 2, 0, 3}), k = qkv[1].repeat_interleave(repeat, 2).permute({1, 2, 0, 3}), v = qkv[2].repeat_interleave(repeat, 2).permute({1, 2, 0, 3});
+  const at::Tensor q = qkv[0].permute({1, 2, 0, 3}), k = qkv[1].repeat_interleave(repeat, 2).permute({1, 2, 0, 3}),
+                   v = qkv[2].repeat_interleave(repeat, 2).permute({1, 2, 0, 3});
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e300), -1) * hidden.all(-1, true).logical_not();
   return at::matmul(p * factor, v).permute({2, 0, 1, 3}).reshape({q.size(2), q.size(0), -1});
@@ -136,10 +142,13 @@ void check_attention(const AttentionCase& which, bool plain) {
   const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, which.dropout}, 0, 0, plain};
   at::Tensor factor = at::ones({b, which.heads, s, s}, at::kDouble);
   nn::dropout_probabilities(factor, spec.dropout, 0, batch);
-  const std::vector<at::Tensor> leaves{leaf(sample({s, b, which.heads, d}, 6)), leaf(sample({s, b, which.groups, d}, 7)), leaf(sample({s, b, which.groups, d}, 8))};
+  const std::vector<at::Tensor> leaves{leaf(sample({s, b, which.heads, d}, 6)),
+                                       leaf(sample({s, b, which.groups, d}, 7)),
+                                       leaf(sample({s, b, which.groups, d}, 8))};
   const at::Tensor expected = plain_attention(leaves, hidden, factor), dy = sample({s, b, which.heads * d}, 10);
   nn::CoreSaved saved;
-  const at::Tensor got = nn::core_attention({leaves[0].detach(), leaves[1].detach(), leaves[2].detach()}, spec, batch, &saved);
+  const at::Tensor got =
+      nn::core_attention({leaves[0].detach(), leaves[1].detach(), leaves[2].detach()}, spec, batch, &saved);
   EXPECT_LT(relative_difference(got, expected), kDouble);
   const auto right = torch::autograd::grad({expected}, leaves, {dy});
   const nn::CoreInputs gradients = nn::core_attention_backward(dy, spec, batch, saved);
@@ -149,10 +158,13 @@ void check_attention(const AttentionCase& which, bool plain) {
 }
 
 TEST(CoreAttention, EveryMaskAndBothPathsGiveTheFormula) {
-  for (const AttentionCase& which : {AttentionCase{4, 4, false, false, 0}, AttentionCase{4, 2, false, false, 0}, AttentionCase{4, 4, true, false, 0}, AttentionCase{4, 1, false, true, 0},
-                                     AttentionCase{4, 2, true, true, 0}, AttentionCase{4, 4, false, false, 0.3}, AttentionCase{4, 2, true, true, 0.3}}) {
+  for (const AttentionCase& which :
+       {AttentionCase{4, 4, false, false, 0}, AttentionCase{4, 2, false, false, 0},
+        AttentionCase{4, 4, true, false, 0}, AttentionCase{4, 1, false, true, 0}, AttentionCase{4, 2, true, true, 0},
+        AttentionCase{4, 4, false, false, 0.3}, AttentionCase{4, 2, true, true, 0.3}}) {
     for (const bool plain : {false, true}) {
-      SCOPED_TRACE(testing::Message() << which.heads << "/" << which.groups << " mask " << which.mask << " documents " << which.documents << " dropout " << which.dropout << " plain " << plain);
+      SCOPED_TRACE(testing::Message() << which.heads << "/" << which.groups << " mask " << which.mask << " documents "
+                                      << which.documents << " dropout " << which.dropout << " plain " << plain);
       check_attention(which, plain);
     }
   }
@@ -168,11 +180,14 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
     EXPECT_NEAR(mask.mean().item<double>(), 1.0, 5 * std::sqrt(0.25 / 0.75 / static_cast<double>(mask.numel())));
     nn::BiasDropoutAdd later = how;
     later.place.first_row = 100;
-    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({300, 2, width}, at::kDouble), {}, later, batch), mask.narrow(0, 100, 300)));
-    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 2, width}, at::kFloat), {}, how, batch).to(at::kBool), mask.to(at::kBool)));
+    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({300, 2, width}, at::kDouble), {}, later, batch),
+                          mask.narrow(0, 100, 300)));
+    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 2, width}, at::kFloat), {}, how, batch).to(at::kBool),
+                          mask.to(at::kBool)));
     nn::Microbatch second = batch;
     second.sample_ids = at::tensor({8}, at::kLong);
-    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 1, width}, at::kDouble), {}, how, second), mask.narrow(1, 1, 1)));
+    EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 1, width}, at::kDouble), {}, how, second),
+                          mask.narrow(1, 1, 1)));
     for (const int which : {0, 1, 2}) {
       nn::BiasDropoutAdd other = how;
       other.key.layer += which == 0 ? 1 : 0;
@@ -190,8 +205,10 @@ TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, 0.4};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
-  const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)), dy = sample({4, 3, 20}, 3);
-  const at::Tensor fresh = comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+  const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)),
+                   dy = sample({4, 3, 20}, 3);
+  const at::Tensor fresh =
+      comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
   const at::Tensor y = nn::bias_dropout_add(fresh, residual, {key, &bias, {0}}, batch);
   EXPECT_LT(relative_difference(y, residual + mask * (x + bias.data)), kDouble);
   const auto got = torch::autograd::grad({y}, {x, residual}, {dy});
@@ -203,13 +220,16 @@ TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
 TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
   for (const double smoothing : {0.0, 0.2}) {
     for (const auto dtype : {at::kDouble, at::kFloat}) {
-      const at::Tensor logits = sample({3, 4, 40}, 1, dtype) * 8, targets = at::arange(12, at::kLong).view({3, 4}) * 3;
+      const at::Tensor logits = sample({3, 4, 40}, 1, dtype) * 8,
+                       targets = at::arange(12, at::kLong).view({3, 4}) * 3;
       const at::Tensor x = leaf(logits.to(at::kDouble)), mine = leaf(logits), dy = sample({3, 4}, 2, dtype);
       const at::Tensor log_p = at::log_softmax(x.narrow(2, 0, 37), -1);
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
-      const at::Tensor fresh = comm::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
-      const at::Tensor got = nn::vocab_parallel_cross_entropy(fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing});
+      const at::Tensor fresh =
+          comm::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+      const at::Tensor got =
+          nn::vocab_parallel_cross_entropy(fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing});
       const double tolerance = dtype == at::kDouble ? kDouble : 1e-6;  // fp32: sums of 37 terms
       EXPECT_LT(relative_difference(got, expected), tolerance);
       EXPECT_LT(relative_difference(gradient(got, mine, dy), gradient(expected, x, dy.to(at::kDouble))), tolerance);
@@ -220,14 +240,16 @@ TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
 TEST(CrossEntropy, ANanInTheLogitsBecomesANanLoss) {
   at::Tensor logits = at::zeros({2, 50});
   logits[1][3] = std::numeric_limits<float>::quiet_NaN();
-  const at::Tensor loss = nn::vocab_parallel_cross_entropy(logits, at::zeros({2}, at::kLong), {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0});
+  const at::Tensor loss = nn::vocab_parallel_cross_entropy(logits, at::zeros({2}, at::kLong),
+                                                           {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0});
   EXPECT_FALSE(std::isnan(loss[0].item<double>()));
   EXPECT_TRUE(std::isnan(loss[1].item<double>()));
 }
 
 TEST(Matmul, LargeFloatProductsOfOnednnEqualTheUsualOperators) {
   const int64_t rows = 130, in = 96, out = 140;  // above the threshold
-  const at::Tensor x = sample({rows, in}, 1, at::kFloat), w = sample({out, in}, 2, at::kFloat), dy = sample({rows, out}, 3, at::kFloat);
+  const at::Tensor x = sample({rows, in}, 1, at::kFloat), w = sample({out, in}, 2, at::kFloat),
+                   dy = sample({rows, out}, 3, at::kFloat);
   const at::Tensor xd = x.to(at::kDouble), wd = w.to(at::kDouble), dyd = dy.to(at::kDouble);
   const double tolerance = 1e-5;  // 140 terms of size 1 in fp32
   EXPECT_LT(relative_difference(nn::linear_product(x, w), xd.mm(wd.t())), tolerance);

@@ -41,7 +41,9 @@ Reference reference(const at::Tensor& x, const at::Tensor& weight, const at::Ten
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 
 // A tensor that a layer with sequence parallelism holds split by rows.
-at::Tensor local(const at::Tensor& x, const comm::Group& tp, bool sequence_parallel) { return (sequence_parallel ? comm::own_slice(x, 0, tp) : x).contiguous(); }
+at::Tensor local(const at::Tensor& x, const comm::Group& tp, bool sequence_parallel) {
+  return (sequence_parallel ? comm::own_slice(x, 0, tp) : x).contiguous();
+}
 
 at::Tensor values_of(const nn::Param& param, const comm::Group& tp) { return whole(param, param.data, tp); }
 
@@ -61,7 +63,8 @@ TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
         give_main_grad(params);
         random_bias(layer.bias());
         const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
-        const Reference right = reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
+        const Reference right =
+            reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
         const at::Tensor input = leaf(local(x, tp, sequence_parallel)), out = layer.forward(input);
         const at::Tensor mine = gather ? dy : comm::own_slice(dy, -1, tp).contiguous();
         EXPECT_LT(relative_difference(out, gather ? right.out : comm::own_slice(right.out, -1, tp)), kTolerance);
@@ -85,7 +88,8 @@ TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
     const at::Tensor out = layer.forward(local(x, tp, sequence_parallel));
     const int64_t width = 8 / tp.size(), first = width * tp.index();
     const at::Tensor all = at::matmul(x, weight.t());
-    EXPECT_LT(relative_difference(out, at::cat({all.narrow(-1, first, width), all.narrow(-1, 8 + first, width)}, -1)), kTolerance);
+    EXPECT_LT(relative_difference(out, at::cat({all.narrow(-1, first, width), all.narrow(-1, 8 + first, width)}, -1)),
+              kTolerance);
   });
 }
 
@@ -115,24 +119,27 @@ TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
     const int64_t vocab = 13;
     const nn::LayerContext context = layer_context(tp, sequence_parallel);
-    const nn::VocabularyPart part = nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
-    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param("words", part, vocab, 6, context), part, vocab, context);
+    const nn::VocabularyPart part =
+        nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
+    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param("words", part, vocab, 6, context), part, vocab,
+                                     context);
     give_main_grad({&layer.weight()});
     const at::Tensor tokens = (at::arange(24, at::kLong) * 5 % vocab).view({3, 8}), dy = sample({8, 3, 6}, 2);
     const at::Tensor table = leaf(values_of(layer.weight(), tp));
     const at::Tensor expected = table.index({tokens.t().contiguous()});
     EXPECT_TRUE(at::equal(layer.apply(tokens), local(expected, tp, sequence_parallel)));
     layer.add_gradient(local(dy, tp, sequence_parallel), tokens);
-    EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), torch::autograd::grad({expected}, {table}, {dy})[0]), kTolerance);
-    if (part.local_rows > part.valid_rows) {
-      EXPECT_EQ(largest(layer.weight().data.slice(0, part.valid_rows)), 0.0);
-    }
+    EXPECT_LT(
+        relative_difference(whole_gradient(layer.weight(), tp), torch::autograd::grad({expected}, {table}, {dy})[0]),
+        kTolerance);
+    if (part.local_rows > part.valid_rows) { EXPECT_EQ(largest(layer.weight().data.slice(0, part.valid_rows)), 0.0); }
   });
 }
 
 TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) {
   const int64_t vocab = 21;  // tp 4 and padding to 8 a rank: the last rank has no real column
-  const at::Tensor logits = sample({5, 2, vocab}, 1) * 5, targets = (at::arange(10, at::kLong) * 7 % vocab).view({5, 2}), dy = sample({5, 2}, 2);
+  const at::Tensor logits = sample({5, 2, vocab}, 1) * 5,
+                   targets = (at::arange(10, at::kLong) * 7 % vocab).view({5, 2}), dy = sample({5, 2}, 2);
   for (const double smoothing : {0.0, 0.15}) {
     const at::Tensor one = leaf(logits);
     const at::Tensor log_p = at::log_softmax(one, -1);
@@ -142,14 +149,17 @@ TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) 
     for (const int tp : {1, 2, 4}) {
       run_ranks(tp, [&](const comm::World& world) {
         const comm::Group& group = world.groups().tp;
-        const nn::VocabularyPart part = nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 8, tp), tp, group.index());
+        const nn::VocabularyPart part =
+            nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 8, tp), tp, group.index());
         at::Tensor mine = at::full({5, 2, part.local_rows}, 1e3, at::kDouble);  // padding would win if it counted
         mine.narrow(2, 0, part.valid_rows).copy_(logits.narrow(2, std::min(part.begin, vocab), part.valid_rows));
         mine.requires_grad_(true);
         const at::Tensor loss = nn::vocab_parallel_cross_entropy(mine, targets, {group, part, vocab, smoothing});
         EXPECT_LT(relative_difference(loss, expected), kTolerance);
         const at::Tensor got = torch::autograd::grad({loss}, {mine}, {dy})[0];
-        EXPECT_LT(relative_difference(got.narrow(2, 0, part.valid_rows), gradient.narrow(2, std::min(part.begin, vocab), part.valid_rows)), kTolerance);
+        EXPECT_LT(relative_difference(got.narrow(2, 0, part.valid_rows),
+                                      gradient.narrow(2, std::min(part.begin, vocab), part.valid_rows)),
+                  kTolerance);
         EXPECT_EQ(largest(got.slice(2, part.valid_rows)), 0.0);
       });
     }
@@ -165,7 +175,9 @@ TEST(InitialisationRanks, EveryLayoutStartsFromTheSameNormalValues) {
   for (const int dim : {0, 1}) {
     run_ranks(4, [&](const comm::World& world) {
       const comm::Group& tp = world.groups().tp;
-      const nn::Param part = nn::make_param({"w", {24, 20}, nn::even_shard(dim, dim == 0 ? 24 : 20, 4, tp.index()), nn::Init::normal, 0}, layer_context(tp));
+      const nn::Param part =
+          nn::make_param({"w", {24, 20}, nn::even_shard(dim, dim == 0 ? 24 : 20, 4, tp.index()), nn::Init::normal, 0},
+                         layer_context(tp));
       EXPECT_TRUE(at::equal(part.data, comm::own_slice(one.data, dim, tp)));
     });
   }
@@ -175,7 +187,8 @@ TEST(Initialisation, FillFollowsTheUnshardedIndexThroughAllRangesAndZeroesPaddin
   nn::Param param = nn::make_param({"w", {10, 3}, {0, {{0, 2, 2}, {2, 7, 1}}}, nn::Init::normal, 4}, layer_context());
   nn::fill(param, [](int64_t index) { return static_cast<double>(index) + 1; });
   const at::Tensor all = at::arange(1, 31, at::kDouble).view({10, 3});
-  EXPECT_TRUE(at::equal(param.data, at::cat({all.narrow(0, 2, 2), all.narrow(0, 7, 1), at::zeros({1, 3}, at::kDouble)})));
+  EXPECT_TRUE(
+      at::equal(param.data, at::cat({all.narrow(0, 2, 2), all.narrow(0, 7, 1), at::zeros({1, 3}, at::kDouble)})));
 }
 
 }  // namespace

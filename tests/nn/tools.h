@@ -12,7 +12,8 @@
 
 namespace metroplex::test {
 
-inline nn::LayerContext layer_context(const comm::Group& tp = {}, bool sequence_parallel = false, at::ScalarType dtype = at::kDouble) {
+inline nn::LayerContext layer_context(const comm::Group& tp = {}, bool sequence_parallel = false,
+                                      at::ScalarType dtype = at::kDouble) {
   nn::LayerContext context;
   context.tp = tp;
   context.sequence_parallel = sequence_parallel;
@@ -36,7 +37,8 @@ inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const c
   }
   at::Tensor result = at::zeros(param.global_shape, at::kDouble);
   for (const nn::RowRange& range : param.shard.ranges) {
-    result.narrow(param.shard.dim, range.global, range.size).copy_(local.narrow(param.shard.dim, range.local, range.size));
+    result.narrow(param.shard.dim, range.global, range.size)
+        .copy_(local.narrow(param.shard.dim, range.local, range.size));
   }
   comm::all_reduce(result, tp);
   return result;
@@ -62,7 +64,11 @@ inline at::Tensor sample(std::vector<int64_t> sizes, uint64_t seed, at::ScalarTy
   int64_t numel = 1;
   for (const int64_t size : sizes) numel *= size;
   const at::Tensor index = at::arange(numel, at::kDouble) + static_cast<double>(seed) * 0.37;
-  return (at::sin(index * 12.9898 + static_cast<double>(seed)) * 43758.5453).frac().view(sizes).to(dtype).contiguous();
+  return (at::sin(index * 12.9898 + static_cast<double>(seed)) * 43758.5453)
+      .frac()
+      .view(sizes)
+      .to(dtype)
+      .contiguous();
 }
 
 }  // namespace metroplex::test

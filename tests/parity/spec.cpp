@@ -25,8 +25,7 @@ void read_model(const Json& m, config::Config& c) {
   const std::string kind = m.value("kind", "gpt");
   MPX_CHECK(kind == "gpt" || kind == "llama", "parity", "config.model.kind '", kind, "' is not something this build can replay");
   config::Model& out = c.model;
-  const bool rope = m.value("position_embedding_type", "learned_absolute") == "rope";
-  out.family = rope ? "llama" : "gpt";
+  out.family = "gpt";  // the family that takes any mix of norms, positions, activations and biases; names are the same
   out.num_layers = m.at("num_layers");
   out.hidden_size = m.at("hidden_size");
   out.num_attention_heads = m.at("num_attention_heads");

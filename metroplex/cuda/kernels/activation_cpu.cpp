@@ -19,7 +19,8 @@ MPX_INLINE T sigmoid(T x) {
 template <Activation kind, class T>
 MPX_INLINE T value(T x) {
   if constexpr (kind == Activation::gelu) return T(0.5) * x * (T(1) + vector_erf(x * T(kSqrtHalf)));
-  if constexpr (kind == Activation::gelu_tanh) return T(0.5) * x * (T(1) + vector_tanh(T(kSqrt2OverPi) * (x + T(kCubic) * x * x * x)));
+  if constexpr (kind == Activation::gelu_tanh)
+    return T(0.5) * x * (T(1) + vector_tanh(T(kSqrt2OverPi) * (x + T(kCubic) * x * x * x)));
   if constexpr (kind == Activation::silu) return x * sigmoid(x);
   if constexpr (kind == Activation::relu) return x > 0 ? x : T(0);
   if constexpr (kind == Activation::squared_relu) return x > 0 ? x * x : T(0);
@@ -64,7 +65,7 @@ MPX_INLINE void backward_row(const T* __restrict dy, const T* __restrict x, T* _
 
 template <class T>
 struct Operands {
-  T *x, *out;          // forward: x in place, out; backward: out = dx
+  T *x, *out;  // forward: x in place, out; backward: out = dx
   const T *bias, *dy, *saved;
 };
 
@@ -82,9 +83,9 @@ MPX_INLINE void rows_loop(const Operands<T>& o, int64_t width, int64_t begin, in
 
 template <bool forward, class T>
 MPX_INLINE void dispatch(const Operands<T>& o, const ActivationShape& shape, int64_t begin, int64_t end) {
-#define MPX_KIND(kind)                                                                           \
-  case Activation::kind:                                                                         \
-    return shape.gated ? rows_loop<forward, Activation::kind, true>(o, shape.width, begin, end)  \
+#define MPX_KIND(kind)                                                                          \
+  case Activation::kind:                                                                        \
+    return shape.gated ? rows_loop<forward, Activation::kind, true>(o, shape.width, begin, end) \
                        : rows_loop<forward, Activation::kind, false>(o, shape.width, begin, end)
   switch (shape.kind) {
     MPX_KIND(gelu);
@@ -97,29 +98,41 @@ MPX_INLINE void dispatch(const Operands<T>& o, const ActivationShape& shape, int
 }
 
 // Not templates: the clones are made from these.
-MPX_VECTOR_CLONES void forward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) { dispatch<true>(o, s, b, e); }
-MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) { dispatch<false>(o, s, b, e); }
-void forward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) { dispatch<true>(o, s, b, e); }
-void backward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) { dispatch<false>(o, s, b, e); }
+MPX_VECTOR_CLONES void forward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) {
+  dispatch<true>(o, s, b, e);
+}
+MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) {
+  dispatch<false>(o, s, b, e);
+}
+void forward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) {
+  dispatch<true>(o, s, b, e);
+}
+void backward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) {
+  dispatch<false>(o, s, b, e);
+}
 
-int64_t grain(const ActivationShape& shape) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width)); }
+int64_t grain(const ActivationShape& shape) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
+}
 
 }  // namespace
 
 template <class T>
 void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape) {
   const Operands<T> o{x, out, bias, nullptr, nullptr};
-  at::parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
 }
 
 template <class T>
 void activation_backward(const T* dy, const T* x, T* dx, const ActivationShape& shape) {
   const Operands<T> o{nullptr, dx, nullptr, dy, x};
-  at::parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                                \
-  template void activation_forward<T>(T*, const T*, T*, const ActivationShape&);          \
+#define MPX_INSTANTIATE(T)                                                       \
+  template void activation_forward<T>(T*, const T*, T*, const ActivationShape&); \
   template void activation_backward<T>(const T*, const T*, T*, const ActivationShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);

@@ -64,29 +64,41 @@ MPX_INLINE void backward_loop(const Operands<T>& o, const LogitsShape& s, int64_
   }
 }
 
-MPX_VECTOR_CLONES void statistics_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) { statistics_loop(o, s, b, e); }
-MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) { backward_loop(o, s, b, e); }
-void statistics_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) { statistics_loop(o, s, b, e); }
-void backward_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) { backward_loop(o, s, b, e); }
+MPX_VECTOR_CLONES void statistics_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) {
+  statistics_loop(o, s, b, e);
+}
+MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) {
+  backward_loop(o, s, b, e);
+}
+void statistics_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) {
+  statistics_loop(o, s, b, e);
+}
+void backward_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) {
+  backward_loop(o, s, b, e);
+}
 
 int64_t grain(const LogitsShape& shape) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.stride)); }
 
 }  // namespace
 
 template <class T>
-void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<T>& out, const LogitsShape& shape) {
+void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<T>& out,
+                              const LogitsShape& shape) {
   const Operands<T> o{const_cast<T*>(logits), targets, out, {}};
-  at::parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) { statistics_rows(o, shape, begin, end); });
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { statistics_rows(o, shape, begin, end); });
 }
 
 template <class T>
-void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<T>& gradient, const LogitsShape& shape) {
+void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<T>& gradient,
+                            const LogitsShape& shape) {
   const Operands<T> o{logits, targets, {}, gradient};
-  at::parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
+  at::parallel_for(0, shape.rows, grain(shape),
+                   [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                                                              \
-  template void cross_entropy_statistics<T>(const T*, const int64_t*, const RowStatistics<T>&, const LogitsShape&);     \
+#define MPX_INSTANTIATE(T)                                                                                          \
+  template void cross_entropy_statistics<T>(const T*, const int64_t*, const RowStatistics<T>&, const LogitsShape&); \
   template void cross_entropy_backward<T>(T*, const int64_t*, const CrossEntropyGradient<T>&, const LogitsShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);

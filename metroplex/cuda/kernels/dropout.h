@@ -19,8 +19,8 @@ struct DropoutShape {
   double probability = 0;
 };
 
-// out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may be x.
-// With probability 0 no mask is drawn and `rows` is not read.
+// out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
+// be x. With probability 0 no mask is drawn and `rows` is not read.
 template <class T>
 void bias_dropout_add(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape);
 

@@ -64,7 +64,8 @@ MPX_INLINE void draw_row(const DropoutShape& s, const DropoutRow& row, T* __rest
 }
 
 template <class T>
-MPX_INLINE void rows_loop(const Operands<T>& o, const DropoutShape& s, T* __restrict factor, int64_t begin, int64_t end) {
+MPX_INLINE void rows_loop(const Operands<T>& o, const DropoutShape& s, T* __restrict factor, int64_t begin,
+                          int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* x = o.x + r * s.width;
     const T* residual = o.residual + r * s.width;
@@ -82,8 +83,12 @@ MPX_INLINE void rows_loop(const Operands<T>& o, const DropoutShape& s, T* __rest
   }
 }
 
-MPX_VECTOR_CLONES void run_rows(const Operands<float>& o, const DropoutShape& s, float* f, int64_t b, int64_t e) { rows_loop(o, s, f, b, e); }
-MPX_VECTOR_CLONES void run_rows(const Operands<double>& o, const DropoutShape& s, double* f, int64_t b, int64_t e) { rows_loop(o, s, f, b, e); }
+MPX_VECTOR_CLONES void run_rows(const Operands<float>& o, const DropoutShape& s, float* f, int64_t b, int64_t e) {
+  rows_loop(o, s, f, b, e);
+}
+MPX_VECTOR_CLONES void run_rows(const Operands<double>& o, const DropoutShape& s, double* f, int64_t b, int64_t e) {
+  rows_loop(o, s, f, b, e);
+}
 
 }  // namespace
 

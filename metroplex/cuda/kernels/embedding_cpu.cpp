@@ -10,37 +10,39 @@ namespace metroplex::cuda::kernels {
 
 template <class T>
 void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape) {
-  at::parallel_for(0, shape.count, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, shape.width)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const bool here = indices[i] >= 0 && indices[i] < shape.rows;
-      const T* __restrict row = table + (here ? indices[i] * shape.width : 0);
-      T* __restrict target = out + i * shape.width;
-      if (here && add) {
-        for (int64_t c = 0; c < shape.width; ++c) target[c] += row[c];
-      } else if (here) {
-        std::copy(row, row + shape.width, target);
-      } else if (!add) {
-        std::fill(target, target + shape.width, T(0));
-      }
-    }
-  });
+  at::parallel_for(0, shape.count, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, shape.width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       const bool here = indices[i] >= 0 && indices[i] < shape.rows;
+                       const T* __restrict row = table + (here ? indices[i] * shape.width : 0);
+                       T* __restrict target = out + i * shape.width;
+                       if (here && add) {
+                         for (int64_t c = 0; c < shape.width; ++c) target[c] += row[c];
+                       } else if (here) {
+                         std::copy(row, row + shape.width, target);
+                       } else if (!add) {
+                         std::fill(target, target + shape.width, T(0));
+                       }
+                     }
+                   });
 }
 
 // Threads take columns, so that equal indices meet in one order.
 template <class T>
 void scatter_add_rows(T* table, const int64_t* indices, const T* dout, const TableShape& shape) {
-  at::parallel_for(0, shape.width, std::max<int64_t>(64, 65536 / std::max<int64_t>(1, shape.count)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < shape.count; ++i) {
-      if (indices[i] < 0 || indices[i] >= shape.rows) continue;
-      T* __restrict target = table + indices[i] * shape.width;
-      const T* __restrict row = dout + i * shape.width;
-      for (int64_t c = begin; c < end; ++c) target[c] += row[c];
-    }
-  });
+  at::parallel_for(0, shape.width, std::max<int64_t>(64, 65536 / std::max<int64_t>(1, shape.count)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = 0; i < shape.count; ++i) {
+                       if (indices[i] < 0 || indices[i] >= shape.rows) continue;
+                       T* __restrict target = table + indices[i] * shape.width;
+                       const T* __restrict row = dout + i * shape.width;
+                       for (int64_t c = begin; c < end; ++c) target[c] += row[c];
+                     }
+                   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                        \
-  template void gather_rows<T>(const T*, const int64_t*, T*, bool, const TableShape&);            \
+#define MPX_INSTANTIATE(T)                                                             \
+  template void gather_rows<T>(const T*, const int64_t*, T*, bool, const TableShape&); \
   template void scatter_add_rows<T>(T*, const int64_t*, const T*, const TableShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);

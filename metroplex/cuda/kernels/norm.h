@@ -22,7 +22,7 @@ struct NormGradients {
   T* dbias = nullptr;    // [width] or null
 };
 template <class T>
-void norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* rstd, const NormGradients<T>& out,
-                   const NormShape& shape);
+void norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* rstd,
+                   const NormGradients<T>& out, const NormShape& shape);
 
 }  // namespace metroplex::cuda::kernels

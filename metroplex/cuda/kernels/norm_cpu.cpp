@@ -15,8 +15,8 @@ constexpr int64_t kBlockRows = 32;  // rows whose weight gradients are summed to
 template <class T>
 struct Pointers {
   const T *dy, *x, *weight, *bias;
-  T *out, *mean, *rstd;       // out: y in forward, dx in backward
-  T *dweight, *dbias;         // one line a block
+  T *out, *mean, *rstd;  // out: y in forward, dx in backward
+  T *dweight, *dbias;    // one line a block
 };
 
 template <class T>
@@ -64,10 +64,18 @@ MPX_INLINE void backward_block(const Pointers<T>& p, const NormShape& s, int64_t
   }
 }
 
-MPX_VECTOR_CLONES void forward_rows(const Pointers<float>& p, const NormShape& s, int64_t b, int64_t e) { forward_loop(p, s, b, e); }
-MPX_VECTOR_CLONES void forward_rows(const Pointers<double>& p, const NormShape& s, int64_t b, int64_t e) { forward_loop(p, s, b, e); }
-MPX_VECTOR_CLONES void backward_rows(const Pointers<float>& p, const NormShape& s, int64_t block) { backward_block(p, s, block); }
-MPX_VECTOR_CLONES void backward_rows(const Pointers<double>& p, const NormShape& s, int64_t block) { backward_block(p, s, block); }
+MPX_VECTOR_CLONES void forward_rows(const Pointers<float>& p, const NormShape& s, int64_t b, int64_t e) {
+  forward_loop(p, s, b, e);
+}
+MPX_VECTOR_CLONES void forward_rows(const Pointers<double>& p, const NormShape& s, int64_t b, int64_t e) {
+  forward_loop(p, s, b, e);
+}
+MPX_VECTOR_CLONES void backward_rows(const Pointers<float>& p, const NormShape& s, int64_t block) {
+  backward_block(p, s, block);
+}
+MPX_VECTOR_CLONES void backward_rows(const Pointers<double>& p, const NormShape& s, int64_t block) {
+  backward_block(p, s, block);
+}
 
 template <class T>
 void sum_blocks(const std::vector<T>& blocks, T* out, int64_t width) {
@@ -87,11 +95,18 @@ void norm_forward(const T* x, const T* weight, const T* bias, T* out, T* mean, T
 }
 
 template <class T>
-void norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* rstd, const NormGradients<T>& out,
-                   const NormShape& shape) {
+void norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* rstd,
+                   const NormGradients<T>& out, const NormShape& shape) {
   const int64_t blocks = (shape.rows + kBlockRows - 1) / kBlockRows;
   std::vector<T> dweight(static_cast<size_t>(blocks * shape.width)), dbias(out.dbias == nullptr ? 0 : dweight.size());
-  const Pointers<T> p{dy, x, weight, nullptr, out.dx, const_cast<T*>(mean), const_cast<T*>(rstd), dweight.data(),
+  const Pointers<T> p{dy,
+                      x,
+                      weight,
+                      nullptr,
+                      out.dx,
+                      const_cast<T*>(mean),
+                      const_cast<T*>(rstd),
+                      dweight.data(),
                       out.dbias == nullptr ? nullptr : dbias.data()};
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) backward_rows(p, shape, block);
@@ -100,9 +115,10 @@ void norm_backward(const T* dy, const T* x, const T* weight, const T* mean, cons
   if (out.dbias != nullptr) sum_blocks(dbias, out.dbias, shape.width);
 }
 
-#define MPX_INSTANTIATE(T)                                                                            \
-  template void norm_forward<T>(const T*, const T*, const T*, T*, T*, T*, const NormShape&);          \
-  template void norm_backward<T>(const T*, const T*, const T*, const T*, const T*, const NormGradients<T>&, const NormShape&)
+#define MPX_INSTANTIATE(T)                                                                                  \
+  template void norm_forward<T>(const T*, const T*, const T*, T*, T*, T*, const NormShape&);                \
+  template void norm_backward<T>(const T*, const T*, const T*, const T*, const T*, const NormGradients<T>&, \
+                                 const NormShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);
 

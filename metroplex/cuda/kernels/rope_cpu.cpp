@@ -35,8 +35,12 @@ MPX_INLINE void rows_loop(const Operands<T>& o, const RopeShape& s, int64_t begi
   }
 }
 
-MPX_VECTOR_CLONES void run_rows(const Operands<float>& o, const RopeShape& s, int64_t b, int64_t e) { rows_loop(o, s, b, e); }
-MPX_VECTOR_CLONES void run_rows(const Operands<double>& o, const RopeShape& s, int64_t b, int64_t e) { rows_loop(o, s, b, e); }
+MPX_VECTOR_CLONES void run_rows(const Operands<float>& o, const RopeShape& s, int64_t b, int64_t e) {
+  rows_loop(o, s, b, e);
+}
+MPX_VECTOR_CLONES void run_rows(const Operands<double>& o, const RopeShape& s, int64_t b, int64_t e) {
+  rows_loop(o, s, b, e);
+}
 
 }  // namespace
 
@@ -44,7 +48,8 @@ template <class T>
 void rope(T* x, const T* cos, const T* sin, int direction, const RopeShape& shape) {
   const Operands<T> o{x, cos, sin, static_cast<T>(direction)};
   const int64_t per_row = std::max<int64_t>(1, shape.batch * shape.heads * shape.rotary);
-  at::parallel_for(0, shape.sequence, std::max<int64_t>(1, 16384 / per_row), [&](int64_t begin, int64_t end) { run_rows(o, shape, begin, end); });
+  at::parallel_for(0, shape.sequence, std::max<int64_t>(1, 16384 / per_row),
+                   [&](int64_t begin, int64_t end) { run_rows(o, shape, begin, end); });
 }
 
 template void rope<float>(float*, const float*, const float*, int, const RopeShape&);

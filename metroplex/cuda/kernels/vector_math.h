@@ -6,7 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define MPX_VECTOR_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define MPX_VECTOR_CLONES
@@ -44,7 +45,8 @@ MPX_INLINE double vector_tanh(double x) { return std::tanh(x); }
 MPX_INLINE float vector_erf(float x) {
   const float a = __builtin_fabsf(x);
   const float t = 1.0F / (1.0F + 0.3275911F * a);
-  const float p = ((((1.061405429F * t - 1.453152027F) * t + 1.421413741F) * t - 0.284496736F) * t + 0.254829592F) * t;
+  const float p =
+      ((((1.061405429F * t - 1.453152027F) * t + 1.421413741F) * t - 0.284496736F) * t + 0.254829592F) * t;
   return __builtin_copysignf(1.0F - p * vector_exp(-a * a), x);
 }
 MPX_INLINE double vector_erf(double x) { return std::erf(x); }

@@ -18,7 +18,8 @@ namespace {
 at::Tensor tensor_of(const Json& nested, at::ScalarType dtype) {
   std::vector<int64_t> sizes;
   std::vector<double> values;
-  for (const Json* level = &nested; level->is_array(); level = &level->front()) sizes.push_back(static_cast<int64_t>(level->size()));
+  for (const Json* level = &nested; level->is_array(); level = &level->front())
+    sizes.push_back(static_cast<int64_t>(level->size()));
   const std::function<void(const Json&)> walk = [&](const Json& level) {
     if (!level.is_array()) return values.push_back(level.get<double>());
     for (const Json& entry : level) walk(entry);
@@ -37,14 +38,19 @@ double tolerance(const Json& test) { return 1e-6 * std::sqrt(test.at("vocab").ge
 
 std::string cross_entropy(const Json& test, const comm::Group& tp) {
   const int64_t vocab = test.at("vocab");
-  const at::Tensor logits = tensor_of(test.at("logits"), at::kFloat), targets = tensor_of(test.at("target"), at::kLong);
+  const at::Tensor logits = tensor_of(test.at("logits"), at::kFloat),
+                   targets = tensor_of(test.at("target"), at::kLong);
   const nn::VocabularyPart part = nn::vocabulary_part(vocab, vocab, tp.size(), tp.index());
   const at::Tensor mine = logits.narrow(2, part.begin, part.local_rows).clone().requires_grad_(true);
-  const at::Tensor loss = nn::vocab_parallel_cross_entropy(mine, targets, {tp, part, vocab, test.at("label_smoothing").get<double>()});
+  const at::Tensor loss =
+      nn::vocab_parallel_cross_entropy(mine, targets, {tp, part, vocab, test.at("label_smoothing").get<double>()});
   std::string problem = compare_tensors("loss", loss, tensor_of(test.at("loss"), at::kFloat), tolerance(test));
   if (!problem.empty()) return problem;
-  const at::Tensor gradient = torch::autograd::grad({loss}, {mine}, {tensor_of(test.at("grad_output"), at::kFloat)})[0];
-  return compare_tensors("gradient", gradient, tensor_of(test.at("grad_logits"), at::kFloat).narrow(2, part.begin, part.local_rows), tolerance(test));
+  const at::Tensor gradient =
+      torch::autograd::grad({loss}, {mine}, {tensor_of(test.at("grad_output"), at::kFloat)})[0];
+  return compare_tensors("gradient", gradient,
+                         tensor_of(test.at("grad_logits"), at::kFloat).narrow(2, part.begin, part.local_rows),
+                         tolerance(test));
 }
 
 std::string cross_entropy_over_two(const Json& test) {
@@ -63,14 +69,16 @@ std::string cross_entropy_over_two(const Json& test) {
 std::string clip(const Json& test) {
   const double norm = test.at("total_norm"), limit = test.at("max_norm"), recorded = test.at("coeff");
   // The recorded coefficient is max / (norm + 1e-6); it is applied only below 1.
-  return compare_near(optim::clip_coefficient(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0, 1e-15);
+  return compare_near(optim::clip_coefficient(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0,
+                      1e-15);
 }
 
 std::string seeds(const Json& test) {
   const nn::RngPlace place{test.at("tp_rank"), test.at("pp_rank"), test.at("ep_rank"), test.at("etp_rank")};
   const nn::RngSeeds got = nn::rng_seeds(test.at("arg_seed").get<uint64_t>(), place);
   return compare({got.data_parallel, got.data_parallel, got.model_parallel, got.expert_parallel},
-                 {test.at("base_seed_after_pp"), test.at("default_data_parallel_seed"), test.at("model_parallel_seed"), test.at("expert_parallel_seed")});
+                 {test.at("base_seed_after_pp"), test.at("default_data_parallel_seed"),
+                  test.at("model_parallel_seed"), test.at("expert_parallel_seed")});
 }
 
 std::string vocab_ranges(const Json& test) {
@@ -87,9 +95,11 @@ std::string vocab_ranges(const Json& test) {
 }  // namespace
 
 void run_tensor_parallel(const Json& file, Report& report) {
-  const auto each = [&](const char* key, const std::string& suffix, const std::function<std::string(const Json&)>& body) {
+  const auto each = [&](const char* key, const std::string& suffix,
+                        const std::function<std::string(const Json&)>& body) {
     int number = 0;
-    for (const Json& test : cases(file, key)) report.check(std::string(key) + " " + std::to_string(number++) + suffix, [&] { return body(test); });
+    for (const Json& test : cases(file, key))
+      report.check(std::string(key) + " " + std::to_string(number++) + suffix, [&] { return body(test); });
   };
   each("cross_entropy", "", [](const Json& test) { return cross_entropy(test, {}); });
   each("cross_entropy", " over two ranks", [](const Json& test) {
