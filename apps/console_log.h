@@ -24,8 +24,8 @@ class ConsoleLog final : public base::Log {
     const std::lock_guard lock(mutex_);
     constexpr int64_t kWidth = 40;
     const int64_t filled = std::min(kWidth, done * kWidth / all);
-    std::fprintf(stderr, "\r[%s%s] %ld/%ld", std::string(filled, '=').c_str(), std::string(kWidth - filled, ' ').c_str(),
-                 static_cast<long>(done), static_cast<long>(all));
+    std::fprintf(stderr, "\r[%s%s] %ld/%ld", std::string(filled, '=').c_str(),
+                 std::string(kWidth - filled, ' ').c_str(), static_cast<long>(done), static_cast<long>(all));
     std::fflush(stderr);
     drawn_ = true;
   }

@@ -1,4 +1,5 @@
-// metroplex generate: a checkpoint continues a text. The model and its tokenizer come from the checkpoint's own config.
+// metroplex generate: a checkpoint continues a text. The model and its tokenizer come from the checkpoint's own
+// config.
 #include "commands.h"
 
 #include <cstdio>
@@ -19,7 +20,8 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr const char* kUsage = R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
+constexpr const char* kUsage =
+    R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
 
   --load DIR            a checkpoint, or a folder of them (the newest is taken)
   --prompt TEXT         what to continue; --prompt-file FILE reads it from a file
@@ -53,9 +55,7 @@ double number(const char* name, const std::string& text) {
   double value = 0;
   try {
     value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
+  } catch (const std::exception&) { used = 0; }
   MPX_CHECK(used == text.size() && !text.empty(), "config", name, " '", text, "' is not a number");
   return value;
 }
@@ -82,22 +82,32 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
 }  // namespace
 
 int run_generate(const std::vector<std::string>& arguments) {
-  std::string load, prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234", step = "0";
-  const std::vector<OwnFlag> flags{{"--load", &load}, {"--prompt", &prompt}, {"--prompt-file", &prompt_file}, {"--max-new-tokens", &max_new},
-                                   {"--temperature", &temperature}, {"--top-k", &top_k}, {"--top-p", &top_p}, {"--seed", &seed},
+  std::string load, prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234",
+                                         step = "0";
+  const std::vector<OwnFlag> flags{{"--load", &load},
+                                   {"--prompt", &prompt},
+                                   {"--prompt-file", &prompt_file},
+                                   {"--max-new-tokens", &max_new},
+                                   {"--temperature", &temperature},
+                                   {"--top-k", &top_k},
+                                   {"--top-p", &top_p},
+                                   {"--seed", &seed},
                                    {"--ckpt-step", &step}};
-  const RunArguments first = parse_run_arguments(arguments, flags);  // to find --load; the checkpoint's config comes before the options
+  const RunArguments first =
+      parse_run_arguments(arguments, flags);  // to find --load; the checkpoint's config comes before the options
   if (first.help) {
     std::cout << kUsage;
     return kExitOk;
   }
   MPX_CHECK(!load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
-  const RunArguments parsed = parse_run_arguments(arguments, flags, config_of_checkpoint(load, static_cast<int64_t>(number("--ckpt-step", step))));
+  const RunArguments parsed = parse_run_arguments(
+      arguments, flags, config_of_checkpoint(load, static_cast<int64_t>(number("--ckpt-step", step))));
   config::Config config = generation_config(parsed, load);
   config.checkpoint.ckpt_step = static_cast<int64_t>(number("--ckpt-step", step));
 
   const auto tokenizer = load_run_tokenizer(config.data);
-  MPX_CHECK(tokenizer != nullptr, "config", "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+  MPX_CHECK(tokenizer != nullptr, "config",
+            "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
   const std::string text = read_prompt(prompt, prompt_file);
   std::vector<int64_t> tokens;
   for (const int32_t id : tokenizer->encode(text)) tokens.push_back(id);

@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -27,11 +28,12 @@ int threads_per_rank(const config::Run& run, int64_t local_ranks) {
   _exit(kExitPeer);
 }
 
-int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch, const comm::RankBody& body) {
-  MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ", launch.launcher,
-            " started this one as rank ", launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
+int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
+             const comm::RankBody& body) {
+  MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ",
+            launch.launcher, " started this one as rank ", launch.rank, " of ", launch.world_size,
+            "; use gloo or nccl, or start metroplex without it");
   comm::ProcessOptions options;
-  options.backend = config.run.backend == "nccl" ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
   options.on_stuck = end_stuck_process;
@@ -39,15 +41,16 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   return kExitOk;
 }
 
-int spawn_here(const config::Config& config, const topology::RankGrid& grid, const std::vector<std::string>& command_line) {
-  MPX_CHECK(config.run.backend != "nccl", "config", "run.backend nccl wants one process a GPU, started by torchrun or srun");
+int spawn_here(const config::Config& config, const topology::RankGrid& grid,
+               const std::vector<std::string>& command_line) {
   comm::SpawnOptions options;
   options.command = command_line;
   options.num_processes = grid.world_size();
   options.port = static_cast<uint16_t>(config.run.master_port);
   options.describe = comm::describe_in(grid);
   const comm::SpawnResult result = comm::spawn_processes(options);
-  if (result.exit_code != kExitOk && result.exit_code != kExitStopped) std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
+  if (result.exit_code != kExitOk && result.exit_code != kExitStopped)
+    std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
   return result.exit_code;
 }
 
@@ -62,6 +65,9 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
                  const std::function<void(const comm::World&)>& body) {
   const auto launch = comm::launch_from_environment();
   const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
+  MPX_CHECK(config.run.backend != "nccl", "config",
+            "run.backend nccl: training on GPUs is not there yet, tensors live on the CPU; use gloo or threads");
+  if (config.run.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
   if (launch) return run_here(config, grid, *launch, body);
   if (config.run.backend != "auto" && config.run.backend != "threads") return spawn_here(config, grid, command_line);

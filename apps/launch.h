@@ -15,13 +15,14 @@ namespace metroplex::apps {
 int64_t planned_world_size(const config::Run& run);
 
 // Runs `body` on every rank that this process is responsible for and returns the exit code of the command: 0, or that
-// of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in this
-// process are thrown (base::Error names rank, coordinates and cause).
+// of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in
+// this process are thrown (base::Error names rank, coordinates and cause).
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
-              const std::function<void(const comm::World&)>& body);
+                 const std::function<void(const comm::World&)>& body);
 
 // Exit codes of every command; README has the table.
-inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5, kExitStopped = 16;
+inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
+                     kExitStopped = 16;
 
 // The exit code that stands for an error, by the room that found it.
 int exit_code_of(const std::exception& error);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -23,14 +24,15 @@ constexpr Command kCommands[] = {
 };
 
 void print_usage(std::ostream& out) {
-  out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; metroplex COMMAND --help\n\n";
+  out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
+         "metroplex COMMAND --help\n\n";
   for (const Command& command : kCommands) {
     out << "  " << command.name << std::string(14 - std::strlen(command.name), ' ') << command.summary << "\n";
   }
 }
 
-// Activations come and go every step: giving their pages back to the system and faulting them in again costs more than
-// the arithmetic on them.
+// Activations come and go every step: giving their pages back to the system and faulting them in again costs more
+// than the arithmetic on them.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
@@ -66,7 +68,8 @@ int main(int argc, char** argv) {
     return metroplex::apps::run(argc, argv);
   } catch (const std::exception& error) {
     std::cout.flush();
-    std::cerr << "metroplex: " << metroplex::apps::message_of(error) << "\n";
+    const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
+    std::cerr << "metroplex: " << (trace ? error.what() : metroplex::apps::message_of(error)) << "\n";
     // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
     std::_Exit(metroplex::apps::exit_code_of(error));
   }

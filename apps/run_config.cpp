@@ -51,7 +51,8 @@ std::string name_of(const std::string& option) { return option.substr(0, option.
 
 void add_megatron(config::Draft& draft, const config::MegatronArgs& args, RunArguments& out, bool strict) {
   draft.assign(args.assignments);
-  for (const std::string& flag : args.without_effect) out.notes.push_back(flag + " changes nothing here: it is always so");
+  for (const std::string& flag : args.without_effect)
+    out.notes.push_back(flag + " changes nothing here: it is always so");
   if (strict && !args.not_known_yet.empty()) {
     std::string list;
     for (const std::string& flag : args.not_known_yet) list += "\n  " + flag;
@@ -62,23 +63,26 @@ void add_megatron(config::Draft& draft, const config::MegatronArgs& args, RunArg
 
 }  // namespace
 
-RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags, const std::string& base_yaml) {
+RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
+                                 const std::string& base_yaml) {
   RunArguments out;
   config::Draft draft;
-  if (!base_yaml.empty()) draft.merge_yaml(without_sections(base_yaml, {"run", "parallel"}), "the checkpoint's config");
+  if (!base_yaml.empty())
+    draft.merge_yaml(without_sections(base_yaml, {"run", "parallel"}), "the checkpoint's config");
   std::vector<std::string> overrides, megatron;
   Words words(arguments);
   while (!words.done()) {
     const std::string word = words.next();
     const std::string name = name_of(word);
-    const auto own = std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
+    const auto own =
+        std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
     if (own != own_flags.end()) {
       *own->value = words.value(word);
     } else if (name == "--help" || word == "-h") {
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace") {
-      out.trace = true;
+      continue;  // main.cpp's: errors with a stack trace
     } else if (name == "--nproc") {
       overrides.push_back("run.nproc=" + words.value(word));
     } else if (name == "--backend") {
@@ -96,7 +100,8 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       draft.merge_file(word);
     }
   }
-  if (!megatron.empty()) add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true);
+  if (!megatron.empty())
+    add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true);
   draft.assign(overrides);
   out.config = draft.finish();
   return out;

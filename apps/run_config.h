@@ -10,22 +10,21 @@
 namespace metroplex::apps {
 
 struct RunArguments {
-  config::Config config;            // not resolved yet
-  bool help = false;                // --help [topic] was asked for
+  config::Config config;  // not resolved yet
+  bool help = false;      // --help [topic] was asked for
   std::string help_topic;
-  bool trace = false;               // --trace: errors with a stack trace
-  std::vector<std::string> notes;   // what was read but does nothing, for the log
+  std::vector<std::string> notes;  // what was read but does nothing, for the log
 };
 
 // `own_flags` are options of the command itself with one value each ("--prompt"); they are taken out into own_values,
-// in order. `base_yaml` lies under everything else; its parallel and run sections are left out (a checkpoint's layout is
-// not that of the reader). Throws base::Error("config") naming what it cannot use, with the nearest name.
+// in order. `base_yaml` lies under everything else; its parallel and run sections are left out (a checkpoint's layout
+// is not that of the reader). Throws base::Error("config") naming what it cannot use, with the nearest name.
 struct OwnFlag {
   std::string name;
   std::string* value;
 };
-RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags = {},
-                                 const std::string& base_yaml = "");
+RunArguments parse_run_arguments(const std::vector<std::string>& arguments,
+                                 const std::vector<OwnFlag>& own_flags = {}, const std::string& base_yaml = "");
 
 // Resolved and checked for `world_size` ranks; throws with every violation at once.
 config::Config checked_config(const config::Config& config, int64_t world_size);

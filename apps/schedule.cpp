@@ -1,6 +1,8 @@
 // metroplex schedule: draws a pipeline schedule as it runs, with its bubble and its live activations.
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include <fstream>
 #include <iostream>
 
@@ -132,7 +134,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
     print_table(table);
     return 0;
   }
-  options.draw.color = !options.no_color && isatty(STDOUT_FILENO) != 0;
+  options.draw.color = !options.no_color && std::getenv("NO_COLOR") == nullptr && isatty(STDOUT_FILENO) != 0;
   std::cout << plan::draw_text(table, timeline, options.draw);
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
             << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";

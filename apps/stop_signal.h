@@ -14,7 +14,8 @@ class StopSignal {
   static bool requested();
 
  private:
-  struct sigaction old_term_{}, old_int_{};
+  struct sigaction old_term_ {
+  }, old_int_{};
 };
 
 }  // namespace metroplex::apps

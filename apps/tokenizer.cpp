@@ -34,12 +34,14 @@ struct Options {
 };
 
 void add_source(CLI::App& command, Source& source) {
-  command.add_option("--type", source.type, "none, bytes, sentencepiece or bpe; found out from the file when left out");
+  command.add_option("--type", source.type,
+                     "none, bytes, sentencepiece or bpe; found out from the file when left out");
   command.add_option("--model", source.model,
                      "tokenizer.json, tokenizer.model, or a folder that holds one; for none the vocabulary size");
   command.add_option("--vocab-file", source.vocab_file, "GPT-2's vocab.json");
   command.add_option("--merge-file", source.merge_file, "GPT-2's merges.txt");
-  command.add_option("--invalid-utf8", source.invalid_utf8, "what becomes of text that is not UTF-8: error or replace")
+  command
+      .add_option("--invalid-utf8", source.invalid_utf8, "what becomes of text that is not UTF-8: error or replace")
       ->capture_default_str();
 }
 
@@ -56,7 +58,8 @@ std::string read_input(const std::string& path) {
 void run_train(const Options& options) {
   files::PosixFileSystem disk;
   std::vector<std::string> inputs;
-  for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text)) inputs.push_back(file.path);
+  for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text))
+    inputs.push_back(file.path);
   const std::string model = text::train_sentencepiece_on_files(options.training, inputs);
   const std::string path = options.output + ".model";
   disk.replace_file(path, model);
@@ -116,13 +119,19 @@ CLI::App* add_train(CLI::App& app, Options& options) {
   CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
   train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
   train->add_option("--output", options.output, "writes OUTPUT.model")->required();
-  train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")->capture_default_str();
+  train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")
+      ->capture_default_str();
   train->add_option("--model-type", options.training.model_type, "bpe or unigram")->capture_default_str();
-  train->add_option("--character-coverage", options.training.character_coverage, "share of characters that get a piece of their own")
+  train
+      ->add_option("--character-coverage", options.training.character_coverage,
+                   "share of characters that get a piece of their own")
       ->capture_default_str();
-  train->add_option("--normalization", options.training.normalization, "identity, nmt_nfkc, nfkc, nmt_nfkc_cf or nfkc_cf")
+  train
+      ->add_option("--normalization", options.training.normalization,
+                   "identity, nmt_nfkc, nfkc, nmt_nfkc_cf or nfkc_cf")
       ->capture_default_str();
-  train->add_option("--max-bytes", options.training.max_bytes, "of more text every n-th line is taken")->capture_default_str();
+  train->add_option("--max-bytes", options.training.max_bytes, "of more text every n-th line is taken")
+      ->capture_default_str();
   train->add_option("--threads", options.training.num_threads, "of the trainer")->capture_default_str();
   return train;
 }
@@ -136,12 +145,13 @@ CLI::App* add_use(CLI::App& app, Options& options, const char* name, const char*
 }  // namespace
 
 int run_tokenizer(const std::vector<std::string>& arguments) {
-  CLI::App app{"Trains tokenizers and uses them: text to ids and back.\n\n"
-               "  metroplex tokenizer train --input corpus.txt --vocab-size 4096 --output my\n"
-               "  metroplex tokenizer encode --model my.model --text 'Hello, world'\n"
-               "  metroplex tokenizer decode --model llama/tokenizer.json --ids 1 15043 29892\n"
-               "  metroplex tokenizer info --model folder\n",
-               "metroplex tokenizer"};
+  CLI::App app{
+      "Trains tokenizers and uses them: text to ids and back.\n\n"
+      "  metroplex tokenizer train --input corpus.txt --vocab-size 4096 --output my\n"
+      "  metroplex tokenizer encode --model my.model --text 'Hello, world'\n"
+      "  metroplex tokenizer decode --model llama/tokenizer.json --ids 1 15043 29892\n"
+      "  metroplex tokenizer info --model folder\n",
+      "metroplex tokenizer"};
   app.require_subcommand(1);
   Options options;
   CLI::App* train = add_train(app, options);

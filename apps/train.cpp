@@ -18,7 +18,8 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr const char* kUsage = R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value ...]
+constexpr const char* kUsage =
+    R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value ...]
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE reads a whole launch script.

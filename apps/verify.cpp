@@ -15,11 +15,15 @@ namespace metroplex::apps {
 
 int run_verify(const std::vector<std::string>& arguments) {
   std::string steps_text = "3", vocab_text = "0";
-  const RunArguments parsed = parse_run_arguments(arguments, {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}});
+  const RunArguments parsed =
+      parse_run_arguments(arguments, {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}});
   if (parsed.help) {
-    std::cout << "Usage: metroplex verify CONFIG.yaml [--nproc N] [--steps 3] [--vocab-size V] [--section.key=value ...]\n\n"
-                 "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as threads)\n"
-                 "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n";
+    std::cout
+        << "Usage: metroplex verify CONFIG.yaml [--nproc N] [--steps 3] [--vocab-size V] [--section.key=value "
+           "...]\n\n"
+           "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as "
+           "threads)\n"
+           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n";
     return kExitOk;
   }
   const int64_t steps = std::stoll(steps_text);
@@ -43,13 +47,15 @@ int run_verify(const std::vector<std::string>& arguments) {
 
   const train::LayoutDifference difference = train::compare_runs(on_layout, on_one_rank);
   for (size_t i = 0; i < on_layout.losses.size(); ++i) {
-    std::printf("step %zu  loss %.15g on %ld ranks, %.15g on one  grad norm %.12g, %.12g\n", i + 1, on_layout.losses[i],
-                static_cast<long>(world_size), on_one_rank.losses[i], on_layout.grad_norms[i], on_one_rank.grad_norms[i]);
+    std::printf("step %zu  loss %.15g on %ld ranks, %.15g on one  grad norm %.12g, %.12g\n", i + 1,
+                on_layout.losses[i], static_cast<long>(world_size), on_one_rank.losses[i], on_layout.grad_norms[i],
+                on_one_rank.grad_norms[i]);
   }
   const bool equal = difference.loss <= train::kLossTolerance && difference.parameter <= train::kParameterTolerance;
-  std::printf("%s: losses differ by %.2e relative (allowed %.0e), parameters by %.2e (allowed %.0e%s%s)\n", equal ? "EQUAL" : "DIFFERENT",
-              difference.loss, train::kLossTolerance, difference.parameter, train::kParameterTolerance,
-              difference.parameter_name.empty() ? "" : ", worst at ", difference.parameter_name.c_str());
+  std::printf("%s: losses differ by %.2e relative (allowed %.0e), parameters by %.2e (allowed %.0e%s%s)\n",
+              equal ? "EQUAL" : "DIFFERENT", difference.loss, train::kLossTolerance, difference.parameter,
+              train::kParameterTolerance, difference.parameter_name.empty() ? "" : ", worst at ",
+              difference.parameter_name.c_str());
   return equal ? kExitOk : kExitNumerics;
 }
 

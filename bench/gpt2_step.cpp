@@ -1,6 +1,6 @@
-// gpt2_step [B] [T] [steps] [threads]: one rank trains GPT-2 124M on synthetic tokens through the whole product (assemble,
-// executor, gradient buffer, AdamW, clipping off as in the peer) and prints tokens/s, peak memory, and the machine's
-// own matmul rate in the same run.
+// gpt2_step [B] [T] [steps] [threads]: one rank trains GPT-2 124M on synthetic tokens through the whole product
+// (assemble, executor, gradient buffer, AdamW, clipping off as in the peer) and prints tokens/s, peak memory, and the
+// machine's own matmul rate in the same run.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -76,7 +76,8 @@ nn::Microbatch random_batch(int64_t b, int64_t t) {
 int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
   mallopt(M_TRIM_THRESHOLD, -1);
-  const int64_t b = argc > 1 ? std::atoll(argv[1]) : 4, t = argc > 2 ? std::atoll(argv[2]) : 64, steps = argc > 3 ? std::atoll(argv[3]) : 10;
+  const int64_t b = argc > 1 ? std::atoll(argv[1]) : 4, t = argc > 2 ? std::atoll(argv[2]) : 64,
+                steps = argc > 3 ? std::atoll(argv[3]) : 10;
   const int threads = argc > 4 ? std::atoi(argv[4]) : static_cast<int>(std::thread::hardware_concurrency());
   const config::Config config = gpt2(b, t);
   comm::ThreadsOptions options;
@@ -96,9 +97,11 @@ int main(int argc, char** argv) {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     // 0.74 GFLOP a token: 6 x 124M parameters, attention scores left out.
-    std::printf("B=%ld T=%ld f32 threads=%d loss=%.4f median %.0f ms  %.1f tok/s  peak %.0f MB  matmul %.3f TFLOP/s  share %.2f\n",
-                static_cast<long>(b), static_cast<long>(t), threads, loss, median(times) * 1e3, tokens_per_second,
-                static_cast<double>(usage.ru_maxrss) / 1024, limit, tokens_per_second * 0.74e9 / (limit * 1e12));
+    std::printf(
+        "B=%ld T=%ld f32 threads=%d loss=%.4f median %.0f ms  %.1f tok/s  peak %.0f MB  matmul %.3f TFLOP/s  share "
+        "%.2f\n",
+        static_cast<long>(b), static_cast<long>(t), threads, loss, median(times) * 1e3, tokens_per_second,
+        static_cast<double>(usage.ru_maxrss) / 1024, limit, tokens_per_second * 0.74e9 / (limit * 1e12));
   });
   return 0;
 }

@@ -51,16 +51,14 @@ std::string nearest_name(const std::string& word, const Range& candidates) {
 
 }  // namespace metroplex::base
 
-#define MPX_CHECK(condition, room, ...)                                                              \
-  do {                                                                                               \
-    if (!(condition)) [[unlikely]] {                                                                 \
-      ::metroplex::base::throw_error(room, ::metroplex::base::concat(__VA_ARGS__));                  \
-    }                                                                                                \
+#define MPX_CHECK(condition, room, ...)                                                                              \
+  do {                                                                                                               \
+    if (!(condition)) [[unlikely]] { ::metroplex::base::throw_error(room, ::metroplex::base::concat(__VA_ARGS__)); } \
   } while (false)
 
-#define MPX_ASSERT(condition, ...)                                                                   \
-  do {                                                                                               \
-    if (!(condition)) [[unlikely]] {                                                                 \
+#define MPX_ASSERT(condition, ...)                                                                             \
+  do {                                                                                                         \
+    if (!(condition)) [[unlikely]] {                                                                           \
       ::metroplex::base::throw_assert(__FILE__, __LINE__, #condition, ::metroplex::base::concat(__VA_ARGS__)); \
-    }                                                                                                \
+    }                                                                                                          \
   } while (false)

@@ -8,13 +8,12 @@ void visit(Run& r, FieldList& field) {
   field("seed", r.seed, "Seed of the weights, of dropout and of the order of the data.", between(0, 4294967295.0));
   field("nproc", r.nproc,
         "Ranks that the program starts by itself on this machine. 0: an outer launcher (torchrun, Slurm, Open MPI) "
-        "says, "
-        "and without one there is one rank.",
+        "says, and without one there is one rank.",
         between(0, 65536));
   field("backend", r.backend,
         "How ranks talk. threads: all ranks in one process, no sockets. gloo: processes on CPUs. nccl: processes on "
-        "GPUs. "
-        "auto: nccl where there are GPUs, else gloo under an outer launcher, else threads.",
+        "GPUs (the training loop does not use GPUs yet and refuses it). auto: gloo under an outer launcher, else "
+        "threads.",
         one_of({"auto", "threads", "gloo", "nccl"}));
   field("threads_per_rank", r.threads_per_rank,
         "CPU threads of a rank. 0: cores / ranks of this machine, at least 1.", between(0, 4096));

@@ -44,7 +44,9 @@ std::string varint(uint64_t value) {
   return out;
 }
 
-std::string bytes_field(int field, const std::string& bytes) { return varint(field << 3 | 2) + varint(bytes.size()) + bytes; }
+std::string bytes_field(int field, const std::string& bytes) {
+  return varint(field << 3 | 2) + varint(bytes.size()) + bytes;
+}
 std::string double_field(int field, double value) { return varint(field << 3 | 1) + little_endian(value); }
 std::string float_field(int field, float value) { return varint(field << 3 | 5) + little_endian(value); }
 std::string varint_field(int field, uint64_t value) { return varint(field << 3) + varint(value); }
@@ -69,7 +71,8 @@ TensorBoardWriter::TensorBoardWriter(const std::string& directory) {
   path_ = directory + "/events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + ".metroplex." +
           std::to_string(getpid());
   file_.open(path_, std::ios::binary | std::ios::app);
-  MPX_CHECK(file_.good(), "files", "cannot write TensorBoard events to ", path_, "; choose another train.tensorboard_dir");
+  MPX_CHECK(file_.good(), "files", "cannot write TensorBoard events to ", path_,
+            "; choose another train.tensorboard_dir");
   write_record(double_field(1, wall_time()) + bytes_field(3, "brain.Event:2"));
   file_.flush();
 }
@@ -81,7 +84,8 @@ void TensorBoardWriter::write_record(const std::string& payload) {
 
 bool TensorBoardWriter::add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
-  for (const auto& [tag, value] : scalars) summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
+  for (const auto& [tag, value] : scalars)
+    summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
   write_record(double_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + bytes_field(5, summary));
   file_.flush();
   return file_.good();

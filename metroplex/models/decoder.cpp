@@ -27,7 +27,7 @@ std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std:
     return tied;
   }
   std::shared_ptr<nn::Param> copy = vocabulary_param(kWordEmbeddings, context);
-  copy->tied_copy = true;
+  copy->tied = copy->tied_copy = true;
   if (context.init_streams) copy->data.zero_();
   return copy;
 }
@@ -159,6 +159,7 @@ std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& cont
   if (slice.has_embedding) {
     auto embedding = std::make_unique<EmbeddingSegment>(context);
     words = embedding->word_embeddings();
+    words->tied = context.model.tied();
     segments.push_back(std::move(embedding));
   }
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model);

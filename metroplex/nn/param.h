@@ -31,14 +31,16 @@ struct Param {
   std::vector<int64_t> global_shape;  // unsharded, vocabulary unpadded
   Shard shard;
   Init init = Init::normal;
-  at::Tensor data;                    // the local part
-  at::Tensor main_grad;               // same shape, at least fp32; a view of the gradient buffer (optim/grad_buffer)
+  at::Tensor data;       // the local part
+  at::Tensor main_grad;  // same shape, at least fp32; a view of the gradient buffer (optim/grad_buffer)
 
-  bool weight_decay = true;           // false for biases and 1-D tensors
-  bool partial_grad_over_tp = false;  // replicated over tp, but each rank's gradient covers its part of the sequence only
-  bool tied_copy = false;             // the last stage's copy of the word embedding: not counted, saved or decayed twice
+  bool weight_decay = true;  // false for biases and 1-D tensors
+  bool partial_grad_over_tp =
+      false;               // replicated over tp, but each rank's gradient covers its part of the sequence only
+  bool tied = false;       // the word embedding under a tied head: its gradient is summed over both stages
+  bool tied_copy = false;  // the last stage's copy of it: not counted or saved a second time
   bool embedding_or_output = false;
-  int uses_per_microbatch = 1;        // calls of accumulate() that one microbatch makes (2: tied head on one stage)
+  int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets on_use.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
@@ -48,6 +50,8 @@ struct Param {
   std::function<void()> on_use;
 
   bool sharded() const { return shard.dim >= 0; }
+  // Of all ranks that hold the same elements at one data-parallel place, exactly one says true.
+  bool counts(bool first_of_tp) const { return !tied_copy && (sharded() || first_of_tp); }
 };
 
 // The range list of an even split: this rank's rows of `global_rows`, which is a multiple of `parts`.

@@ -26,7 +26,8 @@ at::Tensor run_forward(Segment& segment, const at::Tensor& x, const Microbatch& 
 at::Tensor run_backward(SegmentRun run, const at::Tensor& dy) {
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  torch::autograd::Engine::get_default_engine().execute({std::move(run.output)}, {dy}, /*keep_graph=*/false, /*create_graph=*/false,
+  torch::autograd::Engine::get_default_engine().execute({std::move(run.output)}, {dy}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false,
                                                         /*accumulate_grad=*/true, {});
   return run.input.defined() ? run.input.grad() : at::Tensor();
 }

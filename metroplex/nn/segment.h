@@ -26,8 +26,8 @@ class Segment {
 
 // What one forward of one microbatch left behind. Movable; consumed by backward.
 struct SegmentRun {
-  at::Tensor input;                 // the cut input whose grad is read
-  torch::autograd::Edge output;     // where the output's gradient enters
+  at::Tensor input;              // the cut input whose grad is read
+  torch::autograd::Edge output;  // where the output's gradient enters
 };
 
 // With `run`, the forward is differentiable and leaves its run there; without (evaluation) nothing is kept.

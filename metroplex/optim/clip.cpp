@@ -8,10 +8,6 @@
 namespace metroplex::optim {
 namespace {
 
-bool counts_here(const nn::Param& param, const comm::Group& tp) {
-  return !param.tied_copy && (param.sharded() || tp.first());
-}
-
 int64_t padding_elements(const nn::Param& param) {
   if (!param.sharded()) return 0;
   int64_t rows = 0;
@@ -22,12 +18,12 @@ int64_t padding_elements(const nn::Param& param) {
 
 }  // namespace
 
-GradientStats gradient_stats(const std::vector<nn::Param*>& params, const comm::Group& tp, const comm::Group& model_parallel,
-                             bool with_zeros) {
+GradientStats gradient_stats(const std::vector<nn::Param*>& params, const comm::Group& tp,
+                             const comm::Group& model_parallel, bool with_zeros) {
   at::Tensor sums = at::zeros({2}, at::kDouble);
   double* values = sums.mutable_data_ptr<double>();
   for (const nn::Param* param : params) {
-    if (!counts_here(*param, tp)) continue;
+    if (!param->counts(tp.first())) continue;
     values[0] += sum_of_squares(param->main_grad);
     if (with_zeros) values[1] += static_cast<double>(count_zeros(param->main_grad) - padding_elements(*param));
   }
@@ -39,7 +35,7 @@ double params_norm(const std::vector<nn::Param*>& params, const comm::Group& tp,
   at::Tensor sum = at::zeros({1}, at::kDouble);
   double* value = sum.mutable_data_ptr<double>();
   for (const nn::Param* param : params) {
-    if (counts_here(*param, tp)) *value += sum_of_squares(param->data);
+    if (param->counts(tp.first())) *value += sum_of_squares(param->data);
   }
   comm::all_reduce(sum, model_parallel);
   return std::sqrt(*value);

@@ -16,8 +16,8 @@ struct GradientStats {
 };
 
 // Collective over `model_parallel`; every member gets the same bits. main_grad must be final (reduced over dp).
-GradientStats gradient_stats(const std::vector<nn::Param*>& params, const comm::Group& tp, const comm::Group& model_parallel,
-                             bool with_zeros);
+GradientStats gradient_stats(const std::vector<nn::Param*>& params, const comm::Group& tp,
+                             const comm::Group& model_parallel, bool with_zeros);
 
 // l2 norm of the parameters, counted the same way.
 double params_norm(const std::vector<nn::Param*>& params, const comm::Group& tp, const comm::Group& model_parallel);

@@ -10,17 +10,26 @@
 namespace metroplex::optim {
 
 GradBuffer::GradBuffer(std::vector<nn::Param*> params, comm::Group dp, GradBufferOptions options)
-    : params_(std::move(params)), dp_(std::move(dp)), options_(options), bucket_of_(params_.size()), uses_left_(params_.size()) {
+    : params_(std::move(params)),
+      dp_(std::move(dp)),
+      options_(options),
+      bucket_of_(params_.size()),
+      uses_left_(params_.size()) {
   std::vector<plan::BucketParam> wanted;
   for (const nn::Param* param : params_) wanted.push_back({param->data.numel(), false});
   plan::BucketOptions layout_options;
   if (options_.overlap) {
-    layout_options.bucket_size = options_.bucket_size > 0 ? options_.bucket_size : plan::default_bucket_size(dp_.size());
+    layout_options.bucket_size =
+        options_.bucket_size > 0 ? options_.bucket_size : plan::default_bucket_size(dp_.size());
   }
   const plan::BucketPlan layout = plan::plan_buckets(wanted, layout_options);
   flat_ = at::zeros({layout.num_elements}, options_.dtype);
   for (const plan::Bucket& bucket : layout.buckets) {
-    buckets_.push_back({flat_.narrow(0, bucket.begin, bucket.end - bucket.begin), static_cast<int64_t>(bucket.params.size()), 0, false, {}});
+    buckets_.push_back({flat_.narrow(0, bucket.begin, bucket.end - bucket.begin),
+                        static_cast<int64_t>(bucket.params.size()),
+                        0,
+                        false,
+                        {}});
   }
   for (size_t i = 0; i < params_.size(); ++i) {
     nn::Param& param = *params_[i];

@@ -53,8 +53,8 @@ class GradBuffer {
   GradBufferOptions options_;
   at::Tensor flat_;
   std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;    // by parameter
-  std::vector<int64_t> uses_left_;   // by parameter, in this step
+  std::vector<size_t> bucket_of_;   // by parameter
+  std::vector<int64_t> uses_left_;  // by parameter, in this step
   bool armed_ = false;
 };
 

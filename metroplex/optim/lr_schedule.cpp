@@ -27,22 +27,25 @@ void check_args(const ScheduleArgs& a) {
   MPX_CHECK(a.min_lr >= 0, "optim", "optim.min_lr = ", a.min_lr, " is negative; give 0 or more");
   MPX_CHECK(a.max_lr >= a.min_lr, "optim", "optim.lr = ", a.max_lr, " is below optim.min_lr = ", a.min_lr);
   MPX_CHECK(a.init_lr <= a.max_lr, "optim", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
-  MPX_CHECK(a.lr_decay_steps > 0, "optim", "the learning rate decays over ", a.lr_decay_steps, " samples; give at least 1");
+  MPX_CHECK(a.lr_decay_steps > 0, "optim", "the learning rate decays over ", a.lr_decay_steps,
+            " samples; give at least 1");
   MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "optim", "warm-up of ", a.lr_warmup_steps,
-            " samples does not end before the decay at ", a.lr_decay_steps, "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
-  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "optim", "optim.lr_decay_style '", a.lr_decay_style, "' is unknown; nearest: '",
-            base::nearest_name(a.lr_decay_style, kDecayStyles), "' of constant, linear, cosine, inverse-square-root, WSD");
+            " samples does not end before the decay at ", a.lr_decay_steps,
+            "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
+  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "optim", "optim.lr_decay_style '", a.lr_decay_style,
+            "' is unknown; nearest: '", base::nearest_name(a.lr_decay_style, kDecayStyles),
+            "' of constant, linear, cosine, inverse-square-root, WSD");
   if (a.lr_decay_style == "WSD") {
     MPX_CHECK(a.wsd_decay_steps > 0, "optim", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
     MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "optim", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
               "' is unknown; choose linear, cosine, exponential or minus_sqrt");
   }
-  MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "optim", "weight decay goes from ", a.start_wd, " to ", a.end_wd,
-            "; it must start at 0 or more and may only grow");
+  MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "optim", "weight decay goes from ", a.start_wd, " to ",
+            a.end_wd, "; it must start at 0 or more and may only grow");
   MPX_CHECK(kWdStyles.count(a.wd_incr_style), "optim", "optim.weight_decay_incr_style '", a.wd_incr_style,
             "' is unknown; choose constant, linear or cosine");
-  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "optim", "constant weight decay cannot go from ", a.start_wd,
-            " to ", a.end_wd, "; set optim.weight_decay_incr_style to linear or cosine");
+  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "optim", "constant weight decay cannot go from ",
+            a.start_wd, " to ", a.end_wd, "; set optim.weight_decay_incr_style to linear or cosine");
 }
 
 }  // namespace
@@ -80,8 +83,8 @@ double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) cons
   } else {
     const int64_t anneal_start = args_.lr_decay_steps - args_.wsd_decay_steps;
     if (num_steps <= anneal_start) return max_lr;
-    coefficient = wsd_coefficient(args_.lr_wsd_decay_style,
-                                  static_cast<double>(num_steps - anneal_start) / static_cast<double>(args_.wsd_decay_steps));
+    coefficient = wsd_coefficient(args_.lr_wsd_decay_style, static_cast<double>(num_steps - anneal_start) /
+                                                                static_cast<double>(args_.wsd_decay_steps));
   }
   return min_lr + coefficient * (max_lr - min_lr);
 }
@@ -117,16 +120,20 @@ ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved,
 ScheduleArgs schedule_args(const config::Config& config) {
   const config::Optim& o = config.optim;
   const int64_t batch = config.train.global_batch_size;
-  const int64_t train_samples = config.train.train_samples > 0 ? config.train.train_samples : config.train.train_iters * batch;
-  const auto samples = [batch](int64_t in_iters, int64_t in_samples) { return in_samples > 0 ? in_samples : in_iters * batch; };
+  const int64_t train_samples =
+      config.train.train_samples > 0 ? config.train.train_samples : config.train.train_iters * batch;
+  const auto samples = [batch](int64_t in_iters, int64_t in_samples) {
+    return in_samples > 0 ? in_samples : in_iters * batch;
+  };
   ScheduleArgs a;
   a.init_lr = o.lr_warmup_init;
   a.max_lr = o.lr;
   a.min_lr = o.min_lr;
   a.lr_decay_steps = samples(o.lr_decay_iters, o.lr_decay_samples);
   if (a.lr_decay_steps == 0) a.lr_decay_steps = train_samples;
-  a.lr_warmup_steps = o.lr_warmup_fraction > 0 ? static_cast<int64_t>(o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps))
-                                               : samples(o.lr_warmup_iters, o.lr_warmup_samples);
+  a.lr_warmup_steps = o.lr_warmup_fraction > 0
+                          ? static_cast<int64_t>(o.lr_warmup_fraction * static_cast<double>(a.lr_decay_steps))
+                          : samples(o.lr_warmup_iters, o.lr_warmup_samples);
   a.lr_decay_style = o.lr_decay_style;
   a.start_wd = o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay;
   a.end_wd = o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay;

@@ -18,7 +18,7 @@ struct ScheduleArgs {
   double start_wd = 0, end_wd = 0;
   int64_t wd_incr_steps = 1;
   std::string wd_incr_style = "constant";
-  int64_t wsd_decay_steps = 0;                // required by WSD
+  int64_t wsd_decay_steps = 0;  // required by WSD
   std::string lr_wsd_decay_style = "exponential";
 
   bool operator==(const ScheduleArgs&) const = default;

@@ -37,8 +37,8 @@ void collect(const ParamGroup& group, std::vector<at::Tensor>& data, std::vector
   }
 }
 
-// The fused calls divide gradients by a float scale. In double that rounding would show, so there the factor is applied
-// before; in float it rides along and saves a pass over memory.
+// The fused calls divide gradients by a float scale. In double that rounding would show, so there the factor is
+// applied before; in float it rides along and saves a pass over memory.
 std::optional<at::Tensor> apply_factor(double factor, const std::vector<at::Tensor>& grads) {
   if (factor == 1.0 || grads.empty()) return std::nullopt;
   if (grads[0].scalar_type() != at::kFloat) {
@@ -50,7 +50,8 @@ std::optional<at::Tensor> apply_factor(double factor, const std::vector<at::Tens
 
 class Adam final : public Optimizer {
  public:
-  Adam(const config::Optim& config, const std::vector<nn::Param*>& params) : config_(config), groups_(group_by_decay(params)) {
+  Adam(const config::Optim& config, const std::vector<nn::Param*>& params)
+      : config_(config), groups_(group_by_decay(params)) {
     for (ParamGroup& group : groups_) {
       group.first = zeros_like_params(group.params);
       group.second = zeros_like_params(group.params);
@@ -66,9 +67,9 @@ class Adam final : public Optimizer {
       collect(group, data, grads);
       const auto scale = apply_factor(args.grad_factor, grads);
       for (at::Tensor& counter : group.counters) counter.fill_(static_cast<double>(steps_));
-      at::_fused_adamw_(data, grads, group.first, group.second, {}, group.counters, args.lr, config_.adam_beta1, config_.adam_beta2,
-                        group.decays ? args.weight_decay : 0.0, config_.adam_eps, /*amsgrad=*/false, /*maximize=*/false, scale,
-                        std::nullopt);
+      at::_fused_adamw_(data, grads, group.first, group.second, {}, group.counters, args.lr, config_.adam_beta1,
+                        config_.adam_beta2, group.decays ? args.weight_decay : 0.0, config_.adam_eps,
+                        /*amsgrad=*/false, /*maximize=*/false, scale, std::nullopt);
     }
   }
 
@@ -93,7 +94,8 @@ class Adam final : public Optimizer {
 
 class Sgd final : public Optimizer {
  public:
-  Sgd(const config::Optim& config, const std::vector<nn::Param*>& params) : config_(config), groups_(group_by_decay(params)) {
+  Sgd(const config::Optim& config, const std::vector<nn::Param*>& params)
+      : config_(config), groups_(group_by_decay(params)) {
     for (ParamGroup& group : groups_) group.first = zeros_like_params(group.params);
   }
 
@@ -104,7 +106,8 @@ class Sgd final : public Optimizer {
       collect(group, data, grads);
       const auto scale = apply_factor(args.grad_factor, grads);
       at::_fused_sgd_(data, grads, group.first, group.decays ? args.weight_decay : 0.0, config_.sgd_momentum, args.lr,
-                      /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/steps_ == 0, scale, std::nullopt);
+                      /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/steps_ == 0, scale,
+                      std::nullopt);
     }
     ++steps_;
   }
@@ -112,7 +115,8 @@ class Sgd final : public Optimizer {
   std::vector<State> state() override {
     std::vector<State> all;
     for (ParamGroup& group : groups_) {
-      for (size_t i = 0; i < group.params.size(); ++i) all.push_back({group.params[i], "momentum_buffer", group.first[i]});
+      for (size_t i = 0; i < group.params.size(); ++i)
+        all.push_back({group.params[i], "momentum_buffer", group.first[i]});
     }
     return all;
   }
@@ -129,7 +133,8 @@ class Sgd final : public Optimizer {
 
 std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<nn::Param*> params) {
   if (config.optimizer == "adam") return std::make_unique<Adam>(config, params);
-  MPX_CHECK(config.optimizer == "sgd", "optim", "optim.optimizer '", config.optimizer, "' is unknown; choose adam or sgd");
+  MPX_CHECK(config.optimizer == "sgd", "optim", "optim.optimizer '", config.optimizer,
+            "' is unknown; choose adam or sgd");
   return std::make_unique<Sgd>(config, params);
 }
 

@@ -15,8 +15,8 @@ namespace metroplex::optim {
 
 struct StepArgs {
   double lr = 0;
-  double weight_decay = 0;    // for parameters with Param::weight_decay, the others get 0
-  double grad_factor = 1.0;   // every gradient is multiplied by this first (clipping)
+  double weight_decay = 0;   // for parameters with Param::weight_decay, the others get 0
+  double grad_factor = 1.0;  // every gradient is multiplied by this first (clipping)
 };
 
 // A tensor of optimizer state: same shape and placement as its parameter.

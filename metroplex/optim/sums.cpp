@@ -57,11 +57,12 @@ int64_t count_zeros(const at::Tensor& tensor) {
   MPX_ASSERT(tensor.is_contiguous(), "count_zeros wants a contiguous tensor");
   int64_t zeros = 0;
   AT_DISPATCH_FLOATING_TYPES(tensor.scalar_type(), "count_zeros", [&] {
-    zeros = blockwise<int64_t>(tensor.const_data_ptr<scalar_t>(), tensor.numel(), [](const scalar_t* data, int64_t count) {
-      int64_t found = 0;
-      for (int64_t i = 0; i < count; ++i) found += data[i] == 0;
-      return found;
-    });
+    zeros = blockwise<int64_t>(tensor.const_data_ptr<scalar_t>(), tensor.numel(),
+                               [](const scalar_t* data, int64_t count) {
+                                 int64_t found = 0;
+                                 for (int64_t i = 0; i < count; ++i) found += data[i] == 0;
+                                 return found;
+                               });
   });
   return zeros;
 }

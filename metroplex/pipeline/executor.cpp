@@ -27,7 +27,8 @@ namespace {
 constexpr int64_t kMaxDims = 8;
 
 int channel_of(ActionKind kind) {
-  return kind == ActionKind::send_forward || kind == ActionKind::recv_forward ? comm::kForwardChannel : comm::kBackwardChannel;
+  return kind == ActionKind::send_forward || kind == ActionKind::recv_forward ? comm::kForwardChannel
+                                                                              : comm::kBackwardChannel;
 }
 
 at::Tensor pack_shape(const at::Tensor& tensor) {
@@ -40,7 +41,8 @@ at::Tensor pack_shape(const at::Tensor& tensor) {
 
 std::vector<int64_t> unpack_shape(const at::Tensor& shape) {
   const int64_t* values = shape.const_data_ptr<int64_t>();
-  MPX_CHECK(values[0] >= 0 && values[0] <= kMaxDims, "pipeline", "a neighbour announced a tensor of ", values[0], " dimensions");
+  MPX_CHECK(values[0] >= 0 && values[0] <= kMaxDims, "pipeline", "a neighbour announced a tensor of ", values[0],
+            " dimensions");
   return {values + 1, values + 1 + values[0]};
 }
 
@@ -50,9 +52,11 @@ Executor::Executor(std::vector<Stage*> stages, comm::Group pp) : stages_(std::mo
 
 std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
                                       const std::vector<double>& loss_gradients, const BorderShape& border) {
-  MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()), "the table is for pp ",
-             table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ", pp_.size(), " x ", stages_.size());
-  MPX_ASSERT(static_cast<int>(batches.size()) == table.num_microbatches, "the table is for ", table.num_microbatches, " microbatches");
+  MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
+             "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
+             pp_.size(), " x ", stages_.size());
+  MPX_ASSERT(static_cast<int>(batches.size()) == table.num_microbatches, "the table is for ", table.num_microbatches,
+             " microbatches");
   const Step step{table, batches, loss_gradients, border, pp_.index()};
   const std::vector<Action>& actions = table.ranks[step.rank];
   std::vector<at::Tensor> losses(table.is_last_stage(step.rank, table.num_chunks - 1) ? batches.size() : 0);
@@ -61,7 +65,9 @@ std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const st
     const Action& action = actions[i];
     size_t end = i + 1;
     if (plan::is_p2p(action.kind)) {
-      while (end < actions.size() && action.batch >= 0 && actions[end].batch == action.batch && plan::is_p2p(actions[end].kind)) ++end;
+      while (end < actions.size() && action.batch >= 0 && actions[end].batch == action.batch &&
+             plan::is_p2p(actions[end].kind))
+        ++end;
       exchange(step, &actions[i], &actions[i] + (end - i));
     } else if (action.kind == ActionKind::forward) {
       forward(step, action, losses);
@@ -164,7 +170,8 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
       ops.push_back({true, tensor, a->peer, channel_of(a->kind)});
     } else if (!step.border.variable) {
       at::Tensor& slot = incoming_slot(*a);
-      slot = at::empty(step.border.sizes, at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
+      slot = at::empty(step.border.sizes,
+                       at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
       ops.push_back({false, slot, a->peer, channel_of(a->kind)});
     }
   }
@@ -188,7 +195,8 @@ void Executor::receive_variable(const Step& step, const Action& action) {
   at::Tensor shape = at::zeros({kMaxDims + 1}, at::kLong);
   comm::batch_p2p({{false, shape, action.peer, channel_of(action.kind)}}, pp_).wait();
   at::Tensor& slot = incoming_slot(action);
-  slot = at::empty(unpack_shape(shape), at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
+  slot = at::empty(unpack_shape(shape),
+                   at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
   comm::batch_p2p({{false, slot, action.peer, channel_of(action.kind)}}, pp_).wait();
 }
 

@@ -1,5 +1,5 @@
-// The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what is
-// drawn and verified is what runs. Outputs live until the table frees them, inputs and runs until their backward.
+// The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
+// is drawn and verified is what runs. Outputs live until the table frees them, inputs and runs until their backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,8 @@ class Executor {
   void set_observer(ActionObserver observer) { observer_ = std::move(observer); }
   // Border tensors and runs alive now; 0 between steps. For tests of deallocation.
   size_t live() const {
-    return inputs_.size() + outputs_.size() + gradients_.size() + input_gradients_.size() + runs_.size() + gradients_leaving_.size();
+    return inputs_.size() + outputs_.size() + gradients_.size() + input_gradients_.size() + runs_.size() +
+           gradients_leaving_.size();
   }
 
  private:
@@ -61,8 +62,8 @@ class Executor {
   std::vector<Stage*> stages_;
   comm::Group pp_;
   ActionObserver observer_;
-  std::map<Key, at::Tensor> inputs_, outputs_, gradients_;      // border tensors of this rank's chunks
-  std::map<Key, at::Tensor> input_gradients_;                   // computed, not yet sent
+  std::map<Key, at::Tensor> inputs_, outputs_, gradients_;  // border tensors of this rank's chunks
+  std::map<Key, at::Tensor> input_gradients_;               // computed, not yet sent
   std::map<Key, StageRun> runs_;
   std::map<Key, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
   std::vector<std::pair<Flight, at::Tensor>> gradients_leaving_;  // kept alive until their send has completed

@@ -11,7 +11,8 @@ Stage::Stage(std::vector<std::unique_ptr<nn::Segment>> segments) : segments_(std
 at::Tensor Stage::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch, StageRun* run) {
   at::Tensor x = x_sbh;
   if (run) run->resize(segments_.size());
-  for (size_t i = 0; i < segments_.size(); ++i) x = nn::run_forward(*segments_[i], x, batch, run ? &(*run)[i] : nullptr);
+  for (size_t i = 0; i < segments_.size(); ++i)
+    x = nn::run_forward(*segments_[i], x, batch, run ? &(*run)[i] : nullptr);
   return x;
 }
 

@@ -46,7 +46,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   bool begins_[256] = {};
-  std::vector<int> token_at_{-1};                // trie: per node the token that ends there
+  std::vector<int> token_at_{-1};               // trie: per node the token that ends there
   std::unordered_map<uint64_t, int> child_of_;  // (node << 8 | byte) -> node
 };
 

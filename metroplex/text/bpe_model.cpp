@@ -27,7 +27,9 @@ uint64_t join_key(char32_t left, char32_t right) { return uint64_t{left} << 32 |
 }  // namespace
 
 BpeModel::BpeModel(const BpeSpec& spec)
-    : byte_level_(spec.byte_level), byte_fallback_(spec.byte_fallback), fuse_unk_(spec.fuse_unk),
+    : byte_level_(spec.byte_level),
+      byte_fallback_(spec.byte_fallback),
+      fuse_unk_(spec.fuse_unk),
       ignore_merges_(spec.ignore_merges) {
   add_vocabulary(spec);
   add_merges(spec);
@@ -40,7 +42,8 @@ BpeModel::BpeModel(const BpeSpec& spec)
   for (int byte = 0; byte < 256 && byte_level_; ++byte) {
     byte_entries_[byte] = enter(alphabet.spelling(static_cast<unsigned char>(byte)));
   }
-  for (int byte = 0; byte < 128 && !byte_level_; ++byte) ascii_entries_[byte] = enter(std::string(1, static_cast<char>(byte)));
+  for (int byte = 0; byte < 128 && !byte_level_; ++byte)
+    ascii_entries_[byte] = enter(std::string(1, static_cast<char>(byte)));
   if (byte_level_ && ignore_merges_) {
     for (const auto& [token, id] : ids_) {
       if (auto bytes = alphabet.bytes(token)) whole_.emplace(std::move(*bytes), id);
@@ -56,8 +59,8 @@ void BpeModel::add_vocabulary(const BpeSpec& spec) {
   tokens_.resize(static_cast<size_t>(largest) + 1);
   present_.resize(tokens_.size());
   for (const auto& [token, id] : spec.vocab) {
-    MPX_CHECK(id >= 0 && !present_[id], "text", "tokens '", files::printable(tokens_[id]), "' and '", files::printable(token),
-              "' of the vocabulary have the same id ", id);
+    MPX_CHECK(id >= 0 && !present_[id], "text", "tokens '", files::printable(tokens_[id]), "' and '",
+              files::printable(token), "' of the vocabulary have the same id ", id);
     tokens_[id] = token;
     present_[id] = true;
   }
@@ -72,13 +75,15 @@ void BpeModel::add_merges(const BpeSpec& spec) {
     const std::string &left = spec.merges[rank].first, &right = spec.merges[rank].second;
     const auto need = [&](const std::string& token) {
       const auto found = id(token);
-      MPX_CHECK(found, "text", "merge ", rank, " ('", files::printable(left), "' + '", files::printable(right), "') needs the token '",
-                files::printable(token), "', which is not in the vocabulary");
+      MPX_CHECK(found, "text", "merge ", rank, " ('", files::printable(left), "' + '", files::printable(right),
+                "') needs the token '", files::printable(token), "', which is not in the vocabulary");
       return *found;
     };
     MPX_CHECK(!left.empty() && !right.empty(), "text", "merge ", rank, " has an empty side");
     const int32_t left_id = need(left), right_id = need(right);
-    merges_.set(left_id, right_id, {spec.merge_ranks.empty() ? static_cast<uint32_t>(rank) : spec.merge_ranks[rank], need(left + right)});
+    merges_.set(
+        left_id, right_id,
+        {spec.merge_ranks.empty() ? static_cast<uint32_t>(rank) : spec.merge_ranks[rank], need(left + right)});
   }
 }
 

@@ -16,9 +16,9 @@
 namespace metroplex::text {
 
 struct BpeSpec {
-  std::vector<std::pair<std::string, int32_t>> vocab;         // spelling, id
-  std::vector<std::pair<std::string, std::string>> merges;    // by rank
-  std::vector<uint32_t> merge_ranks;                          // where some are equal; else empty
+  std::vector<std::pair<std::string, int32_t>> vocab;       // spelling, id
+  std::vector<std::pair<std::string, std::string>> merges;  // by rank
+  std::vector<uint32_t> merge_ranks;                        // where some are equal; else empty
   std::optional<std::string> unk_token;
   bool byte_level = false;
   bool byte_fallback = false;

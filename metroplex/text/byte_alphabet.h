@@ -1,4 +1,5 @@
-// GPT-2 writes bytes as characters: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in order.
+// GPT-2 writes bytes as characters: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in
+// order.
 #pragma once
 
 #include <array>

@@ -54,7 +54,8 @@ Tokens join_byte_tokens(const Tokens& tokens) {
 
 std::string strip(const std::string& token, const std::string& content, int64_t start, int64_t stop) {
   size_t begin = 0, end = token.size();
-  for (int64_t i = 0; i < start && token.compare(begin, content.size(), content) == 0 && begin < end; ++i) begin += content.size();
+  for (int64_t i = 0; i < start && token.compare(begin, content.size(), content) == 0 && begin < end; ++i)
+    begin += content.size();
   for (int64_t i = 0; i < stop && end >= begin + content.size(); ++i) {
     if (token.compare(end - content.size(), content.size(), content) != 0) break;
     end -= content.size();
@@ -124,14 +125,15 @@ void Decoder::add(const JsonPart& part, int depth) {
   } else if (type == "Metaspace") {
     const std::string mark = part.string("replacement", "\xE2\x96\x81");
     part.check(!mark.empty(), "replacement is empty");
-    const bool prefixed = part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never") != "never";
+    const bool prefixed =
+        part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never") != "never";
     steps_.push_back([=](Tokens tokens, RegexScratch&) {
       for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = replace_mark(tokens[i], mark, i == 0 && prefixed);
       return tokens;
     });
   } else {
-    part.check(false, "decoder '", type, "' is not known; known are ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace ",
-               "and Sequence");
+    part.check(false, "decoder '", type,
+               "' is not known; known are ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace ", "and Sequence");
   }
 }
 

@@ -48,8 +48,8 @@ int64_t JsonPart::integer(const char* key, int64_t low, int64_t high) const {
   const bool whole = part.value().is_number_integer() &&
                      !(part.value().is_number_unsigned() && part.value().get<uint64_t>() > uint64_t(INT64_MAX));
   const int64_t number = whole ? part.value().get<int64_t>() : 0;
-  part.check(whole && number >= low && number <= high, "is ", files::shortened(part.value()), ", not a whole number in [", low,
-             ", ", high, "]");
+  part.check(whole && number >= low && number <= high, "is ", files::shortened(part.value()),
+             ", not a whole number in [", low, ", ", high, "]");
   return number;
 }
 

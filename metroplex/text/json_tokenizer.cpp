@@ -9,8 +9,13 @@ namespace metroplex::text {
 namespace {
 
 // Where no file says which token ends a text.
-constexpr const char* kUsualEndTokens[] = {"<|endoftext|>", "</s>", "<|end_of_text|>", "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
-                                           "<|im_end|>", "<eos>"};
+constexpr const char* kUsualEndTokens[] = {"<|endoftext|>",
+                                           "</s>",
+                                           "<|end_of_text|>",
+                                           "<\xEF\xBD\x9C"
+                                           "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                                           "<|im_end|>",
+                                           "<eos>"};
 
 }  // namespace
 
@@ -62,8 +67,8 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
     encode_valid(text, *scratch, out);
     return out;
   }
-  MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
-            "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+  MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ",
+            text.size(), "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
   encode_valid(replace_invalid_utf8(text), *scratch, out);
   return out;
 }

@@ -34,8 +34,8 @@ JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::s
 
 // GPT-2's two files. The end token (its name from `names`, else <|endoftext|>) gets the next id if the vocabulary
 // lacks it.
-JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges, const std::string& where,
-                                          const SpecialNames& names);
+JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges,
+                                          const std::string& where, const SpecialNames& names);
 
 class JsonTokenizer final : public Tokenizer {
  public:

@@ -17,8 +17,8 @@ std::vector<std::pair<std::string, int32_t>> parse_vocab(const JsonPart& part) {
   vocab.reserve(part.value().size());
   for (const auto& [token, id] : part.value().items()) {
     const bool good = id.is_number_unsigned() && id.get<uint64_t>() <= uint64_t(kMaxTokenId);
-    part.check(good, "the id of '", files::printable(token), "' is ", files::shortened(id), ", not a whole number in [0, ",
-               kMaxTokenId, "]");
+    part.check(good, "the id of '", files::printable(token), "' is ", files::shortened(id),
+               ", not a whole number in [0, ", kMaxTokenId, "]");
     vocab.emplace_back(token, id.get<int32_t>());
   }
   return vocab;
@@ -37,7 +37,8 @@ std::vector<std::pair<std::string, std::string>> parse_merges(const JsonPart& pa
   merges.reserve(part.value().size());
   for (const Json& item : part.value()) {
     if (item.is_string()) {
-      merges.push_back(split_merge(item.get<std::string>(), part.where() + "[" + std::to_string(merges.size()) + "]"));
+      merges.push_back(
+          split_merge(item.get<std::string>(), part.where() + "[" + std::to_string(merges.size()) + "]"));
       continue;
     }
     const bool pair = item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string();
@@ -139,7 +140,8 @@ void parse_post_processor(const JsonPart& part, std::vector<int32_t>& around, in
   }
 }
 
-std::vector<std::pair<std::string, std::string>> parse_merge_lines(std::string_view merges, const std::string& where) {
+std::vector<std::pair<std::string, std::string>> parse_merge_lines(std::string_view merges,
+                                                                   const std::string& where) {
   std::vector<std::pair<std::string, std::string>> out;
   int64_t line_number = 0;
   for (size_t begin = 0; begin < merges.size();) {
@@ -177,16 +179,20 @@ JsonTokenizerParts parse_tokenizer_json(std::string_view json_text, const std::s
     file.check(json.is_object(), "is not a JSON object");
     PreTokenizer pretokenizer(file.member("pre_tokenizer"));
     const bool byte_level = pretokenizer.byte_level();
-    JsonTokenizerParts parts{Normalizer(file.member("normalizer")), std::move(pretokenizer), Decoder(file.member("decoder")),
-                             BpeModel(parse_model(file.member("model"), byte_level)), {}, {JsonTokenizerParts::kText}};
+    JsonTokenizerParts parts{Normalizer(file.member("normalizer")),
+                             std::move(pretokenizer),
+                             Decoder(file.member("decoder")),
+                             BpeModel(parse_model(file.member("model"), byte_level)),
+                             {},
+                             {JsonTokenizerParts::kText}};
     parts.added = parse_added(file.member("added_tokens"), parts.model);
     parse_post_processor(file.member("post_processor"), parts.around, 0);
     return parts;
   });
 }
 
-JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges, const std::string& where,
-                                          const SpecialNames& names) {
+JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::string_view merges,
+                                          const std::string& where, const SpecialNames& names) {
   return in_file(where, [&] {
     const Json json = files::parse_json_strictly(vocab_json, where);
     BpeSpec spec;
@@ -194,8 +200,12 @@ JsonTokenizerParts parse_vocab_and_merges(std::string_view vocab_json, std::stri
     spec.merges = parse_merge_lines(merges, where);
     spec.byte_level = true;
     const Json nothing;
-    JsonTokenizerParts parts{Normalizer(JsonPart(nothing, where)), PreTokenizer::gpt2(names.add_prefix_space.value_or(false)),
-                             Decoder::byte_level(), BpeModel(spec), {}, {JsonTokenizerParts::kText}};
+    JsonTokenizerParts parts{Normalizer(JsonPart(nothing, where)),
+                             PreTokenizer::gpt2(names.add_prefix_space.value_or(false)),
+                             Decoder::byte_level(),
+                             BpeModel(spec),
+                             {},
+                             {JsonTokenizerParts::kText}};
     int64_t next_id = parts.model.num_ids();
     for (const auto& name : {names.bos, std::optional(names.eos.value_or("<|endoftext|>")), names.unk, names.pad}) {
       const auto same = [&](const AddedToken& token) { return token.content == *name; };

@@ -43,11 +43,13 @@ std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string&
 
 std::unique_ptr<Tokenizer> load_vocab_and_merges(files::FileSystem& disk, const std::string& vocab_file,
                                                  const std::string& merge_file, InvalidUtf8 invalid_utf8) {
-  MPX_CHECK(!vocab_file.empty() && !merge_file.empty(), "text", "GPT-2's files come together: give a vocab file and a merge file");
+  MPX_CHECK(!vocab_file.empty() && !merge_file.empty(), "text",
+            "GPT-2's files come together: give a vocab file and a merge file");
   const SpecialNames names = read_special_names(files::parent_directory(vocab_file));
   const files::Bytes vocab = disk.map(vocab_file), merges = disk.map(merge_file);
   return std::make_unique<JsonTokenizer>(
-      parse_vocab_and_merges(vocab.text(), merges.text(), vocab_file + " + " + merge_file, names), names, invalid_utf8);
+      parse_vocab_and_merges(vocab.text(), merges.text(), vocab_file + " + " + merge_file, names), names,
+      invalid_utf8);
 }
 
 std::unique_ptr<Tokenizer> make_null(const std::string& model) {
@@ -61,7 +63,8 @@ std::unique_ptr<Tokenizer> make_null(const std::string& model) {
 }  // namespace
 
 InvalidUtf8 invalid_utf8_from_name(const std::string& name) {
-  MPX_CHECK(name == "error" || name == "replace", "text", "invalid UTF-8 is answered with error or replace, not '", name, "'");
+  MPX_CHECK(name == "error" || name == "replace", "text", "invalid UTF-8 is answered with error or replace, not '",
+            name, "'");
   return name == "error" ? InvalidUtf8::error : InvalidUtf8::replace;
 }
 
@@ -70,15 +73,17 @@ const std::vector<std::string>& tokenizer_types() {
   return kTypes;
 }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model, const std::string& vocab_file,
-                                          const std::string& merge_file, InvalidUtf8 invalid_utf8) {
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model,
+                                          const std::string& vocab_file, const std::string& merge_file,
+                                          InvalidUtf8 invalid_utf8) {
   files::PosixFileSystem disk;
   if (type == "none") return make_null(model);
   if (type == "bytes") return std::make_unique<ByteTokenizer>();
   const auto& types = tokenizer_types();
   if (!type.empty() && type != "bpe" && type != "sentencepiece") {
     const std::string near = base::nearest_name(type, types);
-    base::throw_error("text", "there is no tokenizer type '" + type + "'; there are none, bytes, sentencepiece and bpe" +
+    base::throw_error("text", "there is no tokenizer type '" + type +
+                                  "'; there are none, bytes, sentencepiece and bpe" +
                                   (near.empty() ? "" : "; did you mean " + near + "?"));
   }
   if (model.empty() && type != "sentencepiece" && (!vocab_file.empty() || !merge_file.empty())) {

@@ -2,7 +2,8 @@
 //   none           ids written as decimal numbers with spaces between; model is the vocabulary size; eod = size - 1
 //   bytes          no file; 256 bytes and eod = 256
 //   sentencepiece  model is a tokenizer.model, or a folder that holds one
-//   bpe            model is a tokenizer.json, or a folder that holds one; or vocab_file + merge_file as GPT-2 ships them
+//   bpe            model is a tokenizer.json, or a folder that holds one; or vocab_file + merge_file as GPT-2 ships
+//   them
 // An empty type with a model is found out from the file. tokenizer_config.json and special_tokens_map.json beside
 // the model are read for the names of bos, eos and pad.
 #pragma once

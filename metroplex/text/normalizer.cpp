@@ -13,9 +13,9 @@ namespace {
 std::string normal_form(std::string_view text, int options) {
   if (is_ascii(text)) return std::string(text);
   utf8proc_uint8_t* raw = nullptr;
-  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                 static_cast<utf8proc_ssize_t>(text.size()), &raw,
-                                 static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &raw, static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
   const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(raw, std::free);
   MPX_CHECK(size >= 0, "text", "Unicode normalization fails: ", utf8proc_errmsg(size));
   return {reinterpret_cast<const char*>(raw), static_cast<size_t>(size)};
@@ -116,8 +116,8 @@ void Normalizer::add(const JsonPart& part, int depth) {
     const bool left = part.flag("strip_left", true), right = part.flag("strip_right", true);
     steps_.push_back([left, right](std::string_view text, RegexScratch&) { return strip(text, left, right); });
   } else {
-    part.check(false, "normalizer '", type, "' is not known; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip ",
-               "and Sequence");
+    part.check(false, "normalizer '", type,
+               "' is not known; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip ", "and Sequence");
   }
 }
 

@@ -9,8 +9,7 @@
 namespace metroplex::text {
 namespace {
 
-constexpr const char* kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 // What becomes of the matches of a pattern.
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
@@ -52,7 +51,8 @@ void emit(std::string_view word, const std::vector<Part>& parts, Behavior behavi
 
 class SplitStep final : public PreTokenizer::Step {
  public:
-  SplitStep(std::string_view pattern, Behavior behavior, bool invert) : regex_(pattern), behavior_(behavior), invert_(invert) {}
+  SplitStep(std::string_view pattern, Behavior behavior, bool invert)
+      : regex_(pattern), behavior_(behavior), invert_(invert) {}
 
   void cut(std::string_view word, Words& out) const override {
     regex_.find_all(word, out.regex, out.matches);
@@ -122,7 +122,8 @@ class PrefixSpaceStep final : public PreTokenizer::Step {
 class MetaspaceStep final : public PreTokenizer::Step {
  public:
   enum class Prepend { always, first, never };
-  MetaspaceStep(std::string mark, Prepend prepend, bool split) : mark_(std::move(mark)), prepend_(prepend), split_(split) {}
+  MetaspaceStep(std::string mark, Prepend prepend, bool split)
+      : mark_(std::move(mark)), prepend_(prepend), split_(split) {}
 
   void cut(std::string_view word, Words& out) const override {
     std::string& text = out.rewritten.emplace_back();
@@ -155,11 +156,12 @@ class MetaspaceStep final : public PreTokenizer::Step {
 };
 
 Behavior behavior_of(const JsonPart& part, const char* key, const char* fallback) {
-  static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames{{{"Removed", Behavior::removed},
-                                                                            {"Isolated", Behavior::isolated},
-                                                                            {"MergedWithPrevious", Behavior::merged_with_previous},
-                                                                            {"MergedWithNext", Behavior::merged_with_next},
-                                                                            {"Contiguous", Behavior::contiguous}}};
+  static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames{
+      {{"Removed", Behavior::removed},
+       {"Isolated", Behavior::isolated},
+       {"MergedWithPrevious", Behavior::merged_with_previous},
+       {"MergedWithNext", Behavior::merged_with_next},
+       {"Contiguous", Behavior::contiguous}}};
   const std::string name = part.string(key, fallback);
   for (const auto& [known, behavior] : kNames) {
     if (name == known) return behavior;
@@ -187,8 +189,7 @@ std::unique_ptr<PreTokenizer::Step> make_metaspace(const JsonPart& part) {
   part.check(!mark.empty() && mark.size() == code_point_size(static_cast<unsigned char>(mark[0])),
              "replacement is not one character");
   // Files of before prepend_scheme say add_prefix_space instead.
-  const std::string scheme =
-      part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never");
+  const std::string scheme = part.string("prepend_scheme", part.flag("add_prefix_space", true) ? "always" : "never");
   part.check(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme is '", scheme,
              "', not always, first or never");
   const Prepend prepend = scheme == "always" ? Prepend::always : scheme == "first" ? Prepend::first : Prepend::never;
@@ -242,7 +243,8 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
   } else if (type == "Whitespace") {
     steps_.push_back(std::make_unique<SplitStep>(R"(\w+|[^\w\s]+)", Behavior::removed, true));
   } else {
-    part.check(false, "pre-tokenizer '", type, "' is not known; known are ByteLevel, Split, Metaspace, Digits, Punctuation, ",
+    part.check(false, "pre-tokenizer '", type,
+               "' is not known; known are ByteLevel, Split, Metaspace, Digits, Punctuation, ",
                "Whitespace, WhitespaceSplit and Sequence");
   }
 }

@@ -27,18 +27,18 @@ CodePointer compile(const std::string& pattern) {
   size_t offset = 0;
   // Oniguruma's ^ and $ match at every line.
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
-  std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(pcre2_compile_context_create(nullptr),
-                                                                                  pcre2_compile_context_free);
+  std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit(context.get(), 100);
-  CodePointer code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset,
-                                 context.get()));
+  CodePointer code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
+                                 &offset, context.get()));
   if (!code) {
     PCRE2_UCHAR message[200];
     pcre2_get_error_message(error, message, sizeof message);
-    base::throw_error("text", base::concat("the regular expression does not compile: ",
-                                           reinterpret_cast<const char*>(message), " near '",
-                                           pattern.substr(offset > 20 ? offset - 20 : 0, 40), "'"));
+    base::throw_error(
+        "text", base::concat("the regular expression does not compile: ", reinterpret_cast<const char*>(message),
+                             " near '", pattern.substr(offset > 20 ? offset - 20 : 0, 40), "'"));
   }
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without a JIT pcre2_match interprets
   return code;
@@ -115,11 +115,12 @@ void Regex::find_all(std::string_view text, RegexScratch& scratch, std::vector<T
   while (position <= text.size()) {
     int found = pcre2_match(code, subject, text.size(), position, PCRE2_NO_UTF_CHECK, state.data, state.context);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = pcre2_match(code, subject, text.size(), position, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data, state.context);
+      found = pcre2_match(code, subject, text.size(), position, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data,
+                          state.context);
     }
     if (found == PCRE2_ERROR_NOMATCH) break;
-    MPX_CHECK(found >= 0, "text", "the regular expression gives up on a text of ", text.size(), " bytes (PCRE2 error ", found,
-              "); cut the text into shorter documents");
+    MPX_CHECK(found >= 0, "text", "the regular expression gives up on a text of ", text.size(),
+              " bytes (PCRE2 error ", found, "); cut the text into shorter documents");
     // \K in a lookahead can end a match before it begins.
     MPX_CHECK(bounds[0] <= bounds[1] && bounds[0] >= position, "text", "the regular expression matches backwards");
     const bool empty = bounds[0] == bounds[1];

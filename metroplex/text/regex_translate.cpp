@@ -9,7 +9,8 @@
 namespace metroplex::text {
 namespace {
 
-constexpr const char* kCircledLetters = "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+constexpr const char* kCircledLetters =
+    "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
 constexpr int kMaxClassDepth = 16;
 
 class Translator {
@@ -83,10 +84,22 @@ class Translator {
     if (letter == 'p' || letter == 'P') return property(in_class);
     std::string items;
     switch (letter) {
-      case 's': case 'S': items = "\\t-\\r\\x{85}\\p{Z}"; break;
-      case 'w': case 'W': items = word_items(); break;
-      case 'd': case 'D': items = category_items("Nd"); break;
-      case 'h': case 'H': items = "0-9a-fA-F"; break;
+      case 's':
+      case 'S':
+        items = "\\t-\\r\\x{85}\\p{Z}";
+        break;
+      case 'w':
+      case 'W':
+        items = word_items();
+        break;
+      case 'd':
+      case 'D':
+        items = category_items("Nd");
+        break;
+      case 'h':
+      case 'H':
+        items = "0-9a-fA-F";
+        break;
       default: {
         const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;  // rest of a code point follows as is
         std::string out(pattern_.substr(at_, size));
@@ -127,14 +140,22 @@ class Translator {
   }
 
   static std::string script_or_property(const std::string& name) {
-    static constexpr const char* kCategories[][2] = {
-        {"Letter", "L"}, {"Number", "N"}, {"Punctuation", "P"}, {"Symbol", "S"}, {"Mark", "M"}, {"Separator", "Z"},
-        {"Other", "C"}, {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"}, {"Decimal_Number", "Nd"}};
+    static constexpr const char* kCategories[][2] = {{"Letter", "L"},
+                                                     {"Number", "N"},
+                                                     {"Punctuation", "P"},
+                                                     {"Symbol", "S"},
+                                                     {"Mark", "M"},
+                                                     {"Separator", "Z"},
+                                                     {"Other", "C"},
+                                                     {"Uppercase_Letter", "Lu"},
+                                                     {"Lowercase_Letter", "Ll"},
+                                                     {"Decimal_Number", "Nd"}};
     for (const auto& entry : kCategories) {
       if (name == entry[0]) return entry[1];
     }
-    static constexpr const char* kNotScripts[] = {"Any", "Xan", "Xsp", "Xps", "Xwd", "Alphabetic", "Emoji", "ASCII",
-                                                  "Lowercase", "Uppercase", "White_Space", "Extended_Pictographic"};
+    static constexpr const char* kNotScripts[] = {"Any",       "Xan",        "Xsp",         "Xps",
+                                                  "Xwd",       "Alphabetic", "Emoji",       "ASCII",
+                                                  "Lowercase", "Uppercase",  "White_Space", "Extended_Pictographic"};
     for (const char* other : kNotScripts) {
       if (name == other) return name;
     }
@@ -186,7 +207,8 @@ class Translator {
     }
     // A class that is a whole operand of && may be anything; beside other items only a plain union can be said.
     const bool operand_ends = pattern_.substr(at_, 2) == "&&" || pattern_.substr(at_, 1) == "]";
-    if (!result.items.empty() || !operand_ends) fail("a negated class beside other items of a class is not supported");
+    if (!result.items.empty() || !operand_ends)
+      fail("a negated class beside other items of a class is not supported");
     operands.push_back(std::move(inner));
   }
 

@@ -93,9 +93,11 @@ class Checker {
         out.type = static_cast<PieceType>(field.value);
       }
     });
-    require(!out.text.empty() && out.text.find('\0') == std::string_view::npos && valid_utf8_prefix(out.text) == out.text.size(),
+    require(!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
+                valid_utf8_prefix(out.text) == out.text.size(),
             "has a piece ", index, " that is empty or not text");
-    require(std::isfinite(out.score) && std::abs(out.score) < 1e9f, "has a piece ", index, " whose score is out of range");
+    require(std::isfinite(out.score) && std::abs(out.score) < 1e9f, "has a piece ", index,
+            " whose score is out of range");
     return out;
   }
 
@@ -133,10 +135,10 @@ class Checker {
     constexpr int kMaxValuesOnPath = 32;
     constexpr int kNew = -2, kOpen = -1;
     struct Place {
-      uint64_t index;    // of the unit that led here
-      uint64_t base;     // index that the next byte is XORed into
-      uint64_t byte = 0; // to try next
-      int values = 0;    // most on a path from here
+      uint64_t index;     // of the unit that led here
+      uint64_t base;      // index that the next byte is XORed into
+      uint64_t byte = 0;  // to try next
+      int values = 0;     // most on a path from here
     };
     const auto offset = [](uint32_t unit) -> uint64_t { return uint64_t(unit >> 10) << ((unit & (1u << 9)) >> 6); };
     std::vector<int> values_below(units.size(), kNew);

@@ -63,15 +63,14 @@ int byte_of_piece(const sentencepiece::SentencePieceProcessor& processor, const 
 
 }  // namespace
 
-SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std::string& where, InvalidUtf8 invalid_utf8)
+SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std::string& where,
+                                               InvalidUtf8 invalid_utf8)
     : processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()), invalid_utf8_(invalid_utf8) {
   const SentencePieceFacts facts = check_sentencepiece_model(model, where);
   try {
     const auto status = processor_->LoadFromSerializedProto(absl::string_view(model.data(), model.size()));
     MPX_CHECK(status.ok(), "text", where, " is not a usable sentencepiece model: ", status.ToString());
-  } catch (const base::Error&) {
-    throw;
-  } catch (const std::exception& error) {
+  } catch (const base::Error&) { throw; } catch (const std::exception& error) {
     base::throw_error("text", where + " is not a usable sentencepiece model: " + error.what());
   }
   vocab_size_ = processor_->GetPieceSize();
@@ -82,9 +81,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, const std
   } else if (facts.model_type == SentencePieceFacts::kBpe && plain_spaces_) {
     bpe_ = make_bpe(facts.pieces);
   }
-  const auto known = [&](int id) {
-    return id >= 0 && id < vocab_size_ ? std::optional<int32_t>(id) : std::nullopt;
-  };
+  const auto known = [&](int id) { return id >= 0 && id < vocab_size_ ? std::optional<int32_t>(id) : std::nullopt; };
   bos_ = known(processor_->bos_id());
   eos_ = known(processor_->eos_id());
   pad_ = known(processor_->pad_id());
@@ -95,8 +92,8 @@ SentencePieceTokenizer::~SentencePieceTokenizer() = default;
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
   const size_t valid = valid_utf8_prefix(text);
   if (valid != text.size()) {
-    MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ", text.size(),
-              "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
+    MPX_CHECK(invalid_utf8_ == InvalidUtf8::replace, "text", "the text is not UTF-8 at byte ", valid, " of ",
+              text.size(), "; convert it, or ask for invalid UTF-8 to be replaced by U+FFFD");
   }
   if (plain_spaces_ && (unigram_ || bpe_) && valid == text.size()) return encode_plain(text);
   const absl::string_view view(text.data(), text.size());

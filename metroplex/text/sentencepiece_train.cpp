@@ -45,13 +45,14 @@ std::string reason_of(const std::string& message) {
 
 std::string train_on(const SentencePieceTraining& options, std::vector<std::string> lines) {
   MPX_CHECK(!lines.empty(), "text", "there is no text to train a tokenizer on: all files are empty");
-  MPX_CHECK(options.model_type == "bpe" || options.model_type == "unigram", "text", "the model type '", options.model_type,
-            "' is neither bpe nor unigram");
+  MPX_CHECK(options.model_type == "bpe" || options.model_type == "unigram", "text", "the model type '",
+            options.model_type, "' is neither bpe nor unigram");
   MPX_CHECK(options.vocab_size > 260 && options.vocab_size <= 1 << 20, "text", "a vocabulary of ", options.vocab_size,
             " pieces is not in [261, 1048576]: 256 bytes and 3 control pieces are always in it");
   static constexpr const char* kRules[] = {"identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"};
   MPX_CHECK(std::find(std::begin(kRules), std::end(kRules), options.normalization) != std::end(kRules), "text",
-            "the normalization '", options.normalization, "' is none of identity, nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf");
+            "the normalization '", options.normalization,
+            "' is none of identity, nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf");
   const std::unordered_map<std::string, std::string> arguments{
       {"model_type", options.model_type},
       {"vocab_size", std::to_string(options.vocab_size)},
@@ -65,17 +66,18 @@ std::string train_on(const SentencePieceTraining& options, std::vector<std::stri
       {"max_sentence_length", std::to_string(kMaxSentenceBytes + 8)},
       {"input_sentence_size", "0"},
       {"unk_surface", "\xEF\xBF\xBD"},
-      {"unk_id", "0"}, {"bos_id", "1"}, {"eos_id", "2"}, {"pad_id", "-1"},
+      {"unk_id", "0"},
+      {"bos_id", "1"},
+      {"eos_id", "2"},
+      {"pad_id", "-1"},
       {"minloglevel", "4"}};
   Lines iterator(std::move(lines));
   std::string model;
   try {
     const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
-    MPX_CHECK(status.ok(), "text", "sentencepiece cannot train a vocabulary of ", options.vocab_size, " pieces on this text: ",
-              reason_of(status.ToString()), " Ask for a smaller one or give more text");
-  } catch (const base::Error&) {
-    throw;
-  } catch (const std::exception& error) {
+    MPX_CHECK(status.ok(), "text", "sentencepiece cannot train a vocabulary of ", options.vocab_size,
+              " pieces on this text: ", reason_of(status.ToString()), " Ask for a smaller one or give more text");
+  } catch (const base::Error&) { throw; } catch (const std::exception& error) {
     base::throw_error("text", base::concat("sentencepiece's trainer fails: ", error.what()));
   }
   return model;
@@ -95,7 +97,8 @@ std::string train_sentencepiece(const SentencePieceTraining& options,
     append_cut(*line, lines);
   }
   if (bytes > options.max_bytes) {
-    const size_t step = static_cast<size_t>((bytes + options.max_bytes - 1) / std::max<int64_t>(1, options.max_bytes));
+    const size_t step =
+        static_cast<size_t>((bytes + options.max_bytes - 1) / std::max<int64_t>(1, options.max_bytes));
     size_t kept = 0;
     for (size_t i = 0; i < lines.size(); i += step, ++kept) {
       if (kept != i) lines[kept] = std::move(lines[i]);
@@ -105,7 +108,8 @@ std::string train_sentencepiece(const SentencePieceTraining& options,
   return train_on(options, std::move(lines));
 }
 
-std::string train_sentencepiece_on_files(const SentencePieceTraining& options, const std::vector<std::string>& paths) {
+std::string train_sentencepiece_on_files(const SentencePieceTraining& options,
+                                         const std::vector<std::string>& paths) {
   files::PosixFileSystem disk;
   size_t file = 0, at = 0;
   files::Bytes bytes;

@@ -11,11 +11,11 @@
 namespace metroplex::text {
 
 struct SentencePieceTraining {
-  std::string model_type = "bpe";      // bpe | unigram
-  int64_t vocab_size = 4096;           // with the 3 control and 256 byte pieces
+  std::string model_type = "bpe";          // bpe | unigram
+  int64_t vocab_size = 4096;               // with the 3 control and 256 byte pieces
   std::string normalization = "identity";  // or nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf
-  double character_coverage = 0.9995;  // the rest becomes byte pieces
-  bool split_digits = true;            // every digit is a piece of its own
+  double character_coverage = 0.9995;      // the rest becomes byte pieces
+  bool split_digits = true;                // every digit is a piece of its own
   int num_threads = 1;
   int64_t max_bytes = int64_t{8} << 20;  // of text that the trainer sees; more costs time and changes little
 };

@@ -45,7 +45,8 @@ NullTokenizer::NullTokenizer(int64_t vocab_size) : vocab_size_(vocab_size) {
 std::vector<int32_t> NullTokenizer::encode(std::string_view text) const {
   constexpr std::string_view kSpace = " \t\r\n";
   std::vector<int32_t> ids;
-  for (size_t begin = text.find_first_not_of(kSpace); begin < text.size(); begin = text.find_first_not_of(kSpace, begin)) {
+  for (size_t begin = text.find_first_not_of(kSpace); begin < text.size();
+       begin = text.find_first_not_of(kSpace, begin)) {
     const size_t end = std::min(text.find_first_of(kSpace, begin), text.size());
     int64_t id = -1;
     const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, id);

@@ -64,13 +64,15 @@ void UnigramModel::build_trie(SortedPieces pieces) {
 int32_t UnigramModel::child(int32_t node, unsigned char label) const {
   const Node* first = nodes_.data() + nodes_[node].first_child;
   const Node* last = first + nodes_[node].num_children;
-  const Node* found = std::lower_bound(first, last, label, [](const Node& n, unsigned char l) { return n.label < l; });
+  const Node* found =
+      std::lower_bound(first, last, label, [](const Node& n, unsigned char l) { return n.label < l; });
   return found != last && found->label == label ? static_cast<int32_t>(found - nodes_.data()) : -1;
 }
 
 float UnigramModel::score_of(int32_t piece, size_t length) const {
   // A symbol that the user has defined wins over anything else.
-  if (types_[piece] == PieceType::user_defined) return static_cast<float>(static_cast<float>(length) * highest_ - 0.1);
+  if (types_[piece] == PieceType::user_defined)
+    return static_cast<float>(static_cast<float>(length) * highest_ - 0.1);
   return scores_[piece];
 }
 

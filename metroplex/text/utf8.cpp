@@ -108,7 +108,8 @@ bool is_word(char32_t c) {
   const bool circled = (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
                        (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
   return category[0] == 'L' || category[0] == 'M' || std::strcmp(category, "Nd") == 0 ||
-         std::strcmp(category, "Nl") == 0 || std::strcmp(category, "Pc") == 0 || circled || c == 0x200C || c == 0x200D;
+         std::strcmp(category, "Nl") == 0 || std::strcmp(category, "Pc") == 0 || circled || c == 0x200C ||
+         c == 0x200D;
 }
 
 bool is_numeric(char32_t c) { return general_category(c)[0] == 'N'; }

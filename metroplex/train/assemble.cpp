@@ -14,7 +14,8 @@ namespace metroplex::train {
 
 at::ScalarType scalar_type(const std::string& params_dtype) {
   if (params_dtype == "fp64") return at::kDouble;
-  MPX_CHECK(params_dtype == "fp32", "config", "precision.params_dtype '", params_dtype, "' is unknown; choose fp32 or fp64");
+  MPX_CHECK(params_dtype == "fp32", "config", "precision.params_dtype '", params_dtype,
+            "' is unknown; choose fp32 or fp64");
   return at::kFloat;
 }
 
@@ -45,16 +46,18 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
 
 namespace {
 
-// With sharded initialisation the last stage's copy of the word embedding starts as zeros: the sum is the first stage's.
+// With sharded initialisation the last stage's copy of the word embedding starts as zeros: the sum is the first
+// stage's.
 void share_tied_embedding(Assembly& a) {
   for (nn::Param* param : a.params) {
-    if (param->name == kWordEmbeddings) comm::all_reduce(param->data, a.groups().embedding);
+    if (param->tied) comm::all_reduce(param->data, a.groups().embedding);
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size, bool forward_only) {
+std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
+                                   bool forward_only) {
   auto a = std::make_unique<Assembly>();
   a->config = config;
   a->world = &world;

@@ -16,21 +16,18 @@
 
 namespace metroplex::train {
 
-// The global name of the table that a tied head shares.
-inline constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
-
 struct Assembly {
   config::Config config;  // resolved
   const comm::World* world;
   at::ScalarType dtype;
-  int64_t vocab_size;     // unpadded
+  int64_t vocab_size;  // unpadded
 
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::unique_ptr<pipeline::Executor> executor;
-  std::unique_ptr<optim::GradBuffer> gradients;          // null in a forward-only assembly
-  std::unique_ptr<optim::Optimizer> optimizer;           // likewise
-  std::unique_ptr<optim::LrSchedule> schedule;           // likewise
+  std::unique_ptr<optim::GradBuffer> gradients;  // null in a forward-only assembly
+  std::unique_ptr<optim::Optimizer> optimizer;   // likewise
+  std::unique_ptr<optim::LrSchedule> schedule;   // likewise
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
@@ -45,7 +42,8 @@ struct Assembly {
 
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
 // Requires config resolved and checked for world.size() ranks. Collective.
-std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size, bool forward_only = false);
+std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
+                                   bool forward_only = false);
 
 at::ScalarType scalar_type(const std::string& params_dtype);
 

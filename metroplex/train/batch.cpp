@@ -24,7 +24,8 @@ constexpr int64_t kHeader = 4;
 }  // namespace
 
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) {
-  const int64_t b = static_cast<int64_t>(batch.samples.size()), s = static_cast<int64_t>(batch.samples.at(0).tokens.size());
+  const int64_t b = static_cast<int64_t>(batch.samples.size()),
+                s = static_cast<int64_t>(batch.samples.at(0).tokens.size());
   nn::Microbatch out;
   out.tokens = at::empty({b, s}, at::kLong);
   out.labels = at::empty({b, s}, at::kLong);
@@ -45,7 +46,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   return out;
 }
 
-std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group, at::ScalarType float_type) {
+std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group,
+                                              at::ScalarType float_type) {
   if (group.size() == 1) return mine;
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   int64_t* h = header.mutable_data_ptr<int64_t>();

@@ -24,7 +24,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 
 // Collective over `group` (tp): the first rank passes its batch, or nothing when its data has ended; every rank gets
 // the same microbatch, or nothing.
-std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group, at::ScalarType float_type);
+std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group,
+                                              at::ScalarType float_type);
 
 // Microbatches of one data-parallel rank in order: loader + numbering + broadcast.
 class BatchStream {

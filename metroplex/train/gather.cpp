@@ -40,7 +40,8 @@ class Reader {
   size_t at_ = 0;
 };
 
-void put_piece(std::string& out, const nn::Param& param, const at::Tensor& local, int64_t dim, const nn::RowRange& range) {
+void put_piece(std::string& out, const nn::Param& param, const at::Tensor& local, int64_t dim,
+               const nn::RowRange& range) {
   const at::Tensor piece = (dim < 0 ? local : local.narrow(dim, range.local, range.size)).contiguous();
   put(out, static_cast<int64_t>(param.name.size()));
   out += param.name;
@@ -70,7 +71,7 @@ void place_piece(Reader& in, at::ScalarType dtype, std::map<std::string, at::Ten
 std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Part part) {
   std::string mine;
   for (const nn::Param* param : a.params) {
-    const bool counts = a.groups().dp_cp.first() && !param->tied_copy && (param->sharded() || a.groups().tp.first());
+    const bool counts = a.groups().dp_cp.first() && param->counts(a.groups().tp.first());
     if (!counts) continue;
     const at::Tensor& local = part == Part::data ? param->data : param->main_grad;
     if (!param->sharded()) put_piece(mine, *param, local, -1, {});

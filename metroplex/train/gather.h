@@ -13,8 +13,8 @@ namespace metroplex::train {
 
 enum class Part { data, main_grad };
 
-// Name -> unsharded, unpadded tensor on rank 0; empty elsewhere. Collective over the world. Taken from the ranks whose
-// dp and tp copies come first; tied tensors once.
+// Name -> unsharded, unpadded tensor on rank 0; empty elsewhere. Collective over the world. Taken from the ranks
+// whose dp and tp copies come first; tied tensors once.
 std::map<std::string, at::Tensor> gather_whole(const Assembly& assembly, Part part);
 
 }  // namespace metroplex::train

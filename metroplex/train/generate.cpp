@@ -27,7 +27,8 @@ nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, n
 }
 
 void check_options(const GenerateOptions& o) {
-  MPX_CHECK(o.temperature >= 0, "config", "--temperature ", o.temperature, " is negative; 0 is greedy, 1 is the model's own distribution");
+  MPX_CHECK(o.temperature >= 0, "config", "--temperature ", o.temperature,
+            " is negative; 0 is greedy, 1 is the model's own distribution");
   MPX_CHECK(o.top_k >= 0, "config", "--top-k ", o.top_k, " is negative; 0 keeps all tokens");
   MPX_CHECK(o.top_p >= 0 && o.top_p <= 1, "config", "--top-p ", o.top_p, " is not between 0 and 1");
 }
@@ -61,11 +62,14 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   check_options(options);
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
-  MPX_CHECK(longest <= a.config.model.max_position_embeddings || a.config.model.position_embedding_type != "learned_absolute", "config",
-            "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ", longest, " positions, the model has ",
-            a.config.model.max_position_embeddings, "; shorten the prompt or lower --max-new-tokens");
+  MPX_CHECK(longest <= a.config.model.max_position_embeddings ||
+                a.config.model.position_embedding_type != "learned_absolute",
+            "config", "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ",
+            longest, " positions, the model has ", a.config.model.max_position_embeddings,
+            "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
-    MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ", a.vocab_size);
+    MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
+              a.vocab_size);
   }
   nn::KvCache cache;
   std::vector<int64_t> input = prompt, made;

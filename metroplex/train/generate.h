@@ -1,5 +1,5 @@
-// Continues a text with a model on any layout: keys and values are cached, a token a step, the next one sampled on the
-// last stage from logits that every rank agrees on.
+// Continues a text with a model on any layout: keys and values are cached, a token a step, the next one sampled on
+// the last stage from logits that every rank agrees on.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ struct GenerateOptions {
   int64_t top_k = 0;         // keep the k most likely; 0: all
   double top_p = 0.0;        // keep the most likely ones up to this probability; 0: all
   uint64_t seed = 1234;
-  int64_t stop_token = -1;   // ends the text, and is not part of it; -1: none
+  int64_t stop_token = -1;  // ends the text, and is not part of it; -1: none
 };
 
 // Index of the token to take for logits [V]: a function of (seed, position) and nothing else.
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, int64_t position);
 
 // Collective over the world; every rank passes the same prompt (at least one token) and gets the same continuation.
-// `on_token` is called on each rank as a token is chosen. Throws when prompt and continuation need more positions than
-// the model has. Requires sequence_parallel off.
+// `on_token` is called on each rank as a token is chosen. Throws when prompt and continuation need more positions
+// than the model has. Requires sequence_parallel off.
 std::vector<int64_t> generate(Assembly& assembly, const std::vector<int64_t>& prompt, const GenerateOptions& options,
                               const std::function<void(int64_t)>& on_token = {});
 

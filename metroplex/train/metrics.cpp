@@ -61,8 +61,8 @@ std::string iteration_line(const IterationMetrics& m) {
 }
 
 std::string evaluation_line(const EvaluationMetrics& m) {
-  return format(" %s loss at iteration %ld on %s set | lm loss value: %.6E | lm loss PPL: %.6E | ", m.split.c_str(), m.iteration,
-                m.split.c_str(), m.lm_loss, std::exp(std::min(20.0, m.lm_loss)));
+  return format(" %s loss at iteration %ld on %s set | lm loss value: %.6E | lm loss PPL: %.6E | ", m.split.c_str(),
+                m.iteration, m.split.c_str(), m.lm_loss, std::exp(std::min(20.0, m.lm_loss)));
 }
 
 struct Metrics::Sinks {
@@ -71,7 +71,9 @@ struct Metrics::Sinks {
   std::ofstream json;
   std::string json_path;
 
-  void failed(const std::string& what) { log.warn("cannot write " + what + " any more (is the disk full?); training goes on without it"); }
+  void failed(const std::string& what) {
+    log.warn("cannot write " + what + " any more (is the disk full?); training goes on without it");
+  }
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
     if (tensorboard && !tensorboard->add_scalars(step, values)) {
       failed(tensorboard->path());
@@ -92,7 +94,8 @@ Metrics::Metrics(const config::Train& config, base::Log& log) : sinks_(new Sinks
   if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(config.tensorboard_dir);
   if (!config.metrics_file.empty()) {
     sinks_->json.open(config.metrics_file, std::ios::app);
-    MPX_CHECK(sinks_->json.good(), "train", "cannot write train.metrics_file '", config.metrics_file, "'; choose another path");
+    MPX_CHECK(sinks_->json.good(), "train", "cannot write train.metrics_file '", config.metrics_file,
+              "'; choose another path");
   }
 }
 
@@ -122,9 +125,10 @@ void Metrics::evaluation(const EvaluationMetrics& m) {
   sinks_->log.info(rule);
   sinks_->log.info(line);
   sinks_->log.info(rule);
-  sinks_->scalars(m.iteration, {{"lm loss " + m.split, m.lm_loss}, {"lm loss " + m.split + " ppl", std::exp(std::min(20.0, m.lm_loss))}});
-  sinks_->line(format("{\"iteration\": %ld, \"consumed_samples\": %ld, \"split\": \"%s\", \"lm loss\": ", m.iteration, m.consumed_samples,
-                      m.split.c_str()) +
+  sinks_->scalars(m.iteration, {{"lm loss " + m.split, m.lm_loss},
+                                {"lm loss " + m.split + " ppl", std::exp(std::min(20.0, m.lm_loss))}});
+  sinks_->line(format("{\"iteration\": %ld, \"consumed_samples\": %ld, \"split\": \"%s\", \"lm loss\": ", m.iteration,
+                      m.consumed_samples, m.split.c_str()) +
                json_number(m.lm_loss) + "}");
 }
 

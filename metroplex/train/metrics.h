@@ -18,11 +18,11 @@ struct IterationMetrics {
   double tflops_per_rank = 0;
   double learning_rate = 0;
   int64_t global_batch_size = 0;
-  double lm_loss = 0;     // mean over the log interval
+  double lm_loss = 0;  // mean over the log interval
   double loss_scale = 1.0;
   double grad_norm = 0;
-  int64_t num_zeros = -1;    // -1: not computed
-  double params_norm = -1;   // -1: not computed
+  int64_t num_zeros = -1;   // -1: not computed
+  double params_norm = -1;  // -1: not computed
   int64_t skipped_iterations = 0, nan_iterations = 0;
   double tokens_per_second = 0;
   double remaining_seconds = 0;
@@ -37,7 +37,8 @@ struct EvaluationMetrics {
 
 // " [2026-11-21 05:06:07] iteration        5/     100 | consumed samples:          40 | ... |"
 std::string iteration_line(const IterationMetrics& m);
-// " validation loss at iteration 100 on validation set | lm loss value: 4.2E+00 | lm loss PPL: 6.6E+01 | ", PPL = exp(min(20, loss)).
+// " validation loss at iteration 100 on validation set | lm loss value: 4.2E+00 | lm loss PPL: 6.6E+01 | ", PPL =
+// exp(min(20, loss)).
 std::string evaluation_line(const EvaluationMetrics& m);
 // "1:02:03" or "0:59"
 std::string format_duration(double seconds);

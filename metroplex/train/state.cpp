@@ -79,9 +79,17 @@ std::vector<Box> boxes_of(const Stored& stored) {
 }
 
 Json schedule_json(const optim::ScheduleArgs& s) {
-  return {{"init_lr", s.init_lr}, {"max_lr", s.max_lr}, {"min_lr", s.min_lr}, {"lr_warmup_steps", s.lr_warmup_steps},
-          {"lr_decay_steps", s.lr_decay_steps}, {"lr_decay_style", s.lr_decay_style}, {"start_wd", s.start_wd}, {"end_wd", s.end_wd},
-          {"wd_incr_steps", s.wd_incr_steps}, {"wd_incr_style", s.wd_incr_style}, {"wsd_decay_steps", s.wsd_decay_steps},
+  return {{"init_lr", s.init_lr},
+          {"max_lr", s.max_lr},
+          {"min_lr", s.min_lr},
+          {"lr_warmup_steps", s.lr_warmup_steps},
+          {"lr_decay_steps", s.lr_decay_steps},
+          {"lr_decay_style", s.lr_decay_style},
+          {"start_wd", s.start_wd},
+          {"end_wd", s.end_wd},
+          {"wd_incr_steps", s.wd_incr_steps},
+          {"wd_incr_style", s.wd_incr_style},
+          {"wsd_decay_steps", s.wsd_decay_steps},
           {"lr_wsd_decay_style", s.lr_wsd_decay_style}};
 }
 
@@ -105,22 +113,32 @@ optim::ScheduleArgs schedule_from(const Json& j) {
 // Replicas over data parallelism share the writing: parameter i is written by data-parallel rank i mod dp.
 bool writes_here(const Assembly& a, const nn::Param& param, size_t ordinal) {
   const comm::Group& dp = a.groups().dp_cp;
-  return !param.tied_copy && (param.sharded() || a.groups().tp.first()) && static_cast<int>(ordinal % dp.size()) == dp.index();
+  return param.counts(a.groups().tp.first()) && static_cast<int>(ordinal % dp.size()) == dp.index();
 }
 
 void fill(checkpoint::Reader& reader, const Stored& stored) {
   for (const Box& box : boxes_of(stored)) {
     const bool direct = box.local.is_contiguous();
     at::Tensor target = direct ? box.local : at::empty(box.local.sizes(), box.local.options());
-    reader.fill({stored.param->name, stored.kind, stored.param->global_shape, box.offset, box.size, file_dtype(target.scalar_type()),
-                 target.mutable_data_ptr()});
+    reader.fill({stored.param->name, stored.kind, stored.param->global_shape, box.offset, box.size,
+                 file_dtype(target.scalar_type()), target.mutable_data_ptr()});
     if (!direct) box.local.copy_(target);
   }
 }
 
+// The order of the data and every dropout mask follow from the seed: a run that goes on keeps it.
+void check_seed(const Json& extra, const config::Config& config, const std::string& directory) {
+  const int64_t saved = extra.at("seed");
+  const bool goes_on = !config.checkpoint.finetune && !config.checkpoint.no_load_rng;
+  MPX_CHECK(!goes_on || saved == config.run.seed, "checkpoint", "run.seed is ", config.run.seed, " here and was ",
+            saved, " in ", directory, "; the order of the data and dropout follow from it. Set run.seed=", saved,
+            ", or checkpoint.no_load_rng to go on with another");
+}
+
 optim::ScheduleSource schedule_source(const config::Optim& o) {
   if (o.override_opt_param_scheduler) return optim::ScheduleSource::override_checkpoint;
-  return o.use_checkpoint_opt_param_scheduler ? optim::ScheduleSource::use_checkpoint : optim::ScheduleSource::must_agree;
+  return o.use_checkpoint_opt_param_scheduler ? optim::ScheduleSource::use_checkpoint
+                                              : optim::ScheduleSource::must_agree;
 }
 
 }  // namespace
@@ -141,11 +159,12 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
   state.config_yaml = config::dump(a.config);
-  state.extra = Json{{"optimizer_steps", a.optimizer->steps()},
-                     {"skipped_iterations", position.skipped_iterations},
-                     {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
-                     {"schedule", schedule_json(a.schedule->args())}}
-                    .dump();
+  state.extra =
+      Json{{"optimizer_steps", a.optimizer->steps()},
+           {"skipped_iterations", position.skipped_iterations},
+           {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
+           {"schedule", schedule_json(a.schedule->args())}}
+          .dump();
   GroupExchange exchange(a.groups().world);
   files::PosixFileSystem disk;
   const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, pieces, exchange);
@@ -169,17 +188,18 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
     return outcome;
   }
   checkpoint::Reader& reader = *found.reader;
+  const Json extra = Json::parse(reader.manifest().extra);
+  check_seed(extra, a.config, outcome.path = reader.directory());
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   for (const Stored& stored : stored_tensors(a, with_optimizer)) fill(reader, stored);
-  const Json extra = Json::parse(reader.manifest().extra);
   if (with_optimizer) a.optimizer->set_steps(extra.at("optimizer_steps"));
   if (a.schedule && !c.finetune) {
-    a.schedule = std::make_unique<optim::LrSchedule>(
-        optim::merge_schedules(a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
+    a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
+        a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
   }
   outcome.loaded = true;
-  outcome.path = reader.directory();
-  outcome.position = {reader.manifest().iteration, reader.manifest().consumed_samples, extra.value("skipped_iterations", int64_t{0})};
+  outcome.position = {reader.manifest().iteration, reader.manifest().consumed_samples,
+                      extra.value("skipped_iterations", int64_t{0})};
   return outcome;
 }
 

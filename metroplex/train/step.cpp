@@ -18,7 +18,8 @@ double counted_tokens(const nn::Microbatch& batch) { return batch.loss_mask.sum(
 std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token) {
   std::vector<double> factors;
   for (const nn::Microbatch& batch : batches) {
-    factors.push_back(per_token ? 1.0 : 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size())));
+    factors.push_back(per_token ? 1.0
+                                : 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size())));
   }
   return factors;
 }
@@ -40,7 +41,8 @@ Totals reduce_totals(const Totals& mine, const comm::Group& world) {
 }
 
 // Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts.
-Totals own_totals(Assembly& a, const std::vector<at::Tensor>& losses, const std::vector<nn::Microbatch>& batches, bool per_token) {
+Totals own_totals(Assembly& a, const std::vector<at::Tensor>& losses, const std::vector<nn::Microbatch>& batches,
+                  bool per_token) {
   Totals totals;
   if (!a.last_stage() || !a.groups().tp.first()) return totals;
   for (size_t m = 0; m < losses.size(); ++m) {
@@ -56,9 +58,10 @@ void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t it
   if (!a.config.train.check_for_nan_in_loss) return;
   for (size_t m = 0; m < losses.size(); ++m) {
     const double loss = losses[m].item<double>();
-    MPX_CHECK(std::isfinite(loss), "train", "the loss is ", loss, " at iteration ", iteration, ", microbatch ", m, ", on rank ",
-              a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
-              "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
+    MPX_CHECK(
+        std::isfinite(loss), "train", "the loss is ", loss, " at iteration ", iteration, ", microbatch ", m,
+        ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
+        "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
   }
 }
 
@@ -66,10 +69,7 @@ void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t it
 void reduce_shared_gradients(Assembly& a) {
   for (nn::Param* param : a.params) {
     if (param->partial_grad_over_tp) comm::all_reduce(param->main_grad, a.groups().tp);
-  }
-  if (!a.config.model.tied()) return;
-  for (nn::Param* param : a.params) {
-    if (param->name == kWordEmbeddings) comm::all_reduce(param->main_grad, a.groups().embedding);
+    if (param->tied) comm::all_reduce(param->main_grad, a.groups().embedding);
   }
 }
 
@@ -79,8 +79,8 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   const auto& batches = input.batches;
   a.gradients->begin_step(static_cast<int64_t>(batches.size()));
-  const auto losses = a.executor->run(a.table(static_cast<int>(batches.size()), false), batches, loss_factors(batches, per_token),
-                                      a.border(batches.at(0)));
+  const auto losses = a.executor->run(a.table(static_cast<int>(batches.size()), false), batches,
+                                      loss_factors(batches, per_token), a.border(batches.at(0)));
   check_losses(a, losses, input.iteration);
   a.gradients->finish();
   reduce_shared_gradients(a);
@@ -99,14 +99,16 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   outcome.tokens = totals.tokens;
   outcome.stop = totals.stop > 0;
   if (a.config.train.check_for_nan_in_loss) {
-    MPX_CHECK(std::isfinite(outcome.grad_norm), "train", "the gradient norm is ", outcome.grad_norm, " at iteration ", input.iteration,
-              " (seen on rank ", a.world->rank(), "); nothing was updated. Lower optim.lr or resume from an earlier checkpoint");
+    MPX_CHECK(std::isfinite(outcome.grad_norm), "train", "the gradient norm is ", outcome.grad_norm, " at iteration ",
+              input.iteration, " (seen on rank ", a.world->rank(),
+              "); nothing was updated. Lower optim.lr or resume from an earlier checkpoint");
   }
   if (input.on_gradients) input.on_gradients();
   optim::StepArgs args;
   args.lr = outcome.lr = a.schedule->lr(input.consumed_samples);
   args.weight_decay = a.schedule->weight_decay(input.consumed_samples);
-  const double clip = a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
+  const double clip =
+      a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
   args.grad_factor = clip * gradient_factor;
   a.optimizer->step(args);
   return outcome;

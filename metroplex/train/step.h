@@ -27,13 +27,13 @@ struct StepOutcome {
   bool stop = false;  // some rank was asked to end: true on all of them or on none
 };
 
-// Forward, backward, reduction, clipping, update. A loss or gradient norm that is not finite throws before anything is
-// updated, naming rank, iteration and microbatch.
+// Forward, backward, reduction, clipping, update. A loss or gradient norm that is not finite throws before anything
+// is updated, naming rank, iteration and microbatch.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same number on every rank.
 struct LossSum {
-  double loss = 0;    // weighted by `weight`
+  double loss = 0;  // weighted by `weight`
   double weight = 0;
   double mean() const { return weight > 0 ? loss / weight : 0.0; }
 };

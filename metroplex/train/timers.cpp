@@ -27,7 +27,8 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
   for (const auto& [name, range] : bounds) {
     char line[160];
     std::snprintf(line, sizeof line, "\n    %s %s: (%.2f, %.2f)", name.c_str(),
-                  std::string(std::max<size_t>(1, 40 - std::min<size_t>(39, name.size())), '.').c_str(), range.first, range.second);
+                  std::string(std::max<size_t>(1, 40 - std::min<size_t>(39, name.size())), '.').c_str(), range.first,
+                  range.second);
     out += line;
   }
   return out;

@@ -31,17 +31,20 @@ constexpr const char* kSplitNames[] = {"training", "validation", "test"};
 
 class Job {
  public:
-  Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer, const TrainerEnvironment& environment,
-      bool forward_only);
+  Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+      const TrainerEnvironment& environment, bool forward_only);
   RunSummary train();
   RunSummary evaluate_only();
 
  private:
   data::SamplerOptions sampler_options(int64_t consumed) const;
   BatchStream stream(Split split, int64_t consumed) const;
-  std::vector<nn::Microbatch> next_batches(BatchStream& stream, int64_t count, int64_t first_sample, const char* what);
+  std::vector<nn::Microbatch> next_batches(BatchStream& stream, int64_t count, int64_t first_sample,
+                                           const char* what);
   double evaluate(Split split, int64_t consumed);
-  int64_t samples_evaluated(int64_t times) const { return times * a_->config.train.eval_iters * a_->config.train.global_batch_size; }
+  int64_t samples_evaluated(int64_t times) const {
+    return times * a_->config.train.eval_iters * a_->config.train.global_batch_size;
+  }
   bool more() const;
   StepOutcome step_once(BatchStream& batches);
   bool after_step(const StepOutcome& outcome);
@@ -49,7 +52,8 @@ class Job {
   void save();
   void log_interval(const StepOutcome& last);
   int64_t padded_vocab() const {
-    return config::padded_vocab_size(a_->vocab_size, a_->config.model.make_vocab_size_divisible_by, a_->config.parallel.tp());
+    return config::padded_vocab_size(a_->vocab_size, a_->config.model.make_vocab_size_divisible_by,
+                                     a_->config.parallel.tp());
   }
   bool reader() const { return a_->groups().batch.first(); }
   void say(const std::string& line) const {
@@ -86,22 +90,26 @@ data::SampleCounts wanted_samples(const config::Config& config) {
 plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64_t dp) {
   const config::Train& t = config.train;
   const plan::MicrobatchSizes sizes{t.micro_batch_size, dp, t.decrease_batch_size_if_needed};
-  if (!t.step_batch_size_schedule.empty()) return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
+  if (!t.step_batch_size_schedule.empty())
+    return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
   if (!t.rampup_batch_size.empty()) {
     plan::Rampup rampup;
     std::istringstream in(t.rampup_batch_size);
     in >> rampup.start >> rampup.increment >> rampup.samples;
-    MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size, "' is not 'start increment samples'");
+    MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size,
+              "' is not 'start increment samples'");
     rampup.global_batch_size = t.global_batch_size;
     return plan::MicrobatchSchedule::rampup(rampup, sizes);
   }
   return plan::MicrobatchSchedule::constant(t.global_batch_size, sizes);
 }
 
-Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer, const TrainerEnvironment& environment,
-         bool forward_only)
-    : environment_(environment), a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
-      timers_(config.train.timing_log_level), microbatches_(microbatch_schedule(config, world.groups().dp.size())) {
+Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
+         const TrainerEnvironment& environment, bool forward_only)
+    : environment_(environment),
+      a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
+      timers_(config.train.timing_log_level),
+      microbatches_(microbatch_schedule(config, world.groups().dp.size())) {
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
   if (reader()) {
     const data::SampleCounts counts = wanted_samples(config);
@@ -119,7 +127,9 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
   comm::broadcast(present, 0, a_->groups().batch);
   for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
   if (a_->gradients) {
-    a_->executor->set_observer([this](const plan::Action& action, double seconds) { timers_.add(plan::action_name(action.kind), 2, seconds); });
+    a_->executor->set_observer([this](const plan::Action& action, double seconds) {
+      timers_.add(plan::action_name(action.kind), 2, seconds);
+    });
   }
 }
 
@@ -135,17 +145,21 @@ data::SamplerOptions Job::sampler_options(int64_t consumed) const {
 }
 
 BatchStream Job::stream(Split split, int64_t consumed) const {
-  MPX_CHECK(present_[split], "data", "the ", kSplitNames[split], " split has no samples; give it a share in data.split");
+  MPX_CHECK(present_[split], "data", "the ", kSplitNames[split],
+            " split has no samples; give it a share in data.split");
   std::unique_ptr<data::Loader> loader;
   if (reader()) {
-    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed), a_->config.data.num_workers > 0 ? 4 : 0);
+    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed),
+                                            a_->config.data.num_workers > 0 ? 4 : 0);
   }
   return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat};
 }
 
-std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count, int64_t first_sample, const char* what) {
+std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count, int64_t first_sample,
+                                              const char* what) {
   const auto timer = timers_.scope("batch-generator", 1);
-  const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(), dp_index = a_->groups().dp.index();
+  const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(),
+                dp_index = a_->groups().dp.index();
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
     auto batch = stream.next(first_sample + (m * dp + dp_index) * mbs);
@@ -158,8 +172,8 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
 }
 
 double Job::evaluate(Split split, int64_t consumed) {
-  const int64_t count = std::max<int64_t>(1, a_->config.train.global_batch_size /
-                                                 (a_->config.train.micro_batch_size * a_->groups().dp.size()));
+  const int64_t count = std::max<int64_t>(
+      1, a_->config.train.global_batch_size / (a_->config.train.micro_batch_size * a_->groups().dp.size()));
   BatchStream batches = stream(split, consumed);
   LossSum sum;
   for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
@@ -169,7 +183,8 @@ double Job::evaluate(Split split, int64_t consumed) {
     sum.loss += part.loss;
     sum.weight += part.weight;
   }
-  if (metrics_) metrics_->evaluation({position_.iteration, kSplitNames[split], sum.mean(), position_.consumed_train_samples});
+  if (metrics_)
+    metrics_->evaluation({position_.iteration, kSplitNames[split], sum.mean(), position_.consumed_train_samples});
   return sum.mean();
 }
 
@@ -183,8 +198,8 @@ void Job::load() {
     return;
   }
   if (!a_->config.checkpoint.finetune) position_ = outcome.position;
-  say(" loaded checkpoint " + outcome.path + (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " +
-      std::to_string(position_.iteration)));
+  say(" loaded checkpoint " + outcome.path +
+      (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
 }
 
 void Job::save() {
@@ -194,16 +209,18 @@ void Job::save() {
     summary_.last_checkpoint = outcome.path;
     say(" saved checkpoint " + outcome.path);
   } else if (a_->world->rank() == 0) {
-    environment_.log->warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
-                           "; older checkpoints are untouched, training goes on");
+    environment_.log->warn("could not save iteration " + std::to_string(position_.iteration) + ": " +
+                           outcome.problem + "; older checkpoints are untouched, training goes on");
   }
 }
 
 void Job::log_interval(const StepOutcome& last) {
   const double elapsed = seconds_since(interval_start_);
-  const std::string times = a_->config.train.timing_log_level > 0 ? timers_.report(interval_steps_, a_->groups().world) : "";
-  const double params_norm =
-      a_->config.train.log_params_norm ? optim::params_norm(a_->params, a_->groups().tp, a_->groups().model_parallel) : -1;
+  const std::string times =
+      a_->config.train.timing_log_level > 0 ? timers_.report(interval_steps_, a_->groups().world) : "";
+  const double params_norm = a_->config.train.log_params_norm
+                                 ? optim::params_norm(a_->params, a_->groups().tp, a_->groups().model_parallel)
+                                 : -1;
   if (metrics_) {
     IterationMetrics m;
     m.iteration = position_.iteration;
@@ -222,7 +239,8 @@ void Job::log_interval(const StepOutcome& last) {
     m.params_norm = params_norm;
     m.skipped_iterations = position_.skipped_iterations;
     m.tokens_per_second = interval_tokens_ / elapsed;
-    const double per_step = seconds_since(run_start_) / static_cast<double>(std::max<int64_t>(1, position_.iteration - first_iteration_));
+    const double per_step =
+        seconds_since(run_start_) / static_cast<double>(std::max<int64_t>(1, position_.iteration - first_iteration_));
     m.remaining_seconds = per_step * static_cast<double>(train_iters_ - position_.iteration);
     metrics_->iteration(m);
     if (!times.empty()) environment_.log->info(times);
@@ -239,7 +257,8 @@ int64_t iterations_to_run(const config::Config& config) {
 
 bool Job::more() const {
   const config::Train& t = a_->config.train;
-  return t.train_samples > 0 ? position_.consumed_train_samples < t.train_samples : position_.iteration < t.train_iters;
+  return t.train_samples > 0 ? position_.consumed_train_samples < t.train_samples
+                             : position_.iteration < t.train_iters;
 }
 
 StepOutcome Job::step_once(BatchStream& batches) {
@@ -252,7 +271,8 @@ StepOutcome Job::step_once(BatchStream& batches) {
   StepOutcome outcome;
   {
     const auto timer = timers_.scope("forward-backward-optimizer", 1);
-    outcome = train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, asked || out_of_time, {}});
+    outcome =
+        train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, asked || out_of_time, {}});
   }
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
@@ -272,7 +292,8 @@ bool Job::after_step(const StepOutcome& outcome) {
   if (position_.iteration % t.log_interval == 0 || last || outcome.stop) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
   const int64_t save_interval = a_->config.checkpoint.save_interval;
-  const bool save_due = (save_interval > 0 && position_.iteration % save_interval == 0) || last || outcome.stop || exit_here;
+  const bool save_due =
+      (save_interval > 0 && position_.iteration % save_interval == 0) || last || outcome.stop || exit_here;
   if (save_due && !a_->config.checkpoint.save.empty()) save();
   if (outcome.stop || exit_here) {
     summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
@@ -293,8 +314,7 @@ RunSummary Job::train() {
   interval_start_ = run_start_ = Clock::now();
   if (more()) {
     BatchStream batches = stream(kTrain, position_.consumed_train_samples);
-    while (more() && !after_step(step_once(batches))) {
-    }
+    while (more() && !after_step(step_once(batches))) {}
   }
   if (summary_.ending == Ending::finished && t.eval_interval > 0 && t.eval_iters > 0) {
     summary_.validation_loss = evaluate(kValid, samples_evaluated(train_iters_ / t.eval_interval));
@@ -307,7 +327,8 @@ RunSummary Job::train() {
 
 RunSummary Job::evaluate_only() {
   load();
-  MPX_CHECK(present_[kValid] || present_[kTest], "data", "neither the validation nor the test split has samples; give them a share in data.split");
+  MPX_CHECK(present_[kValid] || present_[kTest], "data",
+            "neither the validation nor the test split has samples; give them a share in data.split");
   if (present_[kValid]) summary_.validation_loss = evaluate(kValid, 0);
   if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
   summary_.iteration = position_.iteration;

@@ -1,4 +1,5 @@
-// The loop: data, steps, the iteration line, evaluation, saving, stopping. One Trainer a rank; all of them run together.
+// The loop: data, steps, the iteration line, evaluation, saving, stopping. One Trainer a rank; all of them run
+// together.
 #pragma once
 
 #include <functional>

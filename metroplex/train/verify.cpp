@@ -18,7 +18,9 @@ int64_t synthetic_token(int64_t sample, int64_t position, int64_t vocab_size) {
 }
 
 // Some positions do not count, differently in every sample, so that masked means are compared too.
-float synthetic_mask(int64_t sample, int64_t position) { return base::philox4x32(kTokenKey + 1, sample, position)[0] % 8 == 0 ? 0.0f : 1.0f; }
+float synthetic_mask(int64_t sample, int64_t position) {
+  return base::philox4x32(kTokenKey + 1, sample, position)[0] % 8 == 0 ? 0.0f : 1.0f;
+}
 
 nn::Microbatch synthetic_batch(const config::Train& train, int64_t first_sample, int64_t vocab_size) {
   HostBatch host;
@@ -56,8 +58,9 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.optim.lr_warmup_fraction = 0;
   config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
   config.optim.lr_decay_style = "constant";
-  // Adam's first updates have the size of lr whatever the gradient's is: an epsilon well above float64's rounding of the
-  // smallest gradients keeps the sign of a gradient that is zero in exact arithmetic (the key bias) out of the comparison.
+  // Adam's first updates have the size of lr whatever the gradient's is: an epsilon well above float64's rounding of
+  // the smallest gradients keeps the sign of a gradient that is zero in exact arithmetic (the key bias) out of the
+  // comparison.
   config.optim.adam_eps = std::max(config.optim.adam_eps, 1e-6);
   return config;
 }

@@ -1,5 +1,5 @@
-// The proof that a layout changes nothing: a few steps on synthetic data in float64, once on the layout of a config and
-// once on one rank, and the largest differences of losses, gradient norms and final parameters.
+// The proof that a layout changes nothing: a few steps on synthetic data in float64, once on the layout of a config
+// and once on one rank, and the largest differences of losses, gradient norms and final parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,8 @@ struct LayoutRun {
   std::map<std::string, at::Tensor> params;  // whole, on rank 0; empty elsewhere
 };
 
-// The config in float64 for the comparison: same model and batch, no data, no files, optimizer from the first step on.
+// The config in float64 for the comparison: same model and batch, no data, no files, optimizer from the first step
+// on.
 config::Config verification_config(config::Config config, int64_t steps);
 // The same on one rank.
 config::Config one_rank_config(config::Config config);
@@ -27,15 +28,15 @@ config::Config one_rank_config(config::Config config);
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps);
 
 struct LayoutDifference {
-  double loss = 0;        // relative
-  double grad_norm = 0;   // relative
-  double parameter = 0;   // absolute
+  double loss = 0;       // relative
+  double grad_norm = 0;  // relative
+  double parameter = 0;  // absolute
   std::string parameter_name;
 };
 LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference);
 
-// Float64 keeps 53 bits: a loss is a sum of some ten thousand products (1e-12 relative), and a parameter moves by at most
-// lr a step while Adam divides gradients by their own size (1e-10 absolute).
+// Float64 keeps 53 bits: a loss is a sum of some ten thousand products (1e-12 relative), and a parameter moves by at
+// most lr a step while Adam divides gradients by their own size (1e-10 absolute).
 inline constexpr double kLossTolerance = 1e-12, kParameterTolerance = 1e-10;
 
 }  // namespace metroplex::train

@@ -43,7 +43,7 @@ TEST(Philox, NormalsHaveUnitVariance) {
       squares += x * x;
     }
   }
-  EXPECT_NEAR(sum / (2 * n), 0.0, 5 / std::sqrt(2.0 * n));          // 5 standard errors
+  EXPECT_NEAR(sum / (2 * n), 0.0, 5 / std::sqrt(2.0 * n));  // 5 standard errors
   EXPECT_NEAR(squares / (2 * n), 1.0, 5 * std::sqrt(2.0 / (2 * n)));
 }
 

@@ -9,7 +9,10 @@
 
 namespace metroplex::conformance {
 
-#define RUNNERS(X) X(schedules) X(layers) X(microbatches) X(flops_memory) X(config_validation) X(rank_groups) X(gpt_dataset_index) X(indexed_dataset) X(blending) X(data_parallel_misc)
+#define RUNNERS(X)                                                                                   \
+  X(schedules)                                                                                       \
+  X(layers) X(microbatches) X(flops_memory) X(config_validation) X(rank_groups) X(gpt_dataset_index) \
+      X(indexed_dataset) X(blending) X(data_parallel_misc)
 #define TENSOR_RUNNERS(X) X(tensor_parallel) X(lr_schedules)
 
 #define DECLARE(name) void run_##name(const Json& file, Report& report);
@@ -20,7 +23,7 @@ const std::map<std::string, Runner> kRunners = {
 #define ENTRY(name) {#name ".json", run_##name},
     RUNNERS(ENTRY)
 #ifdef METROPLEX_TORCH
-    TENSOR_RUNNERS(ENTRY)
+        TENSOR_RUNNERS(ENTRY)
 #endif
 };
 
@@ -45,8 +48,8 @@ int run_directory(const std::string& directory) {
     } catch (const std::exception& error) {
       report.failures.push_back(std::string("the file as a whole: ") + error.what());
     }
-    std::cout << path.filename().string() << ": " << report.passed << " passed, " << report.failures.size() << " failed, "
-              << report.waiting.size() << " waiting\n";
+    std::cout << path.filename().string() << ": " << report.passed << " passed, " << report.failures.size()
+              << " failed, " << report.waiting.size() << " waiting\n";
     for (const auto& line : report.failures) std::cout << "  FAILED " << line << "\n";
     for (const auto& line : report.waiting) std::cout << "  waits  " << line << "\n";
     passed += report.passed;

@@ -21,9 +21,7 @@ class Report {
     std::string problem;
     try {
       problem = body();
-    } catch (const std::exception& error) {
-      problem = std::string("threw: ") + error.what();
-    }
+    } catch (const std::exception& error) { problem = std::string("threw: ") + error.what(); }
     if (problem.empty()) {
       ++passed;
     } else {
@@ -49,7 +47,9 @@ inline std::string compare_near(double got, double expected, double absolute, do
 }
 
 // The lists of a vector file may be absent or empty in another directory of the same form.
-inline Json cases(const Json& file, const std::string& key) { return file.contains(key) ? file.at(key) : Json::array(); }
+inline Json cases(const Json& file, const std::string& key) {
+  return file.contains(key) ? file.at(key) : Json::array();
+}
 
 using Runner = void (*)(const Json& file, Report& report);
 

@@ -12,10 +12,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view json(reinterpret_cast<const char*>(data), size);
   try {
     const text::JsonTokenizer tokenizer(text::parse_tokenizer_json(json, "fuzz"), {}, text::InvalidUtf8::replace);
-    const auto ids = tokenizer.encode_with_special("int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 caf\xC3\xA9");
+    const auto ids =
+        tokenizer.encode_with_special("int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 caf\xC3\xA9");
     const std::string text = tokenizer.decode(ids);
     if (text::valid_utf8_prefix(text) != text.size()) std::abort();
-  } catch (const base::Error&) {
-  }
+  } catch (const base::Error&) {}
   return 0;
 }

@@ -22,13 +22,15 @@ namespace metroplex::parity {
 namespace {
 
 // The tolerances of the golden runs, fp32: rounding of a few thousand additions, and of other addition orders.
-constexpr double kLoss = 2e-6;          // absolute
-constexpr double kGradNorm = 2e-5;      // relative
-constexpr double kParameter = 2e-5;     // absolute: sums, l2 and elements
+constexpr double kLoss = 2e-6;       // absolute
+constexpr double kGradNorm = 2e-5;   // relative
+constexpr double kParameter = 2e-5;  // absolute: sums, l2 and elements
 // The gradient of the key bias is zero in exact arithmetic, so Adam turns its rounding noise into whole steps.
 constexpr double kQkvBias = 1e-3;
 
-double tolerance(const std::string& name) { return name.find("linear_qkv.bias") != std::string::npos ? kQkvBias : kParameter; }
+double tolerance(const std::string& name) {
+  return name.find("linear_qkv.bias") != std::string::npos ? kQkvBias : kParameter;
+}
 
 std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly& a, int64_t iteration) {
   const int64_t dp = a.groups().dp.size(), dp_rank = a.groups().dp.index();
@@ -54,7 +56,9 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
 void set_recipe_weights(train::Assembly& a) {
   for (nn::Param* param : a.params) {
     const bool flat = param->global_shape.size() == 1;
-    nn::fill(*param, [&](int64_t index) { return static_cast<double>(static_cast<float>(recipe_weight(param->name, flat, index))); });
+    nn::fill(*param, [&](int64_t index) {
+      return static_cast<double>(static_cast<float>(recipe_weight(param->name, flat, index)));
+    });
   }
 }
 
@@ -74,12 +78,13 @@ struct Worst {
 
 void compare_tensor(const std::string& name, const at::Tensor& tensor, const nlohmann::json& expected, Worst& worst) {
   const at::Tensor flat = tensor.to(at::kDouble).flatten();
-  MPX_CHECK(flat.numel() == expected.at("numel").get<int64_t>(), "parity", name, " has ", flat.numel(), " elements, the run had ",
-            expected.at("numel").dump());
+  MPX_CHECK(flat.numel() == expected.at("numel").get<int64_t>(), "parity", name, " has ", flat.numel(),
+            " elements, the run had ", expected.at("numel").dump());
   const double allowed = tolerance(name);
   worst.see(std::abs(flat.sum().item<double>() - expected.at("sum").get<double>()), allowed, name + " sum");
   worst.see(std::abs(flat.norm().item<double>() - expected.at("l2").get<double>()), allowed, name + " l2");
-  const auto first = expected.value("first", std::vector<double>{}), last = expected.value("last", std::vector<double>{});
+  const auto first = expected.value("first", std::vector<double>{}),
+             last = expected.value("last", std::vector<double>{});
   for (size_t i = 0; i < first.size(); ++i) {
     worst.see(std::abs(flat[i].item<double>() - first[i]), allowed, name + " element " + std::to_string(i));
   }
@@ -100,7 +105,8 @@ Worst compare_all(const std::map<std::string, at::Tensor>& tensors, const nlohma
 }
 
 bool report(const char* what, const Worst& worst) {
-  std::printf("%s: worst difference %.3e (%.2f of its tolerance) at %s\n", what, worst.difference, worst.ratio, worst.where.c_str());
+  std::printf("%s: worst difference %.3e (%.2f of its tolerance) at %s\n", what, worst.difference, worst.ratio,
+              worst.where.c_str());
   return worst.ratio <= 1.0;
 }
 
@@ -117,16 +123,19 @@ bool replay(const Spec& spec, const comm::World& world) {
     if (it == 0 && spec.json.contains("grads_iter1")) {
       input.on_gradients = [&] {
         const auto whole = train::gather_whole(*a, train::Part::main_grad);
-        if (speaks) good = report("gradients of iteration 1", compare_all(whole, spec.json.at("grads_iter1"))) && good;
+        if (speaks)
+          good = report("gradients of iteration 1", compare_all(whole, spec.json.at("grads_iter1"))) && good;
       };
     }
     const train::StepOutcome outcome = train::train_step(*a, input);
     if (!speaks || it >= static_cast<int64_t>(history.size())) continue;
     const double loss = history[it].at("loss"), norm = history[it].at("grad_norm");
-    const bool fits = std::abs(outcome.loss - loss) <= kLoss && std::abs(outcome.grad_norm - norm) <= kGradNorm * std::abs(norm) &&
+    const bool fits = std::abs(outcome.loss - loss) <= kLoss &&
+                      std::abs(outcome.grad_norm - norm) <= kGradNorm * std::abs(norm) &&
                       std::abs(outcome.lr - history[it].value("lr_used", outcome.lr)) <= 1e-12;
-    std::printf("iteration %2ld  loss %.7f (%+.1e)  grad norm %.6f (%+.1e relative)  lr %.6e  %s\n", static_cast<long>(it + 1), outcome.loss,
-                outcome.loss - loss, outcome.grad_norm, (outcome.grad_norm - norm) / norm, outcome.lr, fits ? "ok" : "DIFFERS");
+    std::printf("iteration %2ld  loss %.7f (%+.1e)  grad norm %.6f (%+.1e relative)  lr %.6e  %s\n",
+                static_cast<long>(it + 1), outcome.loss, outcome.loss - loss, outcome.grad_norm,
+                (outcome.grad_norm - norm) / norm, outcome.lr, fits ? "ok" : "DIFFERS");
     good = good && fits;
   }
   const auto whole = train::gather_whole(*a, train::Part::data);
@@ -148,8 +157,9 @@ int run(int argc, char** argv) {
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
     const bool fits = replay(spec, world);
     if (world.rank() == 0) {
-      std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d\n", fits ? "PASS" : "FAIL", path.c_str(), static_cast<long>(spec.config.parallel.tp()),
-                  static_cast<long>(spec.config.parallel.pp()), static_cast<long>(spec.config.parallel.vpp()), world.groups().dp.size());
+      std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d\n", fits ? "PASS" : "FAIL", path.c_str(),
+                  static_cast<long>(spec.config.parallel.tp()), static_cast<long>(spec.config.parallel.pp()),
+                  static_cast<long>(spec.config.parallel.vpp()), world.groups().dp.size());
       std::fflush(stdout);
       good = fits;
     }

@@ -13,19 +13,24 @@ using Json = nlohmann::json;
 
 void refuse_unknown(const Json& object, const std::set<std::string>& known, const std::string& where) {
   for (const auto& [key, value] : object.items()) {
-    MPX_CHECK(known.count(key), "parity", where, ".", key, " = ", value.dump(), " is not something this build can replay");
+    MPX_CHECK(known.count(key), "parity", where, ".", key, " = ", value.dump(),
+              " is not something this build can replay");
   }
 }
 
 void read_model(const Json& m, config::Config& c) {
-  refuse_unknown(m, {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "ffn_hidden_size", "tied",
-                     "activation", "position_embedding_type", "normalization", "gated_linear_unit", "add_bias_linear", "add_qkv_bias",
-                     "qk_layernorm", "rotary_base", "rotary_percent", "layernorm_epsilon", "kind", "max_position_embeddings"},
+  refuse_unknown(m,
+                 {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+                  "ffn_hidden_size", "tied", "activation", "position_embedding_type", "normalization",
+                  "gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "rotary_base",
+                  "rotary_percent", "layernorm_epsilon", "kind", "max_position_embeddings"},
                  "config.model");
   const std::string kind = m.value("kind", "gpt");
-  MPX_CHECK(kind == "gpt" || kind == "llama", "parity", "config.model.kind '", kind, "' is not something this build can replay");
+  MPX_CHECK(kind == "gpt" || kind == "llama", "parity", "config.model.kind '", kind,
+            "' is not something this build can replay");
   config::Model& out = c.model;
-  out.family = "gpt";  // the family that takes any mix of norms, positions, activations and biases; names are the same
+  out.family =
+      "gpt";  // the family that takes any mix of norms, positions, activations and biases; names are the same
   out.num_layers = m.at("num_layers");
   out.hidden_size = m.at("hidden_size");
   out.num_attention_heads = m.at("num_attention_heads");
@@ -48,9 +53,10 @@ void read_model(const Json& m, config::Config& c) {
 
 // Options under Megatron's names that do not change what is computed here, and those that do.
 void read_cfg(const Json& cfg, config::Config& c) {
-  refuse_unknown(cfg, {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split",
-                       "account_for_loss_in_pipeline_split", "calculate_per_token_loss", "microbatch_group_size_per_vp_stage",
-                       "deallocate_pipeline_outputs"},
+  refuse_unknown(cfg,
+                 {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+                  "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+                  "calculate_per_token_loss", "microbatch_group_size_per_vp_stage", "deallocate_pipeline_outputs"},
                  "config.cfg");
   c.parallel.decoder_first_pipeline_num_layers = cfg.value("num_layers_in_first_pipeline_stage", int64_t{0});
   c.parallel.decoder_last_pipeline_num_layers = cfg.value("num_layers_in_last_pipeline_stage", int64_t{0});
@@ -68,12 +74,16 @@ Spec read_spec(const std::string& path, int64_t nproc_override) {
   Spec spec;
   spec.json = Json::parse(stream);
   const Json& j = spec.json.at("config");
-  refuse_unknown(j, {"name", "vocab", "seq", "mbs", "gbs", "iters", "lr", "min_lr", "warmup_iters", "decay_style", "model", "nproc", "tp", "pp",
-                     "vpp", "sp", "ep", "etp", "ssd", "mask_last", "wd", "clip", "optimizer", "precision", "cfg", "dist_opt"},
-                 "config");
-  MPX_CHECK(j.value("precision", "fp32") == "fp32", "parity", "config.precision ", j.at("precision").dump(), " is not something this build can replay");
+  refuse_unknown(
+      j, {"name",        "vocab",     "seq",   "mbs",  "gbs",       "iters",     "lr",  "min_lr",  "warmup_iters",
+          "decay_style", "model",     "nproc", "tp",   "pp",        "vpp",       "sp",  "ep",      "etp",
+          "ssd",         "mask_last", "wd",    "clip", "optimizer", "precision", "cfg", "dist_opt"},
+      "config");
+  MPX_CHECK(j.value("precision", "fp32") == "fp32", "parity", "config.precision ", j.at("precision").dump(),
+            " is not something this build can replay");
   MPX_CHECK(!j.value("dist_opt", false), "parity", "config.dist_opt is not something this build can replay");
-  MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity", "config.ep is not something this build can replay");
+  MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity",
+            "config.ep is not something this build can replay");
   spec.nproc = nproc_override > 0 ? nproc_override : j.value("nproc", int64_t{1});
   spec.vocab = j.at("vocab");
   spec.seq = j.at("seq");
@@ -87,7 +97,8 @@ Spec read_spec(const std::string& path, int64_t nproc_override) {
   read_cfg(j.value("cfg", Json::object()), c);
   c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
   c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
-  c.parallel.virtual_pipeline_model_parallel_size = j.contains("vpp") && !j.at("vpp").is_null() ? j.at("vpp").get<int64_t>() : 1;
+  c.parallel.virtual_pipeline_model_parallel_size =
+      j.contains("vpp") && !j.at("vpp").is_null() ? j.at("vpp").get<int64_t>() : 1;
   c.parallel.sequence_parallel = j.value("sp", false);
   c.parallel.overlap_p2p_comm = c.parallel.vpp() > 1;
   c.model.vocab_size = spec.vocab;
@@ -125,6 +136,8 @@ double recipe_weight(const std::string& name, bool one_dimensional, int64_t inde
   return one_dimensional ? 1.0 + 0.1 * u : 0.08 * u;
 }
 
-int64_t recipe_token(int64_t n, int64_t t, int64_t vocab) { return (37 * n + 11 * t + (n * t) % 17 + (t * t) % 5) % vocab; }
+int64_t recipe_token(int64_t n, int64_t t, int64_t vocab) {
+  return (37 * n + 11 * t + (n * t) % 17 + (t * t) % 5) % vocab;
+}
 
 }  // namespace metroplex::parity

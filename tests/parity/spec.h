@@ -12,10 +12,10 @@ namespace metroplex::parity {
 
 struct Spec {
   nlohmann::json json;
-  config::Config config;   // resolved for `nproc` ranks
+  config::Config config;  // resolved for `nproc` ranks
   int64_t nproc = 1;
   int64_t vocab = 0, seq = 0, mbs = 0, gbs = 0, iters = 0;
-  int64_t mask_last = 0;   // loss mask 0 on the last n positions
+  int64_t mask_last = 0;  // loss mask 0 on the last n positions
 };
 
 // Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for.

@@ -15,14 +15,17 @@ namespace {
 
 using testing::read_file;
 
-constexpr const char* kText = "int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 na\xC3\xAFve \xEF\xBC\xA1\xE2\x85\xA3 don't  <s> TODO";
+constexpr const char* kText =
+    "int main() {\n  return 42; }\t\xC3\xA9\xF0\x9F\x98\x80 na\xC3\xAFve \xEF\xBC\xA1\xE2\x85\xA3 don't  <s> TODO";
 
 // One to four bytes changed, a stretch removed or doubled, or the end cut off.
 std::string mutate(const std::string& content, std::mt19937& random) {
   std::string out = content;
   const auto below = [&](size_t n) { return n == 0 ? 0 : random() % n; };
   switch (below(6)) {
-    case 0: out.resize(below(out.size())); break;
+    case 0:
+      out.resize(below(out.size()));
+      break;
     case 1: {
       const size_t begin = below(out.size());
       out.erase(begin, 1 + below(64));
@@ -105,8 +108,18 @@ TEST(DamagedTokenizerJson, IsRefusedOrWorks) {
 
 // Values replaced by others of the wrong type or size, at every place of the file outside of the long lists.
 TEST(DamagedTokenizerJson, IsRefusedOrWorksWithAnyValueReplaced) {
-  const nlohmann::json replacements[] = {nullptr, true, -1, 1e300, 4294967296, "", "x", "[", "Sequence",
-                                         nlohmann::json::array(), nlohmann::json::object(), nlohmann::json::array({1})};
+  const nlohmann::json replacements[] = {nullptr,
+                                         true,
+                                         -1,
+                                         1e300,
+                                         4294967296,
+                                         "",
+                                         "x",
+                                         "[",
+                                         "Sequence",
+                                         nlohmann::json::array(),
+                                         nlohmann::json::object(),
+                                         nlohmann::json::array({1})};
   Outcome outcome;
   for (const std::string& folder : testing::vector_folders()) {
     if (!testing::exists(folder + "/tokenizer.json")) continue;

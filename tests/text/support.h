@@ -46,8 +46,6 @@ template <class Action>
 std::string metroplex::text::testing::error_of(Action action) {
   try {
     action();
-  } catch (const base::Error& error) {
-    return error.what();
-  }
+  } catch (const base::Error& error) { return error.what(); }
   return "";
 }

@@ -47,7 +47,8 @@ nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse
 bool exists(const std::string& path) { return fs::exists(path); }
 
 std::string case_text(const nlohmann::json& item) {
-  return item.contains("text") ? item["text"].get<std::string>() : from_base64(item.at("text_base64").get<std::string>());
+  return item.contains("text") ? item["text"].get<std::string>()
+                               : from_base64(item.at("text_base64").get<std::string>());
 }
 
 TemporaryFolder::TemporaryFolder() {

@@ -1,7 +1,10 @@
 // What the vectors do not say: other steps of a tokenizer.json, errors, text that is not UTF-8, threads, training.
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <thread>
+
+#include <sentencepiece_processor.h>
 
 #include "text/bpe_merges.h"
 #include "text/json_tokenizer.h"
@@ -22,18 +25,22 @@ constexpr const char* kBad = "\xEF\xBF\xBD";  // U+FFFD
 // A tokenizer over the bytes of ASCII and a few merges, with parts of the file given.
 std::string small_json(const std::string& parts = "", const std::string& model_parts = "") {
   return R"({"added_tokens": [{"id": 9, "content": "<end>", "special": true, "normalized": false}],
-    )" + parts + R"("model": {"type": "BPE", )" + model_parts + R"("vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "x": 5, " ": 6, "1": 7, "2": 8},
+    )" + parts +
+         R"("model": {"type": "BPE", )" + model_parts +
+         R"("vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "x": 5, " ": 6, "1": 7, "2": 8},
     "merges": ["a b", "ab c"]}})";
 }
 
 std::unique_ptr<Tokenizer> load_small(const std::string& parts = "", const std::string& model_parts = "") {
-  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(small_json(parts, model_parts), "small"), SpecialNames{},
-                                         InvalidUtf8::error);
+  return std::make_unique<JsonTokenizer>(parse_tokenizer_json(small_json(parts, model_parts), "small"),
+                                         SpecialNames{}, InvalidUtf8::error);
 }
 
 TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(valid_utf8_prefix("plain and \xC3\xA9 and \xF0\x9F\x98\x80"), 21u);
-  EXPECT_EQ(valid_utf8_prefix("ab\xFF" "c"), 2u);
+  EXPECT_EQ(valid_utf8_prefix("ab\xFF"
+                              "c"),
+            2u);
   EXPECT_EQ(valid_utf8_prefix("ab\xC3"), 2u);
   EXPECT_EQ(valid_utf8_prefix("\xED\xA0\x80"), 0u) << "a surrogate";
   EXPECT_EQ(valid_utf8_prefix("\xC0\x80"), 0u) << "not the shortest form";
@@ -61,7 +68,8 @@ TEST(Merges, GiveTheSameByScanningAndByHeap) {
   uint64_t state = 1;
   for (int round = 0; round < 200; ++round) {
     std::vector<int32_t> part, longer;
-    for (int i = 0; i < 20; ++i) part.push_back(static_cast<int32_t>((state = state * 6364136223846793005ull + 1) >> 40) % 6);
+    for (int i = 0; i < 20; ++i)
+      part.push_back(static_cast<int32_t>((state = state * 6364136223846793005ull + 1) >> 40) % 6);
     part.push_back(100);
     for (int i = 0; i < 5; ++i) longer.insert(longer.end(), part.begin(), part.end());
     merge_all(table, part, scratch);
@@ -83,7 +91,8 @@ TEST(JsonTokenizerFile, CutsDigitsAndSplitsAsItsBehaviorsSay) {
     return load_small(R"("pre_tokenizer": )" + pre_tokenizer + ",")->encode(text);
   };
   const auto split = [](const std::string& behavior, const std::string& invert = "false") {
-    return R"({"type": "Split", "pattern": {"String": "b"}, "behavior": ")" + behavior + R"(", "invert": )" + invert + "}";
+    return R"({"type": "Split", "pattern": {"String": "b"}, "behavior": ")" + behavior + R"(", "invert": )" + invert +
+           "}";
   };
   EXPECT_EQ(with(split("Isolated"), "abc"), (Ids{0, 1, 2}));
   EXPECT_EQ(with(split("Removed"), "abc"), (Ids{0, 2}));
@@ -97,7 +106,8 @@ TEST(JsonTokenizerFile, CutsDigitsAndSplitsAsItsBehaviorsSay) {
 
 TEST(JsonTokenizerFile, IntersectsAndNestsClassesOfItsRegularExpressions) {
   const auto cut = [](const std::string& regex, const std::string& text) {
-    return load_small(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": ")" + regex + R"("}, "behavior": "Removed"},)")
+    return load_small(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": ")" + regex +
+                      R"("}, "behavior": "Removed"},)")
         ->encode(text);
   };
   EXPECT_EQ(cut("[a-c&&[^b]]", "abc"), (Ids{1}));
@@ -107,7 +117,8 @@ TEST(JsonTokenizerFile, IntersectsAndNestsClassesOfItsRegularExpressions) {
 }
 
 TEST(JsonTokenizerFile, TakesCharactersNewerThanTheRegexLibraryForWhatTheyAre) {
-  const std::string parts = R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{L}"}, "behavior": "Removed"},)";
+  const std::string parts =
+      R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{L}"}, "behavior": "Removed"},)";
   // U+31350, a letter since Unicode 15, and U+1FAE8, a symbol since then.
   EXPECT_EQ(load_small(parts, R"("unk_token": "x", )")->encode("\xF0\xB1\x8D\x90"), Ids{});
   EXPECT_EQ(load_small(parts, R"("unk_token": "x", )")->encode("\xF0\x9F\xAB\xA8"), Ids{5});
@@ -128,8 +139,10 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
       {R"({"model": {"vocab": {}, "merges": []}})", "vocabulary is empty"},
       {small_json("", R"("dropout": 0.1, )"), "dropout"},
       {small_json(R"("normalizer": {"type": "Nmt"},)"), "normalizer 'Nmt' is not known"},
-      {small_json(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"},)"), "does not compile"},
-      {small_json(R"("post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<q>"}}], "special_tokens": {}},)"),
+      {small_json(R"("pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"},)"),
+       "does not compile"},
+      {small_json(
+           R"("post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<q>"}}], "special_tokens": {}},)"),
        "special_tokens"},
   };
   for (const auto& [json, expected] : cases) {
@@ -140,7 +153,9 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
 }
 
 TEST(InvalidText, IsRefusedWithItsOffsetOrReplaced) {
-  const std::string text = "abc\xFF" "abc";
+  const std::string text =
+      "abc\xFF"
+      "abc";
   for (const std::string& folder : testing::vector_folders()) {
     const auto strict = load_tokenizer("", folder);
     const std::string message = error_of([&] { strict->encode(text); });
@@ -173,10 +188,12 @@ TEST(Numbers, AreTheirOwnIds) {
 
 TEST(Loading, NamesWhatIsMissingOrMisspelled) {
   const TemporaryFolder folder;
-  EXPECT_NE(error_of([] { load_tokenizer("sentencpiece", ""); }).find("did you mean sentencepiece"), std::string::npos);
+  EXPECT_NE(error_of([] { load_tokenizer("sentencpiece", ""); }).find("did you mean sentencepiece"),
+            std::string::npos);
   EXPECT_NE(error_of([] { load_tokenizer("bpe", "/no/such.json"); }).find("does not exist"), std::string::npos);
   EXPECT_NE(error_of([&] { load_tokenizer("", folder.path()); }).find("neither"), std::string::npos);
-  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", folder.write("v.json", "{}"), ""); }).find("merge file"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", folder.write("v.json", "{}"), ""); }).find("merge file"),
+            std::string::npos);
   const std::string merges = folder.write("merges.txt", "#version: 0.2\na b\na b c\n");
   const std::string vocab = folder.write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
   EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", vocab, merges); }).find("line 3"), std::string::npos);
@@ -191,7 +208,8 @@ TEST(Threads, ShareOneTokenizer) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
-        for (const auto& item : cases) wrong[t] += tokenizer->encode(testing::case_text(item)) != item["ids"].get<Ids>();
+        for (const auto& item : cases)
+          wrong[t] += tokenizer->encode(testing::case_text(item)) != item["ids"].get<Ids>();
       });
     }
     for (auto& thread : threads) thread.join();
@@ -223,6 +241,26 @@ TEST(Training, GivesAModelThatKeepsTextAsItIs) {
     const std::string text = "the  function\n\treturns 42 \xC3\xA9\xF0\x9F\x98\x80  ";
     EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
     EXPECT_LT(tokenizer->encode("the function returns the value").size(), 25u) << "pieces were learnt";
+  }
+}
+
+// Our way through a plain model, and the library's.
+TEST(SentencePiece, GivesTheSameIdsAsTheLibrary) {
+  const TemporaryFolder folder;
+  const std::string model = train_small("bpe", 300, 300);
+  const auto ours = load_tokenizer("sentencepiece", folder.write("small.model", model));
+  sentencepiece::SentencePieceProcessor library;
+  ASSERT_TRUE(library.LoadFromSerializedProto(absl::string_view(model.data(), model.size())).ok());
+  const char* parts[] = {"the ",     "function",     "  ",    "gathers", "ers", "42",    "\n",
+                         "\xC3\xA9", "\xE2\x96\x81", "weigh", "ttt",     "<s>", "<0x41>"};
+  uint64_t state = 5;
+  for (int round = 0; round < 500; ++round) {
+    std::string text;
+    for (int i = 0; i < round % 40; ++i)
+      text += parts[((state = state * 6364136223846793005ull + 1) >> 40) % std::size(parts)];
+    std::vector<int> expected;
+    ASSERT_TRUE(library.Encode(absl::string_view(text.data(), text.size()), &expected).ok());
+    ASSERT_EQ(ours->encode(text), expected) << text;
   }
 }
 

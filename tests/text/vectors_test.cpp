@@ -84,7 +84,8 @@ TEST_P(TokenizerVectors, VocabAndMergesGiveTheSameIds) {
     if (!item.contains("text")) continue;
     const std::string text = item["text"];
     bool has_added = false;
-    for (const auto& token : json["added_tokens"]) has_added |= text.find(token["content"].get<std::string>()) != text.npos;
+    for (const auto& token : json["added_tokens"])
+      has_added |= text.find(token["content"].get<std::string>()) != text.npos;
     if (has_added) continue;
     EXPECT_EQ(tokenizer->encode(text), item["ids"].get<Ids>()) << item.dump();
     ++compared;

@@ -1,5 +1,5 @@
-// Every layout of up to 8 ranks gives what one rank gives: three optimizer steps in float64, dropout on, some positions
-// masked. Losses to 1e-12 relative, parameters to 1e-10 (see train/verify.h for why these).
+// Every layout of up to 8 ranks gives what one rank gives: three optimizer steps in float64, dropout on, some
+// positions masked. Losses to 1e-12 relative, parameters to 1e-10 (see train/verify.h for why these).
 #include <gtest/gtest.h>
 
 #include <map>
@@ -22,7 +22,8 @@ struct Layout {
 
 config::Config gpt() {
   return config::parse(
-      "model: {family: gpt, num_layers: 8, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+      "model: {family: gpt, num_layers: 8, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, "
+      "make_vocab_size_divisible_by: 8,"
       " attention_dropout: 0.1, hidden_dropout: 0.1}\n"
       "train: {seq_length: 8, micro_batch_size: 1}\n"
       "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
@@ -30,7 +31,8 @@ config::Config gpt() {
 
 config::Config llama() {
   return config::parse(
-      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 48,"
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4, "
+      "ffn_hidden_size: 48,"
       " vocab_size: 50, make_vocab_size_divisible_by: 8, qk_layernorm: true}\n"
       "train: {seq_length: 8, micro_batch_size: 2}\n"
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
@@ -80,8 +82,8 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
   const auto layouts = all_layouts(num_layers, max_tp);
   ASSERT_GT(layouts.size(), 30u);
   for (const Layout& layout : layouts) {
-    SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " + std::to_string(layout.vpp) + " dp " +
-                 std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
+    SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
+                 std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
     const config::Config config = with_layout(base, layout);
     const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
     if (fresh) reference->second = run(config::resolved(one_rank_config(config), 1), 1);

@@ -22,8 +22,10 @@ optim::ScheduleArgs read_args(const Json& j) {
   a.end_wd = j.value("end_wd", a.end_wd);
   a.wd_incr_steps = j.value("wd_incr_steps", a.wd_incr_steps);
   a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style);
-  if (j.contains("wsd_decay_steps") && !j.at("wsd_decay_steps").is_null()) a.wsd_decay_steps = j.at("wsd_decay_steps");
-  if (j.contains("lr_wsd_decay_style") && !j.at("lr_wsd_decay_style").is_null()) a.lr_wsd_decay_style = j.at("lr_wsd_decay_style");
+  if (j.contains("wsd_decay_steps") && !j.at("wsd_decay_steps").is_null())
+    a.wsd_decay_steps = j.at("wsd_decay_steps");
+  if (j.contains("lr_wsd_decay_style") && !j.at("lr_wsd_decay_style").is_null())
+    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style");
   return a;
 }
 
@@ -39,21 +41,21 @@ optim::GroupFactors read_group(const Json& j) {
 bool is_refused(const Json& item) {
   if (item.contains("error") && !item.at("error").is_null()) return true;
   for (const Json& value : cases(item, "values")) {
-    if (value.contains("error") && !value.at("error").is_null()) return true;  // upstream notices late; we refuse at once
+    if (value.contains("error") && !value.at("error").is_null())
+      return true;  // upstream notices late; we refuse at once
   }
   return false;
 }
 
 std::string check_schedule(const Json& item) {
   const Json& args = item.at("args");
-  const bool both = args.value("override_opt_param_scheduler", false) && args.value("use_checkpoint_opt_param_scheduler", true);
+  const bool both =
+      args.value("override_opt_param_scheduler", false) && args.value("use_checkpoint_opt_param_scheduler", true);
   if (is_refused(item)) {
     if (both) return "";  // config/validate refuses the pair of options (tests/config)
     try {
       optim::LrSchedule schedule(read_args(args));
-    } catch (const std::exception&) {
-      return "";
-    }
+    } catch (const std::exception&) { return ""; }
     return "accepted, but must be refused";
   }
   const optim::LrSchedule schedule(read_args(args));
@@ -62,7 +64,8 @@ std::string check_schedule(const Json& item) {
       const auto group = read_group(g < item.at("groups").size() ? item.at("groups")[g] : Json::object());
       const int64_t steps = value.at("num_steps");
       std::string problem = compare_near(schedule.lr(steps, group), value.at("lr")[g], 0, kRelative);
-      if (problem.empty()) problem = compare_near(schedule.weight_decay(steps, group), value.at("wd")[g], 0, kRelative);
+      if (problem.empty())
+        problem = compare_near(schedule.weight_decay(steps, group), value.at("wd")[g], 0, kRelative);
       if (!problem.empty()) return "at " + std::to_string(steps) + ": " + problem;
     }
   }
@@ -71,14 +74,15 @@ std::string check_schedule(const Json& item) {
 
 // Older checkpoints use older names.
 Json modern_state(Json state, const Json& args) {
-  const std::pair<const char*, const char*> renamed[] = {{"start_lr", "max_lr"},           {"warmup_iter", "lr_warmup_steps"},
-                                                         {"warmup_steps", "lr_warmup_steps"}, {"end_iter", "lr_decay_steps"},
-                                                         {"decay_steps", "lr_decay_steps"}, {"decay_style", "lr_decay_style"},
-                                                         {"num_iters", "num_steps"}};
+  const std::pair<const char*, const char*> renamed[] = {
+      {"start_lr", "max_lr"},         {"warmup_iter", "lr_warmup_steps"}, {"warmup_steps", "lr_warmup_steps"},
+      {"end_iter", "lr_decay_steps"}, {"decay_steps", "lr_decay_steps"},  {"decay_style", "lr_decay_style"},
+      {"num_iters", "num_steps"}};
   for (const auto& [old_name, name] : renamed) {
     if (state.contains(old_name)) state[name] = state[old_name];
   }
-  for (const char* key : {"start_wd", "end_wd", "wd_incr_steps", "wd_incr_style", "init_lr", "wsd_decay_steps", "lr_wsd_decay_style"}) {
+  for (const char* key :
+       {"start_wd", "end_wd", "wd_incr_steps", "wd_incr_style", "init_lr", "wsd_decay_steps", "lr_wsd_decay_style"}) {
     if (!state.contains(key) && args.contains(key)) state[key] = args[key];
   }
   return state;
@@ -89,10 +93,16 @@ std::string check_load(const Json& item) {
   const bool keep_own = item.at("args").value("override_opt_param_scheduler", false);
   const auto source = keep_own ? optim::ScheduleSource::override_checkpoint : optim::ScheduleSource::use_checkpoint;
   const auto merged = optim::merge_schedules(read_args(item.at("args")), read_args(state), source);
-  for (const auto& [key, got] : std::initializer_list<std::pair<const char*, Json>>{
-           {"max_lr", merged.max_lr}, {"min_lr", merged.min_lr}, {"lr_warmup_steps", merged.lr_warmup_steps},
-           {"lr_decay_steps", merged.lr_decay_steps}, {"lr_decay_style", merged.lr_decay_style}, {"start_wd", merged.start_wd},
-           {"end_wd", merged.end_wd}, {"wd_incr_steps", merged.wd_incr_steps}, {"wd_incr_style", merged.wd_incr_style}}) {
+  for (const auto& [key, got] :
+       std::initializer_list<std::pair<const char*, Json>>{{"max_lr", merged.max_lr},
+                                                           {"min_lr", merged.min_lr},
+                                                           {"lr_warmup_steps", merged.lr_warmup_steps},
+                                                           {"lr_decay_steps", merged.lr_decay_steps},
+                                                           {"lr_decay_style", merged.lr_decay_style},
+                                                           {"start_wd", merged.start_wd},
+                                                           {"end_wd", merged.end_wd},
+                                                           {"wd_incr_steps", merged.wd_incr_steps},
+                                                           {"wd_incr_style", merged.wd_incr_style}}) {
     const std::string problem = compare(got, item.at(key));
     if (!problem.empty()) return std::string(key) + ": " + problem;
   }
@@ -102,8 +112,10 @@ std::string check_load(const Json& item) {
   if (!problem.empty()) return "lr_after: " + problem;
   // Upstream computes the weight decay before it takes over the saved one, so its first value after loading is stale
   // when the two differ. Ours is right at once; the recorded value is compared where both agree.
-  const bool stale = merged.start_wd != item.at("args").at("start_wd") || merged.end_wd != item.at("args").at("end_wd") ||
-                     merged.wd_incr_steps != item.at("args").at("wd_incr_steps") || merged.wd_incr_style != item.at("args").at("wd_incr_style");
+  const bool stale = merged.start_wd != item.at("args").at("start_wd") ||
+                     merged.end_wd != item.at("args").at("end_wd") ||
+                     merged.wd_incr_steps != item.at("args").at("wd_incr_steps") ||
+                     merged.wd_incr_style != item.at("args").at("wd_incr_style");
   return stale ? "" : compare_near(schedule.weight_decay(steps), item.at("wd_after"), 0, kRelative);
 }
 
