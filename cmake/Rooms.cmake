@@ -26,12 +26,17 @@ function(metroplex_room name)
 
   file(GLOB tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${name}/*_test.cpp")
   file(GLOB procs CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${name}/*_procs_test.cpp")
-  list(REMOVE_ITEM tests ${procs})
+  file(GLOB gpu CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${name}/*_cuda_test.cpp")
+  list(REMOVE_ITEM tests ${procs} ${gpu})
   if(tests)
     metroplex_test(${name}_test "${ROOM_TORCH}" metroplex_${name} ${tests})
   endif()
   if(procs)
     metroplex_test(${name}_procs_test "${ROOM_TORCH}" metroplex_${name} ${procs})
+  endif()
+  if(gpu)  # ctest -L gpu runs what says the most on a machine with a GPU
+    metroplex_test(${name}_gpu_test "${ROOM_TORCH}" metroplex_${name} ${gpu})
+    set_tests_properties(${name}_gpu_test PROPERTIES LABELS gpu)
   endif()
 endfunction()
 

@@ -50,7 +50,9 @@ file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/ker
 if(cuda_kernels AND have_kernels)
   add_library(metroplex_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu
   target_include_directories(metroplex_kernels PRIVATE "${CMAKE_SOURCE_DIR}/metroplex")
-  target_link_libraries(metroplex_kernels PUBLIC torch::libcudart)
+  # constexpr functions of the host serve the device too (base/philox.h).
+  target_compile_options(metroplex_kernels PRIVATE --expt-relaxed-constexpr --Werror=all-warnings -Xcompiler=-Wall,-Wextra)
+  target_link_libraries(metroplex_kernels PUBLIC metroplex_base torch::libcudart)
   target_link_libraries(metroplex_cuda PUBLIC metroplex_kernels)
 else()
   file(GLOB no_nvcc CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/no_nvcc.cpp")

@@ -16,7 +16,12 @@ for fuzzer in "$build"/bin/*_fuzz; do
     safetensors_fuzz) cp "$root"/tests/vectors/safetensors/*.safetensors "$corpus" ;;
     tokenizer_json_fuzz) cp "$root"/tests/vectors/tokenizers/gpt2/tokenizer.json "$corpus" ;;
   esac
-  "$fuzzer" "$corpus" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 2>&1 | grep -E 'ERROR|SUMMARY|number_of_executed_units' || true
-  [ "${PIPESTATUS[0]}" = 0 ] || { echo "$fuzzer found a fault"; exit 1; }
+  log=$(mktemp)
+  if ! "$fuzzer" "$corpus" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 > "$log" 2>&1; then
+    tail -n 60 "$log"
+    echo "$fuzzer found a fault; the input is in the folder it was run from"
+    exit 1
+  fi
+  grep number_of_executed_units "$log"
   rm -rf "$corpus"
 done

@@ -10,7 +10,7 @@ namespace metroplex::base {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
 
-inline PhiloxBlock philox4x32(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+constexpr PhiloxBlock philox4x32(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   PhiloxBlock c{static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
                 static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};

@@ -12,8 +12,8 @@ namespace {
 constexpr const char* kUsualEndTokens[] = {"<|endoftext|>",
                                            "</s>",
                                            "<|end_of_text|>",
-                                           "<\xEF\xBD\x9C"
-                                           "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                                           ("<\xEF\xBD\x9C"  // a hex escape would swallow the e
+                                            "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"),
                                            "<|im_end|>",
                                            "<eos>"};
 

@@ -71,7 +71,7 @@ TEST(Load, RefusesWhatItCannotReadAndSaysWhere) {
       {"? [a, b]\n: 3\n", {"a section's name must be a word"}},
   };
   for (const auto& [yaml, words] : cases) {
-    const std::string error = error_of([&] { parse(yaml); });
+    const std::string error = error_of([&yaml = yaml] { parse(yaml); });
     ASSERT_NE(error, "") << yaml;
     for (const auto& word : words) EXPECT_NE(error.find(word), std::string::npos) << yaml << "\n" << error;
   }

@@ -93,7 +93,7 @@ void random_numbers(const Json& rng, Report& report) {
     int n = 0;
     unsigned seed = 0;
     if (std::sscanf(key.c_str(), "randomstate_shuffle_%d_seed%u", &n, &seed) != 2) continue;
-    report.check(key, [&] {
+    report.check(key, [&, &c = c] {
       data::RandomState random(seed);
       auto values = counting(n);
       random.shuffle(values);

@@ -152,7 +152,9 @@ std::string check_merge(const Json& file) {
 void run_indexed_dataset(const Json& file, Report& report) {
   if (file.contains("dtype_codes")) {
     for (const auto& [name, code] : file["dtype_codes"].items())
-      report.check("code of " + name, [&] { return compare(static_cast<int>(files::token_type_of(name)), code); });
+      report.check("code of " + name, [&name = name, &code = code] {
+        return compare(static_cast<int>(files::token_type_of(name)), code);
+      });
   }
   for (const Json& c : cases(file, "cases")) {
     report.check(c["name"], [&] {

@@ -146,7 +146,7 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
        "special_tokens"},
   };
   for (const auto& [json, expected] : cases) {
-    const std::string message = error_of([&] { parse_tokenizer_json(json, "path/of.json"); });
+    const std::string message = error_of([&json = json] { parse_tokenizer_json(json, "path/of.json"); });
     EXPECT_NE(message.find(expected), std::string::npos) << message << "\nfor " << json.substr(0, 100);
     EXPECT_NE(message.find("path/of.json"), std::string::npos) << message;
   }

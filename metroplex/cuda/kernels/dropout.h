@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+struct CUstream_st;  // what cudaStream_t points to
+
 namespace metroplex::cuda::kernels {
 
 // One row: `width` neighbouring elements of the unsharded tensor of one sample.
@@ -23,5 +25,12 @@ struct DropoutShape {
 // be x. With probability 0 no mask is drawn and `rows` is not read.
 template <class T>
 void bias_dropout_add(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers, shape.rows too, are of the device. Draws the mask of its CPU
+// twin; kept values may differ from it by the rounding of one product (fused multiply-add). base::Error("cuda", ...)
+// when nothing was launched.
+template <class T>
+void bias_dropout_add_cuda(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape,
+                           CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -1,0 +1,161 @@
+// The dropout kernel of the GPU against its CPU twin. Its arithmetic is also run block by block on the host, which
+// needs no GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/kernels/compiled.h"
+#include "cuda/kernels/dropout.h"
+#include "cuda/kernels/dropout_block.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+struct Case {
+  int64_t rows, width, first;  // `first`: start of the first row, which need not begin a Philox block
+  double probability;
+  bool bias, residual;  // without both: what backward does to dy
+};
+
+const std::vector<Case> kCases{{1, 1, 0, 0.5, false, false},      {5, 7, 3, 0.3, true, true},
+                               {33, 64, 0, 0.1, true, true},      {9, 130, 1, 0.9, false, true},
+                               {64, 1000, 6, 0.25, false, false}, {17, 33, 2, 0.0, true, true},
+                               {300, 4099, 5, 0.1, true, false}};
+
+struct Operands {
+  at::Tensor x, bias, residual, rows;  // rows: bytes of DropoutRow
+};
+
+std::vector<DropoutRow> rows_of(const Case& c) {
+  std::vector<DropoutRow> rows;
+  for (int64_t i = 0; i < c.rows; ++i)
+    rows.push_back({uint64_t{0xF00000000000} + static_cast<uint64_t>(i % 3), c.first + i / 3 * c.width});
+  return rows;
+}
+
+Operands operands_of(const Case& c, at::ScalarType dtype) {
+  Operands o;
+  // Values without zeros, so that a zero of the result is a dropped element.
+  o.x = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.7).sin().add(1.5).to(dtype).view({c.rows, c.width});
+  if (c.bias) o.bias = at::arange(1, c.width + 1, at::kDouble).mul(0.3).cos().add(1.5).to(dtype);
+  if (c.residual) o.residual = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
+  const auto rows = rows_of(c);
+  o.rows = at::empty({static_cast<int64_t>(rows.size() * sizeof(DropoutRow))}, at::kByte);
+  std::memcpy(o.rows.mutable_data_ptr(), rows.data(), rows.size() * sizeof(DropoutRow));
+  return o;
+}
+
+Operands to(const Operands& o, at::Device device) {
+  const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
+  return {move(o.x), move(o.bias), move(o.residual), move(o.rows)};
+}
+
+// Calls `run(x, bias, residual, out, shape)` and gives `out` back.
+template <class T, class Run>
+at::Tensor result(const Case& c, const Operands& o, const Run& run) {
+  at::Tensor out = at::full_like(o.x, -77);
+  const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
+  const DropoutShape shape{static_cast<const DropoutRow*>(o.rows.const_data_ptr()), c.rows, c.width,
+                           0x123456789ABCDEF0ull, c.probability};
+  run(read(o.x), read(o.bias), read(o.residual), out.template mutable_data_ptr<T>(), shape);
+  return out;
+}
+
+template <class T>
+at::Tensor cpu_twin(const Case& c, const Operands& o) {
+  return result<T>(c, o, [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape) {
+    bias_dropout_add<T>(x, bias, residual, out, shape);
+  });
+}
+
+// The twins do the same operations: (x + bias) * scale + residual. Either may fuse the last two, which leaves out the
+// rounding of the product, half an ulp of it; and the sum is rounded once on either side.
+template <class T>
+void expect_twins(const at::Tensor& got, const Case& c, const Operands& o) {
+  const at::Tensor expected = cpu_twin<T>(c, o);
+  const double scale = 1.0 / (1.0 - c.probability);
+  const at::Tensor with_bias = o.bias.defined() ? o.x + o.bias : o.x;
+  const at::Tensor bound =
+      (with_bias.abs().to(at::kDouble) * scale + expected.abs()) * std::numeric_limits<T>::epsilon();
+  const at::Tensor error = (got.to(at::kDouble) - expected.to(at::kDouble)).abs();
+  EXPECT_TRUE((error <= bound).all().item<bool>()) << "rows " << c.rows << " width " << c.width;
+  const bool same_mask = c.residual || at::equal(got.eq(0), expected.eq(0));  // a residual hides the zeros
+  EXPECT_TRUE(same_mask) << "rows " << c.rows << " width " << c.width;
+}
+
+template <class T>
+void check_blocks() {
+  for (const Case& c : kCases) {
+    const Operands o = operands_of(c, at::CppTypeToScalarType<T>::value);
+    const at::Tensor got =
+        result<T>(c, o, [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& s) {
+          const DropoutFactor<T> factor(s.probability);
+          for (int64_t item = 0; item < s.num_rows * dropout_blocks_per_row(s.width); ++item)
+            dropout_block<T>({x, bias, residual, out}, s, factor, item);
+        });
+    expect_twins<T>(got, c, o);
+  }
+}
+
+TEST(DropoutBlock, BlockByBlockTheHostGetsWhatTheCpuTwinGets) {
+  check_blocks<float>();
+  check_blocks<double>();
+}
+
+TEST(DropoutBlock, DropsTheShareThatTheProbabilitySays) {
+  const Case c{64, 1000, 6, 0.25, false, false};
+  const double share = cpu_twin<float>(c, operands_of(c, at::kFloat)).eq(0).to(at::kDouble).mean().item<double>();
+  EXPECT_NEAR(share, 0.25, 4 * std::sqrt(0.25 * 0.75 / 64000));  // four standard deviations of 64,000 draws
+}
+
+template <class T>
+void check_on_gpu() {
+  for (const Case& c : kCases) {
+    const Operands host = operands_of(c, at::CppTypeToScalarType<T>::value);
+    const at::Tensor got = result<T>(c, to(host, at::kCUDA),
+                                     [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& s) {
+                                       bias_dropout_add_cuda<T>(x, bias, residual, out, s, current_stream());
+                                     });
+    expect_twins<T>(got.to(at::kCPU), c, host);
+  }
+}
+
+// What a call says where it cannot run.
+std::string refusal() {
+  float value = 1;
+  const DropoutRow row;
+  try {
+    bias_dropout_add_cuda<float>(&value, nullptr, nullptr, &value, {&row, 1, 1, 0, 0.5}, nullptr);
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
+}
+
+TEST(DropoutCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallSaysSo) {
+  if (!compiled()) {
+    EXPECT_NE(refusal().find("[cuda] kernel bias_dropout_add is not in this program"), std::string::npos)
+        << refusal();
+  } else if (device_count() == 0) {
+    EXPECT_NE(refusal().find("[cuda] kernel bias_dropout_add was not launched"), std::string::npos) << refusal();
+  } else {
+    check_on_gpu<float>();
+    check_on_gpu<double>();
+  }
+}
+
+TEST(Device, AskingForAStreamWithoutAGpuIsAnErrorAndCountingIsNot) {
+  const int devices = device_count();
+  EXPECT_GE(devices, 0);
+  if (devices == 0) {
+    EXPECT_THROW(current_stream(), base::Error);
+  } else {
+    EXPECT_NO_THROW(current_stream());
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,130 @@
+// Every schedule gives what the formula gives, with eager and with rendezvous sends, with equal and with varying shapes.
+#include <chrono>
+#include <mutex>
+
+#include "pipeline/toy.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Case {
+  const char* schedule;
+  int pp, chunks, microbatches;
+  int group = 0;
+  bool overlap = false;
+};
+
+constexpr Case kCases[] = {
+    {"none", 1, 1, 3},           {"none", 1, 4, 2},           {"gpipe", 2, 1, 5},
+    {"gpipe", 4, 1, 4},          {"1f1b", 2, 1, 1},           {"1f1b", 4, 1, 2},
+    {"1f1b", 4, 1, 7},           {"1f1b", 8, 1, 9},           {"interleaved", 2, 2, 4},
+    {"interleaved", 2, 4, 6},    {"interleaved", 4, 2, 8},    {"interleaved", 2, 2, 8, 4},
+    {"interleaved", 2, 2, 6, 3}, {"interleaved", 4, 2, 8, 8}, {"interleaved", 2, 2, 4, 0, true},
+    {"interleaved", 4, 2, 8, 4, true},
+};
+
+plan::PipelineTable table_of(const Case& c, bool forward_only) {
+  plan::ScheduleRequest request;
+  request.num_stages = c.pp;
+  request.num_chunks = c.chunks;
+  request.num_microbatches = c.microbatches;
+  request.microbatch_group_size = c.group;
+  request.forward_only = forward_only;
+  request.overlap_p2p = c.overlap;
+  plan::PipelineTable table = plan::build_schedule(c.schedule, request);
+  plan::verify(table);
+  return table;
+}
+
+std::string words(const Case& c) {
+  return base::concat(c.schedule, " pp ", c.pp, " chunks ", c.chunks, " microbatches ", c.microbatches, " group ", c.group,
+                      c.overlap ? " overlapped" : "");
+}
+
+struct Mode {
+  bool forward_only = false, variable = false, rendezvous = false;
+};
+
+void run_all(const Mode& mode) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(words(c));
+    const plan::PipelineTable table = table_of(c, mode.forward_only);
+    const auto batches = toy_batches(c.microbatches, mode.variable);
+    const ToyResult expected = toy_by_formula(batches);
+    RunOptions options;
+    options.rendezvous = mode.rendezvous;
+    options.timeout = std::chrono::seconds(20);
+    run_ranks(
+        c.pp, {.pp = c.pp},
+        [&](const comm::World& world) {
+          expect_same(run_toy(world.groups().pp, table, batches, mode.variable), expected, !mode.forward_only);
+        },
+        options);
+  }
+}
+
+TEST(Executor, EveryScheduleGivesWhatTheFormulaGives) { run_all({}); }
+TEST(Executor, ForwardOnlyGivesTheLossesAndNoGradient) { run_all({.forward_only = true}); }
+TEST(Executor, MicrobatchesOfDifferentLengthTravelWithTheirShapes) { run_all({.variable = true}); }
+TEST(Executor, ForwardOnlyTakesDifferentLengthsToo) { run_all({.forward_only = true, .variable = true}); }
+TEST(Executor, RendezvousSendsDoNotDeadlock) { run_all({.rendezvous = true}); }
+TEST(Executor, RendezvousSendsOfDifferentLengthDoNotDeadlock) { run_all({.variable = true, .rendezvous = true}); }
+
+TEST(Executor, TheSameExecutorRunsStepAfterStep) {
+  const plan::PipelineTable train = table_of({"1f1b", 2, 1, 4}, false), evaluate = table_of({"1f1b", 2, 1, 3}, true);
+  const auto four = toy_batches(4), three = toy_batches(3);
+  const ToyResult expected = toy_by_formula(four);
+  run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
+    const comm::Group& pp = world.groups().pp;
+    const ToyStages toy(2, 1, pp.index());
+    pipeline::Executor executor(toy.pointers(), pp);
+    for (int step = 0; step < 3; ++step) {
+      executor.run(train, four, toy_factors(4), toy_border(four, false));
+      executor.run(evaluate, three, {}, toy_border(three, false));
+    }
+    for (size_t i = 0; i < toy.params.size(); ++i) {
+      EXPECT_TRUE(at::allclose(toy.params[i]->main_grad, 3.0 * expected.gradients[toy.layers[i]], 1e-13, 0.0));
+    }
+  });
+}
+
+TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
+  constexpr int kRanks = 4, kCulprit = 2;
+  const plan::PipelineTable table = table_of({"1f1b", kRanks, 1, 6}, false);
+  const auto batches = toy_batches(6);
+  std::mutex lock;
+  std::vector<std::string> causes(kRanks);
+  std::string verdict;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    comm::run_threads(kRanks, grid_of(kRanks, {.pp = kRanks}), {}, [&](const comm::World& world) {
+      const auto fail = [&](const nn::Microbatch& batch) {
+        MPX_CHECK(world.rank() != kCulprit || batch.step != 3, "test", "this stage has had enough");
+      };
+      const ToyStages toy(kRanks, 1, world.rank(), fail);
+      pipeline::Executor executor(toy.pointers(), world.groups().pp);
+      try {
+        executor.run(table, batches, toy_factors(6), toy_border(batches, false));
+      } catch (...) {
+        const std::lock_guard hold(lock);
+        causes[static_cast<size_t>(world.rank())] = comm::cause_of(std::current_exception());
+        throw;
+      }
+    });
+  } catch (const base::Error& error) { verdict = error.what(); }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_NE(verdict.find("rank 2"), std::string::npos) << verdict;
+  for (const std::string& cause : causes) EXPECT_NE(cause.find("this stage has had enough"), std::string::npos) << cause;
+}
+
+TEST(Executor, ATableForOtherStagesIsRefused) {
+  const plan::PipelineTable table = table_of({"none", 1, 2, 2}, false);
+  const auto batches = toy_batches(2);
+  const ToyStages toy(1, 1, 0);
+  pipeline::Executor executor(toy.pointers(), comm::Group());
+  EXPECT_THROW(executor.run(table, batches, toy_factors(2), toy_border(batches, false)), std::logic_error);
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,160 @@
+// A pipeline small enough to work out by hand: layer i multiplies by w_i, the first one reads the tokens, the last one
+// makes the loss sum(mask * y^2). Every rank knows the whole model's weights, so one rank is the reference for all.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "pipeline/executor.h"
+#include "plan/schedules/registry.h"
+#include "plan/verify.h"
+
+namespace metroplex::test {
+
+constexpr int64_t kToyLayers = 8, kToyWidth = 3;
+
+class ToyLayer final : public nn::Segment {
+ public:
+  explicit ToyLayer(int64_t layer, std::function<void(const nn::Microbatch&)> on_forward = {})
+      : name_("layer " + std::to_string(layer)), layer_(layer), on_forward_(std::move(on_forward)) {
+    param_.name = name_;
+    param_.global_shape = {kToyWidth};
+    param_.data = at::arange(1, kToyWidth + 1, at::kDouble) * 0.125 + 0.5 + 0.0625 * static_cast<double>(layer);
+    param_.main_grad = at::zeros_like(param_.data);
+  }
+
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&param_); }
+
+  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
+    if (on_forward_) on_forward_(batch);
+    const at::Tensor tokens = batch.tokens.t().unsqueeze(-1).to(at::kDouble);
+    const at::Tensor x = layer_ == 0 ? tokens : x_sbh.detach(), y = x * param_.data;
+    const bool last = layer_ + 1 == kToyLayers;
+    const at::Tensor mask = last ? batch.loss_mask.t().unsqueeze(-1) : at::Tensor();
+    const at::Tensor squared = last ? y : at::Tensor();  // an output must not be held by its own way back
+    const std::vector<at::Tensor> inputs = layer_ == 0 ? std::vector<at::Tensor>{} : std::vector<at::Tensor>{x_sbh};
+    const auto backward = [this, x, squared, mask](const at::Tensor& dout) -> comm::Gradients {
+      const at::NoGradGuard no_grad;
+      const at::Tensor dy = mask.defined() ? 2.0 * dout * mask * squared : dout;
+      param_.accumulate([&](at::Tensor& grad) { grad.add_((x * dy).sum(at::IntArrayRef{0, 1})); });
+      if (layer_ == 0) return {};
+      return {dy * param_.data};
+    };
+    return comm::attach(last ? (mask * y * y).sum() : y, inputs, backward);
+  }
+
+ private:
+  std::string name_;
+  int64_t layer_;
+  std::function<void(const nn::Microbatch&)> on_forward_;
+  nn::Param param_;
+};
+
+// `length` is the sequence length of microbatch 0; with `growing` each one is longer than the one before.
+inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
+  std::vector<nn::Microbatch> batches;
+  for (int m = 0; m < count; ++m) {
+    const int64_t s = growing ? 2 + m : 4, b = 2;
+    nn::Microbatch batch;
+    batch.tokens = (at::arange(b * s, at::kLong).view({b, s}) * 5 + 3 * m) % 11 - 4;
+    batch.loss_mask = (at::arange(b * s, at::kDouble).view({b, s}) + m).remainder(3).sign();
+    batch.step = m;  // names the microbatch in tests of failures
+    batches.push_back(std::move(batch));
+  }
+  return batches;
+}
+
+inline std::vector<double> toy_factors(int count) {
+  std::vector<double> factors;
+  for (int m = 0; m < count; ++m) factors.push_back(1.0 / (m + 2));
+  return factors;
+}
+
+struct ToyStages {
+  std::vector<std::unique_ptr<pipeline::Stage>> stages;
+  std::vector<nn::Param*> params;
+  std::vector<int64_t> layers;  // of params
+
+  // The layers of pipeline rank `rank`: chunk c holds stage c * pp + rank.
+  ToyStages(int pp, int chunks, int rank, const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
+    const int64_t per_stage = kToyLayers / (pp * chunks);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      std::vector<std::unique_ptr<nn::Segment>> segments;
+      for (int64_t i = 0; i < per_stage; ++i) {
+        layers.push_back((chunk * pp + rank) * per_stage + i);
+        segments.push_back(std::make_unique<ToyLayer>(layers.back(), on_forward));
+      }
+      stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments)));
+      for (nn::Param* param : stages.back()->params()) params.push_back(param);
+    }
+  }
+  std::vector<pipeline::Stage*> pointers() const {
+    std::vector<pipeline::Stage*> list;
+    for (const auto& stage : stages) list.push_back(stage.get());
+    return list;
+  }
+};
+
+inline pipeline::BorderShape toy_border(const std::vector<nn::Microbatch>& batches, bool variable) {
+  return {{batches[0].tokens.size(1), batches[0].tokens.size(0), kToyWidth}, at::kDouble, variable};
+}
+
+// What a step leaves, the same on every rank of the pipeline.
+struct ToyResult {
+  at::Tensor losses;     // [microbatches]
+  at::Tensor gradients;  // [layers, width]
+};
+
+inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table,
+                         const std::vector<nn::Microbatch>& batches, bool variable = false) {
+  const ToyStages toy(table.num_stages, table.num_chunks, pp.index());
+  pipeline::Executor executor(toy.pointers(), pp);
+  const auto factors = table.forward_only ? std::vector<double>{} : toy_factors(table.num_microbatches);
+  const auto losses = executor.run(table, batches, factors, toy_border(batches, variable));
+  EXPECT_EQ(losses.size(), pp.last() ? batches.size() : 0u);
+  EXPECT_EQ(executor.live(), 0u);
+  ToyResult result{at::zeros({table.num_microbatches}, at::kDouble), at::zeros({kToyLayers, kToyWidth}, at::kDouble)};
+  for (size_t m = 0; m < losses.size(); ++m) result.losses[static_cast<int64_t>(m)] = losses[m];
+  for (size_t i = 0; i < toy.params.size(); ++i) result.gradients[toy.layers[i]] = toy.params[i]->main_grad;
+  comm::all_reduce(result.losses, pp);
+  comm::all_reduce(result.gradients, pp);
+  return result;
+}
+
+// The plain formula: y = tokens * w_0 * ... * w_7, and the derivative of sum_m factor_m * sum(mask y^2).
+inline ToyResult toy_by_formula(const std::vector<nn::Microbatch>& batches) {
+  at::Tensor product = at::ones({kToyWidth}, at::kDouble);
+  const ToyStages whole(1, 1, 0);
+  for (const nn::Param* param : whole.params) product = product * param->data;
+  const auto factors = toy_factors(static_cast<int>(batches.size()));
+  ToyResult result{at::zeros({static_cast<int64_t>(batches.size())}, at::kDouble),
+                   at::zeros({kToyLayers, kToyWidth}, at::kDouble)};
+  for (size_t m = 0; m < batches.size(); ++m) {
+    const double squares = (batches[m].loss_mask * batches[m].tokens.to(at::kDouble).square()).sum().item<double>();
+    const at::Tensor by_channel = squares * product * product;
+    result.losses[static_cast<int64_t>(m)] = by_channel.sum();
+    for (int64_t layer = 0; layer < kToyLayers; ++layer) {
+      result.gradients[layer] += 2.0 * factors[m] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
+    }
+  }
+  return result;
+}
+
+// Sums of a few dozen products: some ulp of the largest one.
+inline void expect_same(const ToyResult& got, const ToyResult& expected, bool with_gradients = true) {
+  EXPECT_TRUE(at::allclose(got.losses, expected.losses, 1e-13, 0.0)) << got.losses << expected.losses;
+  const at::Tensor gradients = with_gradients ? expected.gradients : at::zeros_like(expected.gradients);
+  EXPECT_TRUE(at::allclose(got.gradients, gradients, 1e-13, 0.0)) << got.gradients << gradients;
+}
+
+}  // namespace metroplex::test
