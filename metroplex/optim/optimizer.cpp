@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
@@ -10,75 +11,68 @@
 namespace metroplex::optim {
 namespace {
 
-// Parameters that share a weight decay: what one fused call takes.
+// Parameters that share a weight decay: what one fused call takes. slots[k][i] is state kind k of params[i].
 struct ParamGroup {
-  bool decays;
+  bool decays = false;
   std::vector<nn::Param*> params;
-  std::vector<at::Tensor> first, second;  // exp_avg or momentum; exp_avg_sq
-  std::vector<at::Tensor> counters;       // Adam's step number, one a parameter as the fused call wants it
+  std::vector<std::vector<at::Tensor>> slots;
+  std::vector<at::Tensor> counters;  // the step number, one a parameter as the fused AdamW wants it
 };
-
-std::vector<ParamGroup> group_by_decay(const std::vector<nn::Param*>& params) {
-  std::vector<ParamGroup> groups{{true, {}, {}, {}, {}}, {false, {}, {}, {}, {}}};
-  for (nn::Param* param : params) groups[param->weight_decay ? 0 : 1].params.push_back(param);
-  return groups;
-}
-
-std::vector<at::Tensor> zeros_like_params(const std::vector<nn::Param*>& params) {
-  std::vector<at::Tensor> tensors;
-  for (const nn::Param* param : params) tensors.push_back(at::zeros_like(param->data));
-  return tensors;
-}
-
-void collect(const ParamGroup& group, std::vector<at::Tensor>& data, std::vector<at::Tensor>& grads) {
-  for (const nn::Param* param : group.params) {
-    data.push_back(param->data);
-    grads.push_back(param->main_grad);
-  }
-}
 
 // The fused calls divide gradients by a float scale. In double that rounding would show, so there the factor is
 // applied before; in float it rides along and saves a pass over memory.
 std::optional<at::Tensor> apply_factor(double factor, const std::vector<at::Tensor>& grads) {
   if (factor == 1.0 || grads.empty()) return std::nullopt;
   if (grads[0].scalar_type() != at::kFloat) {
-    for (at::Tensor grad : grads) grad.mul_(factor);
+    for (const at::Tensor& grad : grads) grad.mul_(factor);
     return std::nullopt;
   }
   return at::full({}, 1.0 / factor, at::kFloat);
 }
 
-class Adam final : public Optimizer {
+// What an update of one group gets.
+struct GroupStep {
+  const StepArgs& args;
+  double weight_decay;
+  int64_t steps;  // successful ones before this
+  std::vector<at::Tensor> data, grads;
+  std::optional<at::Tensor> scale;
+};
+
+class FusedOptimizer : public Optimizer {
  public:
-  Adam(const config::Optim& config, const std::vector<nn::Param*>& params)
-      : config_(config), groups_(group_by_decay(params)) {
+  FusedOptimizer(const config::Optim& config, const std::vector<nn::Param*>& params, std::vector<std::string> kinds)
+      : config_(config), kinds_(std::move(kinds)), groups_(2) {
+    groups_[0].decays = true;
+    for (nn::Param* param : params) groups_[param->weight_decay ? 0 : 1].params.push_back(param);
     for (ParamGroup& group : groups_) {
-      group.first = zeros_like_params(group.params);
-      group.second = zeros_like_params(group.params);
-      for (size_t i = 0; i < group.params.size(); ++i) group.counters.push_back(at::full({}, 0.0, at::kFloat));
+      group.slots.resize(kinds_.size());
+      for (nn::Param* param : group.params) {
+        for (auto& slot : group.slots) slot.push_back(at::zeros_like(param->data));
+        group.counters.push_back(at::zeros({}, at::kFloat));
+      }
     }
   }
 
   void step(const StepArgs& args) override {
-    ++steps_;
     for (ParamGroup& group : groups_) {
       if (group.params.empty()) continue;
-      std::vector<at::Tensor> data, grads;
-      collect(group, data, grads);
-      const auto scale = apply_factor(args.grad_factor, grads);
-      for (at::Tensor& counter : group.counters) counter.fill_(static_cast<double>(steps_));
-      at::_fused_adamw_(data, grads, group.first, group.second, {}, group.counters, args.lr, config_.adam_beta1,
-                        config_.adam_beta2, group.decays ? args.weight_decay : 0.0, config_.adam_eps,
-                        /*amsgrad=*/false, /*maximize=*/false, scale, std::nullopt);
+      GroupStep step{args, group.decays ? args.weight_decay : 0.0, steps_, {}, {}, std::nullopt};
+      for (const nn::Param* param : group.params) {
+        step.data.push_back(param->data);
+        step.grads.push_back(param->main_grad);
+      }
+      step.scale = apply_factor(args.grad_factor, step.grads);
+      update(group, step);
     }
+    ++steps_;
   }
 
   std::vector<State> state() override {
     std::vector<State> all;
     for (ParamGroup& group : groups_) {
       for (size_t i = 0; i < group.params.size(); ++i) {
-        all.push_back({group.params[i], "exp_avg", group.first[i]});
-        all.push_back({group.params[i], "exp_avg_sq", group.second[i]});
+        for (size_t k = 0; k < kinds_.size(); ++k) all.push_back({group.params[i], kinds_[k], group.slots[k][i]});
       }
     }
     return all;
@@ -86,47 +80,42 @@ class Adam final : public Optimizer {
   int64_t steps() const override { return steps_; }
   void set_steps(int64_t steps) override { steps_ = steps; }
 
- private:
+ protected:
+  virtual void update(ParamGroup& group, GroupStep& step) = 0;
   config::Optim config_;
+
+ private:
+  std::vector<std::string> kinds_;
   std::vector<ParamGroup> groups_;
   int64_t steps_ = 0;
 };
 
-class Sgd final : public Optimizer {
+class Adam final : public FusedOptimizer {
  public:
-  Sgd(const config::Optim& config, const std::vector<nn::Param*>& params)
-      : config_(config), groups_(group_by_decay(params)) {
-    for (ParamGroup& group : groups_) group.first = zeros_like_params(group.params);
-  }
-
-  void step(const StepArgs& args) override {
-    for (ParamGroup& group : groups_) {
-      if (group.params.empty()) continue;
-      std::vector<at::Tensor> data, grads;
-      collect(group, data, grads);
-      const auto scale = apply_factor(args.grad_factor, grads);
-      at::_fused_sgd_(data, grads, group.first, group.decays ? args.weight_decay : 0.0, config_.sgd_momentum, args.lr,
-                      /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/steps_ == 0, scale,
-                      std::nullopt);
-    }
-    ++steps_;
-  }
-
-  std::vector<State> state() override {
-    std::vector<State> all;
-    for (ParamGroup& group : groups_) {
-      for (size_t i = 0; i < group.params.size(); ++i)
-        all.push_back({group.params[i], "momentum_buffer", group.first[i]});
-    }
-    return all;
-  }
-  int64_t steps() const override { return steps_; }
-  void set_steps(int64_t steps) override { steps_ = steps; }
+  Adam(const config::Optim& config, const std::vector<nn::Param*>& params)
+      : FusedOptimizer(config, params, {"exp_avg", "exp_avg_sq"}) {}
 
  private:
-  config::Optim config_;
-  std::vector<ParamGroup> groups_;
-  int64_t steps_ = 0;
+  void update(ParamGroup& group, GroupStep& step) override {
+    for (at::Tensor& counter : group.counters) counter.fill_(static_cast<double>(step.steps + 1));
+    at::_fused_adamw_(step.data, step.grads, group.slots[0], group.slots[1], {}, group.counters, step.args.lr,
+                      config_.adam_beta1, config_.adam_beta2, step.weight_decay, config_.adam_eps, /*amsgrad=*/false,
+                      /*maximize=*/false, step.scale, std::nullopt);
+  }
+};
+
+class Sgd final : public FusedOptimizer {
+ public:
+  Sgd(const config::Optim& config, const std::vector<nn::Param*>& params)
+      : FusedOptimizer(config, params, {"momentum_buffer"}) {}
+
+ private:
+  void update(ParamGroup& group, GroupStep& step) override {
+    at::_fused_sgd_(step.data, step.grads, group.slots[0], step.weight_decay, config_.sgd_momentum, step.args.lr,
+                    /*dampening=*/0.0,
+                    /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/step.steps == 0, step.scale,
+                    std::nullopt);
+  }
 };
 
 }  // namespace

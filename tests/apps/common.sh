@@ -1,0 +1,55 @@
+# Sourced by the scripts of this folder, each of which is called as SCRIPT BINARY: a scratch folder that goes away, a tiny
+# model, and assertions that print what they hold true and end the script at the first that is not.
+set -euo pipefail
+
+metroplex=$(realpath "${1:?usage: $0 path/to/metroplex}")
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+apps=$repository/tests/apps
+work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_apps.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+# Ranks share the cores; a launcher's variables around the tests must not reach them.
+export OMP_NUM_THREADS=1
+unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK SLURM_PROCID METROPLEX_RANK || true
+
+holds() { printf '  ok: %s\n' "$*"; }
+fail() {
+  printf 'FAILED: %s\n' "$*" >&2
+  [ ! -s "$work/out" ] || { echo '--- last output' >&2; tail -n 15 "$work/out" >&2; }
+  [ ! -s "$work/err" ] || { echo '--- last errors' >&2; tail -n 15 "$work/err" >&2; }
+  exit 1
+}
+
+# run EXPECTED_CODE ARGUMENTS...: the binary, with its output in $work/out and $work/err.
+run() {
+  local expected=$1 code=0
+  shift
+  timeout -k 5 90 "$metroplex" "$@" > "$work/out" 2> "$work/err" < /dev/null || code=$?
+  [ "$code" = "$expected" ] || fail "metroplex $* ended with $code, not $expected"
+}
+prints() { grep -qE -- "$1" "$work/out" || fail "stdout lacks: $1"; }
+warns() { grep -qE -- "$1" "$work/err" || fail "stderr lacks: $1"; }
+
+# The tiny corpus: 40 documents of bytes, end-of-document behind each.
+make_corpus() {
+  mkdir -p text
+  local i
+  for i in $(seq 1 40); do
+    printf 'Document %d counts: %s.\nIt ends here, after %d words of nothing much.\n' "$i" "$(seq -s ' ' "$i" $((i + 12)))" "$((i * 7))"
+  done | awk '/^Document/ {n++} {print > sprintf("text/%03d.txt", n)}'
+  "$metroplex" preprocess --input text --tokenizer-type bytes --append-eod --output-prefix "$work/corpus" > /dev/null
+}
+
+# A model of 2 layers on the corpus; what follows on a command line wins.
+tiny=(--run.seed=7 --model.family=llama --model.num_layers=2 --model.hidden_size=32 --model.num_attention_heads=2
+  --model.num_query_groups=2 --model.ffn_hidden_size=64 --model.make_vocab_size_divisible_by=16 --optim.lr=0.01
+  --optim.lr_decay_style=cosine --optim.lr_warmup_iters=2 "--data.data_path=$work/corpus" --data.tokenizer_type=bytes
+  --train.seq_length=16 --train.micro_batch_size=1 --train.global_batch_size=4 --train.train_iters=8 --train.log_interval=1
+  --train.progress=false --train.eval_iters=0)
+mock=(--data.data_path= --data.mock_data=true --data.tokenizer_type=none --model.vocab_size=256)
+
+# losses FILE: "iteration loss" of each training line of a metrics file.
+losses() { python3 "$apps/metrics.py" losses "$1"; }
+# same_losses A B TOLERANCE [FIRST]: absolute, over the iterations from FIRST that B has; prints the largest difference.
+same_losses() { python3 "$apps/metrics.py" compare "$@" || fail "losses of $1 and $2 are not within $3"; }

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Kills training with SIGKILL, resumes it, and asks for the bits of the run that nobody disturbed.
+
+kill_resume.py BINARY CORPUS [--runs 30] [--seed 1]
+
+Every third run is killed inside a save: the processes are stopped while .tmp-iter_* exists, this is seen once more, then
+they are killed. The others are killed at a random moment between start and end: in start-up, in the building of the
+index cache, in a step, in the removal of an old checkpoint. Runs take turns over three layouts (one rank, tp 2 x pp 2 as
+threads, dp 2 as gloo processes, of which one or all are killed). After each kill:
+  - the resumed run starts from what `latest` names, without a warning, and ends with exit code 0;
+  - each iteration's line in the metrics file, repeated ones too, has the loss of the undisturbed run;
+  - the files of the last checkpoint are those of the undisturbed run, byte for byte."""
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ITERATIONS = 12
+TINY = """--run.seed=7 --model.num_layers=2 --model.hidden_size=32 --model.num_attention_heads=2
+--model.make_vocab_size_divisible_by=16 --model.hidden_dropout=0.1 --model.attention_dropout=0.1 --optim.lr=0.01
+--optim.lr_decay_style=cosine --optim.lr_warmup_iters=2 --data.tokenizer_type=bytes --train.seq_length=16
+--train.micro_batch_size=1 --train.global_batch_size=4 --train.log_interval=1 --train.progress=false
+--checkpoint.save_interval=1 --checkpoint.keep_last=2 --train.eval_iters=0""".split() + [f"--train.train_iters={ITERATIONS}"]
+LAYOUTS = [
+    ("1 rank", ["--nproc", "1"]),
+    ("tp 2 x pp 2, threads", ["--nproc", "4", "--parallel.tensor_model_parallel_size=2",
+                              "--parallel.pipeline_model_parallel_size=2", "--parallel.sequence_parallel=true"]),
+    ("dp 2, gloo", ["--nproc", "2", "--backend", "gloo"]),
+]
+
+
+class Failure(Exception):
+    pass
+
+
+def check(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+class Job:
+    """One run's folder: checkpoints, metrics, index cache, what was printed."""
+
+    def __init__(self, args, folder, layout):
+        self.folder, self.save, self.metrics = folder, folder / "checkpoints", folder / "metrics.jsonl"
+        folder.mkdir()
+        self.command = [args.binary, "train", *TINY, *LAYOUTS[layout][1], f"--data.data_path={args.corpus}",
+                        f"--data.data_cache_path={folder}/cache", f"--checkpoint.save={self.save}",
+                        f"--checkpoint.load={self.save}", f"--train.metrics_file={self.metrics}"]
+
+    def start(self):
+        self.output = open(self.folder / "output", "w+b")
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=self.output,
+                                        stderr=subprocess.STDOUT, start_new_session=True)
+
+    def finish(self):
+        try:
+            code = self.process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            self.signal_all(signal.SIGKILL)
+            raise Failure("hung") from None
+        self.output.seek(0)
+        return code, self.output.read().decode(errors="replace")
+
+    def signal_all(self, number):
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def members(self):
+        """Processes of the run that are still there (a killed launcher's ranks end with it, a moment later)."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    fields = pathlib.Path("/proc", entry, "stat").read_text().rsplit(")", 1)[1].split()
+                except OSError:
+                    continue
+                if int(fields[2]) == self.process.pid and fields[0] not in "ZX":
+                    found.append(int(entry))
+        return found
+
+    def temporary(self):
+        try:
+            return [name for name in os.listdir(self.save) if name.startswith(".tmp-")]
+        except FileNotFoundError:
+            return []
+
+    def latest(self):
+        try:
+            return (self.save / "latest").read_text().split()[0]
+        except FileNotFoundError:
+            return None
+
+
+def kill_inside_save(job, rng):
+    """True when the kill was inside; a run that got away is done again by the caller."""
+    after = f".tmp-iter_{rng.randint(1, ITERATIONS - 1):07d}"
+    while job.process.poll() is None:
+        seen = job.temporary()
+        if seen and seen[0] >= after:
+            time.sleep(rng.random() * 0.004)
+            job.signal_all(signal.SIGSTOP)
+            time.sleep(0.002)  # a stop of several threads takes a moment
+            if job.temporary():
+                job.signal_all(signal.SIGKILL)
+                job.process.wait()
+                return bool(job.temporary())
+            job.signal_all(signal.SIGCONT)
+    return False
+
+
+def kill_any_moment(job, rng, seconds):
+    time.sleep(rng.random() * seconds)
+    members = job.members()
+    if len(members) > 1 and rng.random() < 0.5:
+        try:
+            os.kill(rng.choice(members), signal.SIGKILL)  # one of them alone: the others must end by themselves
+        except ProcessLookupError:
+            pass
+        start = time.monotonic()
+        while job.members():
+            check(time.monotonic() - start < 10, "the others live on after one process was killed")
+            time.sleep(0.01)
+    else:
+        job.signal_all(signal.SIGKILL)
+    return job.process.wait() != 0
+
+
+def compare(job, reference):
+    for line in job.metrics.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the line that was cut by the kill
+        wanted = reference["losses"][record["iteration"]]
+        check(record["lm loss"] == wanted, f"iteration {record['iteration']}: loss {record['lm loss']}, undisturbed {wanted}")
+    check(record["iteration"] == ITERATIONS, "the last line is not the last iteration")
+    files = final_files(job)
+    check(files.keys() == reference["files"].keys(), f"files {sorted(files)}")
+    for name, content in files.items():
+        check(content == reference["files"][name], f"{name} of the last checkpoint differs from the undisturbed run's")
+
+
+def final_files(job):
+    last = job.save / f"iter_{ITERATIONS:07d}"
+    return {path.name: path.read_bytes() for path in last.glob("rank_*.safetensors")}
+
+
+def undisturbed(args, folder, layout):
+    job = Job(args, folder, layout)
+    start = time.monotonic()
+    job.start()
+    code, text = job.finish()
+    check(code == 0, f"the undisturbed run ended with {code}:\n{text}")
+    records = [json.loads(line) for line in job.metrics.read_text().splitlines()]
+    check(len(records) == ITERATIONS and job.latest() == f"iter_{ITERATIONS:07d}", "the undisturbed run is not complete")
+    return {"losses": {r["iteration"]: r["lm loss"] for r in records}, "files": final_files(job),
+            "seconds": time.monotonic() - start}
+
+
+def one_run(args, number, scratch, references):
+    rng = random.Random(args.seed * 1000003 + number)
+    layout, inside = number // 3 % len(LAYOUTS), number % 3 == 0
+    for attempt in range(20):
+        folder = scratch / f"run_{number}_{attempt}"
+        job = Job(args, folder, layout)
+        job.start()
+        killed = kill_inside_save(job, rng) if inside else kill_any_moment(job, rng, references[layout]["seconds"])
+        if killed:
+            break
+        job.process.wait()
+        shutil.rmtree(folder)
+    check(killed, "no kill struck in 20 attempts")
+    found, left = job.latest(), job.temporary()
+    job.start()
+    code, text = job.finish()
+    check(code == 0, f"the resumed run ended with {code}:\n{text[-3000:]}")
+    check("passed over" not in text and "warning" not in text.lower(), f"the resumed run warns:\n{text[-3000:]}")
+    loaded = re.search(r"loaded checkpoint \S*/(iter_\S+) at", text)
+    check((loaded.group(1) if loaded else None) == found, f"`latest` named {found}, loaded {loaded and loaded.group(1)}")
+    check(job.latest() == f"iter_{ITERATIONS:07d}" and not job.temporary(), "the resumed run left something unfinished")
+    compare(job, references[layout])
+    shutil.rmtree(folder)
+    return bool(left), found, LAYOUTS[layout][0]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("corpus")
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="metroplex_kill."))
+    number = -1
+    try:
+        references = [undisturbed(args, scratch / f"reference_{i}", i) for i in range(len(LAYOUTS))]
+        inside, resumed = 0, 0
+        for number in range(args.runs):
+            in_save, found, layout = one_run(args, number, scratch, references)
+            inside += in_save
+            resumed += found is not None
+            print(f"  run {number + 1}/{args.runs}: killed {'inside a save' if in_save else 'at a random moment'}, {layout}, "
+                  f"went on from {found or 'nothing'}: same bits", flush=True)
+        check(inside * 3 >= args.runs, f"only {inside} of {args.runs} kills were inside a save")
+        check(resumed * 2 > args.runs, f"only {resumed} of {args.runs} runs had something to go on from")
+        print(f"  ok: {args.runs} runs, {inside} killed inside a save, {resumed} went on from a checkpoint, all end with the same bits")
+    except Failure as failure:
+        print(f"FAILED: run {number + 1}, seed {args.seed}: {failure}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,108 @@
+// The norm of a model cut over tp 2 x pp 2 is the norm of the whole one: sharded and replicated parameters count once,
+// the tied copy not at all, and padding is no zero.
+#include "optim/clip.h"
+
+#include <cmath>
+#include <limits>
+
+#include "optim/tools.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kRows = 6, kWidth = 5, kVocab = 7, kPaddedVocab = 8;
+
+// Whole tensors of stage `stage`, with a few exact zeros.
+at::Tensor whole_matrix(int stage) {
+  at::Tensor x = values({kRows, kWidth}, 10 + stage);
+  x[1][2] = 0.0;
+  x[5][4] = 0.0;
+  return x;
+}
+at::Tensor whole_bias(int stage) {
+  at::Tensor x = values({kRows}, 20 + stage);
+  x[3] = 0.0;
+  return x;
+}
+at::Tensor whole_embedding() {
+  at::Tensor x = values({kVocab, kWidth}, 30);
+  x[6][1] = 0.0;
+  return x;
+}
+
+nn::Param sharded(const std::string& name, const at::Tensor& whole, int64_t padded_rows, int tp, int index) {
+  const int64_t local = padded_rows / tp, begin = index * local, real = std::min(local, whole.size(0) - begin);
+  at::Tensor data = at::zeros({local, whole.size(1)}, whole.options());
+  data.narrow(0, 0, real).copy_(whole.narrow(0, begin, real));
+  nn::Param param = make_param(name, data);
+  param.global_shape = whole.sizes().vec();
+  param.shard = {0, {{0, begin, real}}};
+  return param;
+}
+
+// What one rank holds; gradients are the data itself.
+std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
+  std::vector<nn::Param> params;
+  for (int stage = 0; stage < 2; ++stage) {
+    if (stage * pp / 2 != pp_index) continue;
+    params.push_back(sharded("matrix", whole_matrix(stage), kRows, tp, tp_index));
+    params.push_back(make_param("bias", whole_bias(stage)));
+  }
+  if (pp_index == 0) params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
+  if (pp > 1 && pp_index == pp - 1) {
+    params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
+    params.back().tied = params.back().tied_copy = true;
+  }
+  for (nn::Param& param : params) param.main_grad = param.data;
+  return params;
+}
+
+double plain_norm() {
+  double sum = whole_embedding().square().sum().item<double>();
+  for (int stage = 0; stage < 2; ++stage) {
+    sum += whole_matrix(stage).square().sum().item<double>() + whole_bias(stage).square().sum().item<double>();
+  }
+  return std::sqrt(sum);
+}
+constexpr int64_t kZeros = 2 * 2 + 2 * 1 + 1;
+
+void check(int tp, int pp) {
+  std::vector<optim::GradientStats> all(static_cast<size_t>(tp * pp));
+  run_ranks(tp * pp, {.tp = tp, .pp = pp}, [&](const comm::World& world) {
+    const comm::Groups& groups = world.groups();
+    std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
+    const auto stats = optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, true);
+    EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
+    EXPECT_EQ(stats.num_zeros, kZeros);
+    EXPECT_NEAR(optim::params_norm(pointers(params), groups.tp, groups.model_parallel), plain_norm(), 1e-13);
+    EXPECT_EQ(optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, false).num_zeros, -1);
+    all[static_cast<size_t>(world.rank())] = stats;
+  });
+  for (const auto& stats : all) EXPECT_EQ(stats.norm, all[0].norm) << "ranks differ in the last bit";
+}
+
+TEST(GradientNorm, OfOneRankIsThePlainFormula) { check(1, 1); }
+TEST(GradientNorm, CountsReplicatedParametersOnceOverTensorParallelRanks) { check(2, 1); }
+TEST(GradientNorm, LeavesOutTheTiedCopyOfTheLastStage) { check(1, 2); }
+TEST(GradientNorm, OfFourModelParallelRanksIsThatOfOne) { check(2, 2); }
+
+TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
+  run_ranks(4, {.tp = 2, .pp = 2}, [&](const comm::World& world) {
+    const comm::Groups& groups = world.groups();
+    std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
+    if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, false).norm));
+  });
+}
+
+TEST(ClipCoefficient, IsTheLimitOverTheNormOnlyAboveTheLimit) {
+  EXPECT_DOUBLE_EQ(optim::clip_coefficient(2.0, 1.0), 0.499999750000125);
+  EXPECT_DOUBLE_EQ(optim::clip_coefficient(10.0, 0.1), 0.009999999000000101);
+  EXPECT_DOUBLE_EQ(optim::clip_coefficient(1.0000001, 1.0), 0.9999989000012101);
+  EXPECT_EQ(optim::clip_coefficient(0.5, 1.0), 1.0);
+  EXPECT_EQ(optim::clip_coefficient(0.0, 1.0), 1.0);
+}
+
+}  // namespace
+}  // namespace metroplex::test

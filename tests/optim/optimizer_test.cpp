@@ -1,0 +1,164 @@
+// AdamW and SGD against their formulas written out in float64, five steps.
+#include "optim/optimizer.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "optim/tools.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int kSteps = 5;
+
+struct Case {
+  at::ScalarType dtype = at::kDouble;
+  double weight_decay = 0.1, factor = 1.0, momentum = 0.9;
+};
+
+config::Optim optim_config(const std::string& name, const Case& c) {
+  config::Optim config;
+  config.optimizer = name;
+  config.sgd_momentum = c.momentum;
+  return config;
+}
+
+// A matrix that decays and a bias that does not.
+std::vector<nn::Param> two_params(at::ScalarType dtype) {
+  std::vector<nn::Param> params{make_param("weight", values({4, 6}, 1, dtype)), make_param("bias", values({6}, 2, dtype))};
+  params[1].weight_decay = false;
+  for (nn::Param& param : params) param.main_grad = at::zeros_like(param.data);
+  return params;
+}
+
+at::Tensor gradient(const nn::Param& param, int step) {
+  return values(param.data.sizes().vec(), 100 + 10 * step + static_cast<int>(param.data.dim()), param.data.scalar_type());
+}
+
+optim::StepArgs args_of(const Case& c, int step) {
+  optim::StepArgs args;
+  args.lr = 0.01 * (1 + step);
+  args.weight_decay = c.weight_decay;
+  args.grad_factor = c.factor;
+  return args;
+}
+
+void take_step(optim::Optimizer& optimizer, std::vector<nn::Param>& params, const Case& c, int step) {
+  for (nn::Param& param : params) param.main_grad.copy_(gradient(param, step));
+  optimizer.step(args_of(c, step));
+}
+
+// One parameter's way by the formula; all in double.
+struct Formula {
+  at::Tensor p, first, second;
+  bool decays;
+
+  explicit Formula(const nn::Param& param)
+      : p(param.data.to(at::kDouble, false, true)), first(at::zeros_like(p)), second(at::zeros_like(p)), decays(param.weight_decay) {}
+
+  void adam(const at::Tensor& grad, const optim::StepArgs& args, int t) {
+    const at::Tensor g = grad.to(at::kDouble) * args.grad_factor;
+    const double decay = decays ? args.weight_decay : 0.0;
+    p = p * (1 - args.lr * decay);
+    first = 0.9 * first + 0.1 * g;
+    second = 0.999 * second + 0.001 * g * g;
+    const at::Tensor corrected = (second / (1 - std::pow(0.999, t))).sqrt() + 1e-8;
+    p = p - args.lr * (first / (1 - std::pow(0.9, t))) / corrected;
+  }
+  void sgd(const at::Tensor& grad, const optim::StepArgs& args, double momentum) {
+    const at::Tensor g = grad.to(at::kDouble) * args.grad_factor + (decays ? args.weight_decay : 0.0) * p;
+    first = momentum * first + g;
+    p = p - args.lr * first;
+  }
+};
+
+// float64: a dozen operations a step on values near 1. float32: each step rounds the parameter and the moments once or
+// twice (2^-24 of 1), and a ratio of moments is off by a few such roundings times lr.
+double tolerance(const Case& c) { return c.dtype == at::kDouble ? 1e-14 : 1e-6; }
+
+void check(const std::string& name, const Case& c) {
+  SCOPED_TRACE(name + base::concat(" decay ", c.weight_decay, " factor ", c.factor, " momentum ", c.momentum, " ",
+                                   c10::toString(c.dtype)));
+  std::vector<nn::Param> params = two_params(c.dtype);
+  std::vector<Formula> expected;
+  for (const nn::Param& param : params) expected.emplace_back(param);
+  const auto optimizer = optim::make_optimizer(optim_config(name, c), pointers(params));
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t i = 0; i < params.size(); ++i) {
+      const at::Tensor grad = gradient(params[i], step);
+      if (name == "adam") expected[i].adam(grad, args_of(c, step), step + 1);
+      if (name == "sgd") expected[i].sgd(grad, args_of(c, step), c.momentum);
+    }
+    take_step(*optimizer, params, c, step);
+    for (size_t i = 0; i < params.size(); ++i) {
+      const double off = (params[i].data.to(at::kDouble) - expected[i].p).abs().max().item<double>();
+      EXPECT_LE(off, tolerance(c)) << params[i].name << " after step " << step + 1;
+    }
+  }
+  EXPECT_EQ(optimizer->steps(), kSteps);
+  for (const optim::State& state : optimizer->state()) {
+    const Formula& formula = expected[state.param == &params[0] ? 0 : 1];
+    if (name == "sgd" && c.momentum == 0) continue;  // not used, so not kept up
+    const at::Tensor& moment = state.kind == "exp_avg_sq" ? formula.second : formula.first;
+    EXPECT_LE((state.tensor.to(at::kDouble) - moment).abs().max().item<double>(), tolerance(c)) << state.kind;
+  }
+}
+
+void check_all(const std::string& name, at::ScalarType dtype) {
+  for (const double decay : {0.0, 0.1}) {
+    for (const double factor : {1.0, 0.37}) check(name, {dtype, decay, factor});
+  }
+}
+
+TEST(Optimizer, AdamWInFloat64IsItsFormula) { check_all("adam", at::kDouble); }
+TEST(Optimizer, AdamWInFloat32IsItsFormulaToRounding) { check_all("adam", at::kFloat); }
+TEST(Optimizer, SgdInFloat64IsItsFormula) { check_all("sgd", at::kDouble); }
+TEST(Optimizer, SgdInFloat32IsItsFormulaToRounding) { check_all("sgd", at::kFloat); }
+TEST(Optimizer, SgdWithoutMomentumIsPlainDescent) {
+  check("sgd", {at::kDouble, 0.1, 0.5, 0.0});
+  check("sgd", {at::kFloat, 0.0, 1.0, 0.0});
+}
+
+TEST(Optimizer, StateHasANameAndThePlaceOfItsParameter) {
+  std::vector<nn::Param> params = two_params(at::kFloat);
+  const auto names = [&](const std::string& optimizer) {
+    std::vector<std::string> list;
+    for (const optim::State& state : optim::make_optimizer(optim_config(optimizer, {}), pointers(params))->state()) {
+      EXPECT_EQ(state.tensor.sizes(), state.param->data.sizes());
+      list.push_back(state.param->name + " " + state.kind);
+    }
+    return list;
+  };
+  EXPECT_EQ(names("adam"), (std::vector<std::string>{"weight exp_avg", "weight exp_avg_sq", "bias exp_avg", "bias exp_avg_sq"}));
+  EXPECT_EQ(names("sgd"), (std::vector<std::string>{"weight momentum_buffer", "bias momentum_buffer"}));
+}
+
+TEST(Optimizer, GoesOnBitForBitFromItsStateAndStepCount) {
+  for (const char* name : {"adam", "sgd"}) {
+    const Case c{at::kFloat, 0.1, 0.7};
+    std::vector<nn::Param> straight = two_params(c.dtype), resumed = two_params(c.dtype);
+    const auto first = optim::make_optimizer(optim_config(name, c), pointers(straight));
+    for (int step = 0; step < 3; ++step) take_step(*first, straight, c, step);
+    const auto second = optim::make_optimizer(optim_config(name, c), pointers(resumed));
+    for (size_t i = 0; i < resumed.size(); ++i) resumed[i].data.copy_(straight[i].data);
+    const auto from = first->state(), to = second->state();
+    ASSERT_EQ(from.size(), to.size());
+    for (size_t i = 0; i < from.size(); ++i) to[i].tensor.copy_(from[i].tensor);
+    second->set_steps(first->steps());
+    for (int step = 3; step < kSteps; ++step) {
+      take_step(*first, straight, c, step);
+      take_step(*second, resumed, c, step);
+    }
+    for (size_t i = 0; i < resumed.size(); ++i) EXPECT_TRUE(at::equal(resumed[i].data, straight[i].data)) << name;
+  }
+}
+
+TEST(Optimizer, AnUnknownNameIsRefused) {
+  try {
+    optim::make_optimizer(optim_config("adagrad", {}), {});
+    FAIL() << "adagrad was made";
+  } catch (const base::Error& error) { EXPECT_NE(std::string(error.what()).find("adagrad"), std::string::npos); }
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,37 @@
+// Parameters without a model.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/param.h"
+
+namespace metroplex::test {
+
+// Repeatable values in (-1, 1), different for every `number`.
+inline at::Tensor values(std::vector<int64_t> shape, int number, at::ScalarType dtype = at::kDouble) {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel *= size;
+  const at::Tensor index = at::arange(numel, at::kDouble) + 1.0 + 17.0 * number;
+  return at::sin(index * index * 0.37 + number).view(shape).to(dtype);
+}
+
+inline nn::Param make_param(const std::string& name, const at::Tensor& data) {
+  nn::Param param;
+  param.name = name;
+  param.data = data;
+  param.global_shape = data.sizes().vec();
+  return param;
+}
+
+inline std::vector<nn::Param*> pointers(std::vector<nn::Param>& params) {
+  std::vector<nn::Param*> list;
+  for (nn::Param& param : params) list.push_back(&param);
+  return list;
+}
+
+}  // namespace metroplex::test
