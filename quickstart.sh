@@ -25,8 +25,14 @@ scripts/build.sh "${variant[@]}" --target metroplex
 metroplex=$PWD/build/bin/metroplex
 torch_root=$(sed -n 's/^TORCH_ROOT:PATH=//p' build/CMakeCache.txt)
 
-[ "$fresh" = 1 ] && rm -rf "$dir"
+# Only what this script made is ever removed.
+[ "$fresh" = 1 ] && rm -rf "$dir"/{corpus,files,text,tokenizer.model,data.bin,data.idx,cache,checkpoints,tensorboard,metrics.jsonl}
 mkdir -p "$dir"
+if [ -e "$dir/text" ] && [ "$(cat "$dir/text")" != "${text[*]:-}" ]; then
+  echo "quickstart.sh: $dir was made from '$(cat "$dir/text")'; give another --dir, or --fresh to start over" >&2
+  exit 2
+fi
+printf '%s' "${text[*]:-}" > "$dir/text"
 dir=$(cd "$dir" && pwd)
 corpus=$dir/corpus
 if [ ${#text[@]} -eq 0 ]; then
@@ -60,7 +66,7 @@ config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_
   "--checkpoint.save=$dir/checkpoints" "--checkpoint.load=$dir/checkpoints" --optim.override_opt_param_scheduler=true
   "--train.tensorboard_dir=$dir/tensorboard" "--train.metrics_file=$dir/metrics.jsonl")
 done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
-target=$((${done_so_far:-0} > 0 ? done_so_far + 20 : 200))
+target=$((${done_so_far:-0} >= 200 ? done_so_far + 20 : 200))
 step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
 "$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200
 

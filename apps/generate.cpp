@@ -12,6 +12,7 @@
 #include "config/load.h"
 #include "files/file_system.h"
 #include "launch.h"
+#include "numbers.h"
 #include "run_config.h"
 #include "run_tokenizer.h"
 #include "train/generate.h"
@@ -48,16 +49,6 @@ std::string read_prompt(const std::string& prompt, const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file);
   return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-double number(const char* name, const std::string& text) {
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) { used = 0; }
-  MPX_CHECK(used == text.size() && !text.empty(), "config", name, " '", text, "' is not a number");
-  return value;
 }
 
 // What the checkpoint was trained with, on one rank unless the command line says otherwise.
@@ -100,10 +91,10 @@ int run_generate(const std::vector<std::string>& arguments) {
     return kExitOk;
   }
   MPX_CHECK(!load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
-  const RunArguments parsed = parse_run_arguments(
-      arguments, flags, config_of_checkpoint(load, static_cast<int64_t>(number("--ckpt-step", step))));
+  const RunArguments parsed =
+      parse_run_arguments(arguments, flags, config_of_checkpoint(load, whole_number("--ckpt-step", step)));
   config::Config config = generation_config(parsed, load);
-  config.checkpoint.ckpt_step = static_cast<int64_t>(number("--ckpt-step", step));
+  config.checkpoint.ckpt_step = whole_number("--ckpt-step", step);
 
   const auto tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(tokenizer != nullptr, "config",
@@ -114,11 +105,11 @@ int run_generate(const std::vector<std::string>& arguments) {
   if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
 
   train::GenerateOptions options;
-  options.max_new_tokens = static_cast<int64_t>(number("--max-new-tokens", max_new));
-  options.temperature = number("--temperature", temperature);
-  options.top_k = static_cast<int64_t>(number("--top-k", top_k));
-  options.top_p = number("--top-p", top_p);
-  options.seed = static_cast<uint64_t>(number("--seed", seed));
+  options.max_new_tokens = whole_number("--max-new-tokens", max_new);
+  options.temperature = real_number("--temperature", temperature);
+  options.top_k = whole_number("--top-k", top_k);
+  options.top_p = real_number("--top-p", top_p);
+  options.seed = static_cast<uint64_t>(whole_number("--seed", seed));
   if (tokenizer->eod()) options.stop_token = *tokenizer->eod();
 
   config = checked_config(config, planned_world_size(config.run));

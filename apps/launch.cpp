@@ -68,6 +68,9 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   MPX_CHECK(config.run.backend != "nccl", "config",
             "run.backend nccl: training on GPUs is not there yet, tensors live on the CPU; use gloo or threads");
   if (config.run.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",
+            config.run.nproc, ", but ", launch ? launch->launcher : "", " started ", world_size,
+            " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
   const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
   if (launch) return run_here(config, grid, *launch, body);
   if (config.run.backend != "auto" && config.run.backend != "threads") return spawn_here(config, grid, command_line);
@@ -82,7 +85,8 @@ int exit_code_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const base::Error*>(&error);
   if (!ours) return kExitInternal;
   const std::string& room = ours->room();
-  if (room == "train" || room == "optim") return kExitNumerics;
+  if (room == "numerics") return kExitNumerics;
+  if (room == "internal") return kExitInternal;
   if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
   if (room == "comm") return kExitPeer;
   return kExitConfig;  // config, topology, plan, models, ...: what was asked for cannot be

@@ -16,7 +16,12 @@ inline bool parse(CLI::App& app, std::vector<std::string> arguments, int& exit_c
   try {
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error, std::cout, std::cerr) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) {
+      exit_code = app.exit(error, std::cout, std::cerr);
+    } else {
+      std::cerr << "metroplex: [config] " << error.what() << "; see " << app.get_name() << " --help\n";
+      exit_code = 2;
+    }
     return false;
   }
   return true;

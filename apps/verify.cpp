@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "config/validate.h"
 #include "launch.h"
+#include "numbers.h"
 #include "run_config.h"
 #include "run_tokenizer.h"
 #include "train/verify.h"
@@ -26,10 +27,10 @@ int run_verify(const std::vector<std::string>& arguments) {
            "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n";
     return kExitOk;
   }
-  const int64_t steps = std::stoll(steps_text);
+  const int64_t steps = whole_number("--steps", steps_text, 1);
   config::Config config = parsed.config;
   config.run.backend = "threads";
-  if (config.model.vocab_size == 0) config.model.vocab_size = std::stoll(vocab_text);
+  if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   const int64_t world_size = planned_world_size(config.run);
   config = checked_config(train::verification_config(config, steps), world_size);
@@ -51,7 +52,8 @@ int run_verify(const std::vector<std::string>& arguments) {
                 on_layout.losses[i], static_cast<long>(world_size), on_one_rank.losses[i], on_layout.grad_norms[i],
                 on_one_rank.grad_norms[i]);
   }
-  const bool equal = difference.loss <= train::kLossTolerance && difference.parameter <= train::kParameterTolerance;
+  const bool equal = difference.loss <= train::kLossTolerance && difference.grad_norm <= train::kGradNormTolerance &&
+                     difference.parameter <= train::kParameterTolerance;
   std::printf("%s: losses differ by %.2e relative (allowed %.0e), parameters by %.2e (allowed %.0e%s%s)\n",
               equal ? "EQUAL" : "DIFFERENT", difference.loss, train::kLossTolerance, difference.parameter,
               train::kParameterTolerance, difference.parameter_name.empty() ? "" : ", worst at ",

@@ -38,9 +38,10 @@ target_link_libraries(metroplex_vectors PRIVATE metroplex_train)
 # Tests that drive the binary, and the house rules.
 file(GLOB app_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.sh")
 foreach(script IN LISTS app_tests)
-  get_filename_component(name "${script}" NAME_WE)
+  get_filename_component(script_name "${script}" NAME_WE)
+  set(name "app_${script_name}")  # apart from the rooms' test binaries
   add_test(NAME ${name} COMMAND bash "${script}" "$<TARGET_FILE:metroplex>" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
-  set_tests_properties(${name} PROPERTIES TIMEOUT 1200)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200 RUN_SERIAL ON)  # they measure seconds
 endforeach()
 find_program(PYTHON3 python3 REQUIRED)
 add_test(NAME layers COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/scripts/check_layers.py")

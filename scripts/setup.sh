@@ -19,7 +19,7 @@ if [ -z "$variant" ]; then
 fi
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates ccache clang clang-format
+packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates procps ccache clang clang-format
   libclang-rt-14-dev pkg-config libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libpcre2-dev
   libutf8proc-dev libsentencepiece-dev libxxhash-dev libgtest-dev)
 missing=()
@@ -50,7 +50,7 @@ if [ ! -e "$wheel/torch/.complete" ]; then
     say "installing the torch 2.11.0 wheel ($variant set: $size) into $wheel"
     rm -rf "$wheel.part"
     # The wheel is unpacked, never imported: any python3 with pip will do.
-    env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
+    env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
       --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
       --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \
       --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \

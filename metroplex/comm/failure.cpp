@@ -33,7 +33,7 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
     return std::make_exception_ptr(base::Error(error.room(), message + text));
   } catch (const std::logic_error& error) {
     return std::make_exception_ptr(std::logic_error(message + cause_of(exception)));
-  } catch (...) { return std::make_exception_ptr(base::Error("comm", message + cause_of(exception))); }
+  } catch (...) { return std::make_exception_ptr(base::Error("internal", message + cause_of(exception))); }
 }
 
 }  // namespace metroplex::comm

@@ -19,7 +19,6 @@ void visit(Run& r, FieldList& field) {
         "CPU threads of a rank. 0: cores / ranks of this machine, at least 1.", between(0, 4096));
   field("distributed_timeout_minutes", r.distributed_timeout_minutes,
         "How long a rank waits for its peers before it gives up.", between(1, 100000));
-  field("master_addr", r.master_addr, "Address of rank 0.");
   field("master_port", r.master_port, "Port of rank 0. 0: a free one, which only our own launcher can choose.",
         between(0, 65535));
   field("deterministic_mode", r.deterministic_mode, "Refuse operations whose result depends on timing.");

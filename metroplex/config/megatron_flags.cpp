@@ -51,6 +51,7 @@ class Parser {
     activation();
     positions();
     tokenizer();
+    evaluation();
     // nccl is what auto takes where there are GPUs.
     if (later("backend") && later_["backend"] != "nccl")
       set("run.backend=$", later_["backend"], "--distributed-backend");
@@ -162,6 +163,11 @@ class Parser {
         return set(std::string("data.tokenizer_type=") + ours, "", "--tokenizer-type");
     }
     out_.not_known_yet.push_back("--tokenizer-type " + later_["tokenizer"]);
+  }
+
+  // Zero iterations are Megatron's way to have no evaluation, whatever the interval.
+  void evaluation() {
+    if (assigned("train.eval_iters", "0")) set("train.eval_interval=0", "", "--eval-iters");
   }
 
   static constexpr const char* kVpp = "parallel.virtual_pipeline_model_parallel_size";

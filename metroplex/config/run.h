@@ -13,7 +13,6 @@ struct Run {
   std::string backend = "auto";  // auto | threads | gloo | nccl
   int64_t threads_per_rank = 0;  // 0: cores / local ranks, at least 1
   int64_t distributed_timeout_minutes = 10;
-  std::string master_addr = "127.0.0.1";
   int64_t master_port = 0;  // 0: a free one
   bool deterministic_mode = false;
 };

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "config/config.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "models/block.h"
@@ -61,7 +62,7 @@ nn::LayerContext layer_context(const ModelContext& context) {
 
 nn::VocabularyPart vocabulary_of(const ModelContext& context) {
   const int64_t padded =
-      nn::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
+      config::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
   return nn::vocabulary_part(context.vocab_size, padded, context.tp.size(), context.tp.index());
 }
 

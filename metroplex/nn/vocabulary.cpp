@@ -6,11 +6,6 @@
 
 namespace metroplex::nn {
 
-int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int tp) {
-  const int64_t multiple = std::max<int64_t>(1, divisible_by) * tp;
-  return (vocab_size + multiple - 1) / multiple * multiple;
-}
-
 VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index) {
   MPX_CHECK(tp > 0 && padded % tp == 0, "nn", "a vocabulary of ", padded, " cannot be split over ", tp,
             " tensor-parallel ranks");

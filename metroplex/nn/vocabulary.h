@@ -15,8 +15,7 @@ struct VocabularyPart {
   int64_t valid_rows = 0;  // that are really in the vocabulary
 };
 
-// The smallest multiple of divisible_by * tp that holds vocab_size (Megatron's padding).
-int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int tp);
+// `padded` is config::padded_vocab_size.
 VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index);
 Shard vocabulary_shard(const VocabularyPart& part);
 

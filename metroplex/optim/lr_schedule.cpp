@@ -24,28 +24,29 @@ double wsd_coefficient(const std::string& style, double ratio) {
 }
 
 void check_args(const ScheduleArgs& a) {
-  MPX_CHECK(a.min_lr >= 0, "optim", "optim.min_lr = ", a.min_lr, " is negative; give 0 or more");
-  MPX_CHECK(a.max_lr >= a.min_lr, "optim", "optim.lr = ", a.max_lr, " is below optim.min_lr = ", a.min_lr);
-  MPX_CHECK(a.init_lr <= a.max_lr, "optim", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
-  MPX_CHECK(a.lr_decay_steps > 0, "optim", "the learning rate decays over ", a.lr_decay_steps,
+  MPX_CHECK(a.min_lr >= 0, "config", "optim.min_lr = ", a.min_lr, " is negative; give 0 or more");
+  MPX_CHECK(a.max_lr >= a.min_lr, "config", "optim.lr = ", a.max_lr, " is below optim.min_lr = ", a.min_lr);
+  MPX_CHECK(a.init_lr <= a.max_lr, "config", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
+  MPX_CHECK(a.lr_decay_steps > 0, "config", "the learning rate decays over ", a.lr_decay_steps,
             " samples; give at least 1");
-  MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "optim", "warm-up of ", a.lr_warmup_steps,
+  MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "config", "warm-up of ", a.lr_warmup_steps,
             " samples does not end before the decay at ", a.lr_decay_steps,
             "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
-  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "optim", "optim.lr_decay_style '", a.lr_decay_style,
+  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "config", "optim.lr_decay_style '", a.lr_decay_style,
             "' is unknown; nearest: '", base::nearest_name(a.lr_decay_style, kDecayStyles),
             "' of constant, linear, cosine, inverse-square-root, WSD");
   if (a.lr_decay_style == "WSD") {
-    MPX_CHECK(a.wsd_decay_steps > 0, "optim", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
-    MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "optim", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
+    MPX_CHECK(a.wsd_decay_steps > 0, "config", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
+    MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "config", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
               "' is unknown; choose linear, cosine, exponential or minus_sqrt");
   }
-  MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "optim", "weight decay goes from ", a.start_wd, " to ",
+  MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "config", "weight decay goes from ", a.start_wd, " to ",
             a.end_wd, "; it must start at 0 or more and may only grow");
-  MPX_CHECK(kWdStyles.count(a.wd_incr_style), "optim", "optim.weight_decay_incr_style '", a.wd_incr_style,
+  MPX_CHECK(kWdStyles.count(a.wd_incr_style), "config", "optim.weight_decay_incr_style '", a.wd_incr_style,
             "' is unknown; choose constant, linear or cosine");
-  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "optim", "constant weight decay cannot go from ",
-            a.start_wd, " to ", a.end_wd, "; set optim.weight_decay_incr_style to linear or cosine");
+  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "config",
+            "constant weight decay cannot go from ", a.start_wd, " to ", a.end_wd,
+            "; set optim.weight_decay_incr_style to linear or cosine");
 }
 
 }  // namespace
@@ -100,7 +101,7 @@ ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved,
   if (source == ScheduleSource::override_checkpoint) return own;
   if (source == ScheduleSource::must_agree) {
     const auto agree = [](const char* key, const auto& mine, const auto& theirs) {
-      MPX_CHECK(mine == theirs, "optim", key, " is ", mine, " in the config and ", theirs,
+      MPX_CHECK(mine == theirs, "config", key, " is ", mine, " in the config and ", theirs,
                 " in the checkpoint; set optim.override_opt_param_scheduler to keep the config's or "
                 "optim.use_checkpoint_opt_param_scheduler to keep the checkpoint's");
     };

@@ -107,14 +107,18 @@ class Adam final : public FusedOptimizer {
 class Sgd final : public FusedOptimizer {
  public:
   Sgd(const config::Optim& config, const std::vector<nn::Param*>& params)
-      : FusedOptimizer(config, params, {"momentum_buffer"}) {}
+      : FusedOptimizer(config, params, kinds_of(config)) {}
 
  private:
+  // Without momentum there is no state, and the fused call wants none.
+  static std::vector<std::string> kinds_of(const config::Optim& config) {
+    return config.sgd_momentum == 0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum_buffer"};
+  }
   void update(ParamGroup& group, GroupStep& step) override {
-    at::_fused_sgd_(step.data, step.grads, group.slots[0], step.weight_decay, config_.sgd_momentum, step.args.lr,
-                    /*dampening=*/0.0,
-                    /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/step.steps == 0, step.scale,
-                    std::nullopt);
+    const at::TensorList momentum = group.slots.empty() ? at::TensorList() : at::TensorList(group.slots[0]);
+    at::_fused_sgd_(step.data, step.grads, momentum, step.weight_decay, config_.sgd_momentum, step.args.lr,
+                    /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/step.steps == 0,
+                    step.scale, std::nullopt);
   }
 };
 

@@ -22,7 +22,7 @@ struct StepArgs {
 // A tensor of optimizer state: same shape and placement as its parameter.
 struct State {
   nn::Param* param;
-  std::string kind;  // exp_avg | exp_avg_sq | momentum_buffer
+  std::string kind;  // exp_avg | exp_avg_sq | momentum_buffer (none without momentum)
   at::Tensor tensor;
 };
 

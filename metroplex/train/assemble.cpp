@@ -9,6 +9,7 @@
 #include "plan/schedules/registry.h"
 #include "plan/stage_split.h"
 #include "plan/verify.h"
+#include "train/run_length.h"
 
 namespace metroplex::train {
 
@@ -39,7 +40,7 @@ const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_on
 pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
   const int64_t s = batch.tokens.size(1);
-  MPX_CHECK(s % parts == 0, "train", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
+  MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
             ", which parallel.sequence_parallel needs; pad it or turn that off");
   return {{s / parts, batch.tokens.size(0), config.model.hidden_size}, dtype, config.parallel.variable_seq_lengths};
 }
@@ -100,7 +101,10 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   options.average = !config.train.calculate_per_token_loss;
   a->gradients = std::make_unique<optim::GradBuffer>(a->params, groups.dp_cp, options);
   a->optimizer = optim::make_optimizer(config.optim, a->params);
-  a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(config));
+  // The schedules count samples; iterations are turned into samples by the full batch size.
+  config::Config lengths = config;
+  lengths.train.global_batch_size = run_length(config, microbatch_schedule(config, groups.dp.size())).full_batch_size;
+  a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
   return a;
 }
 

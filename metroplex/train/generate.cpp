@@ -10,6 +10,8 @@
 #include "base/philox.h"
 #include "comm/collectives.h"
 #include "nn/attention.h"
+#include "plan/table_writer.h"
+#include "plan/verify.h"
 
 namespace metroplex::train {
 namespace {
@@ -24,6 +26,28 @@ nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, n
   batch.training = false;
   batch.cache = cache;
   return batch;
+}
+
+// One microbatch through all stages, one after another. The schedules of training want a full pipeline: interleaved
+// takes no fewer microbatches than stages.
+plan::PipelineTable one_pass(const Assembly& a) {
+  plan::PipelineTable table;
+  table.name = "one pass";
+  table.num_stages = a.groups().pp.size();
+  table.num_chunks = static_cast<int>(a.stages.size());
+  table.forward_only = true;
+  table.ranks.resize(static_cast<size_t>(table.num_stages));
+  for (int rank = 0; rank < table.num_stages; ++rank) {
+    plan::TableWriter writer(table, rank);
+    for (int chunk = 0; chunk < table.num_chunks; ++chunk) {
+      writer.recv_forward({0, chunk});
+      writer.forward({0, chunk});
+      writer.send_forward({0, chunk});
+      writer.close_batch();
+    }
+  }
+  plan::verify(table);
+  return table;
 }
 
 void check_options(const GenerateOptions& o) {
@@ -71,12 +95,13 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
     MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
               a.vocab_size);
   }
+  const plan::PipelineTable table = one_pass(a);
   nn::KvCache cache;
   std::vector<int64_t> input = prompt, made;
   const comm::Group& pp = a.groups().pp;
   while (static_cast<int64_t>(made.size()) < options.max_new_tokens) {
     const nn::Microbatch batch = tokens_at(input, cache.length, &cache);
-    const auto outputs = a.executor->run(a.table(1, true), {batch}, {}, a.border(batch));
+    const auto outputs = a.executor->run(table, {batch}, {}, a.border(batch));
     cache.length += static_cast<int64_t>(input.size());
     at::Tensor next = at::zeros({1}, at::kLong);
     if (a.last_stage()) next.fill_(sample_token(outputs.at(0)[-1][0], options, cache.length));

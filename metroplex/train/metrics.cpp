@@ -94,7 +94,7 @@ Metrics::Metrics(const config::Train& config, base::Log& log) : sinks_(new Sinks
   if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(config.tensorboard_dir);
   if (!config.metrics_file.empty()) {
     sinks_->json.open(config.metrics_file, std::ios::app);
-    MPX_CHECK(sinks_->json.good(), "train", "cannot write train.metrics_file '", config.metrics_file,
+    MPX_CHECK(sinks_->json.good(), "config", "cannot write train.metrics_file '", config.metrics_file,
               "'; choose another path");
   }
 }

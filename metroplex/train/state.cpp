@@ -170,7 +170,11 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, pieces, exchange);
   if (result.ok && exchange.rank() == 0) {
     const checkpoint::Retention retention{a.config.checkpoint.keep_last, a.config.checkpoint.save_retain_interval};
-    checkpoint::apply_retention(disk, a.config.checkpoint.save, retention);
+    std::string notes = result.note;
+    for (const std::string& problem : checkpoint::apply_retention(disk, a.config.checkpoint.save, retention)) {
+      notes += (notes.empty() ? "" : "\n") + problem;
+    }
+    return {true, result.directory, notes};
   }
   return {result.ok, result.directory, result.error};
 }
@@ -189,11 +193,12 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   }
   checkpoint::Reader& reader = *found.reader;
   const Json extra = Json::parse(reader.manifest().extra);
-  check_seed(extra, a.config, outcome.path = reader.directory());
+  outcome.path = reader.directory();
+  if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   for (const Stored& stored : stored_tensors(a, with_optimizer)) fill(reader, stored);
   if (with_optimizer) a.optimizer->set_steps(extra.at("optimizer_steps"));
-  if (a.schedule && !c.finetune) {
+  if (with_optimizer) {
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
         a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
   }

@@ -19,7 +19,7 @@ struct Position {
 struct SaveOutcome {
   bool saved = false;
   std::string path;     // of the checkpoint
-  std::string problem;  // why not; the same on every rank
+  std::string problem;  // why not, the same on every rank; when saved, on rank 0: what could not be tidied up
 };
 
 // Collective. A failed save leaves older checkpoints and the run alone and says why.

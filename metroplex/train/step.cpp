@@ -59,7 +59,7 @@ void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t it
   for (size_t m = 0; m < losses.size(); ++m) {
     const double loss = losses[m].item<double>();
     MPX_CHECK(
-        std::isfinite(loss), "train", "the loss is ", loss, " at iteration ", iteration, ", microbatch ", m,
+        std::isfinite(loss), "numerics", "the loss is ", loss, " at iteration ", iteration, ", microbatch ", m,
         ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
         "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
   }
@@ -99,8 +99,8 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   outcome.tokens = totals.tokens;
   outcome.stop = totals.stop > 0;
   if (a.config.train.check_for_nan_in_loss) {
-    MPX_CHECK(std::isfinite(outcome.grad_norm), "train", "the gradient norm is ", outcome.grad_norm, " at iteration ",
-              input.iteration, " (seen on rank ", a.world->rank(),
+    MPX_CHECK(std::isfinite(outcome.grad_norm), "numerics", "the gradient norm is ", outcome.grad_norm,
+              " at iteration ", input.iteration, " (seen on rank ", a.world->rank(),
               "); nothing was updated. Lower optim.lr or resume from an earlier checkpoint");
   }
   if (input.on_gradients) input.on_gradients();

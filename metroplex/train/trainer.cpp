@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <optional>
-#include <sstream>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -16,6 +15,7 @@
 #include "plan/microbatches.h"
 #include "sim/flops.h"
 #include "train/batch.h"
+#include "train/run_length.h"
 #include "train/state.h"
 #include "train/step.h"
 
@@ -43,7 +43,7 @@ class Job {
                                            const char* what);
   double evaluate(Split split, int64_t consumed);
   int64_t samples_evaluated(int64_t times) const {
-    return times * a_->config.train.eval_iters * a_->config.train.global_batch_size;
+    return times * a_->config.train.eval_iters * length_.full_batch_size;
   }
   bool more() const;
   StepOutcome step_once(BatchStream& batches);
@@ -69,7 +69,8 @@ class Job {
   std::array<bool, 3> present_{};                                 // on every rank
   Position position_;
   RunSummary summary_;
-  int64_t train_iters_ = 0, global_batch_size_ = 0;
+  RunLength length_;
+  int64_t global_batch_size_ = 0;
   // Since the last iteration line.
   double interval_loss_ = 0, interval_tokens_ = 0;
   int64_t interval_steps_ = 0;
@@ -77,31 +78,15 @@ class Job {
   int64_t first_iteration_ = 0;
 };
 
-data::SampleCounts wanted_samples(const config::Config& config) {
+data::SampleCounts wanted_samples(const config::Config& config, const RunLength& length, bool evaluate_only) {
   data::SampleCountOptions options;
-  options.train_iters = config.train.train_iters;
-  options.train_samples = config.train.train_samples;
-  options.global_batch_size = config.train.global_batch_size;
-  options.eval_interval = config.train.eval_interval;
+  options.train_iters = length.iterations;
+  options.train_samples = length.samples;
+  options.global_batch_size = length.full_batch_size;
+  options.eval_interval =
+      evaluate_only ? std::max<int64_t>(1, config.train.eval_interval) : config.train.eval_interval;
   options.eval_iters = config.train.eval_iters;
   return data::sample_counts(options);
-}
-
-plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64_t dp) {
-  const config::Train& t = config.train;
-  const plan::MicrobatchSizes sizes{t.micro_batch_size, dp, t.decrease_batch_size_if_needed};
-  if (!t.step_batch_size_schedule.empty())
-    return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
-  if (!t.rampup_batch_size.empty()) {
-    plan::Rampup rampup;
-    std::istringstream in(t.rampup_batch_size);
-    in >> rampup.start >> rampup.increment >> rampup.samples;
-    MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size,
-              "' is not 'start increment samples'");
-    rampup.global_batch_size = t.global_batch_size;
-    return plan::MicrobatchSchedule::rampup(rampup, sizes);
-  }
-  return plan::MicrobatchSchedule::constant(t.global_batch_size, sizes);
 }
 
 Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
@@ -109,10 +94,11 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
     : environment_(environment),
       a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
       timers_(config.train.timing_log_level),
-      microbatches_(microbatch_schedule(config, world.groups().dp.size())) {
+      microbatches_(microbatch_schedule(config, world.groups().dp.size())),
+      length_(run_length(config, microbatches_)) {
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
   if (reader()) {
-    const data::SampleCounts counts = wanted_samples(config);
+    const data::SampleCounts counts = wanted_samples(config, length_, forward_only);
     data::BuildOptions options;
     options.sequence_length = config.train.seq_length;
     options.seed = static_cast<uint64_t>(config.run.seed);
@@ -172,12 +158,14 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
 }
 
 double Job::evaluate(Split split, int64_t consumed) {
-  const int64_t count = std::max<int64_t>(
-      1, a_->config.train.global_batch_size / (a_->config.train.micro_batch_size * a_->groups().dp.size()));
+  const int64_t count =
+      std::max<int64_t>(1, length_.full_batch_size / (a_->config.train.micro_batch_size * a_->groups().dp.size()));
   BatchStream batches = stream(split, consumed);
   LossSum sum;
   for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
-    auto micro = next_batches(batches, count, consumed + i * a_->config.train.global_batch_size, kSplitNames[split]);
+    auto micro = next_batches(batches, count,
+                              consumed + i * count * a_->config.train.micro_batch_size * a_->groups().dp.size(),
+                              kSplitNames[split]);
     for (nn::Microbatch& batch : micro) batch.training = false;
     const LossSum part = evaluate_step(*a_, micro);
     sum.loss += part.loss;
@@ -208,6 +196,7 @@ void Job::save() {
   if (outcome.saved) {
     summary_.last_checkpoint = outcome.path;
     say(" saved checkpoint " + outcome.path);
+    if (!outcome.problem.empty() && a_->world->rank() == 0) environment_.log->warn(outcome.problem);
   } else if (a_->world->rank() == 0) {
     environment_.log->warn("could not save iteration " + std::to_string(position_.iteration) + ": " +
                            outcome.problem + "; older checkpoints are untouched, training goes on");
@@ -224,7 +213,7 @@ void Job::log_interval(const StepOutcome& last) {
   if (metrics_) {
     IterationMetrics m;
     m.iteration = position_.iteration;
-    m.train_iters = train_iters_;
+    m.train_iters = length_.iterations;
     m.consumed_samples = position_.consumed_train_samples;
     m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(interval_steps_);
     m.global_batch_size = global_batch_size_;
@@ -241,18 +230,13 @@ void Job::log_interval(const StepOutcome& last) {
     m.tokens_per_second = interval_tokens_ / elapsed;
     const double per_step =
         seconds_since(run_start_) / static_cast<double>(std::max<int64_t>(1, position_.iteration - first_iteration_));
-    m.remaining_seconds = per_step * static_cast<double>(train_iters_ - position_.iteration);
+    m.remaining_seconds = per_step * static_cast<double>(length_.iterations - position_.iteration);
     metrics_->iteration(m);
     if (!times.empty()) environment_.log->info(times);
   }
   interval_loss_ = interval_tokens_ = 0;
   interval_steps_ = 0;
   interval_start_ = Clock::now();
-}
-
-int64_t iterations_to_run(const config::Config& config) {
-  if (config.train.train_iters > 0) return config.train.train_iters;
-  return config.train.train_samples / config.train.global_batch_size;
 }
 
 bool Job::more() const {
@@ -280,7 +264,7 @@ StepOutcome Job::step_once(BatchStream& batches) {
   interval_tokens_ += static_cast<double>(global_batch_size_ * t.seq_length);
   ++interval_steps_;
   summary_.last_loss = outcome.loss;
-  if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, train_iters_);
+  if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   return outcome;
 }
 
@@ -295,11 +279,11 @@ bool Job::after_step(const StepOutcome& outcome) {
   const bool save_due =
       (save_interval > 0 && position_.iteration % save_interval == 0) || last || outcome.stop || exit_here;
   if (save_due && !a_->config.checkpoint.save.empty()) save();
-  if (outcome.stop || exit_here) {
+  if (!last && (outcome.stop || exit_here)) {
     summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
     return true;
   }
-  if (!last && t.eval_interval > 0 && position_.iteration % t.eval_interval == 0) {
+  if (!last && present_[kValid] && t.eval_interval > 0 && position_.iteration % t.eval_interval == 0) {
     summary_.validation_loss = evaluate(kValid, samples_evaluated(position_.iteration / t.eval_interval - 1));
   }
   interval_start_ += Clock::now() - paused;
@@ -307,9 +291,15 @@ bool Job::after_step(const StepOutcome& outcome) {
 }
 
 RunSummary Job::train() {
+  say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks, " +
+      std::to_string(length_.iterations) + " iterations, " + std::to_string(length_.samples) + " samples");
   load();
   const config::Train& t = a_->config.train;
-  train_iters_ = iterations_to_run(a_->config);
+  if (t.eval_interval > 0 && !present_[kValid] && a_->world->rank() == 0) {
+    environment_.log->warn(
+        "train.eval_interval is set, but the validation split has no samples: nothing will be evaluated; give it a "
+        "share in data.split");
+  }
   first_iteration_ = position_.iteration;
   interval_start_ = run_start_ = Clock::now();
   if (more()) {
@@ -317,7 +307,8 @@ RunSummary Job::train() {
     while (more() && !after_step(step_once(batches))) {}
   }
   if (summary_.ending == Ending::finished && t.eval_interval > 0 && t.eval_iters > 0) {
-    summary_.validation_loss = evaluate(kValid, samples_evaluated(train_iters_ / t.eval_interval));
+    if (present_[kValid])
+      summary_.validation_loss = evaluate(kValid, samples_evaluated(length_.iterations / t.eval_interval));
     if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
   }
   summary_.iteration = position_.iteration;

@@ -38,6 +38,9 @@ nn::Microbatch synthetic_batch(const config::Train& train, int64_t first_sample,
   return stack_samples(host, at::kDouble);
 }
 
+// The larger one; a NaN is the worst and stays.
+double worse(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
+
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
 
 }  // namespace
@@ -52,6 +55,8 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.train.step_batch_size_schedule.clear();
   config.train.rampup_batch_size.clear();
   config.train.eval_interval = 0;
+  config.train.check_for_nan_in_loss = true;
+  config.model.sharded_initialization = false;  // its weights depend on the layout by design
   config.train.tensorboard_dir.clear();
   config.train.metrics_file.clear();
   config.optim.lr_warmup_iters = config.optim.lr_warmup_samples = 0;
@@ -97,13 +102,13 @@ LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference) 
   MPX_ASSERT(run.losses.size() == reference.losses.size(), "runs of different length");
   LayoutDifference worst;
   for (size_t i = 0; i < run.losses.size(); ++i) {
-    worst.loss = std::max(worst.loss, relative(run.losses[i], reference.losses[i]));
-    worst.grad_norm = std::max(worst.grad_norm, relative(run.grad_norms[i], reference.grad_norms[i]));
+    worst.loss = worse(worst.loss, relative(run.losses[i], reference.losses[i]));
+    worst.grad_norm = worse(worst.grad_norm, relative(run.grad_norms[i], reference.grad_norms[i]));
   }
   MPX_ASSERT(run.params.size() == reference.params.size(), "runs with different parameters");
   for (const auto& [name, tensor] : reference.params) {
     const double difference = (run.params.at(name) - tensor).abs().max().item<double>();
-    if (!(difference <= worst.parameter)) {
+    if (!std::isnan(worst.parameter) && !(difference <= worst.parameter)) {
       worst.parameter = difference;
       worst.parameter_name = name;
     }

@@ -37,6 +37,7 @@ LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference);
 
 // Float64 keeps 53 bits: a loss is a sum of some ten thousand products (1e-12 relative), and a parameter moves by at
 // most lr a step while Adam divides gradients by their own size (1e-10 absolute).
-inline constexpr double kLossTolerance = 1e-12, kParameterTolerance = 1e-10;
+// The gradient norm sums over all parameters: one digit less than the loss.
+inline constexpr double kLossTolerance = 1e-12, kGradNormTolerance = 1e-11, kParameterTolerance = 1e-10;
 
 }  // namespace metroplex::train

@@ -1,6 +1,7 @@
 # Sourced by the scripts of this folder, each of which is called as SCRIPT BINARY: a scratch folder that goes away, a tiny
 # model, and assertions that print what they hold true and end the script at the first that is not.
-set -euo pipefail
+set -Eeuo pipefail
+trap 'echo "FAILED: $0 line $LINENO: $BASH_COMMAND" >&2' ERR
 
 metroplex=$(realpath "${1:?usage: $0 path/to/metroplex}")
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -152,7 +152,7 @@ TEST(Dump, LoadsBackToItselfWithEveryDoubleBitForBit) {
   c.model.rotary_base = 1.7976931348623157e308;
   c.optim.min_lr = std::nextafter(1e-5, 1);
   c.run.name = "a \"quoted\"\n\tname: # with \\ and \x01 and Übermaß";
-  c.run.master_addr = "true";
+  c.run.name = "true";
   c.data.data_path = {"0.3", "a, b", "null", ""};
   c.train.metrics_file = "~";
   const Config back = parse(dump(c));

@@ -1,5 +1,6 @@
 // Parallel layers against unsharded ones, forward and gradients, in float64: linear layers in all their forms,
 // embedding, cross entropy, and the two ways of initialisation.
+#include "config/config.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
 #include "nn/loss.h"
@@ -120,7 +121,7 @@ TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
     const int64_t vocab = 13;
     const nn::LayerContext context = layer_context(tp, sequence_parallel);
     const nn::VocabularyPart part =
-        nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
+        nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
     nn::VocabParallelEmbedding layer(nn::make_vocabulary_param("words", part, vocab, 6, context), part, vocab,
                                      context);
     give_main_grad({&layer.weight()});
@@ -150,7 +151,7 @@ TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) 
       run_ranks(tp, [&](const comm::World& world) {
         const comm::Group& group = world.groups().tp;
         const nn::VocabularyPart part =
-            nn::vocabulary_part(vocab, nn::padded_vocab_size(vocab, 8, tp), tp, group.index());
+            nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 8, tp), tp, group.index());
         at::Tensor mine = at::full({5, 2, part.local_rows}, 1e3, at::kDouble);  // padding would win if it counted
         mine.narrow(2, 0, part.valid_rows).copy_(logits.narrow(2, std::min(part.begin, vocab), part.valid_rows));
         mine.requires_grad_(true);

@@ -1,5 +1,5 @@
-// The norm of a model cut over tp 2 x pp 2 is the norm of the whole one: sharded and replicated parameters count once,
-// the tied copy not at all, and padding is no zero.
+// The norm of a model cut over tp 2 x pp 2 is the norm of the whole one: sharded and replicated parameters count
+// once, the tied copy not at all, and padding is no zero.
 #include "optim/clip.h"
 
 #include <cmath>

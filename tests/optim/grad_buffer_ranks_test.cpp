@@ -94,7 +94,8 @@ TEST(GradBuffer, TheNumberOfReductionsAndTheirBytesAreThePlans) {
     for (int step = 1; step <= 2; ++step) {
       buffer.begin_step(1);
       for (nn::Param& param : params) add(param, 1);
-      EXPECT_EQ(dp.reduced().calls, step * static_cast<int64_t>(plan.buckets.size())) << "bucket size " << bucket_size;
+      EXPECT_EQ(dp.reduced().calls, step * static_cast<int64_t>(plan.buckets.size()))
+          << "bucket size " << bucket_size;
       EXPECT_EQ(dp.reduced().bytes, step * plan.num_elements * 8);
       buffer.finish();
     }

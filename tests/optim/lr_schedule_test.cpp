@@ -1,5 +1,5 @@
-// From a config to a schedule, the rules of a schedule, and what a resumed run uses. The styles themselves are compared
-// with recorded values by metroplex_vectors.
+// From a config to a schedule, the rules of a schedule, and what a resumed run uses. The styles themselves are
+// compared with recorded values by metroplex_vectors.
 #include "optim/lr_schedule.h"
 
 #include <gtest/gtest.h>
@@ -156,7 +156,8 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
   for (const auto& [key, change] : changes) {
     optim::ScheduleArgs own = saved;
     change(own);
-    const std::string message = refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+    const std::string message =
+        refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
     EXPECT_NE(message.find(key), std::string::npos) << message;
     EXPECT_NE(message.find("override_opt_param_scheduler"), std::string::npos);
     EXPECT_NE(message.find("use_checkpoint_opt_param_scheduler"), std::string::npos);

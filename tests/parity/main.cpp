@@ -117,6 +117,8 @@ bool replay(const Spec& spec, const comm::World& world) {
   set_recipe_weights(*a);
   bool good = true;
   const auto& history = spec.json.at("history");
+  MPX_CHECK(static_cast<int64_t>(history.size()) >= spec.iters, "parity", "the run has ", history.size(), " of ",
+            spec.iters, " iterations");
   for (int64_t it = 0; it < spec.iters; ++it) {
     const auto batches = make_batches(spec, *a, it);
     train::StepInput input{batches, it + 1, it * spec.gbs, false, {}};
@@ -128,7 +130,7 @@ bool replay(const Spec& spec, const comm::World& world) {
       };
     }
     const train::StepOutcome outcome = train::train_step(*a, input);
-    if (!speaks || it >= static_cast<int64_t>(history.size())) continue;
+    if (!speaks) continue;
     const double loss = history[it].at("loss"), norm = history[it].at("grad_norm");
     const bool fits = std::abs(outcome.loss - loss) <= kLoss &&
                       std::abs(outcome.grad_norm - norm) <= kGradNorm * std::abs(norm) &&

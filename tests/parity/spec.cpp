@@ -81,7 +81,8 @@ Spec read_spec(const std::string& path, int64_t nproc_override) {
       "config");
   MPX_CHECK(j.value("precision", "fp32") == "fp32", "parity", "config.precision ", j.at("precision").dump(),
             " is not something this build can replay");
-  // A distributed optimizer (ZeRO-1) is another place for the same sums: the replay keeps the whole state on every rank.
+  // A distributed optimizer (ZeRO-1) is another place for the same sums: the replay keeps the whole state on every
+  // rank.
   MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity",
             "config.ep is not something this build can replay");
   spec.nproc = nproc_override > 0 ? nproc_override : j.value("nproc", int64_t{1});

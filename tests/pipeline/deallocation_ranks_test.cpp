@@ -1,4 +1,5 @@
-// What the executor holds is exactly what the table says, action by action, and within the bounds that verify() proves.
+// What the executor holds is exactly what the table says, action by action, and within the bounds that verify()
+// proves.
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
@@ -17,7 +18,8 @@ class Ledger {
       if (plan::is_p2p(actions[i].kind)) leaving_ = 0;  // the sends of the call before have completed
       size_t end = i + 1;
       count(actions[i]);
-      while (end < actions.size() && actions[i].batch >= 0 && actions[end].batch == actions[i].batch) count(actions[end++]);
+      while (end < actions.size() && actions[i].batch >= 0 && actions[end].batch == actions[i].batch)
+        count(actions[end++]);
       expected_.push_back(runs_ + received_ + outputs_ + input_gradients_ + leaving_);
       waiting_.push_back(outputs_ + input_gradients_ + leaving_);
       i = end;

@@ -1,4 +1,5 @@
-// Every schedule gives what the formula gives, with eager and with rendezvous sends, with equal and with varying shapes.
+// Every schedule gives what the formula gives, with eager and with rendezvous sends, with equal and with varying
+// shapes.
 #include <chrono>
 #include <mutex>
 
@@ -16,11 +17,21 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {"none", 1, 1, 3},           {"none", 1, 4, 2},           {"gpipe", 2, 1, 5},
-    {"gpipe", 4, 1, 4},          {"1f1b", 2, 1, 1},           {"1f1b", 4, 1, 2},
-    {"1f1b", 4, 1, 7},           {"1f1b", 8, 1, 9},           {"interleaved", 2, 2, 4},
-    {"interleaved", 2, 4, 6},    {"interleaved", 4, 2, 8},    {"interleaved", 2, 2, 8, 4},
-    {"interleaved", 2, 2, 6, 3}, {"interleaved", 4, 2, 8, 8}, {"interleaved", 2, 2, 4, 0, true},
+    {"none", 1, 1, 3},
+    {"none", 1, 4, 2},
+    {"gpipe", 2, 1, 5},
+    {"gpipe", 4, 1, 4},
+    {"1f1b", 2, 1, 1},
+    {"1f1b", 4, 1, 2},
+    {"1f1b", 4, 1, 7},
+    {"1f1b", 8, 1, 9},
+    {"interleaved", 2, 2, 4},
+    {"interleaved", 2, 4, 6},
+    {"interleaved", 4, 2, 8},
+    {"interleaved", 2, 2, 8, 4},
+    {"interleaved", 2, 2, 6, 3},
+    {"interleaved", 4, 2, 8, 8},
+    {"interleaved", 2, 2, 4, 0, true},
     {"interleaved", 4, 2, 8, 4, true},
 };
 
@@ -38,8 +49,8 @@ plan::PipelineTable table_of(const Case& c, bool forward_only) {
 }
 
 std::string words(const Case& c) {
-  return base::concat(c.schedule, " pp ", c.pp, " chunks ", c.chunks, " microbatches ", c.microbatches, " group ", c.group,
-                      c.overlap ? " overlapped" : "");
+  return base::concat(c.schedule, " pp ", c.pp, " chunks ", c.chunks, " microbatches ", c.microbatches, " group ",
+                      c.group, c.overlap ? " overlapped" : "");
 }
 
 struct Mode {
@@ -115,7 +126,8 @@ TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
   } catch (const base::Error& error) { verdict = error.what(); }
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   EXPECT_NE(verdict.find("rank 2"), std::string::npos) << verdict;
-  for (const std::string& cause : causes) EXPECT_NE(cause.find("this stage has had enough"), std::string::npos) << cause;
+  for (const std::string& cause : causes)
+    EXPECT_NE(cause.find("this stage has had enough"), std::string::npos) << cause;
 }
 
 TEST(Executor, ATableForOtherStagesIsRefused) {

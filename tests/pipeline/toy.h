@@ -1,5 +1,6 @@
-// A pipeline small enough to work out by hand: layer i multiplies by w_i, the first one reads the tokens, the last one
-// makes the loss sum(mask * y^2). Every rank knows the whole model's weights, so one rank is the reference for all.
+// A pipeline small enough to work out by hand: layer i multiplies by w_i, the first one reads the tokens, the last
+// one makes the loss sum(mask * y^2). Every rank knows the whole model's weights, so one rank is the reference for
+// all.
 #pragma once
 
 #include <ATen/ATen.h>

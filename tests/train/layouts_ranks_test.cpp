@@ -89,7 +89,7 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
     if (fresh) reference->second = run(config::resolved(one_rank_config(config), 1), 1);
     const LayoutDifference difference = compare_runs(run(config, layout.ranks()), reference->second);
     EXPECT_LE(difference.loss, kLossTolerance);
-    EXPECT_LE(difference.grad_norm, 1e-11);  // a sum over all parameters: one digit less than the loss
+    EXPECT_LE(difference.grad_norm, kGradNormTolerance);
     EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
   }
 }

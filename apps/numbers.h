@@ -1,0 +1,33 @@
+// Values of a command's own options: checked, and named when they are wrong.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+
+namespace metroplex::apps {
+
+inline double real_number(const char* option, const std::string& text) {
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) { used = 0; }
+  MPX_CHECK(used == text.size() && !text.empty(), "config", option, " '", text, "' is not a number");
+  return value;
+}
+
+// An integer of at least `least`.
+inline int64_t whole_number(const char* option, const std::string& text, int64_t least = 0) {
+  size_t used = 0;
+  long long value = 0;
+  try {
+    value = std::stoll(text, &used);
+  } catch (const std::exception&) { used = 0; }
+  MPX_CHECK(used == text.size() && !text.empty() && value >= least, "config", option, " '", text,
+            "' is not an integer of at least ", least);
+  return value;
+}
+
+}  // namespace metroplex::apps

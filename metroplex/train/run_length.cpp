@@ -1,0 +1,48 @@
+#include "train/run_length.h"
+
+#include <sstream>
+
+#include "base/error.h"
+
+namespace metroplex::train {
+
+plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64_t dp) {
+  const config::Train& t = config.train;
+  const plan::MicrobatchSizes sizes{t.micro_batch_size, dp, t.decrease_batch_size_if_needed};
+  if (!t.step_batch_size_schedule.empty()) {
+    return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
+  }
+  if (t.rampup_batch_size.empty()) return plan::MicrobatchSchedule::constant(t.global_batch_size, sizes);
+  plan::Rampup rampup;
+  std::istringstream in(t.rampup_batch_size);
+  in >> rampup.start >> rampup.increment >> rampup.samples;
+  MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size,
+            "' is not 'start increment samples'");
+  rampup.global_batch_size = t.global_batch_size;
+  return plan::MicrobatchSchedule::rampup(rampup, sizes);
+}
+
+RunLength run_length(const config::Config& config, const plan::MicrobatchSchedule& schedule) {
+  const config::Train& t = config.train;
+  const auto& thresholds = schedule.thresholds();
+  RunLength length;
+  length.full_batch_size = thresholds.empty() ? t.global_batch_size : thresholds.back().second;
+  const int64_t last_change = thresholds.empty() ? 0 : thresholds.back().first;
+  const auto more = [&] {
+    return t.train_samples > 0 ? length.samples < t.train_samples : length.iterations < t.train_iters;
+  };
+  while (more() && length.samples <= last_change) {
+    length.samples += schedule.at(length.samples, false).running_global_batch_size;
+    ++length.iterations;
+  }
+  if (!more()) return length;
+  // The batch size changes no more: the rest is a division.
+  const int64_t size = schedule.at(length.samples, false).running_global_batch_size;
+  const int64_t rest =
+      t.train_samples > 0 ? (t.train_samples - length.samples + size - 1) / size : t.train_iters - length.iterations;
+  length.iterations += rest;
+  length.samples += rest * size;
+  return length;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Each command does what it promises, seen from outside: help, what is printed and written, generation, launchers.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+
+echo "--help of every command"
+run 0 --help
+commands=$(sed -n 's/^  \([a-z]*\)  .*/\1/p' out)
+[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule inspect" ] || fail "commands: $commands"
+for command in $commands; do
+  run 0 "$command" --help
+  [ ! -s err ] || fail "$command --help writes to stderr"
+  [ "$(wc -c < out)" -ge 230 ] || fail "$command --help is $(wc -c < out) characters long"
+  grep -q "metroplex $command" out || fail "$command --help has no example"
+done
+holds "9 commands: exit 0, on stdout, with an example"
+run 0 train --help all
+for key in run.seed model.num_layers parallel.sequence_parallel optim.lr data.split checkpoint.keep_last train.seq_length; do
+  prints "--$key="
+done
+holds "train --help all lists the keys"
+run 2 train --help optim.lrr
+warns 'optim.lr'
+holds "help for an unknown key names the nearest"
+
+echo "What a run prints and writes"
+run 0 train "${tiny[@]}" --nproc 2 --train.train_iters=60 --train.eval_interval=30 --train.eval_iters=1 --data.split=80,10,10 \
+  --train.metrics_file=metrics.jsonl --train.tensorboard_dir=tb --train.timing_log_level=2 --train.log_num_zeros_in_grad=true \
+  --checkpoint.save=ck --checkpoint.save_interval=60
+python3 - << 'PYTHON' || fail "lines are not in Megatron's format"
+import json, re
+number, exponent = r"[\d.]+", r"\d\.\d{6}E[+-]\d\d"
+iteration = re.compile(
+    r"^ \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] iteration +(\d+)/ +60 \| consumed samples: +(\d+) \|"
+    rf" elapsed time per iteration \(ms\): {number} \| throughput per GPU \(TFLOP/s/GPU\): {number} \|"
+    rf" learning rate: {exponent} \| global batch size: +4 \| lm loss: ({exponent}) \| loss scale: {number} \|"
+    rf" grad norm: {number} \| num zeros: {number} \| number of skipped iterations: +0 \| number of nan iterations: +0 \|"
+    rf" tokens/s: {number} \| remaining: \d+:\d\d \|$")
+found = [match.groups() for match in map(iteration.match, open("out")) if match]
+assert [(int(i), int(n)) for i, n, _ in found] == [(i, 4 * i) for i in range(1, 61)], found
+records = [json.loads(line) for line in open("metrics.jsonl")]
+training = [r for r in records if "split" not in r]
+assert [float(loss) for *_, loss in found] == [float(f"{r['lm loss']:.6E}") for r in training]
+evaluation = re.findall(rf"^ (validation|test) loss at iteration (\d+) on (?:validation|test) set \| lm loss value: {exponent} \| lm loss PPL: {exponent} \| $", open("out").read(), re.M)
+assert evaluation == [("validation", "30"), ("validation", "60"), ("test", "60")], evaluation
+assert [r["split"] for r in records if "split" in r] == [split for split, _ in evaluation]
+assert training[-1]["lm loss"] < training[0]["lm loss"] - 1, "the loss did not fall"
+PYTHON
+holds "60 iteration lines and 3 evaluations match Megatron's format; the metrics file has the same numbers; the loss falls"
+python3 "$apps/tensorboard_records.py" tb metrics.jsonl || fail "the TensorBoard file"
+holds "TensorBoard: every CRC is right, losses as in the metrics file"
+prints 'forward-backward-optimizer'
+holds "timers are printed with timing_log_level"
+sed -n '/- configuration -/,/^-----*$/p' out | sed '1d;$d' > printed.yaml
+run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
+same_losses metrics.jsonl again.jsonl 0
+holds "the printed configuration loads back: same losses bit for bit"
+
+echo "Megatron's arguments"
+cat > pretrain.sh << 'SCRIPT'
+#!/bin/bash
+# A launch script as people have them.
+LAYERS=2
+MODEL_ARGS=(
+  --num-layers $LAYERS   # both of them
+  --hidden-size 32 --num-attention-heads 2 --ffn-hidden-size 64
+  --seq-length 16 --max-position-embeddings 16
+  --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear
+  --untie-embeddings-and-output-weights --make-vocab-size-divisible-by 16
+  --attention-dropout 0 --hidden-dropout 0
+)
+torchrun --nproc_per_node 1 pretrain_gpt.py "${MODEL_ARGS[@]}" \
+  --micro-batch-size 1 --global-batch-size 4 --train-iters 5 --lr 0.01 --lr-decay-style constant \
+  --mock-data --tokenizer-type NullTokenizer --vocab-size 256 --seed 7 --log-interval 1 --eval-iters 0 --eval-interval 100 \
+  --use-flash-attn --fantasy-knob 3
+SCRIPT
+run 0 train --from-megatron-args pretrain.sh --nproc 1 --train.metrics_file=megatron.jsonl
+warns 'fantasy-knob'
+run 0 train "${tiny[@]}" "${mock[@]}" --nproc 1 --train.train_iters=5 --optim.lr_decay_style=constant --optim.lr_warmup_iters=0 \
+  --train.metrics_file=native.jsonl
+same_losses native.jsonl megatron.jsonl 0
+holds "--from-megatron-args: same losses as the native keys, the unknown flag is listed"
+
+echo "eval"
+run 0 eval "${tiny[@]}" --data.split=80,10,10 --train.eval_iters=2 --checkpoint.load=ck
+cp out eval1
+run 0 eval "${tiny[@]}" --data.split=80,10,10 --train.eval_iters=2 --checkpoint.load=ck --nproc 4 --parallel.tensor_model_parallel_size=2 \
+  --parallel.pipeline_model_parallel_size=2
+for split in validation test; do
+  one=$(grep -oE "$split loss at .*value: [^ ]*" eval1) || fail "eval prints no $split loss"
+  four=$(grep -oE "$split loss at .*value: [^ ]*" out) || fail "eval on 4 ranks prints no $split loss"
+  python3 -c 'import sys; a, b = (float(text.split()[-1]) for text in sys.argv[1:]); sys.exit(abs(a - b) > 5e-6)' "$one" "$four" ||
+    fail "'$one' and '$four'"
+  holds "$split loss on 1 rank and on tp 2 x pp 2: ${one##* } and ${four##* }"
+done
+
+echo "generate"
+sampling=(--load ck --prompt "Document" --max-new-tokens 40 --temperature 0.9 --top-k 20 --top-p 0.95 --seed 3)
+grid=(--nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2)
+run 0 generate "${sampling[@]}" && cp out text1
+[ "$(head -c 8 text1)" = Document ] && [ "$(wc -c < text1)" -ge 12 ] || fail "generated: $(cat text1)"
+run 0 generate "${sampling[@]}" && cmp out text1 || fail "the same seed gave another text"
+run 0 generate "${sampling[@]}" "${grid[@]}" && cmp out text1 || fail "tp 2 x pp 2 gave another text: $(cat out text1)"
+run 0 generate "${sampling[@]}" --nproc 2 --backend gloo --parallel.tensor_model_parallel_size=2 && cmp out text1 || fail "gloo gave another text"
+run 0 generate "${sampling[@]}" --seed 4
+cmp -s out text1 && fail "another seed gave the same text"
+holds "same seed, same text: again, on tp 2 x pp 2 threads, on tp 2 gloo; another seed, another text"
+run 0 generate --load ck --prompt "Document" --max-new-tokens 8 --temperature 0
+head -c -1 out > whole
+printf Document > grown
+for _ in $(seq 8); do # one token a run: nothing is cached from the run before
+  run 0 generate --load ck --prompt-file grown --max-new-tokens 1 --temperature 0
+  head -c -1 out > grown
+done
+cmp whole grown || fail "greedy with the cache: $(cat whole), recomputed: $(cat grown)"
+[ "$(wc -c < whole)" = 16 ] || fail "8 tokens were not made: $(cat whole)"
+holds "greedy with the cache is what recomputing each token gives: '$(cat whole)'"
+
+echo "A launcher of one's own: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+base=("${tiny[@]}" --train.train_iters=5)
+for rank in 0 1; do
+  RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 "$metroplex" train \
+    "${base[@]}" --train.metrics_file=launched.jsonl > rank$rank.out 2> rank$rank.err &
+  pids[rank]=$!
+done
+for rank in 0 1; do
+  wait "${pids[rank]}" || { cp rank$rank.err err; fail "rank $rank ended with $?"; }
+done
+run 0 train "${base[@]}" --nproc 2 --train.metrics_file=threads.jsonl
+same_losses threads.jsonl launched.jsonl 0
+[ "$(grep -c ' iteration ' rank0.out)" = 5 ] && [ "$(grep -c ' iteration ' rank1.out || true)" = 0 ] || fail "not only rank 0 prints the lines"
+holds "2 processes over gloo: losses equal to 2 threads, bit for bit; only rank 0 prints"
+code=0
+RANK=0 WORLD_SIZE=2 timeout 20 "$metroplex" train "${base[@]}" > out 2> err || code=$?
+[ $code = 4 ] && grep -q MASTER_ADDR err || fail "half an environment ended with $code"
+holds "half of the variables: an error that names the missing one"
+
+echo "verify, ranks, schedule, inspect"
+run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --steps 2
+prints '^EQUAL'
+run 0 ranks --nproc 8 --tp 2 --pp 2 --json
+python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
+run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
+run 0 schedule --pp 2 --vpp 2 --microbatches 4 --svg schedule.svg
+python3 -c 'import xml.dom.minidom as m; [m.parse(f) for f in ("ranks.svg", "schedule.svg")]' || fail "an SVG does not parse"
+run 0 inspect ck --json
+python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"
+run 0 inspect corpus --json
+python3 -c 'import json; assert json.load(open("out"))["documents"] == 40' || fail "inspect of the dataset"
+holds "verify is EQUAL on tp 2 x pp 2; JSON and SVG of ranks, schedule and inspect parse"
+
+echo "tokenizer and preprocess"
+run 0 tokenizer train --input text/*.txt --output words --vocab-size 300 --model-type bpe
+run 0 tokenizer encode --model words.model --text 'Document 7 counts: 7 8 9.'
+cp out ids
+run 0 tokenizer decode --model words.model --input ids
+[ "$(cat out)" = 'Document 7 counts: 7 8 9.' ] || fail "decoded: $(cat out)"
+run 0 preprocess --input text --tokenizer-model words.model --append-eod --output-prefix words --workers 2
+run 0 preprocess --input text --tokenizer-model words.model --append-eod --output-prefix words1 --workers 1
+cmp words.bin words1.bin && cmp words.idx words1.idx || fail "one worker and two give other files"
+for share in 0 1; do
+  run 0 preprocess --input text --tokenizer-model words.model --append-eod --output-prefix part$share --partition $share/2
+done
+run 0 preprocess --merge part0 part1 --output-prefix merged
+run 0 inspect merged --json
+python3 -c 'import json; assert json.load(open("out"))["documents"] == 40' || fail "merged"
+holds "encode and decode are inverse; 1 and 2 workers give the same files; partitions merge"

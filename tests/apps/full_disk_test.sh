@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# A disk that fills up: the checkpoints that are there stay whole, the run goes on and exits with 0; so with the metrics.
+# The disk is a tmpfs in a mount namespace of its own. Where neither root nor a user namespace may mount one, a limit on
+# the size of files stands for it, and the script says so; that limit is tried in any case.
+if [ -z "${METROPLEX_DISK:-}" ]; then
+  for namespace in "unshare -m" "unshare -rm"; do
+    if $namespace bash -c 'mount -t tmpfs -o size=64k tmpfs /mnt' 2> /dev/null; then
+      METROPLEX_DISK=tmpfs exec $namespace bash "$0" "$@"
+    fi
+  done
+  METROPLEX_DISK=limit
+fi
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+trap 'umount disk sinks 2> /dev/null || true; rm -rf "$work"' EXIT
+make_corpus
+saving=("${tiny[@]}" --nproc 1 --checkpoint.save_interval=1 --train.train_iters=6)
+two=(--nproc 2 --parallel.tensor_model_parallel_size=2)
+
+not_saved() { # FOLDER: the run said that it could not save, and left no unfinished thing
+  warns "could not save iteration [0-9]+: .*($1)"
+  [ -z "$(ls -A "$2" | grep '^\.tmp-' || true)" ] || fail "left behind: $(ls -A "$2")"
+  "$metroplex" inspect "$2" --verify > inspected || fail "inspect --verify after the full disk: $(cat inspected)"
+}
+
+if [ "$METROPLEX_DISK" = tmpfs ]; then
+  echo "Full disk: a tmpfs of 1200 kB, checkpoints of about 460 kB each"
+  mkdir disk sinks && mount -t tmpfs -o size=1200k tmpfs disk && mount -t tmpfs -o size=256k tmpfs sinks
+  for ranks in 1 2; do
+    rm -rf disk/*
+    [ $ranks = 1 ] && layout=(--nproc 1) || layout=("${two[@]}")
+    run 0 train "${saving[@]}" "${layout[@]}" --checkpoint.save=disk/ck --train.metrics_file=metrics.jsonl
+    [ "$(grep -c 'could not save' err)" = 4 ] || fail "4 of 6 saves should fail: $(cat err)"
+    not_saved 'No space left' disk/ck
+    [ "$(cd disk/ck && echo iter_*)" = "iter_0000001 iter_0000002" ] || fail "there are $(ls disk/ck)"
+    [ "$(losses metrics.jsonl | wc -l)" = 6 ] || fail "the run did not go on to its end"
+    holds "$ranks rank(s): saves 1 and 2 are whole, 3 to 6 failed with a warning, the run ended with 0"
+    rm -rf disk/ck/iter_0000001 metrics.jsonl
+    run 0 train "${saving[@]}" "${layout[@]}" --checkpoint.save=disk/ck --checkpoint.load=disk/ck --checkpoint.keep_last=1
+    prints 'loaded checkpoint disk/ck/iter_0000002 at iteration 2'
+    [ "$(cd disk/ck && echo iter_*)" = "iter_0000006" ] || fail "there are $(ls disk/ck)"
+    holds "$ranks rank(s): with room again it goes on from iteration 2 and saves"
+  done
+
+  echo "Metrics and TensorBoard on a full disk"
+  head -c 250k /dev/zero > sinks/ballast 2> /dev/null || true
+  run 0 train "${tiny[@]}" --nproc 1 --train.train_iters=200 --train.metrics_file=sinks/metrics.jsonl --train.tensorboard_dir=sinks/tb
+  warns 'cannot write sinks/metrics.jsonl any more'
+  warns 'cannot write sinks/tb/.* any more'
+  [ "$(grep -c 'any more' err)" = 2 ] || fail "more than one warning a sink"
+  [ "$(grep -c ' iteration ' out)" = 200 ] || fail "the run did not go on"
+  holds "one warning each, the run goes on to iteration 200 and ends with 0"
+
+  echo "Preprocessing onto a full disk"
+  rm -rf sinks/* && head -c 240k /dev/zero > sinks/ballast
+  run 3 preprocess --input text --tokenizer-type bytes --append-eod --output-prefix sinks/corpus
+  warns 'No space left'
+  [ ! -e sinks/corpus.idx ] && [ ! -e sinks/corpus.bin ] || fail "a dataset stands there: $(ls sinks)"
+  rm sinks/ballast
+  holds "exit 3, no PREFIX.bin and no PREFIX.idx"
+else
+  echo "No tmpfs can be mounted here (neither root nor user namespaces): only the limit on the size of files is tried"
+fi
+
+echo "A limit on the size of files (ulimit -f) in the middle of a run"
+run 0 train "${saving[@]}" --checkpoint.save=limited --train.exit_interval=2
+(
+  trap '' XFSZ # else the kernel's signal ends the process before it hears of the error
+  ulimit -f 200
+  run 0 train "${saving[@]}" --checkpoint.save=limited --checkpoint.load=limited
+)
+not_saved 'File too large' limited
+[ "$(cd limited && echo iter_*)" = "iter_0000001 iter_0000002" ] || fail "there are $(ls limited)"
+holds "saves 3 to 6 failed with a warning, 1 and 2 are whole, the run ended with 0"
+
+echo "Sinks that take nothing"
+run 0 train "${tiny[@]}" --nproc 1 --train.metrics_file=/dev/full
+warns 'cannot write /dev/full any more'
+holds "metrics into /dev/full: one warning, exit 0"

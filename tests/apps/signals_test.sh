@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Signals, deaths and NaN: what ends a run, with which code, and what it says.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
+
+# start NAME ARGUMENTS...: in the background; returns when the third iteration is printed. Sets $job.
+start() {
+  local name=$1
+  shift
+  "$metroplex" train "$@" > "$name.out" 2> "$name.err" < /dev/null &
+  job=$!
+  for _ in $(seq 1 600); do
+    grep -q 'iteration  *3/' "$name.out" && return
+    kill -0 $job 2> /dev/null || break
+    sleep 0.1
+  done
+  cp "$name.err" err
+  fail "$name did not come to iteration 3"
+}
+# ended_with CODE NAME SECONDS: waits for $job.
+ended_with() {
+  local code=0 begun
+  begun=$(date +%s%N)
+  wait $job || code=$?
+  took=$((($(date +%s%N) - begun) / 1000000))
+  cp "$2.out" out && cp "$2.err" err
+  [ $code = "$1" ] || fail "$2 ended with $code, not $1"
+  [ $took -le $(($3 * 1000)) ] || fail "$2 took $took ms to end"
+}
+
+# The rank processes that $job started.
+children() { grep -l "^PPid:[[:space:]]*$job$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3 || true; }
+
+echo "SIGTERM and SIGINT save and end with code 16; the run can be resumed"
+for form in threads gloo; do
+  for signal in TERM INT; do
+    [ $form = threads ] || [ $signal = TERM ] || continue
+    # A background job of a script ignores SIGINT unless it is told otherwise: only the default is of interest here.
+    layout=(--nproc 2 --backend $form --checkpoint.save=$form$signal --checkpoint.save_interval=1000000)
+    if [ $signal = INT ]; then set -m; fi
+    start $form$signal "${long[@]}" "${layout[@]}"
+    set +m
+    kill -$signal $job
+    ended_with 16 $form$signal 10
+    saved=$(sed -n 's/^ saved checkpoint .*iter_0*\([0-9]*\)$/\1/p' out | tail -n 1)
+    [ -n "$saved" ] && [ "$(cut -d' ' -f1 < $form$signal/latest)" = "$(printf 'iter_%07d' "$saved")" ] || fail "nothing was saved"
+    run 0 train "${long[@]}" "${layout[@]}" --checkpoint.load=$form$signal --train.exit_interval=1
+    prints "loaded checkpoint $form$signal/iter_0*$saved at iteration $saved"
+    prints "iteration  *$((saved + 1))/"
+    holds "$form, SIG$signal: saved iteration $saved in $took ms, exit 16, resumed at $((saved + 1))"
+  done
+done
+
+echo "A gloo rank killed with SIGKILL: the others end within about a second and the message names the rank"
+for victim in 1 2; do
+  start killed "${long[@]}" --nproc 4 --backend gloo --parallel.tensor_model_parallel_size=2
+  ranks=$(children)
+  [ "$(wc -w <<< "$ranks")" = 4 ] || fail "there are not 4 ranks: $ranks"
+  pid=$(for child in $ranks; do
+    tr '\0' '\n' < /proc/$child/environ | grep -qx "METROPLEX_RANK=$victim" && echo "$child"
+  done || true)
+  kill -KILL "$pid"
+  ended_with 137 killed 3
+  warns "rank $victim \\(tp $((victim % 2)) pp 0 dp $((victim / 2))\\).* signal 9"
+  for child in $ranks; do
+    [ ! -d "/proc/$child" ] || fail "rank process $child lives on"
+  done
+  holds "rank $victim of 4: all ended after $took ms, exit 137, '$(grep -o "rank $victim ([^)]*) failed: killed by signal 9" err | head -n 1)'"
+done
+
+echo "The launcher killed with SIGKILL takes its ranks along"
+start orphans "${long[@]}" --nproc 2 --backend gloo
+ranks=$(children)
+kill -KILL $job
+wait $job 2> /dev/null || true
+for _ in $(seq 1 30); do
+  left=$(for child in $ranks; do [ -d /proc/$child ] && ! grep -q '^State:.[ZX]' /proc/$child/status 2> /dev/null && echo "$child"; done || true)
+  [ -n "$left" ] || break
+  sleep 0.1
+done
+[ -z "$left" ] || fail "ranks live on: $left"
+holds "both ranks ended"
+
+echo "NaN stops the run with code 5 and names rank and iteration"
+for form in "1 threads" "2 threads" "2 gloo"; do
+  # shellcheck disable=SC2086
+  set -- $form
+  run 5 train "${tiny[@]}" --nproc "$1" --backend "$2" --optim.lr=1e30 --optim.lr_warmup_iters=0 --checkpoint.save=nan --checkpoint.save_interval=100
+  warns 'rank [01] \(tp 0 pp 0 dp [01]\)'
+  warns 'iteration [2-8]'
+  [ ! -e nan/latest ] || fail "a NaN run saved a checkpoint"
+  holds "$1 rank(s), $2: $(grep -oE 'rank [01].*' err | head -n 1 | cut -c 1-150)"
+done

@@ -1,0 +1,143 @@
+// From samples to the microbatch that every tensor-parallel rank holds.
+#include "train/batch.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "data/loader.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kLength = 5;
+
+data::Sample sample_number(int64_t n, bool documents) {
+  data::Sample sample;
+  for (int64_t t = 0; t < kLength; ++t) {
+    sample.tokens.push_back(100 * n + t);
+    sample.labels.push_back(100 * n + t + 1);
+    sample.position_ids.push_back(t % 3);
+    sample.loss_mask.push_back(t == n % kLength ? 0.0F : 1.0F);
+    if (documents) sample.document_ids.push_back(static_cast<int32_t>(t / 3));
+  }
+  sample.index = n;
+  return sample;
+}
+
+class Numbers final : public data::Dataset {
+ public:
+  Numbers(int64_t size, bool documents) : size_(size), documents_(documents) {}
+  int64_t size() const override { return size_; }
+  void get(int64_t index, data::Sample& out) const override {
+    MPX_CHECK(index != 13, "data", "sample 13 is unlucky");
+    out = sample_number(index, documents_);
+  }
+
+ private:
+  int64_t size_;
+  bool documents_;
+};
+
+train::HostBatch host_batch(int64_t first, int64_t count, bool documents) {
+  train::HostBatch batch;
+  batch.first_sample = first;
+  for (int64_t n = first; n < first + count; ++n) batch.samples.push_back(sample_number(n, documents));
+  return batch;
+}
+
+void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, bool documents) {
+  ASSERT_EQ(batch.tokens.sizes().vec(), (std::vector<int64_t>{count, kLength}));
+  for (int64_t row = 0; row < count; ++row) {
+    const data::Sample want = sample_number(first + row, documents);
+    EXPECT_EQ(batch.sample_ids[row].item<int64_t>(), first + row);
+    for (int64_t t = 0; t < kLength; ++t) {
+      const auto i = static_cast<size_t>(t);
+      EXPECT_EQ(batch.tokens[row][t].item<int64_t>(), want.tokens[i]);
+      EXPECT_EQ(batch.labels[row][t].item<int64_t>(), want.labels[i]);
+      EXPECT_EQ(batch.position_ids[row][t].item<int64_t>(), want.position_ids[i]);
+      EXPECT_EQ(batch.loss_mask[row][t].item<double>(), want.loss_mask[i]);
+      if (documents) { EXPECT_EQ(batch.document_ids[row][t].item<int64_t>(), want.document_ids[i]); }
+    }
+  }
+  EXPECT_EQ(batch.document_ids.defined(), documents);
+}
+
+TEST(StackSamples, EverySampleIsARowWithItsGlobalNumber) {
+  for (const bool documents : {false, true})
+    expect_samples(train::stack_samples(host_batch(7, 3, documents), at::kFloat), 7, 3, documents);
+}
+
+TEST(StackSamples, TheMaskHasTheTypeAskedFor) {
+  EXPECT_EQ(train::stack_samples(host_batch(0, 1, false), at::kFloat).loss_mask.scalar_type(), at::kFloat);
+  EXPECT_EQ(train::stack_samples(host_batch(0, 1, false), at::kDouble).loss_mask.scalar_type(), at::kDouble);
+}
+
+TEST(StackSamples, SamplesOfDifferentLengthAreNoBatch) {
+  train::HostBatch batch = host_batch(0, 2, false);
+  batch.samples[1].tokens.pop_back();
+  EXPECT_THROW(train::stack_samples(batch, at::kFloat), std::logic_error);
+}
+
+TEST(BroadcastBatch, EveryRankGetsWhatTheFirstOneRead) {
+  for (const bool documents : {false, true}) {
+    run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
+      std::optional<nn::Microbatch> mine;
+      if (world.rank() == 0) mine = train::stack_samples(host_batch(3, 2, documents), at::kDouble);
+      const auto batch = train::broadcast_batch(mine, world.groups().batch, at::kDouble);
+      ASSERT_TRUE(batch.has_value());
+      expect_samples(*batch, 3, 2, documents);
+    });
+  }
+}
+
+TEST(BroadcastBatch, NothingIsBroadcastAsNothing) {
+  run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
+    EXPECT_FALSE(train::broadcast_batch(std::nullopt, world.groups().batch, at::kFloat).has_value());
+  });
+}
+
+// Two data-parallel rows of two tensor-parallel ranks read 11 samples in microbatches of 2: two whole batches of
+// four.
+TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
+  const auto dataset = std::make_shared<Numbers>(11, true);
+  run_ranks(4, {.tp = 2, .dp = 2}, [&](const comm::World& world) {
+    const int64_t dp_index = world.groups().dp.index();
+    std::unique_ptr<data::Loader> loader;
+    if (world.groups().batch.first()) {
+      data::SamplerOptions options;
+      options.micro_batch_size = 2;
+      options.dp_index = dp_index;
+      options.dp_size = 2;
+      loader = std::make_unique<data::Loader>(dataset, options, 2);
+    }
+    train::BatchStream stream(std::move(loader), world.groups().batch, at::kDouble);
+    for (int64_t step = 0; step < 2; ++step) {
+      const int64_t first = 4 * step + 2 * dp_index;
+      const auto batch = stream.next(first);
+      ASSERT_TRUE(batch.has_value()) << "step " << step;
+      expect_samples(*batch, first, 2, true);
+    }
+    EXPECT_FALSE(stream.next(8 + 2 * dp_index).has_value());
+  });
+}
+
+TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
+  const auto dataset = std::make_shared<Numbers>(20, false);
+  std::string message;
+  try {
+    comm::run_threads(2, grid_of(2, {.tp = 2}), {}, [&](const comm::World& world) {
+      data::SamplerOptions options;
+      options.consumed_samples = 12;
+      train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
+                                world.groups().batch, at::kFloat);
+      EXPECT_TRUE(stream.next(12).has_value());
+      stream.next(13);
+    });
+  } catch (const base::Error& error) { message = error.what(); }
+  EXPECT_NE(message.find("sample 13 is unlucky"), std::string::npos) << message;
+  EXPECT_NE(message.find("rank 0"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace metroplex::test

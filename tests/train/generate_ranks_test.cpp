@@ -1,0 +1,197 @@
+// Sampling a token, and that a cached continuation is the one that comes from reading everything again for each
+// token.
+#include "train/generate.h"
+
+#include <cmath>
+#include <mutex>
+#include <set>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::GenerateOptions;
+
+at::Tensor logits_of(const std::vector<double>& probabilities) {
+  return at::log(at::tensor(probabilities, at::kDouble));
+}
+
+// Shares of each token over many positions.
+std::vector<double> shares(const std::vector<double>& probabilities, const GenerateOptions& options) {
+  constexpr int64_t kDraws = 8000;
+  std::vector<double> share(probabilities.size());
+  const at::Tensor logits = logits_of(probabilities);
+  for (int64_t position = 0; position < kDraws; ++position) {
+    share[static_cast<size_t>(train::sample_token(logits, options, position))] += 1.0 / kDraws;
+  }
+  return share;
+}
+
+// Five standard deviations of a share of 8000 draws: sqrt(0.25 / 8000) * 5.
+void expect_shares(const std::vector<double>& got, const std::vector<double>& want) {
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 0.028) << "token " << i;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (want[i] == 0) { EXPECT_EQ(got[i], 0.0) << "token " << i << " was cut off"; }
+  }
+}
+
+const std::vector<double> kFour{0.15, 0.5, 0.1, 0.25};
+
+TEST(SampleToken, TemperatureZeroAndTopOneTakeTheLikeliest) {
+  GenerateOptions greedy;
+  greedy.temperature = 0;
+  expect_shares(shares(kFour, greedy), {0, 1, 0, 0});
+  GenerateOptions one;
+  one.top_k = 1;
+  expect_shares(shares(kFour, one), {0, 1, 0, 0});
+}
+
+TEST(SampleToken, TemperatureOneDrawsTheModelsOwnDistribution) { expect_shares(shares(kFour, {}), kFour); }
+
+TEST(SampleToken, TemperatureSharpensOrFlattens) {
+  GenerateOptions options;
+  options.temperature = 0.5;
+  std::vector<double> squares;
+  double sum = 0;
+  for (const double p : kFour) sum += p * p;
+  for (const double p : kFour) squares.push_back(p * p / sum);
+  expect_shares(shares(kFour, options), squares);
+}
+
+TEST(SampleToken, TopKKeepsTheLikeliest) {
+  GenerateOptions options;
+  options.top_k = 2;
+  expect_shares(shares(kFour, options), {0, 0.5 / 0.75, 0, 0.25 / 0.75});
+  options.top_k = 100;
+  expect_shares(shares(kFour, options), kFour);
+}
+
+TEST(SampleToken, TopPKeepsTheLikeliestUpToThatProbability) {
+  GenerateOptions options;
+  options.top_p = 0.6;
+  expect_shares(shares(kFour, options), {0, 0.5 / 0.75, 0, 0.25 / 0.75});
+  options.top_p = 0.4;
+  expect_shares(shares(kFour, options), {0, 1, 0, 0});
+}
+
+TEST(SampleToken, DependsOnSeedAndPositionAlone) {
+  const at::Tensor logits = at::zeros({1000}, at::kFloat);
+  GenerateOptions options;
+  const int64_t token = train::sample_token(logits, options, 5);
+  EXPECT_EQ(train::sample_token(logits, options, 5), token);
+  EXPECT_NE(train::sample_token(logits, options, 6), token);
+  options.seed = 99;
+  EXPECT_NE(train::sample_token(logits, options, 5), token);
+}
+
+config::Config wild(config::Config config) {
+  config.train.seq_length = 24;
+  config.model.init_method_std = 0.4;  // logits far apart, so that greedy wanders too
+  config.train.global_batch_size = 4;
+  return config;
+}
+
+const std::vector<int64_t> kPrompt{3, 41, 7, 7, 12};
+
+// The whole prefix through the model for each token, no cache, by the schedule of training: interleaved wants as many
+// microbatches as stages, so the prefix goes through twice.
+std::vector<int64_t> without_cache(train::Assembly& a, const GenerateOptions& options) {
+  std::vector<int64_t> text = kPrompt;
+  while (static_cast<int64_t>(text.size() - kPrompt.size()) < options.max_new_tokens) {
+    const auto length = static_cast<int64_t>(text.size());
+    nn::Microbatch batch;
+    batch.tokens = at::tensor(text, at::kLong).view({1, length});
+    batch.position_ids = at::arange(length, at::kLong).view({1, length});
+    batch.sample_ids = at::zeros({1}, at::kLong);
+    batch.training = false;
+    const auto outputs = a.executor->run(a.table(2, true), {batch, batch}, {}, a.border(batch));
+    at::Tensor next = at::zeros({1}, at::kLong);
+    if (a.last_stage()) next.fill_(train::sample_token(outputs.at(0)[-1][0], options, length));
+    comm::broadcast(next, a.groups().pp.size() - 1, a.groups().pp);
+    text.push_back(next.item<int64_t>());
+  }
+  return {text.begin() + static_cast<int64_t>(kPrompt.size()), text.end()};
+}
+
+struct Continuation {
+  std::vector<int64_t> cached, plain, announced;
+};
+
+Continuation continue_on(const config::Config& base, const Cut& layout, const GenerateOptions& options) {
+  const config::Config config = cut(base, layout);
+  Continuation result;
+  std::mutex lock;
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab, true);
+    Continuation mine;
+    mine.cached = train::generate(*a, kPrompt, options, [&](int64_t token) { mine.announced.push_back(token); });
+    mine.plain = without_cache(*a, options);
+    const std::lock_guard hold(lock);
+    if (!result.cached.empty()) { EXPECT_EQ(mine.cached, result.cached) << "ranks disagree"; }
+    result = mine;
+  });
+  return result;
+}
+
+TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
+  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+    for (const double temperature : {0.0, 1.0}) {
+      GenerateOptions options;
+      options.max_new_tokens = 16;
+      options.temperature = temperature;
+      SCOPED_TRACE(base.model.family + base::concat(" temperature ", temperature));
+      const Continuation one = continue_on(base, {}, options);
+      ASSERT_EQ(one.cached.size(), 16u);
+      EXPECT_EQ(one.cached, one.plain);
+      EXPECT_EQ(one.announced, one.cached);
+      EXPECT_GT(std::set<int64_t>(one.cached.begin(), one.cached.end()).size(), 2u) << "too dull to show anything";
+      for (const Cut& layout : {Cut{2, 2, 1, 1, false}, Cut{1, 2, 2, 2, false}}) {
+        const Continuation many = continue_on(base, layout, options);
+        EXPECT_EQ(many.cached, one.cached) << "pp " << layout.pp << " vpp " << layout.vpp;
+        EXPECT_EQ(many.plain, one.plain);
+      }
+    }
+  }
+}
+
+TEST(Generate, StopsBeforeTheStopToken) {
+  GenerateOptions options;
+  options.max_new_tokens = 12;
+  const config::Config config = wild(small_gpt());
+  const auto whole = continue_on(config, {}, options).cached;
+  options.stop_token = whole[5];
+  const auto end = std::find(whole.begin(), whole.end(), whole[5]);
+  const config::Config one = cut(config, {});
+  run_cut(one, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(one, world, kVocab, true);
+    EXPECT_EQ(train::generate(*a, kPrompt, options), std::vector<int64_t>(whole.begin(), end));
+  });
+}
+
+TEST(Generate, RefusesWhatItCannotDo) {
+  const config::Config config = cut(wild(small_gpt()), {});
+  run_cut(config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab, true);
+    const auto refused = [&](const std::vector<int64_t>& prompt, const GenerateOptions& options, const char* word) {
+      try {
+        train::generate(*a, prompt, options);
+        ADD_FAILURE() << "accepted; " << word;
+      } catch (const base::Error& error) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+      }
+    };
+    refused({}, {}, "prompt");
+    refused({kVocab}, {.max_new_tokens = 1}, "50");
+    refused({-1}, {.max_new_tokens = 1}, "-1");
+    refused(kPrompt, {.max_new_tokens = 20}, "24");
+    refused(kPrompt, {.max_new_tokens = 1, .temperature = -1}, "temperature");
+    refused(kPrompt, {.max_new_tokens = 1, .top_k = -1}, "top-k");
+    refused(kPrompt, {.max_new_tokens = 1, .top_p = 1.5}, "top-p");
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,229 @@
+// What a run says: the iteration line that scripts parse, JSON lines, TensorBoard records.
+#include "train/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <regex>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "files/tensorboard.h"
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::EvaluationMetrics;
+using train::IterationMetrics;
+
+class Lines final : public base::Log {
+ public:
+  void info(const std::string& line) override { infos.push_back(line); }
+  void warn(const std::string& line) override { warnings.push_back(line); }
+  std::vector<std::string> infos, warnings;
+};
+
+IterationMetrics some_metrics() {
+  IterationMetrics m;
+  m.iteration = 5;
+  m.train_iters = 100;
+  m.consumed_samples = 40;
+  m.elapsed_ms_per_iteration = 123.44;
+  m.tflops_per_rank = 1.25;
+  m.learning_rate = 3e-4;
+  m.global_batch_size = 8;
+  m.lm_loss = 4.5;
+  m.grad_norm = 0.75;
+  m.tokens_per_second = 1000.04;
+  m.remaining_seconds = 3723;
+  return m;
+}
+
+// The fields and widths of Megatron's line, in its order; ours adds two at the end.
+std::string line_pattern(bool zeros_and_norm) {
+  const std::string real = "[0-9]+\\.[0-9]", scientific = "-?[0-9]\\.[0-9]{6}E[+-][0-9]{2}";
+  return " \\[\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d\\] iteration {8}5/ {5}100 \\| consumed samples: {11}40 \\| "
+         "elapsed time per iteration \\(ms\\): " +
+         real + " \\| throughput per GPU \\(TFLOP/s/GPU\\): " + real + "+ \\| learning rate: " + scientific +
+         " \\| global batch size: {5}8 \\| lm loss: " + scientific + " \\| loss scale: 1\\.0 \\| grad norm: " + real +
+         "{3} \\|" + (zeros_and_norm ? " num zeros: 12 \\| params norm: 3\\.500 \\|" : "") +
+         " number of skipped iterations: {3}0 \\| number of nan iterations: {3}0 \\| tokens/s: 1000\\.0 \\| "
+         "remaining: 1:02:03 \\|";
+}
+
+TEST(IterationLine, HasMegatronsFieldsInMegatronsForm) {
+  IterationMetrics m = some_metrics();
+  const std::string plain = train::iteration_line(m);
+  EXPECT_TRUE(std::regex_match(plain, std::regex(line_pattern(false)))) << plain;
+  m.num_zeros = 12;
+  m.params_norm = 3.5;
+  const std::string more = train::iteration_line(m);
+  EXPECT_TRUE(std::regex_match(more, std::regex(line_pattern(true)))) << more;
+}
+
+TEST(IterationLine, GivesItsValuesToTheUsualExpressions) {
+  const std::string line = train::iteration_line(some_metrics());
+  const auto field = [&](const std::string& pattern) {
+    std::smatch match;
+    return std::regex_search(line, match, std::regex(pattern)) ? std::stod(match[1]) : NAN;
+  };
+  EXPECT_EQ(field("iteration\\s+(\\d+)/"), 5);
+  EXPECT_EQ(field("lm loss: ([0-9.E+-]+) \\|"), 4.5);
+  EXPECT_EQ(field("elapsed time per iteration \\(ms\\): ([0-9.]+) \\|"), 123.4);
+  EXPECT_EQ(field("learning rate: ([0-9.E+-]+) \\|"), 3e-4);
+  EXPECT_EQ(field("grad norm: ([0-9.]+) \\|"), 0.75);
+}
+
+TEST(EvaluationLine, GivesLossAndPerplexity) {
+  EXPECT_EQ(train::evaluation_line({100, "validation", std::log(4.0), 0}),
+            " validation loss at iteration 100 on validation set | lm loss value: 1.386294E+00 | lm loss PPL: "
+            "4.000000E+00 | ");
+  EXPECT_NE(train::evaluation_line({1, "test", 1000.0, 0}).find("PPL: 4.851652E+08"), std::string::npos)
+      << "bounded by exp(20)";
+}
+
+TEST(FormatDuration, ReadsLikeAClock) {
+  EXPECT_EQ(train::format_duration(59.4), "0:59");
+  EXPECT_EQ(train::format_duration(61), "1:01");
+  EXPECT_EQ(train::format_duration(36000 + 5), "10:00:05");
+  EXPECT_EQ(train::format_duration(-3), "0:00");
+  EXPECT_EQ(train::format_duration(std::numeric_limits<double>::infinity()), "0:00");
+}
+
+std::vector<nlohmann::json> json_lines(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<nlohmann::json> all;
+  for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line));
+  return all;
+}
+
+TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
+  const Folder folder;
+  config::Train config;
+  config.metrics_file = folder.at("metrics.jsonl");
+  Lines log;
+  {
+    train::Metrics metrics(config, log);
+    metrics.iteration(some_metrics());
+    metrics.evaluation({5, "validation", 2.0, 40});
+  }
+  IterationMetrics lost = some_metrics();
+  lost.iteration = 6;
+  lost.lm_loss = std::numeric_limits<double>::quiet_NaN();
+  lost.num_zeros = 3;
+  train::Metrics(config, log).iteration(lost);
+  const auto lines = json_lines(config.metrics_file);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0].at("iteration"), 5);
+  EXPECT_EQ(lines[0].at("consumed_samples"), 40);
+  EXPECT_EQ(lines[0].at("lm loss"), 4.5);
+  EXPECT_EQ(lines[0].at("grad-norm"), 0.75);
+  EXPECT_FALSE(lines[0].contains("num-zeros")) << "it was not computed";
+  EXPECT_EQ(lines[1].at("split"), "validation");
+  EXPECT_EQ(lines[1].at("lm loss"), 2.0);
+  EXPECT_TRUE(lines[2].at("lm loss").is_null()) << "JSON knows no NaN";
+  EXPECT_EQ(lines[2].at("num-zeros"), 3.0);
+  EXPECT_EQ(log.infos.size(), 1u + 3u + 1u);
+  EXPECT_TRUE(log.warnings.empty());
+}
+
+TEST(Metrics, AFullDiskIsSaidOnceAndTheRunGoesOn) {
+  config::Train config;
+  config.metrics_file = "/dev/full";
+  Lines log;
+  train::Metrics metrics(config, log);
+  for (int i = 0; i < 3; ++i) metrics.iteration(some_metrics());
+  EXPECT_EQ(log.infos.size(), 3u);
+  ASSERT_EQ(log.warnings.size(), 1u);
+  EXPECT_NE(log.warnings[0].find("/dev/full"), std::string::npos);
+}
+
+TEST(Metrics, APathThatCannotBeWrittenIsRefusedAtTheStart) {
+  Lines log;
+  config::Train config;
+  config.metrics_file = "/nowhere/at/all.jsonl";
+  EXPECT_THROW(train::Metrics(config, log), base::Error);
+  config.metrics_file.clear();
+  config.tensorboard_dir = "/dev/null/events";
+  EXPECT_THROW(train::Metrics(config, log), base::Error);
+}
+
+// CRC-32C bit by bit, and TensorFlow's mask.
+uint32_t plain_masked_crc(const std::string& bytes) {
+  uint32_t crc = ~0U;
+  for (const char c : bytes) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1U) != 0 ? 0x82F63B78U : 0U);
+  }
+  crc = ~crc;
+  return ((crc >> 15) | (crc << 17)) + 0xA282EAD8U;
+}
+
+// The payloads of a file of records, every checksum compared.
+std::vector<std::string> records(const std::string& bytes) {
+  std::vector<std::string> payloads;
+  for (size_t at = 0; at < bytes.size();) {
+    uint64_t length = 0;
+    uint32_t length_crc = 0, payload_crc = 0;
+    if (at + 12 > bytes.size()) throw std::runtime_error("a record's head is cut");
+    std::memcpy(&length, &bytes[at], 8);
+    std::memcpy(&length_crc, &bytes[at + 8], 4);
+    EXPECT_EQ(length_crc, plain_masked_crc(bytes.substr(at, 8)));
+    if (at + 16 + length > bytes.size()) throw std::runtime_error("a record is cut");
+    payloads.push_back(bytes.substr(at + 12, length));
+    std::memcpy(&payload_crc, &bytes[at + 12 + length], 4);
+    EXPECT_EQ(payload_crc, plain_masked_crc(payloads.back()));
+    at += 16 + length;
+  }
+  return payloads;
+}
+
+std::string scalar_field(const std::string& tag, float value) {
+  std::string inner = "\x0A" + std::string(1, static_cast<char>(tag.size())) + tag + "\x15";
+  inner.append(reinterpret_cast<const char*>(&value), sizeof value);
+  return "\x0A" + std::string(1, static_cast<char>(inner.size())) + inner;
+}
+
+TEST(TensorBoard, ChecksumsAreCastagnolis) {
+  EXPECT_EQ(files::crc32c("123456789"), 0xE3069283U);
+  EXPECT_EQ(files::crc32c(""), 0U);
+}
+
+TEST(TensorBoard, RecordsCarryTheScalarsAndTheirChecksums) {
+  const Folder folder;
+  config::Train config;
+  config.tensorboard_dir = folder.at("events/deep");
+  Lines log;
+  {
+    train::Metrics metrics(config, log);
+    metrics.iteration(some_metrics());
+    metrics.evaluation({5, "validation", 2.0, 40});
+  }
+  std::string bytes;
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) {
+    EXPECT_EQ(entry.path().filename().string().rfind("events.out.tfevents.", 0), 0u);
+    std::ostringstream content;
+    content << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+    bytes = content.str();
+    ++files;
+  }
+  ASSERT_EQ(files, 1);
+  const auto payloads = records(bytes);
+  ASSERT_EQ(payloads.size(), 3u);
+  EXPECT_NE(payloads[0].find("brain.Event:2"), std::string::npos);
+  for (const auto& [tag, value] : {std::pair{"lm loss", 4.5F}, {"grad-norm", 0.75F}, {"batch-size", 8.0F}}) {
+    EXPECT_NE(payloads[1].find(scalar_field(tag, value)), std::string::npos) << tag;
+  }
+  EXPECT_NE(payloads[1].find(std::string("\x10\x05", 2)), std::string::npos) << "the step";
+  EXPECT_NE(payloads[2].find(scalar_field("lm loss validation", 2.0F)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,253 @@
+// The steps themselves: the loss per token, label smoothing, sharded initialisation, and a loss that is not a number.
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "train/support.h"
+#include "train/verify.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::LayoutRun;
+
+LayoutRun run(const config::Config& config, const Cut& layout) {
+  LayoutRun result;
+  run_cut(config, layout, [&](const comm::World& world) {
+    LayoutRun mine = train::run_layout(config, world, kVocab, 3);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+void expect_equal_to_one_rank(const config::Config& base, const Cut& layout) {
+  SCOPED_TRACE(
+      base::concat("tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp, " dp ", layout.dp, " sp ", layout.sp));
+  const config::Config config = cut(train::verification_config(base, 3), layout);
+  const LayoutRun reference = run(cut(train::verification_config(base, 3), {}), {});
+  const auto difference = train::compare_runs(run(config, layout), reference);
+  EXPECT_LE(difference.loss, train::kLossTolerance);
+  EXPECT_LE(difference.grad_norm, 1e-11);
+  EXPECT_LE(difference.parameter, train::kParameterTolerance) << difference.parameter_name;
+}
+
+constexpr Cut kSomeLayouts[] = {
+    {1, 1, 1, 4, false}, {2, 1, 1, 1, true}, {1, 2, 2, 2, false}, {2, 2, 1, 2, false}, {2, 2, 2, 2, true}};
+
+TEST(PerTokenLoss, AnyLayoutEqualsOneRank) {
+  config::Config config = small_gpt();
+  config.train.calculate_per_token_loss = true;
+  for (const Cut& layout : kSomeLayouts) expect_equal_to_one_rank(config, layout);
+}
+
+TEST(PerTokenLoss, IsNotTheMeanOfTheMicrobatchesMeans) {
+  config::Config config = train::verification_config(small_gpt(), 3);
+  const LayoutRun means = run(cut(config, {}), {});
+  config.train.calculate_per_token_loss = true;
+  const LayoutRun tokens = run(cut(config, {}), {});
+  EXPECT_GT(std::abs(means.losses[0] - tokens.losses[0]), 1e-6);
+  EXPECT_GT(std::abs(means.grad_norms[0] - tokens.grad_norms[0]), 1e-6);
+}
+
+// Where every microbatch has as many tokens, both ways of counting are the same mean: loss, norm and update.
+TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
+  const Cut layout{1, 2, 1, 2, false};
+  std::vector<std::vector<double>> numbers;
+  for (const bool per_token : {false, true}) {
+    config::Config config = small_gpt();
+    config.train.calculate_per_token_loss = per_token;
+    config = cut(config, layout);
+    run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      std::vector<double> mine;
+      for (int64_t step = 0; step < 3; ++step) {
+        auto batches = batches_of(*a, step);
+        for (nn::Microbatch& batch : batches) batch.loss_mask.fill_(1.0);
+        const auto outcome = train::train_step(*a, {batches, step + 1, 8 * step, false, {}});
+        mine.insert(mine.end(), {outcome.loss, outcome.grad_norm, outcome.tokens});
+      }
+      if (world.rank() == 0) numbers.push_back(mine);
+    });
+  }
+  ASSERT_EQ(numbers.size(), 2u);
+  for (size_t i = 0; i < numbers[0].size(); ++i) EXPECT_NEAR(numbers[1][i], numbers[0][i], 1e-11) << i;
+  EXPECT_EQ(numbers[0][2], 8.0 * kSequence);
+}
+
+TEST(LabelSmoothing, AnyLayoutEqualsOneRank) {
+  config::Config config = small_llama();
+  config.train.label_smoothing = 0.15;
+  for (const Cut& layout : {Cut{2, 1, 1, 1, false}, Cut{2, 2, 1, 1, true}, Cut{1, 1, 1, 2, false}}) {
+    expect_equal_to_one_rank(config, layout);
+  }
+}
+
+TEST(LabelSmoothing, ChangesTheLoss) {
+  config::Config config = train::verification_config(small_llama(), 3);
+  const LayoutRun plain = run(cut(config, {}), {});
+  config.train.label_smoothing = 0.15;
+  EXPECT_GT(std::abs(run(cut(config, {}), {}).losses[1] - plain.losses[1]), 1e-6);
+}
+
+TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
+  config::Config config = small_gpt();
+  config.parallel.variable_seq_lengths = true;
+  const auto losses_on = [&](const Cut& layout) {
+    const config::Config c = cut(config, layout);
+    std::vector<double> seen;
+    run_cut(c, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(c, world, kVocab);
+      for (int64_t step = 0; step < 3; ++step) {
+        std::vector<nn::Microbatch> batches;
+        for (int64_t m = 0; m < 4; ++m) {
+          config::Train t = c.train;
+          t.seq_length = 2 * (1 + (m + step) % 4);
+          batches.push_back(batch_of(t, 4 * step + m, step));
+        }
+        const auto outcome = train::train_step(*a, {batches, step + 1, 8 * step, false, {}});
+        if (world.rank() == 0) seen.push_back(outcome.loss + outcome.grad_norm);
+      }
+    });
+    return seen;
+  };
+  const auto one = losses_on({});
+  for (const Cut& layout : {Cut{1, 2, 1, 1, false}, Cut{2, 2, 2, 1, true}}) {
+    const auto got = losses_on(layout);
+    ASSERT_EQ(got.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(got[i], one[i], 1e-11) << "step " << i;
+  }
+}
+
+// Both stages draw on their own, the copy takes the first stage's values, and every step keeps them equal.
+TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
+  config::Config config = small_gpt();
+  config.model.sharded_initialization = true;
+  config.optim.lr_warmup_iters = 0;
+  const Cut layout{2, 2, 1, 2, false};
+  config = cut(config, layout);
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    const auto tied = [&]() -> nn::Param& {
+      for (nn::Param* param : a->params) {
+        if (param->tied) return *param;
+      }
+      throw base::Error("test", "no tied parameter");
+    };
+    const auto expect_equal_copies = [&](const char* when) {
+      at::Tensor sum = tied().data.clone();
+      comm::all_reduce(sum, a->groups().embedding);
+      EXPECT_TRUE(at::equal(sum, 2.0 * tied().data)) << when;
+    };
+    expect_equal_copies("at the start");
+    const at::Tensor rows = tied().data.narrow(0, 0, tied().shard.ranges[0].size);  // the others are padding
+    EXPECT_NEAR(rows.std().item<double>(), config.model.init_method_std, 0.003) << "of some hundred values";
+    double first = 0, last = 0;
+    for (int64_t step = 0; step < 8; ++step) {
+      const auto batches = batches_of(*a, 0);  // the same ones again: a model that learns must get better at them
+      const auto outcome = train::train_step(*a, {batches, step + 1, 0, false, {}});
+      (step == 0 ? first : last) = outcome.loss;
+      expect_equal_copies("after a step");
+    }
+    EXPECT_LT(last, first - 0.2);
+    at::Tensor difference = tied().data.clone();
+    if (!a->groups().tp.first()) difference.neg_();
+    comm::all_reduce(difference, a->groups().tp);
+    EXPECT_GT(difference.abs().max().item<double>(), 0.01) << "tensor-parallel ranks drew the same rows";
+  });
+}
+
+struct Failure {
+  std::string message;
+  bool changed = false;  // some rank's parameters or step count moved
+};
+
+// One step with `spoil` applied to every rank's batches.
+Failure failing_step(const config::Config& base, const Cut& layout,
+                     const std::function<void(const comm::World&, std::vector<nn::Microbatch>&)>& spoil) {
+  const config::Config config = cut(base, layout);
+  Failure failure;
+  std::mutex lock;
+  try {
+    run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      auto batches = batches_of(*a, 0);
+      spoil(world, batches);
+      std::vector<at::Tensor> before;
+      for (const nn::Param* param : a->params) before.push_back(param->data.clone());
+      const auto check = [&] {
+        const std::lock_guard hold(lock);
+        failure.changed = failure.changed || a->optimizer->steps() != 0;
+        for (size_t i = 0; i < before.size(); ++i) {
+          failure.changed = failure.changed || !at::equal(before[i], a->params[i]->data);
+        }
+      };
+      try {
+        train::train_step(*a, {batches, 7, 80, false, {}});
+      } catch (...) {
+        check();
+        throw;
+      }
+      check();
+    });
+  } catch (const base::Error& error) { failure.message = error.what(); }
+  return failure;
+}
+
+void poison(nn::Microbatch& batch) {
+  // The model's softmax only sees numbers, the mask makes the sum not one.
+  batch.loss_mask[0][0] = std::numeric_limits<double>::quiet_NaN();
+}
+
+TEST(NotANumber, InTheLossNamesRankIterationAndMicrobatchAndUpdatesNothing) {
+  const Failure failure = failing_step(small_gpt(), {1, 2, 1, 2, false}, [](const comm::World& world, auto& batches) {
+    if (world.groups().dp.index() == 1) poison(batches[2]);
+  });
+  // Order tp-dp-pp: the last stage of data-parallel rank 1 is rank 3.
+  for (const char* word : {"iteration 7", "microbatch 2", "rank 3", "nan", "optim.lr"}) {
+    EXPECT_NE(failure.message.find(word), std::string::npos) << "no '" << word << "' in: " << failure.message;
+  }
+  EXPECT_FALSE(failure.changed);
+}
+
+TEST(NotANumber, IsLetThroughWhenTheCheckIsOff) {
+  config::Config config = small_gpt();
+  config.train.check_for_nan_in_loss = false;
+  const Failure failure = failing_step(config, {}, [](const comm::World&, auto& batches) { poison(batches[0]); });
+  EXPECT_EQ(failure.message, "");
+  EXPECT_TRUE(failure.changed);
+}
+
+TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {
+  const Cut layout{1, 2, 1, 2, false};
+  const config::Config config = cut(small_gpt(), layout);
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    EXPECT_FALSE(train::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}}).stop);
+    EXPECT_TRUE(train::train_step(*a, {batches_of(*a, 1), 2, 8, world.rank() == 1, {}}).stop);
+  });
+}
+
+TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
+  std::vector<double> means;
+  for (const Cut& layout : {Cut{}, Cut{2, 2, 2, 1, true}, Cut{1, 1, 1, 4, false}}) {
+    const config::Config config = cut(small_gpt(), layout);
+    run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      auto batches = batches_of(*a, 0);
+      for (nn::Microbatch& batch : batches) batch.training = false;
+      const auto before = train::gather_whole(*a, train::Part::data);
+      const double mean = train::evaluate_step(*a, batches).mean();
+      EXPECT_EQ(train::evaluate_step(*a, batches).mean(), mean);
+      if (world.rank() == 0) means.push_back(mean);
+      expect_equal_state(train::gather_whole(*a, train::Part::data), before);
+    });
+  }
+  ASSERT_EQ(means.size(), 3u);
+  EXPECT_NEAR(means[0], std::log(kVocab), 0.2);
+  for (const double mean : means) EXPECT_NEAR(mean, means[0], 1e-12 * means[0]);
+}
+
+}  // namespace
+}  // namespace metroplex::test

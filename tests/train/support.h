@@ -1,0 +1,143 @@
+// Small models on any layout, batches that are a function of the global sample number, a folder that goes away.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "train/assemble.h"
+#include "train/batch.h"
+#include "train/gather.h"
+#include "train/step.h"
+
+namespace metroplex::test {
+
+constexpr int64_t kVocab = 50, kSequence = 8;
+
+struct Cut {
+  int64_t tp = 1, pp = 1, vpp = 1, dp = 1;
+  bool sp = false;
+  int64_t ranks() const { return tp * pp * dp; }
+};
+
+inline config::Config small_gpt() {
+  return config::parse(
+      "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, vocab_size: 50,"
+      " make_vocab_size_divisible_by: 8, attention_dropout: 0.1, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 10}\n"
+      "optim: {lr: 1.0e-2, clip_grad: 0.5, lr_decay_style: cosine, lr_warmup_iters: 2, adam_eps: 1.0e-6}\n"
+      "precision: {params_dtype: fp64}\n"
+      "data: {mock_data: true}\n");
+}
+
+inline config::Config small_llama() {
+  config::Config config = config::parse(
+      "model: {family: llama, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 2,"
+      " ffn_hidden_size: 24, vocab_size: 50, make_vocab_size_divisible_by: 8}\n");
+  const config::Config base = small_gpt();
+  config.train = base.train;
+  config.optim = base.optim;
+  config.precision = base.precision;
+  config.data = base.data;
+  return config;
+}
+
+inline config::Config cut(config::Config config, const Cut& layout) {
+  config.parallel.tensor_model_parallel_size = layout.tp;
+  config.parallel.pipeline_model_parallel_size = layout.pp;
+  config.parallel.virtual_pipeline_model_parallel_size = layout.vpp;
+  config.parallel.sequence_parallel = layout.sp;
+  config.parallel.overlap_p2p_comm = layout.vpp > 1;
+  config.parallel.ddp_bucket_size = 1500;
+  config::check(config, layout.ranks());
+  return config::resolved(config, layout.ranks());
+}
+
+inline void run_cut(const config::Config& config, const Cut& layout, const comm::RankBody& body) {
+  const auto ranks = static_cast<int>(layout.ranks());
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)}, body);
+}
+
+// Some positions do not count, another number of them in every sample.
+inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step) {
+  train::HostBatch host;
+  host.first_sample = first_sample;
+  for (int64_t s = first_sample; s < first_sample + train.micro_batch_size; ++s) {
+    data::Sample sample;
+    for (int64_t t = 0; t < train.seq_length; ++t) {
+      sample.tokens.push_back((s * 31 + t * 7 + s * t) % kVocab);
+      sample.labels.push_back((s * 31 + (t + 1) * 7 + s * (t + 1)) % kVocab);
+      sample.position_ids.push_back(t);
+      sample.loss_mask.push_back(t < 2 + s % 6 ? 1.0F : 0.0F);
+    }
+    host.samples.push_back(std::move(sample));
+  }
+  nn::Microbatch batch = train::stack_samples(host, at::kDouble);
+  batch.step = step;
+  return batch;
+}
+
+inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t step) {
+  const config::Train& t = a.config.train;
+  const comm::Group& dp = a.groups().dp;
+  const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < count; ++m) {
+    const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
+    batches.push_back(batch_of(t, first, step));
+  }
+  return batches;
+}
+
+// Step number `step`, from 0.
+inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
+  return train::train_step(a, {batches_of(a, step), step + 1, step * a.config.train.global_batch_size, false, {}});
+}
+
+// Whole tensors on rank 0: parameters under their names, optimizer state under "name kind".
+inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
+  auto all = train::gather_whole(a, train::Part::data);
+  std::map<std::string, std::vector<optim::State>> kinds;
+  for (const optim::State& state : a.optimizer->state()) kinds[state.kind].push_back(state);
+  for (const auto& [kind, states] : kinds) {
+    for (const optim::State& state : states) state.param->main_grad.copy_(state.tensor);
+    for (auto& [name, tensor] : train::gather_whole(a, train::Part::main_grad)) all[name + " " + kind] = tensor;
+  }
+  return all;
+}
+
+inline void expect_equal_state(const std::map<std::string, at::Tensor>& got,
+                               const std::map<std::string, at::Tensor>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (const auto& [name, tensor] : want) {
+    ASSERT_TRUE(got.count(name)) << name;
+    EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
+  }
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = std::filesystem::temp_directory_path() / "metroplex_train_XXXXXX";
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string at(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace metroplex::test

@@ -1,0 +1,45 @@
+// Stop watches: levels, the extremes over ranks, and a fresh start after a report.
+#include "train/timers.h"
+
+#include <thread>
+
+#include "comm/collectives.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+TEST(Timers, ReportTheExtremesOverRanksPerIteration) {
+  run_ranks(3, {.dp = 3}, [](const comm::World& world) {
+    train::Timers timers(1);
+    timers.add("forward", 1, 0.010 * (world.rank() + 1));
+    timers.add("forward", 1, 0.010 * (world.rank() + 1));
+    timers.add("save", 0, 1.0);
+    if (world.rank() == 2) timers.add("only here", 1, 0.5);
+    timers.add("too fine", 2, 1.0);
+    const std::string report = timers.report(2, world.groups().world);
+    for (const char* part :
+         {"forward ", "(10.00, 30.00)", "save ", "(500.00, 500.00)", "only here ", "(250.00, 250.00)"}) {
+      EXPECT_NE(report.find(part), std::string::npos) << part << " in " << report;
+    }
+    EXPECT_EQ(report.find("too fine"), std::string::npos);
+    for (const std::string& other : comm::all_gather_strings(report, world.groups().world)) EXPECT_EQ(other, report);
+    EXPECT_EQ(timers.report(1, world.groups().world).find("forward"), std::string::npos) << "a report starts anew";
+  });
+}
+
+TEST(Timers, AScopeCountsItsOwnTimeAtItsLevel) {
+  train::Timers timers(0);
+  {
+    const auto step = timers.scope("step", 0);
+    const auto part = timers.scope("part", 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const std::string report = timers.report(1, comm::Group());
+  ASSERT_NE(report.find("step"), std::string::npos) << report;
+  EXPECT_GE(std::stod(report.substr(report.find('(', report.find("step")) + 1)), 20.0);
+  EXPECT_EQ(report.find("part"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::test
