@@ -29,7 +29,7 @@ Trains a model. Later settings win: files first, then options. Megatron-LM's own
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
 Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by
-SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself.
+SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
 
 Sections: run model parallel optim precision data checkpoint train
 )";
@@ -78,7 +78,9 @@ int run_eval(const std::vector<std::string>& arguments) {
   if (parsed.help) {
     std::cout << "Usage: metroplex eval CONFIG.yaml --checkpoint.load=DIR [as for train]\n\n"
                  "Loss and perplexity of a checkpoint on the validation and test sets, train.eval_iters batches of\n"
-                 "train.global_batch_size each. Any layout reads any checkpoint.\n";
+                 "train.global_batch_size each. Any layout reads any checkpoint.\n\n"
+                 "  metroplex eval run.yaml --checkpoint.load=checkpoints --nproc 4 "
+                 "--parallel.tensor_model_parallel_size=2\n";
     return kExitOk;
   }
   config::Config config = parsed.config;

@@ -1,5 +1,6 @@
 #include "comm/spawn.h"
 
+#include <functional>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -187,9 +188,16 @@ bool any(const std::vector<Child>& children, Which which) {
 
 SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& options) {
   SpawnResult result;
-  for (const bool own : {true, false}) {
+  // A rank that something outside killed is the cause of whatever its peers then ran into.
+  const auto killed = [](const Child& child) {
+    return child.failed() && !child.killed_by_us && WIFSIGNALED(child.status);
+  };
+  const auto own = [](const Child& child) { return child.own_failure(); };
+  const auto failed = [](const Child& child) { return child.failed(); };
+  for (const std::function<bool(const Child&)>& choice :
+       {std::function<bool(const Child&)>(killed), {own}, {failed}}) {
     for (size_t i = 0; i < children.size() && result.rank < 0; ++i) {
-      if (own ? children[i].own_failure() : children[i].failed()) result.rank = static_cast<int>(i);
+      if (choice(children[i])) result.rank = static_cast<int>(i);
     }
   }
   if (result.rank < 0) return result;

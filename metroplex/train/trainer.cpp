@@ -11,6 +11,7 @@
 #include "comm/collectives.h"
 #include "data/build.h"
 #include "data/sampler.h"
+#include "files/file_system.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
 #include "sim/flops.h"
@@ -85,7 +86,8 @@ data::SampleCounts wanted_samples(const config::Config& config, const RunLength&
   options.global_batch_size = length.full_batch_size;
   options.eval_interval =
       evaluate_only ? std::max<int64_t>(1, config.train.eval_interval) : config.train.eval_interval;
-  options.eval_iters = config.train.eval_iters;
+  // Without evaluations in between there are none at the end either: no samples are asked for.
+  options.eval_iters = evaluate_only || config.train.eval_interval > 0 ? config.train.eval_iters : 0;
   return data::sample_counts(options);
 }
 
@@ -293,6 +295,10 @@ bool Job::after_step(const StepOutcome& outcome) {
 RunSummary Job::train() {
   say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks, " +
       std::to_string(length_.iterations) + " iterations, " + std::to_string(length_.samples) + " samples");
+  if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
+    files::PosixFileSystem().make_directories(
+        a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
+  }
   load();
   const config::Train& t = a_->config.train;
   if (t.eval_interval > 0 && !present_[kValid] && a_->world->rank() == 0) {

@@ -9,12 +9,12 @@
 
 namespace metroplex::conformance {
 
-#define RUNNERS(X)                                                                                        \
-  X(schedules)                                                                                            \
-  X(layers)                                                                                               \
-  X(microbatches)                                                                                         \
-  X(flops_memory) X(config_validation) X(rank_groups) X(gpt_dataset_index) X(indexed_dataset) X(blending) \
-      X(data_parallel_misc)
+#define RUNNERS(X) \
+  X(schedules)     \
+  X(layers)        \
+  X(microbatches)  \
+  X(flops_memory)  \
+  X(config_validation) X(rank_groups) X(gpt_dataset_index) X(indexed_dataset) X(blending) X(data_parallel_misc)
 #define TENSOR_RUNNERS(X) X(tensor_parallel) X(lr_schedules)
 
 #define DECLARE(name) void run_##name(const Json& file, Report& report);

@@ -39,12 +39,12 @@ class Transfers {
   void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({mesh.state->mesh().send(list, mesh.ranks[static_cast<size_t>(peer)], tag), peer});
+    open_.push_back({start(mesh, peer, [&](int rank) { return mesh.state->mesh().send(list, rank, tag); }), peer});
   }
   void receive(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({mesh.state->mesh().recv(list, mesh.ranks[static_cast<size_t>(peer)], tag), peer});
+    open_.push_back({start(mesh, peer, [&](int rank) { return mesh.state->mesh().recv(list, rank, tag); }), peer});
   }
   void wait(Mesh& mesh, const std::string& what) {
     for (const auto& [work, peer] : open_) {
@@ -54,6 +54,16 @@ class Transfers {
   }
 
  private:
+  // A connection that is gone already shows here, not in wait().
+  template <class Issue>
+  static c10::intrusive_ptr<c10d::Work> start(Mesh& mesh, int peer, const Issue& issue) {
+    const int rank = mesh.ranks[static_cast<size_t>(peer)];
+    try {
+      return issue(rank);
+    } catch (const std::exception&) {
+      mesh.state->lost(rank, "the start of a transfer of " + mesh.words, cause_of(std::current_exception()));
+    }
+  }
   std::vector<std::pair<c10::intrusive_ptr<c10d::Work>, int>> open_;
 };
 

@@ -30,6 +30,9 @@ class GlooState {
   void throw_if_aborted();
   void fail(const std::exception_ptr& exception);
 
+  // A transfer with global rank `peer` broke: throws with the cause, which may be a third rank.
+  [[noreturn]] void lost(int peer, const std::string& what, const std::string& error);
+
  private:
   void connect_store();
   void connect_mesh();
@@ -38,7 +41,6 @@ class GlooState {
   bool read_cause();
   void let_others_read(int num_readers);
   void abort_here(const std::string& cause);
-  [[noreturn]] void lost(int peer, const std::string& what, const std::string& error);
 
   const GlooOptions options_;
   c10::intrusive_ptr<c10d::Store> store_, watch_;  // watch_: a connection of its own, never blocked by a wait
