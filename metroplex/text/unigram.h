@@ -1,7 +1,7 @@
 // The best segmentation of a text under a unigram model: the pieces whose log probabilities sum to the most (Kudo,
 // arXiv:1804.10959), sums in float, the first of equals kept. Releases of the sentencepiece library differ in how
-// they round and so in which of two equal segmentations they choose; this is what its current one chooses, whichever
-// release is installed.
+// they round and so in which of two equal segmentations they choose; this follows release 0.2.3, whichever is
+// installed. In documents of 100 KB and more a near-tie may still fall the other way.
 #pragma once
 
 #include <cstdint>
