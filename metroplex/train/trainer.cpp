@@ -295,11 +295,11 @@ bool Job::after_step(const StepOutcome& outcome) {
 RunSummary Job::train() {
   say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks, " +
       std::to_string(length_.iterations) + " iterations, " + std::to_string(length_.samples) + " samples");
+  load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
     files::PosixFileSystem().make_directories(
         a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
   }
-  load();
   const config::Train& t = a_->config.train;
   if (t.eval_interval > 0 && !present_[kValid] && a_->world->rank() == 0) {
     environment_.log->warn(
