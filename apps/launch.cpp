@@ -97,4 +97,9 @@ std::string message_of(const std::exception& error) {
   return error.what();
 }
 
+std::string trace_of(const std::exception& error) {
+  const auto* in_rank = dynamic_cast<const comm::TorchFailure*>(&error);
+  return in_rank ? in_rank->trace() : error.what();
+}
+
 }  // namespace metroplex::apps

@@ -28,5 +28,7 @@ inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData 
 int exit_code_of(const std::exception& error);
 // One line for stderr: without a stack trace.
 std::string message_of(const std::exception& error);
+// With libtorch's stack trace, where the error comes from it.
+std::string trace_of(const std::exception& error);
 
 }  // namespace metroplex::apps

@@ -69,7 +69,8 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     std::cout.flush();
     const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
-    std::cerr << "metroplex: " << (trace ? error.what() : metroplex::apps::message_of(error)) << "\n";
+    std::cerr << "metroplex: " << (trace ? metroplex::apps::trace_of(error) : metroplex::apps::message_of(error))
+              << "\n";
     // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
     std::_Exit(metroplex::apps::exit_code_of(error));
   }

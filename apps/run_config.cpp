@@ -68,7 +68,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   RunArguments out;
   config::Draft draft;
   if (!base_yaml.empty())
-    draft.merge_yaml(without_sections(base_yaml, {"run", "parallel"}), "the checkpoint's config");
+    draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
   std::vector<std::string> overrides, megatron;
   Words words(arguments);
   while (!words.done()) {

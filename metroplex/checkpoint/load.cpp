@@ -6,44 +6,15 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/pieces.h"
+#include "checkpoint/part.h"
 #include "files/json_text.h"
 
 namespace metroplex::checkpoint {
-namespace {
-
 using files::FileSystem;
 using files::join_path;
 using files::ManifestPiece;
 using files::ManifestTensor;
 using files::printable;
-
-Piece to_piece(const ManifestPiece& piece) { return {piece.offset, piece.size, piece.begin, piece.end}; }
-
-std::string label(const std::string& name, const std::string& kind) {
-  return base::concat("tensor '", printable(name), "' (", printable(kind), ")");
-}
-
-Piece region_of(const Target& target) {
-  const std::string what = label(target.name, target.kind);
-  const size_t dims = target.global_shape.size();
-  MPX_ASSERT(target.offset.size() == dims && target.size.size() == dims, what,
-             ": shape, offset and size differ in length");
-  Piece region = box_piece(target.offset, target.size);
-  for (size_t d = 0; d < dims; ++d) {
-    MPX_ASSERT(
-        target.offset[d] >= 0 && target.size[d] >= 0 && target.offset[d] + target.size[d] <= target.global_shape[d],
-        what, ": ", describe(region), " is not inside shape ", describe_shape(target.global_shape));
-  }
-  const int64_t all = region.end;
-  region.begin = target.begin;
-  region.end = target.end < 0 ? all : target.end;
-  MPX_ASSERT(0 <= region.begin && region.begin <= region.end && region.end <= all, what, ": bad range ",
-             describe(region));
-  return region;
-}
-
-}  // namespace
 
 Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory_(std::move(directory)) {
   const std::string path = join_path(directory_, files::kManifestName);
@@ -61,14 +32,19 @@ const ManifestTensor* Reader::find(const std::string& name, const std::string& k
   return it == index_.end() ? nullptr : &manifest_.tensors[it->second];
 }
 
+std::string Reader::file_path(size_t file) const { return join_path(directory_, manifest_.files[file].name); }
+
+files::Bytes Reader::map_file(size_t file) const {
+  const files::Bytes bytes = disk_.map(file_path(file));
+  const int64_t expected = manifest_.files[file].bytes;
+  MPX_CHECK(static_cast<int64_t>(bytes.size) == expected, "checkpoint", "'", file_path(file), "' is damaged: it has ",
+            bytes.size, " bytes, its manifest says ", expected);
+  return bytes;
+}
+
 const files::SafetensorsFile& Reader::open_file(size_t file) {
   if (files_[file] == nullptr) {
-    const files::ManifestFile& entry = manifest_.files[file];
-    const std::string path = join_path(directory_, entry.name);
-    const files::Bytes bytes = disk_.map(path);
-    MPX_CHECK(static_cast<int64_t>(bytes.size) == entry.bytes, "checkpoint", "'", path, "' is damaged: it has ",
-              bytes.size, " bytes, its manifest says ", entry.bytes);
-    files_[file] = std::make_unique<files::SafetensorsFile>(bytes, path);
+    files_[file] = std::make_unique<files::SafetensorsFile>(map_file(file), file_path(file));
   }
   return *files_[file];
 }
@@ -103,9 +79,7 @@ const std::byte* Reader::checked_data(size_t tensor, size_t piece) {
 void Reader::check_cover(size_t tensor) const {
   if (covered_[tensor]) return;
   const ManifestTensor& entry = manifest_.tensors[tensor];
-  std::vector<Piece> pieces;
-  for (const ManifestPiece& piece : entry.pieces) pieces.push_back(to_piece(piece));
-  const std::string problem = cover_problem(entry.shape, pieces);
+  const std::string problem = cover_problem(entry.shape, pieces_of(entry));
   MPX_CHECK(problem.empty(), "checkpoint", "'", directory_, "', ", label(entry.name, entry.kind), ": ", problem);
   covered_[tensor] = true;
 }
@@ -133,24 +107,20 @@ void Reader::fill(const Target& target) {
   check_cover(it->second);
   const Piece region = region_of(target);
   const int64_t element_bytes = files::dtype_bits(tensor.dtype) / 8;
+  const std::vector<Piece> sources = pieces_of(tensor);
   int64_t filled = 0;
-  for (size_t i = 0; i < tensor.pieces.size() && filled < region.count(); ++i) {
-    const Piece source = to_piece(tensor.pieces[i]);
-    if (!boxes_meet(source, region)) continue;
-    filled += copy_overlap(source, checked_data(it->second, i), region, target.data, element_bytes);
+  for (size_t i = 0; i < sources.size() && filled < region.count(); ++i) {
+    if (!boxes_meet(sources[i], region)) continue;
+    filled += copy_overlap(sources[i], checked_data(it->second, i), region, target.data, element_bytes);
   }
   MPX_ASSERT(filled == region.count(), what, ": ", filled, " of ", region.count(), " elements were found");
 }
 
 void Reader::verify_file(size_t file) {
-  const files::ManifestFile& entry = manifest_.files[file];
-  const std::string path = join_path(directory_, entry.name);
-  const files::Bytes bytes = disk_.map(path);
-  MPX_CHECK(static_cast<int64_t>(bytes.size) == entry.bytes, "checkpoint", "'", path, "' is damaged: it has ",
-            bytes.size, " bytes, its manifest says ", entry.bytes);
-  const files::Checksum found = files::checksum(bytes.data, bytes.size);
-  MPX_CHECK(found == entry.checksum, "checkpoint", "'", path, "' is damaged: its checksum is ", files::to_hex(found),
-            ", its manifest says ", files::to_hex(entry.checksum));
+  const files::Bytes bytes = map_file(file);
+  const files::Checksum found = files::checksum(bytes.data, bytes.size), expected = manifest_.files[file].checksum;
+  MPX_CHECK(found == expected, "checkpoint", "'", file_path(file), "' is damaged: its checksum is ",
+            files::to_hex(found), ", its manifest says ", files::to_hex(expected));
   for (size_t t = 0; t < manifest_.tensors.size(); ++t) {
     for (size_t p = 0; p < manifest_.tensors[t].pieces.size(); ++p) {
       if (manifest_.tensors[t].pieces[p].file == static_cast<int64_t>(file)) checked_data(t, p);

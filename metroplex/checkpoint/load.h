@@ -45,6 +45,8 @@ class Reader {
   void verify_cover() const;
 
  private:
+  std::string file_path(size_t file) const;
+  files::Bytes map_file(size_t file) const;
   const files::SafetensorsFile& open_file(size_t file);
   const std::byte* checked_data(size_t tensor, size_t piece);
   const std::byte* piece_data(const files::ManifestTensor& tensor, const files::ManifestPiece& piece);

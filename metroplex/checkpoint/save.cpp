@@ -8,9 +8,8 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/pieces.h"
+#include "checkpoint/part.h"
 #include "files/json_text.h"
-#include "files/manifest.h"
 #include "files/safetensors.h"
 
 namespace metroplex::checkpoint {
@@ -21,7 +20,6 @@ using files::join_path;
 using files::Manifest;
 using files::ManifestPiece;
 using files::ManifestTensor;
-using files::printable;
 
 const std::string kOk = "ok\n";
 
@@ -34,28 +32,6 @@ std::string outcome_of(const Work& work) {
 }
 
 bool is_ok(const std::string& outcome) { return outcome.starts_with(kOk); }
-
-std::string label(const std::string& name, const std::string& kind) {
-  return base::concat("tensor '", printable(name), "' (", printable(kind), ")");
-}
-
-Piece region_of(const LocalPiece& piece) {
-  const std::string what = label(piece.name, piece.kind);
-  const size_t dims = piece.global_shape.size();
-  MPX_ASSERT(piece.offset.size() == dims && piece.size.size() == dims, what,
-             ": shape, offset and size differ in length");
-  Piece region = box_piece(piece.offset, piece.size);
-  for (size_t d = 0; d < dims; ++d) {
-    MPX_ASSERT(piece.offset[d] >= 0 && piece.size[d] >= 0 && piece.offset[d] + piece.size[d] <= piece.global_shape[d],
-               what, ": piece ", describe(region), " is not inside shape ", describe_shape(piece.global_shape));
-  }
-  const int64_t all = region.end;
-  region.begin = piece.begin;
-  region.end = piece.end < 0 ? all : piece.end;
-  MPX_ASSERT(0 <= region.begin && region.begin <= region.end && region.end <= all, what, ": bad range ",
-             describe(region));
-  return region;
-}
 
 // One rank's file, with the manifest that describes it alone.
 class Shard {
@@ -145,10 +121,7 @@ Manifest combine(const RunState& state, const std::vector<std::string>& outcomes
     return std::tie(a.name, a.kind) < std::tie(b.name, b.kind);
   });
   for (const ManifestTensor& tensor : all.tensors) {
-    std::vector<Piece> pieces;
-    for (const ManifestPiece& piece : tensor.pieces)
-      pieces.push_back({piece.offset, piece.size, piece.begin, piece.end});
-    const std::string problem = cover_problem(tensor.shape, pieces);
+    const std::string problem = cover_problem(tensor.shape, pieces_of(tensor));
     MPX_CHECK(problem.empty(), "checkpoint", label(tensor.name, tensor.kind), " cannot be saved: ", problem);
   }
   return all;

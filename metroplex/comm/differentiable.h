@@ -1,5 +1,6 @@
 // Collectives inside an autograd graph, each with the collective that is its gradient. "Equal on all" means that
-// every member holds the same values; the pairs are exact only where input and gradient are what the table says.
+// every member holds the same values; the pairs are exact only where input and gradient are what the table says. For
+// layers made of autograd's own operators; those of nn/ have backwards of their own and overlap the raw collectives.
 //
 //   forward                  input -> output                        backward
 //   copy_to_group            equal on all -> the same               all-reduce (the uses differ per member)

@@ -31,6 +31,9 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
     std::string text = error.what();
     if (text.rfind(prefix, 0) == 0) text.erase(0, prefix.size());
     return std::make_exception_ptr(base::Error(error.room(), message + text));
+  } catch (const c10::Error& error) {
+    return std::make_exception_ptr(
+        TorchFailure(message + error.what_without_backtrace(), "[internal] " + message + error.what()));
   } catch (const std::logic_error& error) {
     return std::make_exception_ptr(std::logic_error(message + cause_of(exception)));
   } catch (...) { return std::make_exception_ptr(base::Error("internal", message + cause_of(exception))); }

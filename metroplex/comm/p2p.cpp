@@ -9,7 +9,11 @@ namespace {
 
 constexpr int64_t kMaxDims = 8;
 
-// A shape as a message: the number of dims, then the dims.
+at::Tensor packed(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().contiguous() : tensor; }
+
+}  // namespace
+
+// The number of dims, then the dims.
 at::Tensor pack_shape(const at::Tensor& tensor) {
   MPX_CHECK(tensor.dim() <= kMaxDims, "comm", "a tensor of ", tensor.dim(),
             " dims cannot be sent with its shape; at most ", kMaxDims);
@@ -17,7 +21,11 @@ at::Tensor pack_shape(const at::Tensor& tensor) {
   auto* numbers = message.mutable_data_ptr<int64_t>();
   numbers[0] = tensor.dim();
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) numbers[1 + dim] = tensor.size(dim);
-  return message;
+  return message.to(tensor.device());
+}
+
+at::Tensor empty_shape_message(at::Device device) {
+  return at::empty({1 + kMaxDims}, at::TensorOptions().dtype(at::kLong).device(device));
 }
 
 Shape unpack_shape(const at::Tensor& message) {
@@ -27,10 +35,6 @@ Shape unpack_shape(const at::Tensor& message) {
             " dims was received; at most ", kMaxDims);
   return Shape(numbers + 1, numbers + 1 + numbers[0]);
 }
-
-at::Tensor packed(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().contiguous() : tensor; }
-
-}  // namespace
 
 Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
   if (ops.empty()) return Handle();
@@ -130,13 +134,12 @@ Received PipelineP2p::communicate(const Transfer& wanted) const {
 }
 
 void PipelineP2p::exchange_shapes(Transfer& transfer) const {
-  const auto options = at::TensorOptions().dtype(at::kLong).device(options_.device);
   Transfer shapes;
   Received received;
-  if (transfer.to_next.defined()) shapes.to_next = pack_shape(transfer.to_next).to(options_.device);
-  if (transfer.to_prev.defined()) shapes.to_prev = pack_shape(transfer.to_prev).to(options_.device);
-  if (transfer.from_prev) received.from_prev = at::empty({1 + kMaxDims}, options);
-  if (transfer.from_next) received.from_next = at::empty({1 + kMaxDims}, options);
+  if (transfer.to_next.defined()) shapes.to_next = pack_shape(transfer.to_next);
+  if (transfer.to_prev.defined()) shapes.to_prev = pack_shape(transfer.to_prev);
+  if (transfer.from_prev) received.from_prev = empty_shape_message(options_.device);
+  if (transfer.from_next) received.from_next = empty_shape_message(options_.device);
   issue(shapes, received).wait();
   if (transfer.from_prev) transfer.shape_prev = unpack_shape(received.from_prev);
   if (transfer.from_next) transfer.shape_next = unpack_shape(received.from_next);

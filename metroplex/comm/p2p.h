@@ -1,6 +1,6 @@
-// Point to point. batch_p2p is the raw form; PipelineP2p is the exchange between neighbouring pipeline stages:
-// forward activations go to the next rank of the group, gradients to the previous one, both around the ring (virtual
-// stages).
+// Point to point. batch_p2p is the raw form, from which pipeline/executor makes what its table says. PipelineP2p is
+// the exchange between neighbouring stages by name, for code that has no table: forward activations go to the next
+// rank of the group, gradients to the previous one, both around the ring (virtual stages).
 //
 // Modes: batched      all transfers of a call issued together, complete on return
 //        overlapped   the same, complete when the handle of the result has been waited for
@@ -26,19 +26,26 @@ namespace metroplex::comm {
 inline constexpr int kForwardChannel = 0;
 inline constexpr int kBackwardChannel = 1;
 
+using Shape = std::vector<int64_t>;
+
+// A shape as a message of its own, on the tensor's device: what is sent ahead of a tensor whose receiver does not
+// know its shape. Throws base::Error for more than 8 dims.
+at::Tensor pack_shape(const at::Tensor& tensor);
+// To receive such a message into, on `device`, and what it says.
+at::Tensor empty_shape_message(at::Device device);
+Shape unpack_shape(const at::Tensor& message);
+
 enum class P2pMode { batched, overlapped, plain, ring };
 
 struct P2pOptions {
   P2pMode mode = P2pMode::batched;
-  // The sender tells the shape (up to 8 dims) before the data; shapes given are ignored. A combined call must then be
+  // The sender tells the shape (pack_shape) before the data; shapes given are ignored. A combined call must then be
   // met by its mirror on the neighbour (send_forward_recv_backward by send_backward_recv_forward), never by two
   // single calls.
   bool variable_shapes = false;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 };
-
-using Shape = std::vector<int64_t>;
 
 // What one call sends (undefined: nothing) and wants to receive.
 struct Transfer {

@@ -4,6 +4,7 @@
 
 #include "comm/backends/backend.h"
 #include "comm/backends/sim.h"
+#include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
 
@@ -26,11 +27,24 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   groups.pp = family("pp", Axis::pp);
   groups.dp_cp = family("dp-cp", {Axis::dp, Axis::cp});
   groups.model_parallel = family("tp-pp", {Axis::tp, Axis::pp});
-  groups.tp_dp_cp = family("tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
-  const bool at_an_end = groups.pp.first() || groups.pp.last();
-  groups.embedding = groups.pp.size() > 1 && at_an_end
-                         ? make("embd", {groups.pp.ranks().front(), groups.pp.ranks().back()})
-                         : make("embd", {rank});
+  const auto instances = static_cast<size_t>(grid.num_distributed_optimizer_instances());
+  groups.intra_dp_cp = groups.dp_cp;
+  groups.inter_dp_cp = make("inter-dp-cp", {rank});
+  if (instances > 1) {
+    const std::vector<int>& all = groups.dp_cp.ranks();
+    const size_t run = all.size() / instances, index = static_cast<size_t>(groups.dp_cp.index());
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(index / run * run);
+    groups.intra_dp_cp = make("intra-dp-cp", {begin, begin + static_cast<std::ptrdiff_t>(run)});
+    std::vector<int> peers;
+    for (size_t i = index % run; i < all.size(); i += run) peers.push_back(all[i]);
+    groups.inter_dp_cp = make("inter-dp-cp", peers);
+  }
+  const auto chosen = [&](const std::string& name, const topology::Ranks& members) {
+    const bool among = std::find(members.begin(), members.end(), rank) != members.end();
+    return make(name, among ? members : topology::Ranks{rank});
+  };
+  groups.embedding = chosen("embd", topology::embedding_ranks(groups.pp.ranks()));
+  groups.position_embedding = chosen("pos_embd", topology::position_embedding_ranks(groups.pp.ranks()));
   groups.batch = family("batch", Axis::tp);
   return groups;
 }

@@ -16,9 +16,13 @@ namespace metroplex::comm {
 // The groups of one rank. Names as Megatron's; `batch` has the members of tp on a communicator of its own, for the
 // broadcast of the data.
 struct Groups {
-  Group world, tp, cp, dp, pp, dp_cp, model_parallel /* tp-pp */, tp_dp_cp;
-  Group embedding;  // first and last stage of the pipeline (a group of one when pp = 1); size() 1 and index 0 on
-                    // other stages
+  Group world, tp, cp, dp, pp, dp_cp, model_parallel /* tp-pp */;
+  // dp_cp cut into parallel.num_distributed_optimizer_instances equal runs (Megatron's partial data parallel): the
+  // own run, and the ranks at the same place of all runs. One instance: dp_cp itself and a group of one.
+  Group intra_dp_cp, inter_dp_cp;
+  // Whose stages hold a tied embedding (the first and the last), and the learned positions (the first), as topology
+  // says; on all other stages a group of one, so what they reduce there stays as it is.
+  Group embedding, position_embedding;
   Group batch;
 };
 

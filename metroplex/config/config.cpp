@@ -1,8 +1,26 @@
 #include "config/config.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace metroplex::config {
+
+int Parallel::zero_stage() const {
+  static constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+  const auto* const found =
+      std::find(std::begin(kStrategies), std::end(kStrategies), data_parallel_sharding_strategy);
+  MPX_CHECK(found != std::end(kStrategies), "config", "parallel.data_parallel_sharding_strategy '",
+            data_parallel_sharding_strategy,
+            "' is unknown; choose no_shard, optim, optim_grads or optim_grads_params");
+  return static_cast<int>(found - std::begin(kStrategies));
+}
+
+bool Memory::recomputes(const std::string& module) const {
+  if (recompute_granularity != "selective") return false;
+  if (recompute_modules.empty()) return module == "core_attn";
+  return std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
+}
 
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tp) {
   MPX_CHECK(vocab_size > 0 && divisible_by > 0 && tp > 0, "config", "cannot pad a vocabulary of ", vocab_size,

@@ -4,6 +4,7 @@
 
 #include "config/checkpoint.h"
 #include "config/data.h"
+#include "config/memory.h"
 #include "config/model.h"
 #include "config/optim.h"
 #include "config/parallel.h"
@@ -19,6 +20,7 @@ struct Config {
   Parallel parallel;
   Optim optim;
   Precision precision;
+  Memory memory;
   Data data;
   Checkpoint checkpoint;
   Train train;

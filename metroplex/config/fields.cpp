@@ -9,6 +9,12 @@
 
 namespace metroplex::config {
 
+static std::string join(const std::vector<std::string>& words, const std::string& between_words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between_words) + word;
+  return text;
+}
+
 Limits one_of(std::vector<std::string> choices) {
   Limits limits;
   limits.choices = std::move(choices);
@@ -36,18 +42,30 @@ Limits from_to_below(double low, double high) {
   return limits;
 }
 
+Limits or_infinite(Limits limits) {
+  limits.infinite = true;
+  return limits;
+}
+
 const std::vector<SectionHelp>& sections() {
   static const std::vector<SectionHelp> kSections = {
       {"run", "The process side: how many ranks, over what they talk, and the seed."},
       {"model", "The shape of the network. Names are Megatron's. 0 means \"derived from the others\"."},
       {"parallel", "How the ranks are cut. Data parallelism is what remains: world / (tp * pp * cp)."},
       {"optim", "The optimizer and its schedules. Lengths are in iterations or in samples, never both."},
-      {"precision", "Number formats."},
+      {"precision", "Number formats, the loss scale, and what is checked of losses and gradients."},
+      {"memory", "Activations: what is kept, recomputed, split or moved away between forward and backward."},
       {"data", "Where samples come from: exactly one of data_path, the per-split paths, and mock_data."},
       {"checkpoint", "Saving and loading."},
       {"train", "The loop: batch sizes, how long, what is logged and when."},
   };
   return kSections;
+}
+
+std::string section_names() {
+  std::vector<std::string> names;
+  for (const SectionHelp& section : sections()) names.push_back(section.name);
+  return join(names, ", ");
 }
 
 template <class Section>
@@ -64,6 +82,7 @@ std::vector<Field> fields(Config& config) {
   append("parallel", config.parallel, list);
   append("optim", config.optim, list);
   append("precision", config.precision, list);
+  append("memory", config.memory, list);
   append("data", config.data, list);
   append("checkpoint", config.checkpoint, list);
   append("train", config.train, list);
@@ -83,6 +102,7 @@ std::string type_name(const Field& field) {
 }
 
 std::string number_text(double value) {
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   const double size = std::abs(value);
   const bool plain = size == 0 || (size >= 1e-5 && size < 1e15);
   char digits[64];
@@ -99,20 +119,18 @@ static std::string bound_text(double bound) {
   return whole ? std::to_string(static_cast<int64_t>(bound)) : number_text(bound);
 }
 
-static std::string join(const std::vector<std::string>& words, const std::string& between_words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : between_words) + word;
-  return text;
-}
-
 static std::string limit_text(const Limits& limits) {
-  if (!limits.choices.empty()) return "one of " + join(limits.choices, ", ");
+  if (!limits.choices.empty()) {
+    std::vector<std::string> choices = limits.choices;
+    for (std::string& choice : choices) choice = choice.empty() ? "(empty)" : choice;
+    return "one of " + join(choices, ", ");
+  }
   std::vector<std::string> parts;
   if (std::isfinite(limits.low))
     parts.push_back((limits.low_excluded ? "above " : "at least ") + bound_text(limits.low));
   if (std::isfinite(limits.high))
     parts.push_back((limits.high_excluded ? "below " : "at most ") + bound_text(limits.high));
-  return join(parts, " and ");
+  return join(parts, " and ") + (limits.infinite ? ", or inf" : "");
 }
 
 std::string expectation(const Field& field) {
@@ -153,7 +171,10 @@ static std::string write(const Field& field, bool for_yaml) {
   const auto text = [&](const std::string& value) { return for_yaml ? quoted(value) : value; };
   return std::visit(Overloaded{[](const bool* value) { return std::string(*value ? "true" : "false"); },
                                [](const int64_t* value) { return std::to_string(*value); },
-                               [](const double* value) { return number_text(*value); },
+                               [&](const double* value) {
+                                 const bool yaml_infinity = for_yaml && std::isinf(*value);
+                                 return yaml_infinity ? *value < 0 ? "-.inf" : ".inf" : number_text(*value);
+                               },
                                [&](const std::string* value) { return text(*value); },
                                [&](const std::vector<std::string>* value) {
                                  std::vector<std::string> items;
@@ -187,7 +208,11 @@ bool assign_scalar(const Field& field, const std::string& text) {
                                  return true;
                                },
                                [&](int64_t* member) { return read_number(text, *member); },
-                               [&](double* member) { return read_number(text, *member); },
+                               [&](double* member) {
+                                 const bool infinity = field.limits.infinite && (text == ".inf" || text == "inf");
+                                 if (infinity) *member = std::numeric_limits<double>::infinity();
+                                 return infinity || read_number(text, *member);
+                               },
                                [&](std::string* member) {
                                  *member = text;
                                  return true;

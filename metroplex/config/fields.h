@@ -1,5 +1,5 @@
-// Every knob, once. A section struct is described in one place (fields_model.cpp, fields_run.cpp): name, member,
-// a help paragraph, and what the value may be. YAML, --section.key=value, --help, the printed run and the
+// Every knob, once. A section struct is described in one place (fields_model.cpp, fields_optim.cpp, fields_run.cpp):
+// name, member, a help paragraph, and what the value may be. YAML, --section.key=value, --help, the saved run and the
 // per-key checks all walk the same list.
 #pragma once
 
@@ -20,6 +20,7 @@ struct Limits {
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   bool high_excluded = false;
+  bool infinite = false;  // inf is a value
 };
 
 Limits one_of(std::vector<std::string> choices);
@@ -27,6 +28,7 @@ Limits at_least(double low);
 Limits above(double low);
 Limits between(double low, double high);        // [low, high]
 Limits from_to_below(double low, double high);  // [low, high)
+Limits or_infinite(Limits limits);
 
 using Member = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
 
@@ -47,6 +49,7 @@ struct SectionHelp {
 };
 
 const std::vector<SectionHelp>& sections();
+std::string section_names();  // "run, model, ..."
 std::vector<Field> fields(Config& config);
 std::vector<std::string> all_keys();
 
@@ -54,7 +57,7 @@ std::vector<std::string> all_keys();
 std::string type_name(const Field& field);
 std::string expectation(const Field& field);
 
-// The value as YAML writes it. Doubles come back bit for bit; text is always quoted.
+// The value as YAML writes it. Doubles come back bit for bit (infinity is .inf); text is always quoted.
 std::string to_yaml(const Field& field);
 // The value as a person reads it: text without quotes, lists with commas.
 std::string to_text(const Field& field);
@@ -71,8 +74,5 @@ std::string broken_limit(const Field& field);
 // Help for one section, for one key ("model.num_layers"), or for all of them ("" or "all"). Throws base::Error with
 // the nearest name for anything else.
 std::string help(const std::string& topic);
-
-// The run as it is printed at its start: one aligned line a key, a * before those that differ from the default.
-std::string printed(const Config& config);
 
 }  // namespace metroplex::config

@@ -1,4 +1,4 @@
-// Descriptions of what is trained and how it is cut: model, parallel, optim, precision.
+// Descriptions of what is trained and how it is cut: model, parallel.
 #include "config/section_fields.h"
 
 namespace metroplex::config {
@@ -97,8 +97,6 @@ static void visit_degrees(Parallel& p, FieldList& field) {
         "at the same traffic. Without effect (and turned off) when tp is 1.");
   field("order", p.order,
         "How the rank number runs through the axes, fastest first. The usual other choice is tp-cp-ep-pp-dp.");
-  field("num_distributed_optimizer_instances", p.num_distributed_optimizer_instances,
-        "Copies of the sharded optimizer state inside the data-parallel ranks.", between(1, 65536));
 }
 
 static void visit_pipeline(Parallel& p, FieldList& field) {
@@ -123,64 +121,36 @@ static void visit_pipeline(Parallel& p, FieldList& field) {
   field("variable_seq_lengths", p.variable_seq_lengths, "Stages send a tensor's shape before the tensor.");
   field("overlap_p2p_comm", p.overlap_p2p_comm,
         "Pipeline messages run beside computation (interleaved schedule only).");
+}
+
+static void visit_data_parallel(Parallel& p, FieldList& field) {
   field("overlap_grad_reduce", p.overlap_grad_reduce,
         "Gradient buckets are reduced while the backward pass still runs.");
   field("ddp_bucket_size", p.ddp_bucket_size,
         "Elements of a gradient bucket. 0: the larger of 40 million and 1 million times dp.", at_least(0));
+  field(
+      "data_parallel_sharding_strategy", p.data_parallel_sharding_strategy,
+      "What data-parallel ranks share instead of each holding all of it (ZeRO). no_shard: nothing. optim (ZeRO-1): "
+      "main "
+      "parameters and optimizer state, at the same traffic. optim_grads (ZeRO-2): gradients too. optim_grads_params "
+      "(ZeRO-3): parameters too, gathered block by block around their use, for half as much traffic again.",
+      one_of({"no_shard", "optim", "optim_grads", "optim_grads_params"}));
+  field("num_distributed_optimizer_instances", p.num_distributed_optimizer_instances,
+        "Cut the data-parallel ranks into so many groups: sharded inside a group, replicated across. Keeps gathers "
+        "inside a node where the whole is not needed to fit.",
+        between(1, 65536));
+  field(
+      "overlap_param_gather", p.overlap_param_gather,
+      "With optim and optim_grads: a bucket of updated parameters is gathered when the next forward pass first needs "
+      "it, not before the step ends. The values are the same.");
+  field("align_param_gather", p.align_param_gather,
+        "All pipeline ranks start their gathers together, at the start of their own steps.");
 }
 
 void visit(Parallel& parallel, FieldList& field) {
   visit_degrees(parallel, field);
   visit_pipeline(parallel, field);
-}
-
-static void visit_learning_rate(Optim& o, FieldList& field) {
-  field("lr", o.lr, "Highest learning rate.", at_least(0));
-  field("min_lr", o.min_lr, "Lowest learning rate of the decay.", at_least(0));
-  field("lr_decay_style", o.lr_decay_style,
-        "How the learning rate falls after warm-up. WSD: warm up, stay, then fall over lr_wsd_decay_iters.",
-        one_of({"constant", "linear", "cosine", "inverse-square-root", "WSD"}));
-  field("lr_decay_iters", o.lr_decay_iters, "Iterations until min_lr is reached. 0: train.train_iters.",
-        between(0, 1e9));
-  field("lr_decay_samples", o.lr_decay_samples, "The same in samples. 0: train.train_samples.", between(0, 1e15));
-  field("lr_warmup_iters", o.lr_warmup_iters, "Iterations over which the rate rises from lr_warmup_init to lr.",
-        between(0, 1e9));
-  field("lr_warmup_samples", o.lr_warmup_samples, "The same in samples.", between(0, 1e15));
-  field("lr_warmup_fraction", o.lr_warmup_fraction,
-        "Warm-up as a share of the decay length; instead of lr_warmup_iters or lr_warmup_samples.",
-        from_to_below(0, 1));
-  field("lr_warmup_init", o.lr_warmup_init, "Learning rate that warm-up starts from.", at_least(0));
-  field("lr_wsd_decay_style", o.lr_wsd_decay_style, "Shape of the last part of a WSD schedule.",
-        one_of({"linear", "cosine", "exponential", "minus_sqrt"}));
-  field("lr_wsd_decay_iters", o.lr_wsd_decay_iters, "Length of the last part of a WSD schedule.", between(0, 1e9));
-  field("lr_wsd_decay_samples", o.lr_wsd_decay_samples, "The same in samples.", between(0, 1e15));
-}
-
-void visit(Optim& o, FieldList& field) {
-  field("optimizer", o.optimizer, "adam is AdamW (decoupled weight decay).", one_of({"adam", "sgd"}));
-  visit_learning_rate(o, field);
-  field("weight_decay", o.weight_decay, "Weight decay of matrices; biases and norms have none.", at_least(0));
-  field("start_weight_decay", o.start_weight_decay,
-        "Weight decay at the start of a linear or cosine weight_decay_incr_style. -1: weight_decay.", at_least(-1));
-  field("end_weight_decay", o.end_weight_decay, "Weight decay at its end. -1: weight_decay.", at_least(-1));
-  field("weight_decay_incr_style", o.weight_decay_incr_style, "How weight decay moves over training.",
-        one_of({"constant", "linear", "cosine"}));
-  field("adam_beta1", o.adam_beta1, "Decay of Adam's mean of gradients.", from_to_below(0, 1));
-  field("adam_beta2", o.adam_beta2, "Decay of Adam's mean of squared gradients.", from_to_below(0, 1));
-  field("adam_eps", o.adam_eps, "Added to the root of Adam's second moment.", above(0));
-  field("sgd_momentum", o.sgd_momentum, "Momentum of sgd.", from_to_below(0, 1));
-  field("clip_grad", o.clip_grad, "Largest norm of the whole gradient; longer ones are scaled down. 0: off.",
-        at_least(0));
-  field("override_opt_param_scheduler", o.override_opt_param_scheduler,
-        "On resume, take the schedule from this configuration and not from the checkpoint.");
-  field("use_checkpoint_opt_param_scheduler", o.use_checkpoint_opt_param_scheduler,
-        "On resume, take the schedule from the checkpoint and not from this configuration.");
-}
-
-void visit(Precision& precision, FieldList& field) {
-  field("params_dtype", precision.params_dtype,
-        "Number format of parameters, activations and gradients. fp64 is for comparing layouts to the last digits.",
-        one_of({"fp32", "fp64"}));
+  visit_data_parallel(parallel, field);
 }
 
 }  // namespace metroplex::config

@@ -1,4 +1,4 @@
-// The words for people: --help and the printed run, both made from the field list.
+// The words for people: --help, made from the field list.
 #include <algorithm>
 
 #include "base/error.h"
@@ -64,23 +64,8 @@ std::string help(const std::string& topic) {
   const std::string nearest = base::nearest_name(topic, names);
   base::throw_error("config",
                     base::concat("no help for '", topic, "'; ",
-                                 nearest.empty() ? "ask for a section (run, model, parallel, optim, precision, "
-                                                   "data, checkpoint, train), a key, or all"
+                                 nearest.empty() ? "ask for a section (" + section_names() + "), a key, or all"
                                                  : "did you mean '" + nearest + "'?"));
-}
-
-std::string printed(const Config& config) {
-  Config mine = config, defaults;
-  const std::vector<Field> list = fields(mine), standard = fields(defaults);
-  size_t width = 0;
-  for (const Field& field : list) width = std::max(width, field.key().size());
-  std::string out;
-  for (size_t i = 0; i < list.size(); ++i) {
-    const std::string value = to_text(list[i]), key = list[i].key();
-    out +=
-        (value == to_text(standard[i]) ? "  " : "* ") + key + std::string(width - key.size() + 2, ' ') + value + "\n";
-  }
-  return out;
 }
 
 }  // namespace metroplex::config

@@ -119,10 +119,9 @@ class YamlReader {
     const std::string section = name.Scalar();
     if (std::find(names.begin(), names.end(), section) == names.end()) {
       const std::string nearest = section.size() < 200 ? base::nearest_name(section, names) : "";
-      return problem(
-          name, "unknown section '" + shortened(section) + "'; " +
-                    (nearest.empty() ? "there are run, model, parallel, optim, precision, data, checkpoint, train"
-                                     : "did you mean '" + nearest + "'?"));
+      return problem(name,
+                     "unknown section '" + shortened(section) + "'; " +
+                         (nearest.empty() ? "there are " + section_names() : "did you mean '" + nearest + "'?"));
     }
     if (!seen_.insert(section).second) return problem(name, "section '" + section + "' is written twice");
     if (body.IsNull()) return;

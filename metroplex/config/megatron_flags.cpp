@@ -12,6 +12,7 @@
 #include "config/megatron_table.h"
 #include "config/rules.h"
 #include "config/shell_words.h"
+#include "config/transformer_rules.h"
 
 namespace metroplex::config {
 
@@ -26,10 +27,6 @@ static const FlagRow* find_row(const std::string& flag) {
     if (flag == row.flag) return &row;
   }
   return nullptr;
-}
-
-bool is_megatron_flag(const std::string& flag) {
-  return find_row(spelled(flag.substr(0, flag.find('=')))) != nullptr;
 }
 
 namespace {
@@ -49,6 +46,10 @@ class Parser {
     while (at_ < tokens_.size()) read_flag();
     heads();
     activation();
+    precision();
+    optimizer_state();
+    sharding();
+    recompute();
     positions();
     tokenizer();
     evaluation();
@@ -78,13 +79,20 @@ class Parser {
     const FlagRow* row = find_row(flag);
     if (row == nullptr) {
       while (is_value(at_)) values.push_back(tokens_[at_++]);
+      const bool fixed = values.size() == 1 && is_fixed(flag, values[0]);
       std::string all = flag;
       for (const auto& value : values) all += " " + value;
-      out_.not_known_yet.push_back(all);
+      (fixed ? out_.without_effect : out_.not_known_yet).push_back(all);
       return;
     }
     take_values(*row, values);
     apply(*row, values);
+  }
+
+  static bool is_fixed(const std::string& flag, const std::string& value) {
+    const auto& fixed = megatron_fixed();
+    return std::any_of(fixed.begin(), fixed.end(),
+                       [&](const auto& pair) { return flag == pair.first && value == pair.second; });
   }
 
   void take_values(const FlagRow& row, std::vector<std::string>& values) {
@@ -150,6 +158,65 @@ class Parser {
     const bool exact = later("no_gelu_fusion") || assigned("model.add_bias_linear", "false");
     if (whole_) set(exact ? "model.activation=gelu" : "model.activation=gelu_tanh", "", "Megatron's default");
     if (!whole_ && later("no_gelu_fusion")) set("model.activation=gelu", "", "--no-bias-gelu-fusion");
+  }
+
+  // Without --accumulate-allreduce-grads-in-fp32 Megatron adds fp16 gradients up in fp16, bf16 ones in fp32.
+  void precision() {
+    static constexpr const char* kGrads = "precision.main_grads_dtype";
+    MPX_CHECK(!later("bf16") || !later("fp16"), "config",
+              "Megatron arguments: --bf16 and --fp16 exclude each other; keep one");
+    if (later("main_grads_dtype")) {
+      const std::string& format = later_["main_grads_dtype"];
+      MPX_CHECK(format == "fp32" || format == "bf16", "config", "Megatron arguments: --main-grads-dtype ", format,
+                ": expected fp32 or bf16");
+      if (!given_.contains(kGrads) && (format == "bf16" || !whole_))
+        set(std::string(kGrads) + (format == "fp32" ? "=fp32" : "=params"), "", "--main-grads-dtype");
+    }
+    if (whole_ && later("fp16") && !given_.contains(kGrads))
+      set(std::string(kGrads) + "=params", "", "Megatron's default");
+  }
+
+  // Megatron's fp8 moments have a scale a tensor, ours one a block.
+  void optimizer_state() {
+    for (const char* moment : {"exp_avg_dtype", "exp_avg_sq_dtype"}) {
+      if (later(moment))
+        set(std::string("optim.") + moment + "=$", later_[moment] == "fp8" ? "8bit" : later_[moment], moment);
+    }
+    const Config c = config();
+    const bool remainders = later("precision_aware") && later("bf16") && c.optim.main_params_dtype == "fp32" &&
+                            c.optim.optimizer == "adam";
+    if (whole_ && remainders) set("optim.store_param_remainders=true", "", "Megatron's default");
+  }
+
+  // In a whole command the strategy is FSDP's, and so is its default.
+  void sharding() {
+    const bool fsdp = later("fsdp"), counts = later("strategy") && (fsdp || !whole_);
+    if (later("strategy") && !counts) {
+      out_.not_known_yet.push_back("--data-parallel-sharding-strategy " + later_["strategy"] +
+                                   " (counts beside --use-megatron-fsdp only)");
+    }
+    const std::string strategy = counts             ? later_["strategy"]
+                                 : fsdp             ? "optim_grads_params"
+                                 : later("sharded") ? later_["sharded"]
+                                                    : "";
+    if (!strategy.empty()) set("parallel.data_parallel_sharding_strategy=$", strategy, "--use-distributed-optimizer");
+    if (later("align_param_gather") && !whole_)
+      set("parallel.align_param_gather=$", later_["align_param_gather"], "--align-param-gather");
+    // On by default, but only the interleaved schedule heeds it.
+    const Parallel p = config().parallel;
+    const bool gathers = p.overlap_param_gather && (strategy == "optim" || strategy == "optim_grads");
+    const bool wanted = !later("align_param_gather") || later_["align_param_gather"] == "true";
+    if (whole_ && gathers && wanted && effective_vpp(p) > 1)
+      set("parallel.align_param_gather=true", "", "Megatron's default");
+  }
+
+  void recompute() {
+    if (!later("recompute_modules")) return;
+    std::string list = later_["recompute_modules"];
+    static const std::string kTheirs = quoted("moe_act");
+    if (const size_t at = list.find(kTheirs); at != std::string::npos)
+      list.replace(at, kTheirs.size(), quoted(recompute_module_alias("moe_act")));
+    set("memory.recompute_modules=$", list, "--recompute-modules");
   }
 
   void positions() {
@@ -252,35 +319,6 @@ class Parser {
 
 MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens, MegatronForm form) {
   return Parser(tokens, form).run();
-}
-
-static std::string unknown_flag(const std::string& flag) {
-  std::vector<std::string> names;
-  for (const FlagRow& row : megatron_table()) names.push_back(row.flag);
-  for (const std::string& key : all_keys()) names.push_back("--" + key);
-  const std::string name = flag.substr(0, flag.find_first_of(" =")), nearest = base::nearest_name(name, names);
-  return "unknown option " + name +
-         (nearest.empty() ? "; --help all lists every key" : "; did you mean " + nearest + "?");
-}
-
-std::vector<std::string> mixed_overrides(const std::vector<std::string>& tokens) {
-  std::vector<std::string> theirs, ours;
-  const auto is_flag = [&](size_t i) { return tokens[i].rfind("--", 0) == 0; };
-  for (size_t i = 0; i < tokens.size();) {
-    const std::string& token = tokens[i++];
-    const bool own = token.substr(0, token.find('=')).find('.') != std::string::npos;
-    if (is_flag(i - 1) && own) {
-      const bool joined = token.find('=') != std::string::npos || i == tokens.size() || is_flag(i);
-      ours.push_back(joined ? token : token + "=" + tokens[i++]);
-    } else {
-      theirs.push_back(token);
-      while (i < tokens.size() && !is_flag(i)) theirs.push_back(tokens[i++]);
-    }
-  }
-  MegatronArgs args = parse_megatron_args(theirs, MegatronForm::kSingleFlags);
-  if (!args.not_known_yet.empty()) base::throw_error("config", unknown_flag(args.not_known_yet[0]));
-  args.assignments.insert(args.assignments.end(), ours.begin(), ours.end());
-  return args.assignments;
 }
 
 MegatronArgs read_megatron_file(const std::string& path) {

@@ -25,12 +25,4 @@ MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens,
 // A file that holds a whole command line or launch script (see shell_words.h).
 MegatronArgs read_megatron_file(const std::string& path);
 
-// Whether the table knows this flag ("--num-layers").
-bool is_megatron_flag(const std::string& flag);
-
-// A command line that may mix both spellings: --section.key=value, --section.key value, --num-layers 8. Returns
-// "section.key=value", Megatron's first, so that our own spelling wins. Unlike a whole command, a flag that is not
-// known is refused, with the nearest one suggested.
-std::vector<std::string> mixed_overrides(const std::vector<std::string>& tokens);
-
 }  // namespace metroplex::config

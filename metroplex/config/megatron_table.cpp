@@ -64,6 +64,13 @@ static const std::vector<Row>& parallel_rows() {
       {"--no-overlap-p2p-communication", kNone, "no_overlap_p2p=true"},
       {"--overlap-grad-reduce", kNone, "parallel.overlap_grad_reduce=true"},
       {"--ddp-bucket-size", kOne, "parallel.ddp_bucket_size=$"},
+      {"--use-distributed-optimizer", kNone, "sharded=optim"},
+      {"--use-megatron-fsdp", kNone, "fsdp=true"},
+      {"--use-custom-fsdp", kNone, "fsdp=true"},
+      {"--data-parallel-sharding-strategy", kOne, "strategy=$"},
+      {"--overlap-param-gather", kNone, "parallel.overlap_param_gather=true"},
+      {"--align-param-gather", kNone, "align_param_gather=true"},
+      {"--no-align-param-gather", kNone, "align_param_gather=false"},
       {"--num-distributed-optimizer-instances", kOne, "parallel.num_distributed_optimizer_instances=$"},
       {"--distributed-backend", kOne, "backend=$"},
       {"--distributed-timeout-minutes", kOne, "run.distributed_timeout_minutes=$"},
@@ -96,9 +103,64 @@ static const std::vector<Row>& optim_rows() {
       {"--adam-beta2", kOne, "optim.adam_beta2=$"},
       {"--adam-eps", kOne, "optim.adam_eps=$"},
       {"--sgd-momentum", kOne, "optim.sgd_momentum=$"},
+      {"--lion-beta1", kOne, "optim.lion_beta1=$"},
+      {"--lion-beta2", kOne, "optim.lion_beta2=$"},
+      {"--muon-momentum", kOne, "optim.muon_momentum=$"},
+      {"--muon-num-ns-steps", kOne, "optim.muon_num_ns_steps=$"},
+      {"--muon-nesterov", kNone, "optim.muon_use_nesterov=true"},
+      {"--muon-use-nesterov", kNone, "optim.muon_use_nesterov=true"},
+      {"--muon-scale-mode", kOne, "optim.muon_scale_mode=$"},
+      {"--muon-extra-scale-factor", kOne, "optim.muon_extra_scale_factor=$"},
+      {"--decoupled-lr", kOne, "optim.decoupled_lr=$"},
+      {"--decoupled-min-lr", kOne, "optim.decoupled_min_lr=$"},
+      {"--apply-wd-to-qk-layernorm", kNone, "optim.apply_wd_to_qk_layernorm=true"},
+      {"--no-weight-decay-cond-type", kOne, "optim.apply_wd_to_qk_layernorm=true"},  // its only value
+      {"--use-precision-aware-optimizer", kNone, "precision_aware=true"},
+      {"--main-params-dtype", kOne, "optim.main_params_dtype=$"},
+      {"--exp-avg-dtype", kOne, "exp_avg_dtype=$"},
+      {"--exp-avg-sq-dtype", kOne, "exp_avg_sq_dtype=$"},
+      {"--store-param-remainders", kNone, "optim.store_param_remainders=true"},
+      {"--optimizer-cpu-offload", kNone, "optim.optimizer_cpu_offload=true"},
       {"--clip-grad", kOne, "optim.clip_grad=$"},
       {"--override-opt-param-scheduler", kNone, "optim.override_opt_param_scheduler=true"},
       {"--use-checkpoint-opt-param-scheduler", kNone, "optim.use_checkpoint_opt_param_scheduler=true"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& precision_rows() {
+  static const std::vector<Row> kRows = {
+      {"--bf16", kNone, "bf16=true;precision.params_dtype=bf16"},
+      {"--fp16", kNone, "fp16=true;precision.params_dtype=fp16"},
+      {"--fp32-residual-connection", kNone, "precision.fp32_residual_connection=true"},
+      {"--accumulate-allreduce-grads-in-fp32", kNone, "precision.main_grads_dtype=fp32"},
+      {"--grad-reduce-in-bf16", kNone, "precision.main_grads_dtype=params"},
+      {"--main-grads-dtype", kOne, "main_grads_dtype=$"},
+      {"--loss-scale", kOne, "precision.loss_scale=$"},
+      {"--initial-loss-scale", kOne, "precision.initial_loss_scale=$"},
+      {"--min-loss-scale", kOne, "precision.min_loss_scale=$"},
+      {"--loss-scale-window", kOne, "precision.loss_scale_window=$"},
+      {"--hysteresis", kOne, "precision.hysteresis=$"},
+      {"--check-for-nan-in-loss-and-grad", kNone,
+       "train.check_for_nan_in_loss=true;precision.check_for_nan_in_grad=true"},
+      {"--no-check-for-nan-in-loss-and-grad", kNone,
+       "train.check_for_nan_in_loss=false;precision.check_for_nan_in_grad=false"},
+      {"--check-for-large-grads", kNone, "precision.check_for_large_grads=true"},
+      {"--grad-norm-skip-threshold", kOne, "precision.grad_norm_skip_threshold=$"},
+  };
+  return kRows;
+}
+
+static const std::vector<Row>& memory_rows() {
+  static const std::vector<Row> kRows = {
+      {"--recompute-granularity", kOne, "memory.recompute_granularity=$"},
+      {"--recompute-activations", kNone, "memory.recompute_granularity=selective"},
+      {"--recompute-method", kOne, "memory.recompute_method=$"},
+      {"--recompute-num-layers", kOne, "memory.recompute_num_layers=$"},
+      {"--recompute-modules", kList, "recompute_modules=$"},
+      {"--distribute-saved-activations", kNone, "memory.distribute_saved_activations=true"},
+      {"--fine-grained-activation-offloading", kNone, "memory.offload_activations=host"},
+      {"--cpu-offloading", kNone, "memory.offload_activations=host"},
   };
   return kRows;
 }
@@ -156,7 +218,6 @@ static const std::vector<Row>& train_rows() {
       {"--exit-duration-in-mins", kOne, "train.exit_duration_in_mins=$"},
       {"--calculate-per-token-loss", kNone, "train.calculate_per_token_loss=true"},
       {"--label-smoothing", kOne, "train.label_smoothing=$"},
-      {"--no-check-for-nan-in-loss-and-grad", kNone, "train.check_for_nan_in_loss=false"},
       {"--log-num-zeros-in-grad", kNone, "train.log_num_zeros_in_grad=true"},
       {"--log-params-norm", kNone, "train.log_params_norm=true"},
       {"--tensorboard-dir", kOne, "train.tensorboard_dir=$"},
@@ -181,7 +242,6 @@ static const std::vector<Row>& rows_without_effect() {
       {"--cross-entropy-loss-fusion", kNone, ""},
       {"--cross-entropy-fusion-impl", kOne, ""},
       {"--attention-softmax-in-fp32", kNone, ""},
-      {"--accumulate-allreduce-grads-in-fp32", kNone, ""},
       {"--no-create-attention-mask-in-dataloader", kNone, ""},
       {"--no-mmap-bin-files", kNone, ""},
       {"--num-dataset-builder-threads", kOne, ""},
@@ -212,13 +272,24 @@ static const std::vector<Row>& rows_without_effect() {
 const std::vector<FlagRow>& megatron_table() {
   static const std::vector<FlagRow> kTable = [] {
     std::vector<FlagRow> all;
-    for (const auto* rows :
-         {&model_rows(), &parallel_rows(), &optim_rows(), &data_rows(), &train_rows(), &rows_without_effect()}) {
+    for (const auto* rows : {&model_rows(), &parallel_rows(), &optim_rows(), &precision_rows(), &memory_rows(),
+                             &data_rows(), &train_rows(), &rows_without_effect()}) {
       all.insert(all.end(), rows->begin(), rows->end());
     }
     return all;
   }();
   return kTable;
+}
+
+const std::vector<std::pair<const char*, const char*>>& megatron_fixed() {
+  static const std::vector<std::pair<const char*, const char*>> kFixed = {
+      {"--muon-tp-mode", "duplicated"},
+      {"--muon-tp-mode", "distributed"},
+      {"--muon-coefficient-type", "quintic"},
+      {"--muon-scalar-optimizer", "adam"},
+      {"--outer-dp-sharding-strategy", "no_shard"},
+  };
+  return kFixed;
 }
 
 const std::vector<std::pair<const char*, const char*>>& megatron_removed() {
@@ -242,6 +313,8 @@ const std::vector<const char*>& megatron_defaults() {
       "model.attention_dropout=0.1",
       "model.hidden_dropout=0.1",
       "parallel.overlap_grad_reduce=false",
+      "parallel.overlap_param_gather=false",
+      "optim.muon_momentum=0.9",
       "data.num_workers=2",
       "train.log_interval=100",
       "train.eval_iters=100",

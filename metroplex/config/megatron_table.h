@@ -19,6 +19,8 @@ struct FlagRow {
 };
 
 const std::vector<FlagRow>& megatron_table();
+// (flag, value): known with this value only, which is what the program does anyway.
+const std::vector<std::pair<const char*, const char*>>& megatron_fixed();
 // (flag, hint): removed from Megatron long ago.
 const std::vector<std::pair<const char*, const char*>>& megatron_removed();
 // key=value of every default of Megatron's that differs from ours, or that a family would preset.

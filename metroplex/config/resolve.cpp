@@ -41,28 +41,49 @@ static void fill_schedule(Config& c) {
   if (o.end_weight_decay < 0) o.end_weight_decay = o.weight_decay;
 }
 
+// With dynamic loss scaling a gradient that is not finite is what the scaler waits for.
+static void fill_formats(Config& c) {
+  Precision& p = c.precision;
+  if (p.main_grads_dtype == "auto") p.main_grads_dtype = p.params_dtype == "fp64" ? "params" : "fp32";
+  if (p.scales_dynamically()) p.check_for_nan_in_grad = c.train.check_for_nan_in_loss = false;
+}
+
 Config resolved(const Config& config, int64_t world_size) {
   Config c = config;
   const int64_t dp = data_parallel_size(c.parallel, world_size);
   fill_parallel(c.parallel, dp);
   fill_model(c);
   fill_schedule(c);
+  fill_formats(c);
+  const bool selective = c.memory.recompute_granularity == "selective";
+  if (selective && c.memory.recompute_modules.empty()) c.memory.recompute_modules = {"core_attn"};
   if (c.train.step_batch_size_schedule.empty()) fill(c.train.global_batch_size, c.train.micro_batch_size * dp);
+  return c;
+}
+
+Config in_double_precision(const Config& config) {
+  Config c = config;
+  const Optim optim;
+  c.precision.params_dtype = "fp64";
+  c.precision.fp32_residual_connection = false;
+  c.precision.main_grads_dtype = "auto";
+  c.precision.loss_scale = 0;
+  c.precision.check_for_nan_in_grad = c.train.check_for_nan_in_loss = true;
+  c.optim.main_params_dtype = optim.main_params_dtype;
+  c.optim.exp_avg_dtype = optim.exp_avg_dtype;
+  c.optim.exp_avg_sq_dtype = optim.exp_avg_sq_dtype;
+  c.optim.store_param_remainders = false;
   return c;
 }
 
 std::vector<int64_t> batch_sizes(const Config& config, int64_t world_size) {
   const Train& t = config.train;
-  std::string problem;
-  std::optional<std::vector<int64_t>> sizes;
-  if (!t.step_batch_size_schedule.empty()) {
-    sizes = step_batch_sizes(t.step_batch_size_schedule, problem);
-  } else if (!t.rampup_batch_size.empty()) {
-    sizes = rampup_batch_sizes(t.rampup_batch_size, t.global_batch_size, problem);
-  } else {
+  if (t.step_batch_size_schedule.empty() && t.rampup_batch_size.empty()) {
     const int64_t derived = t.micro_batch_size * data_parallel_size(config.parallel, world_size);
-    sizes = {{t.global_batch_size == 0 ? derived : t.global_batch_size}};
+    return {t.global_batch_size == 0 ? derived : t.global_batch_size};
   }
+  std::string problem;
+  const auto sizes = scheduled_batch_sizes(t, problem);
   MPX_ASSERT(sizes.has_value(), problem);
   return *sizes;
 }

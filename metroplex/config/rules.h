@@ -45,15 +45,18 @@ void check_pipeline(Rules& rules);
 void check_batch(Rules& rules);
 void check_lengths(Rules& rules);
 void check_optim(Rules& rules);
+void check_optimizer_state(Rules& rules);
+void check_precision(Rules& rules);
+void check_sharding(Rules& rules);
+void check_recompute(Rules& rules);
+void check_offload(Rules& rules);
 void check_data(Rules& rules);
 void check_checkpoint(Rules& rules);
 void check_loop(Rules& rules);
 
-// The batch sizes of "0:768 250B:1536" in order of their thresholds, or of a ramp-up "16 16 1000" that ends at
-// `global_batch_size`; nothing when the text cannot be read (`problem` says why).
-std::optional<std::vector<int64_t>> step_batch_sizes(const std::string& text, std::string& problem);
-std::optional<std::vector<int64_t>> rampup_batch_sizes(const std::string& text, int64_t global_batch_size,
-                                                       std::string& problem);
+// The batch sizes of train.step_batch_size_schedule or train.rampup_batch_size, in order; nothing when the text
+// cannot be read (`problem` says why).
+std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& train, std::string& problem);
 
 // Model chunks a pipeline rank holds: counted in the layout string when there is one.
 int64_t effective_vpp(const Parallel& parallel);

@@ -45,9 +45,6 @@ void check_not_built_yet(Rules& rules) {
       p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
       concat("must be 0 or ", of("parallel.tensor_model_parallel_size", p.tp()), ": there are no experts yet"),
       "set it to 0");
-  rules.require(p.num_distributed_optimizer_instances == 1, "parallel.num_distributed_optimizer_instances",
-                p.num_distributed_optimizer_instances, "must be 1: the sharded optimizer is not there yet",
-                "set it to 1");
 }
 
 int64_t effective_ffn(const Model& model) {
@@ -104,7 +101,7 @@ void check_model(Rules& rules) {
 
 int64_t effective_vpp(const Parallel& parallel) {
   std::string problem;
-  if (parallel.pipeline_model_parallel_layout.empty()) return parallel.vpp();
+  if (parallel.pipeline_model_parallel_layout.empty() || parallel.pp() < 1) return parallel.vpp();
   const auto stages = unrolled_layout(parallel.pipeline_model_parallel_layout, problem);
   const int64_t count = stages ? static_cast<int64_t>(stages->size()) : 0;
   return count >= parallel.pp() && count % parallel.pp() == 0 ? count / parallel.pp() : parallel.vpp();

@@ -1,81 +1,30 @@
 // Rules about batch sizes, lengths and schedules of a run.
-#include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <map>
-#include <sstream>
-
+#include "config/batch_schedule.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
 
 using base::concat;
 
-// "768", "1.5K", "250B": a number with an optional K, M, B or T. Nothing unless it is finite and at least 0.
-static std::optional<double> magnitude(std::string text) {
-  static const std::map<char, double> kUnits = {{'K', 1e3}, {'M', 1e6}, {'B', 1e9}, {'T', 1e12}};
-  double unit = 1, value = 0;
-  if (!text.empty()) {
-    const char last = static_cast<char>(std::toupper(static_cast<unsigned char>(text.back())));
-    if (const auto found = kUnits.find(last); found != kUnits.end()) {
-      unit = found->second;
-      text.pop_back();
-    }
-  }
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || !std::isfinite(value) || value < 0)
-    return std::nullopt;
-  return value * unit;
-}
-
-std::optional<std::vector<int64_t>> step_batch_sizes(const std::string& text, std::string& problem) {
-  std::string spaced = text;
-  std::replace(spaced.begin(), spaced.end(), ',', ' ');
-  std::istringstream stream(spaced);
-  std::map<double, int64_t> steps;
-  for (std::string entry; stream >> entry;) {
-    const size_t colon = entry.find(':');
-    const auto from = colon == std::string::npos ? std::nullopt : magnitude(entry.substr(0, colon));
-    const auto size = colon == std::string::npos ? std::nullopt : magnitude(entry.substr(colon + 1));
-    if (!from || !size || *size < 1 || *size > 1e9) {
-      problem = "'" + entry + "' is not THRESHOLD:BATCH_SIZE";
-      return std::nullopt;
-    }
-    if (!steps.emplace(*from, static_cast<int64_t>(*size)).second) {
-      problem = "two steps begin at the same threshold, '" + entry + "'";
-      return std::nullopt;
-    }
-  }
-  if (steps.empty() || steps.begin()->first != 0) {
-    problem = "the first step must begin at 0";
-    return std::nullopt;
-  }
+static std::vector<int64_t> sizes_of(const std::vector<BatchStep>& steps) {
   std::vector<int64_t> sizes;
-  for (const auto& [from, size] : steps) sizes.push_back(size);
+  for (const BatchStep& step : steps) sizes.push_back(step.global_batch_size);
   return sizes;
 }
 
-std::optional<std::vector<int64_t>> rampup_batch_sizes(const std::string& text, int64_t global_batch_size,
-                                                       std::string& problem) {
-  std::istringstream stream(text);
-  int64_t start = 0, increment = 0, samples = 0;
-  std::string rest;
-  if (!(stream >> start >> increment >> samples) || stream >> rest || start < 1 || increment < 1 || samples < 0) {
-    problem = "expected three whole numbers: START INCREMENT SAMPLES";
-    return std::nullopt;
-  }
-  if (start > global_batch_size || (global_batch_size - start) % increment != 0) {
-    problem = concat("train.global_batch_size = ", global_batch_size, " is not reached from ", start, " in steps of ",
-                     increment);
-    return std::nullopt;
-  }
-  if ((global_batch_size - start) / increment > 1000000) {
-    problem = "more than a million steps";
-    return std::nullopt;
-  }
+static std::vector<int64_t> sizes_of(const BatchRampup& rampup) {
   std::vector<int64_t> sizes;
-  for (int64_t size = start; size <= global_batch_size; size += increment) sizes.push_back(size);
+  for (int64_t size = rampup.start; size <= rampup.global_batch_size; size += rampup.increment) sizes.push_back(size);
   return sizes;
+}
+
+std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& t, std::string& problem) {
+  if (!t.step_batch_size_schedule.empty()) {
+    const auto steps = read_batch_steps(t.step_batch_size_schedule, t.seq_length, problem);
+    return steps ? std::optional(sizes_of(*steps)) : std::nullopt;
+  }
+  const auto rampup = read_batch_rampup(t.rampup_batch_size, t.global_batch_size, problem);
+  return rampup ? std::optional(sizes_of(*rampup)) : std::nullopt;
 }
 
 // Microbatches of one batch, against what the interleaved schedule can deal out.
@@ -120,16 +69,15 @@ void check_batch(Rules& rules) {
   rules.require(!rampup || t.train_samples > 0, "train.train_iters", t.train_iters,
                 "a ramp-up (train.rampup_batch_size) needs a run measured in samples",
                 "give train.train_samples instead");
+  rules.require(!step || !t.decrease_batch_size_if_needed, kStep, t.step_batch_size_schedule,
+                "excludes train.decrease_batch_size_if_needed", "drop one of the two");
   std::string problem;
   std::optional<std::vector<int64_t>> sizes;
-  if (step) {
-    sizes = step_batch_sizes(t.step_batch_size_schedule, problem);
-    rules.require(sizes.has_value(), kStep, t.step_batch_size_schedule, "cannot be read: " + problem,
-                  "write it like \"0:768 250B:1536\"");
-  } else if (rampup && t.global_batch_size > 0) {
-    sizes = rampup_batch_sizes(t.rampup_batch_size, t.global_batch_size, problem);
-    rules.require(sizes.has_value(), kRampup, t.rampup_batch_size, "cannot be read: " + problem,
-                  "write it like \"16 16 300000\"");
+  if (step || (rampup && t.global_batch_size > 0)) {
+    sizes = scheduled_batch_sizes(t, problem);
+    rules.require(sizes.has_value(), step ? kStep : kRampup, step ? t.step_batch_size_schedule : t.rampup_batch_size,
+                  "cannot be read: " + problem,
+                  step ? "write it like \"0:768 250B:1536\"" : "write it like \"16 16 300000\"");
   } else if (rules.dp > 0) {
     sizes = {{t.global_batch_size == 0 ? t.micro_batch_size * rules.dp : t.global_batch_size}};
   }
@@ -183,6 +131,17 @@ static void check_schedule_parts(Rules& rules) {
   rules.require(wsd || last == 0, last_key, last, "belongs to optim.lr_decay_style = WSD", "leave it 0 or use WSD");
 }
 
+static void check_decoupled_rates(Rules& rules) {
+  const Optim& o = rules.config.optim;
+  const bool given = o.decoupled_lr > 0;
+  rules.require(given || o.decoupled_min_lr == 0, "optim.decoupled_min_lr", o.decoupled_min_lr,
+                "has no meaning without optim.decoupled_lr", "give optim.decoupled_lr or leave it 0");
+  rules.require(!given || o.decoupled_min_lr <= o.decoupled_lr, "optim.decoupled_min_lr", o.decoupled_min_lr,
+                "must not exceed optim.decoupled_lr = " + number_text(o.decoupled_lr), "lower it");
+  rules.require(!given || o.lr_warmup_init <= o.decoupled_lr, "optim.lr_warmup_init", o.lr_warmup_init,
+                "must not exceed optim.decoupled_lr = " + number_text(o.decoupled_lr), "lower it");
+}
+
 void check_optim(Rules& rules) {
   const Optim& o = rules.config.optim;
   rules.require(o.min_lr <= o.lr, "optim.min_lr", o.min_lr, "must not exceed optim.lr = " + number_text(o.lr),
@@ -190,6 +149,7 @@ void check_optim(Rules& rules) {
   rules.require(o.lr_warmup_init <= o.lr, "optim.lr_warmup_init", o.lr_warmup_init,
                 "must not exceed optim.lr = " + number_text(o.lr), "lower it");
   check_schedule_parts(rules);
+  check_decoupled_rates(rules);
   const double unset = -1;
   const std::pair<const char*, double> ends[] = {{"optim.start_weight_decay", o.start_weight_decay},
                                                  {"optim.end_weight_decay", o.end_weight_decay}};

@@ -29,6 +29,7 @@ void visit(Model& model, FieldList& field);
 void visit(Parallel& parallel, FieldList& field);
 void visit(Optim& optim, FieldList& field);
 void visit(Precision& precision, FieldList& field);
+void visit(Memory& memory, FieldList& field);
 void visit(Data& data, FieldList& field);
 void visit(Checkpoint& checkpoint, FieldList& field);
 void visit(Train& train, FieldList& field);

@@ -11,6 +11,10 @@ namespace {
 
 std::optional<int64_t> unless_zero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
 
+bool among(const std::string& word, const std::vector<std::string>& list) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
 class Checker {
  public:
   explicit Checker(const TransformerSettings& settings) : s_(settings) {}
@@ -21,6 +25,9 @@ class Checker {
       parallelism();
       stages();
       fusions();
+      precision();
+      recompute();
+      offload();
     }
     return std::move(list_);
   }
@@ -28,7 +35,8 @@ class Checker {
  private:
   template <class Value>
   void refuse(const char* key, const Value& value, const std::string& rule, const std::string& fix) {
-    list_.push_back({key, base::concat(value), rule, fix});
+    const std::string text = base::concat(value);
+    list_.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
   }
 
   // The divisors below are at least 1.
@@ -194,11 +202,88 @@ class Checker {
     }
   }
 
+  void precision() {
+    if (s_.fp16 && s_.bf16) refuse("precision.params_dtype", "fp16 and bf16", "must be one format", "choose one");
+  }
+
+  void recompute() {
+    if (!s_.recompute_granularity) return;
+    const std::string& granularity = *s_.recompute_granularity;
+    const bool selective = granularity == "selective";
+    if (!selective && granularity != "full")
+      refuse("memory.recompute_granularity", granularity, "must be full or selective", "choose one of them");
+    if (s_.recompute_method && !among(*s_.recompute_method, {"uniform", "block"})) {
+      refuse("memory.recompute_method", *s_.recompute_method, "must be uniform or block", "choose one of them");
+    } else if (!s_.recompute_method && !selective) {
+      refuse("memory.recompute_method", "", "must be given with memory.recompute_granularity = " + granularity,
+             "choose uniform or block");
+    }
+    if (!selective && !s_.recompute_num_layers) {
+      refuse("memory.recompute_num_layers", 0,
+             "must be at least 1 with memory.recompute_granularity = " + granularity, "start with 1");
+    }
+    if (selective && s_.recompute_num_layers) {
+      refuse("memory.recompute_num_layers", *s_.recompute_num_layers,
+             "has no meaning with memory.recompute_granularity = selective, which recomputes in all layers",
+             "leave it 0 or use full");
+    }
+    if (s_.distribute_saved_activations && s_.sequence_parallel) {
+      refuse("memory.distribute_saved_activations", "true",
+             "excludes parallel.sequence_parallel, which has them cut over the tensor-parallel ranks already",
+             "turn it off");
+    }
+    if (selective) recompute_modules(s_.recompute_modules.value_or(std::vector<std::string>{}));
+  }
+
+  void recompute_modules(const std::vector<std::string>& modules) {
+    const std::vector<std::string>& known = recompute_module_names();
+    for (const std::string& module : modules) {
+      if (among(module, known)) continue;
+      const std::string alias = recompute_module_alias(module);
+      const std::string nearest = alias.empty() ? base::nearest_name(module, known) : alias;
+      refuse("memory.recompute_modules", module, "knows core_attn, mlp, layernorm and activation",
+             nearest.empty() ? "name some of these" : "did you mean " + nearest + "?");
+    }
+  }
+
+  // Megatron's two ways of moving activations to the host; memory.offload_activations is neither.
+  void offload() {
+    if (s_.cpu_offloading && (s_.cpu_offloading_num_layers < 0 || s_.cpu_offloading_num_layers >= s_.num_layers)) {
+      refuse("cpu_offloading_num_layers", s_.cpu_offloading_num_layers,
+             base::concat("must be less than model.num_layers = ", s_.num_layers), "keep the last layer's");
+    }
+    if (s_.cpu_offloading && (s_.pp > 1 || s_.recompute_granularity)) {
+      refuse("cpu_offloading", "true", "works without a pipeline and without recompute only", "turn it off");
+    }
+    if (!s_.fine_grained_activation_offloading) return;
+    static const std::vector<std::string> kModules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                                      "mlp_norm"};
+    if (s_.cpu_offloading)
+      refuse("fine_grained_activation_offloading", "true", "excludes cpu_offloading", "keep one");
+    if (s_.offload_modules.empty())
+      refuse("offload_modules", "", "must be given with fine_grained_activation_offloading", "name some modules");
+    for (const std::string& module : s_.offload_modules) {
+      if (!among(module, kModules))
+        refuse("offload_modules", module, "is no module of a dense layer whose input is kept", "name another");
+    }
+    if (among("attn_proj", s_.offload_modules) && !among("core_attn", s_.offload_modules)) {
+      refuse("offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
+             "add core_attn");
+    }
+  }
+
   const TransformerSettings& s_;
   std::vector<Violation> list_;
 };
 
 }  // namespace
+
+const std::vector<std::string>& recompute_module_names() {
+  static const std::vector<std::string> kNames = {"core_attn", "mlp", "layernorm", "activation"};
+  return kNames;
+}
+
+std::string recompute_module_alias(const std::string& module) { return module == "moe_act" ? "activation" : ""; }
 
 TransformerSettings transformer_settings(const Config& config) {
   const Model& m = config.model;
@@ -226,6 +311,14 @@ TransformerSettings transformer_settings(const Config& config) {
   s.gated_linear_unit = m.gated_linear_unit;
   s.add_bias_linear = m.add_bias_linear;
   s.overlap_p2p_comm = p.overlap_p2p_comm;
+  const Memory& memory = config.memory;
+  s.fp16 = config.precision.params_dtype == "fp16";
+  s.bf16 = config.precision.params_dtype == "bf16";
+  if (memory.recompute_granularity != "none") s.recompute_granularity = memory.recompute_granularity;
+  if (!memory.recompute_method.empty()) s.recompute_method = memory.recompute_method;
+  s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
+  if (!memory.recompute_modules.empty()) s.recompute_modules = memory.recompute_modules;
+  s.distribute_saved_activations = memory.distribute_saved_activations;
   return s;
 }
 
@@ -237,6 +330,7 @@ TransformerSettings transformer_resolved(TransformerSettings s) {
   if (!s.num_query_groups) s.num_query_groups = s.num_attention_heads;
   if (!s.etp) s.etp = s.tp;
   if (!s.microbatch_group_size_per_vp_stage) s.microbatch_group_size_per_vp_stage = s.pp;
+  if (!s.recompute_modules) s.recompute_modules = {"core_attn"};
   std::string problem;
   if (const auto stages = s.layout ? unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
     const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;

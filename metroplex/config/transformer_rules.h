@@ -43,15 +43,30 @@ struct TransformerSettings {
   bool overlap_p2p_comm = false;
   bool batch_p2p_comm = true;
   bool overlap_p2p_comm_warmup_flush = false;
+  bool fp16 = false;
+  bool bf16 = false;
+  std::optional<std::string> recompute_granularity;
+  std::optional<std::string> recompute_method;
+  std::optional<int64_t> recompute_num_layers;
+  std::optional<std::vector<std::string>> recompute_modules;
+  bool distribute_saved_activations = false;
+  bool cpu_offloading = false;
+  int64_t cpu_offloading_num_layers = 0;
+  bool fine_grained_activation_offloading = false;
+  std::vector<std::string> offload_modules;
 };
+
+// What memory.recompute_modules may name, and what Megatron's other names are here ("" for those it has alone).
+const std::vector<std::string>& recompute_module_names();
+std::string recompute_module_alias(const std::string& module);
 
 TransformerSettings transformer_settings(const Config& config);
 
 // All rules that `settings` breaks, under the names of Config's keys.
 std::vector<Violation> transformer_violations(const TransformerSettings& settings);
 
-// Fills ffn_hidden_size, kv_channels, num_query_groups, etp, microbatch_group_size_per_vp_stage, and vpp from a
-// layout. Requires: no violations.
+// Fills ffn_hidden_size, kv_channels, num_query_groups, etp, microbatch_group_size_per_vp_stage, recompute_modules,
+// and vpp from a layout. Requires: no violations.
 TransformerSettings transformer_resolved(TransformerSettings settings);
 
 }  // namespace metroplex::config

@@ -21,7 +21,6 @@ Rules::Rules(const Config& c, int64_t world) : config(c), world_size(world), dp(
 
 static std::string fix_for_limit(const Field& field) {
   if (!field.limits.choices.empty()) {
-    if (field.name == "params_dtype") return "use fp32; other formats are not there yet";
     const std::string nearest = base::nearest_name(to_text(field), field.limits.choices);
     return nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?";
   }
@@ -60,7 +59,8 @@ std::vector<Violation> violations(const Config& config, int64_t world_size) {
   Rules rules(sane, world_size);
   rules.list = transformer_violations(transformer_settings(sane));
   for (const auto check : {check_ranks, check_not_built_yet, check_model, check_pipeline, check_batch, check_lengths,
-                           check_optim, check_data, check_checkpoint, check_loop}) {
+                           check_optim, check_optimizer_state, check_precision, check_sharding, check_recompute,
+                           check_offload, check_data, check_checkpoint, check_loop}) {
     check(rules);
   }
   const std::vector<Violation> limits = found;

@@ -19,11 +19,16 @@ void check(const Config& config, int64_t world_size);
 std::string message(const std::vector<Violation>& violations);
 
 // The configuration with derived values written out: head and MLP widths, query groups, positions, batch size,
-// schedule and its lengths, vpp of a layout, bucket size; sequence_parallel is off at tp 1. What only a machine or a
+// schedule and its lengths, vpp of a layout, bucket size, format of gradients, modules of selective recompute;
+// sequence_parallel is off at tp 1, the checks for NaN with a dynamic loss scale. What only a machine or a
 // tokenizer can tell stays 0 (run.threads_per_rank, run.master_port, model.vocab_size), and so does the batch size
 // under a step schedule. resolved(resolved(c)) equals resolved(c).
 // Requires: no violations.
 Config resolved(const Config& config, int64_t world_size);
+
+// The same run with everything in fp64, to compare layouts: formats of gradients, main parameters and moments, loss
+// scale and fp32 residual fall back to their defaults.
+Config in_double_precision(const Config& config);
 
 // world / (tp * pp * cp). Requires: divisible, as violations() ensures.
 int64_t data_parallel_size(const Parallel& parallel, int64_t world_size);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "nn/recompute.h"
 
 namespace metroplex::models {
 
@@ -26,6 +27,7 @@ Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerC
     : spec_(spec),
       tp_(context.tp),
       sequence_parallel_(context.sequence_parallel),
+      saving_(context.saving),
       attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout},
       mlp_dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout},
       input_norm_(norm_spec(spec.name + ".input_layernorm", model, context.sequence_parallel), context),
@@ -35,11 +37,11 @@ Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerC
 
 at::Tensor Block::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
   const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
-  const at::Tensor attended = attention_.forward(input_norm_.forward(x_sbh), batch);
+  const at::Tensor attended = attention_.forward(nn::normalize(input_norm_, x_sbh, saving_), batch);
   const at::Tensor h =
       nn::bias_dropout_add(attended, x_sbh, {attention_dropout_, attention_.output_bias(), place}, batch);
-  return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(h)), h, {mlp_dropout_, mlp_.output_bias(), place},
-                              batch);
+  return nn::bias_dropout_add(mlp_.forward(nn::normalize(mlp_norm_, h, saving_)), h,
+                              {mlp_dropout_, mlp_.output_bias(), place}, batch);
 }
 
 void Block::collect_params(std::vector<nn::Param*>& params) {

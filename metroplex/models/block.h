@@ -31,11 +31,13 @@ class Block final : public nn::Segment {
   const std::string& name() const override { return spec_.name; }
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override;
   void collect_params(std::vector<nn::Param*>& params) override;
+  bool is_block() const override { return true; }
 
  private:
   BlockSpec spec_;
   comm::Group tp_;
   bool sequence_parallel_;
+  nn::SavePolicy saving_;
   nn::DropoutKey attention_dropout_, mlp_dropout_;
   nn::Norm input_norm_;
   nn::SelfAttention attention_;

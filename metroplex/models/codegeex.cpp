@@ -3,6 +3,7 @@
 #include "models/block.h"
 #include "models/decoder.h"
 #include "models/families.h"
+#include "nn/recompute.h"
 
 namespace metroplex::models {
 namespace {
@@ -15,6 +16,7 @@ class TopQuerySegment final : public nn::Segment {
   explicit TopQuerySegment(const ModelContext& context)
       : tp_(context.tp),
         sequence_parallel_(context.sequence_parallel),
+        saving_(context.saving),
         final_norm_(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
                     layer_context(context)),
         queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size,
@@ -35,13 +37,13 @@ class TopQuerySegment final : public nn::Segment {
 
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
     const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
-    const at::Tensor h = final_norm_.forward(x_sbh);
+    const at::Tensor h = nn::normalize(final_norm_, x_sbh, saving_).x;
     const at::Tensor attended =
-        attention_.forward(input_norm_.forward(h), batch, queries_.forward(positions_of(batch)));
+        attention_.forward(nn::normalize(input_norm_, h, saving_), batch, queries_.forward(positions_of(batch)));
     const at::Tensor y =
         nn::bias_dropout_add(attended, h, {attention_dropout_, attention_.output_bias(), place}, batch);
-    return nn::bias_dropout_add(mlp_.forward(mlp_norm_.forward(y)), y, {mlp_dropout_, mlp_.output_bias(), place},
-                                batch);
+    return nn::bias_dropout_add(mlp_.forward(nn::normalize(mlp_norm_, y, saving_)), y,
+                                {mlp_dropout_, mlp_.output_bias(), place}, batch);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -57,6 +59,7 @@ class TopQuerySegment final : public nn::Segment {
   std::string name_ = "decoder.top_query_layer";
   comm::Group tp_;
   bool sequence_parallel_;
+  nn::SavePolicy saving_;
   nn::Norm final_norm_;
   nn::ReplicatedEmbedding queries_;
   nn::Norm input_norm_;

@@ -9,6 +9,7 @@
 #include "comm/collectives.h"
 #include "models/block.h"
 #include "nn/attention.h"
+#include "nn/recompute.h"
 #include "nn/wide.h"
 
 namespace metroplex::models {
@@ -29,7 +30,8 @@ std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std:
   }
   std::shared_ptr<nn::Param> copy = vocabulary_param(kWordEmbeddings, context);
   copy->tied = copy->tied_copy = true;
-  if (context.init_streams) copy->data.zero_();
+  if (context.init_streams && copy->data.defined()) copy->data.zero_();
+  if (context.init_streams) copy->initialize = [](nn::Param& param) { param.data.zero_(); };
   return copy;
 }
 
@@ -57,6 +59,8 @@ nn::LayerContext layer_context(const ModelContext& context) {
   layer.init_std = context.model.init_method_std;
   layer.num_layers = context.model.num_layers;
   layer.streams = context.init_streams;
+  layer.deferred = context.deferred_initialization;
+  layer.saving = context.saving;
   return layer;
 }
 
@@ -126,7 +130,7 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
     : tp_(context.tp),
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing},
-      owns_weight_(!context.model.tied() || tied == nullptr),
+      saving_(context.saving),
       output_(output_weight(context, tied), layer_context(context)) {
   if (final_norm)
     norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
@@ -134,7 +138,7 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
 }
 
 at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
-  const at::Tensor logits = output_.forward(norm_ ? norm_->forward(x_sbh) : x_sbh);
+  const at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
     return comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size);
@@ -147,7 +151,7 @@ at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& b
 
 void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   if (norm_) norm_->collect_params(params);
-  if (owns_weight_) output_.collect_params(params);
+  output_.collect_params(params);
 }
 
 std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice,

@@ -47,7 +47,7 @@ class HeadSegment final : public nn::Segment {
   std::string name_ = "head";
   comm::Group tp_;
   nn::CrossEntropySpec loss_;
-  bool owns_weight_;
+  nn::SavePolicy saving_;
   std::optional<nn::Norm> norm_;
   nn::ColumnParallelLinear output_;
 };

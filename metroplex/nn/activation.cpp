@@ -25,6 +25,24 @@ constexpr NamedActivation kActivations[] = {{"gelu", kernels::Activation::gelu},
                                             {"relu", kernels::Activation::relu},
                                             {"squared_relu", kernels::Activation::squared_relu}};
 
+bool is_wide(const at::Tensor& x) { return x.scalar_type() == wide_type(x.scalar_type()); }
+
+at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
+
+// `wide` gets the bias in place.
+at::Tensor run_forward(const at::Tensor& wide, const at::Tensor& bias, const ActivationSpec& spec) {
+  std::vector<int64_t> sizes = wide.sizes().vec();
+  if (spec.gated) sizes.back() /= 2;
+  const kernels::ActivationShape shape{wide.numel() / wide.size(-1), sizes.back(), spec.kind, spec.gated};
+  at::Tensor out = at::empty(sizes, wide.options());
+  dispatch_wide(wide, [&](auto zero) {
+    using T = decltype(zero);
+    kernels::activation_forward<T>(wide.mutable_data_ptr<T>(), bias.defined() ? bias.const_data_ptr<T>() : nullptr,
+                                   out.mutable_data_ptr<T>(), shape);
+  });
+  return out;
+}
+
 }  // namespace
 
 kernels::Activation activation_from_name(const std::string& name) {
@@ -36,38 +54,51 @@ kernels::Activation activation_from_name(const std::string& name) {
   return kernels::Activation::gelu;
 }
 
-at::Tensor bias_activation(const at::Tensor& x_fresh, Param* bias, const ActivationSpec& spec) {
-  const at::Tensor x = to_wide(x_fresh.detach()).contiguous();
-  std::vector<int64_t> sizes = x.sizes().vec();
-  if (spec.gated) sizes.back() /= 2;
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated};
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    out = at::empty(sizes, x.options());
-    const at::Tensor wide_bias = bias != nullptr ? to_wide(bias->data) : at::Tensor();
-    dispatch_wide(x, [&](auto zero) {
-      using T = decltype(zero);
-      kernels::activation_forward<T>(x.mutable_data_ptr<T>(),
-                                     wide_bias.defined() ? wide_bias.const_data_ptr<T>() : nullptr,
-                                     out.mutable_data_ptr<T>(), shape);
-    });
-    out = out.to(x_fresh.scalar_type());
-  }
-  return comm::attach(out, {x_fresh},
-                      [x = x.to(x_fresh.scalar_type()), bias, shape](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        const at::Tensor wide_dy = to_wide(dy).contiguous(), wide_x = to_wide(x);
-                        at::Tensor dx = at::empty_like(wide_x);
-                        dispatch_wide(wide_x, [&](auto zero) {
-                          using T = decltype(zero);
-                          kernels::activation_backward<T>(wide_dy.const_data_ptr<T>(), wide_x.const_data_ptr<T>(),
-                                                          dx.mutable_data_ptr<T>(), shape);
-                        });
-                        dx = dx.to(dy.scalar_type());
-                        if (bias != nullptr) accumulate_bias_gradient(*bias, dx);
-                        return {dx};
-                      });
+at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor wide = to_wide(x.detach()).contiguous();
+  const at::Tensor out = run_forward(wide, wide_data(bias), spec);
+  if (saved != nullptr) *saved = is_wide(x) ? wide : x.detach();
+  return out.to(x.scalar_type());
+}
+
+at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
+  const at::NoGradGuard no_grad;
+  if (!is_wide(x)) return x.detach();
+  at::Tensor wide = x.detach().contiguous();
+  return bias != nullptr ? wide.add_(bias->data) : wide;
+}
+
+at::Tensor activation_again(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
+  const at::NoGradGuard no_grad;
+  if (is_wide(saved)) return run_forward(saved, {}, spec);
+  return run_forward(to_wide(saved).contiguous(), wide_data(bias), spec).to(saved.scalar_type());
+}
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
+                               const ActivationSpec& spec) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor wide_dy = to_wide(dy).contiguous();
+  at::Tensor x = to_wide(saved).contiguous();
+  if (!is_wide(saved) && bias != nullptr) x.add_(wide_data(bias));
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), wide_dy.size(-1), spec.kind, spec.gated};
+  at::Tensor dx = at::empty_like(x);
+  dispatch_wide(x, [&](auto zero) {
+    using T = decltype(zero);
+    kernels::activation_backward<T>(wide_dy.const_data_ptr<T>(), x.const_data_ptr<T>(), dx.mutable_data_ptr<T>(),
+                                    shape);
+  });
+  dx = dx.to(dy.scalar_type());
+  if (bias != nullptr) accumulate_bias_gradient(*bias, dx);
+  return dx;
+}
+
+at::Tensor bias_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec) {
+  at::Tensor saved;
+  const at::Tensor out = apply_activation(x, bias, spec, &saved);
+  return comm::attach(out, {x}, [saved, bias, spec](const at::Tensor& dy) -> comm::Gradients {
+    return {activation_backward(dy, saved, bias, spec)};
+  });
 }
 
 }  // namespace metroplex::nn

@@ -22,4 +22,14 @@ struct ActivationSpec {
 // result that no one else reads. `bias` may be null; its gradient goes to bias->main_grad.
 at::Tensor bias_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec);
 
+// The same without autograd. `saved` (may be null) gets what the other parts need: x + b in a wide type, x itself in
+// a half type, so that the result can be made again from it bit for bit.
+at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved);
+// `saved` again from a fresh x; the result again from `saved`.
+at::Tensor activation_saved(const at::Tensor& x, Param* bias);
+at::Tensor activation_again(const at::Tensor& saved, Param* bias, const ActivationSpec& spec);
+// The gradient of x; that of the bias goes to bias->main_grad.
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
+                               const ActivationSpec& spec);
+
 }  // namespace metroplex::nn

@@ -45,11 +45,14 @@ HeadLayout head_layout(const config::Model& model, int tp) {
 }
 
 // What the closure of the core needs beside the microbatch.
-struct SelfAttention::Saved {
+struct SelfAttention::Kept {
   CoreSpec spec;
-  CoreSaved core;
-  NormSaved q_norm, k_norm;
-  int64_t first_position = 0;
+  std::vector<int64_t> fused_sizes;
+  NormSaved q_norm, k_norm;  // without x, which is raw
+  Saved raw_q, raw_k;
+  Saved q, k, v;  // as the core takes them
+  Saved out, logsumexp, probabilities;
+  CoreSaved again;  // with saving.core_attention instead of the above, once it has been made
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -58,6 +61,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       layout_(head_layout(model, context.tp.size())),
       dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout},
       first_head_(layout_.heads * context.tp.index()),
+      saving_(context.saving),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
       proj_(projection(spec, model), context) {
@@ -76,15 +80,31 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
 }
 
-// Views into the fused tensor; queries of several heads a group lie apart and are copied.
-CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query) const {
+// Views into the fused tensor. Queries of several heads a group lie apart and are copied; for backward keys and
+// values are too, so that nothing holds the fused tensor.
+CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = layout_.head_dim,
                 per_group = layout_.heads / layout_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
   const at::Tensor grouped = fused.view({s, b, layout_.groups, leading + 2, d});
   const at::Tensor q = query.defined() ? query.view({s, b, layout_.heads, d})
                                        : grouped.narrow(3, 0, per_group).reshape({s, b, layout_.heads, d});
-  return {q, grouped.select(3, leading), grouped.select(3, leading + 1)};
+  const at::Tensor k = grouped.select(3, leading), v = grouped.select(3, leading + 1);
+  if (keeps && leading > 1) return {q, k.contiguous(), v.contiguous()};
+  return {q, k, v};
+}
+
+CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, int64_t first_position, Kept* kept) {
+  CoreInputs in = raw;
+  if (q_norm_) {
+    in.q = q_norm_->apply(raw.q, kept ? &kept->q_norm : nullptr);
+    in.k = k_norm_->apply(raw.k, kept ? &kept->k_norm : nullptr);
+  }
+  if (rope_) {
+    rope_->rotate(in.q, first_position, 1);
+    rope_->rotate(in.k, first_position, 1);
+  }
+  return in;
 }
 
 void SelfAttention::append_to_cache(CoreInputs& in, KvCache& cache) const {
@@ -105,56 +125,91 @@ void SelfAttention::append_to_cache(CoreInputs& in, KvCache& cache) const {
   in.v = layer.v.narrow(0, 0, needed);
 }
 
-at::Tensor SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
-  Saved saved;
+Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
+  const bool keeps = at::GradMode::is_enabled();
+  const auto kept = std::make_shared<Kept>();
+  CoreInputs raw;
+  CoreSaved saved;
   at::Tensor out;
-  const bool keep = at::GradMode::is_enabled();
   {
     const at::NoGradGuard no_grad;
-    CoreInputs in = split(fused.detach(), query.defined() ? query.detach() : query);
-    if (q_norm_) {
-      in.q = q_norm_->apply(in.q, keep ? &saved.q_norm : nullptr);
-      in.k = k_norm_->apply(in.k, keep ? &saved.k_norm : nullptr);
-    }
-    saved.first_position = batch.cache != nullptr ? batch.cache->length : 0;
-    if (rope_) {
-      rope_->rotate(in.q, saved.first_position, 1);
-      rope_->rotate(in.k, saved.first_position, 1);
-    }
+    raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
+    const int64_t first_position = batch.cache != nullptr ? batch.cache->length : 0;
+    kept->spec = {dropout_, first_head_, first_position, false};
+    kept->fused_sizes = fused.sizes().vec();
+    CoreInputs in = normalize_and_rotate(raw, first_position, keeps ? kept.get() : nullptr);
     if (batch.cache != nullptr) append_to_cache(in, *batch.cache);
-    saved.spec = {dropout_, first_head_, saved.first_position, false};
-    out = core_attention(in, saved.spec, batch, keep ? &saved.core : nullptr);
+    out = core_attention(in, kept->spec, batch, keeps ? &saved : nullptr);
   }
-  return comm::attach(out, {fused, query},
-                      [this, batch, saved, sizes = fused.sizes().vec()](const at::Tensor& dout) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        CoreInputs d = core_attention_backward(dout, saved.spec, batch, saved.core);
-                        if (rope_) {
-                          rope_->rotate(d.q, saved.first_position, -1);
-                          rope_->rotate(d.k, saved.first_position, -1);
-                        }
-                        if (q_norm_) {
-                          d.q = q_norm_->backward(d.q, saved.q_norm);
-                          d.k = k_norm_->backward(d.k, saved.k_norm);
-                        }
-                        at::Tensor dfused = at::empty(sizes, d.k.options()), dquery;
-                        const int64_t s = sizes[0], b = sizes[1], per_group = layout_.heads / layout_.groups,
-                                      leading = q_ ? 0 : per_group;
-                        const at::Tensor grouped = dfused.view({s, b, layout_.groups, leading + 2, layout_.head_dim});
-                        grouped.select(3, leading).copy_(d.k);
-                        grouped.select(3, leading + 1).copy_(d.v);
-                        if (q_) {
-                          dquery = d.q.reshape({s, b, -1});
-                        } else {
-                          grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {layout_.groups, per_group}));
-                        }
-                        return {dfused, dquery};
-                      });
+  if (!keeps) return out;
+  keep(raw, saved, *kept);
+  out = comm::attach(out, {fused, query}, [this, batch, kept](const at::Tensor& dout) -> comm::Gradients {
+    return core_backward(dout, batch, *kept);
+  });
+  if (!saving_.core_attention) return out;
+  return {
+      out, Saved::remade([this, batch, kept] {
+        CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
+        if (q_norm_) {
+          in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.first_query, nullptr);
+        }
+        return core_attention(in, kept->spec, batch, &kept->again);
+      })};
 }
 
-at::Tensor SelfAttention::forward(const at::Tensor& x_sbh, const Microbatch& batch, const at::Tensor& query_sbh) {
+// Made again are the core's results, and behind a norm its queries and keys.
+void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& saved, Kept& kept) const {
+  kept.q_norm.x = kept.k_norm.x = at::Tensor();
+  if (q_norm_) {
+    kept.raw_q = saving_.keep(raw.q);
+    kept.raw_k = saving_.keep(raw.k);
+  }
+  if (!q_norm_ || !saving_.core_attention) {
+    kept.q = saving_.keep(saved.in.q);
+    kept.k = saving_.keep(saved.in.k);
+  }
+  kept.v = saving_.keep(saved.in.v);
+  if (saving_.core_attention) return;
+  if (saved.logsumexp.defined()) {
+    kept.out = saving_.keep(saved.out);
+    kept.logsumexp = saving_.keep(saved.logsumexp);
+  } else {
+    kept.probabilities = saving_.keep(saved.probabilities);
+  }
+}
+
+std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept) {
+  const at::NoGradGuard no_grad;
+  CoreSaved saved = std::move(kept.again);
+  if (!saving_.core_attention) {
+    saved = {
+        {kept.q.get(), kept.k.get(), kept.v.get()}, kept.out.get(), kept.logsumexp.get(), kept.probabilities.get()};
+  }
+  CoreInputs d = core_attention_backward(dout, kept.spec, batch, saved);
+  if (rope_) {
+    rope_->rotate(d.q, kept.spec.first_query, -1);
+    rope_->rotate(d.k, kept.spec.first_query, -1);
+  }
+  if (q_norm_) {
+    kept.q_norm.x = kept.raw_q.get();
+    kept.k_norm.x = kept.raw_k.get();
+    d.q = q_norm_->backward(d.q, kept.q_norm);
+    d.k = k_norm_->backward(d.k, kept.k_norm);
+  }
+  at::Tensor dfused = at::empty(kept.fused_sizes, d.k.options());
+  const int64_t s = dfused.size(0), b = dfused.size(1), per_group = layout_.heads / layout_.groups,
+                leading = q_ ? 0 : per_group;
+  const at::Tensor grouped = dfused.view({s, b, layout_.groups, leading + 2, layout_.head_dim});
+  grouped.select(3, leading).copy_(d.k);
+  grouped.select(3, leading + 1).copy_(d.v);
+  if (q_) return {dfused, d.q.reshape({s, b, -1})};
+  grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {layout_.groups, per_group}));
+  return {dfused, at::Tensor()};
+}
+
+at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name, ": where the queries come from");
-  const at::Tensor fused = fused_.forward(x_sbh);
+  const at::Tensor fused = fused_.forward(in);
   return proj_.forward(core(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch));
 }
 

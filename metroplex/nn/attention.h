@@ -18,6 +18,7 @@
 #include "nn/microbatch.h"
 #include "nn/norm.h"
 #include "nn/rope.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -70,22 +71,26 @@ class SelfAttention {
   SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                 std::shared_ptr<RopeTable> rope);
 
-  // x_sbh -> [s (/tp), b, h] without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
-  // source of the queries where the spec says so.
-  at::Tensor forward(const at::Tensor& x_sbh, const Microbatch& batch, const at::Tensor& query_sbh = {});
+  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
+  // source of the queries where the spec says so. With saving.core_attention the core's result is made again.
+  at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {});
   Param* output_bias() { return proj_.bias(); }
   void collect_params(std::vector<Param*>& params);
 
  private:
-  struct Saved;
-  at::Tensor core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  CoreInputs split(const at::Tensor& fused, const at::Tensor& query) const;
+  struct Kept;
+  Input core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
+  CoreInputs normalize_and_rotate(const CoreInputs& raw, int64_t first_position, Kept* kept);
+  void keep(const CoreInputs& raw, const CoreSaved& saved, Kept& kept) const;
+  std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept);
+  CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;
   void append_to_cache(CoreInputs& in, KvCache& cache) const;
 
   AttentionSpec spec_;
   HeadLayout layout_;
   DropoutKey dropout_;
   int64_t first_head_ = 0;
+  SavePolicy saving_;
   std::shared_ptr<RopeTable> rope_;
   std::optional<ColumnParallelLinear> q_;  // query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv

@@ -67,6 +67,7 @@ void accumulate_bias_gradient(Param& bias, const at::Tensor& dy) {
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      saving_(context.saving),
       sequence_parallel_(context.sequence_parallel),
       gather_output_(spec.gather_output),
       skip_bias_add_(spec.skip_bias_add) {
@@ -77,20 +78,25 @@ ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerCo
 }
 
 ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
-    : tp_(context.tp), sequence_parallel_(context.sequence_parallel), weight_(std::move(weight)) {}
+    : tp_(context.tp),
+      saving_(context.saving),
+      sequence_parallel_(context.sequence_parallel),
+      weight_(std::move(weight)) {}
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x_sbh) {
+at::Tensor ColumnParallelLinear::forward(const Input& in) {
   at::Tensor out;
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    const at::Tensor whole = sequence_parallel_ ? comm::all_gather(x_sbh, 0, tp_) : x_sbh;
+    const at::Tensor whole = sequence_parallel_ ? comm::all_gather(in.x, 0, tp_) : in.x;
     out = linear_product(whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
     if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
+  if (!at::GradMode::is_enabled()) return out;
   return comm::attach(
-      out, {x_sbh}, [this, adds_bias, x = x_sbh.detach()](const at::Tensor& dy_whole) -> comm::Gradients {
+      out, {in.x}, [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy_whole) -> comm::Gradients {
         const at::NoGradGuard no_grad;
+        const at::Tensor x = saved.get();
         InFlight input = sequence_parallel_ ? start_gather(x, tp_) : InFlight{x, {}, {}};
         const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
         at::Tensor dx = linear_input_gradient(dy, weight_->data);
@@ -110,6 +116,7 @@ void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
 
 RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      saving_(context.saving),
       sequence_parallel_(context.sequence_parallel),
       input_is_parallel_(spec.input_is_parallel),
       skip_bias_add_(spec.skip_bias_add) {
@@ -123,12 +130,13 @@ RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext&
   }
 }
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
+at::Tensor RowParallelLinear::forward(const Input& in) {
+  MPX_ASSERT(input_is_parallel_ || !in.again.defined(), weight_->name, ": an input that is split here is kept");
   at::Tensor out, part;
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    part = (input_is_parallel_ ? x : comm::own_slice(x, -1, tp_)).detach();
+    part = input_is_parallel_ ? in.x : comm::own_slice(in.x, -1, tp_);
     out = linear_product(part, weight_->data);
     if (sequence_parallel_) {
       out = comm::reduce_scatter(out, 0, tp_);
@@ -137,11 +145,13 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
     }
     if (adds_bias) out.add_(bias_->data);
   }
-  return comm::attach(out, {x}, [this, adds_bias, part](const at::Tensor& dy_local) -> comm::Gradients {
+  if (!at::GradMode::is_enabled()) return out;
+  const Saved saved = saving_.keep(Input{part, in.again});
+  return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = sequence_parallel_ ? comm::all_gather(dy_local, 0, tp_) : dy_local;
     at::Tensor dx = linear_input_gradient(dy, weight_->data);
-    accumulate_weight_gradient(*weight_, dy, part);
+    accumulate_weight_gradient(*weight_, dy, saved.get());
     if (adds_bias) accumulate_bias_gradient(*bias_, dy_local);
     return {input_is_parallel_ ? dx : comm::all_gather(dx, -1, tp_)};
   });

@@ -14,6 +14,7 @@
 #include "comm/group.h"
 #include "nn/param.h"
 #include "nn/param_init.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -34,14 +35,15 @@ class ColumnParallelLinear {
   // Without bias, over an existing weight [rows of this rank, in] (the output layer; tied: the word embedding).
   ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
 
-  // x_sbh [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp], or [s, b, out] with gather_output.
-  at::Tensor forward(const at::Tensor& x_sbh);
+  // in.x [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp], or [s, b, out] with gather_output.
+  at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
   comm::Group tp_;
+  SavePolicy saving_;
   bool sequence_parallel_ = false, gather_output_ = false, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
@@ -50,15 +52,16 @@ class RowParallelLinear {
  public:
   RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
 
-  // x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed
+  // in.x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed
   // over the group; the bias is added once, after the sum.
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
   comm::Group tp_;
+  SavePolicy saving_;
   bool sequence_parallel_ = false, input_is_parallel_ = true, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };

@@ -1,5 +1,9 @@
 #include "nn/mlp.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include "comm/autograd_node.h"
+
 namespace metroplex::nn {
 namespace {
 
@@ -34,11 +38,29 @@ int64_t ffn_width(const config::Model& model) {
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
     : activation_{activation_from_name(model.activation), model.gated_linear_unit},
+      saving_(context.saving),
       fc1_(first_layer(name, model), context),
       fc2_(second_layer(name, model), context) {}
 
-at::Tensor Mlp::forward(const at::Tensor& x_sbh) {
-  return fc2_.forward(bias_activation(fc1_.forward(x_sbh), fc1_.bias(), activation_));
+at::Tensor Mlp::forward(const Input& in) {
+  Param* const bias = fc1_.bias();
+  if (!at::GradMode::is_enabled()) {
+    return fc2_.forward(apply_activation(fc1_.forward(in), bias, activation_, nullptr));
+  }
+  const Input kept{in.x, saving_.keep(in)};
+  const at::Tensor x = fc1_.forward(kept);
+  at::Tensor x_saved;
+  at::Tensor out = apply_activation(x, bias, activation_, &x_saved);
+  const Saved saved = saving_.mlp ? Saved::remade([this, bias, input = kept.again] {
+    return activation_saved(fc1_.forward({input.get(), input}), bias);
+  })
+                                  : saving_.keep(x_saved);
+  out = comm::attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> comm::Gradients {
+    return {activation_backward(dy, saved.get(), bias, activation_)};
+  });
+  if (!saving_.mlp && !saving_.activation) return fc2_.forward(out);
+  return fc2_.forward(
+      {out, Saved::remade([this, bias, saved] { return activation_again(saved.get(), bias, activation_); })});
 }
 
 void Mlp::collect_params(std::vector<Param*>& params) {

@@ -4,6 +4,20 @@
 
 namespace metroplex::nn {
 
+int64_t Param::numel() const {
+  int64_t product = 1;
+  for (const int64_t size : local_shape) product *= size;
+  return product;
+}
+
+int64_t Param::padding_numel() const {
+  if (!sharded()) return 0;
+  int64_t rows = 0;
+  for (const RowRange& range : shard.ranges) rows += range.size;
+  const int64_t local_rows = local_shape[static_cast<size_t>(shard.dim)];
+  return local_rows == 0 ? 0 : (local_rows - rows) * (numel() / local_rows);
+}
+
 Shard even_shard(int dim, int64_t global_rows, int parts, int index) {
   MPX_CHECK(parts > 0 && global_rows % parts == 0, "nn", global_rows, " rows cannot be split evenly over ", parts,
             " tensor-parallel ranks; choose a tensor_parallel size that divides it");

@@ -31,8 +31,10 @@ struct Param {
   std::vector<int64_t> global_shape;  // unsharded, vocabulary unpadded
   Shard shard;
   Init init = Init::normal;
-  at::Tensor data;       // the local part
-  at::Tensor main_grad;  // same shape, at least fp32; a view of the gradient buffer (optim/grad_buffer)
+  std::vector<int64_t> local_shape;        // of the local part, also while `data` is away (ZeRO-3)
+  std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
+  at::Tensor data;       // the local part; undefined between uses when it is sharded over dp (optim/param_shards)
+  at::Tensor main_grad;  // same shape; a view of the gradient buffer (optim/grad_buffer)
 
   bool weight_decay = true;  // false for biases and 1-D tensors
   bool partial_grad_over_tp =
@@ -42,13 +44,17 @@ struct Param {
   bool embedding_or_output = false;
   int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets on_use.
+  // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
+  // which may make it, and on_use.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
+    if (before_use) before_use();
     add(main_grad);
     if (on_use) on_use();
   }
-  std::function<void()> on_use;
+  std::function<void()> before_use, on_use;
 
+  int64_t numel() const;          // of the local part
+  int64_t padding_numel() const;  // of it: rows of a sharded dim in no range
   bool sharded() const { return shard.dim >= 0; }
   // Of all ranks that hold the same elements at one data-parallel place, exactly one says true.
   bool counts(bool first_of_tp) const { return !tied_copy && (sharded() || first_of_tp); }

@@ -73,6 +73,20 @@ void draw_normal(Param& param, const InitStreams& streams, double std) {
   }
 }
 
+void give_first_values(Param& param, Init init, const LayerContext& context) {
+  if (init == Init::zeros || init == Init::ones) {
+    param.data.fill_(init == Init::ones ? 1 : 0);
+    return;
+  }
+  const double depth = 2.0 * static_cast<double>(context.num_layers);
+  const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
+  if (context.streams) {
+    draw_normal(param, *context.streams, std);
+  } else {
+    fill_normal(param, context.seed, std);
+  }
+}
+
 }  // namespace
 
 RngSeeds rng_seeds(uint64_t seed, const RngPlace& place) {
@@ -101,27 +115,16 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.global_shape = std::move(spec.shape);
   param.shard = std::move(spec.shard);
   param.init = spec.init;
-  param.data = at::empty(local, at::TensorOptions().dtype(context.dtype).device(context.device));
-  double std = context.init_std;
-  switch (spec.init) {
-    case Init::zeros:
-      param.data.zero_();
-      return param;
-    case Init::ones:
-      param.data.fill_(1);
-      return param;
-    case Init::scaled_normal:
-      std /= std::sqrt(2.0 * static_cast<double>(context.num_layers));
-      break;
-    case Init::normal:
-      break;
-  }
-  if (context.streams) {
-    draw_normal(param, *context.streams, std);
-  } else {
-    fill_normal(param, context.seed, std);
-  }
+  param.local_shape = local;
+  param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
+  if (!context.deferred) materialize(param, at::TensorOptions().dtype(context.dtype).device(context.device));
   return param;
+}
+
+void materialize(Param& param, at::TensorOptions options) {
+  param.data = at::empty(param.local_shape, options);
+  param.initialize(param);
+  param.initialize = nullptr;
 }
 
 void fill(Param& param, const std::function<double(int64_t)>& value) {

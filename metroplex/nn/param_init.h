@@ -14,6 +14,7 @@
 
 #include "comm/group.h"
 #include "nn/param.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -44,6 +45,8 @@ struct LayerContext {
   double init_std = 0.02;
   int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal
   std::shared_ptr<InitStreams> streams;  // null: equal weights in every layout
+  bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
+  SavePolicy saving;                     // between forward and backward
 };
 
 struct ParamSpec {
@@ -54,8 +57,10 @@ struct ParamSpec {
   int64_t local_rows = 0;  // along shard.dim, padding included; 0: the sum of the ranges
 };
 
-// Allocates the local part and gives it its first values.
+// Describes the local part, and unless the context defers it, allocates it and gives it its first values.
 Param make_param(ParamSpec spec, const LayerContext& context);
+// Allocates `data` of a deferred parameter and calls `initialize`.
+void materialize(Param& param, at::TensorOptions options);
 
 // Sets every element to `value(flat row-major index in the unsharded tensor)`; padding becomes 0. `value` is called
 // from several threads.

@@ -11,6 +11,7 @@
 
 #include "nn/microbatch.h"
 #include "nn/param.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -20,18 +21,25 @@ class Segment {
   virtual const std::string& name() const = 0;
   // x_sbh: [s (/tp with sequence parallelism), b, h], undefined for a first segment that reads batch.tokens.
   virtual at::Tensor forward(const at::Tensor& x_sbh, const Microbatch& batch) = 0;
-  // Appends pointers that stay valid for the segment's life, in forward order.
+  // Appends pointers that stay valid for the segment's life, in forward order; all that the segment reads, so that a
+  // shared one is told by several segments.
   virtual void collect_params(std::vector<Param*>& params) = 0;
+  // One of the model's num_layers, which is what full recompute counts.
+  virtual bool is_block() const { return false; }
 };
 
-// What one forward of one microbatch left behind. Movable; consumed by backward.
+// What one forward of one microbatch left behind. Movable; consumed by backward. The input itself lives only as long
+// as something that backward needs.
 struct SegmentRun {
-  at::Tensor input;              // the cut input whose grad is read
-  torch::autograd::Edge output;  // where the output's gradient enters
+  std::shared_ptr<at::Tensor> dx;  // where the input's gradient arrives; null where there was no input
+  torch::autograd::Edge output;    // where the output's gradient enters
+  SavedSet saved;                  // what lies elsewhere until then
 };
 
-// With `run`, the forward is differentiable and leaves its run there; without (evaluation) nothing is kept.
-at::Tensor run_forward(Segment& segment, const at::Tensor& x, const Microbatch& batch, SegmentRun* run);
+// With `run`, the forward is differentiable and leaves its run there; without (evaluation) nothing is kept. With
+// `store`, what the layers keep through it is moved away before the return.
+at::Tensor run_forward(Segment& segment, const at::Tensor& x, const Microbatch& batch, SegmentRun* run,
+                       ActivationStore* store = nullptr);
 // Gradient of the input (undefined when there was none). Runs in the caller's thread.
 at::Tensor run_backward(SegmentRun run, const at::Tensor& dy);
 

@@ -1,28 +1,37 @@
-// Global gradient norm and clipping over all model-parallel ranks. Sharded parameters count on every rank, replicated
-// ones on the first tensor-parallel rank, the tied copy of the embedding not at all.
+// Global gradient norm and clipping over all ranks that hold different parts of the model. Sharded parameters count
+// on every rank, replicated ones on the first tensor-parallel rank, the tied copy of the embedding not at all.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "comm/group.h"
-#include "nn/param.h"
+#include "optim/slice.h"
 
 namespace metroplex::optim {
 
 struct GradientStats {
-  double norm = 0;         // l2 over the whole model
-  int64_t num_zeros = -1;  // of real (unpadded) elements; -1 when not asked for
+  double norm = 0;            // l2 over the whole model, of the gradients as they are (not unscaled)
+  int64_t num_zeros = -1;     // of real (unpadded) elements
+  int64_t num_nonfinite = 0;  // Inf and NaN, of every copy of a replicated parameter
 };
 
-// Collective over `model_parallel`; every member gets the same bits. main_grad must be final (reduced over dp).
-GradientStats gradient_stats(const std::vector<nn::Param*>& params, const comm::Group& tp,
-                             const comm::Group& model_parallel, bool with_zeros);
+// The ranks over which slices differ: those of other tensor-parallel or pipeline index, and, where the state is
+// sharded over data-parallel ranks, the sharding group.
+struct ModelRanks {
+  comm::Group tp, model_parallel, shard;
+};
+
+// Collective over `ranks`; every member gets the same bits. Gradients must be final (reduced over dp).
+GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks& ranks);
 
 // l2 norm of the parameters, counted the same way.
-double params_norm(const std::vector<nn::Param*>& params, const comm::Group& tp, const comm::Group& model_parallel);
+double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks);
 
 // max_norm / (norm + 1e-6) when that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
 double clip_coefficient(double norm, double max_norm);
+
+// The first slice with an Inf or NaN in its gradient, or null.
+const Slice* first_nonfinite(const std::vector<Slice>& slices);
 
 }  // namespace metroplex::optim

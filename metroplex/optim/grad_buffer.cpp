@@ -5,78 +5,146 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "plan/buckets.h"
 
 namespace metroplex::optim {
 
-GradBuffer::GradBuffer(std::vector<nn::Param*> params, comm::Group dp, GradBufferOptions options)
-    : params_(std::move(params)),
+GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options)
+    : layout_(std::move(layout)),
       dp_(std::move(dp)),
       options_(options),
-      bucket_of_(params_.size()),
-      uses_left_(params_.size()) {
-  std::vector<plan::BucketParam> wanted;
-  for (const nn::Param* param : params_) wanted.push_back({param->data.numel(), false});
-  plan::BucketOptions layout_options;
-  if (options_.overlap) {
-    layout_options.bucket_size =
-        options_.bucket_size > 0 ? options_.bucket_size : plan::default_bucket_size(dp_.size());
+      buckets_(layout_->buckets().size()),
+      uses_left_(layout_->params().size()),
+      round_(layout_->params().size()) {
+  const bool transient = options_.transient_buckets;
+  kept_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, options_.dtype);
+  for (size_t b = 0; b < buckets_.size() && !transient; ++b) {
+    buckets_[b].data = layout_->bucket(kept_, b);
+    for (const size_t i : layout_->buckets()[b].params)
+      layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
   }
-  const plan::BucketPlan layout = plan::plan_buckets(wanted, layout_options);
-  flat_ = at::zeros({layout.num_elements}, options_.dtype);
-  for (const plan::Bucket& bucket : layout.buckets) {
-    buckets_.push_back({flat_.narrow(0, bucket.begin, bucket.end - bucket.begin),
-                        static_cast<int64_t>(bucket.params.size()),
-                        0,
-                        false,
-                        {}});
-  }
-  for (size_t i = 0; i < params_.size(); ++i) {
-    nn::Param& param = *params_[i];
-    bucket_of_[i] = static_cast<size_t>(layout.slots[i].bucket);
-    param.main_grad = flat_.narrow(0, layout.slots[i].begin, param.data.numel()).view(param.data.sizes());
+  for (size_t i = 0; i < layout_->params().size(); ++i) {
+    nn::Param& param = *layout_->params()[i];
+    if (transient) param.before_use = [this, i] { make_bucket(layout_->bucket_of(i)); };
     param.on_use = [this, i] { used(i); };
+  }
+  size_t param = 0;
+  for (const OwnPiece& piece : layout_->own_pieces()) {
+    while (layout_->params()[param] != piece.param) ++param;
+    const size_t b = layout_->bucket_of(param);
+    const at::Tensor own = transient ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
+    own_gradients_.push_back(own.narrow(0, piece.own - layout_->buckets()[b].own_begin, piece.size()));
   }
 }
 
 GradBuffer::~GradBuffer() {
-  for (nn::Param* param : params_) param->on_use = nullptr;
+  for (nn::Param* param : layout_->params()) param->on_use = param->before_use = nullptr;
+}
+
+// How many uses of a parameter complete its bucket.
+int64_t GradBuffer::uses_per_round(size_t param) const {
+  return layout_->params()[param]->uses_per_microbatch * (options_.transient_buckets ? 1 : num_microbatches_);
 }
 
 void GradBuffer::begin_step(int64_t num_microbatches) {
-  flat_.zero_();
-  for (size_t i = 0; i < params_.size(); ++i) uses_left_[i] = params_[i]->uses_per_microbatch * num_microbatches;
-  for (Bucket& bucket : buckets_) {
-    bucket.waiting = bucket.params;
-    bucket.reduced = false;
+  num_microbatches_ = num_microbatches;
+  kept_.zero_();
+  for (size_t i = 0; i < uses_left_.size(); ++i) {
+    uses_left_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
+    round_[i] = uses_per_round(i);
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].waiting = layout_->buckets()[b].params.size();
+    buckets_[b].reduced = false;
   }
   armed_ = true;
 }
 
-void GradBuffer::used(size_t param) {
-  if (!armed_) return;  // a backward outside a step (tests, probes)
-  MPX_ASSERT(uses_left_[param] > 0, "parameter ", params_[param]->name, " was used more often than it declared");
-  if (--uses_left_[param] > 0) return;
-  Bucket& bucket = buckets_[bucket_of_[param]];
-  if (--bucket.waiting == 0 && options_.overlap) reduce(bucket);
+void GradBuffer::make_bucket(size_t b) {
+  if (buckets_[b].data.defined()) return;
+  const FlatBucket& bucket = layout_->buckets()[b];
+  buckets_[b].data = at::zeros({bucket.end - bucket.begin}, options_.dtype);
+  for (const size_t i : bucket.params) layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
 }
 
-void GradBuffer::reduce(Bucket& bucket) {
+void GradBuffer::used(size_t param) {
+  if (!armed_) return;  // a backward outside a step (tests, probes)
+  MPX_ASSERT(uses_left_[param] > 0, "parameter ", layout_->params()[param]->name,
+             " was used more often than it declared");
+  --uses_left_[param];
+  if (--round_[param] != 0) return;  // below zero: its bucket waits for others
+  const size_t b = layout_->bucket_of(param);
+  if (--buckets_[b].waiting == 0 && (options_.overlap || options_.transient_buckets)) reduce(b);
+}
+
+void GradBuffer::reduce(size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (options_.average && dp_.size() > 1) bucket.data.mul_(1.0 / dp_.size());
+  if (options_.transient_buckets) {
+    take_off(b);
+    return;
+  }
   bucket.reduced = true;
-  if (dp_.size() == 1) return;
-  if (options_.average) bucket.grads.mul_(1.0 / dp_.size());
-  bucket.handle = comm::all_reduce_async(bucket.grads, dp_);
+  if (dp_.shard.size() > 1) {
+    bucket.handle =
+        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(bucket.data, b), bucket.data, dp_.shard);
+  } else {
+    bucket.handle = comm::all_reduce_async(bucket.data, dp_.replicas);
+  }
+}
+
+void GradBuffer::take_off(size_t b) {
+  land();
+  flight_.bucket = b;
+  flight_.data = std::move(buckets_[b].data);
+  for (const size_t i : layout_->buckets()[b].params) {
+    layout_->params()[i]->main_grad = at::Tensor();
+    round_[i] = uses_per_round(i);
+  }
+  buckets_[b].waiting = layout_->buckets()[b].params.size();
+  if (dp_.shard.size() > 1) {
+    flight_.handle =
+        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(flight_.data, b), flight_.data, dp_.shard);
+  }
+  if (!options_.overlap) land();
+}
+
+void GradBuffer::land() {
+  if (!flight_.data.defined()) return;
+  flight_.handle.wait();
+  layout_->own_part(kept_, flight_.bucket).add_(layout_->own_part_of_bucket(flight_.data, flight_.bucket));
+  flight_.data = at::Tensor();
+}
+
+void GradBuffer::reduce_over_replicas() {
+  if (dp_.replicas.size() == 1) return;
+  std::vector<comm::Handle> handles;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const at::Tensor own =
+        options_.transient_buckets ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
+    handles.push_back(comm::all_reduce_async(own, dp_.replicas));
+  }
+  for (comm::Handle& handle : handles) handle.wait();
 }
 
 void GradBuffer::finish() {
-  for (size_t i = 0; i < params_.size(); ++i) {
-    MPX_ASSERT(uses_left_[i] == 0, "parameter ", params_[i]->name, " still waits for ", uses_left_[i], " gradients");
+  for (size_t i = 0; i < uses_left_.size(); ++i) {
+    MPX_ASSERT(uses_left_[i] == 0, "parameter ", layout_->params()[i]->name, " still waits for ", uses_left_[i],
+               " gradients");
   }
   armed_ = false;
-  for (Bucket& bucket : buckets_) {
-    if (!bucket.reduced) reduce(bucket);
+  if (options_.transient_buckets) {
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      if (buckets_[b].data.defined()) reduce(b);
+    }
+    land();
+    reduce_over_replicas();
+    return;
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!buckets_[b].reduced) reduce(b);
   }
   for (Bucket& bucket : buckets_) bucket.handle.wait();
+  if (dp_.shard.size() > 1) reduce_over_replicas();
 }
 
 }  // namespace metroplex::optim

@@ -1,60 +1,88 @@
 // Main gradients in contiguous buckets, in reverse order of the parameters, so that the bucket whose gradients are
 // final first is reduced over the data-parallel ranks while backward still runs. A gradient is final when all its
 // uses of the step (segments that share the parameter x microbatches) have been accumulated.
+// Up to ZeRO-1 the buckets stay and are reduced once a step. From ZeRO-2 on a bucket exists from the first gradient
+// that goes into it until all of its parameters have had a microbatch's worth; then it is reduced into the own part
+// and freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/collectives.h"
 #include "comm/group.h"
 #include "nn/param.h"
+#include "optim/flat_layout.h"
 
 namespace metroplex::optim {
 
+// The data-parallel ranks: those that share the state between them, and those that hold the same part of it.
+struct DataParallel {
+  comm::Group shard;     // without sharding a group of one
+  comm::Group replicas;  // without sharding all data-parallel ranks
+  int size() const { return shard.size() * replicas.size(); }
+};
+
 struct GradBufferOptions {
   at::ScalarType dtype = at::kFloat;
-  int64_t bucket_size = 0;  // elements; 0: plan::default_bucket_size
-  bool overlap = true;      // reduce a bucket as soon as it is ready; else all of them in finish()
-  bool average = true;      // divide by the number of data-parallel ranks (off for a per-token loss)
+  bool overlap = true;             // reduce a bucket as soon as it is ready; else all of them in finish()
+  bool average = true;             // divide by the number of data-parallel ranks (off for a per-token loss)
+  bool transient_buckets = false;  // ZeRO-2 and 3
 };
 
 class GradBuffer {
  public:
-  // Sets main_grad and on_use of every parameter; `params` outlive the buffer.
-  GradBuffer(std::vector<nn::Param*> params, comm::Group dp, GradBufferOptions options);
+  // Sets main_grad, before_use and on_use of every parameter of the layout, which outlives the buffer.
+  GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options);
   ~GradBuffer();
   GradBuffer(const GradBuffer&) = delete;
   GradBuffer& operator=(const GradBuffer&) = delete;
 
   // Zeroes all gradients and arms the counters for a step of this many microbatches.
   void begin_step(int64_t num_microbatches);
-  // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards main_grad is final.
+  // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards own_gradients() are final.
   // Throws when a parameter has seen fewer uses than it declared.
   void finish();
 
-  const at::Tensor& flat() const { return flat_; }
-  int64_t num_buckets() const { return static_cast<int64_t>(buckets_.size()); }
+  // One-dimensional views, one for each of layout().own_pieces().
+  const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
+  const FlatLayout& layout() const { return *layout_; }
+  // What is kept all the time: all buckets, or the own parts.
+  const at::Tensor& kept() const { return kept_; }
 
  private:
   struct Bucket {
-    at::Tensor grads;  // a slice of flat_
-    int64_t params = 0, waiting = 0;
+    at::Tensor data;
+    size_t waiting = 0;  // parameters that still miss uses
     bool reduced = false;
     comm::Handle handle;
   };
+  void make_bucket(size_t bucket);
   void used(size_t param);
-  void reduce(Bucket& bucket);
+  void reduce(size_t bucket);
+  void take_off(size_t bucket);
+  void land();
+  void reduce_over_replicas();
+  int64_t uses_per_round(size_t param) const;
 
-  std::vector<nn::Param*> params_;
-  comm::Group dp_;
+  std::shared_ptr<const FlatLayout> layout_;
+  DataParallel dp_;
   GradBufferOptions options_;
-  at::Tensor flat_;
+  at::Tensor kept_;
   std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;   // by parameter
+  std::vector<at::Tensor> own_gradients_;
   std::vector<int64_t> uses_left_;  // by parameter, in this step
+  std::vector<int64_t> round_;      // by parameter, uses that its bucket still waits for
+  // Transient: the one bucket whose reduction is under way; new gradients go into a new one meanwhile.
+  struct Flight {
+    size_t bucket = 0;
+    at::Tensor data;
+    comm::Handle handle;
+  } flight_;
+  int64_t num_microbatches_ = 0;
   bool armed_ = false;
 };
 

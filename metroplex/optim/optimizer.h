@@ -1,4 +1,5 @@
-// Updates parameters from their main gradients. State is keyed by parameter and kind, never by position in a buffer.
+// Updates the own slices of parameters from their final gradients. State is keyed by parameter, range and kind, never
+// by position in a buffer, and is handed out as plain numbers however it is stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,22 +9,24 @@
 #include <string>
 #include <vector>
 
-#include "config/optim.h"
-#include "nn/param.h"
+#include "comm/group.h"
+#include "config/config.h"
+#include "optim/param_groups.h"
+#include "optim/slice.h"
 
 namespace metroplex::optim {
 
 struct StepArgs {
-  double lr = 0;
-  double weight_decay = 0;   // for parameters with Param::weight_decay, the others get 0
-  double grad_factor = 1.0;  // every gradient is multiplied by this first (clipping)
+  std::vector<GroupRates> rates;  // one a group of the optimizer's ParamGroups
+  double grad_factor = 1.0;       // every gradient is multiplied by this first (unscaling, clipping)
 };
 
-// A tensor of optimizer state: same shape and placement as its parameter.
+// Optimizer state of one slice. main: the fp32 parameter behind one in half precision.
 struct State {
-  nn::Param* param;
-  std::string kind;  // exp_avg | exp_avg_sq | momentum_buffer (none without momentum)
-  at::Tensor tensor;
+  const nn::Param* param;
+  std::string kind;    // main | exp_avg | exp_avg_sq | momentum_buffer (none without momentum)
+  int64_t begin, end;  // of the local tensor, flat
+  at::Tensor tensor;   // [end - begin], fp32 or fp64; may be a decoded copy
 };
 
 class Optimizer {
@@ -31,13 +34,29 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual void step(const StepArgs& args) = 0;
   virtual std::vector<State> state() = 0;
+  // Takes the values of `state` (one of state(), changed) as its own.
+  virtual void restore(const State& state) = 0;
+  // The parameters were written from outside (loading, first values): main parameters follow them.
+  virtual void params_changed() = 0;
+  // Bytes of main parameters and of moments that this rank holds.
+  struct Bytes {
+    int64_t main_params = 0, moments = 0;
+  };
+  virtual Bytes bytes() const = 0;
   // Successful steps so far; the bias correction of Adam depends on it.
   virtual int64_t steps() const = 0;
   virtual void set_steps(int64_t steps) = 0;
 };
 
+struct OptimizerContext {
+  const ParamGroups* groups = nullptr;  // outlives the optimizer
+  comm::Group tp;                       // muon puts matrices together over it
+  uint64_t seed = 1234;                 // of stochastic rounding
+};
+
 // adam: AdamW with decoupled decay (Loshchilov & Hutter, arXiv:1711.05101). sgd: torch.optim.SGD's momentum, decay
-// added to the gradient. Throws on an unknown name. `params` outlive the optimizer.
-std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<nn::Param*> params);
+// added to the gradient. lion: Chen et al., arXiv:2302.06675. muon: muon.h. Throws on an unknown name.
+std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<Slice> slices,
+                                          const OptimizerContext& context);
 
 }  // namespace metroplex::optim

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <chrono>
 
@@ -24,29 +23,17 @@ struct Executor::Step {
 
 namespace {
 
-constexpr int64_t kMaxDims = 8;
-
 int channel_of(ActionKind kind) {
   return kind == ActionKind::send_forward || kind == ActionKind::recv_forward ? comm::kForwardChannel
                                                                               : comm::kBackwardChannel;
 }
 
-at::Tensor pack_shape(const at::Tensor& tensor) {
-  at::Tensor shape = at::zeros({kMaxDims + 1}, at::kLong);
-  int64_t* values = shape.mutable_data_ptr<int64_t>();
-  values[0] = tensor.dim();
-  for (int64_t d = 0; d < tensor.dim(); ++d) values[d + 1] = tensor.size(d);
-  return shape;
-}
-
-std::vector<int64_t> unpack_shape(const at::Tensor& shape) {
-  const int64_t* values = shape.const_data_ptr<int64_t>();
-  MPX_CHECK(values[0] >= 0 && values[0] <= kMaxDims, "pipeline", "a neighbour announced a tensor of ", values[0],
-            " dimensions");
-  return {values + 1, values + 1 + values[0]};
-}
-
 }  // namespace
+
+void Executor::Call::wait() {
+  handle.wait();
+  done = true;
+}
 
 Executor::Executor(std::vector<Stage*> stages, comm::Group pp) : stages_(std::move(stages)), pp_(std::move(pp)) {}
 
@@ -74,24 +61,18 @@ std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const st
     } else if (action.kind == ActionKind::backward) {
       backward(step, action);
     } else if (action.kind == ActionKind::free) {
-      const Key key{action.microbatch, action.chunk};
-      const auto flight = outputs_in_flight_.find(key);
-      if (flight != outputs_in_flight_.end()) {
-        flight->second->wait();
-        outputs_in_flight_.erase(flight);
-      }
-      outputs_.erase(key);
+      release({action.microbatch, action.chunk});
     } else {
       MPX_ASSERT(false, "action ", plan::action_name(action.kind), " has no interpreter");
     }
-    if (observer_) observer_(action, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    if (observer_) {
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      const double share = elapsed.count() / static_cast<double>(end - i);
+      for (size_t a = i; a < end; ++a) observer_(actions[a], share);
+    }
     i = end;
   }
-  for (auto& [key, flight] : outputs_in_flight_) flight->wait();
-  outputs_in_flight_.clear();
-  outputs_.clear();
-  for (auto& [flight, tensor] : gradients_leaving_) flight->wait();
-  gradients_leaving_.clear();
+  drop_sent(0);
   MPX_ASSERT(live() == 0, live(), " tensors of the pipeline outlived their step");
   return losses;
 }
@@ -101,12 +82,37 @@ at::Tensor Executor::take(std::map<Key, at::Tensor>& from, std::map<Key, Flight>
   if (flight != flights.end()) {
     flight->second->wait();
     flights.erase(flight);
+    drop_sent(leaving_.size());  // what went with the same call
   }
   const auto found = from.find(key);
   MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second, " runs before its tensor came");
   at::Tensor tensor = std::move(found->second);
   from.erase(found);
   return tensor;
+}
+
+// The output has been sent, or is not sent at all.
+void Executor::release(Key key) {
+  const auto output = outputs_.find(key);
+  const auto flight = outputs_in_flight_.find(key);
+  if (output != outputs_.end() && flight != outputs_in_flight_.end())
+    leave(std::move(flight->second), std::move(output->second));
+  if (output != outputs_.end()) outputs_.erase(output);
+  if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
+}
+
+void Executor::leave(Flight flight, at::Tensor tensor) {
+  leaving_.emplace_back(std::move(flight), std::move(tensor));
+  drop_sent(kMostLeaving);
+}
+
+void Executor::drop_sent(size_t most_left) {
+  const auto drop_done = [&] { std::erase_if(leaving_, [](const auto& sent) { return sent.first->done; }); };
+  drop_done();
+  while (leaving_.size() > most_left) {
+    leaving_.front().first->wait();
+    drop_done();
+  }
 }
 
 void Executor::forward(const Step& step, const Action& action, std::vector<at::Tensor>& losses) {
@@ -160,13 +166,11 @@ at::Tensor Executor::outgoing_tensor(const Action& action) {
 }
 
 void Executor::exchange(const Step& step, const Action* begin, const Action* end) {
-  for (auto& [flight, tensor] : gradients_leaving_) flight->wait();
-  gradients_leaving_.clear();
   std::vector<comm::P2pOp> ops;
   for (const Action* a = begin; a != end; ++a) {
     if (plan::is_send(a->kind)) {
       const at::Tensor tensor = outgoing_tensor(*a);
-      if (step.border.variable) ops.push_back({true, pack_shape(tensor), a->peer, channel_of(a->kind)});
+      if (step.border.variable) ops.push_back({true, comm::pack_shape(tensor), a->peer, channel_of(a->kind)});
       ops.push_back({true, tensor, a->peer, channel_of(a->kind)});
     } else if (!step.border.variable) {
       at::Tensor& slot = incoming_slot(*a);
@@ -175,13 +179,13 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
       ops.push_back({false, slot, a->peer, channel_of(a->kind)});
     }
   }
-  const auto flight = std::make_shared<comm::Handle>(comm::batch_p2p(std::move(ops), pp_));
+  const auto flight = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
   for (const Action* a = begin; a != end; ++a) {
     const Key key{a->microbatch, a->chunk};
     if (a->kind == ActionKind::send_forward) {
       outputs_in_flight_[key] = flight;
     } else if (a->kind == ActionKind::send_backward) {
-      gradients_leaving_.emplace_back(flight, std::move(input_gradients_[key]));
+      leave(flight, std::move(input_gradients_[key]));
       input_gradients_.erase(key);
     } else if (step.border.variable) {
       receive_variable(step, *a);
@@ -192,11 +196,12 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
 }
 
 void Executor::receive_variable(const Step& step, const Action& action) {
-  at::Tensor shape = at::zeros({kMaxDims + 1}, at::kLong);
+  const at::TensorOptions options =
+      at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device());
+  const at::Tensor shape = comm::empty_shape_message(options.device());
   comm::batch_p2p({{false, shape, action.peer, channel_of(action.kind)}}, pp_).wait();
   at::Tensor& slot = incoming_slot(action);
-  slot = at::empty(unpack_shape(shape),
-                   at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
+  slot = at::empty(comm::unpack_shape(shape), options);
   comm::batch_p2p({{false, slot, action.peer, channel_of(action.kind)}}, pp_).wait();
 }
 

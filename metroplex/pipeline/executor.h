@@ -1,5 +1,7 @@
 // The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
-// is drawn and verified is what runs. Outputs live until the table frees them, inputs and runs until their backward.
+// is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
+// late as possible: a receive when its tensor is used, a send when it is known to be done or kMostLeaving newer ones
+// are under way; until then what is sent stays alive, the output that the table has freed too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +26,9 @@ struct BorderShape {
   bool variable = false;  // microbatches differ in shape: shapes travel first
 };
 
-// What happened, for timers and the memory meter: called right after an action.
+// What happened, for timers and the memory meter: called once for every action, right after it. The actions of one
+// batched call are reported together after the call and share its time equally. Waiting for a receive counts to the
+// forward or backward that uses it.
 using ActionObserver = std::function<void(const plan::Action& action, double seconds)>;
 
 class Executor {
@@ -42,18 +46,29 @@ class Executor {
   // Border tensors and runs alive now; 0 between steps. For tests of deallocation.
   size_t live() const {
     return inputs_.size() + outputs_.size() + gradients_.size() + input_gradients_.size() + runs_.size() +
-           gradients_leaving_.size();
+           leaving_.size();
   }
+  // Tensors that the schedule is done with but whose sends may not be: at most these are kept, the newest ones. Two
+  // are what an overlapped schedule has under way, an output and a gradient.
+  static constexpr size_t kMostLeaving = 2;
 
  private:
   using Key = std::pair<int, int>;  // microbatch, chunk
   struct Step;
-  // One batched p2p call under way, shared by its actions: waiting once is enough.
-  using Flight = std::shared_ptr<comm::Handle>;
+  // One batched p2p call, shared by its actions: waiting once is enough.
+  struct Call {
+    comm::Handle handle;
+    bool done = false;  // waited for: what is kept depends on the table alone, not on who was faster
+    void wait();
+  };
+  using Flight = std::shared_ptr<Call>;
 
   void forward(const Step& step, const plan::Action& action, std::vector<at::Tensor>& losses);
   void backward(const Step& step, const plan::Action& action);
   void exchange(const Step& step, const plan::Action* begin, const plan::Action* end);
+  void release(Key key);
+  void leave(Flight flight, at::Tensor tensor);
+  void drop_sent(size_t most_left);
   void receive_variable(const Step& step, const plan::Action& action);
   at::Tensor& incoming_slot(const plan::Action& action);
   at::Tensor outgoing_tensor(const plan::Action& action);
@@ -66,7 +81,7 @@ class Executor {
   std::map<Key, at::Tensor> input_gradients_;               // computed, not yet sent
   std::map<Key, StageRun> runs_;
   std::map<Key, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
-  std::vector<std::pair<Flight, at::Tensor>> gradients_leaving_;  // kept alive until their send has completed
+  std::vector<std::pair<Flight, at::Tensor>> leaving_;  // in the order in which they were given up
 };
 
 }  // namespace metroplex::pipeline

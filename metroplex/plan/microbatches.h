@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "config/batch_schedule.h"
+
 namespace metroplex::plan {
 
 struct MicrobatchSizes {
@@ -23,12 +25,7 @@ struct MicrobatchCount {
   bool operator==(const MicrobatchCount&) const = default;
 };
 
-struct Rampup {
-  int64_t start = 1;      // first global batch size
-  int64_t increment = 1;  // added in equal shares of `samples`
-  int64_t samples = 1;
-  int64_t global_batch_size = 1;  // the last one
-};
+using Rampup = config::BatchRampup;
 
 class MicrobatchSchedule {
  public:
@@ -52,8 +49,5 @@ class MicrobatchSchedule {
   std::vector<std::pair<int64_t, int64_t>> thresholds_;
   std::optional<Rampup> rampup_;
 };
-
-// "1.5K" -> 1500, with K, M, B, T as powers of 1000 (either case).
-int64_t parse_count(const std::string& text);
 
 }  // namespace metroplex::plan

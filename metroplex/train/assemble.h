@@ -3,13 +3,19 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/world.h"
 #include "config/config.h"
+#include "optim/clip.h"
 #include "optim/grad_buffer.h"
+#include "optim/grad_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
+#include "optim/param_buffer.h"
+#include "optim/param_groups.h"
+#include "optim/slice.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
@@ -25,12 +31,23 @@ struct Assembly {
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::unique_ptr<pipeline::Executor> executor;
-  std::unique_ptr<optim::GradBuffer> gradients;  // null in a forward-only assembly
-  std::unique_ptr<optim::Optimizer> optimizer;   // likewise
-  std::unique_ptr<optim::LrSchedule> schedule;   // likewise
+
+  // Who shares optimizer state, gradients and parameters, as the ZeRO stage says.
+  optim::DataParallel data_parallel;
+  std::unique_ptr<optim::ParamBuffer> param_buffer;
+  std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage, where parameters are gathered
+  std::vector<optim::Slice> slices;                   // what this rank updates; forward-only: all it has
+  // Null or empty in a forward-only assembly.
+  std::unique_ptr<optim::GradBuffer> gradients;
+  std::unique_ptr<optim::ParamGroups> param_groups;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<optim::LrSchedule> schedule;
+  std::optional<optim::GradScaler> scaler;
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
+
+  optim::ModelRanks model_ranks() const { return {groups().tp, groups().model_parallel, data_parallel.shard}; }
 
   // The schedule for this many microbatches: built and verified once, then kept.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);

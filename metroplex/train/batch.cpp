@@ -42,7 +42,7 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
     std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), mask.mutable_data_ptr<float>() + row * s);
   }
   out.loss_mask = mask.to(float_type);
-  out.sample_ids = at::arange(batch.first_sample, batch.first_sample + b, at::kLong);
+  out.sample_ids = at::arange(b, at::kLong).mul_(batch.stride).add_(batch.first_sample);
   return out;
 }
 
@@ -83,11 +83,12 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
   return out;
 }
 
-std::optional<nn::Microbatch> BatchStream::next(int64_t first_sample) {
+std::optional<nn::Microbatch> BatchStream::next(const SampleNumbers& numbers) {
   std::optional<nn::Microbatch> mine;
   if (loader_) {
     HostBatch batch;
-    batch.first_sample = first_sample;
+    batch.first_sample = numbers.first;
+    batch.stride = numbers.stride;
     if (loader_->next(batch.samples) && !batch.samples.empty()) mine = stack_samples(batch, float_type_);
   }
   return broadcast_batch(mine, group_, float_type_);

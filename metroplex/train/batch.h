@@ -16,7 +16,12 @@ namespace metroplex::train {
 // What a source of microbatches gives for one microbatch, on the reading rank.
 struct HostBatch {
   std::vector<data::Sample> samples;
-  int64_t first_sample = 0;  // global number of samples[0]; the others follow
+  int64_t first_sample = 0;  // global number of samples[0]
+  int64_t stride = 1;        // from one sample to the next
+};
+
+struct SampleNumbers {
+  int64_t first = 0, stride = 1;
 };
 
 // Stacks the samples. float_type is that of the loss mask (float or double).
@@ -33,8 +38,9 @@ class BatchStream {
   // `loader` is null on ranks that only receive.
   BatchStream(std::unique_ptr<data::Loader> loader, comm::Group batch_group, at::ScalarType float_type)
       : loader_(std::move(loader)), group_(std::move(batch_group)), float_type_(float_type) {}
-  // Collective over the batch group. `first_sample` numbers the microbatch's samples (the key of dropout).
-  std::optional<nn::Microbatch> next(int64_t first_sample);
+  // Collective over the batch group. `numbers` are those of the microbatch's samples in the order of the run, the key
+  // of dropout.
+  std::optional<nn::Microbatch> next(const SampleNumbers& numbers);
 
  private:
   std::unique_ptr<data::Loader> loader_;

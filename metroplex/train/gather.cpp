@@ -1,18 +1,17 @@
 #include "train/gather.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
 
 #include "base/error.h"
+#include "checkpoint/pieces.h"
 #include "comm/collectives.h"
+#include "train/pieces.h"
 
 namespace metroplex::train {
 namespace {
 
-// A piece on the wire: the index of the parameter's name in a header would save little; names are short.
 void put(std::string& out, int64_t value) { out.append(reinterpret_cast<const char*>(&value), sizeof value); }
 
 class Reader {
@@ -40,49 +39,65 @@ class Reader {
   size_t at_ = 0;
 };
 
-void put_piece(std::string& out, const nn::Param& param, const at::Tensor& local, int64_t dim,
-               const nn::RowRange& range) {
-  const at::Tensor piece = (dim < 0 ? local : local.narrow(dim, range.local, range.size)).contiguous();
-  put(out, static_cast<int64_t>(param.name.size()));
-  out += param.name;
-  put(out, static_cast<int64_t>(param.global_shape.size()));
-  for (const int64_t size : param.global_shape) put(out, size);
-  put(out, dim);
-  put(out, range.global);
-  put(out, range.size);
-  out.append(static_cast<const char*>(piece.const_data_ptr()), piece.nbytes());
+void put_ints(std::string& out, const std::vector<int64_t>& values) {
+  put(out, static_cast<int64_t>(values.size()));
+  for (const int64_t value : values) put(out, value);
 }
 
-void place_piece(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
+std::vector<int64_t> take_ints(Reader& in) {
+  std::vector<int64_t> values(static_cast<size_t>(in.integer()));
+  for (int64_t& value : values) value = in.integer();
+  return values;
+}
+
+void put_part(std::string& out, const PartOfParam& part, at::ScalarType dtype) {
+  const at::Tensor values = part.values.to(dtype).contiguous();
+  const auto element = static_cast<int64_t>(values.element_size());
+  for (const BoxRange& box : box_ranges(*part.param, part.begin, part.end)) {
+    put(out, static_cast<int64_t>(part.param->name.size()));
+    out += part.param->name;
+    put_ints(out, part.param->global_shape);
+    put_ints(out, box.offset);
+    put_ints(out, box.size);
+    put_ints(out, {box.begin, box.end});
+    out.append(static_cast<const char*>(values.const_data_ptr()) + (box.local - part.begin) * element,
+               static_cast<size_t>((box.end - box.begin) * element));
+  }
+}
+
+void place_part(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
   const std::string name = in.text();
-  std::vector<int64_t> shape(in.integer());
-  for (int64_t& size : shape) size = in.integer();
-  const int64_t dim = in.integer(), begin = in.integer(), size = in.integer();
-  at::Tensor& tensor = whole.try_emplace(name, at::zeros(shape, dtype)).first->second;
-  at::Tensor target = dim < 0 ? tensor : tensor.narrow(dim, begin, size);
-  const size_t bytes = target.numel() * target.element_size();
-  at::Tensor source = at::empty(target.sizes(), dtype);
-  std::memcpy(source.mutable_data_ptr(), in.take(bytes), bytes);
-  target.copy_(source);
+  const std::vector<int64_t> shape = take_ints(in), offset = take_ints(in), size = take_ints(in),
+                             range = take_ints(in);
+  const at::Tensor& tensor = whole.try_emplace(name, at::zeros(shape, dtype)).first->second;
+  const auto element = static_cast<int64_t>(tensor.element_size());
+  checkpoint::copy_overlap({offset, size, range[0], range[1]},
+                           in.take(static_cast<size_t>((range[1] - range[0]) * element)),
+                           checkpoint::whole_piece(shape), tensor.mutable_data_ptr(), element);
 }
 
 }  // namespace
 
-std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Part part) {
+std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vector<PartOfParam>& parts,
+                                               at::ScalarType dtype) {
   std::string mine;
-  for (const nn::Param* param : a.params) {
-    const bool counts = a.groups().dp_cp.first() && param->counts(a.groups().tp.first());
-    if (!counts) continue;
-    const at::Tensor& local = part == Part::data ? param->data : param->main_grad;
-    if (!param->sharded()) put_piece(mine, *param, local, -1, {});
-    for (const nn::RowRange& range : param->shard.ranges) put_piece(mine, *param, local, param->shard.dim, range);
+  for (const PartOfParam& part : parts) {
+    if (a.data_parallel.replicas.first() && part.param->counts(a.groups().tp.first())) put_part(mine, part, dtype);
   }
   std::map<std::string, at::Tensor> whole;
   for (const std::string& bytes : comm::all_gather_strings(mine, a.groups().world)) {
     if (a.world->rank() != 0) break;
-    for (Reader in(bytes); !in.done();) place_piece(in, a.dtype, whole);
+    for (Reader in(bytes); !in.done();) place_part(in, dtype, whole);
   }
   return whole;
+}
+
+std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Part part) {
+  std::vector<PartOfParam> parts;
+  for (const optim::Slice& slice : a.slices)
+    parts.push_back({slice.param, slice.begin, slice.end, part == Part::data ? slice.values : slice.gradient});
+  const bool narrow = part == Part::data || a.dtype == at::kDouble;
+  return gather_parts(a, parts, narrow ? a.dtype : at::kFloat);
 }
 
 }  // namespace metroplex::train

@@ -1,8 +1,7 @@
 #include "train/run_length.h"
 
-#include <sstream>
-
 #include "base/error.h"
+#include "config/batch_schedule.h"
 
 namespace metroplex::train {
 
@@ -13,13 +12,10 @@ plan::MicrobatchSchedule microbatch_schedule(const config::Config& config, int64
     return plan::MicrobatchSchedule::steps(t.step_batch_size_schedule, t.seq_length, sizes);
   }
   if (t.rampup_batch_size.empty()) return plan::MicrobatchSchedule::constant(t.global_batch_size, sizes);
-  plan::Rampup rampup;
-  std::istringstream in(t.rampup_batch_size);
-  in >> rampup.start >> rampup.increment >> rampup.samples;
-  MPX_CHECK(!in.fail(), "config", "train.rampup_batch_size '", t.rampup_batch_size,
-            "' is not 'start increment samples'");
-  rampup.global_batch_size = t.global_batch_size;
-  return plan::MicrobatchSchedule::rampup(rampup, sizes);
+  std::string problem;
+  const auto rampup = config::read_batch_rampup(t.rampup_batch_size, t.global_batch_size, problem);
+  MPX_CHECK(rampup, "config", "train.rampup_batch_size '", t.rampup_batch_size, "': ", problem);
+  return plan::MicrobatchSchedule::rampup(*rampup, sizes);
 }
 
 RunLength run_length(const config::Config& config, const plan::MicrobatchSchedule& schedule) {

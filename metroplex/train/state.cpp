@@ -13,6 +13,7 @@
 #include "comm/collectives.h"
 #include "config/load.h"
 #include "files/file_system.h"
+#include "train/pieces.h"
 
 namespace metroplex::train {
 namespace {
@@ -36,46 +37,26 @@ class GroupExchange final : public checkpoint::Exchange {
   comm::Group group_;
 };
 
-files::Dtype file_dtype(at::ScalarType dtype) {
-  MPX_ASSERT(dtype == at::kFloat || dtype == at::kDouble, "a checkpoint of another dtype");
-  return dtype == at::kDouble ? files::Dtype::kF64 : files::Dtype::kF32;
-}
-
-// A tensor of the state (a weight, a moment): same shape and placement as its parameter.
-struct Stored {
+// One tensor of the state (a weight, a moment) as far as this rank holds it: [begin, end) of the local tensor.
+struct Held {
   const nn::Param* param;
   std::string kind;
-  at::Tensor tensor;
+  int64_t begin;
+  at::Tensor values;
 };
 
-std::vector<Stored> stored_tensors(Assembly& a, bool with_optimizer) {
-  std::vector<Stored> all;
-  for (const nn::Param* param : a.params) all.push_back({param, "weight", param->data});
-  if (with_optimizer && a.optimizer) {
-    for (const optim::State& state : a.optimizer->state()) all.push_back({state.param, state.kind, state.tensor});
-  }
+std::vector<Held> held_weights(const Assembly& a) {
+  std::vector<Held> all;
+  for (const optim::Slice& slice : a.slices) all.push_back({slice.param, "weight", slice.begin, slice.values});
   return all;
 }
 
-// The boxes of a local tensor: where each lies in the whole, and the local elements.
-struct Box {
-  std::vector<int64_t> offset, size;
-  at::Tensor local;
-};
-
-std::vector<Box> boxes_of(const Stored& stored) {
-  const nn::Param& param = *stored.param;
-  std::vector<int64_t> offset(param.global_shape.size(), 0);
-  if (!param.sharded()) return {{offset, param.global_shape, stored.tensor}};
-  std::vector<Box> boxes;
-  for (const nn::RowRange& range : param.shard.ranges) {
-    if (range.size == 0) continue;
-    std::vector<int64_t> size = param.global_shape;
-    offset[param.shard.dim] = range.global;
-    size[param.shard.dim] = range.size;
-    boxes.push_back({offset, size, stored.tensor.narrow(param.shard.dim, range.local, range.size)});
-  }
-  return boxes;
+std::vector<Held> held_state(Assembly& a, bool with_optimizer) {
+  std::vector<Held> all = held_weights(a);
+  if (!with_optimizer || !a.optimizer) return all;
+  for (const optim::State& state : a.optimizer->state())
+    all.push_back({state.param, state.kind, state.begin, state.tensor});
+  return all;
 }
 
 Json schedule_json(const optim::ScheduleArgs& s) {
@@ -110,20 +91,54 @@ optim::ScheduleArgs schedule_from(const Json& j) {
   return s;
 }
 
-// Replicas over data parallelism share the writing: parameter i is written by data-parallel rank i mod dp.
+// Ranks that hold the same share the writing: entry i is written by replica i mod their number.
 bool writes_here(const Assembly& a, const nn::Param& param, size_t ordinal) {
-  const comm::Group& dp = a.groups().dp_cp;
-  return param.counts(a.groups().tp.first()) && static_cast<int>(ordinal % dp.size()) == dp.index();
+  const comm::Group& replicas = a.data_parallel.replicas;
+  return param.counts(a.groups().tp.first()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
 }
 
-void fill(checkpoint::Reader& reader, const Stored& stored) {
-  for (const Box& box : boxes_of(stored)) {
-    const bool direct = box.local.is_contiguous();
-    at::Tensor target = direct ? box.local : at::empty(box.local.sizes(), box.local.options());
-    reader.fill({stored.param->name, stored.kind, stored.param->global_shape, box.offset, box.size,
-                 file_dtype(target.scalar_type()), target.mutable_data_ptr()});
-    if (!direct) box.local.copy_(target);
+// Fills held.values with what the checkpoint has under `kind`, whatever dtype it was written in.
+void fill(checkpoint::Reader& reader, const Held& held, const std::string& kind) {
+  const files::ManifestTensor* stored = reader.find(held.param->name, kind);
+  const at::ScalarType dtype = held.values.scalar_type();
+  const at::ScalarType source = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
+  const at::Tensor target = source == dtype ? held.values : at::empty(held.values.sizes(), source);
+  auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
+  for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + target.numel())) {
+    reader.fill({held.param->name, kind, held.param->global_shape, box.offset, box.size, file_dtype(source),
+                 bytes + (box.local - held.begin) * static_cast<int64_t>(target.element_size()), box.begin, box.end});
   }
+  if (source != dtype) held.values.copy_(target);
+}
+
+// The parameter; in full precision where the checkpoint has its main parameter and the run has none.
+void load_weights(Assembly& a, checkpoint::Reader& reader) {
+  for (const Held& held : held_weights(a)) {
+    const bool exact = !a.config.precision.half() && reader.find(held.param->name, "main") != nullptr;
+    fill(reader, held, exact ? "main" : "weight");
+  }
+}
+
+void load_optimizer(Assembly& a, checkpoint::Reader& reader) {
+  for (optim::State& state : a.optimizer->state()) {
+    // A checkpoint of a run without main parameters: they are the weights, which they have followed already.
+    if (state.kind == "main" && reader.find(state.param->name, "main") == nullptr) continue;
+    fill(reader, {state.param, state.kind, state.begin, state.tensor}, state.kind);
+    a.optimizer->restore(state);
+  }
+}
+
+Json scaler_json(const std::optional<optim::GradScaler>& scaler) {
+  if (!scaler) return nullptr;
+  const optim::GradScalerState state = scaler->state();
+  return {{"scale", state.scale},
+          {"growth_tracker", state.growth_tracker},
+          {"hysteresis_tracker", state.hysteresis_tracker}};
+}
+
+// A checkpoint of a run that scaled nothing leaves the scaler at its start.
+void load_scaler(std::optional<optim::GradScaler>& scaler, const Json& j) {
+  if (scaler && !j.is_null()) scaler->load_state({j.at("scale"), j.at("growth_tracker"), j.at("hysteresis_tracker")});
 }
 
 // The order of the data and every dropout mask follow from the seed: a run that goes on keeps it.
@@ -147,12 +162,15 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   std::vector<checkpoint::LocalPiece> pieces;
   std::list<at::Tensor> alive;
   size_t ordinal = 0;
-  for (const Stored& stored : stored_tensors(a, !a.config.checkpoint.no_save_optim)) {
-    if (!writes_here(a, *stored.param, ordinal++)) continue;
-    for (const Box& box : boxes_of(stored)) {
-      alive.push_back(box.local.contiguous());
-      pieces.push_back({stored.param->name, stored.kind, stored.param->global_shape, box.offset, box.size,
-                        file_dtype(stored.tensor.scalar_type()), alive.back().const_data_ptr()});
+  for (const Held& held : held_state(a, !a.config.checkpoint.no_save_optim)) {
+    if (!writes_here(a, *held.param, ordinal++)) continue;
+    alive.push_back(held.values);
+    const auto* const bytes = static_cast<const char*>(held.values.const_data_ptr());
+    for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + held.values.numel())) {
+      pieces.push_back({held.param->name, held.kind, held.param->global_shape, box.offset, box.size,
+                        file_dtype(held.values.scalar_type()),
+                        bytes + (box.local - held.begin) * static_cast<int64_t>(held.values.element_size()),
+                        box.begin, box.end});
     }
   }
   checkpoint::RunState state;
@@ -162,6 +180,8 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   state.extra =
       Json{{"optimizer_steps", a.optimizer->steps()},
            {"skipped_iterations", position.skipped_iterations},
+           {"scheduled_samples", position.scheduled_samples},
+           {"grad_scaler", scaler_json(a.scaler)},
            {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
            {"schedule", schedule_json(a.schedule->args())}}
           .dump();
@@ -196,14 +216,19 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   outcome.path = reader.directory();
   if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
-  for (const Stored& stored : stored_tensors(a, with_optimizer)) fill(reader, stored);
-  if (with_optimizer) a.optimizer->set_steps(extra.at("optimizer_steps"));
+  load_weights(a, reader);
+  if (a.optimizer) a.optimizer->params_changed();
   if (with_optimizer) {
+    load_optimizer(a, reader);
+    a.optimizer->set_steps(extra.at("optimizer_steps"));
+    load_scaler(a.scaler, extra.value("grad_scaler", Json()));
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
         a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
   }
+  if (a.param_buffer) a.param_buffer->updated();
   outcome.loaded = true;
-  outcome.position = {reader.manifest().iteration, reader.manifest().consumed_samples,
+  const int64_t consumed = reader.manifest().consumed_samples;
+  outcome.position = {reader.manifest().iteration, consumed, extra.value("scheduled_samples", consumed),
                       extra.value("skipped_iterations", int64_t{0})};
   return outcome;
 }

@@ -13,6 +13,7 @@ namespace metroplex::train {
 struct Position {
   int64_t iteration = 0;
   int64_t consumed_train_samples = 0;
+  int64_t scheduled_samples = 0;  // of successful updates: where learning rate and weight decay stand
   int64_t skipped_iterations = 0;
 };
 

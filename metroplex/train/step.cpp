@@ -15,11 +15,11 @@ double counted_tokens(const nn::Microbatch& batch) { return batch.loss_mask.sum(
 
 // The factor of each microbatch's summed loss in the loss of the step: per-microbatch means, averaged; or, per token,
 // 1 (the division by all tokens follows when they have been counted).
-std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token) {
+std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token, double loss_scale) {
   std::vector<double> factors;
   for (const nn::Microbatch& batch : batches) {
-    factors.push_back(per_token ? 1.0
-                                : 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size())));
+    const double mean = 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size()));
+    factors.push_back(loss_scale * (per_token ? 1.0 : mean));
   }
   return factors;
 }
@@ -55,7 +55,7 @@ Totals own_totals(Assembly& a, const std::vector<at::Tensor>& losses, const std:
 }
 
 void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t iteration) {
-  if (!a.config.train.check_for_nan_in_loss) return;
+  if (!a.config.train.check_for_nan_in_loss || a.scaler) return;
   for (size_t m = 0; m < losses.size(); ++m) {
     const double loss = losses[m].item<double>();
     MPX_CHECK(
@@ -66,51 +66,110 @@ void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t it
 }
 
 // Gradients of parameters that several ranks hold in part: norms under sequence parallelism, the tied embedding.
+// These ranks hold the same slices.
 void reduce_shared_gradients(Assembly& a) {
-  for (nn::Param* param : a.params) {
-    if (param->partial_grad_over_tp) comm::all_reduce(param->main_grad, a.groups().tp);
-    if (param->tied) comm::all_reduce(param->main_grad, a.groups().embedding);
+  for (const optim::Slice& slice : a.slices) {
+    if (slice.param->partial_grad_over_tp) comm::all_reduce(slice.gradient, a.groups().tp);
+    if (slice.param->tied) comm::all_reduce(slice.gradient, a.groups().embedding);
   }
+}
+
+std::vector<at::Tensor> forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,
+                                         const std::vector<double>& factors) {
+  const auto count = static_cast<int64_t>(batches.size());
+  a.gradients->begin_step(count);
+  auto losses = a.executor->run(a.table(static_cast<int>(count), false), batches, factors, a.border(batches.at(0)));
+  return losses;
+}
+
+void finish_gradients(Assembly& a) {
+  a.gradients->finish();
+  reduce_shared_gradients(a);
+}
+
+// Collective. The microbatch that makes the gradients not finite, found by running them one by one; -1 where the
+// schedule cannot run a single one.
+int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
+  if (a.stages.size() > 1) return -1;
+  for (size_t m = 0; m < input.batches.size(); ++m) {
+    forward_backward(a, {input.batches[m]}, {factors[m]});
+    finish_gradients(a);
+    if (optim::gradient_stats(a.slices, a.model_ranks()).num_nonfinite > 0) return static_cast<int64_t>(m);
+  }
+  return -1;
+}
+
+// Collective: every rank knows that some gradient is not finite, and those that hold it name it.
+void refuse_gradients(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
+  const int64_t m = culprit(a, input, factors);
+  const optim::Slice* const found = optim::first_nonfinite(a.slices);
+  const std::string mine = found == nullptr ? std::string()
+                                            : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
+                                                           a.world->grid().describe(a.world->rank()), ")");
+  std::string where = "a gradient that the repetition did not show again";
+  for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
+    if (text.empty()) continue;
+    where = text;
+    break;
+  }
+  const std::string batch = m < 0 ? std::string() : base::concat(", microbatch ", m);
+  MPX_CHECK(false, "numerics", "the gradient of ", where, " is not finite at iteration ", input.iteration, batch,
+            "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
+            "checkpoint");
+}
+
+// Decides from the gradients whether to update; the same on every rank.
+void judge(Assembly& a, const StepInput& input, const std::vector<double>& factors, const optim::GradientStats& stats,
+           StepOutcome& outcome) {
+  const bool found_inf = stats.num_nonfinite > 0 || !std::isfinite(stats.norm);
+  const config::Precision& p = a.config.precision;
+  if (a.scaler) {
+    a.scaler->update(found_inf);
+    if (found_inf) outcome.skipped = base::concat("gradients overflowed at loss scale ", outcome.loss_scale);
+  } else if (found_inf && a.config.train.check_for_nan_in_loss && p.check_for_nan_in_grad) {
+    refuse_gradients(a, input, factors);
+  }
+  if (!found_inf && outcome.grad_norm > p.grad_norm_skip_threshold) {
+    outcome.skipped = base::concat("the gradient norm ", outcome.grad_norm,
+                                   " is above precision.grad_norm_skip_threshold = ", p.grad_norm_skip_threshold);
+  }
+  outcome.updated = outcome.skipped.empty();
 }
 
 }  // namespace
 
 StepOutcome train_step(Assembly& a, const StepInput& input) {
   const bool per_token = a.config.train.calculate_per_token_loss;
-  const auto& batches = input.batches;
-  a.gradients->begin_step(static_cast<int64_t>(batches.size()));
-  const auto losses = a.executor->run(a.table(static_cast<int>(batches.size()), false), batches,
-                                      loss_factors(batches, per_token), a.border(batches.at(0)));
+  StepOutcome outcome;
+  outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
+  const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
+  const auto losses = forward_backward(a, input.batches, factors);
   check_losses(a, losses, input.iteration);
-  a.gradients->finish();
-  reduce_shared_gradients(a);
+  finish_gradients(a);
 
-  Totals mine = own_totals(a, losses, batches, per_token);
+  Totals mine = own_totals(a, losses, input.batches, per_token);
   mine.stop = input.stop;
   const Totals totals = reduce_totals(mine, a.groups().world);
-  const double gradient_factor = per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0;
-
-  const optim::GradientStats stats =
-      optim::gradient_stats(a.params, a.groups().tp, a.groups().model_parallel, a.config.train.log_num_zeros_in_grad);
-  StepOutcome outcome;
+  const double unscale =
+      (per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0) * (a.scaler ? a.scaler->inv_scale() : 1.0);
+  const optim::GradientStats stats = optim::gradient_stats(a.slices, a.model_ranks());
   outcome.loss = totals.weight > 0 ? totals.loss / totals.weight : 0.0;
-  outcome.grad_norm = stats.norm * gradient_factor;
-  outcome.num_zeros = stats.num_zeros;
+  outcome.grad_norm = stats.norm * unscale;
+  outcome.num_zeros = a.config.train.log_num_zeros_in_grad ? stats.num_zeros : -1;
   outcome.tokens = totals.tokens;
   outcome.stop = totals.stop > 0;
-  if (a.config.train.check_for_nan_in_loss) {
-    MPX_CHECK(std::isfinite(outcome.grad_norm), "numerics", "the gradient norm is ", outcome.grad_norm,
-              " at iteration ", input.iteration, " (seen on rank ", a.world->rank(),
-              "); nothing was updated. Lower optim.lr or resume from an earlier checkpoint");
-  }
-  if (input.on_gradients) input.on_gradients();
+  if (input.on_gradients) input.on_gradients(unscale);
+  judge(a, input, factors, stats, outcome);
+
   optim::StepArgs args;
-  args.lr = outcome.lr = a.schedule->lr(input.consumed_samples);
-  args.weight_decay = a.schedule->weight_decay(input.consumed_samples);
+  outcome.lr = a.schedule->lr(input.scheduled_samples);
+  if (!outcome.updated) return outcome;
+  args.rates = a.param_groups->rates(*a.schedule, input.scheduled_samples);
   const double clip =
       a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
-  args.grad_factor = clip * gradient_factor;
+  args.grad_factor = clip * unscale;
   a.optimizer->step(args);
+  a.param_buffer->updated();
   return outcome;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "nn/microbatch.h"
@@ -13,22 +14,28 @@ namespace metroplex::train {
 struct StepInput {
   const std::vector<nn::Microbatch>& batches;  // one a microbatch, the same number on every rank
   int64_t iteration = 0;                       // of this step, from 1: named in errors
-  int64_t consumed_samples = 0;                // before this step: where the schedules stand
+  int64_t scheduled_samples = 0;               // of successful updates before this step: where the schedules stand
   bool stop = false;                           // this rank was asked to end
-  std::function<void()> on_gradients;          // called when the gradients are final, before clipping; may be empty
+  // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
+  std::function<void(double)> on_gradients;
 };
 
 struct StepOutcome {
   double loss = 0;  // over the global batch
   double lr = 0;
-  double grad_norm = 0;
+  double grad_norm = 0;   // unscaled, before clipping
+  double loss_scale = 1;  // that this step used
+  bool updated = true;    // false: parameters, moments and schedules stay as they were
+  std::string skipped;    // why not updated
   int64_t num_zeros = -1;
   double tokens = 0;  // that counted in the loss
   bool stop = false;  // some rank was asked to end: true on all of them or on none
 };
 
-// Forward, backward, reduction, clipping, update. A loss or gradient norm that is not finite throws before anything
-// is updated, naming rank, iteration and microbatch.
+// Forward, backward, reduction, test for overflow, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
+// loss scale, gradients that are not finite skip the update. Without one, a loss or gradient that is not finite
+// throws before anything is updated, naming rank, iteration, parameter and microbatch. A gradient norm above
+// precision.grad_norm_skip_threshold skips the update too.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same number on every rank.

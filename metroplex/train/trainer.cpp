@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -30,6 +31,24 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 enum Split { kTrain, kValid, kTest };
 constexpr const char* kSplitNames[] = {"training", "validation", "test"};
 
+constexpr int kLargeFactor = 10;
+
+// A gradient norm far above all before it.
+class LargestNorm {
+ public:
+  bool unexpectedly_large(double norm) {
+    constexpr int kFirst = 100;  // norms that only teach
+    const bool large = seen_ >= kFirst && norm > kLargeFactor * largest_;
+    if (std::isfinite(norm)) largest_ = std::max(largest_, norm);
+    ++seen_;
+    return large;
+  }
+
+ private:
+  double largest_ = 0;
+  int64_t seen_ = 0;
+};
+
 class Job {
  public:
   Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
@@ -48,6 +67,7 @@ class Job {
   }
   bool more() const;
   StepOutcome step_once(BatchStream& batches);
+  void count(const StepOutcome& outcome);
   bool after_step(const StepOutcome& outcome);
   void load();
   void save();
@@ -59,6 +79,10 @@ class Job {
   bool reader() const { return a_->groups().batch.first(); }
   void say(const std::string& line) const {
     if (a_->world->rank() == 0) environment_.log->info(line);
+  }
+
+  void warn(const std::string& line) const {
+    if (a_->world->rank() == 0) environment_.log->warn(line);
   }
 
   TrainerEnvironment environment_;
@@ -74,7 +98,8 @@ class Job {
   int64_t global_batch_size_ = 0;
   // Since the last iteration line.
   double interval_loss_ = 0, interval_tokens_ = 0;
-  int64_t interval_steps_ = 0;
+  int64_t interval_steps_ = 0, interval_updates_ = 0, interval_skipped_ = 0, interval_nan_ = 0;
+  LargestNorm norms_;
   Clock::time_point interval_start_ = Clock::now(), run_start_ = Clock::now();
   int64_t first_iteration_ = 0;
 };
@@ -148,9 +173,12 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
   const auto timer = timers_.scope("batch-generator", 1);
   const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(),
                 dp_index = a_->groups().dp.index();
+  // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
+  const bool by_sample = a_->config.data.dataloader_type == "cyclic";
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
-    auto batch = stream.next(first_sample + (m * dp + dp_index) * mbs);
+    auto batch = by_sample ? stream.next({first_sample + m * mbs * dp + dp_index, dp})
+                           : stream.next({first_sample + (m * dp + dp_index) * mbs, 1});
     MPX_CHECK(batch.has_value(), "data", "the ", what, " data ended at sample ", first_sample + m * dp * mbs,
               "; give more data, or fewer iterations");
     batch->step = position_.iteration;
@@ -182,7 +210,7 @@ void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
   const LoadOutcome outcome = load_state(*a_, directory);
-  if (!outcome.notes.empty() && a_->world->rank() == 0) environment_.log->warn(outcome.notes);
+  if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     say(" no checkpoint in " + directory + ": starting from scratch");
     return;
@@ -198,10 +226,10 @@ void Job::save() {
   if (outcome.saved) {
     summary_.last_checkpoint = outcome.path;
     say(" saved checkpoint " + outcome.path);
-    if (!outcome.problem.empty() && a_->world->rank() == 0) environment_.log->warn(outcome.problem);
-  } else if (a_->world->rank() == 0) {
-    environment_.log->warn("could not save iteration " + std::to_string(position_.iteration) + ": " +
-                           outcome.problem + "; older checkpoints are untouched, training goes on");
+    if (!outcome.problem.empty()) warn(outcome.problem);
+  } else {
+    warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
+         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save + " are untouched, training goes on");
   }
 }
 
@@ -209,9 +237,8 @@ void Job::log_interval(const StepOutcome& last) {
   const double elapsed = seconds_since(interval_start_);
   const std::string times =
       a_->config.train.timing_log_level > 0 ? timers_.report(interval_steps_, a_->groups().world) : "";
-  const double params_norm = a_->config.train.log_params_norm
-                                 ? optim::params_norm(a_->params, a_->groups().tp, a_->groups().model_parallel)
-                                 : -1;
+  const double params_norm =
+      a_->config.train.log_params_norm ? optim::params_norm(a_->slices, a_->model_ranks()) : -1;
   if (metrics_) {
     IterationMetrics m;
     m.iteration = position_.iteration;
@@ -224,11 +251,13 @@ void Job::log_interval(const StepOutcome& last) {
     const double flops = sim::step_flops(sim::model_shape(a_->config, padded_vocab()), step_tokens);
     m.tflops_per_rank = flops / (m.elapsed_ms_per_iteration * 1e9 * a_->world->size());
     m.learning_rate = last.lr;
-    m.lm_loss = interval_loss_ / static_cast<double>(interval_steps_);
+    m.lm_loss = interval_loss_ / static_cast<double>(std::max<int64_t>(1, interval_updates_));
+    m.loss_scale = last.loss_scale;
     m.grad_norm = last.grad_norm;
     m.num_zeros = last.num_zeros;
     m.params_norm = params_norm;
-    m.skipped_iterations = position_.skipped_iterations;
+    m.skipped_iterations = interval_skipped_;
+    m.nan_iterations = interval_nan_;
     m.tokens_per_second = interval_tokens_ / elapsed;
     const double per_step =
         seconds_since(run_start_) / static_cast<double>(std::max<int64_t>(1, position_.iteration - first_iteration_));
@@ -237,7 +266,7 @@ void Job::log_interval(const StepOutcome& last) {
     if (!times.empty()) environment_.log->info(times);
   }
   interval_loss_ = interval_tokens_ = 0;
-  interval_steps_ = 0;
+  interval_steps_ = interval_updates_ = interval_skipped_ = interval_nan_ = 0;
   interval_start_ = Clock::now();
 }
 
@@ -258,16 +287,35 @@ StepOutcome Job::step_once(BatchStream& batches) {
   {
     const auto timer = timers_.scope("forward-backward-optimizer", 1);
     outcome =
-        train_step(*a_, {micro, position_.iteration + 1, position_.consumed_train_samples, asked || out_of_time, {}});
+        train_step(*a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}});
   }
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
-  interval_loss_ += outcome.loss;
+  count(outcome);
   interval_tokens_ += static_cast<double>(global_batch_size_ * t.seq_length);
   ++interval_steps_;
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   return outcome;
+}
+
+// As in Megatron-LM, the schedules stand still and the loss does not count where nothing was updated.
+void Job::count(const StepOutcome& outcome) {
+  if (!std::isfinite(outcome.loss)) ++interval_nan_;
+  if (outcome.updated) {
+    position_.scheduled_samples += global_batch_size_;
+    interval_loss_ += outcome.loss;
+    ++interval_updates_;
+  } else {
+    ++position_.skipped_iterations;
+    ++interval_skipped_;
+    warn("iteration " + std::to_string(position_.iteration) + " was skipped: " + outcome.skipped);
+  }
+  if (a_->config.precision.check_for_large_grads && norms_.unexpectedly_large(outcome.grad_norm)) {
+    warn("iteration " + std::to_string(position_.iteration) + ": the gradient norm " +
+         std::to_string(outcome.grad_norm) + " is more than " + std::to_string(kLargeFactor) +
+         " times the largest one so far");
+  }
 }
 
 // What is due after a step. True when the run ends here.
@@ -301,8 +349,8 @@ RunSummary Job::train() {
         a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
   }
   const config::Train& t = a_->config.train;
-  if (t.eval_interval > 0 && !present_[kValid] && a_->world->rank() == 0) {
-    environment_.log->warn(
+  if (t.eval_interval > 0 && !present_[kValid]) {
+    warn(
         "train.eval_interval is set, but the validation split has no samples: nothing will be evaluated; give it a "
         "share in data.split");
   }

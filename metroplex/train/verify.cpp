@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "config/validate.h"
 #include "train/batch.h"
 #include "train/gather.h"
 #include "train/step.h"
@@ -46,7 +47,7 @@ double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs
 }  // namespace
 
 config::Config verification_config(config::Config config, int64_t steps) {
-  config.precision.params_dtype = "fp64";
+  config = config::in_double_precision(config);
   config.data = {};
   config.data.mock_data = true;
   config.checkpoint = {};
@@ -73,6 +74,7 @@ config::Config verification_config(config::Config config, int64_t steps) {
 config::Config one_rank_config(config::Config config) {
   const int64_t global_batch_size = config.train.global_batch_size;
   config.parallel = {};
+  config.memory = {};
   config.train.global_batch_size = global_batch_size;
   config.run.nproc = 1;
   return config;

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "comm/backends/sim.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
+#include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
 namespace {
@@ -58,11 +61,25 @@ TEST(ThreadCollectives, GroupsOfAGridDoNotDisturbEachOther) {
   });
 }
 
-TEST(ThreadCollectives, TheEmbeddingGroupJoinsTheEndsOfThePipelineOnly) {
-  run_ranks(4, {.pp = 4}, [](const World& world) {
-    const bool end = world.rank() == 0 || world.rank() == 3;
+// Megatron's list has a group for each pipeline; every rank is in the one that lists it, or alone.
+TEST(ThreadCollectives, TheEmbeddingGroupsAreMegatrons) {
+  run_ranks(8, {.tp = 2, .pp = 4}, [](const World& world) {
+    const auto expect_as = [&](const char* name, const Group& group) {
+      topology::Ranks expected{world.rank()};
+      for (const topology::NamedGroups& named : topology::megatron_groups(world.grid())) {
+        if (named.name != name) continue;
+        for (const topology::Ranks& ranks : named.groups) {
+          if (std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end()) expected = ranks;
+        }
+      }
+      EXPECT_EQ(group.ranks(), expected) << name;
+      EXPECT_EQ(group.ranks()[static_cast<size_t>(group.index())], world.rank()) << name;
+    };
+    expect_as("EMBEDDING_GROUP", world.groups().embedding);
+    expect_as("POSITION_EMBEDDING_GROUP", world.groups().position_embedding);
+    const bool end = world.groups().pp.first() || world.groups().pp.last();
     EXPECT_EQ(world.groups().embedding.size(), end ? 2 : 1);
-    EXPECT_EQ(world.groups().embedding.index(), world.rank() == 3 ? 1 : 0);
+    EXPECT_EQ(world.groups().position_embedding.size(), 1);
   });
 }
 

@@ -52,6 +52,21 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllWaitsAtOnceWithItsCause) {
   EXPECT_LT(Clock::now() - start, 1s);
 }
 
+TEST(ThreadFailure, AnErrorOfLibtorchIsOneLineAndKeepsItsBacktraceForWhoAsks) {
+  try {
+    run_threads(2, test::grid_of(2, {.tp = 2}), {}, [](const World& world) {
+      if (world.rank() == 1) at::ones({2}).view({3});
+    });
+    ADD_FAILURE() << "two elements were viewed as three";
+  } catch (const TorchFailure& failure) {
+    const std::string message = failure.what(), trace = failure.trace();
+    EXPECT_EQ(message.rfind("[internal] rank 1 (tp 1 pp 0 dp 0) failed: shape '[3]' is invalid", 0), 0u) << message;
+    EXPECT_EQ(message.find("libtorch"), std::string::npos) << message;
+    EXPECT_EQ(trace.rfind(message, 0), 0u) << trace;
+    expect_contains(trace, "frame #0");
+  }
+}
+
 TEST(ThreadFailure, ATimeoutNamesTheOperationTheGroupAndWhoDidNotCome) {
   const std::string message = failure_of(4, {.tp = 2, .dp = 2}, {.timeout = 100ms}, [](const World& world) {
     if (world.rank() == 3) std::this_thread::sleep_for(400ms);

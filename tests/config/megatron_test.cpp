@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include <unistd.h>
 
@@ -40,7 +41,6 @@ TEST(MegatronFlags, EveryRowSetsAKeyThatExistsAndIsFoundByItsName) {
   const Words keys = all_keys();
   std::set<std::string> seen;
   for (const FlagRow& row : megatron_table()) {
-    EXPECT_TRUE(is_megatron_flag(row.flag)) << row.flag;
     EXPECT_TRUE(seen.insert(row.flag).second) << row.flag;
     std::istringstream pairs(row.sets);
     for (std::string pair; std::getline(pairs, pair, ';');) {
@@ -82,9 +82,8 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
       "--data-path 0.7 wiki 0.3 code --split 949,50,1 --save out --load out --save-interval 10 --eval-interval 50 "
       "--eval-iters 2 --tensorboard-dir tb --seed 7 --vocab-size 512 --tokenizer-type NullTokenizer "
       "--use-tp-pp-dp-mapping --bf16 --use-distributed-optimizer --recompute-granularity selective "
-      "--attention-backend auto --distributed-backend nccl"));
-  EXPECT_EQ(args.not_known_yet,
-            (Words{"--bf16", "--use-distributed-optimizer", "--recompute-granularity selective"}));
+      "--attention-backend auto --distributed-backend nccl --fp8-format hybrid --tp-comm-overlap"));
+  EXPECT_EQ(args.not_known_yet, (Words{"--fp8-format hybrid", "--tp-comm-overlap"}));
   EXPECT_EQ(args.without_effect, (Words{"--attention-backend auto"}));
   const Config c = load("", args.assignments);
   EXPECT_EQ(c.model.family, "llama");
@@ -97,6 +96,9 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
   EXPECT_EQ(c.parallel.order, "tp-cp-ep-pp-dp");
   EXPECT_EQ(c.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
   EXPECT_EQ(c.optim.lr_warmup_fraction, 0.01);
+  EXPECT_EQ(c.precision.params_dtype, "bf16");
+  EXPECT_EQ(c.parallel.zero_stage(), 1);
+  EXPECT_TRUE(c.memory.recomputes("core_attn"));
   EXPECT_EQ(c.run.backend, "auto");
   EXPECT_NO_THROW(check(c, 8));
 }
@@ -120,6 +122,7 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
       {"--override-opt_param-scheduler", "optim.override_opt_param_scheduler", "true"},
       {"--no-data-sharding", "data.data_sharding", "false"},
       {"--no-check-for-nan-in-loss-and-grad", "train.check_for_nan_in_loss", "false"},
+      {"--no-check-for-nan-in-loss-and-grad", "precision.check_for_nan_in_grad", "false"},
       {"--tokenizer-type GPT2BPETokenizer", "data.tokenizer_type", "bpe"},
       {"--tokenizer-type Llama2Tokenizer", "data.tokenizer_type", "sentencepiece"},
       {"--distributed-backend gloo", "run.backend", "gloo"},
@@ -144,6 +147,99 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
   }
 }
 
+TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
+  const std::string vpp2 = "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 ";
+  const std::string gathers = vpp2 + "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather";
+  const std::vector<std::tuple<std::string, const char*, const char*>> cases = {
+      {"--bf16", "precision.params_dtype", "bf16"},
+      {"--bf16", "precision.main_grads_dtype", "auto"},
+      {"--bf16 --grad-reduce-in-bf16", "precision.main_grads_dtype", "params"},
+      {"--bf16 --main-grads-dtype bf16", "precision.main_grads_dtype", "params"},
+      {"--fp16", "precision.params_dtype", "fp16"},
+      {"--fp16", "precision.main_grads_dtype", "params"},
+      {"--fp16 --main-grads-dtype fp32", "precision.main_grads_dtype", "params"},
+      {"--fp16 --accumulate-allreduce-grads-in-fp32", "precision.main_grads_dtype", "fp32"},
+      {"--fp32-residual-connection", "precision.fp32_residual_connection", "true"},
+      {"--loss-scale 1024", "precision.loss_scale", "1024.0"},
+      {"--initial-loss-scale 65536", "precision.initial_loss_scale", "65536.0"},
+      {"--min-loss-scale 2", "precision.min_loss_scale", "2.0"},
+      {"--loss-scale-window 20", "precision.loss_scale_window", "20"},
+      {"--hysteresis 3", "precision.hysteresis", "3"},
+      {"--check-for-large-grads", "precision.check_for_large_grads", "true"},
+      {"--grad-norm-skip-threshold 5", "precision.grad_norm_skip_threshold", "5.0"},
+      {"--optimizer lion --lion-beta1 0.8", "optim.lion_beta1", "0.8"},
+      {"--optimizer muon", "optim.muon_momentum", "0.9"},
+      {"--optimizer muon --muon-nesterov", "optim.muon_use_nesterov", "true"},
+      {"--decoupled-lr 2e-3 --decoupled-min-lr 1e-3", "optim.decoupled_min_lr", "0.001"},
+      {"--apply-wd-to-qk-layernorm", "optim.apply_wd_to_qk_layernorm", "true"},
+      {"--no-weight-decay-cond-type apply_wd_to_qk_layernorm", "optim.apply_wd_to_qk_layernorm", "true"},
+      {"--main-params-dtype fp32", "optim.main_params_dtype", "fp32"},
+      {"--exp-avg-dtype bf16", "optim.exp_avg_dtype", "bf16"},
+      {"--exp-avg-sq-dtype fp8", "optim.exp_avg_sq_dtype", "8bit"},
+      {"--bf16 --use-precision-aware-optimizer", "optim.store_param_remainders", "true"},
+      {"--fp16 --use-precision-aware-optimizer", "optim.store_param_remainders", "false"},
+      {"--optimizer-cpu-offload", "optim.optimizer_cpu_offload", "true"},
+      {"", "parallel.data_parallel_sharding_strategy", "no_shard"},
+      {"--use-distributed-optimizer", "parallel.data_parallel_sharding_strategy", "optim"},
+      {"--use-distributed-optimizer --use-megatron-fsdp", "parallel.data_parallel_sharding_strategy",
+       "optim_grads_params"},
+      {"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+       "parallel.data_parallel_sharding_strategy", "optim_grads"},
+      {"--data-parallel-sharding-strategy optim_grads", "parallel.data_parallel_sharding_strategy", "no_shard"},
+      {"--num-distributed-optimizer-instances 2", "parallel.num_distributed_optimizer_instances", "2"},
+      {"--use-distributed-optimizer", "parallel.overlap_param_gather", "false"},
+      {"--use-distributed-optimizer --overlap-param-gather", "parallel.align_param_gather", "false"},
+      {gathers, "parallel.overlap_param_gather", "true"},
+      {gathers, "parallel.align_param_gather", "true"},
+      {gathers + " --no-align-param-gather", "parallel.align_param_gather", "false"},
+      {"--recompute-activations", "memory.recompute_granularity", "selective"},
+      {"--recompute-granularity full --recompute-method block --recompute-num-layers 2", "memory.recompute_method",
+       "block"},
+      {"--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+       "memory.recompute_num_layers", "2"},
+      {"--recompute-activations --recompute-modules core_attn moe_act layernorm", "memory.recompute_modules",
+       "[core_attn, activation, layernorm]"},
+      {"--distribute-saved-activations", "memory.distribute_saved_activations", "true"},
+      {"--fine-grained-activation-offloading", "memory.offload_activations", "host"},
+      {"--cpu-offloading", "memory.offload_activations", "host"},
+      {"--deterministic-mode", "run.deterministic_mode", "true"},
+  };
+  for (const auto& [flags, key, value] : cases) {
+    Config c = whole(flags);
+    for (const Field& field : fields(c)) {
+      if (field.key() != key) continue;
+      EXPECT_EQ(to_text(field), value) << flags;
+    }
+    EXPECT_NO_THROW(help(key));
+  }
+  EXPECT_NO_THROW(check(whole(gathers + " --bf16 --use-precision-aware-optimizer --mock-data --vocab-size 512 "
+                                        "--global-batch-size 8 --train-iters 5"),
+                        8));
+}
+
+TEST(MegatronFlags, SingleOnesOfShardingSetTheStrategyAlone) {
+  const auto single = [](const std::string& flags) {
+    return parse_megatron_args(words(flags), MegatronForm::kSingleFlags).assignments;
+  };
+  EXPECT_EQ(single("--use-distributed-optimizer"), (Words{"parallel.data_parallel_sharding_strategy=optim"}));
+  EXPECT_EQ(single("--data-parallel-sharding-strategy optim_grads"),
+            (Words{"parallel.data_parallel_sharding_strategy=optim_grads"}));
+  EXPECT_EQ(single("--align-param-gather"), (Words{"parallel.align_param_gather=true"}));
+  EXPECT_EQ(single("--fp16"), (Words{"precision.params_dtype=fp16"}));
+  EXPECT_EQ(single("--use-precision-aware-optimizer"), (Words{}));
+}
+
+TEST(MegatronFlags, ThatAreWhatTheProgramDoesAnywayAreKnownWithThatValueOnly) {
+  const MegatronArgs args = parse_megatron_args(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"),
+                                                MegatronForm::kSingleFlags);
+  EXPECT_EQ(args.without_effect, (Words{"--muon-tp-mode duplicated", "--muon-coefficient-type quintic"}));
+  EXPECT_EQ(parse_megatron_args(words("--muon-tp-mode blockwise"), MegatronForm::kSingleFlags).not_known_yet,
+            (Words{"--muon-tp-mode blockwise"}));
+  EXPECT_EQ(
+      parse_megatron_args(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
+      (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
+}
+
 TEST(MegatronFlags, RefusesWithTheFlagNamed) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"--num-layers", "--num-layers takes 1 value, got 0"},
@@ -154,6 +250,9 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
       {"--data-path --split 1", "--data-path takes 1 or more values"},
       {"--swiglu yes", "'yes' stands alone"},
       {"--batch-size 4", "use --micro-batch-size"},
+      {"--bf16 --fp16", "exclude each other"},
+      {"--main-grads-dtype fp16", "expected fp32 or bf16"},
+      {"--loss-scale big", "precision.loss_scale = big: expected a number"},
       {"--model-parallel-size 4", "use --tensor-model-parallel-size"},
       {"--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL", "at most one of"},
       {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", "does not divide the 8 layers"},
@@ -171,29 +270,6 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
   EXPECT_NE(missing.find("missing --hidden-size, --num-attention-heads, --max-position-embeddings, --seq-length"),
             std::string::npos)
       << missing;
-}
-
-TEST(MixedOverrides, TakeBothSpellingsAndOursWins) {
-  const Config c =
-      load("", mixed_overrides(words("--num-layers 6 --model.hidden_size=96 --tensor-model-parallel-size=2 "
-                                     "--model.num_attention_heads 6 --train.progress=false --swiglu")));
-  EXPECT_EQ(c.model.num_layers, 6);
-  EXPECT_EQ(c.model.hidden_size, 96);
-  EXPECT_EQ(c.model.num_attention_heads, 6);
-  EXPECT_EQ(c.parallel.tp(), 2);
-  EXPECT_TRUE(c.model.gated_linear_unit);
-  EXPECT_EQ(load("", mixed_overrides(words("--model.num_layers=5 --num-layers 6"))).model.num_layers, 5);
-  EXPECT_EQ(c.model.hidden_dropout, 0.0);
-  const std::vector<std::pair<const char*, const char*>> cases = {
-      {"--num-layer 4", "did you mean --num-layers?"},
-      {"--modl.num_layers=4 --x", "unknown option --x"},
-      {"--bf16", "unknown option --bf16"},
-      {"run.yaml", "'run.yaml' stands alone"},
-  };
-  for (const auto& [flags, word] : cases) {
-    const std::string error = error_of([&, flags = flags] { mixed_overrides(words(flags)); });
-    EXPECT_NE(error.find(word), std::string::npos) << flags << "\n" << error;
-  }
 }
 
 static Words shell(const std::string& text) { return training_words(text, "run.sh"); }

@@ -1,11 +1,15 @@
-// What the config tests share: a configuration that can run, and the message of an error.
+// What the config tests share: a configuration that can run, ways to spoil it, and the message of an error.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "base/error.h"
 #include "config/load.h"
+#include "config/validate.h"
 
 namespace metroplex::config {
 
@@ -34,6 +38,25 @@ std::string error_of(const Body& body) {
     body();
   } catch (const base::Error& error) { return error.what(); }
   return "";
+}
+
+// Overrides of good(), the one key that must be blamed, and words of the rule.
+struct Wrong {
+  std::vector<std::string> overrides;
+  const char* key;
+  const char* words;
+};
+
+inline std::string described(const std::vector<Violation>& list) { return list.empty() ? "nothing" : message(list); }
+
+inline void expect_refused(const Wrong& wrong) {
+  const std::vector<Violation> list = violations(good(wrong.overrides), kWorld);
+  const bool blamed = std::any_of(list.begin(), list.end(), [&](const Violation& v) {
+    return v.key == wrong.key && v.rule.find(wrong.words) != std::string::npos;
+  });
+  EXPECT_TRUE(blamed) << wrong.overrides[0] << " should blame " << wrong.key << " with '" << wrong.words << "', got "
+                      << described(list);
+  for (const Violation& v : list) EXPECT_FALSE(v.rule.empty() || v.fix.empty() || v.value.empty()) << v.key;
 }
 
 }  // namespace metroplex::config

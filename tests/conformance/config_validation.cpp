@@ -19,6 +19,14 @@ std::optional<int64_t> maybe(const Json& value) {
   return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
 }
 
+std::optional<std::string> maybe_text(const Json& value) {
+  return value.is_null() ? std::nullopt : std::optional<std::string>(value.get<std::string>());
+}
+
+std::vector<std::string> words(const Json& value) {
+  return value.is_null() ? std::vector<std::string>{} : value.get<std::vector<std::string>>();
+}
+
 // torch's functions were recorded by their repr: "<function relu at 0x7f...>" or "<built-in function gelu>".
 std::string function_name(const std::string& repr) {
   static const std::string kMark = "function ";
@@ -62,12 +70,27 @@ const std::map<std::string, Setter> kSetters = {
     {"overlap_p2p_comm", [](auto& s, const Json& v) { s.overlap_p2p_comm = v; }},
     {"batch_p2p_comm", [](auto& s, const Json& v) { s.batch_p2p_comm = v; }},
     {"overlap_p2p_comm_warmup_flush", [](auto& s, const Json& v) { s.overlap_p2p_comm_warmup_flush = v; }},
+    {"fp16", [](auto& s, const Json& v) { s.fp16 = v; }},
+    {"bf16", [](auto& s, const Json& v) { s.bf16 = v; }},
+    {"recompute_granularity", [](auto& s, const Json& v) { s.recompute_granularity = maybe_text(v); }},
+    {"recompute_method", [](auto& s, const Json& v) { s.recompute_method = maybe_text(v); }},
+    {"recompute_num_layers", [](auto& s, const Json& v) { s.recompute_num_layers = maybe(v); }},
+    {"recompute_modules",
+     [](auto& s, const Json& v) {
+       if (!v.is_null()) s.recompute_modules = words(v);
+     }},
+    {"distribute_saved_activations", [](auto& s, const Json& v) { s.distribute_saved_activations = v; }},
+    {"cpu_offloading", [](auto& s, const Json& v) { s.cpu_offloading = v; }},
+    {"cpu_offloading_num_layers", [](auto& s, const Json& v) { s.cpu_offloading_num_layers = v; }},
+    {"fine_grained_activation_offloading", [](auto& s, const Json& v) { s.fine_grained_activation_offloading = v; }},
+    {"offload_modules", [](auto& s, const Json& v) { s.offload_modules = words(v); }},
 };
 
 // Arguments that TransformerConfig takes for dense models without a rule of its own.
 const std::vector<std::string> kWithoutRule = {
-    "normalization", "layernorm_epsilon", "hidden_dropout",     "attention_dropout",    "init_method_std",
-    "add_qkv_bias",  "qk_layernorm",      "deterministic_mode", "variable_seq_lengths", "calculate_per_token_loss"};
+    "normalization", "layernorm_epsilon",  "hidden_dropout",       "attention_dropout",
+    "add_qkv_bias",  "init_method_std",    "qk_layernorm",         "calculate_per_token_loss",
+    "params_dtype",  "deterministic_mode", "variable_seq_lengths", "fp32_residual_connection"};
 
 // The first matching prefix says which part a case waits for.
 const std::pair<const char*, const char*> kLater[] = {
@@ -77,16 +100,12 @@ const std::pair<const char*, const char*> kLater[] = {
     {"cuda_graph", "graph capture"},
     {"enable_cuda_graph", "graph capture"},
     {"external_cuda_graph", "graph capture"},
-    {"recompute_", "recompute"},
-    {"distribute_saved", "recompute"},
-    {"cpu_offloading", "offload"},
-    {"fine_grained_activation", "offload"},
-    {"offload_", "offload"},
+    {"cpu_offloading_", "offload"},
+    {"min_offloaded", "offload"},
+    {"activation_offload", "offload"},
     {"fp8", "low precision"},
     {"fp4", "low precision"},
-    {"fp16", "mixed precision"},
-    {"bf16", "mixed precision"},
-    {"params_dtype", "mixed precision"},
+    {"first_last_layers_bf16", "low precision"},
     {"context_parallel", "context parallelism"},
     {"cp_comm", "context parallelism"},
     {"hierarchical_context", "context parallelism"},
@@ -98,12 +117,15 @@ const std::pair<const char*, const char*> kLater[] = {
 // "" when every argument is known, else what the case waits for.
 std::string waits_for(const Json& kwargs) {
   std::string unknown;
+  for (const std::string& module : words(kwargs.value("recompute_modules", Json()))) {
+    if (module.rfind("moe", 0) == 0 || module == "shared_experts") return "mixture of experts";
+  }
   for (const auto& [name, value] : kwargs.items()) {
-    for (const auto& [prefix, part] : kLater) {
-      if (name.rfind(prefix, 0) == 0) return part;
-    }
     const bool known =
         kSetters.contains(name) || std::find(kWithoutRule.begin(), kWithoutRule.end(), name) != kWithoutRule.end();
+    for (const auto& [prefix, part] : kLater) {
+      if (!known && name.rfind(prefix, 0) == 0) return part;
+    }
     if (!known || (name == "pipeline_model_parallel_layout" && value.is_array())) unknown = "argument " + name;
   }
   return unknown;
@@ -119,6 +141,8 @@ std::string compare_resolved(const TransformerSettings& s, const Json& expected)
       {"virtual_pipeline_model_parallel_size", optional_json(s.vpp)},
       {"expert_tensor_parallel_size", optional_json(s.etp)},
       {"microbatch_group_size_per_vp_stage", optional_json(s.microbatch_group_size_per_vp_stage)},
+      {"recompute_granularity", s.recompute_granularity ? Json(*s.recompute_granularity) : Json()},
+      {"recompute_modules", s.recompute_modules.value_or(std::vector<std::string>{})},
   };
   for (const auto& [name, value] : got) {  // the other recorded values belong to parts that wait
     if (!expected.contains(name)) continue;

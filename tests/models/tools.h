@@ -1,6 +1,8 @@
 // Runs whole models on one group, segment by segment, as a stage does.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,8 +16,11 @@ namespace metroplex::test {
 using Segments = std::vector<std::unique_ptr<nn::Segment>>;
 
 inline std::vector<nn::Param*> params_of(const Segments& segments) {
-  std::vector<nn::Param*> params;
-  for (const auto& segment : segments) segment->collect_params(params);
+  std::vector<nn::Param*> told, params;
+  for (const auto& segment : segments) segment->collect_params(told);
+  for (nn::Param* param : told) {  // a shared one once
+    if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
+  }
   return params;
 }
 
@@ -35,6 +40,15 @@ inline at::Tensor evaluate(const Segments& segments, const nn::Microbatch& batch
   at::Tensor x;
   for (const auto& segment : segments) x = nn::run_forward(*segment, x, batch, nullptr);
   return x;
+}
+
+// Biases that are zero and norms that are one hide what is left out.
+inline void shake_vectors(const std::vector<nn::Param*>& params) {
+  for (nn::Param* param : params) {
+    if (param->global_shape.size() != 1) continue;
+    const double first = param->init == nn::Init::ones ? 1 : 0;
+    nn::fill(*param, [first](int64_t i) { return first + 0.3 * std::sin(static_cast<double>(i)); });
+  }
 }
 
 inline config::Model small_gpt() {

@@ -58,6 +58,8 @@ std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
   return params;
 }
 
+optim::ModelRanks ranks_of(const comm::Groups& groups) { return {groups.tp, groups.model_parallel, comm::Group()}; }
+
 double plain_norm() {
   double sum = whole_embedding().square().sum().item<double>();
   for (int stage = 0; stage < 2; ++stage) {
@@ -72,11 +74,12 @@ void check(int tp, int pp) {
   run_ranks(tp * pp, {.tp = tp, .pp = pp}, [&](const comm::World& world) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
-    const auto stats = optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, true);
+    const auto slices = optim::whole_slices(pointers(params));
+    const auto stats = optim::gradient_stats(slices, ranks_of(groups));
     EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
     EXPECT_EQ(stats.num_zeros, kZeros);
-    EXPECT_NEAR(optim::params_norm(pointers(params), groups.tp, groups.model_parallel), plain_norm(), 1e-13);
-    EXPECT_EQ(optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, false).num_zeros, -1);
+    EXPECT_EQ(stats.num_nonfinite, 0);
+    EXPECT_NEAR(optim::params_norm(slices, ranks_of(groups)), plain_norm(), 1e-13);
     all[static_cast<size_t>(world.rank())] = stats;
   });
   for (const auto& stats : all) EXPECT_EQ(stats.norm, all[0].norm) << "ranks differ in the last bit";
@@ -92,7 +95,11 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
     if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
-    EXPECT_TRUE(std::isnan(optim::gradient_stats(pointers(params), groups.tp, groups.model_parallel, false).norm));
+    const auto slices = optim::whole_slices(pointers(params));
+    const auto stats = optim::gradient_stats(slices, ranks_of(groups));
+    EXPECT_TRUE(std::isnan(stats.norm));
+    EXPECT_EQ(stats.num_nonfinite, 1);
+    EXPECT_EQ(optim::first_nonfinite(slices) != nullptr, world.rank() == 2);
   });
 }
 

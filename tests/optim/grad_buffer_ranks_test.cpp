@@ -17,13 +17,22 @@ std::vector<nn::Param> params_of(const std::vector<int64_t>& sizes) {
   return params;
 }
 
-optim::GradBufferOptions options_of(int64_t bucket_size, bool overlap = true, bool average = true) {
+struct Setup {
+  int64_t bucket_size = 0;
+  bool overlap = true, average = true;
+};
+
+// Without sharding: every rank of `dp` keeps all gradients.
+std::unique_ptr<optim::GradBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& dp,
+                                               const Setup& setup) {
+  optim::FlatLayoutOptions layout;
+  layout.bucket_size = setup.overlap ? setup.bucket_size : 0;
   optim::GradBufferOptions options;
-  options.dtype = at::kDouble;
-  options.bucket_size = bucket_size;
-  options.overlap = overlap;
-  options.average = average;
-  return options;
+  options.dtype = params[0].data.scalar_type();
+  options.overlap = setup.overlap;
+  options.average = setup.average;
+  return std::make_unique<optim::GradBuffer>(std::make_shared<optim::FlatLayout>(pointers(params), layout),
+                                             optim::DataParallel{comm::Group(), dp}, options);
 }
 
 void add(nn::Param& param, double value) {
@@ -40,30 +49,30 @@ struct Counted {
 TEST(GradBuffer, GradientsAreViewsOfOneBufferLastParameterFirst) {
   std::vector<nn::Param> params{make_param("a", values({2, 3}, 0)), make_param("b", values({5}, 1)),
                                 make_param("c", values({7}, 2))};
-  const optim::GradBuffer buffer(pointers(params), comm::Group(), options_of(0));
-  ASSERT_EQ(buffer.flat().numel(), 18);
+  const auto buffer = make_buffer(params, comm::Group(), {0});
+  ASSERT_EQ(buffer->kept().numel(), 18);
   params[0].main_grad.fill_(1);
   params[1].main_grad.fill_(2);
   params[2].main_grad.fill_(3);
   EXPECT_EQ(params[0].main_grad.sizes().vec(), (std::vector<int64_t>{2, 3}));
-  EXPECT_TRUE(at::equal(buffer.flat(), at::cat({at::full({7}, 3.0, at::kDouble), at::full({5}, 2.0, at::kDouble),
-                                                at::full({6}, 1.0, at::kDouble)})));
-  EXPECT_EQ(buffer.num_buckets(), 1);
+  EXPECT_TRUE(at::equal(buffer->kept(), at::cat({at::full({7}, 3.0, at::kDouble), at::full({5}, 2.0, at::kDouble),
+                                                 at::full({6}, 1.0, at::kDouble)})));
+  EXPECT_EQ(buffer->layout().buckets().size(), 1u);
 }
 
 TEST(GradBuffer, AFloatBufferServesFloatParameters) {
   std::vector<nn::Param> params{make_param("a", values({4}, 0, at::kFloat))};
-  const optim::GradBuffer buffer(pointers(params), comm::Group(), {});
+  const auto buffer = make_buffer(params, comm::Group(), {});
   EXPECT_EQ(params[0].main_grad.scalar_type(), at::kFloat);
 }
 
 TEST(GradBuffer, EachBucketIsReducedWhenItsLastGradientIsIn) {
   const Counted dp;
   std::vector<nn::Param> params = params_of({10, 8, 30, 5, 6});
-  optim::GradBuffer buffer(pointers(params), dp.group, options_of(11));
-  ASSERT_EQ(buffer.num_buckets(), 3);  // {p4, p3}, {p2}, {p1, p0}: 11, 30 and 18 elements
+  const auto buffer = make_buffer(params, dp.group, {11});
+  ASSERT_EQ(buffer->layout().buckets().size(), 3u);  // {p4, p3}, {p2}, {p1, p0}: 11, 30 and 18 elements
   constexpr int kMicrobatches = 3;
-  buffer.begin_step(kMicrobatches);
+  buffer->begin_step(kMicrobatches);
   for (int m = 0; m + 1 < kMicrobatches; ++m) {
     for (size_t i = params.size(); i-- > 0;) add(params[i], 1);
   }
@@ -76,7 +85,7 @@ TEST(GradBuffer, EachBucketIsReducedWhenItsLastGradientIsIn) {
   }
   EXPECT_EQ(calls, (std::vector<int64_t>{0, 1, 2, 2, 3}));
   EXPECT_EQ(bytes, (std::vector<int64_t>{0, 8 * 11, 8 * 41, 8 * 41, 8 * 59}));
-  buffer.finish();
+  buffer->finish();
   EXPECT_EQ(dp.reduced().calls, 3) << "and nothing twice";
 }
 
@@ -90,14 +99,14 @@ TEST(GradBuffer, TheNumberOfReductionsAndTheirBytesAreThePlans) {
     plan::BucketOptions layout;
     layout.bucket_size = bucket_size;
     const plan::BucketPlan plan = plan::plan_buckets(wanted, layout);
-    optim::GradBuffer buffer(pointers(params), dp.group, options_of(bucket_size));
+    const auto buffer = make_buffer(params, dp.group, {bucket_size});
     for (int step = 1; step <= 2; ++step) {
-      buffer.begin_step(1);
+      buffer->begin_step(1);
       for (nn::Param& param : params) add(param, 1);
       EXPECT_EQ(dp.reduced().calls, step * static_cast<int64_t>(plan.buckets.size()))
           << "bucket size " << bucket_size;
       EXPECT_EQ(dp.reduced().bytes, step * plan.num_elements * 8);
-      buffer.finish();
+      buffer->finish();
     }
   }
 }
@@ -105,11 +114,11 @@ TEST(GradBuffer, TheNumberOfReductionsAndTheirBytesAreThePlans) {
 TEST(GradBuffer, WithoutOverlapEverythingIsReducedAtTheEndAtOnce) {
   const Counted dp;
   std::vector<nn::Param> params = params_of({10, 20, 30});
-  optim::GradBuffer buffer(pointers(params), dp.group, options_of(11, false));
-  buffer.begin_step(1);
+  const auto buffer = make_buffer(params, dp.group, {11, false});
+  buffer->begin_step(1);
   for (nn::Param& param : params) add(param, 1);
   EXPECT_EQ(dp.reduced().calls, 0);
-  buffer.finish();
+  buffer->finish();
   EXPECT_EQ(dp.reduced().calls, 1);
   EXPECT_EQ(dp.reduced().bytes, 8 * 60);
 }
@@ -118,8 +127,8 @@ TEST(GradBuffer, AParameterUsedTwiceAMicrobatchWaitsForBothUses) {
   const Counted dp;
   std::vector<nn::Param> params = params_of({4, 4});
   params[0].uses_per_microbatch = 2;
-  optim::GradBuffer buffer(pointers(params), dp.group, options_of(4));
-  buffer.begin_step(2);
+  const auto buffer = make_buffer(params, dp.group, {4});
+  buffer->begin_step(2);
   for (int use = 0; use < 3; ++use) add(params[0], 1);
   EXPECT_EQ(dp.reduced().calls, 0);
   add(params[0], 1);
@@ -132,15 +141,15 @@ TEST(GradBuffer, RanksGetTheMeanOrTheSumOfTheirGradients) {
     for (const bool overlap : {true, false}) {
       run_ranks(4, {.dp = 4}, [&](const comm::World& world) {
         std::vector<nn::Param> params = params_of({5, 3, 8});
-        optim::GradBuffer buffer(pointers(params), world.groups().dp_cp, options_of(6, overlap, average));
+        const auto buffer = make_buffer(params, world.groups().dp_cp, {6, overlap, average});
         for (int step = 0; step < 3; ++step) {
-          buffer.begin_step(2);
+          buffer->begin_step(2);
           for (int m = 0; m < 2; ++m) {
             for (size_t i = params.size(); i-- > 0;) {
               add(params[i], static_cast<double>((world.rank() + 1) * (step + 1)) + static_cast<double>(i));
             }
           }
-          buffer.finish();
+          buffer->finish();
           for (size_t i = 0; i < params.size(); ++i) {
             const double sum = 2 * (10.0 * (step + 1) + 4.0 * static_cast<double>(i));
             const at::Tensor expected = at::full_like(params[i].main_grad, average ? sum / 4 : sum);
@@ -161,19 +170,19 @@ std::string refusal(const std::function<void()>& body) {
 
 TEST(GradBuffer, AMissingGradientIsNoticedByName) {
   std::vector<nn::Param> params = params_of({4, 4});
-  optim::GradBuffer buffer(pointers(params), comm::Group(), options_of(0));
-  buffer.begin_step(2);
+  const auto buffer = make_buffer(params, comm::Group(), {0});
+  buffer->begin_step(2);
   add(params[0], 1);
   add(params[1], 1);
   add(params[1], 1);
-  const std::string message = refusal([&] { buffer.finish(); });
+  const std::string message = refusal([&] { buffer->finish(); });
   EXPECT_NE(message.find("p0"), std::string::npos) << message;
 }
 
 TEST(GradBuffer, AGradientTooManyIsNoticedByName) {
   std::vector<nn::Param> params = params_of({4, 4});
-  optim::GradBuffer buffer(pointers(params), comm::Group(), options_of(0));
-  buffer.begin_step(1);
+  const auto buffer = make_buffer(params, comm::Group(), {0});
+  buffer->begin_step(1);
   add(params[1], 1);
   const std::string message = refusal([&] { add(params[1], 1); });
   EXPECT_NE(message.find("p1"), std::string::npos) << message;
@@ -182,12 +191,12 @@ TEST(GradBuffer, AGradientTooManyIsNoticedByName) {
 TEST(GradBuffer, GradientsStartAtZeroAndUsesOutsideAStepDoNotCount) {
   std::vector<nn::Param> params = params_of({4});
   {
-    optim::GradBuffer buffer(pointers(params), comm::Group(), options_of(0));
+    const auto buffer = make_buffer(params, comm::Group(), {0});
     add(params[0], 5);
-    buffer.begin_step(1);
+    buffer->begin_step(1);
     EXPECT_EQ(params[0].main_grad.abs().max().item<double>(), 0.0);
     add(params[0], 1);
-    buffer.finish();
+    buffer->finish();
     add(params[0], 1);
     EXPECT_EQ(params[0].main_grad[0].item<double>(), 2.0);
   }

@@ -24,7 +24,7 @@ inline nn::Param make_param(const std::string& name, const at::Tensor& data) {
   nn::Param param;
   param.name = name;
   param.data = data;
-  param.global_shape = data.sizes().vec();
+  param.global_shape = param.local_shape = data.sizes().vec();
   return param;
 }
 

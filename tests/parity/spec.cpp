@@ -68,21 +68,44 @@ void read_cfg(const Json& cfg, config::Config& c) {
 
 }  // namespace
 
-Spec read_spec(const std::string& path, int64_t nproc_override) {
+Spec read_spec(const std::string& path, int64_t nproc_override, const std::string& strategy_override) {
   std::ifstream stream(path);
   MPX_CHECK(stream.good(), "parity", "cannot read ", path);
   Spec spec;
   spec.json = Json::parse(stream);
   const Json& j = spec.json.at("config");
-  refuse_unknown(
-      j, {"name",        "vocab",     "seq",   "mbs",  "gbs",       "iters",     "lr",  "min_lr",  "warmup_iters",
-          "decay_style", "model",     "nproc", "tp",   "pp",        "vpp",       "sp",  "ep",      "etp",
-          "ssd",         "mask_last", "wd",    "clip", "optimizer", "precision", "cfg", "dist_opt"},
-      "config");
-  MPX_CHECK(j.value("precision", "fp32") == "fp32", "parity", "config.precision ", j.at("precision").dump(),
-            " is not something this build can replay");
-  // A distributed optimizer (ZeRO-1) is another place for the same sums: the replay keeps the whole state on every
-  // rank.
+  refuse_unknown(j,
+                 {"name",
+                  "vocab",
+                  "seq",
+                  "mbs",
+                  "gbs",
+                  "iters",
+                  "lr",
+                  "min_lr",
+                  "warmup_iters",
+                  "decay_style",
+                  "model",
+                  "nproc",
+                  "tp",
+                  "pp",
+                  "vpp",
+                  "sp",
+                  "ep",
+                  "etp",
+                  "ssd",
+                  "mask_last",
+                  "wd",
+                  "clip",
+                  "optimizer",
+                  "precision",
+                  "cfg",
+                  "dist_opt",
+                  "initial_loss_scale",
+                  "loss_scale_window",
+                  "hysteresis",
+                  "min_loss_scale"},
+                 "config");
   MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity",
             "config.ep is not something this build can replay");
   spec.nproc = nproc_override > 0 ? nproc_override : j.value("nproc", int64_t{1});
@@ -116,6 +139,13 @@ Spec read_spec(const std::string& path, int64_t nproc_override) {
   c.optim.weight_decay = j.value("wd", 0.01);
   c.optim.clip_grad = j.value("clip", 1.0);
   c.data.mock_data = true;  // the rules want a source of data; the recipe's tokens are fed directly
+  c.precision.params_dtype = j.value("precision", "fp32");
+  c.precision.initial_loss_scale = j.value("initial_loss_scale", c.precision.initial_loss_scale);
+  c.precision.loss_scale_window = j.value("loss_scale_window", c.precision.loss_scale_window);
+  c.precision.hysteresis = j.value("hysteresis", c.precision.hysteresis);
+  c.precision.min_loss_scale = j.value("min_loss_scale", c.precision.min_loss_scale);
+  if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
+  if (!strategy_override.empty()) c.parallel.data_parallel_sharding_strategy = strategy_override;
   c.run.nproc = spec.nproc;
   c = config::resolved(c, spec.nproc);
   config::check(c, spec.nproc);

@@ -19,7 +19,8 @@ struct Spec {
 };
 
 // Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for.
-Spec read_spec(const std::string& path, int64_t nproc_override);
+// `strategy_override`: another parallel.data_parallel_sharding_strategy than the run's, or empty.
+Spec read_spec(const std::string& path, int64_t nproc_override, const std::string& strategy_override);
 
 // Value of element `index` (row-major, unsharded) of tensor `name`, before rounding to float.
 double recipe_weight(const std::string& name, bool one_dimensional, int64_t index);

@@ -38,7 +38,7 @@ class ToyLayer final : public nn::Segment {
 
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
     if (on_forward_) on_forward_(batch);
-    const at::Tensor tokens = batch.tokens.t().unsqueeze(-1).to(at::kDouble);
+    const at::Tensor tokens = batch.tokens.t().unsqueeze(-1).to(at::kDouble).contiguous();
     const at::Tensor x = layer_ == 0 ? tokens : x_sbh.detach(), y = x * param_.data;
     const bool last = layer_ + 1 == kToyLayers;
     const at::Tensor mask = last ? batch.loss_mask.t().unsqueeze(-1) : at::Tensor();

@@ -56,12 +56,5 @@ TEST(Microbatches, RefuseMalformedSchedules) {
   EXPECT_THROW(MicrobatchSchedule::steps("0:4", 0, {1, 1, true}), base::Error);
 }
 
-TEST(Counts, AreReadWithTheirSuffixes) {
-  EXPECT_EQ(parse_count("1.5K"), 1500);
-  EXPECT_EQ(parse_count("2m"), 2'000'000);
-  EXPECT_EQ(parse_count("250B"), 250'000'000'000);
-  EXPECT_EQ(parse_count(".5T"), 500'000'000'000);
-}
-
 }  // namespace
 }  // namespace metroplex::plan

@@ -114,11 +114,11 @@ TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
     train::BatchStream stream(std::move(loader), world.groups().batch, at::kDouble);
     for (int64_t step = 0; step < 2; ++step) {
       const int64_t first = 4 * step + 2 * dp_index;
-      const auto batch = stream.next(first);
+      const auto batch = stream.next({first, 1});
       ASSERT_TRUE(batch.has_value()) << "step " << step;
       expect_samples(*batch, first, 2, true);
     }
-    EXPECT_FALSE(stream.next(8 + 2 * dp_index).has_value());
+    EXPECT_FALSE(stream.next({8 + 2 * dp_index, 1}).has_value());
   });
 }
 
@@ -131,8 +131,8 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
       options.consumed_samples = 12;
       train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
                                 world.groups().batch, at::kFloat);
-      EXPECT_TRUE(stream.next(12).has_value());
-      stream.next(13);
+      EXPECT_TRUE(stream.next({12, 1}).has_value());
+      stream.next({13, 1});
     });
   } catch (const base::Error& error) { message = error.what(); }
   EXPECT_NE(message.find("sample 13 is unlucky"), std::string::npos) << message;

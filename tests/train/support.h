@@ -104,11 +104,12 @@ inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
 // Whole tensors on rank 0: parameters under their names, optimizer state under "name kind".
 inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
   auto all = train::gather_whole(a, train::Part::data);
-  std::map<std::string, std::vector<optim::State>> kinds;
-  for (const optim::State& state : a.optimizer->state()) kinds[state.kind].push_back(state);
-  for (const auto& [kind, states] : kinds) {
-    for (const optim::State& state : states) state.param->main_grad.copy_(state.tensor);
-    for (auto& [name, tensor] : train::gather_whole(a, train::Part::main_grad)) all[name + " " + kind] = tensor;
+  std::map<std::string, std::vector<train::PartOfParam>> kinds;
+  for (const optim::State& state : a.optimizer->state())
+    kinds[state.kind].push_back({state.param, state.begin, state.end, state.tensor});
+  for (const auto& [kind, parts] : kinds) {
+    const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (auto& [name, tensor] : train::gather_parts(a, parts, dtype)) all[name + " " + kind] = tensor;
   }
   return all;
 }

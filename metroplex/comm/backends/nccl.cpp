@@ -24,18 +24,23 @@ c10d::ReduceOp reduce_op(ReduceOp op) { return op == ReduceOp::sum ? c10d::Reduc
 
 class WorkPending final : public Pending {
  public:
-  WorkPending(c10::intrusive_ptr<c10d::Work> work, std::vector<P2pOp> ops)
-      : work_(std::move(work)), ops_(std::move(ops)) {}
+  WorkPending(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors)
+      : work_(std::move(work)), tensors_(std::move(tensors)) {}
+  // The current stream waits, the host does not.
   void wait() override {
     if (work_) work_->wait();
     work_.reset();
-    ops_.clear();
+    tensors_.clear();
   }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
-  std::vector<P2pOp> ops_;
+  std::vector<at::Tensor> tensors_;  // their memory must not be given to others before the caller's stream has waited
 };
+
+PendingPtr pending(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors) {
+  return std::make_shared<WorkPending>(std::move(work), std::move(tensors));
+}
 
 class BothPending final : public Pending {
  public:
@@ -61,43 +66,31 @@ class NcclBackend final : public GroupBackend {
     if (tensor.is_cpu()) return host_->all_reduce(std::move(tensor), op);
     c10d::AllreduceOptions options;
     options.reduceOp = reduce_op(op);
-    options.asyncOp = false;
     std::vector<at::Tensor> list{tensor};
-    nccl_->allreduce(list, options);
-    return nullptr;
+    return pending(nccl_->allreduce(list, options), list);
   }
   PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
     if (in.is_cpu()) return host_->all_gather(std::move(out), std::move(in));
-    c10d::AllgatherOptions options;
-    options.asyncOp = false;
-    nccl_->_allgather_base(out, in, options);
-    return nullptr;
+    return pending(nccl_->_allgather_base(out, in), {out, in});
   }
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     if (in.is_cpu()) return host_->reduce_scatter(std::move(out), std::move(in), op);
     c10d::ReduceScatterOptions options;
     options.reduceOp = reduce_op(op);
-    options.asyncOp = false;
-    nccl_->_reduce_scatter_base(out, in, options);
-    return nullptr;
+    return pending(nccl_->_reduce_scatter_base(out, in, options), {out, in});
   }
   PendingPtr broadcast(at::Tensor tensor, int root) override {
     if (tensor.is_cpu()) return host_->broadcast(std::move(tensor), root);
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    options.asyncOp = false;
     std::vector<at::Tensor> list{tensor};
-    nccl_->broadcast(list, options);
-    return nullptr;
+    return pending(nccl_->broadcast(list, options), list);
   }
   PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                         std::vector<int64_t> in_splits) override {
     if (in.is_cpu())
       return host_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits));
-    c10d::AllToAllOptions options;
-    options.asyncOp = false;
-    nccl_->alltoall_base(out, in, out_splits, in_splits, options);
-    return nullptr;
+    return pending(nccl_->alltoall_base(out, in, out_splits, in_splits), {out, in});
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     if (!ops.empty() && ops.front().tensor.is_cpu()) return host_->batch_p2p(std::move(ops));
@@ -112,13 +105,15 @@ class NcclBackend final : public GroupBackend {
 
  private:
   static PendingPtr coalesced(c10d::ProcessGroupNCCL& nccl, std::vector<P2pOp> ops) {
+    std::vector<at::Tensor> tensors;
     nccl.startCoalescing();
     for (const P2pOp& op : ops) {
+      tensors.push_back(op.tensor);
       std::vector<at::Tensor> list{op.tensor};
       if (op.is_send) nccl.send(list, op.peer, 0);
       else nccl.recv(list, op.peer, 0);
     }
-    return std::make_shared<WorkPending>(nccl.endCoalescing(), std::move(ops));
+    return pending(nccl.endCoalescing(), std::move(tensors));
   }
 
   Communicator nccl_, backward_;

@@ -1,6 +1,7 @@
-// Ranks as processes with one GPU each, over c10d's NCCL. Collectives run on the caller's current stream, so their
-// results may be read by what is enqueued after them; p2p runs on NCCL's own stream until the handle is waited for.
-// Tensors in host memory, and the telling of failures, go through the gloo context that comes along.
+// Ranks as processes with one GPU each, over c10d's NCCL. An operation begins when the caller's current stream has
+// come to it and runs on its communicator's own stream, beside what the caller enqueues next; wait() makes the
+// caller's current stream wait for it, not the host. Tensors in host memory, and the telling of failures, go through
+// the gloo context that comes along.
 #pragma once
 
 #include <chrono>

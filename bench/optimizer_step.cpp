@@ -1,0 +1,210 @@
+// optimizer_step [million parameters] [rounds] [threads]: the AdamW kernel over one flat range, in every way of
+// storing things that matters, against what this machine copies per second in the same run and against
+// at::_fused_adamw_. All take turns; figures are medians. Prints finished Markdown lines. Bytes are those the step
+// must move: each array it reads once, each it writes once.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#include "cuda/kernels/block8.h"
+#include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/optimizer_sums.h"
+
+namespace {
+
+using namespace metroplex::cuda::kernels;
+
+constexpr AdamHyper kHyper{1e-4, 0.9, 0.999, 1e-8, 0.01, 0.5, 1};
+
+double milliseconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+at::Tensor random(int64_t n, double scale) { return at::randn({n}, at::kFloat).mul_(scale); }
+
+// One way of storing things, with arrays of its own where they are not fp32.
+struct Way {
+  const char* name;
+  OptimizerRange range;
+  double bytes;            // a parameter
+  const char* rival = "";  // what torch does instead
+  std::function<void()> rival_step;
+  std::vector<double> times, rival_times;
+};
+
+struct Arrays {
+  int64_t n;
+  at::Tensor grad, main, first, second;                          // fp32
+  at::Tensor half_grad, half_param, half_first, half_second;     // bf16
+  at::Tensor remainder, codes_first, codes_second, scales;       // scales: both moments
+  at::Tensor torch_main, torch_first, torch_second, torch_step;  // fp32, the rival's
+
+  explicit Arrays(int64_t size)
+      : n(size),
+        grad(random(n, 1e-2)),
+        main(random(n, 0.02)),
+        first(at::zeros({n})),
+        second(at::zeros({n})),
+        half_grad(grad.to(at::kBFloat16)),
+        half_param(main.to(at::kBFloat16)),
+        half_first(at::zeros({n}, at::kBFloat16)),
+        half_second(at::zeros({n}, at::kBFloat16)),
+        remainder(at::zeros({n}, at::kShort)),
+        codes_first(at::zeros({n}, at::kByte)),
+        codes_second(at::zeros({n}, at::kByte)),
+        scales(at::zeros({2 * block8_scales(n)})),
+        torch_main(main.clone()),
+        torch_first(at::zeros({n})),
+        torch_second(at::zeros({n})),
+        torch_step(at::ones({}, at::kFloat)) {}
+
+  void fused_adamw() {
+    at::_fused_adamw_({torch_main}, {grad}, {torch_first}, {torch_second}, {}, {torch_step}, kHyper.lr, kHyper.beta1,
+                      kHyper.beta2, kHyper.weight_decay, kHyper.eps, false, false,
+                      at::full({}, 1 / kHyper.grad_factor, at::kFloat));
+  }
+};
+
+std::vector<Way> ways(Arrays& a) {
+  const auto raw = [](at::Tensor& x) { return x.mutable_data_ptr(); };
+  OptimizerRange plain;
+  plain.n = a.n;
+  plain.grad = raw(a.grad);
+  plain.main = raw(a.main);
+  plain.first = {raw(a.first)};
+  plain.second = {raw(a.second)};
+
+  OptimizerRange copied = plain;
+  copied.param = raw(a.half_param);
+  OptimizerRange half_grad = copied;
+  half_grad.grad = raw(a.half_grad);
+  half_grad.grad_number = Number::bf16;
+  OptimizerRange split = copied;
+  split.main = nullptr;
+  split.remainder = static_cast<uint16_t*>(raw(a.remainder));
+  OptimizerRange half_moments = copied;
+  half_moments.stochastic = true;
+  half_moments.first = {raw(a.half_first), Number::bf16};
+  half_moments.second = {raw(a.half_second), Number::bf16};
+  OptimizerRange codes = half_moments;
+  float* scales = a.scales.mutable_data_ptr<float>();
+  codes.first = {raw(a.codes_first), Number::block8, scales};
+  codes.second = {raw(a.codes_second), Number::block8, scales + block8_scales(a.n)};
+
+  const auto fused = [&a] { a.fused_adamw(); };
+  const auto fused_and_copy = [&a] {
+    a.fused_adamw();
+    a.half_param.copy_(a.torch_main);
+  };
+  return {{"fp32", plain, 28, "fused", fused, {}, {}},
+          {"fp32 + bf16 parameter", copied, 30, "fused, then copy_", fused_and_copy, {}, {}},
+          {"the same, bf16 gradient", half_grad, 28, "", {}, {}, {}},
+          {"bf16 parameter + remainder", split, 28, "", {}, {}, {}},
+          {"fp32 + bf16 parameter, bf16 moments", half_moments, 22, "", {}, {}, {}},
+          {"fp32 + bf16 parameter, 8-bit moments", codes, 18 + 16.0 / kBlock8, "", {}, {}, {}}};
+}
+
+// The first two ways and torch agree to the rounding of three steps, else the timings mean nothing.
+void check(Arrays& a) {
+  const double error = (a.main - a.torch_main).abs().max().item<double>();
+  if (!(error < 1e-6)) throw std::runtime_error("ours and at::_fused_adamw_ differ by " + std::to_string(error));
+}
+
+// Past the caches where the machine has such stores: they leave out the reading of what will be overwritten.
+void stream(const char* from, char* to, int64_t bytes) {
+#ifdef __SSE2__
+  for (int64_t i = 0; i + 16 <= bytes; i += 16) {
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), part);
+  }
+  _mm_sfence();
+#else
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+#endif
+}
+
+// Milliseconds of the quicker of two ways to copy.
+double copy_time(const at::Tensor& from, at::Tensor& to) {
+  constexpr int64_t kLine = 64;
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(to.mutable_data_ptr());
+  const int64_t lines = static_cast<int64_t>(from.nbytes()) / kLine;
+  const auto in_parts = [&](const auto& part) {
+    at::parallel_for(0, lines, 1 << 14, [&](int64_t begin, int64_t end) {
+      part(source + begin * kLine, target + begin * kLine, (end - begin) * kLine);
+    });
+  };
+  const double plain = milliseconds([&] {
+    in_parts([](const char* x, char* y, int64_t bytes) { std::memcpy(y, x, static_cast<size_t>(bytes)); });
+  });
+  return std::min(plain, milliseconds([&] { in_parts(stream); }));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
+  mallopt(M_TRIM_THRESHOLD, -1);
+  const double millions = argc > 1 ? std::atof(argv[1]) : 124.44;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
+  const int threads = argc > 3 ? std::atoi(argv[3]) : static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(threads);
+  Arrays arrays(static_cast<int64_t>(millions * 1e6));
+  std::vector<Way> all = ways(arrays);
+  const auto n = static_cast<double>(arrays.n);
+
+  adam_step(all[0].range, kHyper);
+  arrays.fused_adamw();
+  check(arrays);
+  std::vector<double> copies, sums;
+  at::Tensor target = at::empty_like(arrays.grad);
+  for (int round = -1; round < rounds; ++round) {  // the first only touches the pages
+    const double copied = copy_time(arrays.grad, target);
+    const double summed = milliseconds([&] { gradient_sums(arrays.grad.const_data_ptr(), Number::f32, arrays.n); });
+    if (round >= 0) copies.push_back(copied), sums.push_back(summed);
+    for (Way& way : all) {
+      const double ours = milliseconds([&] { adam_step(way.range, kHyper); });
+      const double rival = way.rival_step ? milliseconds(way.rival_step) : 0;
+      if (round >= 0) way.times.push_back(ours), way.rival_times.push_back(rival);
+    }
+  }
+
+  const double copy_speed = 8 * n / median(copies) / 1e6;
+  std::printf(
+      "AdamW over %.1fM parameters, %d threads; copying as many floats (the quicker of memcpy and streaming stores): "
+      "%.0f ms, %.1f GB/s.\n\n",
+      n / 1e6, threads, median(copies), copy_speed);
+  std::printf(
+      "| stored as | bytes a parameter | ms | GB/s | share of copy | at::_fused_adamw_ ms | times as fast |\n"
+      "| --- | --- | --- | --- | --- | --- | --- |\n");
+  for (const Way& way : all) {
+    const double ours = median(way.times), speed = way.bytes * n / ours / 1e6;
+    std::printf("| %s | %.1f | %.0f | %.1f | %.0f %% |", way.name, way.bytes, ours, speed, 100 * speed / copy_speed);
+    const double rival = median(way.rival_times);
+    way.rival_step ? std::printf(" %.0f (%s) | %.2f |\n", rival, way.rival, rival / ours) : std::printf(" | |\n");
+  }
+  const double sum_speed = 4 * n / median(sums) / 1e6;
+  std::printf("| gradient_sums over fp32 | 4.0 | %.0f | %.1f | %.0f %% | | |\n", median(sums), sum_speed,
+              100 * sum_speed / copy_speed);
+  return 0;
+}

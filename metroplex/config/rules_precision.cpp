@@ -1,0 +1,83 @@
+// Rules about number formats, the loss scale, and what the optimizer keeps.
+#include "config/param_groups.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+static std::string format_of(const Precision& p) { return "precision.params_dtype = " + p.params_dtype; }
+
+static void check_loss_scale(Rules& rules) {
+  const Precision& p = rules.config.precision;
+  rules.require(p.loss_scale == 0 || p.params_dtype != "fp64", "precision.loss_scale", p.loss_scale,
+                "has no meaning with " + format_of(p) + ", whose gradients do not underflow", "leave it 0");
+  rules.require(p.min_loss_scale <= p.initial_loss_scale, "precision.min_loss_scale", p.min_loss_scale,
+                "must not exceed precision.initial_loss_scale = " + number_text(p.initial_loss_scale), "lower it");
+}
+
+void check_precision(Rules& rules) {
+  const Precision& p = rules.config.precision;
+  check_loss_scale(rules);
+  rules.require(!p.fp32_residual_connection || p.half(), "precision.fp32_residual_connection", "true",
+                "needs half-precision activations, but " + format_of(p), "turn it off, or use bf16 or fp16");
+  rules.require(p.main_grads_dtype != "fp32" || p.params_dtype != "fp64", "precision.main_grads_dtype",
+                p.main_grads_dtype, "would round the gradients of " + format_of(p), "use auto");
+  rules.require(p.main_grads_dtype != "params" || p.params_dtype != "fp32", "precision.main_grads_dtype",
+                p.main_grads_dtype, "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway",
+                "use auto");
+}
+
+// Formats below fp32 are Adam's: its kernel reads and writes them. A float64 run stays float64 throughout.
+static void check_moments(Rules& rules) {
+  const Optim& o = rules.config.optim;
+  const Precision& p = rules.config.precision;
+  const std::pair<const char*, const std::string&> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
+                                                                {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+  for (const auto& [key, format] : moments) {
+    rules.require(format == "fp32" || o.optimizer == "adam", key, format,
+                  "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
+    rules.require(format == "fp32" || p.params_dtype != "fp64", key, format,
+                  "would round the state of a run with " + format_of(p), "use fp32, which is fp64 in such a run");
+  }
+}
+
+static void check_main_params(Rules& rules) {
+  const Optim& o = rules.config.optim;
+  const Precision& p = rules.config.precision;
+  static constexpr const char* kMain = "optim.main_params_dtype";
+  static constexpr const char* kRemainders = "optim.store_param_remainders";
+  const bool lower = o.main_params_dtype != "fp32";
+  rules.require(!lower || o.optimizer == "adam", kMain, o.main_params_dtype,
+                "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
+  rules.require(!lower || p.half(), kMain, o.main_params_dtype,
+                "is for half-precision parameters, but " + format_of(p), "use fp32: there is no main copy then");
+  rules.require(!lower || p.params_dtype != "fp16", kMain, o.main_params_dtype,
+                "has fewer digits than the parameters it should keep exact: " + format_of(p), "use fp32");
+  if (!o.store_param_remainders) return;
+  rules.require(p.params_dtype == "bf16", kRemainders, "true",
+                "needs parameters that are the upper half of an fp32 number, but " + format_of(p),
+                "turn it off, or use bf16");
+  rules.require(!lower, kRemainders, "true",
+                concat("needs ", kMain, " = fp32, not ", o.main_params_dtype, ", which leaves no remainder"),
+                "keep one of the two");
+  rules.require(o.optimizer == "adam", kRemainders, "true", "is for optim.optimizer = adam, not " + o.optimizer,
+                "turn it off");
+}
+
+void check_optimizer_state(Rules& rules) {
+  const Optim& o = rules.config.optim;
+  check_moments(rules);
+  check_main_params(rules);
+  rules.require(!o.optimizer_cpu_offload, "optim.optimizer_cpu_offload", "true",
+                "needs a run on GPUs; this one computes on the CPU, where the state lies in host memory already",
+                "turn it off; parallel.data_parallel_sharding_strategy = optim shares the state among ranks");
+  for (const std::string& text : o.param_groups) {
+    std::string problem;
+    const bool readable = read_param_group(text, problem).has_value();
+    rules.require(readable, "optim.param_groups", text, "cannot be read: " + problem,
+                  "write it like \"*.bias lr_mult=2 wd_mult=0\"");
+  }
+}
+
+}  // namespace metroplex::config

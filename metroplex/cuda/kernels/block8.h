@@ -1,0 +1,80 @@
+// Moments in 8 bits and a scale for every 256 elements. A code is a small float: 3 bits of mantissa under 4 bits of
+// exponent and a sign (first moments), or under 5 bits of exponent (second moments, which are not negative). The
+// scale is the power of two that is at most the largest magnitude of the block, so the codes reach 16 or 32 binades
+// down from it, and code 0 is zero. Rounding comes before the choice of the scale and the scale is a power of two:
+// what was decoded is encoded again to the same bits. All bytes 0 are zeros. Error to the nearest: 2^-4 of a value in
+// reach; below it a first moment is off by at most 0.57 * 2^-15 scale (or flushed: scale < 2^-95), a second moment is
+// raised to 1.125 * 2^-31 scale, never to 0, so that no update explodes. A block with a NaN or infinity is NaN as a
+// whole.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+#include "cuda/kernels/number.h"
+
+namespace metroplex::cuda::kernels {
+
+constexpr int64_t kBlock8 = 256;
+constexpr int64_t block8_scales(int64_t n) { return (n + kBlock8 - 1) / kBlock8; }
+
+constexpr int kBlock8Cut = 20;                     // bits of a float's mantissa that are rounded off
+constexpr uint32_t kBlock8LeastScale = 32U << 23;  // bits of 2^-95: 31 binades below it floats are still normal
+
+template <bool is_signed>
+constexpr uint32_t kBlock8Binades = is_signed ? 16 : 32;
+
+// Bits of a magnitude with 3 bits of mantissa; the last bit stays to tell the smallest numbers from zero. The second
+// form takes 16 random bits.
+constexpr MPX_INLINE uint32_t block8_cut(uint32_t sum, uint32_t magnitude) {
+  return (sum >> kBlock8Cut << kBlock8Cut) | if_less(0, magnitude, 1, 0);
+}
+constexpr MPX_INLINE uint32_t block8_round(uint32_t magnitude) {
+  constexpr uint32_t kHalf = (1U << (kBlock8Cut - 1)) - 1;
+  return block8_cut(magnitude + kHalf + ((magnitude >> kBlock8Cut) & 1), magnitude);
+}
+constexpr MPX_INLINE uint32_t block8_round(uint32_t magnitude, uint32_t noise) {
+  return block8_cut(magnitude + (noise << (kBlock8Cut - 16)), magnitude);
+}
+
+// The scale of a block from its largest rounded magnitude.
+template <bool is_signed>
+constexpr MPX_INLINE float block8_scale(uint32_t largest) {
+  if (largest >= kFloatInfinity) return std::numeric_limits<float>::quiet_NaN();
+  if (largest >= kBlock8LeastScale) return std::bit_cast<float>(largest & kFloatInfinity);
+  return is_signed || largest == 0 ? 0.0F : std::bit_cast<float>(kBlock8LeastScale);
+}
+
+// What the codes of one block have in common. Not for scales that are 0 or NaN: all their codes are 0.
+template <bool is_signed>
+struct Block8Coder {
+  int32_t offset;  // of the codes against the upper bits of a float
+  float least;     // smallest magnitude in reach
+
+  constexpr explicit Block8Coder(float scale)
+      : offset(static_cast<int32_t>(((std::bit_cast<uint32_t>(scale) >> 23) - (kBlock8Binades<is_signed> - 1)) << 3)),
+        least(std::bit_cast<float>(static_cast<uint32_t>(offset + 1) << kBlock8Cut)) {}
+
+  // `rounded` is block8_round of x's magnitude; `threshold` in [0, 1): a first moment below reach becomes `least` if
+  // it is more than that share of it: 0.5, or a random number.
+  constexpr MPX_INLINE uint8_t code(float x, uint32_t rounded, float threshold) const {
+    const uint32_t bits = std::bit_cast<uint32_t>(x), upper = rounded >> kBlock8Cut;
+    const auto limit = std::bit_cast<uint32_t>(least * threshold);
+    const uint32_t below = is_signed ? if_less(limit, bits & ~kFloatSign, 1, 0) : rounded & 1;
+    const uint32_t code = if_less(static_cast<uint32_t>(offset), upper, upper - static_cast<uint32_t>(offset), below);
+    const uint32_t sign = is_signed ? if_less(0, code, (bits & kFloatSign) >> 24, 0) : 0;
+    return static_cast<uint8_t>(code | sign);
+  }
+};
+
+template <bool is_signed>
+constexpr MPX_INLINE float block8_decode(uint8_t code, float scale) {
+  constexpr uint32_t kOffset = (127U - (kBlock8Binades<is_signed> - 1)) << 3;
+  const uint32_t index = is_signed ? code & 0x7FU : code;
+  const uint32_t unit = index == 0 ? 0U : (index + kOffset) << kBlock8Cut;
+  const uint32_t sign = is_signed ? (code & 0x80U) << 24 : 0;
+  return std::bit_cast<float>(unit | sign) * scale;
+}
+
+}  // namespace metroplex::cuda::kernels

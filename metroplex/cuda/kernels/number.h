@@ -1,0 +1,99 @@
+// How an array of numbers is stored, and the conversion of single ones: bf16 and fp16 are kept as their bits. Without
+// branches, so that loops over them become vector code; constexpr, so that the device has the same.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda/kernels/vector_math.h"
+
+namespace metroplex::cuda::kernels {
+
+enum class Number { f64, f32, bf16, f16, block8 };  // block8: block8.h
+
+template <class T>
+constexpr Number kNumberOf = sizeof(T) == 8 ? Number::f64 : Number::f32;
+
+// Bytes an element, without the scales of block8.
+constexpr int64_t number_bytes(Number number) {
+  constexpr int64_t kBytes[] = {8, 4, 2, 2, 1};
+  return kBytes[static_cast<int>(number)];
+}
+
+constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatSign = 0x80000000;  // bits
+
+// yes where a < b, for a and b from 0 on. Compilers make branches of ?: and of comparisons, and then no vectors.
+constexpr MPX_INLINE uint32_t if_less(uint32_t a, uint32_t b, uint32_t yes, uint32_t no) {
+  const auto mask = static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
+  return (yes & mask) | (no & ~mask);
+}
+constexpr MPX_INLINE uint32_t if_nan(uint32_t bits, uint32_t yes, uint32_t no) {
+  return if_less(kFloatInfinity, bits & ~kFloatSign, yes, no);
+}
+
+constexpr MPX_INLINE float bf16_to_float(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+// To the nearest, ties to even.
+constexpr MPX_INLINE uint16_t float_to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>(if_nan(bits, 0x7FC0, rounded));
+}
+// Up in magnitude with the probability of what would be cut off. `noise`: 16 random bits. A bf16 value stays itself.
+constexpr MPX_INLINE uint16_t float_to_bf16(float x, uint32_t noise) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>(if_nan(bits, 0x7FC0, (bits + noise) >> 16));
+}
+
+constexpr MPX_INLINE float f16_to_float(uint16_t half) {
+  constexpr uint32_t kLeastNormal = 0x0400U << 13, kLargest = 0x7BFFU << 13, kRebias = (127U - 15U) << 23;
+  const uint32_t magnitude = (half & 0x7FFFU) << 13;
+  const float tiny = std::bit_cast<float>(magnitude + kRebias + (1U << 23)) - std::bit_cast<float>(113U << 23);
+  const uint32_t large = magnitude + kRebias + if_less(kLargest, magnitude, kRebias, 0);
+  const uint32_t bits = if_less(magnitude, kLeastNormal, std::bit_cast<uint32_t>(tiny), large);
+  return std::bit_cast<float>(bits | (half & 0x8000U) << 16);
+}
+
+// To the nearest, ties to even; from 65520 on infinity.
+constexpr MPX_INLINE uint16_t float_to_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & ~kFloatSign;
+  // Below 2^-14 the addition of 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+  const uint32_t tiny = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+  const uint32_t normal = (magnitude - ((127U - 15U) << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
+  const uint32_t finite = if_less(magnitude, 113U << 23, tiny, normal);
+  const uint32_t result = if_less(magnitude, 143U << 23, finite, 0x7C00);
+  return static_cast<uint16_t>(if_nan(bits, 0x7E00, result) | (bits & kFloatSign) >> 16);
+}
+
+// An fp32 value in two halves: a bf16 parameter, which is the value rounded to nearest with ties away from zero (ties
+// to even have no exact way back: an even bf16 would stand for 65537 values), and its low 16 bits. Exact both ways;
+// only NaNs lose their payload.
+struct SplitFloat {
+  uint16_t param, remainder;
+};
+constexpr MPX_INLINE SplitFloat split_float(float x) {
+  const uint32_t raw = std::bit_cast<uint32_t>(x), bits = if_nan(raw, 0x7FC00000, raw);
+  return {static_cast<uint16_t>((bits + 0x8000) >> 16), static_cast<uint16_t>(bits)};
+}
+constexpr MPX_INLINE float join_float(uint16_t param, uint16_t remainder) {
+  const uint32_t low = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(remainder)));
+  return std::bit_cast<float>((static_cast<uint32_t>(param) << 16) + low);
+}
+
+// 32 random bits for an element: a function of where it is, not of a stream. `key` is mixed_key of what names the
+// parameter and the step. (The finaliser of C. Wellons' hash prospector, "lowbias32".)
+constexpr uint32_t mixed_key(uint64_t key) {
+  key += 0x9E3779B97F4A7C15;  // splitmix64
+  key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9;
+  key = (key ^ (key >> 27)) * 0x94D049BB133111EB;
+  return static_cast<uint32_t>(key >> 32);
+}
+constexpr MPX_INLINE uint32_t position_noise(uint32_t key, int64_t position) {
+  uint32_t x = static_cast<uint32_t>(position) ^ key;
+  x = (x ^ (x >> 16)) * 0x7FEB352D;
+  x = (x ^ (x >> 15)) * 0x846CA68B;
+  return x ^ (x >> 16);
+}
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,136 @@
+// What an optimizer does to one element, for the loops of the CPU and the threads of a GPU; and which ways of storing
+// things go together.
+#pragma once
+
+#include <cmath>
+
+#include "base/error.h"
+#include "cuda/kernels/optimizer_step.h"
+
+namespace metroplex::cuda::kernels {
+
+// Not std::sqrt: its wrapper hides the instruction from the vectoriser.
+template <class T>
+constexpr MPX_INLINE T square_root(T x) {
+  if constexpr (sizeof(T) == sizeof(float)) return ::sqrtf(x);
+  return ::sqrt(x);
+}
+
+// Each update is called as update(g, p, m, v); kMoments says how many of m and v it reads and writes.
+template <class T>
+struct AdamUpdate {
+  using Scalar = T;
+  static constexpr int kMoments = 2;
+  T factor, keep, beta1, rest1, beta2, rest2, unbias, eps, step_size;
+
+  explicit AdamUpdate(const AdamHyper& h)
+      : factor(static_cast<T>(h.grad_factor)),
+        keep(static_cast<T>(1 - h.lr * h.weight_decay)),
+        beta1(static_cast<T>(h.beta1)),
+        rest1(static_cast<T>(1 - h.beta1)),
+        beta2(static_cast<T>(h.beta2)),
+        rest2(static_cast<T>(1 - h.beta2)),
+        unbias(static_cast<T>(1 / std::sqrt(1 - std::pow(h.beta2, static_cast<double>(h.step))))),
+        eps(static_cast<T>(h.eps)),
+        step_size(static_cast<T>(h.lr / (1 - std::pow(h.beta1, static_cast<double>(h.step))))) {}
+
+  constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& v) const {
+    g *= factor;
+    m = beta1 * m + rest1 * g;
+    v = beta2 * v + rest2 * g * g;
+    p = p * keep - step_size * m / (square_root(v) * unbias + eps);
+  }
+};
+
+template <class T, bool with_momentum>
+struct SgdUpdate {
+  using Scalar = T;
+  static constexpr int kMoments = with_momentum ? 1 : 0;
+  T factor, decay, momentum, lr;
+  bool first_step;
+
+  explicit SgdUpdate(const SgdHyper& h)
+      : factor(static_cast<T>(h.grad_factor)),
+        decay(static_cast<T>(h.weight_decay)),
+        momentum(static_cast<T>(h.momentum)),
+        lr(static_cast<T>(h.lr)),
+        first_step(h.first_step) {}
+
+  constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& /*v*/) const {
+    g = g * factor + decay * p;
+    if constexpr (with_momentum) g = m = first_step ? g : momentum * m + g;
+    p -= lr * g;
+  }
+};
+
+template <class T>
+struct LionUpdate {
+  using Scalar = T;
+  static constexpr int kMoments = 1;
+  T factor, keep, beta1, rest1, beta2, rest2, lr;
+
+  explicit LionUpdate(const LionHyper& h)
+      : factor(static_cast<T>(h.grad_factor)),
+        keep(static_cast<T>(1 - h.lr * h.weight_decay)),
+        beta1(static_cast<T>(h.beta1)),
+        rest1(static_cast<T>(1 - h.beta1)),
+        beta2(static_cast<T>(h.beta2)),
+        rest2(static_cast<T>(1 - h.beta2)),
+        lr(static_cast<T>(h.lr)) {}
+
+  constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& /*v*/) const {
+    g *= factor;
+    const T c = beta1 * m + rest1 * g;
+    const T step = c > T(0) ? lr : (c < T(0) ? -lr : T(0));
+    p = p * keep - step;
+    m = beta2 * m + rest2 * g;
+  }
+};
+
+// Our own mistakes: storage that does not go together.
+inline void check_range(const OptimizerRange& r, int num_moments) {
+  const bool wide = r.remainder == nullptr && r.main_number == Number::f64;
+  MPX_ASSERT(r.n >= 0, "a range of ", r.n, " elements");
+  MPX_ASSERT((r.main == nullptr) == (r.remainder != nullptr) || r.n == 0, "main or remainder, and not both");
+  MPX_ASSERT(r.remainder == nullptr || (r.param_number == Number::bf16 && r.param != nullptr) || r.n == 0,
+             "a remainder is that of a bf16 parameter");
+  MPX_ASSERT(r.remainder != nullptr || wide || r.main_number == Number::f32 || r.main_number == Number::bf16,
+             "a main parameter is f32, f64 or bf16");
+  MPX_ASSERT((r.grad_number == Number::f64) == wide && r.grad_number != Number::block8,
+             "a gradient is f32, bf16 or f16, and f64 with an f64 main parameter");
+  MPX_ASSERT(r.param == nullptr || (!wide && r.param_number != Number::f64 && r.param_number != Number::block8),
+             "a written parameter is f32, bf16 or f16, beside an f32 or bf16 main parameter");
+  const MomentArray* moments[] = {&r.first, &r.second};
+  for (int i = 0; i < num_moments; ++i) {
+    const MomentArray& m = *moments[i];
+    MPX_ASSERT((m.number == Number::f64) == wide && m.number != Number::f16,
+               "a moment is f32, bf16 or block8, and f64 with an f64 main parameter");
+    MPX_ASSERT(m.number != Number::block8 || m.scales != nullptr || r.n == 0, "block8 has scales");
+  }
+}
+
+// Calls run(update) with the update in the type that the range computes in.
+template <class Run>
+void with_update(const OptimizerRange& range, const AdamHyper& hyper, const Run& run) {
+  check_range(range, 2);
+  range.main_number == Number::f64&& range.remainder == nullptr ? run(AdamUpdate<double>(hyper))
+                                                                : run(AdamUpdate<float>(hyper));
+}
+template <class Run>
+void with_update(const OptimizerRange& range, const LionHyper& hyper, const Run& run) {
+  check_range(range, 1);
+  range.main_number == Number::f64&& range.remainder == nullptr ? run(LionUpdate<double>(hyper))
+                                                                : run(LionUpdate<float>(hyper));
+}
+template <class Run>
+void with_update(const OptimizerRange& range, const SgdHyper& hyper, const Run& run) {
+  check_range(range, hyper.momentum == 0 ? 0 : 1);
+  const bool wide = range.main_number == Number::f64 && range.remainder == nullptr;
+  if (hyper.momentum == 0) {
+    wide ? run(SgdUpdate<double, false>(hyper)) : run(SgdUpdate<float, false>(hyper));
+  } else {
+    wide ? run(SgdUpdate<double, true>(hyper)) : run(SgdUpdate<float, true>(hyper));
+  }
+}
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,108 @@
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_tile.h"
+
+#pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+constexpr int64_t kLanes = 16;
+
+template <class T>
+MPX_INLINE double square(T x) {
+  return static_cast<double>(x) * static_cast<double>(x);
+}
+
+// Element i goes to lane i % kLanes; in the last tile of a block, what does not fill all lanes goes to lane 0.
+template <class T>
+MPX_INLINE void add_tile(const T* __restrict x, int64_t n, double* __restrict lanes) {
+  if (n == kTile) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {  // this loop becomes the vectors
+      double sum = lanes[lane];
+      for (int64_t i = 0; i < kTile / kLanes; ++i) sum += square(x[i * kLanes + lane]);
+      lanes[lane] = sum;
+    }
+    return;
+  }
+  const int64_t even = n / kLanes * kLanes;
+  for (int64_t i = 0; i < even; ++i) lanes[i % kLanes] += square(x[i]);
+  for (int64_t i = even; i < n; ++i) lanes[0] += square(x[i]);
+}
+
+template <class T>
+MPX_INLINE int32_t zeros_of(const T* __restrict x, int64_t n) {
+  int32_t zeros = 0;
+  for (int64_t i = 0; i < n; ++i) zeros += x[i] == 0;
+  return zeros;
+}
+
+MPX_INLINE const float* widened(const void* grad, Number number, int64_t at, int64_t n, float* buffer) {
+  const uint16_t* half = static_cast<const uint16_t*>(grad) + at;
+  number == Number::bf16 ? bf16_to_floats(half, n, buffer) : f16_to_floats(half, n, buffer);
+  return buffer;
+}
+
+// Calls work(elements, count) tile by tile.
+template <class Work>
+MPX_INLINE void for_tiles(const void* grad, Number number, int64_t begin, int64_t end, const Work& work) {
+  float buffer[kTile];
+  for (int64_t at = begin; at < end; at += kTile) {
+    const int64_t n = std::min(kTile, end - at);
+    if (number == Number::f64) {
+      work(static_cast<const double*>(grad) + at, n);
+    } else if (number == Number::f32) {
+      work(static_cast<const float*>(grad) + at, n);
+    } else {
+      work(widened(grad, number, at, n, buffer), n);
+    }
+  }
+}
+
+MPX_NARROW_CLONES void sum_block(const void* grad, Number number, int64_t begin, int64_t end, GradientSums& out) {
+  double lanes[kLanes] = {};
+  for_tiles(
+      grad, number, begin, end, [&](const auto* x, int64_t n) __attribute__((always_inline)) {
+        add_tile(x, n, lanes);
+        out.num_zeros += zeros_of(x, n);
+      });
+  for (const double lane : lanes) out.sum_of_squares += lane;
+}
+
+// Only where the sum is not finite.
+int64_t count_nonfinite(const void* grad, Number number, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  for_tiles(grad, number, begin, end, [&](const auto* x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) count += std::isfinite(x[i]) ? 0 : 1;
+  });
+  return count;
+}
+
+}  // namespace
+
+GradientSums gradient_sums(const void* grad, Number number, int64_t n) {
+  MPX_ASSERT(number != Number::block8, "gradients are not stored as block8");
+  std::vector<GradientSums> partial(static_cast<size_t>(gradient_sums_blocks(n)));
+  at::parallel_for(0, static_cast<int64_t>(partial.size()), 8, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = b * kSumsBlock, last = std::min(first + kSumsBlock, n);
+      GradientSums& sums = partial[static_cast<size_t>(b)];
+      sum_block(grad, number, first, last, sums);
+      if (!std::isfinite(sums.sum_of_squares)) sums.num_nonfinite = count_nonfinite(grad, number, first, last);
+    }
+  });
+  GradientSums total;
+  for (const GradientSums& block : partial) {
+    total.sum_of_squares += block.sum_of_squares;
+    total.num_nonfinite += block.num_nonfinite;
+    total.num_zeros += block.num_zeros;
+  }
+  return total;
+}
+
+}  // namespace metroplex::cuda::kernels

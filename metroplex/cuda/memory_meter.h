@@ -1,0 +1,31 @@
+// Bytes of tensors that one thread has allocated and not yet freed, now and at peak, on any device: what the CPU
+// allocator and the CUDA caching allocator report (bytes asked for, not what the cache holds). A rank is a thread, so
+// this is memory by rank even where ranks share a process. Blocks from before the meter are not counted, and blocks
+// that another thread frees stay counted: a test of ranks keeps what it measures to its own thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace metroplex::cuda {
+
+class MemoryMeter {
+ public:
+  // Counts for the calling thread (and what autograd runs for it) until destroyed there; meters nest, in order.
+  MemoryMeter();
+  ~MemoryMeter();
+  MemoryMeter(const MemoryMeter&) = delete;
+  MemoryMeter& operator=(const MemoryMeter&) = delete;
+
+  int64_t bytes() const;
+  int64_t peak_bytes() const;
+  void reset_peak();  // to what is there now
+
+ private:
+  struct Counter;
+  struct Guard;
+  std::shared_ptr<Counter> counter_;
+  std::unique_ptr<Guard> guard_;
+};
+
+}  // namespace metroplex::cuda

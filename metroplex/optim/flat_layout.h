@@ -1,0 +1,71 @@
+// Where the parameters of a rank lie in one flat range of elements, cut into buckets, and which part of every bucket
+// is this rank's own. The own part is what it keeps optimizer state for (ZeRO-1), reduced gradients (ZeRO-2), values
+// (ZeRO-3). Without sharding the group has one member and everything is its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "nn/param.h"
+#include "plan/buckets.h"
+
+namespace metroplex::optim {
+
+// Own elements of one parameter: [begin, end) of its local tensor lie at `own` of the own parts put end to end.
+struct OwnPiece {
+  nn::Param* param = nullptr;
+  int64_t begin = 0, end = 0;
+  int64_t own = 0;
+  int64_t size() const { return end - begin; }
+};
+
+struct FlatLayoutOptions {
+  int64_t bucket_size = 0;   // elements; 0: one bucket
+  bool sharded = false;      // aligned as Megatron's distributed optimizer does it
+  int parts = 1, index = 0;  // of the sharding group
+  // Parameters of a unit share no bucket with others; their number a unit, in order. Empty: one unit.
+  std::vector<size_t> units;
+};
+
+struct FlatBucket {
+  int64_t begin = 0, end = 0;  // of the whole range
+  std::vector<size_t> params;  // indices, in the order of the range
+  int64_t own_begin = 0;       // of the own part, in the own parts put end to end
+  int64_t own_size = 0;
+};
+
+class FlatLayout {
+ public:
+  // `params` in forward order; they outlive the layout.
+  FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& options);
+
+  const std::vector<nn::Param*>& params() const { return params_; }
+  const std::vector<FlatBucket>& buckets() const { return buckets_; }
+  const std::vector<OwnPiece>& own_pieces() const { return pieces_; }  // in forward order of the parameters
+  size_t bucket_of(size_t param) const { return bucket_of_[param]; }
+  int64_t numel() const { return numel_; }  // padding included
+  int64_t own_numel() const { return own_numel_; }
+
+  // Views. `whole` holds all buckets, `bucket_data` one, `own_data` the own parts; all one-dimensional.
+  at::Tensor bucket(const at::Tensor& whole, size_t bucket) const;
+  at::Tensor own_part_of_bucket(const at::Tensor& bucket_data, size_t bucket) const;
+  at::Tensor own_part(const at::Tensor& own_data, size_t bucket) const;
+  // The parameter's view of its bucket, in its local shape.
+  at::Tensor param_view(const at::Tensor& bucket_data, size_t param) const;
+
+ private:
+  void add_unit(size_t first, size_t count, const FlatLayoutOptions& options);
+  void find_own_pieces();
+
+  std::vector<nn::Param*> params_;
+  int parts_, index_;
+  std::vector<FlatBucket> buckets_;
+  std::vector<size_t> bucket_of_;
+  std::vector<int64_t> offset_in_bucket_;
+  std::vector<OwnPiece> pieces_;
+  int64_t numel_ = 0, own_numel_ = 0;
+};
+
+}  // namespace metroplex::optim

@@ -1,0 +1,49 @@
+// Muon (Jordan et al., kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
+// semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which tensor-parallel ranks put together.
+// Embeddings, the output layer and everything one-dimensional are updated by AdamW.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/group.h"
+#include "optim/elementwise.h"
+
+namespace metroplex::optim {
+
+// x [m, n] -> about U V^T of its singular value decomposition: singular values go to between 0.7 and 1.2. `steps` of
+// X <- a X + (b A + c A^2) X with A = X X^T and (a, b, c) = (3.4445, -4.7750, 2.0315), after division by the norm.
+at::Tensor newton_schulz(const at::Tensor& x, int64_t steps);
+// spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).
+double muon_scale(const std::string& mode, int64_t rows, int64_t columns);
+
+class Muon final : public Optimizer {
+ public:
+  // Slices must be whole: optim.optimizer muon excludes sharding over data-parallel ranks (config says so).
+  Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context);
+
+  void step(const StepArgs& args) override;
+  std::vector<State> state() override;
+  void restore(const State& state) override;
+  void params_changed() override;
+  Bytes bytes() const override;
+  int64_t steps() const override { return others_.steps(); }
+  void set_steps(int64_t steps) override { others_.set_steps(steps); }
+
+ private:
+  struct Matrix {
+    Slice slice;
+    size_t group = 0;
+    at::Tensor main, momentum;  // [rows, columns] of this rank
+  };
+  at::Tensor update(Matrix& matrix, double grad_factor) const;
+
+  config::Optim config_;
+  comm::Group tp_;
+  std::vector<Matrix> matrices_;
+  Elementwise others_;
+};
+
+}  // namespace metroplex::optim

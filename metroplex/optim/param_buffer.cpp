@@ -1,0 +1,145 @@
+#include "optim/param_buffer.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/error.h"
+#include "nn/param_init.h"
+
+namespace metroplex::optim {
+
+ParamBuffer::ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options)
+    : layout_(std::move(layout)),
+      shard_(std::move(shard)),
+      options_(std::move(options)),
+      buckets_(layout_->buckets().size()) {
+  if (options_.zero_stage > 0) {
+    const bool parts = options_.zero_stage == 3;
+    kept_ = at::zeros({parts ? layout_->own_numel() : layout_->numel()}, options_.tensor);
+  }
+  take_values();
+}
+
+ParamBuffer::~ParamBuffer() = default;
+
+void ParamBuffer::take_values() {
+  const auto& params = layout_->params();
+  auto piece = layout_->own_pieces().begin();
+  for (size_t i = 0; i < params.size(); ++i) {
+    nn::Param& param = *params[i];
+    if (!param.data.defined()) nn::materialize(param, options_.tensor);
+    const size_t b = layout_->bucket_of(i);
+    at::Tensor view = param.data;
+    if (options_.zero_stage == 1 || options_.zero_stage == 2) {
+      view = layout_->param_view(layout_->bucket(kept_, b), i);
+      view.copy_(param.data);
+      param.data = view;
+    }
+    if (piece != layout_->own_pieces().end() && piece->param == &param) {
+      at::Tensor own = view.view(-1).narrow(0, piece->begin, piece->size());
+      if (options_.zero_stage == 3) {
+        const int64_t at = piece->own - layout_->buckets()[b].own_begin;
+        const at::Tensor kept = layout_->own_part(kept_, b).narrow(0, at, piece->size());
+        kept.copy_(own);
+        own = kept;
+      }
+      own_values_.push_back(own);
+      ++piece;
+    }
+    if (options_.zero_stage == 3) param.data = at::Tensor();
+  }
+}
+
+void ParamBuffer::start(size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.in_flight) return;
+  bucket.in_flight = true;
+  if (options_.zero_stage == 3) {
+    const FlatBucket& range = layout_->buckets()[b];
+    bucket.data = at::empty({range.end - range.begin}, options_.tensor);
+    const at::Tensor own = layout_->own_part(kept_, b);
+    if (shard_.size() == 1) {
+      bucket.data.copy_(own);
+    } else {
+      bucket.handle = comm::all_gather_into_async(bucket.data, own, shard_);
+    }
+    return;
+  }
+  const at::Tensor whole = layout_->bucket(kept_, b);
+  if (shard_.size() > 1)
+    bucket.handle = comm::all_gather_into_async(whole, layout_->own_part_of_bucket(whole, b), shard_);
+}
+
+void ParamBuffer::finish(size_t b) {
+  Bucket& bucket = buckets_[b];
+  bucket.handle.wait();
+  bucket.in_flight = bucket.stale = false;
+  if (options_.zero_stage != 3) return;
+  for (const size_t i : layout_->buckets()[b].params)
+    layout_->params()[i]->data = layout_->param_view(bucket.data, i);
+}
+
+void ParamBuffer::updated() {
+  if (options_.zero_stage == 0 || options_.zero_stage == 3) return;
+  for (Bucket& bucket : buckets_) bucket.stale = true;
+  // The last bucket holds the first parameters: it is needed first.
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    start(b);
+    if (options_.overlap && !options_.align) return;
+  }
+  if (!options_.overlap) settle();
+}
+
+void ParamBuffer::acquire(size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (options_.zero_stage == 3) {
+    if (bucket.users++ > 0) return;
+    start(b);
+    finish(b);
+    return;
+  }
+  if (!bucket.stale) return;
+  start(b);
+  finish(b);
+  for (size_t next = b; next-- > 0;) {  // the one that will be needed after it
+    if (!buckets_[next].stale) continue;
+    start(next);
+    return;
+  }
+}
+
+void ParamBuffer::prefetch(size_t b) {
+  if (options_.zero_stage == 3 && buckets_[b].users == 0) start(b);
+}
+
+void ParamBuffer::release(size_t b) {
+  if (options_.zero_stage != 3) return;
+  Bucket& bucket = buckets_[b];
+  MPX_ASSERT(bucket.users > 0, "bucket ", b, " is released more often than it was acquired");
+  if (--bucket.users > 0) return;
+  bucket.data = at::Tensor();
+  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->data = at::Tensor();
+}
+
+void ParamBuffer::settle() {
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    if (buckets_[b].stale) {
+      start(b);
+      finish(b);
+    } else if (buckets_[b].in_flight) {
+      buckets_[b].handle.wait();
+    }
+  }
+}
+
+void SegmentGather::before(int segment, nn::Pass, int next) {
+  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.acquire(bucket);
+  if (next < 0) return;
+  for (const size_t bucket : buckets_[static_cast<size_t>(next)]) buffer_.prefetch(bucket);
+}
+
+void SegmentGather::after(int segment, nn::Pass) {
+  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.release(bucket);
+}
+
+}  // namespace metroplex::optim

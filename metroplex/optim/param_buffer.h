@@ -1,0 +1,82 @@
+// Parameters that the data-parallel ranks share between them. ZeRO-1 and 2: all values lie in one flat range; after
+// an update each bucket is gathered again, at the latest when a segment needs it. ZeRO-3: only the own part stays;
+// the buckets of a segment are gathered before its forward and its backward, one segment ahead, and freed after.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "comm/group.h"
+#include "nn/moments.h"
+#include "optim/flat_layout.h"
+
+namespace metroplex::optim {
+
+struct ParamBufferOptions {
+  int zero_stage = 0;
+  // ZeRO-1 and 2: gather while the next forward runs, a bucket ahead of its use. `align`: all of them right after the
+  // update, so that every pipeline stage gathers at the same time.
+  bool overlap = true, align = false;
+  at::TensorOptions tensor;
+};
+
+class ParamBuffer {
+ public:
+  // Takes the values of the layout's parameters over, making those that are deferred one by one. Without sharding
+  // (stage 0) parameters keep their own storage and everything below does nothing.
+  ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options);
+  ~ParamBuffer();
+  ParamBuffer(const ParamBuffer&) = delete;
+  ParamBuffer& operator=(const ParamBuffer&) = delete;
+
+  // One-dimensional views, one for each of layout().own_pieces(): what an update writes.
+  const std::vector<at::Tensor>& own_values() const { return own_values_; }
+  const FlatLayout& layout() const { return *layout_; }
+
+  // Own values have changed. Collective over the shard group; so are the calls below, in the same order on every
+  // rank.
+  void updated();
+  // Between acquire and release Param::data of the bucket is whole. prefetch starts what acquire will wait for.
+  void acquire(size_t bucket);
+  void prefetch(size_t bucket);
+  void release(size_t bucket);
+  // Waits until nothing is under way.
+  void settle();
+
+ private:
+  struct Bucket {
+    at::Tensor data;  // ZeRO-3: defined while gathered
+    bool stale = false, in_flight = false;
+    int users = 0;
+    comm::Handle handle;
+  };
+  void take_values();
+  void start(size_t bucket);
+  void finish(size_t bucket);
+
+  std::shared_ptr<const FlatLayout> layout_;
+  comm::Group shard_;
+  ParamBufferOptions options_;
+  at::Tensor kept_;  // ZeRO-1 and 2: all buckets; 3: the own parts
+  std::vector<Bucket> buckets_;
+  std::vector<at::Tensor> own_values_;
+};
+
+// Hangs a ParamBuffer on the moments of one stage. `buckets` lists those of each segment.
+class SegmentGather final : public nn::Moments {
+ public:
+  SegmentGather(ParamBuffer& buffer, std::vector<std::vector<size_t>> buckets)
+      : buffer_(buffer), buckets_(std::move(buckets)) {}
+  void before(int segment, nn::Pass pass, int next) override;
+  void after(int segment, nn::Pass pass) override;
+
+ private:
+  ParamBuffer& buffer_;
+  std::vector<std::vector<size_t>> buckets_;
+};
+
+}  // namespace metroplex::optim

@@ -1,0 +1,57 @@
+#include "optim/param_groups.h"
+
+#include <cmath>
+
+#include "config/param_groups.h"
+
+namespace metroplex::optim {
+namespace {
+
+bool norms_queries_or_keys(const std::string& name) {
+  return name.find(".q_layernorm.weight") != std::string::npos ||
+         name.find(".k_layernorm.weight") != std::string::npos;
+}
+
+// Exact comparison: NaN ("the schedule's own") is equal to itself here.
+bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+bool same(const GroupFactors& a, const GroupFactors& b) {
+  return same(a.max_lr, b.max_lr) && same(a.min_lr, b.min_lr) && a.lr_mult == b.lr_mult && a.wd_mult == b.wd_mult;
+}
+
+GroupFactors factors_of(const config::Optim& config, const std::vector<config::ParamGroupRule>& rules,
+                        const nn::Param& param) {
+  GroupFactors factors;
+  const bool decays = param.weight_decay || (config.apply_wd_to_qk_layernorm && norms_queries_or_keys(param.name));
+  factors.wd_mult = decays ? 1.0 : 0.0;
+  if (config.decoupled_lr > 0 && param.embedding_or_output) {
+    factors.max_lr = config.decoupled_lr;
+    factors.min_lr = config.decoupled_min_lr;
+  }
+  if (const config::ParamGroupRule* rule = config::find_param_group(rules, param.name)) {
+    factors.lr_mult = rule->lr_mult;
+    if (rule->wd_mult) factors.wd_mult = *rule->wd_mult;
+  }
+  return factors;
+}
+
+}  // namespace
+
+ParamGroups::ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params) {
+  const std::vector<config::ParamGroupRule> rules = config::param_group_rules(config);
+  for (const nn::Param* param : params) {
+    const GroupFactors factors = factors_of(config, rules, *param);
+    size_t group = 0;
+    while (group < factors_.size() && !same(factors_[group], factors)) ++group;
+    if (group == factors_.size()) factors_.push_back(factors);
+    group_of_[param] = group;
+  }
+}
+
+std::vector<GroupRates> ParamGroups::rates(const LrSchedule& schedule, int64_t num_steps) const {
+  std::vector<GroupRates> rates;
+  for (const GroupFactors& factors : factors_)
+    rates.push_back({schedule.lr(num_steps, factors), schedule.weight_decay(num_steps, factors)});
+  return rates;
+}
+
+}  // namespace metroplex::optim

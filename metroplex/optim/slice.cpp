@@ -1,0 +1,32 @@
+#include "optim/slice.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::optim {
+
+int64_t Slice::padding() const {
+  const int64_t first = param->numel() - param->padding_numel();
+  return std::max<int64_t>(0, end - std::max(begin, first));
+}
+
+std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients) {
+  const auto& pieces = params.layout().own_pieces();
+  MPX_ASSERT(&params.layout() == &gradients.layout(), "parameters and gradients of two layouts");
+  std::vector<Slice> slices;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    slices.push_back(
+        {pieces[i].param, pieces[i].begin, pieces[i].end, params.own_values()[i], gradients.own_gradients()[i]});
+  }
+  return slices;
+}
+
+std::vector<Slice> whole_slices(const std::vector<nn::Param*>& params) {
+  std::vector<Slice> slices;
+  for (nn::Param* param : params)
+    slices.push_back({param, 0, param->numel(), param->data.view(-1), param->main_grad.view(-1)});
+  return slices;
+}
+
+}  // namespace metroplex::optim

@@ -1,0 +1,44 @@
+// The NCCL backend with one process and one GPU: what can be seen of it without a second GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "comm/backends/backend.h"
+#include "comm/backends/nccl.h"
+#include "cuda/device.h"
+
+namespace metroplex::comm {
+namespace {
+
+TEST(Nccl, AnOperationIsUnderWayUntilItIsWaitedFor) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  GlooContext control({});
+  const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
+  const std::shared_ptr<GroupBackend> backend = nccl->backend("world", {0});
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
+  const at::Tensor x = at::arange(1 << 20, options), out = at::zeros_like(x), expected = x.clone();
+  const auto finish = [&](const PendingPtr& pending) {
+    ASSERT_NE(pending, nullptr);
+    const at::Tensor beside = expected * 2;
+    pending->wait();
+    EXPECT_EQ(beside[3].item<double>(), 6.0);
+  };
+  finish(backend->all_reduce(x, ReduceOp::sum));
+  EXPECT_TRUE(at::equal(x, expected));
+  finish(backend->broadcast(x, 0));
+  EXPECT_TRUE(at::equal(x, expected));
+  finish(backend->all_gather(out, x));
+  EXPECT_TRUE(at::equal(out, expected));
+  out.zero_();
+  finish(backend->reduce_scatter(out, x, ReduceOp::max));
+  EXPECT_TRUE(at::equal(out, expected));
+  out.zero_();
+  finish(backend->all_to_all(out, x, {1 << 20}, {1 << 20}));
+  EXPECT_TRUE(at::equal(out, expected));
+  at::Tensor host = at::ones({3});
+  backend->broadcast(host, 0);  // goes through gloo
+  EXPECT_TRUE(at::equal(host, at::ones({3})));
+  nccl->shutdown();
+}
+
+}  // namespace
+}  // namespace metroplex::comm

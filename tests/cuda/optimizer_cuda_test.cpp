@@ -1,0 +1,142 @@
+// The optimizer's kernels of the GPU against their CPU twins and the formulas.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/kernels/compiled.h"
+#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/optimizer_case.h"
+
+namespace metroplex::cuda::kernels::test {
+namespace {
+
+const AdamHyper kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
+const SgdHyper kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, false};
+const LionHyper kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
+
+std::vector<Storage> all_storage() {
+  std::vector<Storage> all{{Number::f64, Main::f64, {}, Number::f64, Number::f64}};
+  for (const Number grad : {Number::f32, Number::bf16, Number::f16}) {
+    for (const Main main : {Main::f32, Main::bf16, Main::split}) {
+      for (const auto param : {std::optional<Number>(), std::optional{Number::bf16}, std::optional{Number::f16}}) {
+        if (main == Main::split && param) continue;
+        for (const Number moment : {Number::f32, Number::bf16, Number::block8}) {
+          for (const bool stochastic : {false, true})
+            all.push_back({grad, main, param, moment, moment, stochastic, 1});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+void step(const OptimizerRange& range, const AdamHyper& hyper) { adam_step_cuda(range, hyper, current_stream()); }
+void step(const OptimizerRange& range, const SgdHyper& hyper) { sgd_step_cuda(range, hyper, current_stream()); }
+void step(const OptimizerRange& range, const LionHyper& hyper) { lion_step_cuda(range, hyper, current_stream()); }
+
+// What one step leaves is within the bounds of its CPU twin: the formula's, of arithmetic and storage.
+template <class Hyper>
+void check_step(const Hyper& hyper, const Storage& storage, int64_t n, int moments) {
+  const Arrays host(storage, random_contents(n, static_cast<uint32_t>(n)));
+  Arrays device = host.to(at::kCUDA);
+  step(device.range(), hyper);
+  const Arrays back = device.to(at::kCPU);
+  const Contents after = back.contents();
+  expect_step(hyper, storage, host.contents(), after, moments);
+  if (!storage.param) return;
+  const at::Tensor right = at::tensor(after.main, at::kDouble).to(at::kFloat).to(dtype_of(*storage.param));
+  EXPECT_TRUE(at::equal(back.param.data.slice(0, storage.offset), right)) << storage.text();
+}
+
+void check_steps() {
+  for (const Storage& storage : all_storage()) {
+    for (const int64_t n : {1, 255, 256, 257, 100003}) {
+      check_step(kAdam, storage, n, 2);
+      check_step(kSgd, storage, n, 1);
+      check_step(kPlainSgd, storage, n, 0);
+      check_step(kLion, storage, n, 1);
+    }
+  }
+}
+
+// Noise and storage are functions of integers: without arithmetic (lr 0, all factors 1 or 0) twins agree to the bit.
+void check_storage_bits() {
+  for (const Storage& storage : all_storage()) {
+    if (storage.wide()) continue;
+    const SgdHyper keep{0, 1, 0, 0, false};
+    const Arrays start(storage, random_contents(100003, 4));
+    Arrays host = start.to(at::kCPU), device = start.to(at::kCUDA);
+    sgd_step(host.range(), keep);
+    step(device.range(), keep);
+    const auto ours = device.to(at::kCPU).written(), right = host.written();
+    for (size_t i = 0; i < right.size(); ++i)
+      ASSERT_TRUE(at::equal(ours[i].view(at::kByte), right[i].view(at::kByte))) << i << " of " << storage.text();
+  }
+}
+
+// Sums of positive numbers in another order: each of two sums of n numbers is off by less than n roundings.
+void check_sums() {
+  for (const Number number : {Number::f64, Number::f32, Number::bf16, Number::f16}) {
+    at::Tensor sums = at::zeros({static_cast<int64_t>(sizeof(GradientSums))}, at::kByte).to(at::kCUDA);
+    GradientSums right;
+    for (const int64_t n : {0, 1, 257, 16385, 1000003}) {
+      Array host(random_contents(n, 3).grad, number, true, n % 3), device = host.to(at::kCUDA);
+      const GradientSums part = gradient_sums(host.pointer(), number, n);
+      right.sum_of_squares += part.sum_of_squares;
+      right.num_zeros += part.num_zeros;
+      at::Tensor workspace = at::empty({gradient_sums_blocks(n) * static_cast<int64_t>(sizeof(GradientSums))},
+                                       at::TensorOptions(at::kCUDA).dtype(at::kByte));
+      gradient_sums_cuda(device.pointer(), number, n,
+                         {static_cast<GradientSums*>(sums.mutable_data_ptr()),
+                          static_cast<GradientSums*>(workspace.mutable_data_ptr())},
+                         current_stream());
+    }
+    const at::Tensor back = sums.to(at::kCPU);
+    const auto& got = *static_cast<const GradientSums*>(back.const_data_ptr());
+    EXPECT_NEAR(got.sum_of_squares, right.sum_of_squares, 2e6 * 1.2e-16 * right.sum_of_squares);
+    EXPECT_EQ(got.num_zeros, right.num_zeros);
+    EXPECT_EQ(got.num_nonfinite, 0);
+  }
+}
+
+// What a call says where it cannot run.
+template <class Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
+}
+
+void expect_refusals(const std::string& why) {
+  Arrays arrays({}, random_contents(16, 1));
+  const OptimizerRange range = arrays.range();
+  GradientSums sums[2];
+  const std::string said[] = {refusal([&] { adam_step_cuda(range, kAdam, nullptr); }),
+                              refusal([&] { sgd_step_cuda(range, kSgd, nullptr); }),
+                              refusal([&] { lion_step_cuda(range, kLion, nullptr); }), refusal([&] {
+                                gradient_sums_cuda(range.grad, Number::f32, 16, {sums, sums + 1}, nullptr);
+                              })};
+  const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums"};
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_NE(said[i].find("[cuda] kernel " + names[i] + why), std::string::npos) << said[i];
+}
+
+TEST(OptimizerCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallsSaySo) {
+  if (!compiled()) {
+    expect_refusals(" is not in this program");
+  } else if (device_count() == 0) {
+    expect_refusals(" was not launched");
+  } else {
+    check_steps();
+    check_storage_bits();
+    check_sums();
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::cuda::kernels::test

@@ -1,0 +1,216 @@
+// Recompute by module and offload of whole models: the bits of keeping everything, in every type, with dropout, over
+// tensor-parallel ranks; and what a block then keeps, in bytes.
+#include "cuda/memory_meter.h"
+#include "models/tools.h"
+#include "nn/attention.h"
+#include "nn/mlp.h"
+#include "nn/recompute.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Form {
+  std::vector<std::string> modules;
+  std::string offload = "none";
+
+  config::Memory memory() const {
+    config::Memory memory;
+    memory.recompute_granularity = modules.empty() ? "none" : "selective";
+    memory.recompute_modules = modules;
+    memory.offload_activations = offload;
+    return memory;
+  }
+  std::string name() const {
+    std::string text;
+    for (const std::string& module : modules) text += module + " ";
+    return text + offload;
+  }
+};
+
+std::vector<Form> forms() {
+  return {{{"core_attn"}},
+          {{"mlp"}},
+          {{"layernorm"}},
+          {{"activation"}},
+          {{"mlp", "layernorm"}},
+          {{"core_attn", "layernorm", "activation"}},
+          {{"core_attn", "mlp", "layernorm", "activation"}},
+          {{}, "host"},
+          {{}, "file"},
+          {{"core_attn", "layernorm", "activation"}, "file"},
+          {{"core_attn", "mlp"}, "file"}};
+}
+
+struct Variant {
+  std::string name;
+  config::Model model;
+};
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all{{"gpt", small_gpt()}, {"llama", small_llama()}};
+  Variant dropout{"gpt with dropout", small_gpt()};
+  dropout.model.attention_dropout = 0.2;
+  dropout.model.hidden_dropout = 0.3;
+  all.push_back(dropout);
+  Variant rich{"llama with qk norm and dropout", small_llama()};
+  rich.model.qk_layernorm = true;
+  rich.model.attention_dropout = 0.15;
+  rich.model.hidden_dropout = 0.1;
+  rich.model.add_qkv_bias = true;
+  all.push_back(rich);
+  Variant large{"gpt whose fp32 products go to oneDNN", small_gpt()};
+  large.model.hidden_size = 128;
+  all.push_back(large);
+  Variant codegeex{"codegeex", small_gpt()};
+  codegeex.model.family = "codegeex";
+  codegeex.model.hidden_dropout = 0.1;
+  all.push_back(codegeex);
+  return all;
+}
+
+constexpr int64_t kVocab = 53;
+
+struct Place {
+  comm::Group tp;
+  bool sequence_parallel = false;
+  at::ScalarType dtype = at::kDouble;
+};
+
+models::ModelContext context_of(const config::Model& model, const Place& place, const config::Memory& memory) {
+  models::ModelContext context;
+  context.model = model;
+  context.vocab_size = kVocab;
+  context.dtype = place.dtype;
+  context.tp = place.tp;
+  context.sequence_parallel = place.sequence_parallel;
+  context.saving = nn::save_policy(memory, nn::make_activation_store(memory));
+  return context;
+}
+
+// Loss and the gradients of all parameters, as this rank has them.
+std::vector<at::Tensor> outcome(const Variant& variant, const Place& place, const Form& form) {
+  const models::ModelContext context = context_of(variant.model, place, form.memory());
+  const Segments segments = models::build_stage(context, {0, variant.model.num_layers, true, true});
+  const auto params = params_of(segments);
+  give_main_grad(params);
+  shake_vectors(params);
+  const nn::Microbatch batch = small_batch(3, 8, kVocab);
+  std::vector<nn::SegmentRun> runs(segments.size());
+  at::Tensor x;
+  for (size_t i = 0; i < segments.size(); ++i)
+    x = nn::run_forward(*segments[i], x, batch, &runs[i], context.saving.store.get());
+  std::vector<at::Tensor> all{x};
+  at::Tensor dy = at::full({}, 0.25, x.options());
+  for (size_t i = segments.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
+  for (nn::Param* param : params) all.push_back(param->main_grad);
+  return all;
+}
+
+void expect_same_bits(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "tensor " << i;
+}
+
+TEST(RecomputeRanks, EveryFormGivesTheBitsOfKeepingAll) {
+  for (const Variant& variant : variants()) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
+        SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "
+                                        << sequence_parallel);
+        run_ranks(tp, [&, sequence_parallel = sequence_parallel](const comm::World& world) {
+          const Place place{world.groups().tp, sequence_parallel, dtype};
+          const auto expected = outcome(variant, place, {});
+          for (const Form& form : forms()) {
+            SCOPED_TRACE(form.name());
+            expect_same_bits(outcome(variant, place, form), expected);
+          }
+        });
+      }
+    }
+  }
+}
+
+// The formula: bytes that a block keeps of one microbatch [s, b], its input among them.
+struct Sizes {
+  int64_t s, b, element, wide;
+};
+int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Place& place, const Form& form) {
+  const auto recomputes = [memory = form.memory()](const char* module) { return memory.recomputes(module); };
+  const int64_t tp = place.tp.size(), tokens = size.s * size.b, rows = place.sequence_parallel ? tokens / tp : tokens;
+  const nn::HeadLayout heads = nn::head_layout(model, static_cast<int>(tp));
+  const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = nn::ffn_width(model) / tp;
+  const int64_t moments = model.normalization == "RMSNorm" ? 1 : 2;
+  const bool core = recomputes("core_attn"), mlp = recomputes("mlp"), norm = recomputes("layernorm");
+  int64_t small = 2 * rows * moments * size.wide;  // of the norms
+  int64_t large = 2 * rows * model.hidden_size;    // inputs of the norms
+  if (!norm) large += 2 * rows * model.hidden_size;
+  large += tokens * (n + 2 * g) * d;
+  if (model.qk_layernorm) {
+    small += tokens * (n + g) * moments * size.wide;
+    if (!core) large += tokens * (n + g) * d;
+  }
+  int64_t scores = 0;  // logsumexp or probabilities
+  if (!core) {
+    large += tokens * n * d;
+    scores = tokens * n * size.wide * (model.attention_dropout > 0 ? size.s : 1);
+  }
+  if (!mlp) large += tokens * f * (model.gated_linear_unit ? 2 : 1);
+  if (!mlp && !recomputes("activation")) large += tokens * f;
+  if (form.offload == "file") return small;
+  return small + scores + large * size.element;
+}
+
+TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
+  const int64_t s = 8, b = 3;
+  for (const Variant& variant : variants()) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
+        SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "
+                                        << sequence_parallel);
+        run_ranks(tp, [&, tp = tp, sequence_parallel = sequence_parallel](const comm::World& world) {
+          const Place place{world.groups().tp, sequence_parallel, dtype};
+          std::vector<Form> all = forms();
+          all.push_back({});
+          for (const Form& form : all) {
+            SCOPED_TRACE(form.name());
+            const models::ModelContext context = context_of(variant.model, place, form.memory());
+            const Segments blocks = models::build_stage(context, {0, 2, false, false});
+            give_main_grad(params_of(blocks));
+            const nn::Microbatch batch = small_batch(b, s, kVocab);
+            const cuda::MemoryMeter meter;
+            const auto input = [&, rows = sequence_parallel ? s / tp : s] {
+              return at::ones({rows, b, variant.model.hidden_size}, dtype);
+            };
+            nn::run_forward(*blocks[0], input(), batch, nullptr);  // grows the table of rotary positions
+            const int64_t before = meter.bytes();
+            nn::SegmentRun run;
+            at::Tensor y = nn::run_forward(*blocks[0], input(), batch, &run, context.saving.store.get());
+            const auto output = static_cast<int64_t>(y.nbytes());
+            const Sizes size{s, b, static_cast<int64_t>(y.element_size()), dtype == at::kDouble ? 8 : 4};
+            EXPECT_EQ(meter.bytes() - before - output, bytes_of_block(variant.model, size, place, form));
+            nn::run_backward(std::move(run), y);
+            y = at::Tensor();
+            EXPECT_EQ(meter.bytes(), before);
+          }
+        });
+      }
+    }
+  }
+}
+
+// The formula once with numbers: 8 x 3 tokens of 32 features, 4 heads of 8, 128 between fc1 and fc2, in float.
+TEST(Recompute, BytesOfOneBlockByHand) {
+  const Sizes size{8, 3, 4, 4};
+  const Variant gpt = variants()[0], dropout = variants()[2];
+  const int64_t activation = 24 * 32 * 4, statistics = 4 * 24 * 4;
+  // x, norm, q, k, v, core, h, norm: 8 of them; fc1's and the activation's outputs: 4 each; logsumexp of 4 heads.
+  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
+  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 8 * 4);
+  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {{"core_attn"}}), 15 * activation + statistics);
+  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{"core_attn", "mlp", "layernorm"}}), 5 * activation + statistics);
+  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{}, "file"}), statistics);
+}
+
+}  // namespace
+}  // namespace metroplex::test

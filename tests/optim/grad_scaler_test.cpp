@@ -1,0 +1,121 @@
+// The loss scale over histories of overflows.
+#include "optim/grad_scaler.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace metroplex::optim {
+namespace {
+
+GradScaler after(const GradScalerArgs& args, const char* history) {
+  GradScaler scaler(args);
+  for (const char* step = history; *step != '\0'; ++step) scaler.update(*step == 'x');
+  return scaler;
+}
+
+TEST(GradScaler, GrowsAfterARunOfStepsWithoutOverflow) {
+  const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3};
+  EXPECT_EQ(after(args, "..").scale(), 8.0f);
+  EXPECT_EQ(after(args, "...").scale(), 16.0f);
+  EXPECT_EQ(after(args, "..x..").scale(), 8.0f);  // the run starts anew behind an overflow
+  EXPECT_EQ(after(args, "..x...").scale(), 16.0f);
+}
+
+TEST(GradScaler, IsCutOnceItsPatienceIsUsedUp) {
+  const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3, .hysteresis = 2};
+  EXPECT_EQ(after(args, "x").scale(), 8.0f);
+  EXPECT_EQ(after(args, "xx").scale(), 4.0f);
+  EXPECT_EQ(after(args, "x.x").scale(), 4.0f);  // good steps give no patience back
+}
+
+TEST(GradScaler, PatienceComesBackByGrowthAndNeverByACut) {
+  const GradScalerArgs args{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
+  EXPECT_EQ(after(args, "xxx").scale(), 16.0f);    // the second and third overflow cut
+  EXPECT_EQ(after(args, "xx.x.x").scale(), 8.0f);  // still used up after good steps that were too few
+  EXPECT_EQ(after(args, "xx..").state().hysteresis_tracker, 2);
+  EXPECT_EQ(after(args, "xx..x").scale(), 64.0f);  // cut to 32, grown to 64, one overflow forgiven
+  EXPECT_EQ(after(args, "xx..xx").scale(), 32.0f);
+  EXPECT_EQ(after(args, "xxxx").state().hysteresis_tracker, -2);
+}
+
+TEST(GradScaler, StaysBetweenItsMinimumAndTheLargestNumber) {
+  const GradScalerArgs small{.initial_scale = 4, .min_scale = 2, .hysteresis = 1};
+  EXPECT_EQ(after(small, "xxxxxxxx").scale(), 2.0f);
+  const GradScalerArgs large{.initial_scale = std::ldexp(1.0, 126), .growth_interval = 1};
+  EXPECT_EQ(after(large, ".....").scale(), std::ldexp(1.0f, 127));
+}
+
+TEST(GradScaler, ItsReciprocalIsRoundedOnce) {
+  for (const double scale : {3.0, 10.0, 30.000001907348633, 4294967296.0}) {
+    const GradScaler scaler({.initial_scale = scale, .constant = true});
+    EXPECT_EQ(scaler.inv_scale(), static_cast<double>(static_cast<float>(1.0 / scale)));
+  }
+}
+
+TEST(GradScaler, AConstantOneNeverMoves) {
+  const GradScalerArgs args{.initial_scale = 1000, .growth_interval = 1, .hysteresis = 1, .constant = true};
+  EXPECT_EQ(after(args, "xx...x..").scale(), 1000.0f);
+  GradScaler scaler(args);
+  scaler.load_state({5, 1, 1});
+  EXPECT_EQ(scaler.scale(), 1000.0f);
+}
+
+TEST(GradScaler, GoesOnFromItsStateAsIfNothingHadHappened) {
+  const GradScalerArgs args{
+      .initial_scale = 100, .growth_factor = 3, .backoff_factor = 0.3, .growth_interval = 2, .hysteresis = 3};
+  const std::string history = "xx.x.xx..x...xx.x..x";
+  for (size_t cut = 0; cut <= history.size(); ++cut) {
+    GradScaler resumed(args);
+    resumed.load_state(after(args, history.substr(0, cut).c_str()).state());
+    for (const char step : history.substr(cut)) resumed.update(step == 'x');
+    EXPECT_EQ(resumed.state(), after(args, history.c_str()).state()) << cut;
+  }
+}
+
+TEST(GradScaler, RefusesNumbersThatScaleNothing) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const std::vector<GradScalerArgs> wrong = {{.initial_scale = 0},
+                                             {.initial_scale = inf},
+                                             {.initial_scale = 1e39},
+                                             {.min_scale = 0},
+                                             {.initial_scale = 1, .min_scale = 2},
+                                             {.growth_factor = 1},
+                                             {.growth_factor = nan},
+                                             {.backoff_factor = 1},
+                                             {.backoff_factor = 0},
+                                             {.growth_interval = 0},
+                                             {.hysteresis = 0},
+                                             {.initial_scale = -8, .constant = true}};
+  for (const GradScalerArgs& args : wrong) EXPECT_THROW(GradScaler{args}, base::Error);
+  GradScaler scaler({});
+  EXPECT_THROW(scaler.load_state({0, 0, 2}), base::Error);
+  EXPECT_THROW(scaler.load_state({nan, 0, 2}), base::Error);
+  EXPECT_THROW(scaler.load_state({8, -1, 2}), base::Error);
+  EXPECT_EQ(scaler.state(), (GradScalerState{4294967296.0, 0, 2}));
+}
+
+TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
+  config::Precision precision;
+  for (const char* format : {"fp32", "bf16", "fp64"}) {
+    precision.params_dtype = format;
+    EXPECT_FALSE(make_grad_scaler(precision).has_value()) << format;
+  }
+  precision.params_dtype = "fp16";
+  precision.hysteresis = 5;
+  const auto dynamic = make_grad_scaler(precision);
+  ASSERT_TRUE(dynamic && !dynamic->constant());
+  EXPECT_EQ(dynamic->state(), (GradScalerState{4294967296.0, 0, 5}));
+  precision.loss_scale = 1024;
+  EXPECT_TRUE(make_grad_scaler(precision)->constant());
+  precision.params_dtype = "bf16";
+  EXPECT_EQ(make_grad_scaler(precision)->scale(), 1024.0f);
+}
+
+}  // namespace
+}  // namespace metroplex::optim

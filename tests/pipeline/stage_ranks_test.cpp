@@ -1,0 +1,209 @@
+// What hangs around the segments of a stage: moments, full recompute, inputs split over tensor-parallel ranks.
+#include "pipeline/stage.h"
+
+#include <ATen/ATen.h>
+
+#include <cstdio>
+
+#include "base/error.h"
+#include "cuda/memory_meter.h"
+#include "pipeline/toy.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+// A toy layer that counts as a layer of the model, except for the first and the last one.
+class ToyBlock final : public nn::Segment {
+ public:
+  ToyBlock(int64_t layer, std::function<void(const nn::Microbatch&)> on_forward = {})
+      : block_(layer > 0 && layer + 1 < kToyLayers), inner_(layer, std::move(on_forward)) {}
+  const std::string& name() const override { return inner_.name(); }
+  void collect_params(std::vector<nn::Param*>& params) override { inner_.collect_params(params); }
+  at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override { return inner_.forward(x, batch); }
+  bool is_block() const override { return block_; }
+
+ private:
+  bool block_;
+  ToyLayer inner_;
+};
+
+pipeline::Segments toy_segments(const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
+  pipeline::Segments segments;
+  for (int64_t i = 0; i < kToyLayers; ++i) segments.push_back(std::make_unique<ToyBlock>(i, on_forward));
+  return segments;
+}
+
+config::Memory full(const std::string& method, int64_t layers) {
+  config::Memory memory;
+  memory.recompute_granularity = "full";
+  memory.recompute_method = method;
+  memory.recompute_num_layers = layers;
+  return memory;
+}
+
+std::unique_ptr<pipeline::Stage> make_stage(pipeline::Segments segments, const config::Memory& memory,
+                                            const comm::Group& tp = {}) {
+  auto how = pipeline::stage_memory(memory, segments, tp, nn::make_activation_store(memory));
+  return std::make_unique<pipeline::Stage>(std::move(segments), std::move(how));
+}
+
+at::Tensor gradients_of(pipeline::Stage& stage) {
+  std::vector<at::Tensor> all;
+  for (nn::Param* param : stage.params()) all.push_back(param->main_grad);
+  return at::stack(all);
+}
+
+struct Diary final : nn::Moments {
+  std::string text;
+  void before(int segment, nn::Pass pass, int next) override {
+    text += (pass == nn::Pass::forward ? " F" : " B") + std::to_string(segment) + ">" + std::to_string(next);
+  }
+  void after(int, nn::Pass) override { text += "."; }
+};
+
+// Toy layers 0 to 7, of which 1 to 6 are blocks.
+std::string chunks_of(const config::Memory& memory) {
+  std::string text;
+  for (const auto& [begin, end] : nn::recomputed_chunks(memory, toy_segments()))
+    text += "[" + std::to_string(begin) + "," + std::to_string(end) + ")";
+  return text;
+}
+
+TEST(RecomputedChunks, AreBlocksInChunksOrTheFirstOnes) {
+  EXPECT_EQ(chunks_of({}), "");
+  EXPECT_EQ(chunks_of(full("uniform", 1)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
+  EXPECT_EQ(chunks_of(full("uniform", 4)), "[1,5)[5,7)");
+  EXPECT_EQ(chunks_of(full("uniform", 9)), "[1,7)");
+  EXPECT_EQ(chunks_of(full("block", 2)), "[1,2)[2,3)");
+  EXPECT_EQ(chunks_of(full("block", 9)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
+  EXPECT_THROW(chunks_of(full("rows", 1)), base::Error);
+  EXPECT_THROW(chunks_of(full("block", 0)), base::Error);
+}
+
+TEST(StageMoments, TellWhoseTurnItIsAndWhoIsNext) {
+  const auto batches = toy_batches(1);
+  const auto diary_of = [&](const config::Memory& memory, bool evaluate) {
+    Diary diary;
+    const auto stage = make_stage(toy_segments(), memory);
+    stage->set_moments(&diary);
+    pipeline::StageRun run;
+    const at::Tensor loss = stage->forward({}, batches[0], evaluate ? nullptr : &run);
+    diary.text += " |";
+    if (!evaluate) stage->backward(std::move(run), at::ones_like(loss));
+    return diary.text;
+  };
+  const std::string forward = " F0>1. F1>2. F2>3. F3>4. F4>5. F5>6. F6>7. F7>-1. |";
+  EXPECT_EQ(diary_of({}, true), forward);
+  EXPECT_EQ(diary_of(full("uniform", 4), true), forward);
+  EXPECT_EQ(diary_of({}, false), forward + " B7>6. B6>5. B5>4. B4>3. B3>2. B2>1. B1>0. B0>-1.");
+  EXPECT_EQ(diary_of(full("uniform", 4), false),
+            forward + " B7>5. F5>6. F6>6. B6>5. B5>1. F1>2. F2>3. F3>4. F4>4. B4>3. B3>2. B2>1. B1>0. B0>-1.");
+  EXPECT_EQ(diary_of(full("block", 1), false), forward + " B7>6. B6>5. B5>4. B4>3. B3>2. B2>1. F1>1. B1>0. B0>-1.");
+}
+
+TEST(StageRecompute, IsBitEqualAndRunsEachRecomputedBlockTwice) {
+  const auto batches = toy_batches(1);
+  const auto run_once = [&](const config::Memory& memory, int* forwards) {
+    const auto stage = make_stage(toy_segments([&](const nn::Microbatch&) { ++*forwards; }), memory);
+    pipeline::StageRun run;
+    const at::Tensor loss = stage->forward({}, batches[0], &run);
+    stage->backward(std::move(run), at::ones_like(loss));
+    return std::make_pair(loss, gradients_of(*stage));
+  };
+  int forwards = 0;
+  const auto plain = run_once({}, &forwards);
+  EXPECT_EQ(forwards, 8);
+  for (const char* offload : {"none", "host", "file"}) {
+    for (const auto& [memory, again] : {std::pair{full("uniform", 1), 6}, std::pair{full("uniform", 4), 6},
+                                        std::pair{full("block", 2), 2}, std::pair{config::Memory(), 0}}) {
+      config::Memory with_offload = memory;
+      with_offload.offload_activations = offload;
+      forwards = 0;
+      const auto got = run_once(with_offload, &forwards);
+      EXPECT_EQ(forwards, 8 + again);
+      EXPECT_TRUE(at::equal(got.first, plain.first));
+      EXPECT_TRUE(at::equal(got.second, plain.second));
+    }
+  }
+}
+
+// Each toy layer keeps its input of s b width doubles; the last one also its product.
+TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
+  const auto batches = toy_batches(1);
+  const int64_t row = 4 * 2 * kToyWidth * 8;
+  const auto held = [&](const config::Memory& memory, const comm::Group& tp) {
+    const auto stage = make_stage(toy_segments(), memory, tp);
+    const cuda::MemoryMeter meter;
+    pipeline::StageRun run;
+    at::Tensor loss = stage->forward({}, batches[0], &run);
+    const int64_t bytes = meter.bytes() - static_cast<int64_t>(loss.nbytes());
+    const at::Tensor dy = at::ones_like(loss);
+    stage->backward(std::move(run), dy);
+    EXPECT_EQ(meter.bytes(), static_cast<int64_t>(loss.nbytes() + dy.nbytes()));
+    loss = at::Tensor();
+    return bytes;
+  };
+  const int64_t ends = held({}, {}) - 6 * row;  // the two outer layers
+  EXPECT_EQ(held(full("uniform", 1), {}), ends + 6 * row);
+  EXPECT_EQ(held(full("uniform", 4), {}), ends + 2 * row);
+  EXPECT_EQ(held(full("uniform", 6), {}), ends + row);
+  EXPECT_EQ(held(full("block", 2), {}), ends + 6 * row);
+  run_ranks(2, [&](const comm::World& world) {
+    config::Memory memory = full("uniform", 3);
+    EXPECT_EQ(held(memory, world.groups().tp), ends + 2 * row);
+    memory.distribute_saved_activations = true;
+    EXPECT_EQ(held(memory, world.groups().tp), ends + row);
+    memory.offload_activations = "file";
+    EXPECT_EQ(held(memory, world.groups().tp), ends);
+  });
+}
+
+TEST(StageRecompute, InputsSplitOverRanksComeBackWhole) {
+  const auto batches = toy_batches(1);
+  const auto plain = make_stage(toy_segments(), {});
+  pipeline::StageRun run;
+  at::Tensor loss = plain->forward({}, batches[0], &run);
+  plain->backward(std::move(run), at::ones_like(loss));
+  run_ranks(2, [&](const comm::World& world) {
+    config::Memory memory = full("uniform", 2);
+    memory.distribute_saved_activations = true;
+    const auto stage = make_stage(toy_segments(), memory, world.groups().tp);
+    pipeline::StageRun split;
+    const at::Tensor again = stage->forward({}, batches[0], &split);
+    stage->backward(std::move(split), at::ones_like(again));
+    EXPECT_TRUE(at::equal(again, loss));
+    EXPECT_TRUE(at::equal(gradients_of(*stage), gradients_of(*plain)));
+  });
+}
+
+// The executor holds what the table says with recompute as without, and the values stay those of the formula.
+TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
+  plan::ScheduleRequest request;
+  request.num_stages = 2;
+  request.num_microbatches = 6;
+  const plan::PipelineTable table = plan::build_schedule("1f1b", request);
+  const auto batches = toy_batches(6);
+  const ToyResult expected = toy_by_formula(batches);
+  run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
+    std::vector<std::vector<size_t>> live;
+    for (const char* granularity : {"none", "full"}) {
+      config::Memory memory = full("uniform", 2);
+      memory.recompute_granularity = granularity;
+      pipeline::Segments mine;
+      for (int64_t i = 0; i < 4; ++i) mine.push_back(std::make_unique<ToyBlock>(4 * world.rank() + i));
+      const auto stage = make_stage(std::move(mine), memory);
+      pipeline::Executor executor({stage.get()}, world.groups().pp);
+      live.emplace_back();
+      executor.set_observer([&](const plan::Action&, double) { live.back().push_back(executor.live()); });
+      executor.run(table, batches, toy_factors(6), toy_border(batches, false));
+      EXPECT_EQ(executor.live(), 0u);
+      const at::Tensor got = gradients_of(*stage);
+      EXPECT_TRUE(at::allclose(got, expected.gradients.narrow(0, 4 * world.rank(), 4), 1e-13, 0.0));
+    }
+    EXPECT_EQ(live[0], live[1]);
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test

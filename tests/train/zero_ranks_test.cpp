@@ -1,0 +1,129 @@
+// Sharding state, gradients and parameters over data-parallel ranks changes nothing: every ZeRO stage on every kind
+// of layout equals one rank in float64, and the stages equal each other bit for bit where they add in the same order.
+#include "base/error.h"
+#include "train/support.h"
+#include "train/verify.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::LayoutRun;
+
+constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+
+struct Sharded {
+  Cut cut;
+  int stage = 0;
+  int64_t instances = 1;
+};
+
+config::Config sharded(config::Config config, const Sharded& how) {
+  config.parallel.data_parallel_sharding_strategy = kStrategies[how.stage];
+  config.parallel.num_distributed_optimizer_instances = how.instances;
+  return cut(config, how.cut);
+}
+
+std::string words(const Sharded& how) {
+  return base::concat("ZeRO ", how.stage, " tp ", how.cut.tp, " pp ", how.cut.pp, " vpp ", how.cut.vpp, " dp ",
+                      how.cut.dp, " sp ", how.cut.sp, " instances ", how.instances);
+}
+
+LayoutRun run(const config::Config& config, const Cut& layout, int steps = 3) {
+  LayoutRun result;
+  run_cut(config, layout, [&](const comm::World& world) {
+    LayoutRun mine = train::run_layout(config, world, kVocab, steps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+void expect_equal_to_one_rank(const config::Config& base, const std::vector<Sharded>& all) {
+  const config::Config checked = train::verification_config(base, 3);
+  const LayoutRun reference = run(cut(checked, {}), {});
+  for (const Sharded& how : all) {
+    SCOPED_TRACE(words(how));
+    const auto difference = train::compare_runs(run(sharded(checked, how), how.cut), reference);
+    EXPECT_LE(difference.loss, train::kLossTolerance);
+    EXPECT_LE(difference.grad_norm, train::kGradNormTolerance);
+    EXPECT_LE(difference.parameter, train::kParameterTolerance) << difference.parameter_name;
+  }
+}
+
+// All layouts of up to 8 ranks with more than one data-parallel rank, and all stages.
+std::vector<Sharded> every_layout() {
+  std::vector<Sharded> all;
+  for (int stage = 1; stage <= 3; ++stage) {
+    for (const int64_t dp : {2, 4, 8}) {
+      for (const int64_t tp : {1, 2, 4}) {
+        for (const int64_t pp : {1, 2, 4}) {
+          if (dp * tp * pp > 8) continue;
+          all.push_back({{tp, pp, 1, dp, tp == 2}, stage, dp >= 4 ? 2 : 1});
+          if (pp == 2) all.push_back({{tp, pp, 2, dp, false}, stage, 1});
+        }
+      }
+    }
+    all.push_back({{1, 1, 1, 1, false}, stage, 1});
+    all.push_back({{2, 2, 1, 1, true}, stage, 1});
+  }
+  return all;
+}
+
+TEST(Zero, EveryStageOfATiedGptEqualsOneRank) { expect_equal_to_one_rank(small_gpt(), every_layout()); }
+
+TEST(Zero, EveryStageOfALlamaEqualsOneRank) {
+  config::Config config = small_llama();
+  config.model.untie_embeddings_and_output_weights = true;
+  config.model.qk_layernorm = true;
+  config.model.num_query_groups = 4;
+  expect_equal_to_one_rank(config, every_layout());
+}
+
+TEST(Zero, WithAPerTokenLossAndWithoutOverlapEqualsOneRank) {
+  config::Config config = small_gpt();
+  config.train.calculate_per_token_loss = true;
+  config.parallel.overlap_grad_reduce = config.parallel.overlap_param_gather = false;
+  expect_equal_to_one_rank(config, {{{1, 1, 1, 4, false}, 1, 1},
+                                    {{1, 2, 1, 2, false}, 2, 1},
+                                    {{2, 1, 1, 2, true}, 3, 1},
+                                    {{1, 1, 1, 4, false}, 3, 2}});
+}
+
+// One microbatch a step: each gradient is then one sum over the data-parallel ranks, in group order, at every stage.
+// With several, ZeRO-2 and 3 add the ranks' parts of each microbatch first and the microbatches after: another order.
+TEST(Zero, StagesEqualEachOtherBitForBitInFloat32) {
+  for (const Cut& layout : {Cut{1, 1, 1, 4, false}, Cut{2, 1, 1, 4, true}, Cut{1, 1, 1, 8, false}}) {
+    config::Config config = train::verification_config(small_gpt(), 3);
+    config.precision.params_dtype = "fp32";
+    config.train.global_batch_size = layout.dp;
+    const LayoutRun plain = run(cut(config, layout), layout);
+    for (int stage = 1; stage <= 3; ++stage) {
+      SCOPED_TRACE(words({layout, stage, 1}));
+      const LayoutRun got = run(sharded(config, {layout, stage, 1}), layout);
+      EXPECT_EQ(got.losses, plain.losses);
+      expect_equal_state(got.params, plain.params);
+    }
+  }
+}
+
+// At ZeRO-2 the buckets decide which microbatches are reduced together, so there the size stays.
+TEST(Zero, OverlapAndBucketSizesChangeNoBit) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    config::Config config = train::verification_config(small_gpt(), 3);
+    config.precision.params_dtype = "fp32";
+    const Cut layout{1, 2, 2, 2, false};
+    const LayoutRun overlapped = run(sharded(config, {layout, stage, 1}), layout);
+    for (const bool align : {false, true}) {
+      SCOPED_TRACE(base::concat("ZeRO ", stage, " align ", align));
+      config::Config other = sharded(config, {layout, stage, 1});
+      other.parallel.overlap_grad_reduce = other.parallel.overlap_param_gather = align;
+      other.parallel.align_param_gather = align;
+      if (stage != 2) other.parallel.ddp_bucket_size = 700;
+      const LayoutRun got = run(other, layout);
+      EXPECT_EQ(got.losses, overlapped.losses);
+      expect_equal_state(got.params, overlapped.params);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
