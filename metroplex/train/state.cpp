@@ -119,11 +119,14 @@ void load_weights(Assembly& a, checkpoint::Reader& reader) {
   }
 }
 
-void load_optimizer(Assembly& a, checkpoint::Reader& reader) {
+// Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as
+// its weights, which may be more exact than this run's.
+void load_optimizer(Assembly& a, checkpoint::Reader& reader, bool moments) {
   for (optim::State& state : a.optimizer->state()) {
-    // A checkpoint of a run without main parameters: they are the weights, which they have followed already.
-    if (state.kind == "main" && reader.find(state.param->name, "main") == nullptr) continue;
-    fill(reader, {state.param, state.kind, state.begin, state.tensor}, state.kind);
+    const bool main = state.kind == "main";
+    if (!main && !moments) continue;
+    const bool as_weight = main && reader.find(state.param->name, "main") == nullptr;
+    fill(reader, {state.param, state.kind, state.begin, state.tensor}, as_weight ? "weight" : state.kind);
     a.optimizer->restore(state);
   }
 }
@@ -217,9 +220,8 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   load_weights(a, reader);
-  if (a.optimizer) a.optimizer->params_changed();
+  if (a.optimizer) load_optimizer(a, reader, with_optimizer);
   if (with_optimizer) {
-    load_optimizer(a, reader);
     a.optimizer->set_steps(extra.at("optimizer_steps"));
     load_scaler(a.scaler, extra.value("grad_scaler", Json()));
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(

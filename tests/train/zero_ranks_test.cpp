@@ -15,17 +15,20 @@ struct Sharded {
   Cut cut;
   int stage = 0;
   int64_t instances = 1;
+  config::Memory memory = {};
 };
 
 config::Config sharded(config::Config config, const Sharded& how) {
   config.parallel.data_parallel_sharding_strategy = kStrategies[how.stage];
   config.parallel.num_distributed_optimizer_instances = how.instances;
+  config.memory = how.memory;
   return cut(config, how.cut);
 }
 
 std::string words(const Sharded& how) {
   return base::concat("ZeRO ", how.stage, " tp ", how.cut.tp, " pp ", how.cut.pp, " vpp ", how.cut.vpp, " dp ",
-                      how.cut.dp, " sp ", how.cut.sp, " instances ", how.instances);
+                      how.cut.dp, " sp ", how.cut.sp, " instances ", how.instances, " recompute ", how.memory.recompute_granularity,
+                      how.memory.recompute_method, " offload ", how.memory.offload_activations);
 }
 
 LayoutRun run(const config::Config& config, const Cut& layout, int steps = 3) {
@@ -86,6 +89,58 @@ TEST(Zero, WithAPerTokenLossAndWithoutOverlapEqualsOneRank) {
                                     {{1, 2, 1, 2, false}, 2, 1},
                                     {{2, 1, 1, 2, true}, 3, 1},
                                     {{1, 1, 1, 4, false}, 3, 2}});
+}
+
+std::vector<config::Memory> memory_forms() {
+  std::vector<config::Memory> forms(5);
+  forms[0].recompute_granularity = "full";
+  forms[0].recompute_method = "uniform";
+  forms[0].recompute_num_layers = 2;
+  forms[1] = forms[0];
+  forms[1].recompute_method = "block";
+  forms[1].recompute_num_layers = 1;
+  forms[1].offload_activations = "file";
+  forms[2].recompute_granularity = "selective";
+  forms[2].recompute_modules = {"core_attn", "mlp", "layernorm", "activation"};
+  forms[3].offload_activations = "file";
+  forms[4] = forms[0];
+  forms[4].recompute_num_layers = 1;
+  forms[4].distribute_saved_activations = true;
+  return forms;
+}
+
+TEST(Zero, EveryStageWithRecomputeAndOffloadEqualsOneRank) {
+  std::vector<Sharded> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const config::Memory& form : memory_forms()) {
+      const bool splits = form.distribute_saved_activations;
+      all.push_back({{2, 2, 1, 2, !splits}, stage, 1, form});
+      all.push_back({{2, 1, 1, 4, false}, stage, 1, form});
+      if (!splits && form.recompute_num_layers < 2) all.push_back({{1, 2, 2, 2, false}, stage, 1, form});
+    }
+  }
+  expect_equal_to_one_rank(small_gpt(), all);
+}
+
+TEST(Zero, LionEqualsOneRank) {
+  config::Config config = small_llama();
+  config.optim.optimizer = "lion";
+  config.optim.lr = 1e-3;
+  expect_equal_to_one_rank(config, {{{1, 1, 1, 4, false}, 1, 1}, {{2, 2, 1, 2, true}, 3, 1}});
+}
+
+TEST(Zero, MuonOnAnyLayoutWithoutShardingEqualsOneRank) {
+  config::Config config = small_llama();
+  config.optim.optimizer = "muon";
+  expect_equal_to_one_rank(config, {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 2, 2, false}, 0, 1}, {{1, 4, 1, 2, false}, 0, 1}});
+}
+
+TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
+  config::Config config = small_gpt();
+  config.optim.decoupled_lr = 2e-3;
+  config.optim.decoupled_min_lr = 1e-3;
+  config.optim.param_groups = {"*.linear_fc1.weight lr_mult=0.1 wd_mult=3", "*.bias lr_mult=2"};
+  expect_equal_to_one_rank(config, {{{1, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
 }
 
 // One microbatch a step: each gradient is then one sum over the data-parallel ranks, in group order, at every stage.
