@@ -62,6 +62,7 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
   config.train.rampup_batch_size.clear();
   config.train.step_batch_size_schedule.clear();
   config.optim.override_opt_param_scheduler = true;
+  config.optim.use_checkpoint_opt_param_scheduler = false;
   config.data.data_path.clear();
   config.data.train_data_path.clear();
   config.data.valid_data_path.clear();

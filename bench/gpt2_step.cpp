@@ -1,6 +1,6 @@
-// gpt2_step [B] [T] [steps] [threads]: one rank trains GPT-2 124M on synthetic tokens through the whole product
-// (assemble, executor, gradient buffer, AdamW, clipping off as in the peer) and prints tokens/s, peak memory, and the
-// machine's own matmul rate in the same run.
+// gpt2_step [B] [T] [steps] [threads] [f32|bf16]: one rank trains GPT-2 124M on synthetic tokens through the whole
+// product (assemble, executor, gradient buffer, AdamW, clipping off as in the peer) and prints tokens/s, peak memory,
+// and the machine's own matmul rate in the same run. 0 threads: one for every core.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 
 #include "comm/launch.h"
@@ -28,9 +29,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Multiply-adds of 1024^3 float matrices, in TFLOP/s: the limit of this machine, as busy as it is now.
-double matmul_tflops() {
-  const at::Tensor a = at::randn({1024, 1024}), b = at::randn({1024, 1024});
+// Multiply-adds of 1024^3 matrices of this dtype, in TFLOP/s: the limit of this machine, as busy as it is now.
+double matmul_tflops(at::ScalarType dtype) {
+  const at::Tensor a = at::randn({1024, 1024}).to(dtype), b = at::randn({1024, 1024}).to(dtype);
   at::Tensor c = at::mm(a, b);
   std::vector<double> times;
   for (int i = 0; i < 9; ++i) {
@@ -41,8 +42,9 @@ double matmul_tflops() {
   return 2.0 * 1024 * 1024 * 1024 / median(times) / 1e12;
 }
 
-config::Config gpt2(int64_t b, int64_t t) {
+config::Config gpt2(int64_t b, int64_t t, bool half) {
   config::Config c;
+  if (half) c.precision.params_dtype = "bf16";
   c.model.num_layers = 12;
   c.model.hidden_size = 768;
   c.model.num_attention_heads = 12;
@@ -78,8 +80,15 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, -1);
   const int64_t b = argc > 1 ? std::atoll(argv[1]) : 4, t = argc > 2 ? std::atoll(argv[2]) : 64,
                 steps = argc > 3 ? std::atoll(argv[3]) : 10;
-  const int threads = argc > 4 ? std::atoi(argv[4]) : static_cast<int>(std::thread::hardware_concurrency());
-  const config::Config config = gpt2(b, t);
+  const int asked = argc > 4 ? std::atoi(argv[4]) : 0,
+            threads = asked > 0 ? asked : static_cast<int>(std::thread::hardware_concurrency());
+  const std::string dtype = argc > 5 ? argv[5] : "f32";
+  if (dtype != "f32" && dtype != "bf16") {
+    std::fprintf(stderr, "gpt2_step: unknown dtype '%s'; use f32 or bf16\n", dtype.c_str());
+    return 2;
+  }
+  const bool half = dtype == "bf16";
+  const config::Config config = gpt2(b, t, half);
   comm::ThreadsOptions options;
   options.threads_per_rank = threads;
   comm::run_threads(1, topology::RankGrid(1, config.parallel), options, [&](const comm::World& world) {
@@ -93,15 +102,16 @@ int main(int argc, char** argv) {
       if (step >= 2) times.push_back(seconds(start));
     }
     const double tokens_per_second = static_cast<double>(b * t) / median(times);
-    const double limit = matmul_tflops();
+    const double limit = matmul_tflops(half ? at::kBFloat16 : at::kFloat);
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     // 0.74 GFLOP a token: 6 x 124M parameters, attention scores left out.
     std::printf(
-        "B=%ld T=%ld f32 threads=%d loss=%.4f median %.0f ms  %.1f tok/s  peak %.0f MB  matmul %.3f TFLOP/s  share "
+        "B=%ld T=%ld %s threads=%d loss=%.4f median %.0f ms  %.1f tok/s  peak %.0f MB  matmul %.3f TFLOP/s  share "
         "%.2f\n",
-        static_cast<long>(b), static_cast<long>(t), threads, loss, median(times) * 1e3, tokens_per_second,
-        static_cast<double>(usage.ru_maxrss) / 1024, limit, tokens_per_second * 0.74e9 / (limit * 1e12));
+        static_cast<long>(b), static_cast<long>(t), dtype.c_str(), threads, loss, median(times) * 1e3,
+        tokens_per_second, static_cast<double>(usage.ru_maxrss) / 1024, limit,
+        tokens_per_second * 0.74e9 / (limit * 1e12));
   });
   return 0;
 }

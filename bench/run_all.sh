@@ -22,10 +22,10 @@ while [ $# -gt 0 ]; do
     *) echo "run_all.sh: unknown option '$1'" >&2; usage >&2; exit 2 ;;
   esac
 done
-rounds=(--rounds 5) steps=(--steps 6) iterations=3000 megabytes=(--megabytes 32)
-if [ "$quick" = 1 ]; then rounds=(--rounds 1) steps=(--steps 2) iterations=200 megabytes=(--megabytes 2); fi
+rounds=(--rounds 5) steps=(--steps 6) iterations=3000 forms=15 megabytes=(--megabytes 32)
+if [ "$quick" = 1 ]; then rounds=(--rounds 1) steps=(--steps 2) iterations=200 forms=3 megabytes=(--megabytes 2); fi
 
-[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead >&2
+[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead optimizer_step recompute_time >&2
 
 model=$(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1)
 machine=$(printf '%s' "${model:-machine}" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')-$(nproc)-cores
@@ -62,10 +62,15 @@ left_out() { printf '\n## %s\nNot run: %s.\n' "$1" "$2" >> "$page.part"; }
 
 if [ -n "$peer" ] && [ -n "$python" ]; then
   "$python" -c 'import torch' 2>/dev/null || PYTHONPATH=$(sed -n 's/^TORCH_ROOT:PATH=//p' "$build/CMakeCache.txt")/.. && export PYTHONPATH
-  section "GPT-2 124M training step against PyTorch" "$python" bench/compare_gpt2.py "$peer" "${rounds[@]}" "${steps[@]}" --binary "$build/bin/gpt2_step"
+  for dtype in f32 bf16; do
+    section "GPT-2 124M training step against PyTorch, $dtype" "$python" bench/compare_gpt2.py "$peer" --dtype "$dtype" \
+      "${rounds[@]}" "${steps[@]}" --binary "$build/bin/gpt2_step"
+  done
 else
   left_out "GPT-2 124M training step against PyTorch" "it takes --peer and --python"
 fi
+section "Optimizer step against copy bandwidth and fused AdamW" "$build/bin/optimizer_step"
+section "Recompute and offload" "$build/bin/recompute_time" "$forms"
 section "Layers above bare torch operators" "$build/bin/layer_overhead" "$iterations"
 if [ -n "$python" ]; then
   words=()

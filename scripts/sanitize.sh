@@ -13,6 +13,7 @@ for fuzzer in "$build"/bin/*_fuzz; do
   echo "fuzzing $(basename "$fuzzer") for $seconds s"
   corpus=$(mktemp -d)
   case "$(basename "$fuzzer")" in
+    manifest_fuzz) cp "$root"/tests/fuzz/manifest_corpus/*.members "$corpus" ;;
     safetensors_fuzz) cp "$root"/tests/vectors/safetensors/*.safetensors "$corpus" ;;
     tokenizer_json_fuzz) cp "$root"/tests/vectors/tokenizers/gpt2/tokenizer.json "$corpus" ;;
   esac

@@ -85,33 +85,33 @@ int tasks_on_node(const std::string& list, int node) {
   return 1;
 }
 
+// torchrun's six variables, and ours, which are called the same behind METROPLEX_. `alone`: who leaves out the local
+// ones has no other machine.
+LaunchEnvironment read_six(Variables& variables, const std::string& prefix, bool alone) {
+  LaunchEnvironment launch;
+  launch.rank = variables.number(prefix + "RANK", 0, kMaxRanks);
+  launch.world_size = variables.number(prefix + "WORLD_SIZE", 1, kMaxRanks);
+  launch.local_rank = variables.number_or(prefix + "LOCAL_RANK", alone ? launch.rank : 0, kMaxRanks);
+  launch.local_size = variables.number_or(prefix + "LOCAL_WORLD_SIZE", alone ? launch.world_size : 1, kMaxRanks);
+  launch.master_addr = variables.text(prefix + "MASTER_ADDR");
+  launch.master_port = static_cast<uint16_t>(variables.number(prefix + "MASTER_PORT", 1, kMaxPort));
+  return launch;
+}
+
 LaunchEnvironment read_own(const Environment& environment) {
   Variables variables("an explicit METROPLEX_RANK", environment);
-  LaunchEnvironment launch;
+  LaunchEnvironment launch = read_six(variables, "METROPLEX_", /*alone=*/true);
   launch.launcher = "metroplex";
-  launch.rank = variables.number("METROPLEX_RANK", 0, kMaxRanks);
-  launch.world_size = variables.number("METROPLEX_WORLD_SIZE", 1, kMaxRanks);
-  launch.local_rank = variables.number_or("METROPLEX_LOCAL_RANK", launch.rank, kMaxRanks);
-  launch.local_size = variables.number_or("METROPLEX_LOCAL_WORLD_SIZE", launch.world_size, kMaxRanks);
-  launch.master_addr = variables.text("METROPLEX_MASTER_ADDR");
-  launch.master_port = static_cast<uint16_t>(variables.number("METROPLEX_MASTER_PORT", 1, kMaxPort));
-  launch.listen_fd =
-      variables.has("METROPLEX_LISTEN_FD") ? variables.number("METROPLEX_LISTEN_FD", 0, kMaxRanks) : -1;
-  launch.cause_fd = variables.has("METROPLEX_CAUSE_FD") ? variables.number("METROPLEX_CAUSE_FD", 0, kMaxRanks) : -1;
+  launch.listen_fd = variables.number_or("METROPLEX_LISTEN_FD", -1, kMaxRanks);
+  launch.cause_fd = variables.number_or("METROPLEX_CAUSE_FD", -1, kMaxRanks);
   variables.check_complete();
   return launch;
 }
 
 LaunchEnvironment read_torchrun(const Environment& environment) {
   Variables variables("torchrun (RANK is set)", environment);
-  LaunchEnvironment launch;
+  LaunchEnvironment launch = read_six(variables, "", /*alone=*/false);
   launch.launcher = "torchrun";
-  launch.rank = variables.number("RANK", 0, kMaxRanks);
-  launch.world_size = variables.number("WORLD_SIZE", 1, kMaxRanks);
-  launch.local_rank = variables.number_or("LOCAL_RANK", 0, kMaxRanks);
-  launch.local_size = variables.number_or("LOCAL_WORLD_SIZE", 1, kMaxRanks);
-  launch.master_addr = variables.text("MASTER_ADDR");
-  launch.master_port = static_cast<uint16_t>(variables.number("MASTER_PORT", 1, kMaxPort));
   const std::string agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   launch.agent_store = agent == "True" || agent == "true" || agent == "1";
   variables.check_complete();

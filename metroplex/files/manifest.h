@@ -27,7 +27,7 @@ struct ManifestPiece {
 
 struct ManifestTensor {
   std::string name;  // global: decoder.layers.3.mlp.linear_fc1.weight
-  std::string kind;  // weight | main | exp_avg | exp_avg_sq | momentum | ...
+  std::string kind;  // weight | main | exp_avg | exp_avg_sq | momentum_buffer | ...
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;  // of the whole tensor, unpadded
   std::vector<ManifestPiece> pieces;

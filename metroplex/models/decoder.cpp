@@ -79,6 +79,7 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     : tp_(context.tp),
       sequence_parallel_(context.sequence_parallel),
+      fp32_residual_(context.fp32_residual_connection),
       words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size,
              layer_context(context)),
       dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
@@ -108,6 +109,7 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
     out = words_.apply(batch.tokens);
     if (positions_) positions_->add_to(out, positions);
     if (tokentypes_) tokentypes_->add_to(out, types);
+    if (fp32_residual_) out = nn::to_wide(out);
   }
   out = comm::attach(out, {},
                      [this, tokens = batch.tokens, positions, types](const at::Tensor& dout) -> comm::Gradients {

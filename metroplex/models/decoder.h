@@ -29,7 +29,7 @@ class EmbeddingSegment final : public nn::Segment {
  private:
   std::string name_ = "embedding";
   comm::Group tp_;
-  bool sequence_parallel_;
+  bool sequence_parallel_, fp32_residual_;
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_, tokentypes_;
   nn::DropoutKey dropout_;

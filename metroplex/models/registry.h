@@ -27,9 +27,10 @@ struct ModelContext {
   double label_smoothing = 0;
   comm::Group tp;
   at::ScalarType dtype = at::kFloat;
-  uint64_t seed = 1234;                  // of initialisation and dropout
-  bool deferred_initialization = false;  // parameters are described, not made: see nn::LayerContext
-  nn::SavePolicy saving;                 // what layers keep between forward and backward
+  bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half
+  uint64_t seed = 1234;                   // of initialisation and dropout
+  bool deferred_initialization = false;   // parameters are described, not made: see nn::LayerContext
+  nn::SavePolicy saving;                  // what layers keep between forward and backward
   // Set for model.sharded_initialization; one object for all chunks of the rank. A tied copy of the word embedding
   // then starts as zeros and takes its values from the first stage.
   std::shared_ptr<nn::InitStreams> init_streams;

@@ -29,16 +29,15 @@ bool is_wide(const at::Tensor& x) { return x.scalar_type() == wide_type(x.scalar
 
 at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
 
-// `wide` gets the bias in place.
-at::Tensor run_forward(const at::Tensor& wide, const at::Tensor& bias, const ActivationSpec& spec) {
-  std::vector<int64_t> sizes = wide.sizes().vec();
+// A wide `x` gets the bias in place.
+at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
+  std::vector<int64_t> sizes = x.sizes().vec();
   if (spec.gated) sizes.back() /= 2;
-  const kernels::ActivationShape shape{wide.numel() / wide.size(-1), sizes.back(), spec.kind, spec.gated};
-  at::Tensor out = at::empty(sizes, wide.options());
-  dispatch_wide(wide, [&](auto zero) {
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated};
+  at::Tensor out = at::empty(sizes, x.options());
+  dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::activation_forward<T>(wide.mutable_data_ptr<T>(), bias.defined() ? bias.const_data_ptr<T>() : nullptr,
-                                   out.mutable_data_ptr<T>(), shape);
+    kernels::activation_forward<T>(elements<T>(x), elements<kernels::Wide<T>>(bias), elements<T>(out), shape);
   });
   return out;
 }
@@ -56,10 +55,10 @@ kernels::Activation activation_from_name(const std::string& name) {
 
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
   const at::NoGradGuard no_grad;
-  const at::Tensor wide = to_wide(x.detach()).contiguous();
-  const at::Tensor out = run_forward(wide, wide_data(bias), spec);
-  if (saved != nullptr) *saved = is_wide(x) ? wide : x.detach();
-  return out.to(x.scalar_type());
+  const at::Tensor data = x.detach().contiguous();
+  const at::Tensor out = run_forward(data, wide_data(bias), spec);
+  if (saved != nullptr) *saved = data;
+  return out;
 }
 
 at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
@@ -71,24 +70,21 @@ at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
 
 at::Tensor activation_again(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
-  if (is_wide(saved)) return run_forward(saved, {}, spec);
-  return run_forward(to_wide(saved).contiguous(), wide_data(bias), spec).to(saved.scalar_type());
+  return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : wide_data(bias), spec);
 }
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
                                const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
-  const at::Tensor wide_dy = to_wide(dy).contiguous();
-  at::Tensor x = to_wide(saved).contiguous();
-  if (!is_wide(saved) && bias != nullptr) x.add_(wide_data(bias));
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), wide_dy.size(-1), spec.kind, spec.gated};
+  const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
+  const at::Tensor added = is_wide(x) ? at::Tensor() : wide_data(bias);
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated};
   at::Tensor dx = at::empty_like(x);
-  dispatch_wide(x, [&](auto zero) {
+  dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::activation_backward<T>(wide_dy.const_data_ptr<T>(), x.const_data_ptr<T>(), dx.mutable_data_ptr<T>(),
-                                    shape);
+    kernels::activation_backward<T>(elements<T>(gradient), elements<T>(x), elements<kernels::Wide<T>>(added),
+                                    elements<T>(dx), shape);
   });
-  dx = dx.to(dy.scalar_type());
   if (bias != nullptr) accumulate_bias_gradient(*bias, dx);
   return dx;
 }

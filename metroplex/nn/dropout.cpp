@@ -52,20 +52,36 @@ std::vector<kernels::DropoutRow> hidden_rows(const at::Tensor& x, const Sequence
   return rows;
 }
 
+// x and out may differ in type: one of them is then half, the other fp32. bias is wide, residual like out.
 struct Pass {
   at::Tensor x, bias, residual, out;
 };
+
+template <class In, class Out>
+void run_as(const Pass& pass, const kernels::DropoutShape& shape) {
+  kernels::bias_dropout_add<In, Out>(elements<In>(pass.x), elements<kernels::Wide<In>>(pass.bias),
+                                     elements<Out>(pass.residual), elements<Out>(pass.out), shape);
+}
 
 void run(const Pass& pass, const std::vector<kernels::DropoutRow>& rows, const DropoutKey& key) {
   const int64_t width = pass.x.size(-1);
   const kernels::DropoutShape shape{rows.data(), pass.x.numel() / std::max<int64_t>(1, width), width, philox_key(key),
                                     rows.empty() ? 0.0 : key.probability};
-  dispatch_wide(pass.x, [&](auto zero) {
+  const at::ScalarType in = pass.x.scalar_type(), out = pass.out.scalar_type();
+  dispatch_element(in == at::kFloat ? out : in, [&](auto zero) {
     using T = decltype(zero);
-    const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-    kernels::bias_dropout_add<T>(read(pass.x), read(pass.bias), read(pass.residual), pass.out.mutable_data_ptr<T>(),
-                                 shape);
+    if (in == out) {
+      run_as<T, T>(pass, shape);
+    } else if constexpr (kernels::kIsHalf<T>) {
+      in == at::kFloat ? run_as<float, T>(pass, shape) : run_as<T, float>(pass, shape);
+    }
   });
+}
+
+// x as the residual stream has it.
+at::Tensor like_residual(const at::Tensor& x, const at::Tensor& residual) {
+  const bool same = !residual.defined() || residual.scalar_type() == x.scalar_type();
+  return same ? x : at::empty(x.sizes(), residual.options());
 }
 
 }  // namespace
@@ -82,24 +98,20 @@ at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual,
   {
     const at::NoGradGuard no_grad;
     if (drops) rows = hidden_rows(x_sbh, how.place, batch);
-    const at::Tensor x = to_wide(x_sbh.detach());
+    const at::Tensor x = x_sbh.detach();
     const at::Tensor bias = how.bias != nullptr ? to_wide(how.bias->data) : at::Tensor();
-    run({x, bias, residual.defined() ? to_wide(residual.detach()).contiguous() : residual, x}, rows, how.key);
-    out = x.to(x_sbh.scalar_type());
+    out = like_residual(x, residual.defined() ? residual.detach() : residual);
+    run({x, bias, residual.defined() ? residual.detach().contiguous() : residual, out}, rows, how.key);
   }
-  return comm::attach(out, {x_sbh, residual},
-                      [how, drops, rows = std::move(rows)](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        at::Tensor dx = dy;
-                        if (drops) {
-                          const at::Tensor wide = to_wide(dy).contiguous();
-                          at::Tensor masked = at::empty_like(wide);
-                          run({wide, {}, {}, masked}, rows, how.key);
-                          dx = masked.to(dy.scalar_type());
-                        }
-                        if (how.bias != nullptr) accumulate_bias_gradient(*how.bias, dx);
-                        return {dx, dy};
-                      });
+  return comm::attach(
+      out, {x_sbh, residual},
+      [how, drops, dtype = x_sbh.scalar_type(), rows = std::move(rows)](const at::Tensor& dy) -> comm::Gradients {
+        const at::NoGradGuard no_grad;
+        at::Tensor dx = drops ? at::empty(dy.sizes(), dy.options().dtype(dtype)) : dy.to(dtype);
+        if (drops) run({dy.contiguous(), {}, {}, dx}, rows, how.key);
+        if (how.bias != nullptr) accumulate_bias_gradient(*how.bias, dx);
+        return {dx, dy};
+      });
 }
 
 void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,

@@ -20,26 +20,27 @@ kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indic
 
 // table[indices] into (or onto) out, whose rows follow the indices.
 void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out, bool add) {
-  if (wide_type(table.scalar_type()) != table.scalar_type()) {  // half types
-    const at::Tensor wide = to_wide(out);
-    gather(to_wide(table), indices, wide, add);
-    out.copy_(wide);
-    return;
-  }
-  dispatch_wide(table, [&](auto zero) {
+  dispatch_element(table.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::gather_rows<T>(table.const_data_ptr<T>(), indices.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(),
-                            add, table_shape(table, indices));
+    kernels::gather_rows<T>(elements<T>(table), indices.const_data_ptr<int64_t>(), elements<T>(out), add,
+                            table_shape(table, indices));
   });
 }
 
 void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout) {
   param.accumulate([&](at::Tensor& main_grad) {
-    const at::Tensor rows = dout.to(main_grad.scalar_type()).contiguous();
-    dispatch_wide(main_grad, [&](auto zero) {
-      using T = decltype(zero);
-      kernels::scatter_add_rows<T>(main_grad.mutable_data_ptr<T>(), indices.const_data_ptr<int64_t>(),
-                                   rows.const_data_ptr<T>(), table_shape(main_grad, indices));
+    const bool half_rows = main_grad.scalar_type() == at::kFloat && wide_type(dout.scalar_type()) == at::kFloat;
+    const at::Tensor rows = (half_rows ? dout : dout.to(main_grad.scalar_type())).contiguous();
+    const kernels::TableShape shape = table_shape(main_grad, indices);
+    dispatch_element(rows.scalar_type(), [&](auto zero) {
+      using Dout = decltype(zero);
+      const auto* index = indices.const_data_ptr<int64_t>();
+      if constexpr (kernels::kIsHalf<Dout>) {
+        if (main_grad.scalar_type() == at::kFloat)
+          return kernels::scatter_add_rows<float, Dout>(elements<float>(main_grad), index, elements<Dout>(rows),
+                                                        shape);
+      }
+      kernels::scatter_add_rows<Dout, Dout>(elements<Dout>(main_grad), index, elements<Dout>(rows), shape);
     });
   });
 }

@@ -60,9 +60,7 @@ void accumulate_weight_gradient(Param& weight, const at::Tensor& dy, const at::T
 }
 
 void accumulate_bias_gradient(Param& bias, const at::Tensor& dy) {
-  bias.accumulate([&](at::Tensor& main_grad) {
-    main_grad.add_(at::sum(dy.reshape({-1, dy.size(-1)}), {0}, false, main_grad.scalar_type()));
-  });
+  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(main_grad, dy); });
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)

@@ -39,16 +39,17 @@ Smoothing smoothing(const CrossEntropySpec& spec) {
 
 RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, const CrossEntropySpec& spec) {
   const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
-  const at::Tensor maximum = at::empty({shape.rows}, logits.options());
+  const auto options = logits.options().dtype(wide_type(logits.scalar_type()));
+  const at::Tensor maximum = at::empty({shape.rows}, options);
   const Smoothing smooth = smoothing(spec);
-  const at::Tensor sums = at::zeros({3, shape.rows}, logits.options());  // exp_sum, target logit, sum of logits
-  dispatch_wide(logits, [&](auto zero) {
+  const at::Tensor sums = at::zeros({3, shape.rows}, options);  // exp_sum, target logit, sum of logits
+  dispatch_element(logits.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    T* base = sums.mutable_data_ptr<T>();
-    kernels::cross_entropy_statistics<T>(
-        logits.const_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
-        {maximum.mutable_data_ptr<T>(), base, base + shape.rows, smooth.weight > 0 ? base + 2 * shape.rows : nullptr},
-        shape);
+    auto* base = elements<kernels::Wide<T>>(sums);
+    kernels::cross_entropy_statistics<T>(elements<T>(logits), local_targets.const_data_ptr<int64_t>(),
+                                         {elements<kernels::Wide<T>>(maximum), base, base + shape.rows,
+                                          smooth.weight > 0 ? base + 2 * shape.rows : nullptr},
+                                         shape);
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -71,30 +72,30 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows,
              "logits and targets differ in shape");
   RowResult rows;
-  at::Tensor wide, local_targets;
+  at::Tensor data, local_targets;
   {
     const at::NoGradGuard no_grad;
     check_targets(targets, spec.vocab_size);
-    wide = to_wide(logits.detach()).contiguous().view({-1, spec.part.local_rows});
+    data = logits.detach().contiguous().view({-1, spec.part.local_rows});
     local_targets = (targets - spec.part.begin).contiguous().view({-1});
-    rows = row_losses(wide, local_targets, spec);
+    rows = row_losses(data, local_targets, spec);
   }
-  return comm::attach(
-      rows.loss.view(targets.sizes()), {logits},
-      [wide, local_targets, logsumexp = rows.logsumexp, spec, sizes = logits.sizes().vec(),
-       dtype = logits.scalar_type()](const at::Tensor& dloss) -> comm::Gradients {
-        const at::NoGradGuard no_grad;
-        const kernels::LogitsShape shape{wide.size(0), wide.size(1), spec.part.valid_rows};
-        const Smoothing smooth = smoothing(spec);
-        const at::Tensor scale = dloss.to(wide.scalar_type()).contiguous();
-        dispatch_wide(wide, [&](auto zero) {
-          using T = decltype(zero);
-          kernels::cross_entropy_backward<T>(
-              wide.mutable_data_ptr<T>(), local_targets.const_data_ptr<int64_t>(),
-              {logsumexp.const_data_ptr<T>(), scale.const_data_ptr<T>(), 1 - smooth.weight, smooth.each}, shape);
-        });
-        return {wide.view(sizes).to(dtype)};
-      });
+  return comm::attach(rows.loss.view(targets.sizes()), {logits},
+                      [data, local_targets, logsumexp = rows.logsumexp, spec,
+                       sizes = logits.sizes().vec()](const at::Tensor& dloss) -> comm::Gradients {
+                        const at::NoGradGuard no_grad;
+                        const kernels::LogitsShape shape{data.size(0), data.size(1), spec.part.valid_rows};
+                        const Smoothing smooth = smoothing(spec);
+                        const at::Tensor scale = dloss.to(logsumexp.scalar_type()).contiguous();
+                        dispatch_element(data.scalar_type(), [&](auto zero) {
+                          using T = decltype(zero);
+                          using A = kernels::Wide<T>;
+                          kernels::cross_entropy_backward<T>(
+                              elements<T>(data), local_targets.const_data_ptr<int64_t>(),
+                              {elements<A>(logsumexp), elements<A>(scale), 1 - smooth.weight, smooth.each}, shape);
+                        });
+                        return {data.view(sizes)};
+                      });
 }
 
 }  // namespace metroplex::nn

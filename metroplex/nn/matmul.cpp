@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "cuda/kernels/accumulate.h"
 #include "nn/torch_compat.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
@@ -32,6 +34,29 @@ void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
+// Where half rows can be added to fp32 ones as they are.
+bool adds_halves(const at::Tensor& gradient, const at::Tensor& x) {
+  return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.is_cpu() &&
+         wide_type(x.scalar_type()) != x.scalar_type();
+}
+
+// Calls body(Bf16{}) or body(F16{}).
+template <class Body>
+void dispatch_half(at::ScalarType type, const Body& body) {
+  type == at::kHalf ? body(cuda::kernels::F16{}) : body(cuda::kernels::Bf16{});
+}
+
+void add_product(at::Tensor& gradient, const at::Tensor& product) {
+  if (!adds_halves(gradient, product)) {
+    gradient.add_(product);
+    return;
+  }
+  dispatch_half(product.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    cuda::kernels::add_elements<T>(elements<float>(gradient), elements<T>(product), product.numel());
+  });
+}
+
 at::Tensor shaped_like(const at::Tensor& x, int64_t features) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = features;
@@ -56,12 +81,25 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight)
 void add_linear_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   if (gradient.scalar_type() != dy_rows.scalar_type()) {
-    gradient.add_(at::mm(dy_rows.t(), x_rows));
+    add_product(gradient, at::mm(dy_rows.t(), x_rows));
   } else if (use_onednn(dy_rows.t(), x_rows)) {
     at::native::mkldnn_matmul(dy_rows.t(), x_rows, gradient, 1.0F, 1.0F);
   } else {
     at::addmm_out(gradient, gradient, dy_rows.t(), x_rows);
   }
+}
+
+void add_linear_bias_gradient(at::Tensor& gradient, const at::Tensor& dy) {
+  const at::Tensor rows = rows_of(dy);
+  if (!adds_halves(gradient, rows)) {
+    gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
+    return;
+  }
+  const at::Tensor packed = rows.contiguous();
+  dispatch_half(packed.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    cuda::kernels::add_column_sums<T>(elements<float>(gradient), elements<T>(packed), packed.size(0), packed.size(1));
+  });
 }
 
 }  // namespace metroplex::nn

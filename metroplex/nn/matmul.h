@@ -14,5 +14,7 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight)
 // gradient [out, in] += dy^T x over all leading dimensions, summed in the precision of `gradient` where the device
 // can.
 void add_linear_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x);
+// gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`.
+void add_linear_bias_gradient(at::Tensor& gradient, const at::Tensor& dy);
 
 }  // namespace metroplex::nn

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/error.h"
 #include "comm/autograd_node.h"
 #include "cuda/kernels/norm.h"
 #include "nn/wide.h"
@@ -12,9 +13,22 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-template <class T>
-T* pointer(const at::Tensor& x) {
-  return x.defined() ? x.data_ptr<T>() : nullptr;
+// Half parameters give a half result even where the residual stream x is fp32.
+at::ScalarType out_type(const at::Tensor& x, const at::Tensor& weight) {
+  return wide_type(weight.scalar_type()) == weight.scalar_type() ? x.scalar_type() : weight.scalar_type();
+}
+
+// Calls body(In{}, Out{}).
+template <class Body>
+void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
+  dispatch_element(out, [&](auto narrow) {
+    if (in == out) {
+      body(narrow, narrow);
+    } else if constexpr (kernels::kIsHalf<decltype(narrow)>) {
+      MPX_ASSERT(in == at::kFloat, "a residual stream is of the type of the parameters or fp32");
+      body(float{}, narrow);
+    }
+  });
 }
 
 }  // namespace
@@ -30,37 +44,44 @@ Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec) {
 
 at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor wide = to_wide(x.detach()).contiguous();
-  const kernels::NormShape shape{wide.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  at::Tensor out = at::empty_like(wide);
-  at::Tensor mean = spec_.rms ? at::Tensor() : at::empty({shape.rows}, wide.options()),
-             rstd = at::empty({shape.rows}, wide.options());
+  const at::Tensor data = x.detach().contiguous();
+  const kernels::NormShape shape{data.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
+  const at::ScalarType dtype = out_type(data, weight_.data);
+  const auto statistics = data.options().dtype(wide_type(data.scalar_type()));
+  at::Tensor out = at::empty(data.sizes(), data.options().dtype(dtype));
+  at::Tensor mean = spec_.rms ? at::Tensor() : at::empty({shape.rows}, statistics),
+             rstd = at::empty({shape.rows}, statistics);
   const at::Tensor weight = to_wide(weight_.data), bias = to_wide(bias_.data);
-  dispatch_wide(wide, [&](auto zero) {
-    using T = decltype(zero);
-    kernels::norm_forward<T>(pointer<T>(wide), pointer<T>(weight), pointer<T>(bias), pointer<T>(out),
-                             pointer<T>(mean), pointer<T>(rstd), shape);
+  dispatch_pair(data.scalar_type(), dtype, [&](auto in, auto narrow) {
+    using In = decltype(in);
+    using Out = decltype(narrow);
+    using T = kernels::Wide<In>;
+    kernels::norm_forward<In, Out>(elements<In>(data), elements<T>(weight), elements<T>(bias), elements<Out>(out),
+                                   elements<T>(mean), elements<T>(rstd), shape);
   });
   if (saved != nullptr) *saved = {x.detach(), mean, rstd};
-  return out.to(x.scalar_type());
+  return out;
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
   const at::NoGradGuard no_grad;
-  const at::Tensor wide_dy = to_wide(dy).contiguous(), wide_x = to_wide(saved.x).contiguous();
-  const kernels::NormShape shape{wide_x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  at::Tensor dx = at::empty_like(wide_x), dweight = at::empty({spec_.width}, wide_x.options());
+  const at::Tensor x = saved.x.contiguous();
+  const at::ScalarType dtype = out_type(x, weight_.data);
+  const at::Tensor gradient = dy.to(dtype).contiguous(), weight = to_wide(weight_.data);
+  const kernels::NormShape shape{x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
+  at::Tensor dx = at::empty_like(x), dweight = at::empty({spec_.width}, weight.options());
   at::Tensor dbias = spec_.rms ? at::Tensor() : at::empty_like(dweight);
-  const at::Tensor weight = to_wide(weight_.data);
-  dispatch_wide(wide_x, [&](auto zero) {
-    using T = decltype(zero);
-    kernels::norm_backward<T>(pointer<T>(wide_dy), pointer<T>(wide_x), pointer<T>(weight), pointer<T>(saved.mean),
-                              pointer<T>(saved.rstd), {pointer<T>(dx), pointer<T>(dweight), pointer<T>(dbias)},
-                              shape);
+  dispatch_pair(x.scalar_type(), dtype, [&](auto in, auto narrow) {
+    using In = decltype(in);
+    using Out = decltype(narrow);
+    using T = kernels::Wide<In>;
+    kernels::norm_backward<In, Out>(elements<Out>(gradient), elements<In>(x), elements<T>(weight),
+                                    elements<T>(saved.mean), elements<T>(saved.rstd),
+                                    {elements<In>(dx), elements<T>(dweight), elements<T>(dbias)}, shape);
   });
   weight_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dweight); });
   if (dbias.defined()) bias_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dbias); });
-  return dx.to(dy.scalar_type());
+  return dx;
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {

@@ -1,5 +1,7 @@
 #include "nn/param.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include "base/error.h"
 
 namespace metroplex::nn {
@@ -16,6 +18,18 @@ int64_t Param::padding_numel() const {
   for (const RowRange& range : shard.ranges) rows += range.size;
   const int64_t local_rows = local_shape[static_cast<size_t>(shard.dim)];
   return local_rows == 0 ? 0 : (local_rows - rows) * (numel() / local_rows);
+}
+
+void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
+  if (before_use) before_use();
+  if (data.scalar_type() == at::kHalf && main_grad.scalar_type() != at::kHalf) {
+    at::Tensor one_use = at::zeros_like(main_grad);
+    add(one_use);
+    main_grad.add_(one_use.to(at::kHalf));
+  } else {
+    add(main_grad);
+  }
+  if (on_use) on_use();
 }
 
 Shard even_shard(int dim, int64_t global_rows, int parts, int index) {

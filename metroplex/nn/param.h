@@ -45,12 +45,9 @@ struct Param {
   int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
-  // which may make it, and on_use.
-  void accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
-    if (before_use) before_use();
-    add(main_grad);
-    if (on_use) on_use();
-  }
+  // which may make it, and on_use. An fp16 parameter's gradient passes through fp16 before it is added to a wider
+  // one: what fp16 cannot hold is an overflow, whichever layer it comes from (as in Megatron-LM).
+  void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   std::function<void()> before_use, on_use;
 
   int64_t numel() const;          // of the local part

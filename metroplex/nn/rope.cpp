@@ -23,15 +23,13 @@ void RopeTable::rotate(const at::Tensor& x, int64_t first_position, int directio
   const int64_t positions = x.size(0);
   grow(first_position + positions, wide_type(x.scalar_type()));
   const at::Tensor cos = cos_.narrow(0, first_position, positions), sin = sin_.narrow(0, first_position, positions);
-  const at::Tensor wide = to_wide(x);
-  const cuda::kernels::RopeShape shape{positions,      x.size(1),      x.size(2),     rotary_dims_,
-                                       wide.stride(0), wide.stride(1), wide.stride(2)};
-  dispatch_wide(wide, [&](auto zero) {
+  const cuda::kernels::RopeShape shape{positions,   x.size(1),   x.size(2),  rotary_dims_,
+                                       x.stride(0), x.stride(1), x.stride(2)};
+  dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::kernels::rope<T>(wide.mutable_data_ptr<T>(), cos.const_data_ptr<T>(), sin.const_data_ptr<T>(), direction,
-                           shape);
+    using Table = cuda::kernels::Wide<T>;
+    cuda::kernels::rope<T>(elements<T>(x), elements<Table>(cos), elements<Table>(sin), direction, shape);
   });
-  if (!wide.is_same(x)) x.copy_(wide);
 }
 
 }  // namespace metroplex::nn

@@ -1,7 +1,11 @@
-// "In fp32" means in at least fp32: half types are widened to float, float and double stay what they are.
+// "In fp32" means in at least fp32: half types are widened to float, float and double stay what they are. Kernels
+// that read and write half types themselves are called through dispatch_element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "base/error.h"
+#include "cuda/kernels/half.h"
 
 namespace metroplex::nn {
 
@@ -9,14 +13,34 @@ inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDoubl
 
 inline at::Tensor to_wide(const at::Tensor& x) { return x.defined() ? x.to(wide_type(x.scalar_type())) : x; }
 
-// Calls body(float{}) or body(double{}) by the dtype of a wide tensor.
+// Calls body(T{}) with the element type of a tensor as kernels know it.
 template <class Body>
-void dispatch_wide(const at::Tensor& wide, const Body& body) {
-  if (wide.scalar_type() == at::kDouble) {
-    body(double{});
-  } else {
-    body(float{});
+void dispatch_element(at::ScalarType type, const Body& body) {
+  switch (type) {
+    case at::kDouble:
+      return body(double{});
+    case at::kBFloat16:
+      return body(cuda::kernels::Bf16{});
+    case at::kHalf:
+      return body(cuda::kernels::F16{});
+    default:
+      MPX_ASSERT(type == at::kFloat, "a kernel has no version for this dtype");
+      return body(float{});
   }
+}
+
+template <class T>
+constexpr at::ScalarType kElementType = std::is_same_v<T, double>                ? at::kDouble
+                                        : std::is_same_v<T, cuda::kernels::Bf16> ? at::kBFloat16
+                                        : std::is_same_v<T, cuda::kernels::F16>  ? at::kHalf
+                                                                                 : at::kFloat;
+
+// The elements of a tensor of this type; null of an undefined one.
+template <class T>
+T* elements(const at::Tensor& x) {
+  if (!x.defined()) return nullptr;
+  MPX_ASSERT(x.scalar_type() == kElementType<T>, "a kernel got a tensor of another dtype");
+  return static_cast<T*>(x.mutable_data_ptr());
 }
 
 }  // namespace metroplex::nn

@@ -52,6 +52,14 @@ class GradBuffer {
   const FlatLayout& layout() const { return *layout_; }
   // What is kept all the time: all buckets, or the own parts.
   const at::Tensor& kept() const { return kept_; }
+  // Of transient buckets that are filled or reduced now.
+  int64_t passing_bytes() const {
+    int64_t bytes = flight_.data.defined() ? static_cast<int64_t>(flight_.data.nbytes()) : 0;
+    for (const Bucket& bucket : buckets_) {
+      if (options_.transient_buckets && bucket.data.defined()) bytes += static_cast<int64_t>(bucket.data.nbytes());
+    }
+    return bytes;
+  }
 
  private:
   struct Bucket {

@@ -36,6 +36,15 @@ class ParamBuffer {
   // One-dimensional views, one for each of layout().own_pieces(): what an update writes.
   const std::vector<at::Tensor>& own_values() const { return own_values_; }
   const FlatLayout& layout() const { return *layout_; }
+  // What is kept all the time: all buckets, or the own parts; undefined without sharding.
+  const at::Tensor& kept() const { return kept_; }
+  // Of buckets that are gathered, or being gathered, now (ZeRO-3).
+  int64_t gathered_bytes() const {
+    int64_t bytes = 0;
+    for (const Bucket& bucket : buckets_)
+      bytes += bucket.data.defined() ? static_cast<int64_t>(bucket.data.nbytes()) : 0;
+    return bytes;
+  }
 
   // Own values have changed. Collective over the shard group; so are the calls below, in the same order on every
   // rank.

@@ -70,6 +70,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
   context.dtype = a.dtype;
+  context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
     nn::RngPlace place;

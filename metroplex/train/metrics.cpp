@@ -48,9 +48,9 @@ std::string iteration_line(const IterationMetrics& m) {
   line += format(" throughput per GPU (TFLOP/s/GPU): %.3f |", m.tflops_per_rank);
   line += format(" learning rate: %.6E |", m.learning_rate);
   line += format(" global batch size: %5ld |", m.global_batch_size);
-  line += format(" lm loss: %.6E |", m.lm_loss);
+  if (m.lm_loss != 0) line += format(" lm loss: %.6E |", m.lm_loss);  // 0: every step of the interval was skipped
   line += format(" loss scale: %.1f |", m.loss_scale);
-  line += format(" grad norm: %.3f |", m.grad_norm);
+  if (std::isfinite(m.grad_norm)) line += format(" grad norm: %.3f |", m.grad_norm);
   if (m.num_zeros >= 0) line += format(" num zeros: %ld |", m.num_zeros);
   if (m.params_norm >= 0) line += format(" params norm: %.3f |", m.params_norm);
   line += format(" number of skipped iterations: %3ld |", m.skipped_iterations);

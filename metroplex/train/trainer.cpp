@@ -17,6 +17,7 @@
 #include "plan/microbatches.h"
 #include "sim/flops.h"
 #include "train/batch.h"
+#include "train/memory_report.h"
 #include "train/run_length.h"
 #include "train/state.h"
 #include "train/step.h"
@@ -69,6 +70,7 @@ class Job {
   StepOutcome step_once(BatchStream& batches);
   void count(const StepOutcome& outcome);
   bool after_step(const StepOutcome& outcome);
+  void report_memory(size_t num_microbatches);
   void load();
   void save();
   void log_interval(const StepOutcome& last);
@@ -86,7 +88,9 @@ class Job {
   }
 
   TrainerEnvironment environment_;
+  std::unique_ptr<cuda::MemoryMeter> meter_;  // ahead of what it measures, until the second step has been reported
   std::unique_ptr<Assembly> a_;
+  std::unique_ptr<MemoryReport> memory_;
   std::optional<Metrics> metrics_;  // rank 0
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
@@ -119,6 +123,7 @@ data::SampleCounts wanted_samples(const config::Config& config, const RunLength&
 Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
          const TrainerEnvironment& environment, bool forward_only)
     : environment_(environment),
+      meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>() : nullptr),
       a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
       timers_(config.train.timing_log_level),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
@@ -142,6 +147,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
   if (a_->gradients) {
     a_->executor->set_observer([this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
+      if (memory_) memory_->after_action(action);
     });
   }
 }
@@ -229,7 +235,8 @@ void Job::save() {
     if (!outcome.problem.empty()) warn(outcome.problem);
   } else {
     warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
-         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save + " are untouched, training goes on");
+         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save +
+         " are untouched, training goes on");
   }
 }
 
@@ -284,11 +291,17 @@ StepOutcome Job::step_once(BatchStream& batches) {
   const bool asked = environment_.stop_requested && environment_.stop_requested();
   const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
   StepOutcome outcome;
+  const bool second = position_.iteration == first_iteration_ + 1;
+  if (meter_ && second) {
+    memory_ = std::make_unique<MemoryReport>(*a_, *meter_);
+    memory_->begin_step(micro.at(0));
+  }
   {
     const auto timer = timers_.scope("forward-backward-optimizer", 1);
     outcome =
         train_step(*a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}});
   }
+  if (memory_) report_memory(micro.size());
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
   count(outcome);
@@ -297,6 +310,13 @@ StepOutcome Job::step_once(BatchStream& batches) {
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   return outcome;
+}
+
+void Job::report_memory(size_t num_microbatches) {
+  const MeasuredMemory measured = memory_->end_step();
+  memory_.reset();
+  meter_.reset();
+  for (const std::string& line : memory_lines(*a_, measured, static_cast<int64_t>(num_microbatches))) say(line);
 }
 
 // As in Megatron-LM, the schedules stand still and the loss does not count where nothing was updated.

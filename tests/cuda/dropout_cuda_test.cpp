@@ -96,7 +96,7 @@ void check_blocks() {
         result<T>(c, o, [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& s) {
           const DropoutFactor<T> factor(s.probability);
           for (int64_t item = 0; item < s.num_rows * dropout_blocks_per_row(s.width); ++item)
-            dropout_block<T>({x, bias, residual, out}, s, factor, item);
+            dropout_block<T, T>({x, bias, residual, out}, s, factor, item);
         });
     expect_twins<T>(got, c, o);
   }
@@ -130,7 +130,7 @@ std::string refusal() {
   float value = 1;
   const DropoutRow row;
   try {
-    bias_dropout_add_cuda<float>(&value, nullptr, nullptr, &value, {&row, 1, 1, 0, 0.5}, nullptr);
+    bias_dropout_add_cuda<float, float>(&value, nullptr, nullptr, &value, {&row, 1, 1, 0, 0.5}, nullptr);
   } catch (const base::Error& error) { return error.what(); }
   return "nothing";
 }

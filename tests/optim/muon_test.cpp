@@ -57,7 +57,8 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   for (const optim::GroupFactors& group : groups.factors()) args.rates.push_back({0.02, 0.1 * group.wd_mult});
   args.grad_factor = 0.5;
   muon->step(args);
-  const at::Tensor expected = before * (1 - 0.02 * 0.1) - 0.02 * std::sqrt(6.0) * optim::newton_schulz(0.1 * gradient, 5);
+  const at::Tensor expected =
+      before * (1 - 0.02 * 0.1) - 0.02 * std::sqrt(6.0) * optim::newton_schulz(0.1 * gradient, 5);
   EXPECT_LT((params[0].data - expected).abs().max().item<double>(), 1e-13);
   std::vector<std::string> kinds;
   for (const optim::State& state : muon->state()) kinds.push_back(state.param->name + " " + state.kind);
@@ -83,7 +84,8 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
     args.start_wd = args.end_wd = 0.01;
     const auto rates = groups.rates(optim::LrSchedule(args), 5);
     std::vector<std::pair<double, double>> all;
-    for (const nn::Param& param : params) all.emplace_back(rates[groups.of(param)].lr, rates[groups.of(param)].weight_decay);
+    for (const nn::Param& param : params)
+      all.emplace_back(rates[groups.of(param)].lr, rates[groups.of(param)].weight_decay);
     return all;
   };
   using Rates = std::vector<std::pair<double, double>>;

@@ -159,7 +159,9 @@ bool replay(const Spec& spec, const comm::World& world) {
   for (int64_t it = 0; it < spec.iters; ++it) {
     const auto batches = make_batches(spec, *a, it);
     train::StepInput input{batches, it + 1, scheduled, false, {}};
-    if (it == 0 && spec.json.contains("grads_iter1") && !spec.json.at("grads_iter1").is_null()) {
+    // Gradients that overflowed are not numbers to compare.
+    const bool recorded = spec.json.contains("grads_iter1") && !spec.json.at("grads_iter1").is_null();
+    if (it == 0 && recorded && history[0].value("update_ok", true)) {
       input.on_gradients = [&](double unscale) {
         auto whole = train::gather_whole(*a, train::Part::main_grad);
         for (auto& [name, gradient] : whole) gradient = gradient.to(at::kDouble).mul_(unscale);

@@ -1,6 +1,8 @@
 #include "parity/spec.h"
 
 #include <fstream>
+#include <iterator>
+#include <regex>
 #include <set>
 
 #include "base/error.h"
@@ -66,13 +68,19 @@ void read_cfg(const Json& cfg, config::Config& c) {
   c.parallel.microbatch_group_size_per_vp_stage = cfg.value("microbatch_group_size_per_vp_stage", int64_t{0});
 }
 
+// Python writes NaN and Infinity into JSON; they become null.
+Json parse_with_nan(std::istream& stream) {
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return Json::parse(std::regex_replace(text, std::regex("([:\\[,]\\s*)-?(NaN|Infinity)"), "$1null"));
+}
+
 }  // namespace
 
 Spec read_spec(const std::string& path, int64_t nproc_override, const std::string& strategy_override) {
   std::ifstream stream(path);
   MPX_CHECK(stream.good(), "parity", "cannot read ", path);
   Spec spec;
-  spec.json = Json::parse(stream);
+  spec.json = parse_with_nan(stream);
   const Json& j = spec.json.at("config");
   refuse_unknown(j,
                  {"name",

@@ -16,13 +16,13 @@ struct Recorded {
 };
 
 // fp32: fixed, absolute (the gradient norm relative): rounding of a few thousand additions, and of other orders.
-// bf16 and fp16: `unit` is one rounding, 2^-9 or 2^-12 relative; the two programs round at some other places.
+// bf16 and fp16: `unit` is one rounding, 2^-8 or 2^-11 relative; the two programs round at some other places.
 class Tolerances {
  public:
   // `moved`: the sum of the run's learning rates, the farthest that Adam moves a parameter.
   Tolerances(const std::string& dtype, int64_t num_layers, double moved)
-      : unit_(dtype == "bf16"   ? 0x1p-9
-              : dtype == "fp16" ? 0x1p-12
+      : unit_(dtype == "bf16"   ? 0x1p-8
+              : dtype == "fp16" ? 0x1p-11
                                 : 0.0),
         num_layers_(num_layers),
         moved_(moved) {}
@@ -58,7 +58,7 @@ class Tolerances {
   bool half() const { return unit_ > 0; }
   double layers() const { return static_cast<double>(num_layers_); }
   double passed() const { return 3 * std::sqrt(16.0 * layers()) * unit_; }
-  double way() const { return 0.25 * moved_ * unit_ * 0x1p9; }
+  double way() const { return 0.25 * moved_ * unit_ * 0x1p8; }
   // Of a square matrix of so many elements.
   static double row(const Recorded& of) { return std::sqrt(static_cast<double>(of.numel)); }
   static double rms(const Recorded& of) {

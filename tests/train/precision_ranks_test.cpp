@@ -1,5 +1,5 @@
-// Mixed precision: overflows skip the step on every rank and leave everything as it was, gradients that are not finite
-// are named, and what changes no order of addition changes no bit.
+// Mixed precision: overflows skip the step on every rank and leave everything as it was, gradients that are not
+// finite are named, and what changes no order of addition changes no bit.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -110,7 +110,8 @@ TEST(Precision, PipelineStagesChangeNoBitInHalfPrecision) {
     for (const Cut& layout : {Cut{1, 2, 1, 1, false}, Cut{1, 2, 2, 1, false}}) {
       const Steps cut_up = run(config, layout, 3);
       // The first norm and update see gradients summed in the same order; so do all that follow.
-      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(cut_up.outcomes[i].loss, one.outcomes[i].loss) << dtype << " step " << i;
+      for (size_t i = 0; i < 3; ++i)
+        EXPECT_EQ(cut_up.outcomes[i].loss, one.outcomes[i].loss) << dtype << " step " << i;
     }
   }
 }
@@ -174,7 +175,8 @@ TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
         train::train_step(*a, {batches_of(*a, 0), 9, 0, false, {}});
       });
     } catch (const base::Error& error) { message = error.what(); }
-    for (const char* word : {"decoder.layers.2.mlp.linear_fc1.weight", "iteration 9", "microbatch 2", "rank", "optim.lr"})
+    for (const char* word :
+         {"decoder.layers.2.mlp.linear_fc1.weight", "iteration 9", "microbatch 2", "rank", "optim.lr"})
       EXPECT_NE(message.find(word), std::string::npos) << strategy << ": no '" << word << "' in: " << message;
   }
 }

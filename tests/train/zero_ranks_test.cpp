@@ -27,8 +27,9 @@ config::Config sharded(config::Config config, const Sharded& how) {
 
 std::string words(const Sharded& how) {
   return base::concat("ZeRO ", how.stage, " tp ", how.cut.tp, " pp ", how.cut.pp, " vpp ", how.cut.vpp, " dp ",
-                      how.cut.dp, " sp ", how.cut.sp, " instances ", how.instances, " recompute ", how.memory.recompute_granularity,
-                      how.memory.recompute_method, " offload ", how.memory.offload_activations);
+                      how.cut.dp, " sp ", how.cut.sp, " instances ", how.instances, " recompute ",
+                      how.memory.recompute_granularity, how.memory.recompute_method, " offload ",
+                      how.memory.offload_activations);
 }
 
 LayoutRun run(const config::Config& config, const Cut& layout, int steps = 3) {
@@ -132,7 +133,8 @@ TEST(Zero, LionEqualsOneRank) {
 TEST(Zero, MuonOnAnyLayoutWithoutShardingEqualsOneRank) {
   config::Config config = small_llama();
   config.optim.optimizer = "muon";
-  expect_equal_to_one_rank(config, {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 2, 2, false}, 0, 1}, {{1, 4, 1, 2, false}, 0, 1}});
+  expect_equal_to_one_rank(config,
+                           {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 2, 2, false}, 0, 1}, {{1, 4, 1, 2, false}, 0, 1}});
 }
 
 TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {

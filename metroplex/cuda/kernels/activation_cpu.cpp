@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/activation_math.h"
 #include "cuda/kernels/vector_math.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -8,57 +9,75 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr double kSqrtHalf = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
-constexpr double kSqrt2OverPi = 0.79788456080286535588, kCubic = 0.044715;
-
-template <class T>
-MPX_INLINE T sigmoid(T x) {
-  return T(1) / (T(1) + vector_exp(-x));
-}
+struct Math {
+  template <class T>
+  static MPX_INLINE T exp(T x) {
+    return vector_exp(x);
+  }
+  template <class T>
+  static MPX_INLINE T tanh(T x) {
+    return vector_tanh(x);
+  }
+  template <class T>
+  static MPX_INLINE T erf(T x) {
+    return vector_erf(x);
+  }
+};
 
 template <Activation kind, class T>
 MPX_INLINE T value(T x) {
-  if constexpr (kind == Activation::gelu) return T(0.5) * x * (T(1) + vector_erf(x * T(kSqrtHalf)));
-  if constexpr (kind == Activation::gelu_tanh)
-    return T(0.5) * x * (T(1) + vector_tanh(T(kSqrt2OverPi) * (x + T(kCubic) * x * x * x)));
-  if constexpr (kind == Activation::silu) return x * sigmoid(x);
-  if constexpr (kind == Activation::relu) return x > 0 ? x : T(0);
-  if constexpr (kind == Activation::squared_relu) return x > 0 ? x * x : T(0);
+  return activation_value<kind, Math>(x);
 }
-
 template <Activation kind, class T>
 MPX_INLINE T slope(T x) {
-  if constexpr (kind == Activation::gelu) {
-    return T(0.5) * (T(1) + vector_erf(x * T(kSqrtHalf))) + x * T(kInvSqrt2Pi) * vector_exp(T(-0.5) * x * x);
-  }
-  if constexpr (kind == Activation::gelu_tanh) {
-    const T t = vector_tanh(T(kSqrt2OverPi) * (x + T(kCubic) * x * x * x));
-    return T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * T(kSqrt2OverPi) * (T(1) + T(3 * kCubic) * x * x);
-  }
-  if constexpr (kind == Activation::silu) {
-    const T s = sigmoid(x);
-    return s * (T(1) + x * (T(1) - s));
-  }
-  if constexpr (kind == Activation::relu) return x > 0 ? T(1) : T(0);
-  if constexpr (kind == Activation::squared_relu) return x > 0 ? T(2) * x : T(0);
+  return activation_slope<kind, Math>(x);
 }
 
 template <Activation kind, bool gated, class T>
-MPX_INLINE void forward_row(T* __restrict x, const T* __restrict bias, T* __restrict out, int64_t width) {
-  if (bias != nullptr) {
-    for (int64_t i = 0; i < (gated ? 2 * width : width); ++i) x[i] += bias[i];
+MPX_INLINE void forward_row(T* __restrict x, const Wide<T>* __restrict bias, T* __restrict out, int64_t width) {
+  if constexpr (kIsHalf<T>) {
+    if (bias == nullptr) {
+      for (int64_t i = 0; i < width; ++i) {
+        const float y = value<kind>(load(x[i]));
+        out[i] = store<T>(gated ? y * load(x[width + i]) : y);
+      }
+      return;
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      const float y = value<kind>(load(x[i]) + bias[i]);
+      out[i] = store<T>(gated ? y * (load(x[width + i]) + bias[width + i]) : y);
+    }
+  } else {
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < (gated ? 2 * width : width); ++i) x[i] += bias[i];
+    }
+    for (int64_t i = 0; i < width; ++i) out[i] = gated ? value<kind>(x[i]) * x[width + i] : value<kind>(x[i]);
   }
-  for (int64_t i = 0; i < width; ++i) out[i] = gated ? value<kind>(x[i]) * x[width + i] : value<kind>(x[i]);
+}
+
+// `x` and `up` are in arithmetic types.
+template <Activation kind, bool gated, class T, class A>
+MPX_INLINE void gradient(A dy, A x, A up, T* __restrict dx, int64_t i, int64_t width) {
+  if constexpr (gated) {
+    dx[i] = store<T>(dy * up * slope<kind>(x));
+    dx[width + i] = store<T>(dy * value<kind>(x));
+  } else {
+    dx[i] = store<T>(dy * slope<kind>(x));
+  }
 }
 
 template <Activation kind, bool gated, class T>
-MPX_INLINE void backward_row(const T* __restrict dy, const T* __restrict x, T* __restrict dx, int64_t width) {
-  for (int64_t i = 0; i < width; ++i) {
-    if (gated) {
-      dx[i] = dy[i] * x[width + i] * slope<kind>(x[i]);
-      dx[width + i] = dy[i] * value<kind>(x[i]);
-    } else {
-      dx[i] = dy[i] * slope<kind>(x[i]);
+MPX_INLINE void backward_row(const T* __restrict dy, const T* __restrict x, const Wide<T>* __restrict bias,
+                             T* __restrict dx, int64_t width) {
+  if (kIsHalf<T> && bias != nullptr) {
+    for (int64_t i = 0; i < width; ++i) {
+      const Wide<T> up = gated ? load(x[width + i]) + bias[width + i] : Wide<T>(0);
+      gradient<kind, gated>(load(dy[i]), load(x[i]) + bias[i], up, dx, i, width);
+    }
+  } else {
+    for (int64_t i = 0; i < width; ++i) {
+      const Wide<T> up = gated ? load(x[width + i]) : Wide<T>(0);
+      gradient<kind, gated>(load(dy[i]), load(x[i]), up, dx, i, width);
     }
   }
 }
@@ -66,7 +85,8 @@ MPX_INLINE void backward_row(const T* __restrict dy, const T* __restrict x, T* _
 template <class T>
 struct Operands {
   T *x, *out;  // forward: x in place, out; backward: out = dx
-  const T *bias, *dy, *saved;
+  const Wide<T>* bias;
+  const T *dy, *saved;
 };
 
 template <bool forward, Activation kind, bool gated, class T>
@@ -76,7 +96,7 @@ MPX_INLINE void rows_loop(const Operands<T>& o, int64_t width, int64_t begin, in
     if constexpr (forward) {
       forward_row<kind, gated>(o.x + row * wide, o.bias, o.out + row * width, width);
     } else {
-      backward_row<kind, gated>(o.dy + row * width, o.saved + row * wide, o.out + row * wide, width);
+      backward_row<kind, gated>(o.dy + row * width, o.saved + row * wide, o.bias, o.out + row * wide, width);
     }
   }
 }
@@ -98,18 +118,18 @@ MPX_INLINE void dispatch(const Operands<T>& o, const ActivationShape& shape, int
 }
 
 // Not templates: the clones are made from these.
-MPX_VECTOR_CLONES void forward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) {
-  dispatch<true>(o, s, b, e);
-}
-MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const ActivationShape& s, int64_t b, int64_t e) {
-  dispatch<false>(o, s, b, e);
-}
-void forward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) {
-  dispatch<true>(o, s, b, e);
-}
-void backward_rows(const Operands<double>& o, const ActivationShape& s, int64_t b, int64_t e) {
-  dispatch<false>(o, s, b, e);
-}
+#define MPX_ROWS(clones, T)                                                                         \
+  clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t b, int64_t e) {  \
+    dispatch<true>(o, s, b, e);                                                                     \
+  }                                                                                                 \
+  clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t b, int64_t e) { \
+    dispatch<false>(o, s, b, e);                                                                    \
+  }
+MPX_ROWS(MPX_VECTOR_CLONES, float)
+MPX_ROWS(MPX_HALF_CLONES, Bf16)
+MPX_ROWS(MPX_HALF_CLONES, F16)
+MPX_ROWS(, double)
+#undef MPX_ROWS
 
 int64_t grain(const ActivationShape& shape) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
@@ -118,23 +138,22 @@ int64_t grain(const ActivationShape& shape) {
 }  // namespace
 
 template <class T>
-void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape) {
+void activation_forward(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape) {
   const Operands<T> o{x, out, bias, nullptr, nullptr};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
 }
 
 template <class T>
-void activation_backward(const T* dy, const T* x, T* dx, const ActivationShape& shape) {
-  const Operands<T> o{nullptr, dx, nullptr, dy, x};
+void activation_backward(const T* dy, const T* x, const Wide<T>* bias, T* dx, const ActivationShape& shape) {
+  const Operands<T> o{nullptr, dx, bias, dy, x};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                       \
-  template void activation_forward<T>(T*, const T*, T*, const ActivationShape&); \
-  template void activation_backward<T>(const T*, const T*, T*, const ActivationShape&)
-MPX_INSTANTIATE(float);
-MPX_INSTANTIATE(double);
+#define MPX_INSTANTIATE(T)                                                             \
+  template void activation_forward<T>(T*, const Wide<T>*, T*, const ActivationShape&); \
+  template void activation_backward<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

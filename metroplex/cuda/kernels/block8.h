@@ -42,8 +42,8 @@ constexpr MPX_INLINE uint32_t block8_round(uint32_t magnitude, uint32_t noise) {
 template <bool is_signed>
 constexpr MPX_INLINE float block8_scale(uint32_t largest) {
   if (largest >= kFloatInfinity) return std::numeric_limits<float>::quiet_NaN();
-  if (largest >= kBlock8LeastScale) return std::bit_cast<float>(largest & kFloatInfinity);
-  return is_signed || largest == 0 ? 0.0F : std::bit_cast<float>(kBlock8LeastScale);
+  if (largest >= kBlock8LeastScale) return __builtin_bit_cast(float, largest& kFloatInfinity);
+  return is_signed || largest == 0 ? 0.0F : __builtin_bit_cast(float, kBlock8LeastScale);
 }
 
 // What the codes of one block have in common. Not for scales that are 0 or NaN: all their codes are 0.
@@ -53,14 +53,15 @@ struct Block8Coder {
   float least;     // smallest magnitude in reach
 
   constexpr explicit Block8Coder(float scale)
-      : offset(static_cast<int32_t>(((std::bit_cast<uint32_t>(scale) >> 23) - (kBlock8Binades<is_signed> - 1)) << 3)),
-        least(std::bit_cast<float>(static_cast<uint32_t>(offset + 1) << kBlock8Cut)) {}
+      : offset(static_cast<int32_t>(((__builtin_bit_cast(uint32_t, scale) >> 23) - (kBlock8Binades<is_signed> - 1))
+                                    << 3)),
+        least(__builtin_bit_cast(float, static_cast<uint32_t>(offset + 1) << kBlock8Cut)) {}
 
   // `rounded` is block8_round of x's magnitude; `threshold` in [0, 1): a first moment below reach becomes `least` if
   // it is more than that share of it: 0.5, or a random number.
   constexpr MPX_INLINE uint8_t code(float x, uint32_t rounded, float threshold) const {
-    const uint32_t bits = std::bit_cast<uint32_t>(x), upper = rounded >> kBlock8Cut;
-    const auto limit = std::bit_cast<uint32_t>(least * threshold);
+    const uint32_t bits = __builtin_bit_cast(uint32_t, x), upper = rounded >> kBlock8Cut;
+    const auto limit = __builtin_bit_cast(uint32_t, least * threshold);
     const uint32_t below = is_signed ? if_less(limit, bits & ~kFloatSign, 1, 0) : rounded & 1;
     const uint32_t code = if_less(static_cast<uint32_t>(offset), upper, upper - static_cast<uint32_t>(offset), below);
     const uint32_t sign = is_signed ? if_less(0, code, (bits & kFloatSign) >> 24, 0) : 0;
@@ -74,7 +75,7 @@ constexpr MPX_INLINE float block8_decode(uint8_t code, float scale) {
   const uint32_t index = is_signed ? code & 0x7FU : code;
   const uint32_t unit = index == 0 ? 0U : (index + kOffset) << kBlock8Cut;
   const uint32_t sign = is_signed ? (code & 0x80U) << 24 : 0;
-  return std::bit_cast<float>(unit | sign) * scale;
+  return __builtin_bit_cast(float, unit | sign) * scale;
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -1,8 +1,13 @@
 // Cross entropy over logits split by columns: per-row statistics that are combined over the group, and a backward
-// that turns the logits into their gradient in place. T is float or double.
+// that turns the logits into their gradient in place. T is float, double, Bf16 or F16; the numbers of a row are
+// Wide<T>.
 #pragma once
 
 #include <cstdint>
+
+#include "cuda/kernels/half.h"
+
+struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 
@@ -12,25 +17,34 @@ struct LogitsShape {
   int64_t rows = 0, stride = 0, columns = 0;
 };
 
-template <class T>
+template <class A>
 struct RowStatistics {
-  T* maximum = nullptr;  // [rows]; -infinity without columns
-  T* exp_sum = nullptr;  // sum of exp(x - maximum)
-  T* target = nullptr;   // logit of the target, 0 where it is not here
-  T* sum = nullptr;      // sum of the logits, or null
+  A* maximum = nullptr;  // [rows]; -infinity without columns
+  A* exp_sum = nullptr;  // sum of exp(x - maximum)
+  A* target = nullptr;   // logit of the target, 0 where it is not here
+  A* sum = nullptr;      // sum of the logits, or null
 };
 template <class T>
-void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<T>& out,
+void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                               const LogitsShape& shape);
 
-template <class T>
+template <class A>
 struct CrossEntropyGradient {
-  const T* logsumexp = nullptr;       // [rows] over all ranks
-  const T* scale = nullptr;           // [rows] gradient of the row's loss
+  const A* logsumexp = nullptr;       // [rows] over all ranks
+  const A* scale = nullptr;           // [rows] gradient of the row's loss
   double on_target = 1, uniform = 0;  // gradient = scale * (softmax - on_target * [target] - uniform); padding 0
 };
 template <class T>
-void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<T>& gradient,
+void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                             const LogitsShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
+// launched.
+template <class T>
+void cross_entropy_statistics_cuda(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
+                                   const LogitsShape& shape, CUstream_st* stream);
+template <class T>
+void cross_entropy_backward_cuda(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
+                                 const LogitsShape& shape, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -11,16 +11,17 @@ namespace metroplex::cuda::kernels {
 namespace {
 
 template <class T>
-MPX_INLINE T lane_max(const T* __restrict x, int64_t n) {
+MPX_INLINE Wide<T> lane_max(const T* __restrict x, int64_t n) {
+  using A = Wide<T>;
   constexpr int64_t kLanes = 16;
-  T lanes[kLanes];
-  for (T& lane : lanes) lane = -std::numeric_limits<T>::infinity();
+  A lanes[kLanes];
+  for (A& lane : lanes) lane = -std::numeric_limits<A>::infinity();
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = load(x[i + l]) > lanes[l] ? load(x[i + l]) : lanes[l];
   }
-  T result = -std::numeric_limits<T>::infinity();
-  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
+  A result = -std::numeric_limits<A>::infinity();
+  for (; i < n; ++i) result = load(x[i]) > result ? load(x[i]) : result;
   for (int64_t l = 0; l < kLanes; ++l) result = lanes[l] > result ? lanes[l] : result;
   return result;
 }
@@ -29,60 +30,68 @@ template <class T>
 struct Operands {
   T* logits;
   const int64_t* targets;
-  RowStatistics<T> out;
-  CrossEntropyGradient<T> gradient;
+  RowStatistics<Wide<T>> out;
+  CrossEntropyGradient<Wide<T>> gradient;
 };
 
 template <class T>
 MPX_INLINE void statistics_loop(const Operands<T>& o, const LogitsShape& s, int64_t begin, int64_t end) {
+  using A = Wide<T>;
   for (int64_t row = begin; row < end; ++row) {
     const T* __restrict x = o.logits + row * s.stride;
-    const T maximum = lane_max(x, s.columns);
+    const A maximum = lane_max(x, s.columns);
     o.out.maximum[row] = maximum;
     // A NaN loses every comparison above but not here: the loss becomes NaN, as it must.
-    o.out.exp_sum[row] = lane_sum<T>(s.columns, [&](int64_t i) { return vector_exp(x[i] - maximum) + T(0) * x[i]; });
+    o.out.exp_sum[row] =
+        lane_sum<A>(s.columns, [&](int64_t i) { return vector_exp(load(x[i]) - maximum) + A(0) * load(x[i]); });
     const int64_t target = o.targets[row];
-    o.out.target[row] = target >= 0 && target < s.columns ? x[target] : T(0);
-    if (o.out.sum != nullptr) o.out.sum[row] = lane_sum<T>(s.columns, [&](int64_t i) { return x[i]; });
+    o.out.target[row] = target >= 0 && target < s.columns ? load(x[target]) : A(0);
+    if (o.out.sum != nullptr) o.out.sum[row] = lane_sum<A>(s.columns, [&](int64_t i) { return load(x[i]); });
   }
 }
 
 template <class T>
 MPX_INLINE void backward_loop(const Operands<T>& o, const LogitsShape& s, int64_t begin, int64_t end) {
-  const T uniform = static_cast<T>(o.gradient.uniform);
+  using A = Wide<T>;
+  const A uniform = static_cast<A>(o.gradient.uniform);
   for (int64_t row = begin; row < end; ++row) {
     T* __restrict x = o.logits + row * s.stride;
-    const T logsumexp = o.gradient.logsumexp[row], scale = o.gradient.scale[row];
-    if (scale == T(0)) {
-      for (int64_t i = 0; i < s.stride; ++i) x[i] = T(0);
+    const A logsumexp = o.gradient.logsumexp[row], scale = o.gradient.scale[row];
+    if (scale == A(0)) {
+      for (int64_t i = 0; i < s.stride; ++i) x[i] = store<T>(A(0));
       continue;
     }
-    for (int64_t i = 0; i < s.columns; ++i) x[i] = scale * (vector_exp(x[i] - logsumexp) - uniform);
-    for (int64_t i = s.columns; i < s.stride; ++i) x[i] = T(0);
     const int64_t target = o.targets[row];
-    if (target >= 0 && target < s.columns) x[target] -= scale * static_cast<T>(o.gradient.on_target);
+    const bool here = target >= 0 && target < s.columns;
+    // Before it is rounded to a half type: the two parts of the target's gradient may nearly cancel.
+    A at_target = here ? scale * (vector_exp(load(x[target]) - logsumexp) - uniform) : A(0);
+    for (int64_t i = 0; i < s.columns; ++i) x[i] = store<T>(scale * (vector_exp(load(x[i]) - logsumexp) - uniform));
+    for (int64_t i = s.columns; i < s.stride; ++i) x[i] = store<T>(A(0));
+    if (!here) continue;
+    if constexpr (!kIsHalf<T>) at_target = x[target];
+    x[target] = store<T>(at_target - scale * static_cast<A>(o.gradient.on_target));
   }
 }
 
-MPX_VECTOR_CLONES void statistics_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) {
-  statistics_loop(o, s, b, e);
-}
-MPX_VECTOR_CLONES void backward_rows(const Operands<float>& o, const LogitsShape& s, int64_t b, int64_t e) {
-  backward_loop(o, s, b, e);
-}
-void statistics_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) {
-  statistics_loop(o, s, b, e);
-}
-void backward_rows(const Operands<double>& o, const LogitsShape& s, int64_t b, int64_t e) {
-  backward_loop(o, s, b, e);
-}
+#define MPX_ROWS(clones, T)                                                                       \
+  clones void statistics_rows(const Operands<T>& o, const LogitsShape& s, int64_t b, int64_t e) { \
+    statistics_loop(o, s, b, e);                                                                  \
+  }                                                                                               \
+  clones void backward_rows(const Operands<T>& o, const LogitsShape& s, int64_t b, int64_t e) {   \
+    backward_loop(o, s, b, e);                                                                    \
+  }
+MPX_ROWS(MPX_VECTOR_CLONES, float)
+MPX_ROWS(MPX_HALF_CLONES, Bf16)
+MPX_ROWS(MPX_HALF_CLONES, F16)
+MPX_ROWS(, double)
+#undef MPX_ROWS
 
 int64_t grain(const LogitsShape& shape) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.stride)); }
 
 }  // namespace
 
 template <class T>
-void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<T>& out,
+void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                               const LogitsShape& shape) {
   const Operands<T> o{const_cast<T*>(logits), targets, out, {}};
   at::parallel_for(0, shape.rows, grain(shape),
@@ -90,17 +99,18 @@ void cross_entropy_statistics(const T* logits, const int64_t* targets, const Row
 }
 
 template <class T>
-void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<T>& gradient,
+void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                             const LogitsShape& shape) {
   const Operands<T> o{logits, targets, {}, gradient};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                                                          \
-  template void cross_entropy_statistics<T>(const T*, const int64_t*, const RowStatistics<T>&, const LogitsShape&); \
-  template void cross_entropy_backward<T>(T*, const int64_t*, const CrossEntropyGradient<T>&, const LogitsShape&)
-MPX_INSTANTIATE(float);
-MPX_INSTANTIATE(double);
+#define MPX_INSTANTIATE(T)                                                                           \
+  template void cross_entropy_statistics<T>(const T*, const int64_t*, const RowStatistics<Wide<T>>&, \
+                                            const LogitsShape&);                                     \
+  template void cross_entropy_backward<T>(T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&,  \
+                                          const LogitsShape&)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

@@ -5,9 +5,10 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-template <class T>
+template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
-    bias_dropout_add_kernel(DropoutOperands<T> operands, DropoutShape shape, DropoutFactor<T> factor, int64_t items) {
+    bias_dropout_add_kernel(DropoutOperands<In, Out> operands, DropoutShape shape, DropoutFactor<Wide<In>> factor,
+                            int64_t items) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     dropout_block(operands, shape, factor, item);
@@ -16,19 +17,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-template <class T>
-void bias_dropout_add_cuda(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape,
-                           CUstream_st* stream) {
+template <class In, class Out>
+void bias_dropout_add_cuda(const In* x, const Wide<In>* bias, const Out* residual, Out* out,
+                           const DropoutShape& shape, CUstream_st* stream) {
   const int64_t items = shape.num_rows * dropout_blocks_per_row(shape.width);
   if (shape.num_rows == 0 || shape.width == 0) return;
-  bias_dropout_add_kernel<T><<<blocks_for(items), kThreads, 0, stream>>>({x, bias, residual, out}, shape,
-                                                                         DropoutFactor<T>(shape.probability), items);
+  bias_dropout_add_kernel<In, Out><<<blocks_for(items), kThreads, 0, stream>>>(
+      {x, bias, residual, out}, shape, DropoutFactor<Wide<In>>(shape.probability), items);
   check_launch("bias_dropout_add");
 }
 
-#define MPX_INSTANTIATE(T) \
-  template void bias_dropout_add_cuda<T>(const T*, const T*, const T*, T*, const DropoutShape&, CUstream_st*)
-MPX_INSTANTIATE(float);
-MPX_INSTANTIATE(double);
+#define MPX_INSTANTIATE(In, Out)                                                                                  \
+  template void bias_dropout_add_cuda<In, Out>(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, \
+                                               CUstream_st*)
+MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

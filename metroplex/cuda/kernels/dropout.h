@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/half.h"
+
 struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
@@ -22,15 +24,16 @@ struct DropoutShape {
 };
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
-// be x. With probability 0 no mask is drawn and `rows` is not read.
-template <class T>
-void bias_dropout_add(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape);
+// be x. With probability 0 no mask is drawn and `rows` is not read. Element types as in half.h; In and Out are equal,
+// or one is half and the other the fp32 of the residual stream.
+template <class In, class Out = In>
+void bias_dropout_add(const In* x, const Wide<In>* bias, const Out* residual, Out* out, const DropoutShape& shape);
 
 // The same on a GPU, enqueued on `stream`; all pointers, shape.rows too, are of the device. Draws the mask of its CPU
 // twin; kept values may differ from it by the rounding of one product (fused multiply-add). base::Error("cuda", ...)
 // when nothing was launched.
-template <class T>
-void bias_dropout_add_cuda(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape,
-                           CUstream_st* stream);
+template <class In, class Out = In>
+void bias_dropout_add_cuda(const In* x, const Wide<In>* bias, const Out* residual, Out* out,
+                           const DropoutShape& shape, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -11,10 +11,12 @@ namespace metroplex::cuda::kernels {
 
 constexpr int64_t kPhiloxWords = 4;
 
-template <class T>
+template <class In, class Out = In>
 struct DropoutOperands {
-  const T *x, *bias, *residual;
-  T* out;
+  const In* x;
+  const Wide<In>* bias;
+  const Out* residual;
+  Out* out;
 };
 
 // What does not change from block to block.
@@ -32,9 +34,10 @@ struct DropoutFactor {
 constexpr int64_t dropout_blocks_per_row(int64_t width) { return (width + 2 * (kPhiloxWords - 1)) / kPhiloxWords; }
 
 // Work item `item` of num_rows * dropout_blocks_per_row(width).
-template <class T>
-constexpr void dropout_block(const DropoutOperands<T>& o, const DropoutShape& shape, const DropoutFactor<T>& factor,
-                             int64_t item) {
+template <class In, class Out>
+constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutShape& shape,
+                             const DropoutFactor<Wide<In>>& factor, int64_t item) {
+  using T = Wide<In>;
   const int64_t blocks = dropout_blocks_per_row(shape.width), row = item / blocks, block = item % blocks;
   const bool draws = shape.probability > 0;
   const DropoutRow where = draws ? shape.rows[row] : DropoutRow{};
@@ -48,9 +51,9 @@ constexpr void dropout_block(const DropoutOperands<T>& o, const DropoutShape& sh
     const int64_t e = first + lane;
     if (e < 0 || e >= shape.width) continue;
     const int64_t at = row * shape.width + e;
-    T value = o.bias != nullptr ? o.x[at] + o.bias[e] : o.x[at];
+    T value = o.bias != nullptr ? load(o.x[at]) + o.bias[e] : load(o.x[at]);
     if (draws) value *= (bits[static_cast<size_t>(lane)] >> 8) < factor.threshold ? T(0) : factor.scale;
-    o.out[at] = o.residual != nullptr ? value + o.residual[at] : value;
+    o.out[at] = store<Out>(o.residual != nullptr ? value + load(o.residual[at]) : value);
   }
 }
 

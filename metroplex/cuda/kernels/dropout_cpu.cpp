@@ -43,10 +43,12 @@ MPX_INLINE void philox_blocks(uint64_t key, uint64_t first, uint64_t high, uint3
   }
 }
 
-template <class T>
+template <class In, class Out>
 struct Operands {
-  const T *x, *bias, *residual;
-  T* out;
+  const In* x;
+  const Wide<In>* bias;
+  const Out* residual;
+  Out* out;
 };
 
 // factor[e] = 0 or 1 / (1 - p).
@@ -63,46 +65,55 @@ MPX_INLINE void draw_row(const DropoutShape& s, const DropoutRow& row, T* __rest
   }
 }
 
-template <class T>
-MPX_INLINE void rows_loop(const Operands<T>& o, const DropoutShape& s, T* __restrict factor, int64_t begin,
-                          int64_t end) {
+template <class In, class Out>
+MPX_INLINE void rows_loop(const Operands<In, Out>& o, const DropoutShape& s, Wide<In>* __restrict factor,
+                          int64_t begin, int64_t end) {
+  using T = Wide<In>;
   for (int64_t r = begin; r < end; ++r) {
-    const T* x = o.x + r * s.width;
-    const T* residual = o.residual + r * s.width;
-    T* out = o.out + r * s.width;
+    const In* x = o.x + r * s.width;
+    const Out* residual = o.residual + r * s.width;
+    Out* out = o.out + r * s.width;
     if (s.probability > 0) draw_row(s, s.rows[r], factor);
     if (o.bias != nullptr && o.residual != nullptr && s.probability == 0) {
-      for (int64_t i = 0; i < s.width; ++i) out[i] = x[i] + o.bias[i] + residual[i];
+      for (int64_t i = 0; i < s.width; ++i) out[i] = store<Out>(load(x[i]) + o.bias[i] + load(residual[i]));
       continue;
     }
     for (int64_t i = 0; i < s.width; ++i) {
-      T value = o.bias != nullptr ? x[i] + o.bias[i] : x[i];
+      T value = o.bias != nullptr ? load(x[i]) + o.bias[i] : load(x[i]);
       if (s.probability > 0) value *= factor[i];
-      out[i] = o.residual != nullptr ? value + residual[i] : value;
+      out[i] = store<Out>(o.residual != nullptr ? value + load(residual[i]) : value);
     }
   }
 }
 
-MPX_VECTOR_CLONES void run_rows(const Operands<float>& o, const DropoutShape& s, float* f, int64_t b, int64_t e) {
-  rows_loop(o, s, f, b, e);
-}
-MPX_VECTOR_CLONES void run_rows(const Operands<double>& o, const DropoutShape& s, double* f, int64_t b, int64_t e) {
-  rows_loop(o, s, f, b, e);
-}
+#define MPX_ROWS(clones, In, Out)                                                                              \
+  clones void run_rows(const Operands<In, Out>& o, const DropoutShape& s, Wide<In>* f, int64_t b, int64_t e) { \
+    rows_loop(o, s, f, b, e);                                                                                  \
+  }
+MPX_ROWS(MPX_VECTOR_CLONES, float, float)
+MPX_ROWS(MPX_VECTOR_CLONES, double, double)
+MPX_ROWS(MPX_HALF_CLONES, Bf16, Bf16)
+MPX_ROWS(MPX_HALF_CLONES, F16, F16)
+MPX_ROWS(MPX_HALF_CLONES, Bf16, float)
+MPX_ROWS(MPX_HALF_CLONES, F16, float)
+MPX_ROWS(MPX_HALF_CLONES, float, Bf16)
+MPX_ROWS(MPX_HALF_CLONES, float, F16)
+#undef MPX_ROWS
 
 }  // namespace
 
-template <class T>
-void bias_dropout_add(const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape) {
-  const Operands<T> o{x, bias, residual, out};
+template <class In, class Out>
+void bias_dropout_add(const In* x, const Wide<In>* bias, const Out* residual, Out* out, const DropoutShape& shape) {
+  const Operands<In, Out> o{x, bias, residual, out};
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.width));
   at::parallel_for(0, shape.num_rows, grain, [&](int64_t begin, int64_t end) {
-    std::vector<T> factor(shape.probability > 0 ? static_cast<size_t>(shape.width) : 0);
+    std::vector<Wide<In>> factor(shape.probability > 0 ? static_cast<size_t>(shape.width) : 0);
     run_rows(o, shape, factor.data(), begin, end);
   });
 }
 
-template void bias_dropout_add<float>(const float*, const float*, const float*, float*, const DropoutShape&);
-template void bias_dropout_add<double>(const double*, const double*, const double*, double*, const DropoutShape&);
+#define MPX_INSTANTIATE(In, Out) \
+  template void bias_dropout_add<In, Out>(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&)
+MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

@@ -1,7 +1,9 @@
-// Rows of a table by index, and the gradient back into the table. T is float or double.
+// Rows of a table by index, and the gradient back into the table. Element types as in half.h.
 #pragma once
 
 #include <cstdint>
+
+#include "cuda/kernels/half.h"
 
 namespace metroplex::cuda::kernels {
 
@@ -13,8 +15,8 @@ struct TableShape {
 // out[i] = table[indices[i]], or out[i] += with `add`.
 template <class T>
 void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape);
-// table[indices[i]] += dout[i], in the order of i.
-template <class T>
-void scatter_add_rows(T* table, const int64_t* indices, const T* dout, const TableShape& shape);
+// table[indices[i]] += dout[i], in the order of i. Dout is as Table, or half where Table is float.
+template <class Table, class Dout>
+void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, const TableShape& shape);
 
 }  // namespace metroplex::cuda::kernels

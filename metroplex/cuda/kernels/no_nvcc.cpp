@@ -1,9 +1,13 @@
 // Stands in for all .cu files where there is no nvcc.
 #include "base/error.h"
+#include "cuda/kernels/activation.h"
 #include "cuda/kernels/compiled.h"
+#include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
+#include "cuda/kernels/norm.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/rope.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -18,15 +22,66 @@ namespace {
 
 bool compiled() { return false; }
 
-template <class T>
-void bias_dropout_add_cuda(const T*, const T*, const T*, T*, const DropoutShape&, CUstream_st*) {
+template <class In, class Out>
+void bias_dropout_add_cuda(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, CUstream_st*) {
   no_kernel("bias_dropout_add");
 }
 
-#define MPX_INSTANTIATE(T) \
-  template void bias_dropout_add_cuda<T>(const T*, const T*, const T*, T*, const DropoutShape&, CUstream_st*)
-MPX_INSTANTIATE(float);
-MPX_INSTANTIATE(double);
+template <class T>
+void activation_forward_cuda(T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*) {
+  no_kernel("activation");
+}
+template <class T>
+void activation_backward_cuda(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*) {
+  no_kernel("activation");
+}
+template <class T>
+void rope_cuda(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*) {
+  no_kernel("rope");
+}
+template <class T>
+void cross_entropy_statistics_cuda(const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&,
+                                   CUstream_st*) {
+  no_kernel("cross_entropy_statistics");
+}
+template <class T>
+void cross_entropy_backward_cuda(T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&, const LogitsShape&,
+                                 CUstream_st*) {
+  no_kernel("cross_entropy_backward");
+}
+template <class In, class Out>
+void norm_forward_cuda(const In*, const Wide<In>*, const Wide<In>*, Out*, Wide<In>*, Wide<In>*, const NormShape&,
+                       CUstream_st*) {
+  no_kernel("norm_forward");
+}
+template <class In, class Out>
+void norm_backward_cuda(const Out*, const In*, const Wide<In>*, const Wide<In>*, const Wide<In>*,
+                        const NormGradients<In>&, Wide<In>*, const NormShape&, CUstream_st*) {
+  no_kernel("norm_backward");
+}
+
+#define MPX_ELEMENT(T)                                                                                      \
+  template void activation_forward_cuda<T>(T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*);   \
+  template void activation_backward_cuda<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, \
+                                            CUstream_st*);                                                  \
+  template void rope_cuda<T>(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*);      \
+  template void cross_entropy_statistics_cuda<T>(const T*, const int64_t*, const RowStatistics<Wide<T>>&,   \
+                                                 const LogitsShape&, CUstream_st*);                         \
+  template void cross_entropy_backward_cuda<T>(T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&,    \
+                                               const LogitsShape&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_ELEMENT);
+#define MPX_PAIR(Out, In)                                                                                           \
+  template void norm_forward_cuda<In, Out>(const In*, const Wide<In>*, const Wide<In>*, Out*, Wide<In>*, Wide<In>*, \
+                                           const NormShape&, CUstream_st*);                                         \
+  template void norm_backward_cuda<In, Out>(const Out*, const In*, const Wide<In>*, const Wide<In>*,                \
+                                            const Wide<In>*, const NormGradients<In>&, Wide<In>*, const NormShape&, \
+                                            CUstream_st*)
+MPX_FOR_ELEMENT_PAIRS(MPX_PAIR);
+
+#define MPX_INSTANTIATE(In, Out)                                                                                  \
+  template void bias_dropout_add_cuda<In, Out>(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, \
+                                               CUstream_st*)
+MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
 
 void gradient_sums_cuda(const void*, Number, int64_t, const GradientSumsPlace&, CUstream_st*) {
   no_kernel("gradient_sums");

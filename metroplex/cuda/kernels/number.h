@@ -1,8 +1,8 @@
 // How an array of numbers is stored, and the conversion of single ones: bf16 and fp16 are kept as their bits. Without
-// branches, so that loops over them become vector code; constexpr, so that the device has the same.
+// branches, so that loops over them become vector code; constexpr, so that the device has the same. The builtin and
+// not std::bit_cast, which is not inlined into code under another #pragma GCC optimize.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "cuda/kernels/vector_math.h"
@@ -32,34 +32,35 @@ constexpr MPX_INLINE uint32_t if_nan(uint32_t bits, uint32_t yes, uint32_t no) {
 }
 
 constexpr MPX_INLINE float bf16_to_float(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
 }
 
 // To the nearest, ties to even.
 constexpr MPX_INLINE uint16_t float_to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return static_cast<uint16_t>(if_nan(bits, 0x7FC0, rounded));
 }
 // Up in magnitude with the probability of what would be cut off. `noise`: 16 random bits. A bf16 value stays itself.
 constexpr MPX_INLINE uint16_t float_to_bf16(float x, uint32_t noise) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
   return static_cast<uint16_t>(if_nan(bits, 0x7FC0, (bits + noise) >> 16));
 }
 
 constexpr MPX_INLINE float f16_to_float(uint16_t half) {
   constexpr uint32_t kLeastNormal = 0x0400U << 13, kLargest = 0x7BFFU << 13, kRebias = (127U - 15U) << 23;
   const uint32_t magnitude = (half & 0x7FFFU) << 13;
-  const float tiny = std::bit_cast<float>(magnitude + kRebias + (1U << 23)) - std::bit_cast<float>(113U << 23);
+  const float tiny =
+      __builtin_bit_cast(float, magnitude + kRebias + (1U << 23)) - __builtin_bit_cast(float, 113U << 23);
   const uint32_t large = magnitude + kRebias + if_less(kLargest, magnitude, kRebias, 0);
-  const uint32_t bits = if_less(magnitude, kLeastNormal, std::bit_cast<uint32_t>(tiny), large);
-  return std::bit_cast<float>(bits | (half & 0x8000U) << 16);
+  const uint32_t bits = if_less(magnitude, kLeastNormal, __builtin_bit_cast(uint32_t, tiny), large);
+  return __builtin_bit_cast(float, bits | (half & 0x8000U) << 16);
 }
 
 // To the nearest, ties to even; from 65520 on infinity.
 constexpr MPX_INLINE uint16_t float_to_f16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & ~kFloatSign;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x), magnitude = bits & ~kFloatSign;
   // Below 2^-14 the addition of 0.5 leaves the rounded multiple of 2^-24 in the low bits.
-  const uint32_t tiny = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+  const uint32_t tiny = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5F) - 0x3F000000U;
   const uint32_t normal = (magnitude - ((127U - 15U) << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
   const uint32_t finite = if_less(magnitude, 113U << 23, tiny, normal);
   const uint32_t result = if_less(magnitude, 143U << 23, finite, 0x7C00);
@@ -73,12 +74,12 @@ struct SplitFloat {
   uint16_t param, remainder;
 };
 constexpr MPX_INLINE SplitFloat split_float(float x) {
-  const uint32_t raw = std::bit_cast<uint32_t>(x), bits = if_nan(raw, 0x7FC00000, raw);
+  const uint32_t raw = __builtin_bit_cast(uint32_t, x), bits = if_nan(raw, 0x7FC00000, raw);
   return {static_cast<uint16_t>((bits + 0x8000) >> 16), static_cast<uint16_t>(bits)};
 }
 constexpr MPX_INLINE float join_float(uint16_t param, uint16_t remainder) {
   const uint32_t low = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(remainder)));
-  return std::bit_cast<float>((static_cast<uint32_t>(param) << 16) + low);
+  return __builtin_bit_cast(float, (static_cast<uint32_t>(param) << 16) + low);
 }
 
 // 32 random bits for an element: a function of where it is, not of a stream. `key` is mixed_key of what names the

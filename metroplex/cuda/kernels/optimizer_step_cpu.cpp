@@ -109,7 +109,9 @@ MPX_INLINE void update_tiles(const OptimizerRange& r, const Update& update, int6
     if constexpr (Update::kMoments > 1) second = opened_moment<false>(r.second, at, n, b.second);
     update_tile(update, n, grad, main, first, second);
     if constexpr (sizeof(T) == sizeof(float)) {
-      const NoiseWords noise = Update::kMoments > 0 ? drawn(r, r.noise_key, at, n, b.noise) : nullptr;
+      const bool narrow = (Update::kMoments > 0 && r.first.number != Number::f32) ||
+                          (Update::kMoments > 1 && r.second.number != Number::f32);
+      const NoiseWords noise = narrow ? drawn(r, r.noise_key, at, n, b.noise) : nullptr;
       if constexpr (Update::kMoments > 0) close_moment<true>(r.first, at, n, first, noise);
       if constexpr (Update::kMoments > 1) close_moment<false>(r.second, at, n, second, noise);
       close_main(r, at, n, main, b.noise);

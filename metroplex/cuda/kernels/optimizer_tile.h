@@ -69,7 +69,7 @@ MPX_INLINE float encode_block8(const float* __restrict from, int64_t n, NoiseWor
                                uint8_t* __restrict codes) {
   uint32_t rounded[kBlock8], largest = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = std::bit_cast<uint32_t>(from[i]) & ~kFloatSign;
+    const uint32_t magnitude = __builtin_bit_cast(uint32_t, from[i]) & ~kFloatSign;
     rounded[i] =
         noise == nullptr ? block8_round(magnitude) : block8_round(magnitude, noise_half<is_signed>(noise[i]));
     largest = std::max(largest, rounded[i]);

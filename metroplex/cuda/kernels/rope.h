@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/half.h"
+
+struct CUstream_st;  // what cudaStream_t points to
+
 namespace metroplex::cuda::kernels {
 
 // Element [s][b][head][i] lies at s * stride_s + b * stride_b + head * stride_head + i.
@@ -14,6 +18,12 @@ struct RopeShape {
 
 // cos, sin [sequence, rotary / 2]. direction +1 turns forward, -1 back (the gradient).
 template <class T>
-void rope(T* x, const T* cos, const T* sin, int direction, const RopeShape& shape);
+void rope(T* x, const Wide<T>* cos, const Wide<T>* sin, int direction, const RopeShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
+// launched.
+template <class T>
+void rope_cuda(T* x, const Wide<T>* cos, const Wide<T>* sin, int direction, const RopeShape& shape,
+               CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

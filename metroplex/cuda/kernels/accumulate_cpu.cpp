@@ -1,0 +1,45 @@
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/kernels/accumulate.h"
+
+#pragma GCC optimize("O3,no-math-errno,no-trapping-math")
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+template <class T>
+MPX_INLINE void add_loop(float* __restrict out, const T* __restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] += load(x[i]);
+}
+
+MPX_HALF_CLONES void add_row(float* out, const Bf16* x, int64_t n) { add_loop(out, x, n); }
+MPX_HALF_CLONES void add_row(float* out, const F16* x, int64_t n) { add_loop(out, x, n); }
+
+}  // namespace
+
+template <class T>
+void add_elements(float* out, const T* x, int64_t n) {
+  at::parallel_for(0, n, 32768, [&](int64_t begin, int64_t end) { add_row(out + begin, x + begin, end - begin); });
+}
+
+template <class T>
+void add_column_sums(float* out, const T* x, int64_t rows, int64_t width) {
+  at::parallel_for(0, width, std::max<int64_t>(64, 65536 / std::max<int64_t>(1, rows)),
+                   [&](int64_t begin, int64_t end) {
+                     std::vector<float> sums(static_cast<size_t>(end - begin));
+                     for (int64_t row = 0; row < rows; ++row)
+                       add_row(sums.data(), x + row * width + begin, end - begin);
+                     for (int64_t i = begin; i < end; ++i) out[i] += sums[static_cast<size_t>(i - begin)];
+                   });
+}
+
+#define MPX_INSTANTIATE(T)                                  \
+  template void add_elements<T>(float*, const T*, int64_t); \
+  template void add_column_sums<T>(float*, const T*, int64_t, int64_t)
+MPX_INSTANTIATE(Bf16);
+MPX_INSTANTIATE(F16);
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,156 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "plan/memory_parts.h"
+#include "plan/memory_replay.h"
+#include "plan/schedules/registry.h"
+#include "topology/rank_grid.h"
+
+namespace metroplex::plan {
+namespace {
+
+constexpr int64_t kStateBlock = 256;  // 8-bit numbers that share an fp32 scale
+
+struct Place {
+  int64_t pp = 0, dp = 1;
+  int64_t shard_size = 1, shard_index = 0;  // of the ranks that share state between them
+};
+
+Place place_of(const MemoryRequest& request) {
+  using topology::Axis;
+  const topology::RankGrid grid(request.world_size, request.config.parallel);
+  Place place;
+  place.pp = grid.coordinates(request.rank).pp;
+  place.dp = grid.size(Axis::dp);
+  if (request.config.parallel.zero_stage() == 0) return place;
+  const topology::AxisSet axes{Axis::dp, Axis::cp};
+  place.shard_size = grid.size(axes) / request.config.parallel.num_distributed_optimizer_instances;
+  place.shard_index = grid.index_in_group(request.rank, axes) % place.shard_size;
+  return place;
+}
+
+FlatRequest flat_request(const config::Config& config, const Place& place) {
+  const config::Parallel& p = config.parallel;
+  FlatRequest request;
+  request.zero_stage = p.zero_stage();
+  request.parts = place.shard_size;
+  request.index = place.shard_index;
+  const bool cut = p.overlap_grad_reduce || request.zero_stage == 2;
+  request.bucket_size = request.zero_stage == 3 || !cut ? 0 : p.ddp_bucket_size;
+  return request;
+}
+
+PipelineTable table_of(const config::Config& config, size_t chunks, int64_t num_microbatches) {
+  const config::Parallel& p = config.parallel;
+  ScheduleRequest request;
+  request.num_stages = static_cast<int>(p.pp());
+  request.num_chunks = static_cast<int>(chunks);
+  request.num_microbatches = static_cast<int>(num_microbatches);
+  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
+  request.overlap_p2p = p.overlap_p2p_comm;
+  return build_schedule(p.pipeline_schedule, request);
+}
+
+int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {
+  if (fp64) return 8 * size;
+  if (dtype == "8bit") return size + 4 * ((size + kStateBlock - 1) / kStateBlock);
+  return (dtype == "bf16" ? 2 : 4) * size;
+}
+
+// Main parameters and moments of `size` elements of one parameter.
+void add_state(const config::Config& config, const PartParam& param, int64_t size, MemoryUse& use) {
+  const config::Optim& o = config.optim;
+  const config::Precision& precision = config.precision;
+  const bool fp64 = precision.params_dtype == "fp64";
+  const bool matrix = o.optimizer == "muon" && param.shape.size() == 2 && !param.embedding_or_output;
+  if (matrix) {
+    if (precision.half()) use.main_parameters += 4 * size;
+    use.moments += (fp64 ? 8 : 4) * size;
+    return;
+  }
+  const bool in_place = !precision.half() || (precision.params_dtype == "bf16" && o.main_params_dtype == "bf16");
+  if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
+  if (o.optimizer == "sgd") {
+    if (o.sgd_momentum != 0) use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
+    return;
+  }
+  use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
+  if (o.optimizer != "lion") use.moments += state_bytes(size, o.exp_avg_sq_dtype, fp64);
+}
+
+// Newton-Schulz: the matrix, two products and the result, wide.
+int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
+  int64_t largest = 0;
+  for (const PartParam& param : parts.params) {
+    const bool matrix = param.shape.size() == 2 && !param.embedding_or_output;
+    if (matrix) largest = std::max(largest, param.numel() * config.parallel.tp());
+  }
+  return config.optim.optimizer == "muon" ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
+}
+
+// A weight gradient of half type is a product of its own, made wide, before it is added to a wide main gradient.
+int64_t gradient_working(const RankParts& parts, int64_t element, int64_t gradient) {
+  int64_t largest = 0;
+  for (const PartParam& param : parts.params) largest = std::max(largest, param.numel());
+  return element == gradient ? 0 : largest * (element + gradient);
+}
+
+int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
+  std::vector<int64_t> units{0, 0};
+  size_t param = 0;
+  for (const PartChunk& chunk : parts.chunks) {
+    for (const PartSegment& segment : chunk.segments) {
+      int64_t size = 0;
+      size_t last = flat.buckets.size();
+      for (size_t i = 0; i < segment.num_own; ++i, ++param) {
+        if (flat.bucket_of[param] != last) size += flat.buckets[flat.bucket_of[param]].size;
+        last = flat.bucket_of[param];
+      }
+      units.push_back(size);
+    }
+  }
+  std::sort(units.rbegin(), units.rend());
+  return units[0] + units[1];
+}
+
+}  // namespace
+
+MemoryPrediction predict_memory(const MemoryRequest& request) {
+  const config::Config& config = request.config;
+  const Place place = place_of(request);
+  const RankParts parts = rank_parts(config, place.pp, request.vocab_size);
+  const FlatBuckets flat = flat_buckets(parts, flat_request(config, place));
+  const int zero = config.parallel.zero_stage();
+  const int64_t element = element_bytes(config.precision.params_dtype);
+  const bool as_params = config.precision.main_grads_dtype == "params" || config.precision.params_dtype == "fp64";
+  const int64_t gradient = as_params ? element : 4;
+
+  MemoryPrediction out;
+  for (const PartParam& param : parts.params) out.use.parameters += param.numel() * element;
+  if (zero > 0) out.use.parameters = (zero == 3 ? flat.own_numel : flat.numel) * element;
+  out.use.gradients = (zero >= 2 ? flat.own_numel : flat.numel) * gradient;
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    if (flat.own[i] > 0) add_state(config, parts.params[i], flat.own[i], out.use);
+  }
+
+  int64_t count = request.num_microbatches;
+  if (count == 0) count = config.train.global_batch_size / (config.train.micro_batch_size * place.dp);
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
+            " gives no microbatch for every data-parallel rank; raise it");
+  const ReplayRequest replay{&parts, &flat, &config, static_cast<int>(place.pp), gradient};
+  const ReplayPeaks peaks = replay_memory(table_of(config, parts.chunks.size(), count), replay);
+  out.borders = peaks.borders;
+  out.gathered = peaks.gathered_elements * element;
+  out.gradient_buckets = peaks.gradient_buckets;
+  out.largest_units = zero == 3 ? two_largest(parts, flat) * element : 0;
+  out.use.activations = peaks.activations + peaks.borders;
+  out.use.communication = out.gathered + out.gradient_buckets;
+  out.use.workspace =
+      std::max(peaks.working + gradient_working(parts, element, gradient), optimizer_working(config, parts));
+  return out;
+}
+
+}  // namespace metroplex::plan

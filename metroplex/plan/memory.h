@@ -1,0 +1,59 @@
+// What a configuration predicts every rank to hold, in bytes, before anything runs: docs/memory.md derives the
+// formula. Parameters, gradients and optimizer state are exact; so are activations and border tensors between two
+// actions of the pipeline; communication buffers are what can exist at most; workspace is a rough guess.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "config/config.h"
+
+namespace metroplex::plan {
+
+struct MemoryUse {
+  int64_t parameters = 0;
+  int64_t gradients = 0;        // kept all the time
+  int64_t main_parameters = 0;  // or the remainders that make them of bf16 parameters
+  int64_t moments = 0;
+  int64_t activations = 0;    // with border tensors, at the border of two actions where they are most
+  int64_t communication = 0;  // gathered units (ZeRO-3) and passing gradient buckets (ZeRO-2 and 3), each at most
+  int64_t workspace = 0;      // measured: peak less the others; predicted: rough
+
+  int64_t optimizer() const { return main_parameters + moments; }
+  int64_t total() const {
+    return parameters + gradients + main_parameters + moments + activations + communication + workspace;
+  }
+};
+
+struct MemoryPrediction {
+  MemoryUse use;
+  int64_t borders = 0;           // of activations: tensors on their way between stages
+  int64_t gathered = 0;          // of communication: ZeRO-3
+  int64_t gradient_buckets = 0;  // of communication: ZeRO-2 and 3
+  int64_t largest_units = 0;     // ZeRO-3: the two largest units, gathered
+};
+
+struct MemoryRequest {
+  config::Config config;  // resolved and checked for world_size ranks
+  int world_size = 1;
+  int rank = 0;
+  int64_t vocab_size = 0;        // unpadded
+  int64_t num_microbatches = 0;  // 0: as train.global_batch_size says
+};
+MemoryPrediction predict_memory(const MemoryRequest& request);
+
+struct MemoryCategory {
+  const char* name;
+  int64_t MemoryUse::*bytes;
+};
+inline constexpr std::array<MemoryCategory, 7> kMemoryCategories{{{"parameters", &MemoryUse::parameters},
+                                                                  {"gradients", &MemoryUse::gradients},
+                                                                  {"main parameters", &MemoryUse::main_parameters},
+                                                                  {"moments", &MemoryUse::moments},
+                                                                  {"activations", &MemoryUse::activations},
+                                                                  {"communication", &MemoryUse::communication},
+                                                                  {"workspace", &MemoryUse::workspace}}};
+
+}  // namespace metroplex::plan

@@ -1,0 +1,251 @@
+#include "plan/memory_parts.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::plan {
+namespace {
+
+struct Sizes {
+  int64_t s, b, h, n, g, d, f, vocab;  // n, g, f, vocab: of this tensor-parallel rank
+  int64_t tp, tokens, rows;            // rows: of the region that sequence parallelism splits
+  int64_t element, wide, residual;     // bytes of a number
+  int64_t moments;                     // statistics that a norm keeps of a row
+};
+
+Sizes sizes_of(const config::Config& c, int64_t vocab_size) {
+  const config::Model& m = c.model;
+  Sizes z{};
+  z.tp = c.parallel.tp();
+  z.s = c.train.seq_length;
+  z.b = c.train.micro_batch_size;
+  z.h = m.hidden_size;
+  z.n = m.num_attention_heads / z.tp;
+  z.g = (m.num_query_groups > 0 ? m.num_query_groups : m.num_attention_heads) / z.tp;
+  z.d = m.kv_channels > 0 ? m.kv_channels : z.h / m.num_attention_heads;
+  z.f = m.ffn_hidden_size / z.tp;
+  z.vocab = config::padded_vocab_size(vocab_size, m.make_vocab_size_divisible_by, z.tp) / z.tp;
+  z.tokens = z.s * z.b;
+  z.rows = c.parallel.sequence_parallel ? z.tokens / z.tp : z.tokens;
+  z.element = element_bytes(c.precision.params_dtype);
+  z.wide = wide_bytes(c.precision.params_dtype);
+  z.residual = c.precision.fp32_residual_connection && c.precision.half() ? 4 : z.element;
+  z.moments = m.normalization == "RMSNorm" ? 1 : 2;
+  return z;
+}
+
+class Builder {
+ public:
+  Builder(const config::Config& config, int64_t vocab_size) : c_(config), z_(sizes_of(config, vocab_size)) {
+    parts_.border = z_.rows * z_.h * z_.residual;
+    parts_.loss = z_.wide;
+  }
+
+  void add_chunk(const StageLayers& layers) {
+    parts_.chunks.push_back({layers, {}});
+    word_embedding_ = kNone;
+    if (layers.has_embedding) embedding();
+    for (int64_t layer = 0; layer < layers.num_layers; ++layer) block(layers.first_layer + layer);
+    if (!layers.has_loss) return;
+    const bool top_query = c_.model.family == "codegeex";
+    if (top_query) top_query_layer();
+    head(!top_query);
+  }
+  RankParts take() { return std::move(parts_); }
+
+ private:
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
+  PartSegment& begin_segment() {
+    parts_.chunks.back().segments.emplace_back();
+    return segment();
+  }
+  PartSegment& segment() { return parts_.chunks.back().segments.back(); }
+  PartParam& param(std::string name, std::vector<int64_t> shape) {
+    segment().params.push_back(parts_.params.size());
+    ++segment().num_own;
+    parts_.params.push_back({std::move(name), std::move(shape), false, false, 1});
+    return parts_.params.back();
+  }
+  void norm_params(const std::string& name, int64_t width) {
+    param(name + ".weight", {width});
+    if (c_.model.normalization != "RMSNorm") param(name + ".bias", {width});
+  }
+  void linear_params(const std::string& name, int64_t out, int64_t in, bool bias) {
+    param(name + ".weight", {out, in});
+    if (bias) param(name + ".bias", {out});
+  }
+  bool remakes(const char* module) const { return c_.memory.recomputes(module); }
+
+  void embedding();
+  void block(int64_t layer);
+  void top_query_layer();
+  void head(bool final_norm);
+  void attention_params(const std::string& name, bool query_from_outside);
+  void keep_norm_input(int64_t element);
+  void keep_attention();
+  void keep_mlp();
+  void layer_working();
+
+  const config::Config& c_;
+  Sizes z_;
+  RankParts parts_;
+  size_t word_embedding_ = kNone;
+};
+
+void Builder::embedding() {
+  begin_segment();
+  word_embedding_ = parts_.params.size();
+  PartParam& words = param("embedding.word_embeddings.weight", {z_.vocab, z_.h});
+  words.tied = c_.model.tied();
+  words.embedding_or_output = true;
+  if (c_.model.position_embedding_type == "learned_absolute") {
+    param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}).embedding_or_output =
+        true;
+  }
+  if (c_.model.num_tokentypes > 0)
+    param("embedding.tokentype_embeddings.weight", {c_.model.num_tokentypes, z_.h}).embedding_or_output = true;
+  segment().working = 2 * z_.tokens * z_.h * z_.wide;
+}
+
+void Builder::attention_params(const std::string& name, bool query_from_outside) {
+  const config::Model& m = c_.model;
+  const bool bias = m.add_bias_linear || m.add_qkv_bias;
+  if (query_from_outside) linear_params(name + ".linear_q", z_.n * z_.d, z_.h, bias);
+  const int64_t width = ((query_from_outside ? 0 : z_.n) + 2 * z_.g) * z_.d;
+  linear_params(name + (query_from_outside ? ".linear_kv" : ".linear_qkv"), width, z_.h, bias);
+  if (m.qk_layernorm) {
+    norm_params(name + ".q_layernorm", z_.d);
+    norm_params(name + ".k_layernorm", z_.d);
+  }
+  param(name + ".linear_proj.weight", {z_.h, z_.n * z_.d});
+  if (m.add_bias_linear) param(name + ".linear_proj.bias", {z_.h});
+}
+
+// The input of a norm and its statistics, and its output, which the layer behind it keeps unless it is made again.
+void Builder::keep_norm_input(int64_t element) {
+  Kept& kept = segment().kept;
+  kept.moved += z_.rows * z_.h * element;
+  kept.stays += z_.rows * z_.moments * z_.wide;
+  if (!remakes("layernorm")) kept.moved += z_.rows * z_.h * z_.element;
+}
+
+void Builder::keep_attention() {
+  Kept& kept = segment().kept;
+  const bool core = remakes("core_attn");
+  kept.moved += z_.tokens * (z_.n + 2 * z_.g) * z_.d * z_.element;
+  // The queries of a single group are a view of the product, which then stays beside copies of its keys and values.
+  if (z_.g == 1 && z_.n > 1) kept.moved += z_.tokens * 2 * z_.g * z_.d * z_.element;
+  if (c_.model.qk_layernorm) {
+    kept.stays += z_.tokens * (z_.n + z_.g) * z_.moments * z_.wide;
+    if (!core) kept.moved += z_.tokens * (z_.n + z_.g) * z_.d * z_.element;
+  }
+  if (core) return;
+  kept.moved += z_.tokens * z_.n * z_.d * z_.element;
+  kept.moved += z_.tokens * z_.n * z_.wide * (c_.model.attention_dropout > 0 ? z_.s : 1);
+}
+
+void Builder::keep_mlp() {
+  if (remakes("mlp")) return;
+  const int64_t width = z_.tokens * z_.f * z_.element;
+  segment().kept.moved += width * (c_.model.gated_linear_unit ? 2 : 1);
+  if (!remakes("activation")) segment().kept.moved += width;
+}
+
+// Gradients of the widest product's two sides, and a third of its size in the wide type for the functions between.
+void Builder::layer_working() {
+  const int64_t gate = c_.model.gated_linear_unit ? 2 : 1;
+  const int64_t widest = std::max({z_.f * gate, (z_.n + 2 * z_.g) * z_.d, z_.h});
+  segment().working = z_.tokens * (widest * (2 * z_.element + z_.wide) + 2 * z_.h * z_.wide);
+}
+
+void Builder::block(int64_t layer) {
+  const std::string name = "decoder.layers." + std::to_string(layer);
+  begin_segment().is_block = true;
+  norm_params(name + ".input_layernorm", z_.h);
+  attention_params(name + ".self_attention", false);
+  norm_params(name + ".pre_mlp_layernorm", z_.h);
+  const bool bias = c_.model.add_bias_linear;
+  linear_params(name + ".mlp.linear_fc1", z_.f * (c_.model.gated_linear_unit ? 2 : 1), z_.h, bias);
+  param(name + ".mlp.linear_fc2.weight", {z_.h, z_.f});
+  if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h});
+  segment().input = parts_.border;
+  keep_norm_input(z_.residual);
+  keep_attention();
+  keep_norm_input(z_.residual);
+  keep_mlp();
+  layer_working();
+}
+
+void Builder::top_query_layer() {
+  const std::string name = "decoder.top_query_layer";
+  begin_segment();
+  norm_params("decoder.final_layernorm", z_.h);
+  param("decoder.top_query_embeddings.weight", {c_.model.max_position_embeddings, z_.h});
+  norm_params(name + ".input_layernorm", z_.h);
+  attention_params(name + ".self_attention", true);
+  norm_params(name + ".pre_mlp_layernorm", z_.h);
+  const bool bias = c_.model.add_bias_linear;
+  linear_params(name + ".mlp.linear_fc1", z_.f * (c_.model.gated_linear_unit ? 2 : 1), z_.h, bias);
+  param(name + ".mlp.linear_fc2.weight", {z_.h, z_.f});
+  if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h});
+  segment().input = parts_.border;
+  Kept& kept = segment().kept;
+  kept.moved += parts_.border + z_.rows * z_.h * z_.element;  // input of the final norm; the rows of the queries
+  kept.stays += z_.rows * z_.moments * z_.wide;
+  keep_norm_input(z_.element);
+  keep_attention();
+  keep_norm_input(z_.element);
+  keep_mlp();
+  layer_working();
+}
+
+void Builder::head(bool final_norm) {
+  begin_segment();
+  if (final_norm) norm_params("decoder.final_layernorm", z_.h);
+  if (!c_.model.tied()) {
+    param("output_layer.weight", {z_.vocab, z_.h}).embedding_or_output = true;
+  } else if (word_embedding_ != kNone) {
+    segment().params.push_back(word_embedding_);
+    parts_.params[word_embedding_].uses_per_microbatch = 2;
+  } else {
+    PartParam& words = param("embedding.word_embeddings.weight", {z_.vocab, z_.h});
+    words.tied = words.embedding_or_output = true;
+  }
+  segment().input = parts_.border;
+  if (final_norm) {
+    keep_norm_input(z_.residual);
+  } else {
+    segment().kept.moved += z_.rows * z_.h * z_.element;
+  }
+  segment().kept.stays += z_.tokens * (z_.vocab * z_.element + z_.wide + 8);  // logits, logsumexp, targets
+  segment().working = 4 * z_.tokens * z_.h * z_.wide;  // the logits become their gradient in place
+}
+
+}  // namespace
+
+int64_t PartParam::numel() const {
+  int64_t n = 1;
+  for (const int64_t size : shape) n *= size;
+  return n;
+}
+
+int64_t element_bytes(const std::string& dtype) {
+  if (dtype == "fp64") return 8;
+  MPX_CHECK(dtype == "fp32" || dtype == "bf16" || dtype == "fp16", "plan", "precision.params_dtype '", dtype,
+            "' is unknown; choose fp32, fp64, bf16 or fp16");
+  return dtype == "fp32" ? 4 : 2;
+}
+
+int64_t wide_bytes(const std::string& dtype) { return std::max<int64_t>(4, element_bytes(dtype)); }
+
+RankParts rank_parts(const config::Config& config, int64_t pp_rank, int64_t vocab_size) {
+  Builder builder(config, vocab_size);
+  for (const StageLayers& layers : split_stages(config.parallel, config.model.num_layers)) {
+    if (layers.pp_rank == pp_rank) builder.add_chunk(layers);
+  }
+  return builder.take();
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,58 @@
+// What a rank's share of the model consists of, by shape: the parameters of every segment in the order in which the
+// layers list them, and the bytes that a segment keeps of one microbatch between forward and backward. No layer is
+// made for it; a test holds the list against the real ones, name by name and size by size.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "plan/stage_split.h"
+
+namespace metroplex::plan {
+
+struct PartParam {
+  std::string name;
+  std::vector<int64_t> shape;  // of the local part
+  bool tied = false;           // the word embedding under a tied head
+  bool embedding_or_output = false;
+  int uses_per_microbatch = 1;
+  int64_t numel() const;
+};
+
+// Bytes of one microbatch. `moved` lies elsewhere with memory.offload_activations = file.
+struct Kept {
+  int64_t moved = 0, stays = 0;
+  int64_t total() const { return moved + stays; }
+};
+
+struct PartSegment {
+  std::vector<size_t> params;  // what it reads, indices into RankParts::params
+  size_t num_own = 0;          // of them, those that no segment before it has: a ZeRO-3 unit
+  bool is_block = false;
+  Kept kept;  // its input included, its output not
+  int64_t input = 0;
+  int64_t working = 0;  // rough: what its forward or backward makes beside what it keeps and hands on
+};
+
+struct PartChunk {
+  StageLayers layers;
+  std::vector<PartSegment> segments;
+};
+
+struct RankParts {
+  std::vector<PartParam> params;  // all chunks, forward order, a shared one once
+  std::vector<PartChunk> chunks;
+  int64_t border = 0;  // bytes of a tensor that crosses a stage border
+  int64_t loss = 0;    // of one microbatch's loss
+};
+
+// Bytes of a number of precision.params_dtype, and of what is computed "in fp32".
+int64_t element_bytes(const std::string& params_dtype);
+int64_t wide_bytes(const std::string& params_dtype);
+
+// `config` is resolved. Every tensor-parallel rank of a stage holds the same shapes.
+RankParts rank_parts(const config::Config& config, int64_t pp_rank, int64_t vocab_size);
+
+}  // namespace metroplex::plan

@@ -1,0 +1,321 @@
+#include "plan/memory_replay.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "plan/buckets.h"
+
+namespace metroplex::plan {
+namespace {
+
+// Segments [begin, end) of a chunk: one, or several that run again in backward.
+struct Part {
+  size_t begin = 0, end = 0;
+  bool recomputed = false;
+};
+
+std::vector<Part> parts_of(const PartChunk& chunk, const config::Memory& memory) {
+  const bool full = memory.recomputes_all(), uniform = memory.recompute_method == "uniform";
+  const auto count = static_cast<size_t>(std::max<int64_t>(1, memory.recompute_num_layers));
+  std::vector<Part> parts;
+  size_t recomputed = 0;
+  for (size_t i = 0; i < chunk.segments.size(); ++i) {
+    const bool again = full && chunk.segments[i].is_block && (uniform || recomputed < count);
+    const bool joins = again && uniform && !parts.empty() && parts.back().recomputed &&
+                       parts.back().end - parts.back().begin < count;
+    if (joins) {
+      parts.back().end = i + 1;
+    } else {
+      parts.push_back({i, i + 1, again});
+      recomputed += again ? 1 : 0;
+    }
+  }
+  return parts;
+}
+
+// Gradient buckets that come and go, see optim/grad_buffer.h.
+class TransientBuckets {
+ public:
+  TransientBuckets(const ReplayRequest& request)
+      : flat_(*request.flat),
+        params_(request.parts->params),
+        element_(request.gradient_bytes),
+        overlap_(request.config->parallel.overlap_grad_reduce),
+        open_(flat_.buckets.size()),
+        waiting_(flat_.buckets.size()),
+        round_(params_.size()) {
+    for (size_t b = 0; b < flat_.buckets.size(); ++b) begin_round(b);
+  }
+
+  void use(size_t param) {
+    const size_t b = flat_.bucket_of[param];
+    if (!open_[b]) held_ += size(b);
+    open_[b] = true;
+    peak_ = std::max(peak_, held_ + flight_);
+    if (--round_[param] != 0 || --waiting_[b] != 0) return;
+    held_ -= size(b);
+    open_[b] = false;
+    flight_ = overlap_ ? size(b) : 0;
+    begin_round(b);
+  }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t size(size_t b) const { return flat_.buckets[b].size * element_; }
+  void begin_round(size_t b) {
+    waiting_[b] = flat_.buckets[b].params.size();
+    for (const size_t i : flat_.buckets[b].params) round_[i] = params_[i].uses_per_microbatch;
+  }
+
+  const FlatBuckets& flat_;
+  const std::vector<PartParam>& params_;
+  int64_t element_;
+  bool overlap_;
+  std::vector<bool> open_;
+  std::vector<size_t> waiting_;
+  std::vector<int64_t> round_;
+  int64_t held_ = 0, flight_ = 0, peak_ = 0;
+};
+
+// Tensors that cross stage borders, as pipeline/executor.cpp holds them; only their number counts.
+class Borders {
+ public:
+  using Key = std::pair<int, int>;  // microbatch, chunk
+
+  void hold(int count) { held_ += count; }
+  // A receive or a hand-over that `key` waits for.
+  void expect(std::map<Key, std::shared_ptr<bool>>& flights, Key key, const std::shared_ptr<bool>& call) {
+    flights[key] = call;
+    ++held_;
+  }
+  void take(std::map<Key, std::shared_ptr<bool>>& flights, Key key) {
+    const auto found = flights.find(key);
+    if (found != flights.end()) {
+      *found->second = true;
+      flights.erase(found);
+      drop(leaving_.size());
+    }
+    --held_;
+  }
+  void sent(Key key, const std::shared_ptr<bool>& call) { outputs_[key] = call; }
+  void release(Key key) {
+    const auto found = outputs_.find(key);
+    if (found == outputs_.end()) {
+      --held_;
+      return;
+    }
+    leave(found->second);
+    outputs_.erase(found);
+  }
+  void leave(const std::shared_ptr<bool>& call) {
+    leaving_.push_back(call);
+    drop(2);  // Executor::kMostLeaving
+  }
+  int64_t held() const { return held_; }
+
+  std::map<Key, std::shared_ptr<bool>> inputs, gradients;
+
+ private:
+  void drop(size_t most_left) {
+    const auto drop_done = [this] {
+      const size_t before = leaving_.size();
+      leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), [](const auto& call) { return *call; }),
+                     leaving_.end());
+      held_ -= static_cast<int64_t>(before - leaving_.size());
+    };
+    drop_done();
+    while (leaving_.size() > most_left) {
+      *leaving_.front() = true;
+      drop_done();
+    }
+  }
+
+  std::map<Key, std::shared_ptr<bool>> outputs_;
+  std::vector<std::shared_ptr<bool>> leaving_;
+  int64_t held_ = 0;
+};
+
+class Walk {
+ public:
+  Walk(const PipelineTable& table, const ReplayRequest& request)
+      : table_(table), request_(request), buckets_(request), zero_(request.config->parallel.zero_stage()) {
+    for (const PartChunk& chunk : request.parts->chunks) chunks_.push_back(describe(chunk));
+  }
+
+  ReplayPeaks run() {
+    const auto& actions = table_.ranks[static_cast<size_t>(request_.pp_rank)];
+    for (size_t i = 0; i < actions.size();) {
+      size_t end = i + 1;
+      const Action& action = actions[i];
+      if (is_p2p(action.kind)) {
+        while (end < actions.size() && action.batch >= 0 && actions[end].batch == action.batch &&
+               is_p2p(actions[end].kind))
+          ++end;
+        const auto call = std::make_shared<bool>(false);
+        for (size_t a = i; a < end; ++a) exchange(actions[a], call);
+      } else {
+        compute(action);
+      }
+      sample();
+      i = end;
+    }
+    peaks_.gradient_buckets = zero_ >= 2 ? buckets_.peak() : 0;
+    if (zero_ < 3) peaks_.gathered_elements = 0;
+    return peaks_;
+  }
+
+ private:
+  struct Chunk {
+    std::vector<Part> parts;
+    int64_t kept = 0;
+  };
+
+  Chunk describe(const PartChunk& chunk) {
+    const config::Memory& memory = request_.config->memory;
+    const bool file = memory.offload_activations == "file";
+    const int64_t split = memory.distribute_saved_activations ? request_.config->parallel.tp() : 1;
+    Chunk out{parts_of(chunk, memory), 0};
+    for (const Part& part : out.parts) {
+      int64_t held = 0, working = 0;
+      for (size_t i = part.begin; i < part.end; ++i) {
+        const PartSegment& segment = chunk.segments[i];
+        held += segment.kept.total();
+        working = std::max(working, segment.working);
+        if (!part.recomputed) out.kept += file ? segment.kept.stays : segment.kept.total();
+      }
+      if (part.recomputed && !file) out.kept += chunk.segments[part.begin].input / split;
+      const int64_t back = part.recomputed || file ? held : 0;
+      peaks_.working = std::max(peaks_.working, working + back);
+    }
+    gathers(chunk, out.parts);
+    return out;
+  }
+
+  // The segments of one forward and one backward in their order, each with the one that is gathered ahead.
+  void gathers(const PartChunk& chunk, const std::vector<Part>& parts) {
+    const size_t none = chunk.segments.size();
+    for (size_t i = 0; i < none; ++i) gather(chunk, i, i + 1);
+    for (size_t p = parts.size(); p-- > 0;) {
+      const Part& part = parts[p];
+      for (size_t i = part.end; i-- > part.begin;)
+        gather(chunk, i, i > part.begin ? i - 1 : p > 0 ? parts[p - 1].begin : none);
+    }
+  }
+  void gather(const PartChunk& chunk, size_t segment, size_t ahead) {
+    std::set<size_t> held;
+    for (const size_t s : {segment, ahead}) {
+      if (s >= chunk.segments.size()) continue;
+      for (const size_t param : chunk.segments[s].params) held.insert(request_.flat->bucket_of[param]);
+    }
+    int64_t elements = 0;
+    for (const size_t bucket : held) elements += request_.flat->buckets[bucket].size;
+    peaks_.gathered_elements = std::max(peaks_.gathered_elements, elements);
+  }
+
+  bool first(const Action& a) const { return table_.is_first_stage(request_.pp_rank, a.chunk); }
+  bool last(const Action& a) const { return table_.is_last_stage(request_.pp_rank, a.chunk); }
+
+  void exchange(const Action& a, const std::shared_ptr<bool>& call) {
+    const Borders::Key key{a.microbatch, a.chunk};
+    switch (a.kind) {
+      case ActionKind::send_forward:
+        return borders_.sent(key, call);
+      case ActionKind::send_backward:
+        return borders_.leave(call);
+      case ActionKind::recv_forward:
+        return borders_.expect(borders_.inputs, key, call);
+      default:
+        return borders_.expect(borders_.gradients, key, call);
+    }
+  }
+
+  void compute(const Action& a) {
+    const Borders::Key key{a.microbatch, a.chunk};
+    const auto chunk = static_cast<size_t>(a.chunk);
+    if (a.kind == ActionKind::forward) {
+      if (!first(a)) borders_.take(borders_.inputs, key);
+      activations_ += chunks_[chunk].kept;
+      if (last(a)) {
+        activations_ += request_.parts->loss;  // stays until the end of the step
+      } else {
+        borders_.hold(1);
+      }
+    } else if (a.kind == ActionKind::backward) {
+      if (!last(a)) borders_.take(borders_.gradients, key);
+      activations_ -= chunks_[chunk].kept;
+      if (!first(a)) borders_.hold(1);
+      use_params(request_.parts->chunks[chunk]);
+    } else if (a.kind == ActionKind::free && !last(a) && table_.num_stages > 1) {
+      borders_.release(key);
+    }
+  }
+
+  void use_params(const PartChunk& chunk) {
+    if (zero_ < 2) return;
+    for (size_t s = chunk.segments.size(); s-- > 0;) {
+      const auto& params = chunk.segments[s].params;
+      for (size_t i = params.size(); i-- > 0;) buckets_.use(params[i]);
+    }
+  }
+
+  void sample() {
+    const int64_t borders = borders_.held() * request_.parts->border;
+    if (activations_ + borders <= peaks_.activations + peaks_.borders) return;
+    peaks_.activations = activations_;
+    peaks_.borders = borders;
+  }
+
+  const PipelineTable& table_;
+  const ReplayRequest& request_;
+  TransientBuckets buckets_;
+  int zero_;
+  std::vector<Chunk> chunks_;
+  Borders borders_;
+  ReplayPeaks peaks_;
+  int64_t activations_ = 0;
+};
+
+}  // namespace
+
+FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request) {
+  std::vector<size_t> units;
+  for (const PartChunk& chunk : parts.chunks) {
+    for (const PartSegment& segment : chunk.segments) units.push_back(segment.num_own);
+  }
+  if (request.zero_stage < 3) units = {parts.params.size()};
+  FlatBuckets flat;
+  flat.bucket_of.resize(parts.params.size());
+  flat.own.resize(parts.params.size());
+  size_t end = parts.params.size();
+  for (size_t u = units.size(); u-- > 0;) {  // the range runs from the last parameter to the first
+    const size_t first = end - units[u], before = flat.buckets.size();
+    std::vector<BucketParam> wanted;
+    for (size_t i = first; i < end; ++i) wanted.push_back({parts.params[i].numel(), parts.params[i].tied});
+    BucketOptions options;
+    options.bucket_size = request.bucket_size;
+    if (request.zero_stage > 0) options = distributed_optimizer_buckets(request.bucket_size, request.parts);
+    const BucketPlan plan = plan_buckets(wanted, options);
+    for (const Bucket& bucket : plan.buckets) flat.buckets.push_back({bucket.end - bucket.begin, {}});
+    for (size_t i = first; i < end; ++i) {
+      const BucketSlot& slot = plan.slots[i - first];
+      const auto [own_begin, own_end] =
+          bucket_shard(plan.buckets[static_cast<size_t>(slot.bucket)], request.parts, request.index);
+      flat.bucket_of[i] = before + static_cast<size_t>(slot.bucket);
+      flat.buckets[flat.bucket_of[i]].params.push_back(i);
+      flat.own[i] = std::max<int64_t>(0, std::min(slot.end, own_end) - std::max(slot.begin, own_begin));
+    }
+    flat.numel += plan.num_elements;
+    end = first;
+  }
+  flat.own_numel = flat.numel / request.parts;
+  return flat;
+}
+
+ReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request) {
+  return Walk(table, request).run();
+}
+
+}  // namespace metroplex::plan

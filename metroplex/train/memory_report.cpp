@@ -1,0 +1,154 @@
+#include "train/memory_report.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+
+namespace metroplex::train {
+
+// Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
+class MemoryReport::Sampler final : public nn::Moments {
+ public:
+  Sampler(MemoryReport& report, nn::Moments* inner) : report_(report), inner_(inner) {}
+  nn::Moments* inner() const { return inner_; }
+  void before(int segment, nn::Pass pass, int next) override {
+    if (inner_ != nullptr) inner_->before(segment, pass, next);
+    report_.sample();
+  }
+  void after(int segment, nn::Pass pass) override {
+    report_.sample();
+    if (inner_ != nullptr) inner_->after(segment, pass);
+  }
+
+ private:
+  MemoryReport& report_;
+  nn::Moments* inner_;
+};
+
+MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter) : a_(assembly), meter_(meter) {
+  MPX_ASSERT(a_.gradients != nullptr, "a forward-only assembly has no training step");
+  if (a_.config.parallel.zero_stage() < 2) return;
+  for (size_t s = 0; s < a_.stages.size(); ++s) {
+    samplers_.push_back(std::make_unique<Sampler>(*this, a_.gathers.at(s).get()));
+    a_.stages[s]->set_moments(samplers_.back().get());
+  }
+  for (nn::Param* param : a_.params) {
+    on_use_.push_back(std::move(param->on_use));
+    param->on_use = [this, i = on_use_.size() - 1] {
+      sample();
+      if (on_use_[i]) on_use_[i]();
+    };
+  }
+}
+
+MemoryReport::~MemoryReport() {
+  for (size_t s = 0; s < samplers_.size(); ++s) a_.stages[s]->set_moments(samplers_[s]->inner());
+  for (size_t i = 0; i < on_use_.size(); ++i) a_.params[i]->on_use = std::move(on_use_[i]);
+}
+
+void MemoryReport::sample() {
+  most_gathered_ = std::max(most_gathered_, a_.param_buffer->gathered_bytes());
+  most_passing_ = std::max(most_passing_, a_.gradients->passing_bytes());
+}
+
+int64_t MemoryReport::borders() const { return (static_cast<int64_t>(a_.executor->live()) - runs_) * border_; }
+
+int64_t MemoryReport::rest() const {
+  return meter_.bytes() - borders() - a_.param_buffer->gathered_bytes() - a_.gradients->passing_bytes();
+}
+
+void MemoryReport::begin_step(const nn::Microbatch& first) {
+  const pipeline::BorderShape border = a_.border(first);
+  border_ = static_cast<int64_t>(c10::elementSize(border.dtype));
+  for (const int64_t size : border.sizes) border_ *= size;
+  runs_ = most_gathered_ = most_passing_ = 0;
+  at_ = 0;
+  meter_.reset_peak();
+  last_ = rest();
+}
+
+void MemoryReport::after_action(const plan::Action& action) {
+  if (border_ == 0) return;  // before the first begin_step()
+  if (action.kind == plan::ActionKind::forward) ++runs_;
+  if (action.kind == plan::ActionKind::backward) --runs_;
+  const int64_t now = rest(), added = plan::is_p2p(action.kind) ? 0 : now - last_;
+  last_ = now;
+  if (at_ == actions_.size()) actions_.push_back({added, borders()});
+  actions_[at_].added = std::min(actions_[at_].added, added);
+  ++at_;
+}
+
+MeasuredMemory MemoryReport::end_step() const {
+  MeasuredMemory out;
+  plan::MemoryUse& use = out.use;
+  const at::Tensor& kept = a_.param_buffer->kept();
+  if (kept.defined()) {
+    use.parameters = static_cast<int64_t>(kept.nbytes());
+  } else {
+    for (const nn::Param* param : a_.params) use.parameters += static_cast<int64_t>(param->data.nbytes());
+  }
+  use.gradients = static_cast<int64_t>(a_.gradients->kept().nbytes());
+  const optim::Optimizer::Bytes state = a_.optimizer->bytes();
+  use.main_parameters = state.main_params;
+  use.moments = state.moments;
+  int64_t activations = 0, most = 0;
+  for (const Action& action : actions_) {
+    activations += action.added;
+    if (activations + action.borders <= most + out.borders) continue;
+    most = activations;
+    out.borders = action.borders;
+  }
+  use.activations = most + out.borders;
+  use.communication = most_gathered_ + most_passing_;
+  out.gathered = most_gathered_;
+  out.peak = meter_.peak_bytes();
+  use.workspace = std::max<int64_t>(0, out.peak - use.total());
+  return out;
+}
+
+plan::MemoryPrediction predicted_memory(const Assembly& a, int64_t num_microbatches) {
+  return plan::predict_memory({a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches});
+}
+
+namespace {
+
+constexpr size_t kColumns = plan::kMemoryCategories.size() + 1;  // and the whole
+
+void write(const plan::MemoryUse& use, int64_t whole, double* out) {
+  for (size_t i = 0; i + 1 < kColumns; ++i) out[i] = static_cast<double>(use.*plan::kMemoryCategories[i].bytes);
+  out[kColumns - 1] = static_cast<double>(whole);
+}
+
+std::string line(const char* who, const double* measured, const double* predicted) {
+  std::string text = std::string(" ") + who;
+  for (size_t i = 0; i < kColumns; ++i) {
+    char cell[96];
+    std::snprintf(cell, sizeof cell, " | %s %.2f (%.2f)", i + 1 < kColumns ? plan::kMemoryCategories[i].name : "peak",
+                  measured[i] / 1048576, predicted[i] / 1048576);
+    text += cell;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> memory_lines(const Assembly& a, const MeasuredMemory& measured, int64_t num_microbatches) {
+  const plan::MemoryPrediction predicted = predicted_memory(a, num_microbatches);
+  at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
+  double* values = mine.mutable_data_ptr<double>();
+  write(measured.use, measured.peak, values);
+  write(predicted.use, predicted.use.total(), values + kColumns);
+  at::Tensor most = mine.clone();
+  comm::all_reduce(most, a.groups().world, comm::ReduceOp::max);
+  const double* all = most.const_data_ptr<double>();
+  return {
+      " memory in MiB after two steps: measured (predicted); the prediction of workspace, and so of the peak, is "
+      "rough",
+      line("rank 0", values, values + kColumns), line("maximum over ranks", all, all + kColumns)};
+}
+
+}  // namespace metroplex::train

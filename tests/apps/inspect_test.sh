@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# metroplex inspect: what it says of token datasets, safetensors files and checkpoints, in words and with --json.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+python3 "$apps/inspect_inputs.py"
+
+# json EXPRESSION: holds for the output, which is `it`.
+json() {
+  python3 -c 'import json, sys; it = json.load(open("out")); sys.exit(not eval(sys.argv[1]))' "$1" ||
+    fail "not true of the JSON: $1"
+}
+
+echo "Token datasets (.idx and .bin)"
+for type in uint8 int8 int16 int32 int64 float64 float32 uint16; do
+  run 0 inspect data_$type --json
+  json "list(it) == ['kind', 'path', 'token_type', 'tokens', 'sequences', 'documents', 'idx_checksum', 'bin_checksum']"
+  json "(it['kind'], it['path'], it['token_type']) == ('dataset', 'data_$type', '$type')"
+  json "(it['tokens'], it['sequences'], it['documents']) == (8, 4, 2)"
+  json "all(len(it[k]) == 32 and int(it[k], 16) for k in ('idx_checksum', 'bin_checksum'))"
+done
+holds "8 token types: type, 8 tokens, 4 sequences, 2 documents, two checksums"
+cp out prefix.json
+for name in data_uint16.idx data_uint16.bin; do
+  run 0 inspect $name --json
+  cmp out prefix.json || fail "$name is not described as data_uint16"
+done
+run 0 inspect data_uint16
+prints '^data_uint16: 8 tokens of uint16, 4 sequences, 2 documents$'
+prints "^  \.idx 106 B  $(python3 -c 'import json; print(json.load(open("prefix.json"))["idx_checksum"])')$"
+prints "^  \.bin 16 B  $(python3 -c 'import json; print(json.load(open("prefix.json"))["bin_checksum"])')$"
+holds "PREFIX, PREFIX.idx and PREFIX.bin are one; in words the same numbers, 106 and 16 bytes"
+run 0 inspect data_changed --json
+json "it['idx_checksum'] == json.load(open('prefix.json'))['idx_checksum']"
+json "it['bin_checksum'] != json.load(open('prefix.json'))['bin_checksum']"
+holds "one other token: another checksum of .bin, the same of .idx"
+damage() { # damage NAME WORDS: data_NAME has been made wrong
+  run 3 inspect "data_$1" --json
+  warns "$2"
+  [ ! -s out ] || fail "a damaged dataset was described: $(cat out)"
+}
+for file in short_idx short_bin long_bin magic lengths alone; do
+  cp data_int32.idx data_$file.idx
+  cp data_int32.bin data_$file.bin
+done
+truncate -s -1 data_short_idx.idx && damage short_idx 'data_short_idx\.idx'
+truncate -s -1 data_short_bin.bin && damage short_bin 'data_short_bin\.(bin|idx)'
+printf x >> data_long_bin.bin && damage long_bin 'data_long_bin\.bin'
+printf x | dd of=data_magic.idx conv=notrunc status=none && damage magic 'data_magic\.idx'
+printf '\377\377\377\377' | dd of=data_lengths.idx bs=1 seek=34 conv=notrunc status=none && damage lengths 'data_lengths\.idx'
+rm data_alone.bin && damage alone 'data_alone\.bin'
+run 3 inspect no_such_data
+warns "no_such_data'"
+holds "cut short, too long, wrong magic, a negative length, no .bin, nothing at all: exit 3 with the file's name, nothing on stdout"
+
+echo "A safetensors file"
+run 0 inspect by_hand.safetensors --json
+json "(it['kind'], it['metadata']) == ('safetensors', {'made by': 'hand'})"
+json "{t['name']: (t['dtype'], t['shape']) for t in it['tensors']} == {'wide': ('F32', [2, 3]), 'scalar': ('I16', [])}"
+json "all(len(t['checksum']) == 32 for t in it['tensors'])"
+run 0 inspect by_hand.safetensors
+prints '^by_hand.safetensors: 2 tensors, metadata {"made by":"hand"}$'
+prints '^  wide .*F32 +\[2,3\]'
+truncate -s -1 by_hand.safetensors
+run 3 inspect by_hand.safetensors --json
+warns 'by_hand.safetensors'
+holds "metadata, names, dtypes, shapes, checksums; cut short: exit 3"
+
+echo "Checkpoints"
+run 0 train "${tiny[@]}" "${mock[@]}" --nproc 2 --parallel.tensor_model_parallel_size=2 --train.train_iters=2 --optim.lr_warmup_iters=0 --checkpoint.save=ck \
+  --checkpoint.save_interval=1
+run 0 inspect ck --json
+json "(it['kind'], it['path'], it['latest']) == ('checkpoints', 'ck', 'iter_0000002')"
+json "[(c['name'], c['iteration'], c['consumed_samples']) for c in it['checkpoints']] == [('iter_0000001', 1, 4), ('iter_0000002', 2, 8)]"
+json "all(c['tensors'] > 10 and c['bytes'] > 1000 for c in it['checkpoints'])"
+run 0 inspect ck/iter_0000002 --json
+cp out two.json
+json "(it['kind'], it['iteration'], it['consumed_samples'], len(it['files'])) == ('checkpoint', 2, 8, 2)"
+json "it['bytes'] == sum(f['bytes'] for f in it['files']) and all(__import__('os').path.getsize('ck/iter_0000002/' + f['name']) == f['bytes'] for f in it['files'])"
+json "{t['kind'] for t in it['tensors']} == {'weight', 'exp_avg', 'exp_avg_sq'}"
+json "[t['shape'] for t in it['tensors'] if t['name'].endswith('layers.1.mlp.linear_fc1.weight') and t['kind'] == 'weight'] == [[128, 32]]"
+json "it['extra']['seed'] == 7 and 'num_layers: 2' in it['config'] and 'problems' not in it"
+run 0 inspect ck --iteration 2 --json
+cmp out two.json || fail "--iteration 2 is not iter_0000002"
+run 3 inspect ck --iteration 5
+warns 'iteration 5'
+holds "a folder, one of it by path and by --iteration: files, tensors with kind, dtype and shape, extra, config"
+run 0 inspect ck/iter_0000002 --config
+prints 'num_layers: 2'
+prints '"optimizer_steps": 2'
+run 0 inspect ck/iter_0000002
+grep -q 'num_layers' out && fail "the configuration is printed without --config"
+holds "--config adds the configuration and the state of the run"
+run 0 inspect ck --verify --json
+json "it['problems'] == []"
+run 0 inspect ck --diff ck/iter_0000002 --json
+json "it['different'] == 0 and len(it['tensors']) == len(json.load(open('two.json'))['tensors'])"
+run 1 inspect ck/iter_0000001 --diff ck --json
+json "0 < it['different'] <= len(it['tensors']) and it['second'] == 'ck/iter_0000002'"
+json "it['different'] == sum(t['different_elements'] > 0 for t in it['tensors']) and max(t['max_absolute'] for t in it['tensors']) > 0"
+python3 "$apps/flip_bit.py" ck/iter_0000001/rank_00001.safetensors 3
+for path in ck ck/iter_0000001; do
+  run 3 inspect $path --verify --json
+  json "len(it['problems']) == 1 and 'iter_0000001/rank_00001.safetensors' in it['problems'][0]"
+done
+run 0 inspect ck/iter_0000002 --verify --json
+json "it['problems'] == [] and it['iteration'] == 2"
+holds "--verify lists problems, --diff counts what differs; exit codes 0, 1 and 3 are the same as without --json"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# An error that libtorch finds inside a rank is one line that names the rank; with --trace its stack follows.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# An embedding of half a petabyte: more than a process can address, whatever the machine lets it ask for.
+too_large=("${tiny[@]}" "${mock[@]}" --model.vocab_size=2000000000 --model.hidden_size=65536 --nproc 2)
+
+echo "Errors of ranks, with and without --trace"
+for backend in threads gloo; do
+  run 1 train "${too_large[@]}" --backend $backend
+  warns "^metroplex: \[internal\] rank [01] \(tp 0 pp 0 dp [01]\) failed: .*can't allocate memory"
+  grep -q 'frame #' err && fail "a stack without --trace"
+  ! grep -qv '^metroplex: ' err || fail "more than one line a message"
+  run 1 train "${too_large[@]}" --backend $backend --trace
+  warns "^metroplex: \[internal\] rank [01] \(tp 0 pp 0 dp [01]\) failed: .*can't allocate memory"
+  warns '^frame #[0-9]+: .*alloc_cpu'
+  holds "$backend: one line; with --trace the stack of the rank that failed"
+done

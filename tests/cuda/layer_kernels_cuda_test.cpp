@@ -1,0 +1,182 @@
+// The layer kernels of the GPU (activation, norm, rope, cross entropy) against their CPU twins over dtypes and
+// shapes. Without a GPU the calls must say that they cannot run.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/kernels/activation.h"
+#include "cuda/kernels/compiled.h"
+#include "cuda/kernels/cross_entropy.h"
+#include "cuda/kernels/norm.h"
+#include "cuda/kernels/rope.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+template <class T>
+constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble
+                                 : std::is_same_v<T, Bf16> ? at::kBFloat16
+                                 : std::is_same_v<T, F16>  ? at::kHalf
+                                                           : at::kFloat;
+
+template <class T>
+at::Tensor values(std::vector<int64_t> sizes, double step) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) numel *= size;
+  return at::arange(1, numel + 1, at::kDouble).mul(step).sin().mul(3).to(kType<T>).view(sizes);
+}
+
+template <class T>
+at::Tensor wide_values(int64_t n, double step) {
+  return values<Wide<T>>({n}, step);
+}
+
+template <class T>
+T* data(const at::Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
+}
+
+// Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
+// units, and a value near the middle of two halves may go either way.
+template <class T>
+void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
+  constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-8 : 0x1p-10;
+  const double rounding = kIsHalf<T> ? kUnit : 0, slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
+  const at::Tensor wanted = cpu.to(at::kDouble), got = gpu.to(at::kCPU, at::kDouble);
+  const double largest = std::max(1e-3, wanted.abs().max().item<double>());
+  const at::Tensor error = (got - wanted).abs() - wanted.abs() * rounding;
+  EXPECT_LE(error.max().item<double>(), slack * largest + (std::is_same_v<T, F16> ? 0x1p-24 : 0)) << what;
+}
+
+at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+
+template <class T>
+void check_activation(const ActivationShape& shape) {
+  const int64_t width = shape.gated ? 2 * shape.width : shape.width;
+  const at::Tensor x = values<T>({shape.rows, width}, 0.7), dy = values<T>({shape.rows, shape.width}, 0.3),
+                   bias = wide_values<T>(width, 0.2);
+  const at::Tensor gx = on_gpu(x), gdy = on_gpu(dy), gbias = on_gpu(bias), out = at::empty_like(dy),
+                   dx = at::empty_like(x);
+  const at::Tensor gout = on_gpu(out), gdx = on_gpu(dx);
+  activation_forward<T>(data<T>(x), data<Wide<T>>(bias), data<T>(out), shape);
+  activation_forward_cuda<T>(data<T>(gx), data<Wide<T>>(gbias), data<T>(gout), shape, current_stream());
+  expect_twins<T>(gout, out, "activation");
+  expect_twins<T>(gx, x, "x + bias of the activation");
+  const bool again = kIsHalf<T>;
+  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<Wide<T>>(bias) : nullptr, data<T>(dx), shape);
+  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<Wide<T>>(gbias) : nullptr, data<T>(gdx), shape,
+                              current_stream());
+  expect_twins<T>(gdx, dx, "gradient of the activation");
+}
+
+template <class In, class Out>
+void check_norm(const NormShape& s) {
+  using T = Wide<In>;
+  const at::Tensor x = values<In>({s.rows, s.width}, 0.7), dy = values<Out>({s.rows, s.width}, 0.3),
+                   weight = wide_values<In>(s.width, 0.2),
+                   bias = s.rms ? at::Tensor() : wide_values<In>(s.width, 0.9);
+  const at::Tensor out = at::empty_like(dy), mean = at::empty({s.rows}, weight.options()),
+                   rstd = at::empty_like(mean), dx = at::empty_like(x), dweight = at::empty_like(weight),
+                   dbias = s.rms ? at::Tensor() : at::empty_like(weight);
+  const at::Tensor gx = on_gpu(x), gdy = on_gpu(dy), gweight = on_gpu(weight), gbias = on_gpu(bias);
+  const at::Tensor gout = on_gpu(out), gmean = on_gpu(mean), grstd = on_gpu(rstd), gdx = on_gpu(dx),
+                   gdweight = on_gpu(dweight), gdbias = on_gpu(dbias),
+                   blocks = at::empty({norm_blocks(s) * 2 * s.width}, gweight.options());
+  norm_forward<In, Out>(data<In>(x), data<T>(weight), data<T>(bias), data<Out>(out), data<T>(mean), data<T>(rstd), s);
+  norm_forward_cuda<In, Out>(data<In>(gx), data<T>(gweight), data<T>(gbias), data<Out>(gout), data<T>(gmean),
+                             data<T>(grstd), s, current_stream());
+  expect_twins<Out>(gout, out, "norm");
+  norm_backward<In, Out>(data<Out>(dy), data<In>(x), data<T>(weight), data<T>(mean), data<T>(rstd),
+                         {data<In>(dx), data<T>(dweight), data<T>(dbias)}, s);
+  norm_backward_cuda<In, Out>(data<Out>(gdy), data<In>(gx), data<T>(gweight), data<T>(gmean), data<T>(grstd),
+                              {data<In>(gdx), data<T>(gdweight), data<T>(gdbias)}, data<T>(blocks), s,
+                              current_stream());
+  expect_twins<In>(gdx, dx, "dx of norm");
+  expect_twins<T>(gdweight, dweight, "dweight of norm");
+  if (!s.rms) expect_twins<T>(gdbias, dbias, "dbias of norm");
+}
+
+template <class T>
+void check_rope() {
+  const at::Tensor x = values<T>({17, 3, 5, 24}, 0.7), cos = wide_values<T>(17 * 8, 0.2),
+                   sin = wide_values<T>(17 * 8, 0.9), gx = on_gpu(x), gcos = on_gpu(cos), gsin = on_gpu(sin);
+  const RopeShape shape{17, 3, 5, 16, x.stride(0), x.stride(1), x.stride(2)};
+  for (const int direction : {1, -1}) {
+    rope<T>(data<T>(x), data<Wide<T>>(cos), data<Wide<T>>(sin), direction, shape);
+    rope_cuda<T>(data<T>(gx), data<Wide<T>>(gcos), data<Wide<T>>(gsin), direction, shape, current_stream());
+    expect_twins<T>(gx, x, "rope");
+    gx.copy_(x);
+  }
+}
+
+template <class T>
+void check_cross_entropy(const LogitsShape& s) {
+  using A = Wide<T>;
+  const at::Tensor x = values<T>({s.rows, s.stride}, 0.7), targets = at::arange(s.rows, at::kLong) * 7 - 3,
+                   statistics = at::empty({4, s.rows}, wide_values<T>(1, 1).options()),
+                   scale = wide_values<T>(s.rows, 0.4);
+  const at::Tensor gx = on_gpu(x), gtargets = on_gpu(targets), gstatistics = on_gpu(statistics),
+                   gscale = on_gpu(scale);
+  const auto place = [&](const at::Tensor& all) -> RowStatistics<A> {
+    A* base = data<A>(all);
+    return {base, base + s.rows, base + 2 * s.rows, base + 3 * s.rows};
+  };
+  const auto* index = targets.const_data_ptr<int64_t>();
+  const auto* gindex = gtargets.const_data_ptr<int64_t>();
+  cross_entropy_statistics<T>(data<T>(x), index, place(statistics), s);
+  cross_entropy_statistics_cuda<T>(data<T>(gx), gindex, place(gstatistics), s, current_stream());
+  for (int64_t i = 0; i < 4; ++i) expect_twins<A>(gstatistics[i], statistics[i], "statistics of the logits");
+  const at::Tensor lse = statistics[1].log().add(statistics[0]), glse = on_gpu(lse);
+  cross_entropy_backward<T>(data<T>(x), index, {data<A>(lse), data<A>(scale), 0.9, 0.1 / 40}, s);
+  cross_entropy_backward_cuda<T>(data<T>(gx), gindex, {data<A>(glse), data<A>(gscale), 0.9, 0.1 / 40}, s,
+                                 current_stream());
+  expect_twins<T>(gx, x, "gradient of the logits");
+}
+
+template <class T>
+void check_all() {
+  for (const auto kind :
+       {Activation::gelu, Activation::gelu_tanh, Activation::silu, Activation::relu, Activation::squared_relu}) {
+    for (const bool gated : {false, true}) {
+      check_activation<T>({1, 1, kind, gated});
+      check_activation<T>({33, 70, kind, gated});
+    }
+  }
+  for (const bool rms : {false, true}) {
+    check_norm<T, T>({1, 5, 1e-5, rms});
+    check_norm<T, T>({70, 300, 1e-5, rms});
+    if constexpr (kIsHalf<T>) check_norm<float, T>({70, 300, 1e-5, rms});
+  }
+  check_rope<T>();
+  check_cross_entropy<T>({5, 41, 37});
+  check_cross_entropy<T>({9, 3000, 3000});
+}
+
+std::string refusal() {
+  float x = 1, cos = 1;
+  try {
+    rope_cuda<float>(&x, &cos, &cos, 1, {1, 1, 1, 2, 1, 1, 1}, nullptr);
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
+}
+
+TEST(LayerKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
+  if (!compiled()) {
+    EXPECT_NE(refusal().find("[cuda] kernel rope is not in this program"), std::string::npos) << refusal();
+  } else if (device_count() == 0) {
+    EXPECT_NE(refusal().find("[cuda] kernel rope was not launched"), std::string::npos) << refusal();
+  } else {
+    check_all<float>();
+    check_all<double>();
+    check_all<Bf16>();
+    check_all<F16>();
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::cuda::kernels

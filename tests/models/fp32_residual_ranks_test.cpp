@@ -1,0 +1,61 @@
+// precision.fp32_residual_connection: between blocks a half model passes fp32, blocks compute in half types as
+// before, and what the stream loses by being half is gone.
+#include <string>
+
+#include "models/tools.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Passed {
+  at::Tensor stream;      // what the head reads
+  at::Tensor words_grad;  // of the word embedding: passes all blocks backward
+};
+
+Passed run_model(const config::Model& model, at::ScalarType dtype, bool fp32_residual, bool dropout) {
+  models::ModelContext context;
+  context.model = model;
+  if (dropout) context.model.hidden_dropout = 0.2;
+  context.vocab_size = 37;
+  context.dtype = dtype;
+  context.fp32_residual_connection = fp32_residual;
+  const Segments segments = models::build_stage(context, {0, model.num_layers, true, true});
+  const std::vector<nn::Param*> params = params_of(segments);
+  shake_vectors(params);
+  for (nn::Param* param : params) param->data.copy_(param->data.to(at::kBFloat16));  // the same numbers in all types
+  give_main_grad(params);
+  const nn::Microbatch batch = small_batch(2, 12, 37);
+  train_step(segments, batch, 1.0);
+  Passed result;
+  result.words_grad = params.front()->main_grad;
+  for (size_t i = 0; i + 1 < segments.size(); ++i) {
+    result.stream = nn::run_forward(*segments[i], result.stream, batch, nullptr);
+    EXPECT_EQ(result.stream.scalar_type(), fp32_residual ? at::kFloat : dtype) << "after segment " << i;
+  }
+  return result;
+}
+
+double error(const at::Tensor& got, const at::Tensor& exact) {
+  return (got.to(at::kDouble) - exact).norm().item<double>() / exact.norm().item<double>();
+}
+
+TEST(Fp32Residual, TheStreamIsFp32AndNearerToTheExactOne) {
+  for (config::Model model : {small_gpt(), small_llama()}) {
+    model.num_layers = 8;
+    for (const bool dropout : {false, true}) {
+      SCOPED_TRACE(model.family + (dropout ? " with dropout" : ""));
+      const Passed exact = run_model(model, at::kDouble, false, dropout),
+                   half = run_model(model, at::kBFloat16, false, dropout),
+                   wide = run_model(model, at::kBFloat16, true, dropout);
+      // A block adds to the stream less than the stream is, so rounding the sum costs more than rounding the part.
+      EXPECT_LT(error(wide.stream, exact.stream), error(half.stream, exact.stream));
+      // 16 additions and as many layers, each good to 2^-8 of its result; errors add up like a random walk, and the
+      // layers between make a few roundings each.
+      EXPECT_LT(error(wide.stream, exact.stream), std::ldexp(1, -8) * std::sqrt(16.0 * 8));
+      EXPECT_LT(error(wide.words_grad, exact.words_grad), 3 * std::ldexp(1, -8) * std::sqrt(16.0 * 8));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test

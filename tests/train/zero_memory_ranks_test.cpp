@@ -1,0 +1,138 @@
+// ZeRO-3 over eight ranks: at no time does a rank hold more than its eighth of the parameters and the two largest
+// units. The model dwarfs its activations (two tokens), and what they may take is bounded by their shapes.
+#include "models/registry.h"
+#include "train/memory_report.h"
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr Cut kCut{1, 1, 1, 8, false};
+
+config::Config config_of(const std::string& dtype, bool llama, const std::string& more) {
+  config::Config config =
+      config::parse(std::string("model: {num_layers: 6, hidden_size: 128, num_attention_heads: 4, vocab_size: 50,"
+                                " make_vocab_size_divisible_by: 8, ") +
+                    (llama ? "family: llama, ffn_hidden_size: 384}\n" : "family: gpt}\n") +
+                    "train: {seq_length: 2, micro_batch_size: 1, global_batch_size: 16, train_iters: 10}\n"
+                    "parallel: {data_parallel_sharding_strategy: optim_grads_params}\n"
+                    "data: {mock_data: true}\nprecision: {params_dtype: " +
+                    dtype + "}\n" + more);
+  return cut(config, kCut);
+}
+
+// Whatever one segment makes of two tokens: not a tenth of a unit. 40 values a feature (the widest layers have 4 and
+// 6) and the logits of the whole vocabulary four times; then 4 KB of scalars.
+int64_t bound_of_tensors(const config::Config& config) {
+  const int64_t tokens = config.train.seq_length * config.train.micro_batch_size;
+  return tokens * 8 * (40 * config.model.hidden_size + 4 * 56) + 4096;
+}
+
+struct Held {
+  int64_t own, units, largest;  // bytes of parameters: this rank's part, the two largest units, all of the model
+};
+Held held_of(const train::Assembly& a) {
+  const plan::MemoryPrediction predicted = train::predicted_memory(a, 2);
+  int64_t all = 0;
+  for (const nn::Param* param : a.params) all += param->numel();
+  return {predicted.use.parameters, predicted.largest_units, all * static_cast<int64_t>(c10::elementSize(a.dtype))};
+}
+
+template <class Body>
+void over_configs(const Body& body) {
+  const std::string recompute =
+      "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2}\n";
+  for (const config::Config& config : {config_of("fp64", false, ""), config_of("fp32", true, ""),
+                                       config_of("fp64", true, recompute), config_of("bf16", false, "")}) {
+    SCOPED_TRACE(config.precision.params_dtype + " " + config.model.family);
+    run_cut(config, kCut, [&](const comm::World& world) {
+      SCOPED_TRACE("rank " + std::to_string(world.rank()));
+      body(config, world);
+    });
+  }
+}
+
+TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileEvaluating) {
+  over_configs([](const config::Config& config, const comm::World& world) {
+    cuda::MemoryMeter meter;
+    const auto a = train::assemble(config, world, kVocab);
+    const Held held = held_of(*a);
+    EXPECT_LT(8 * held.own, held.largest + held.largest / 50);  // an eighth, and little padding
+    train::evaluate_step(*a, batches_of(*a, 0));                // grows the table of rotary positions
+    const auto batches = batches_of(*a, 0);
+    const int64_t before = meter.bytes();
+    meter.reset_peak();
+    train::evaluate_step(*a, batches);
+    EXPECT_EQ(meter.bytes(), before);
+    EXPECT_GE(meter.peak_bytes() - before, held.units);
+    EXPECT_LE(meter.peak_bytes() - before, held.units + bound_of_tensors(config));
+  });
+}
+
+TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
+  over_configs([](const config::Config& config, const comm::World& world) {
+    cuda::MemoryMeter meter;
+    const auto a = train::assemble(config, world, kVocab);
+    const Held held = held_of(*a);
+    const plan::MemoryPrediction predicted = train::predicted_memory(*a, 2);
+    step_at(*a, 0);
+    const auto batches = batches_of(*a, 1);
+    train::MemoryReport report(*a, meter);
+    report.begin_step(batches.at(0));
+    const int64_t before = meter.bytes();
+    train::train_step(*a, {batches, 2, config.train.global_batch_size, false, {}});
+    const train::MeasuredMemory measured = report.end_step();
+    EXPECT_EQ(measured.gathered, held.units);  // at every moment of a segment and at every gradient
+    EXPECT_EQ(measured.use.parameters, held.own);
+    EXPECT_EQ(meter.bytes(), before);
+    // All of the step: the units, the gradients of the unit at work and of the one that is being reduced, what two
+    // blocks keep when they run again, activations, and what a segment makes.
+    const int64_t most = held.units + predicted.gradient_buckets + predicted.use.activations +
+                         predicted.use.workspace + bound_of_tensors(config);
+    EXPECT_LE(measured.peak - before, most);
+    EXPECT_GE(measured.peak - before, held.units);
+  });
+}
+
+// Parameters are made one by one: their values, in double first, and the rank's part of all.
+TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
+  over_configs([](const config::Config& config, const comm::World& world) {
+    cuda::MemoryMeter meter;
+    models::ModelContext context;
+    context.model = config.model;
+    context.vocab_size = kVocab;
+    context.dtype = train::scalar_type(config.precision.params_dtype);
+    context.deferred_initialization = true;
+    const auto segments = models::build_stage(context, {0, config.model.num_layers, true, true});
+    EXPECT_EQ(meter.bytes(), 0);
+    std::vector<nn::Param*> params;
+    optim::FlatLayoutOptions options;
+    options.sharded = true;
+    options.parts = 8;
+    options.index = world.groups().dp.index();
+    for (const auto& segment : segments) {
+      std::vector<nn::Param*> told;
+      segment->collect_params(told);
+      const size_t known = params.size();
+      for (nn::Param* param : told) {
+        if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
+      }
+      options.units.push_back(params.size() - known);
+    }
+    const auto layout = std::make_shared<const optim::FlatLayout>(params, options);
+    const optim::ParamBuffer buffer(layout, world.groups().dp, {3, true, false, at::TensorOptions(context.dtype)});
+    const plan::MemoryPrediction predicted = plan::predict_memory({config, world.size(), world.rank(), kVocab, 2});
+    EXPECT_EQ(meter.bytes(), predicted.use.parameters);
+    EXPECT_GT(meter.peak_bytes(), predicted.use.parameters);
+    if (context.dtype == at::kDouble) {
+      EXPECT_LE(meter.peak_bytes(), predicted.use.parameters + predicted.largest_units);
+    }
+    int64_t largest = 0;
+    for (const nn::Param* param : params) largest = std::max(largest, param->numel());
+    const int64_t element = static_cast<int64_t>(c10::elementSize(context.dtype));
+    EXPECT_LE(meter.peak_bytes(), predicted.use.parameters + largest * (element + 8));
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test
