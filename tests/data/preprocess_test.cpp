@@ -1,6 +1,5 @@
 #include "data/preprocess.h"
 
-#include <chrono>
 #include <csignal>
 #include <random>
 #include <utility>
@@ -219,29 +218,39 @@ TEST(Preprocess, StopsOnAFullDiskAndGoesOnLater) {
   EXPECT_GT(preprocess(disk, options, word_lengths()).bytes_resumed, 0);
 }
 
-// A real process, really killed, at random moments.
+// A real process, really killed, at random moments of its work: after so many of its reports of progress.
 TEST(Preprocess, GoesOnAfterKill) {
   const Scratch scratch;
   files::PosixFileSystem disk;
   const std::string input = scratch.write("in.txt", some_text(60));
-  const auto start = std::chrono::steady_clock::now();
-  preprocess(disk, options_of(input, scratch / "expected"), word_lengths(300));
-  const auto whole_us =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count();
+  int reports = 0;
+  PreprocessOptions counting = options_of(input, scratch / "expected");
+  counting.progress = [&](const PreprocessProgress&) { ++reports; };
+  preprocess(disk, counting, word_lengths(300));
+  ASSERT_GT(reports, 2);
   std::mt19937 random(5);
   int killed = 0;
   for (int round = 0; round < 4; ++round) {
     const std::string prefix = scratch / ("out" + std::to_string(round));
+    int kills_left = 3;  // a kill soon after the start costs what was not yet on the disk: not for ever
     for (bool done = false; !done;) {
+      int pipe[2];
+      ASSERT_EQ(::pipe(pipe), 0);
       const pid_t child = ::fork();
       if (child == 0) {
-        preprocess(disk, options_of(input, prefix), word_lengths(300));
+        PreprocessOptions telling = options_of(input, prefix);
+        telling.progress = [&](const PreprocessProgress&) { [[maybe_unused]] auto sent = ::write(pipe[1], "", 1); };
+        preprocess(disk, telling, word_lengths(300));
         ::_exit(0);
       }
-      ::usleep(static_cast<useconds_t>(whole_us / 4 + static_cast<int64_t>(random()) % whole_us));
-      ::kill(child, SIGKILL);
+      ::close(pipe[1]);
+      char byte = 0;
+      auto left = 1 + random() % static_cast<uint32_t>(reports / 2);
+      while ((kills_left == 0 || left-- > 0) && ::read(pipe[0], &byte, 1) == 1) {}  // 0: it has ended
+      if (kills_left-- > 0) ::kill(child, SIGKILL);
       int status = 0;
       ::waitpid(child, &status, 0);
+      ::close(pipe[0]);
       done = WIFEXITED(status);
       killed += !done;
     }
