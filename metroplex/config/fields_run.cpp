@@ -21,7 +21,8 @@ void visit(Run& r, FieldList& field) {
         "How long a rank waits for its peers before it gives up.", between(1, 100000));
   field("master_port", r.master_port, "Port of rank 0. 0: a free one, which only our own launcher can choose.",
         between(0, 65535));
-  field("deterministic_mode", r.deterministic_mode, "Refuse operations whose result depends on timing.");
+  field("deterministic_mode", r.deterministic_mode,
+        "Accepted for Megatron's scripts; changes nothing: every operation here has a fixed order already.");
 }
 
 void visit(Data& d, FieldList& field) {

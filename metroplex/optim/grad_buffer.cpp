@@ -31,13 +31,16 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
   for (const OwnPiece& piece : layout_->own_pieces()) {
     while (layout_->params()[param] != piece.param) ++param;
     const size_t b = layout_->bucket_of(param);
-    const at::Tensor own = transient ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
-    own_gradients_.push_back(own.narrow(0, piece.own - layout_->buckets()[b].own_begin, piece.size()));
+    own_gradients_.push_back(own_part(b).narrow(0, piece.own - layout_->buckets()[b].own_begin, piece.size()));
   }
 }
 
 GradBuffer::~GradBuffer() {
   for (nn::Param* param : layout_->params()) param->on_use = param->before_use = nullptr;
+}
+
+at::Tensor GradBuffer::own_part(size_t b) const {
+  return options_.transient_buckets ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
 }
 
 // How many uses of a parameter complete its bucket.
@@ -119,9 +122,7 @@ void GradBuffer::reduce_over_replicas() {
   if (dp_.replicas.size() == 1) return;
   std::vector<comm::Handle> handles;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const at::Tensor own =
-        options_.transient_buckets ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
-    handles.push_back(comm::all_reduce_async(own, dp_.replicas));
+    handles.push_back(comm::all_reduce_async(own_part(b), dp_.replicas));
   }
   for (comm::Handle& handle : handles) handle.wait();
 }

@@ -68,6 +68,7 @@ class GradBuffer {
     bool reduced = false;
     comm::Handle handle;
   };
+  at::Tensor own_part(size_t bucket) const;
   void make_bucket(size_t bucket);
   void used(size_t param);
   void reduce(size_t bucket);

@@ -79,6 +79,7 @@ class Builder {
   bool remakes(const char* module) const { return c_.memory.recomputes(module); }
 
   void embedding();
+  void layer_params(const std::string& name, bool query_from_outside);
   void block(int64_t layer);
   void top_query_layer();
   void head(bool final_norm);
@@ -160,16 +161,20 @@ void Builder::layer_working() {
   segment().working = z_.tokens * (widest * (2 * z_.element + z_.wide) + 2 * z_.h * z_.wide);
 }
 
-void Builder::block(int64_t layer) {
-  const std::string name = "decoder.layers." + std::to_string(layer);
-  begin_segment().is_block = true;
+void Builder::layer_params(const std::string& name, bool query_from_outside) {
   norm_params(name + ".input_layernorm", z_.h);
-  attention_params(name + ".self_attention", false);
+  attention_params(name + ".self_attention", query_from_outside);
   norm_params(name + ".pre_mlp_layernorm", z_.h);
   const bool bias = c_.model.add_bias_linear;
   linear_params(name + ".mlp.linear_fc1", z_.f * (c_.model.gated_linear_unit ? 2 : 1), z_.h, bias);
   param(name + ".mlp.linear_fc2.weight", {z_.h, z_.f});
   if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h});
+}
+
+void Builder::block(int64_t layer) {
+  const std::string name = "decoder.layers." + std::to_string(layer);
+  begin_segment().is_block = true;
+  layer_params(name, false);
   segment().input = parts_.border;
   keep_norm_input(z_.residual);
   keep_attention();
@@ -183,13 +188,7 @@ void Builder::top_query_layer() {
   begin_segment();
   norm_params("decoder.final_layernorm", z_.h);
   param("decoder.top_query_embeddings.weight", {c_.model.max_position_embeddings, z_.h});
-  norm_params(name + ".input_layernorm", z_.h);
-  attention_params(name + ".self_attention", true);
-  norm_params(name + ".pre_mlp_layernorm", z_.h);
-  const bool bias = c_.model.add_bias_linear;
-  linear_params(name + ".mlp.linear_fc1", z_.f * (c_.model.gated_linear_unit ? 2 : 1), z_.h, bias);
-  param(name + ".mlp.linear_fc2.weight", {z_.h, z_.f});
-  if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h});
+  layer_params(name, true);
   segment().input = parts_.border;
   Kept& kept = segment().kept;
   kept.moved += parts_.border + z_.rows * z_.h * z_.element;  // input of the final norm; the rows of the queries

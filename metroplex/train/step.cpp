@@ -78,8 +78,7 @@ std::vector<at::Tensor> forward_backward(Assembly& a, const std::vector<nn::Micr
                                          const std::vector<double>& factors) {
   const auto count = static_cast<int64_t>(batches.size());
   a.gradients->begin_step(count);
-  auto losses = a.executor->run(a.table(static_cast<int>(count), false), batches, factors, a.border(batches.at(0)));
-  return losses;
+  return a.executor->run(a.table(static_cast<int>(count), false), batches, factors, a.border(batches.at(0)));
 }
 
 void finish_gradients(Assembly& a) {

@@ -11,22 +11,10 @@
 
 #include "base/error.h"
 #include "cuda/memory_meter.h"
+#include "support/folder.h"
 
 namespace metroplex::test {
 namespace {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "saved-XXXXXX").string()) {
-    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-  bool empty() const { return std::filesystem::is_empty(path_); }
-
- private:
-  std::string path_;
-};
 
 std::shared_ptr<nn::ActivationStore> file_store(const std::string& folder) {
   config::Memory memory;
@@ -58,7 +46,7 @@ TEST(Saved, IsMadeOnceForAllCopiesAndDiesWithTheLast) {
 }
 
 TEST(ActivationStore, FileGivesBackEveryViewOfAStorageThatItHoldsOnce) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const cuda::MemoryMeter meter;
   const auto store = file_store(folder.path());
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong}) {
@@ -86,7 +74,7 @@ TEST(ActivationStore, FileGivesBackEveryViewOfAStorageThatItHoldsOnce) {
 }
 
 TEST(ActivationStore, ManySetsLieBesideEachOtherAndTheirRoomIsUsedAgain) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const auto store = file_store(folder.path());
   const auto value_of = [](int64_t i) { return at::full({300 * (i % 7 + 1)}, static_cast<double>(i), at::kDouble); };
   struct Held {
@@ -137,7 +125,7 @@ TEST(ActivationStore, AFolderThatIsNotThereIsAnErrorWithItsName) {
 
 // A limit of file size stands for a full disk.
 TEST(ActivationStore, NoRoomIsAnErrorWithTheFolderAndTheBytes) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const auto store = file_store(folder.path());
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

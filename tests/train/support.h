@@ -2,9 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
+#include "support/folder.h"
 #include "train/assemble.h"
 #include "train/batch.h"
 #include "train/gather.h"
@@ -122,23 +121,5 @@ inline void expect_equal_state(const std::map<std::string, at::Tensor>& got,
     EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
   }
 }
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = std::filesystem::temp_directory_path() / "metroplex_train_XXXXXX";
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string at(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 }  // namespace metroplex::test
