@@ -1,4 +1,4 @@
-// One file a command: apps/<name>.cpp defines run_<name>, apps/main.cpp holds the table and the only exit.
+// One file a command: apps/<name>.cpp, or apps/upper/<name>.cpp where it needs tensors, defines run_<name>.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@ namespace metroplex::apps {
 
 // Arguments without the program and command names. Returns the process's exit code; throws base::Error.
 using RunCommand = int (*)(const std::vector<std::string>& arguments);
+inline constexpr RunCommand kNeedsTorch = nullptr;
 
 struct Command {
   const char* name;

@@ -1,23 +1,20 @@
-# Programs: the one binary `metroplex`, and what proves it.
-find_package(CLI11 REQUIRED)
+# Programs of the upper floor, and what proves the binary.
+file(GLOB upper_app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/upper/*.cpp")
+list(FILTER upper_app_sources EXCLUDE REGEX "/main\\.cpp$")
+add_library(metroplex_upper_apps STATIC ${upper_app_sources})
+target_link_libraries(metroplex_upper_apps PUBLIC metroplex_apps metroplex_train)
+target_precompile_headers(metroplex_upper_apps REUSE_FROM metroplex_pch)
 
-file(GLOB app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/*.cpp")
-list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
-add_library(metroplex_apps STATIC ${app_sources})
-target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
-target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # torch's own fmt headers are the ones seen here
-target_link_libraries(metroplex_apps PUBLIC metroplex_train CLI11::CLI11)
-target_precompile_headers(metroplex_apps REUSE_FROM metroplex_pch)
-
-add_executable(metroplex apps/main.cpp)
-target_link_libraries(metroplex PRIVATE metroplex_apps)
-target_precompile_headers(metroplex REUSE_FROM metroplex_pch)
-install(TARGETS metroplex)
+add_executable(metroplex-torch apps/upper/main.cpp)
+target_link_libraries(metroplex-torch PRIVATE metroplex_upper_apps)
+target_precompile_headers(metroplex-torch REUSE_FROM metroplex_pch)
+add_dependencies(metroplex metroplex-torch)  # which `metroplex` starts
+install(TARGETS metroplex-torch)
 
 # metroplex_parity replays golden runs.
 add_executable(metroplex_parity tests/parity/main.cpp tests/parity/spec.cpp)
 target_include_directories(metroplex_parity PRIVATE "${CMAKE_SOURCE_DIR}/tests")
-target_link_libraries(metroplex_parity PRIVATE metroplex_apps)
+target_link_libraries(metroplex_parity PRIVATE metroplex_upper_apps)
 target_precompile_headers(metroplex_parity REUSE_FROM metroplex_pch)
 file(GLOB golden_runs CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/vectors/golden/*.json")
 list(FILTER golden_runs EXCLUDE REGEX "golden_index\\.json$")

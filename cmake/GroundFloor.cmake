@@ -1,6 +1,7 @@
 # Integers, files and text: no torch, no CUDA. Builds in seconds and runs under the sanitizers and libFuzzer.
 find_package(yaml-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
@@ -17,6 +18,17 @@ metroplex_room(plan LINKS metroplex_base metroplex_config metroplex_topology nlo
 metroplex_room(sim LINKS metroplex_base metroplex_config metroplex_topology metroplex_plan)
 metroplex_room(checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
 metroplex_room(data LINKS metroplex_base metroplex_config metroplex_files metroplex_text)
+
+# The one binary; cmake/Apps.cmake has the part of it that needs tensors.
+file(GLOB app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/*.cpp")
+list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
+add_library(metroplex_apps STATIC ${app_sources})
+target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
+target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
+target_link_libraries(metroplex_apps PUBLIC metroplex_plan metroplex_sim metroplex_data metroplex_checkpoint CLI11::CLI11)
+add_executable(metroplex apps/main.cpp)
+target_link_libraries(metroplex PRIVATE metroplex_apps)
+install(TARGETS metroplex)
 
 # metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
 file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/*.cpp")

@@ -68,6 +68,14 @@ def check_includes(path, room, breaches):
             breaches.append(f"{where}:{number}: fmt and spdlog stay out of headers")
 
 
+def check_ground_app(path, breaches):
+    """`metroplex` itself starts without torch; commands with tensors are in apps/upper/."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match and (TORCH.search(f"<{match.group(2)}") or match.group(2).split("/")[0] in {*UPPER, "upper"}):
+            breaches.append(f"{path.relative_to(ROOT)}:{number}: what needs tensors belongs into apps/upper/")
+
+
 def check_shape(path, breaches):
     text = path.read_text()
     where = path.relative_to(ROOT)
@@ -96,6 +104,9 @@ def main():
             breaches.append(f"{path.relative_to(ROOT)}: no room of this name is known; add it to scripts/check_layers.py and the CMake lists")
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
             check_includes(path, room, breaches)
+    for path in sources("apps"):
+        if path.suffix in {".h", ".cpp"} and "upper" not in path.relative_to(ROOT).parts:
+            check_ground_app(path, breaches)
     count = 0
     for path in sources("metroplex", "apps", "tests", "bench", "scripts", "cmake"):
         check_shape(path, breaches)

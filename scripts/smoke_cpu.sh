@@ -7,5 +7,5 @@ for backend in threads gloo; do
   "$root/build-cpu/bin/metroplex_parity" "$root/tests/vectors/golden/llama_tp2_pp2_vpp2.json" --backend "$backend"
 done
 "$root/build-cpu/bin/metroplex" ranks --nproc 8 --tp 2 --pp 2 --no-color > /dev/null
-libraries=$(ldd "$root/build-cpu/bin/metroplex")
+libraries=$(ldd "$root/build-cpu/bin/metroplex-torch")
 case "$libraries" in *libtorch_cuda*) echo "the CPU variant links libtorch_cuda"; exit 1 ;; esac

@@ -86,12 +86,14 @@ void finish_gradients(Assembly& a) {
   reduce_shared_gradients(a);
 }
 
-// Collective. The microbatch that makes the gradients not finite, found by running them one by one; -1 where the
-// schedule cannot run a single one.
+// Collective. The microbatch that makes the gradients not finite, found by running each alone, or, where an
+// interleaved schedule takes no single one, as many copies of it as there were microbatches; -1 if none does it
+// again.
 int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
-  if (a.stages.size() > 1) return -1;
+  const size_t copies = a.stages.size() > 1 ? input.batches.size() : 1;
   for (size_t m = 0; m < input.batches.size(); ++m) {
-    forward_backward(a, {input.batches[m]}, {factors[m]});
+    forward_backward(a, std::vector(copies, input.batches[m]),
+                     std::vector(copies, factors[m] / static_cast<double>(copies)));
     finish_gradients(a);
     if (optim::gradient_stats(a.slices, a.model_ranks()).num_nonfinite > 0) return static_cast<int64_t>(m);
   }

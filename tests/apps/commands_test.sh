@@ -136,6 +136,10 @@ RANK=0 WORLD_SIZE=2 timeout 20 "$metroplex" train "${base[@]}" > out 2> err || c
 [ $code = 4 ] && grep -q MASTER_ADDR err || fail "half an environment ended with $code"
 holds "half of the variables: an error that names the missing one"
 
+echo "What needs no tensors starts without libtorch"
+! ldd "$metroplex" | grep -q libtorch || fail "metroplex links libtorch: commands without tensors would wait for it"
+holds "$(ldd "$metroplex" | wc -l) libraries"
+
 echo "verify, ranks, schedule, inspect"
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --steps 2
 prints '^EQUAL'

@@ -52,6 +52,15 @@ for form in threads gloo; do
   done
 done
 
+echo "A rank that waits for its master ends at the first SIGTERM: there is nothing to save yet"
+RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 "$metroplex" train "${tiny[@]}" --backend gloo > lonely.out 2> lonely.err &
+job=$!
+sleep 3
+kill -0 $job || fail "it did not wait: $(cat lonely.err)"
+kill -TERM $job
+ended_with 143 lonely 3
+holds "ended after $took ms"
+
 echo "A gloo rank killed with SIGKILL: the others end within about a second and the message names the rank"
 for victim in 1 2; do
   start killed "${long[@]}" --nproc 4 --backend gloo --parallel.tensor_model_parallel_size=2

@@ -11,7 +11,7 @@
 #include <iostream>
 
 #include "base/error.h"
-#include "launch.h"
+#include "upper/launch.h"
 #include "nn/param_init.h"
 #include "parity/spec.h"
 #include "parity/tolerances.h"
@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
   try {
     return metroplex::parity::run(argc, argv);
   } catch (const std::exception& error) {
-    std::cerr << "metroplex_parity: " << metroplex::apps::message_of(error) << "\n";
+    std::cerr << "metroplex_parity: " << metroplex::apps::message_of(error, false) << "\n";
     return 1;
   }
 }

@@ -152,33 +152,52 @@ TEST(GradientNorm, AboveTheThresholdTheStepIsSkipped) {
   EXPECT_TRUE(run(config, {}, 1).outcomes[0].updated);
 }
 
+// What train_step says when `poisoned(n)` puts a NaN into the gradient of linear_fc1 at its n-th use on `rank`.
+std::string message_of_nan(const config::Config& config, const Cut& layout, int rank,
+                           const std::function<bool(int use)>& poisoned) {
+  try {
+    run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      nn::Param& param = **std::find_if(a->params.begin(), a->params.end(), [](const nn::Param* p) {
+        return p->name.find("linear_fc1.weight") != std::string::npos;
+      });
+      int uses = 0;
+      if (world.rank() == rank) {
+        param.on_use = [&, counted = param.on_use] {
+          if (poisoned(uses++)) param.main_grad.view(-1)[3] = std::numeric_limits<double>::quiet_NaN();
+          counted();
+        };
+      }
+      train::train_step(*a, {batches_of(*a, 0), 9, 0, false, {}});
+    });
+  } catch (const base::Error& error) { return error.what(); }
+  return "";
+}
+
+void expect_words(const std::string& message, const std::vector<std::string>& words, const std::string& what) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << what << ": no '" << word << "' in: " << message;
+}
+
 TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
   const Cut layout{1, 2, 1, 2, false};
   for (const char* strategy : {"no_shard", "optim", "optim_grads"}) {
     config::Config config = small_gpt();
     config.parallel.data_parallel_sharding_strategy = strategy;
-    config = cut(config, layout);
-    std::string message;
-    try {
-      run_cut(config, layout, [&](const comm::World& world) {
-        const auto a = train::assemble(config, world, kVocab);
-        nn::Param& param = **std::find_if(a->params.begin(), a->params.end(), [](const nn::Param* p) {
-          return p->name.find("linear_fc1.weight") != std::string::npos;
-        });
-        int uses = 0;
-        if (world.rank() == 2) {  // the last stage, data-parallel rank 0
-          param.on_use = [&param, &uses, counted = param.on_use] {
-            if (uses++ % 4 == 2) param.main_grad.view(-1)[3] = std::numeric_limits<double>::quiet_NaN();
-            counted();
-          };
-        }
-        train::train_step(*a, {batches_of(*a, 0), 9, 0, false, {}});
-      });
-    } catch (const base::Error& error) { message = error.what(); }
-    for (const char* word :
-         {"decoder.layers.2.mlp.linear_fc1.weight", "iteration 9", "microbatch 2", "rank", "optim.lr"})
-      EXPECT_NE(message.find(word), std::string::npos) << strategy << ": no '" << word << "' in: " << message;
+    // Rank 2: the last stage, data-parallel rank 0. Four microbatches, then each alone.
+    const std::string message = message_of_nan(cut(config, layout), layout, 2, [](int use) { return use % 4 == 2; });
+    expect_words(message,
+                 {"decoder.layers.2.mlp.linear_fc1.weight", "iteration 9", "microbatch 2", "rank 2", "optim.lr"},
+                 strategy);
   }
+}
+
+TEST(NotFinite, TheMicrobatchIsNamedWithVirtualStagesToo) {
+  const Cut layout{1, 2, 2, 2, false};
+  // Four microbatches, then four copies of each.
+  const std::string message = message_of_nan(cut(small_gpt(), layout), layout, 2,
+                                             [](int use) { return use == 2 || (use >= 12 && use < 16); });
+  expect_words(message, {"linear_fc1.weight", "microbatch 2", "rank 2"}, "vpp 2");
 }
 
 }  // namespace

@@ -174,6 +174,7 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   other->ready.block(op.tensor);
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);
+  other->tensor.reset();  // before its rank goes on: what a rank holds must not hang on when this one is scheduled
   other->done = true;
   if (num_sleeping_ > 0) wake();
   return nullptr;

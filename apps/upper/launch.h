@@ -20,15 +20,10 @@ int64_t planned_world_size(const config::Run& run);
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
                  const std::function<void(const comm::World&)>& body);
 
-// Exit codes of every command; README has the table.
-inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
-                     kExitStopped = 16;
+// argv of this process again, for child processes.
+std::vector<std::string> command_line(const std::string& command, const std::vector<std::string>& arguments);
 
-// The exit code that stands for an error, by the room that found it.
-int exit_code_of(const std::exception& error);
-// One line for stderr: without a stack trace.
-std::string message_of(const std::exception& error);
-// With libtorch's stack trace, where the error comes from it.
-std::string trace_of(const std::exception& error);
+// What is said of an error: one line, or with `trace` libtorch's stack trace where it comes from there.
+std::string message_of(const std::exception& error, bool trace);
 
 }  // namespace metroplex::apps

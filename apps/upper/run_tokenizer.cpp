@@ -1,4 +1,4 @@
-#include "run_tokenizer.h"
+#include "upper/run_tokenizer.h"
 
 #include "base/error.h"
 #include "text/load_tokenizer.h"

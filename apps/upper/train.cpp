@@ -1,18 +1,20 @@
 // metroplex train: one training job, from the command line to the exit code.
-#include "commands.h"
+#include "upper/commands.h"
 
 #include <csignal>
 
 #include <iostream>
 #include <mutex>
+#include <optional>
 
 #include "config/fields.h"
 #include "config/load.h"
-#include "console_log.h"
-#include "launch.h"
+#include "upper/console_log.h"
+#include "upper/launch.h"
+#include "program.h"
 #include "run_config.h"
-#include "run_tokenizer.h"
-#include "stop_signal.h"
+#include "upper/run_tokenizer.h"
+#include "upper/stop_signal.h"
 #include "train/trainer.h"
 
 namespace metroplex::apps {
@@ -52,10 +54,12 @@ int run_train(const std::vector<std::string>& arguments) {
   config = checked_config(config, world_size);
 
   ConsoleLog log(config.train.progress);
-  const StopSignal stop;
+  std::optional<StopSignal> stop;  // from the first rank's start on: until then there is nothing to save
+  std::once_flag starts;
   train::RunSummary summary;  // of rank 0
   std::mutex mutex;
   const int code = launch_ranks(config, command_line("train", arguments), [&](const comm::World& world) {
+    std::call_once(starts, [&] { stop.emplace(); });
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
       log.info("------------------------ configuration ------------------------\n" + config::dump(config) +

@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "upper/launch.h"
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
@@ -13,6 +13,7 @@
 #include "comm/failure.h"
 #include "comm/launch.h"
 #include "comm/spawn.h"
+#include "program.h"
 
 namespace metroplex::apps {
 namespace {
@@ -81,25 +82,17 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   return kExitOk;
 }
 
-int exit_code_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const base::Error*>(&error);
-  if (!ours) return kExitInternal;
-  const std::string& room = ours->room();
-  if (room == "numerics") return kExitNumerics;
-  if (room == "internal") return kExitInternal;
-  if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
-  if (room == "comm") return kExitPeer;
-  return kExitConfig;  // config, topology, plan, models, ...: what was asked for cannot be
+std::vector<std::string> command_line(const std::string& command, const std::vector<std::string>& arguments) {
+  std::vector<std::string> line{"/proc/self/exe", command};
+  line.insert(line.end(), arguments.begin(), arguments.end());
+  return line;
 }
 
-std::string message_of(const std::exception& error) {
-  if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) return torch->what_without_backtrace();
-  return error.what();
-}
-
-std::string trace_of(const std::exception& error) {
+std::string message_of(const std::exception& error, bool trace) {
   const auto* in_rank = dynamic_cast<const comm::TorchFailure*>(&error);
-  return in_rank ? in_rank->trace() : error.what();
+  if (in_rank && trace) return in_rank->trace();
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch && !trace ? torch->what_without_backtrace() : error.what();
 }
 
 }  // namespace metroplex::apps

@@ -1,6 +1,6 @@
 // metroplex generate: a checkpoint continues a text. The model and its tokenizer come from the checkpoint's own
 // config.
-#include "commands.h"
+#include "upper/commands.h"
 
 #include <cstdio>
 #include <fstream>
@@ -11,10 +11,11 @@
 #include "checkpoint/load.h"
 #include "config/load.h"
 #include "files/file_system.h"
-#include "launch.h"
+#include "upper/launch.h"
 #include "numbers.h"
+#include "program.h"
 #include "run_config.h"
-#include "run_tokenizer.h"
+#include "upper/run_tokenizer.h"
 #include "train/generate.h"
 #include "train/state.h"
 

@@ -1,15 +1,16 @@
 // metroplex verify: the user's own config, on its layout and on one rank, in float64.
-#include "commands.h"
+#include "upper/commands.h"
 
 #include <cstdio>
 #include <iostream>
 
 #include "base/error.h"
 #include "config/validate.h"
-#include "launch.h"
+#include "upper/launch.h"
 #include "numbers.h"
+#include "program.h"
 #include "run_config.h"
-#include "run_tokenizer.h"
+#include "upper/run_tokenizer.h"
 #include "train/verify.h"
 
 namespace metroplex::apps {

@@ -1,4 +1,4 @@
-#include "stop_signal.h"
+#include "upper/stop_signal.h"
 
 namespace metroplex::apps {
 namespace {

@@ -1,0 +1,83 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace metroplex::apps {
+namespace {
+
+void print_usage(const Program& program, std::ostream& out) {
+  out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
+         "metroplex COMMAND --help\n\n";
+  for (const Command& command : program.commands) {
+    out << "  " << command.name << std::string(14 - std::strlen(command.name), ' ') << command.summary << "\n";
+  }
+}
+
+// Activations come and go every step: giving their pages back to the system and faulting them in again costs more
+// than the arithmetic on them.
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, -1);
+}
+
+// Same process, same arguments, another executable.
+[[noreturn]] void become_torch_program(char** argv) {
+  const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";
+  execv(path.c_str(), argv);
+  throw base::Error("internal", path.string() + " cannot be started (" + std::strerror(errno) +
+                                    "); it belongs beside metroplex: copy both, or build again");
+}
+
+int run(const Program& program, int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "--help";
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_usage(program, std::cout);
+    return kExitOk;
+  }
+  for (const Command& command : program.commands) {
+    if (name != command.name) continue;
+    if (command.run == kNeedsTorch) become_torch_program(argv);
+    return command.run({argv + 2, argv + argc});
+  }
+  std::cerr << "metroplex: there is no command '" << name << "'\n\n";
+  print_usage(program, std::cerr);
+  return kExitConfig;
+}
+
+}  // namespace
+
+int exit_code_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const base::Error*>(&error);
+  if (!ours) return kExitInternal;
+  const std::string& room = ours->room();
+  if (room == "numerics") return kExitNumerics;
+  if (room == "internal") return kExitInternal;
+  if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
+  if (room == "comm") return kExitPeer;
+  return kExitConfig;  // config, topology, plan, models, ...: what was asked for cannot be
+}
+
+int run_program(const Program& program, int argc, char** argv) {
+  keep_freed_memory();
+  try {
+    return run(program, argc, argv);
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
+    std::cerr << "metroplex: " << program.message_of(error, trace) << "\n";
+    // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
+    std::_Exit(exit_code_of(error));
+  }
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,29 @@
+// What the two executables share. `metroplex` answers what integers and files can answer, and starts in milliseconds;
+// for everything with tensors it becomes `metroplex-torch`, which lies beside it and takes most of a second to load.
+#pragma once
+
+#include <exception>
+#include <span>
+#include <string>
+
+#include "command.h"
+
+namespace metroplex::apps {
+
+// Exit codes of every command; README has the table.
+inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
+                     kExitStopped = 16;
+
+// The exit code that stands for an error, by the room that found it.
+int exit_code_of(const std::exception& error);
+
+struct Program {
+  std::span<const Command> commands;  // in the order of --help
+  // What is said of an error: one line, or with `trace` all that is known of where it comes from.
+  std::string (*message_of)(const std::exception& error, bool trace);
+};
+
+// The body of main(): runs the command argv[1], and turns what it throws into a message on stderr and an exit code.
+int run_program(const Program& program, int argc, char** argv);
+
+}  // namespace metroplex::apps

@@ -1,0 +1,13 @@
+// The commands with tensors. A new one: its file, its line here, in this folder's main.cpp and in ../main.cpp.
+#pragma once
+
+#include "command.h"
+
+namespace metroplex::apps {
+
+int run_train(const std::vector<std::string>& arguments);
+int run_eval(const std::vector<std::string>& arguments);
+int run_generate(const std::vector<std::string>& arguments);
+int run_verify(const std::vector<std::string>& arguments);
+
+}  // namespace metroplex::apps
