@@ -110,14 +110,25 @@ std::vector<config::Memory> memory_forms() {
   return forms;
 }
 
-TEST(Zero, EveryStageWithRecomputeAndOffloadEqualsOneRank) {
+// Every layout, stage 0 too, with every form of memory saving that the layout allows.
+TEST(Zero, EveryStageOnEveryLayoutWithRecomputeAndOffloadEqualsOneRank) {
+  std::vector<Sharded> layouts = every_layout();
+  const std::vector<Sharded> of_one_stage(layouts.begin(), layouts.begin() + static_cast<long>(layouts.size() / 3));
+  for (Sharded how : of_one_stage) {
+    how.stage = 0;
+    how.instances = 1;
+    layouts.push_back(how);
+  }
   std::vector<Sharded> all;
-  for (int stage = 0; stage <= 3; ++stage) {
+  for (Sharded how : layouts) {
     for (const config::Memory& form : memory_forms()) {
       const bool splits = form.distribute_saved_activations;
-      all.push_back({{2, 2, 1, 2, !splits}, stage, 1, form});
-      all.push_back({{2, 1, 1, 4, false}, stage, 1, form});
-      if (!splits && form.recompute_num_layers < 2) all.push_back({{1, 2, 2, 2, false}, stage, 1, form});
+      if (splits && how.cut.tp == 1)
+        continue;  // nothing to split over; uniform recompute there is the first form
+      if (form.recompute_num_layers * how.cut.pp * how.cut.vpp > 4) continue;  // of four layers
+      how.memory = form;
+      how.cut.sp = how.cut.tp == 2 && !splits;
+      all.push_back(how);
     }
   }
   expect_equal_to_one_rank(small_gpt(), all);
