@@ -48,8 +48,9 @@ static void visit_details(Model& m, FieldList& field) {
         one_of({"LayerNorm", "RMSNorm"}));
   field("layernorm_epsilon", m.layernorm_epsilon, "Added to the variance inside a norm.", above(0));
   field("activation", m.activation,
-        "Non-linearity of the MLP. gelu is the exact (erf) form, gelu_tanh its usual approximation.",
-        one_of({"gelu", "gelu_tanh", "silu", "relu", "squared_relu"}));
+        "Non-linearity of the MLP. gelu is the exact (erf) form, gelu_tanh its usual approximation, "
+        "quick_gelu is x * sigmoid(1.702 x).",
+        one_of({"gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"}));
   field("gated_linear_unit", m.gated_linear_unit,
         "The MLP multiplies its activation with a second projection. With activation silu this is SwiGLU.");
   field("add_bias_linear", m.add_bias_linear, "Linear layers have biases.");

@@ -26,6 +26,7 @@ static const std::vector<Row>& model_rows() {
       {"--norm-epsilon", kOne, "model.layernorm_epsilon=$"},
       {"--layernorm-epsilon", kOne, "model.layernorm_epsilon=$"},
       {"--swiglu", kNone, "model.activation=silu;model.gated_linear_unit=true"},
+      {"--quick-geglu", kNone, "model.activation=quick_gelu;model.gated_linear_unit=true"},
       {"--squared-relu", kNone, "model.activation=squared_relu"},
       {"--openai-gelu", kNone, "model.activation=gelu_tanh"},
       {"--no-bias-gelu-fusion", kNone, "no_gelu_fusion=true"},

@@ -22,7 +22,7 @@ struct Model {
   double rotary_percent = 1.0;
   std::string normalization = "LayerNorm";  // LayerNorm | RMSNorm
   double layernorm_epsilon = 1e-5;
-  std::string activation = "gelu";  // gelu (exact erf) | gelu_tanh | silu | relu | squared_relu
+  std::string activation = "gelu";  // gelu (exact erf) | gelu_tanh | quick_gelu | silu | relu | squared_relu
   bool gated_linear_unit = false;
   bool add_bias_linear = true;
   bool add_qkv_bias = false;  // with add_bias_linear off: bias on linear_qkv alone

@@ -21,6 +21,7 @@ struct NamedActivation {
 };
 constexpr NamedActivation kActivations[] = {{"gelu", kernels::Activation::gelu},
                                             {"gelu_tanh", kernels::Activation::gelu_tanh},
+                                            {"quick_gelu", kernels::Activation::quick_gelu},
                                             {"silu", kernels::Activation::silu},
                                             {"relu", kernels::Activation::relu},
                                             {"squared_relu", kernels::Activation::squared_relu}};
@@ -49,7 +50,7 @@ kernels::Activation activation_from_name(const std::string& name) {
     if (name == known) return kind;
   }
   MPX_CHECK(false, "nn", "model.activation = '", name,
-            "' is unknown; use gelu, gelu_tanh, silu, relu or squared_relu");
+            "' is unknown; use gelu, gelu_tanh, quick_gelu, silu, relu or squared_relu");
   return kernels::Activation::gelu;
 }
 

@@ -10,7 +10,7 @@
 
 namespace metroplex::nn {
 
-// gelu (exact erf) | gelu_tanh | silu | relu | squared_relu. Throws on other names.
+// gelu (exact erf) | gelu_tanh | quick_gelu | silu | relu | squared_relu. Throws on other names.
 cuda::kernels::Activation activation_from_name(const std::string& name);
 
 struct ActivationSpec {

@@ -128,6 +128,7 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
       {"--distributed-backend gloo", "run.backend", "gloo"},
       {"--squared-relu", "model.activation", "squared_relu"},
       {"--openai-gelu", "model.activation", "gelu_tanh"},
+      {"--quick-geglu", "model.activation", "quick_gelu"},
       {"--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4",
        "parallel.virtual_pipeline_model_parallel_size", "4"},
       {"--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 --no-overlap-p2p-communication",

@@ -1,59 +1,18 @@
-// The layer kernels of the GPU (activation, norm, rope, cross entropy) against their CPU twins over dtypes and
-// shapes. Without a GPU the calls must say that they cannot run.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
+// The layer kernels of the GPU (activation, rope, cross entropy; norm has its own file) against their CPU twins over
+// dtypes and shapes. Without a GPU the calls must say that they cannot run.
+#include "cuda/twins.h"
 
-#include <cmath>
 #include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
-#include "cuda/kernels/norm.h"
 #include "cuda/kernels/rope.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-template <class T>
-constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble
-                                 : std::is_same_v<T, Bf16> ? at::kBFloat16
-                                 : std::is_same_v<T, F16>  ? at::kHalf
-                                                           : at::kFloat;
-
-template <class T>
-at::Tensor values(std::vector<int64_t> sizes, double step) {
-  int64_t numel = 1;
-  for (const int64_t size : sizes) numel *= size;
-  return at::arange(1, numel + 1, at::kDouble).mul(step).sin().mul(3).to(kType<T>).view(sizes);
-}
-
-template <class T>
-at::Tensor wide_values(int64_t n, double step) {
-  return values<Wide<T>>({n}, step);
-}
-
-template <class T>
-T* data(const at::Tensor& x) {
-  return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
-}
-
-// Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
-// units, and a value near the middle of two halves may go either way.
-template <class T>
-void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
-  constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-8 : 0x1p-10;
-  const double rounding = kIsHalf<T> ? kUnit : 0, slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
-  const at::Tensor wanted = cpu.to(at::kDouble), got = gpu.to(at::kCPU, at::kDouble);
-  const double largest = std::max(1e-3, wanted.abs().max().item<double>());
-  const at::Tensor error = (got - wanted).abs() - wanted.abs() * rounding;
-  EXPECT_LE(error.max().item<double>(), slack * largest + (std::is_same_v<T, F16> ? 0x1p-24 : 0)) << what;
-}
-
-at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
 
 template <class T>
 void check_activation(const ActivationShape& shape) {
@@ -72,33 +31,6 @@ void check_activation(const ActivationShape& shape) {
   activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<Wide<T>>(gbias) : nullptr, data<T>(gdx), shape,
                               current_stream());
   expect_twins<T>(gdx, dx, "gradient of the activation");
-}
-
-template <class In, class Out>
-void check_norm(const NormShape& s) {
-  using T = Wide<In>;
-  const at::Tensor x = values<In>({s.rows, s.width}, 0.7), dy = values<Out>({s.rows, s.width}, 0.3),
-                   weight = wide_values<In>(s.width, 0.2),
-                   bias = s.rms ? at::Tensor() : wide_values<In>(s.width, 0.9);
-  const at::Tensor out = at::empty_like(dy), mean = at::empty({s.rows}, weight.options()),
-                   rstd = at::empty_like(mean), dx = at::empty_like(x), dweight = at::empty_like(weight),
-                   dbias = s.rms ? at::Tensor() : at::empty_like(weight);
-  const at::Tensor gx = on_gpu(x), gdy = on_gpu(dy), gweight = on_gpu(weight), gbias = on_gpu(bias);
-  const at::Tensor gout = on_gpu(out), gmean = on_gpu(mean), grstd = on_gpu(rstd), gdx = on_gpu(dx),
-                   gdweight = on_gpu(dweight), gdbias = on_gpu(dbias),
-                   blocks = at::empty({norm_blocks(s) * 2 * s.width}, gweight.options());
-  norm_forward<In, Out>(data<In>(x), data<T>(weight), data<T>(bias), data<Out>(out), data<T>(mean), data<T>(rstd), s);
-  norm_forward_cuda<In, Out>(data<In>(gx), data<T>(gweight), data<T>(gbias), data<Out>(gout), data<T>(gmean),
-                             data<T>(grstd), s, current_stream());
-  expect_twins<Out>(gout, out, "norm");
-  norm_backward<In, Out>(data<Out>(dy), data<In>(x), data<T>(weight), data<T>(mean), data<T>(rstd),
-                         {data<In>(dx), data<T>(dweight), data<T>(dbias)}, s);
-  norm_backward_cuda<In, Out>(data<Out>(gdy), data<In>(gx), data<T>(gweight), data<T>(gmean), data<T>(grstd),
-                              {data<In>(gdx), data<T>(gdweight), data<T>(gdbias)}, data<T>(blocks), s,
-                              current_stream());
-  expect_twins<In>(gdx, dx, "dx of norm");
-  expect_twins<T>(gdweight, dweight, "dweight of norm");
-  if (!s.rms) expect_twins<T>(gdbias, dbias, "dbias of norm");
 }
 
 template <class T>
@@ -140,17 +72,12 @@ void check_cross_entropy(const LogitsShape& s) {
 
 template <class T>
 void check_all() {
-  for (const auto kind :
-       {Activation::gelu, Activation::gelu_tanh, Activation::silu, Activation::relu, Activation::squared_relu}) {
+  for (const auto kind : {Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu, Activation::silu,
+                          Activation::relu, Activation::squared_relu}) {
     for (const bool gated : {false, true}) {
       check_activation<T>({1, 1, kind, gated});
       check_activation<T>({33, 70, kind, gated});
     }
-  }
-  for (const bool rms : {false, true}) {
-    check_norm<T, T>({1, 5, 1e-5, rms});
-    check_norm<T, T>({70, 300, 1e-5, rms});
-    if constexpr (kIsHalf<T>) check_norm<float, T>({70, 300, 1e-5, rms});
   }
   check_rope<T>();
   check_cross_entropy<T>({5, 41, 37});

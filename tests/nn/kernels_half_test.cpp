@@ -49,6 +49,7 @@ at::Tensor fresh(const at::Tensor& x) {
 at::Tensor plain_activation(const at::Tensor& x, const std::string& name) {
   if (name == "gelu") return at::gelu(x);
   if (name == "gelu_tanh") return at::gelu(x, "tanh");
+  if (name == "quick_gelu") return x * at::sigmoid(1.702 * x);
   if (name == "silu") return at::silu(x);
   return name == "relu" ? at::relu(x) : at::relu(x).square();
 }
@@ -75,7 +76,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
 
 TEST(HalfActivation, ForwardAndGradientAreRoundedOnce) {
   for (const auto dtype : kHalfTypes) {
-    for (const std::string name : {"gelu", "gelu_tanh", "silu", "relu", "squared_relu"}) {
+    for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"}) {
       for (const bool gated : {false, true}) {
         check_activation(name, gated, true, dtype);
         check_activation(name, gated, false, dtype);

@@ -53,12 +53,13 @@ TEST(Norm, ForwardAndGradientsAreThoseOfTheFormula) {
 at::Tensor plain_activation(const at::Tensor& x, const std::string& name) {
   if (name == "gelu") return at::gelu(x);
   if (name == "gelu_tanh") return at::gelu(x, "tanh");
+  if (name == "quick_gelu") return x * at::sigmoid(1.702 * x);
   if (name == "silu") return at::silu(x);
   return name == "relu" ? at::relu(x) : at::relu(x).square();
 }
 
 TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
-  for (const std::string name : {"gelu", "gelu_tanh", "silu", "relu", "squared_relu"}) {
+  for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"}) {
     for (const bool gated : {false, true}) {
       for (const auto dtype : {at::kDouble, at::kFloat}) {
         nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal, 0}, layer_context({}, false, dtype));
@@ -85,7 +86,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
 
 TEST(Activation, HugeArgumentsGiveTheLimitsAndNoNan) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30}, at::kFloat);
-  for (const std::string name : {"gelu", "gelu_tanh", "silu"}) {
+  for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu"}) {
     const at::Tensor y = nn::bias_activation(x.clone(), nullptr, {nn::activation_from_name(name), false});
     EXPECT_TRUE(at::allclose(y, at::relu(x), 1e-6, 1e-6)) << name << y;
   }

@@ -28,11 +28,11 @@ void read_model(const Json& m, config::Config& c) {
                   "rotary_percent", "layernorm_epsilon", "kind", "max_position_embeddings"},
                  "config.model");
   const std::string kind = m.value("kind", "gpt");
-  MPX_CHECK(kind == "gpt" || kind == "llama", "parity", "config.model.kind '", kind,
+  MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "codegeex", "parity", "config.model.kind '", kind,
             "' is not something this build can replay");
   config::Model& out = c.model;
-  out.family =
-      "gpt";  // the family that takes any mix of norms, positions, activations and biases; names are the same
+  // gpt: the family that takes any mix of norms, positions, activations and biases; names are the same.
+  out.family = kind == "codegeex" ? kind : "gpt";
   out.num_layers = m.at("num_layers");
   out.hidden_size = m.at("hidden_size");
   out.num_attention_heads = m.at("num_attention_heads");

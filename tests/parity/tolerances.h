@@ -66,7 +66,8 @@ class Tolerances {
   }
   // The gradient of the key bias is zero in exact arithmetic, so Adam turns its rounding noise into whole steps.
   static double fixed(const Recorded& of) {
-    return of.name.find("linear_qkv.bias") != std::string::npos ? 1e-3 : 2e-5;
+    const auto names = [&](const std::string& tail) { return of.name.find(tail) != std::string::npos; };
+    return names("linear_qkv.bias") || names("linear_kv.bias") ? 1e-3 : 2e-5;
   }
 
   double unit_;

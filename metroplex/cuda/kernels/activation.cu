@@ -78,6 +78,9 @@ void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* strea
     case Activation::gelu_tanh:
       launch<Activation::gelu_tanh>(o, s, stream);
       break;
+    case Activation::quick_gelu:
+      launch<Activation::quick_gelu>(o, s, stream);
+      break;
     case Activation::silu:
       launch<Activation::silu>(o, s, stream);
       break;

@@ -10,7 +10,7 @@ struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 
-enum class Activation { gelu, gelu_tanh, silu, relu, squared_relu };
+enum class Activation { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
 
 struct ActivationShape {
   int64_t rows = 0, width = 0;  // of the output

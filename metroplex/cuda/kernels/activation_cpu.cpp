@@ -110,6 +110,7 @@ MPX_INLINE void dispatch(const Operands<T>& o, const ActivationShape& shape, int
   switch (shape.kind) {
     MPX_KIND(gelu);
     MPX_KIND(gelu_tanh);
+    MPX_KIND(quick_gelu);
     MPX_KIND(silu);
     MPX_KIND(relu);
     MPX_KIND(squared_relu);
