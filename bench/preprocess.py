@@ -202,7 +202,9 @@ def models(args, folder):
         yield f"{kind}, {vocabulary} ids, trained on the corpus", path
     yield "byte-level BPE, tests/vectors gpt2", vectors / "gpt2" / "tokenizer.json"
     yield "byte-level BPE, tests/vectors llama3", vectors / "llama3" / "tokenizer.json"
-    yield "sentencepiece BPE, tests/vectors", vectors / "sentencepiece_bpe" / "tokenizer.model"
+    for kind, folder in (("BPE", "sentencepiece_bpe"), ("BPE with nmt_nfkc", "sentencepiece_bpe_nmt_nfkc"),
+                         ("unigram", "sentencepiece_unigram")):
+        yield f"sentencepiece {kind}, tests/vectors", vectors / folder / "tokenizer.model"
 
 
 def torch_headers(build):

@@ -16,6 +16,7 @@ for fuzzer in "$build"/bin/*_fuzz; do
     manifest_fuzz) cp "$root"/tests/fuzz/manifest_corpus/*.members "$corpus" ;;
     safetensors_fuzz) cp "$root"/tests/vectors/safetensors/*.safetensors "$corpus" ;;
     tokenizer_json_fuzz) cp "$root"/tests/vectors/tokenizers/gpt2/tokenizer.json "$corpus" ;;
+    tokenizer_model_fuzz) cp "$root"/tests/vectors/tokenizers/sentencepiece_unigram_rules/tokenizer.model "$corpus" ;;
   esac
   log=$(mktemp)
   if ! "$fuzzer" "$corpus" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 > "$log" 2>&1; then

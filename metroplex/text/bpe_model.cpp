@@ -1,6 +1,7 @@
 #include "text/bpe_model.h"
 
 #include <cstdio>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "files/json_text.h"
@@ -10,21 +11,19 @@
 namespace metroplex::text {
 namespace {
 
-std::string byte_token(unsigned char byte) {
-  char name[8];
-  std::snprintf(name, sizeof name, "<0x%02X>", byte);
-  return name;
-}
-
 char32_t last_code_point(std::string_view text) {
   size_t begin = text.size() - 1;
   while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
   return next_code_point(text, begin);
 }
 
-uint64_t join_key(char32_t left, char32_t right) { return uint64_t{left} << 32 | right; }
-
 }  // namespace
+
+std::string byte_piece(unsigned char byte) {
+  char name[8];
+  std::snprintf(name, sizeof name, "<0x%02X>", byte);
+  return name;
+}
 
 BpeModel::BpeModel(const BpeSpec& spec)
     : byte_level_(spec.byte_level),
@@ -87,32 +86,23 @@ void BpeModel::add_merges(const BpeSpec& spec) {
   }
 }
 
+// Unknown characters that fuse or are dropped, and byte tokens that merge, are joined by more than the spelling
+// tells.
 void BpeModel::find_cuts(const BpeSpec& spec) {
-  // Unknown characters that fuse, and byte tokens that merge, are joined by more than the spelling tells.
-  std::unordered_set<std::string> bytes;
+  std::unordered_set<std::string> apart;
   bool all_bytes = byte_fallback_;
   for (int byte = 0; byte < 256; ++byte) {
-    bytes.insert(byte_token(static_cast<unsigned char>(byte)));
-    all_bytes = all_bytes && id(byte_token(static_cast<unsigned char>(byte)));
+    apart.insert(byte_piece(static_cast<unsigned char>(byte)));
+    all_bytes = all_bytes && id(byte_piece(static_cast<unsigned char>(byte)));
   }
-  if (!all_bytes || ignore_merges_) return;
-  ascii_joins_.resize(128 * 128);
+  if (spec.unk_token) apart.insert(*spec.unk_token);
+  if (ignore_merges_ || (!all_bytes && (unk_ < 0 || fuse_unk_))) return;
   for (const auto& [left, right] : spec.merges) {
-    if (bytes.contains(left) || bytes.contains(right)) return;
+    if (apart.contains(left) || apart.contains(right)) return;
     size_t begin = 0;
-    const char32_t a = last_code_point(left), b = next_code_point(right, begin);
-    if (a < 128 && b < 128) {
-      ascii_joins_[a * 128 + b] = true;
-    } else {
-      joins_.insert(join_key(a, b));
-    }
+    cuts_.join(last_code_point(left), next_code_point(right, begin));
   }
-  cuts_ = true;
-}
-
-bool BpeModel::may_join(char32_t left, char32_t right) const {
-  if (left < 128 && right < 128) return ascii_joins_[left * 128 + right];
-  return joins_.contains(join_key(left, right));
+  cuttable_ = true;
 }
 
 BpeModel::Entry BpeModel::enter(std::string_view character) const {
@@ -121,7 +111,7 @@ BpeModel::Entry BpeModel::enter(std::string_view character) const {
     entry.id = *found;
   } else if (byte_fallback_) {
     for (const char byte : character) {
-      const auto token = id(byte_token(static_cast<unsigned char>(byte)));
+      const auto token = id(byte_piece(static_cast<unsigned char>(byte)));
       if (!token) return Entry{};
       entry.bytes.push_back(*token);
     }
@@ -154,6 +144,14 @@ void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols
 }
 
 void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const {
+  if (part.size() == 1) {
+    const auto byte = static_cast<unsigned char>(part[0]);
+    const Entry& entry = byte_level_ ? byte_entries_[byte] : ascii_entries_[byte];
+    if (entry.id >= 0) {
+      out.push_back(entry.id);
+      return;
+    }
+  }
   if (scratch.cache.find(part, out)) return;
   if (ignore_merges_) {
     std::optional<int32_t> whole;
@@ -176,22 +174,11 @@ void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vect
 }
 
 void BpeModel::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {
-  if (!cuts_) {
+  if (cuttable_) {
+    cuts_.for_each_part(word, [&](std::string_view part) { encode_part(part, scratch, out); });
+  } else {
     encode_part(word, scratch, out);
-    return;
   }
-  size_t begin = 0, position = 0;
-  char32_t last = 0;
-  while (position < word.size()) {
-    const size_t here = position;
-    const char32_t c = next_code_point(word, position);
-    if (here > begin && !may_join(last, c)) {
-      encode_part(word.substr(begin, here - begin), scratch, out);
-      begin = here;
-    }
-    last = c;
-  }
-  if (begin < word.size()) encode_part(word.substr(begin), scratch, out);
 }
 
 const std::string* BpeModel::token(int32_t id) const {

@@ -7,13 +7,16 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "text/bpe_merges.h"
+#include "text/text_cuts.h"
 #include "text/word_cache.h"
 
 namespace metroplex::text {
+
+// How a byte is spelled by a token of its own: "<0x41>".
+std::string byte_piece(unsigned char byte);
 
 struct BpeSpec {
   std::vector<std::pair<std::string, int32_t>> vocab;       // spelling, id
@@ -59,7 +62,6 @@ class BpeModel {
   Entry enter(std::string_view character) const;
   void encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const;
   void fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const;
-  bool may_join(char32_t left, char32_t right) const;
 
   bool byte_level_, byte_fallback_, fuse_unk_, ignore_merges_;
   int32_t unk_ = -1;
@@ -71,11 +73,10 @@ class BpeModel {
   std::array<Entry, 256> byte_entries_;   // at byte level
   std::array<Entry, 128> ascii_entries_;  // else
 
-  // Characters that some merge joins. Between others no merge can reach, so a text of words without cuts (Llama 2
-  // has no pre-tokenizer) is cut there, and its parts are short and known to the cache.
-  bool cuts_ = false;
-  std::vector<bool> ascii_joins_;  // left * 128 + right
-  std::unordered_set<uint64_t> joins_;
+  // No merge reaches over a cut, so a text of words without cuts (Llama 2 has no pre-tokenizer) is done in parts that
+  // are short and known to the cache.
+  bool cuttable_ = false;
+  TextCuts cuts_;
 };
 
 }  // namespace metroplex::text

@@ -1,6 +1,7 @@
 // A byte-pair tokenizer as a Hugging Face tokenizer.json describes it: added tokens are cut out of the text, the rest
-// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id. The file's
-// truncation and padding are not applied: documents are never cut here.
+// is normalized, cut into words, and each word merged. Equal to the `tokenizers` package, id for id; decoding spells
+// added tokens as the file does (release 0.23 of the package gives what normalizing makes of them, and then does not
+// leave out special ones). The file's truncation and padding are not applied: documents are never cut here.
 #pragma once
 
 #include <memory>

@@ -1,123 +1,173 @@
 #include "text/unigram.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
 #include <limits>
-#include <string>
-
-#include "text/utf8.h"
 
 namespace metroplex::text {
 namespace {
 
 constexpr float kUnknownPenalty = 10.0f;
+constexpr float kResetThreshold = 100000.0f;
+constexpr double kHalfUlp = 1.0 / 256;  // of a float between 65,536 and 131,072: how far one addition may round
 
 }  // namespace
 
-UnigramModel::UnigramModel(const std::vector<Piece>& pieces) : byte_ids_(256, -1) {
-  SortedPieces sorted;
-  lowest_ = std::numeric_limits<float>::max();
-  highest_ = std::numeric_limits<float>::lowest();
-  for (const Piece& piece : pieces) {
+UnigramModel::UnigramModel(const SentencePieceFile& file) : byte_ids_(file.byte_fallback ? 256 : 0) {
+  ByteTrie::Entries entries;
+  float lowest = std::numeric_limits<float>::max(), largest = 0;
+  unknown_ = static_cast<int32_t>(file.pieces.size());
+  for (const Piece& piece : file.pieces) {
     const auto id = static_cast<int32_t>(scores_.size());
-    scores_.push_back(piece.score);
-    types_.push_back(piece.type);
+    const bool user_defined = piece.type == PieceType::user_defined;
+    // A symbol that the user has defined wins over anything else.
+    scores_.push_back(user_defined ? static_cast<float>(0.1 * static_cast<double>(piece.text.size() - 1))
+                                   : piece.score);
     if (piece.type == PieceType::unknown) unknown_ = id;
-    if (piece.type == PieceType::byte && piece.text.size() == 6) {
-      byte_ids_[std::strtoul(std::string(piece.text.substr(3, 2)).c_str(), nullptr, 16) & 0xFF] = id;
-    }
-    if (piece.type == PieceType::normal) {
-      lowest_ = std::min(lowest_, piece.score);
-      highest_ = std::max(highest_, piece.score);
-    }
-    const bool searched = piece.type == PieceType::normal || piece.type == PieceType::user_defined;
-    if (searched) sorted.emplace_back(piece.text, id);
+    if (piece.type == PieceType::byte) byte_ids_[static_cast<size_t>(byte_of_piece(piece.text))] = id;
+    if (piece.type == PieceType::normal) lowest = std::min(lowest, piece.score);
+    if (piece.type != PieceType::normal && !user_defined) continue;
+    entries.emplace_back(piece.text, id);
+    cuts_.join_all(piece.text);
+    largest = std::max(largest, std::abs(scores_.back()));
   }
-  if (std::count(byte_ids_.begin(), byte_ids_.end(), -1) > 0) byte_ids_.clear();
-  build_trie(std::move(sorted));
-}
-
-// Breadth first: a node is the range of sorted pieces that begin with its path.
-void UnigramModel::build_trie(SortedPieces pieces) {
-  std::sort(pieces.begin(), pieces.end());
-  struct Range {
-    size_t begin, end, depth;
-  };
-  std::vector<Range> ranges{{0, pieces.size(), 0}};
-  nodes_.resize(1);
-  for (size_t node = 0; node < nodes_.size(); ++node) {
-    auto [begin, end, depth] = ranges[node];
-    while (begin < end && pieces[begin].first.size() == depth) nodes_[node].piece = pieces[begin++].second;
-    nodes_[node].first_child = static_cast<int32_t>(nodes_.size());
-    while (begin < end) {
-      const char label = pieces[begin].first[depth];
-      size_t stop = begin;
-      while (stop < end && pieces[stop].first[depth] == label) ++stop;
-      nodes_.push_back({0, 0, -1, static_cast<unsigned char>(label)});
-      ranges.push_back({begin, stop, depth + 1});
-      ++nodes_[node].num_children;
-      begin = stop;
-    }
+  trie_ = ByteTrie(std::move(entries));
+  for (unsigned c = 0; c < ascii_.size(); ++c) {
+    const int32_t node = trie_.child(ByteTrie::kRoot, static_cast<unsigned char>(c));
+    ascii_[c] = node >= 0 && trie_.value(node) >= 0 ? trie_.value(node) : unknown_;
   }
+  scores_.resize(std::max(scores_.size(), static_cast<size_t>(unknown_) + 1));
+  scores_[static_cast<size_t>(unknown_)] = lowest - kUnknownPenalty;
+  largest = std::max(largest, std::abs(scores_[static_cast<size_t>(unknown_)]));
+  certain_limit_ = kResetThreshold - 1 - largest * WordCache::kMaxBytes;
 }
 
-int32_t UnigramModel::child(int32_t node, unsigned char label) const {
-  const Node* first = nodes_.data() + nodes_[node].first_child;
-  const Node* last = first + nodes_[node].num_children;
-  const Node* found =
-      std::lower_bound(first, last, label, [](const Node& n, unsigned char l) { return n.label < l; });
-  return found != last && found->label == label ? static_cast<int32_t>(found - nodes_.data()) : -1;
+// visit(piece, end) for every piece of `part` that starts at `begin`, the unknown one where no piece is the character
+// alone.
+template <class Visit>
+void UnigramModel::for_each_piece(std::string_view part, size_t begin, size_t character, Visit visit) const {
+  bool alone = false;
+  int32_t node = ByteTrie::kRoot;
+  for (size_t end = begin; end < part.size();) {
+    node = trie_.child(node, static_cast<unsigned char>(part[end++]));
+    if (node < 0) break;
+    const int32_t piece = trie_.value(node);
+    if (piece < 0) continue;
+    visit(piece, end);
+    alone |= end - begin == character;
+  }
+  if (!alone) visit(unknown_, begin + character);
 }
 
-float UnigramModel::score_of(int32_t piece, size_t length) const {
-  // A symbol that the user has defined wins over anything else.
-  if (types_[piece] == PieceType::user_defined)
-    return static_cast<float>(static_cast<float>(length) * highest_ - 0.1);
-  return scores_[piece];
-}
-
-void UnigramModel::find_best(std::string_view text, std::vector<Step>& steps) const {
-  steps.assign(text.size() + 1, Step{});
-  const auto offer = [&](size_t begin, size_t end, int32_t piece, float score) {
-    const float total = score + steps[begin].score;
-    Step& step = steps[end];
-    if (step.begin < 0 || total > step.score) step = {total, static_cast<int32_t>(begin), piece};
-  };
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t character = std::min(code_point_size(static_cast<unsigned char>(text[begin])), text.size() - begin);
-    bool alone = false;
-    int32_t node = 0;
-    for (size_t end = begin; end < text.size();) {
-      node = child(node, static_cast<unsigned char>(text[end++]));
-      if (node < 0) break;
-      if (nodes_[node].piece < 0) continue;
-      offer(begin, end, nodes_[node].piece, score_of(nodes_[node].piece, end - begin));
-      alone |= end - begin == character;
+void UnigramModel::find_best(std::string_view part, float& score, std::vector<Step>& steps) const {
+  steps.assign(part.size() + 1, Step{});
+  steps[0].score = score;
+  size_t farthest = 0;
+  for (size_t begin = 0; begin < part.size();) {
+    const float so_far = steps[begin].score;
+    if (std::abs(so_far) > kResetThreshold) {
+      for (size_t i = begin; i <= std::max(begin, farthest); ++i) {
+        if (i == begin || steps[i].begin >= 0) steps[i].score -= so_far;
+      }
     }
-    if (!alone) offer(begin, begin + character, unknown_, lowest_ - kUnknownPenalty);
+    const float before = steps[begin].score;
+    const size_t character = code_point_size(static_cast<unsigned char>(part[begin]));
+    for_each_piece(part, begin, character, [&](int32_t piece, size_t end) {
+      const float total = scores_[static_cast<size_t>(piece)] + before;
+      Step& step = steps[end];
+      if (step.begin < 0 || total > step.score) step = {total, static_cast<int32_t>(begin), piece};
+      farthest = std::max(farthest, end);
+    });
     begin += character;
   }
+  score = steps[part.size()].score;
 }
 
-void UnigramModel::encode(std::string_view normalized, std::vector<int32_t>& ids) const {
-  std::vector<Step> steps;
-  find_best(normalized, steps);
-  std::vector<std::pair<size_t, size_t>> path;
-  for (size_t end = normalized.size(); end > 0; end = static_cast<size_t>(steps[end].begin)) {
-    path.emplace_back(static_cast<size_t>(steps[end].begin), end);
+// The float sums of two segmentations are off by half an ulp for each piece at most, so what is ahead of all others
+// by more than both may be off is found whatever the document's score is before the part. (The best sum is the
+// largest of the rounded sums of all segmentations, since rounding keeps order.)
+bool UnigramModel::is_certain(std::string_view part, std::vector<std::pair<double, double>>& two_best) const {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  two_best.assign(part.size() + 1, {kNone, kNone});
+  two_best[0].first = 0;
+  size_t num_characters = 0;
+  bool known = true;
+  for (size_t begin = 0; begin < part.size(); ++num_characters) {
+    const size_t character = code_point_size(static_cast<unsigned char>(part[begin]));
+    const auto from = two_best[begin];
+    for_each_piece(part, begin, character, [&](int32_t piece, size_t end) {
+      known &= piece != unknown_;
+      for (const double before : {from.first, from.second}) {
+        const double total = before + double{scores_[static_cast<size_t>(piece)]};
+        auto& [best, second] = two_best[end];
+        if (total > best) {
+          second = best;
+          best = total;
+        } else {
+          second = std::max(second, total);
+        }
+      }
+    });
+    begin += character;
   }
-  std::reverse(path.begin(), path.end());
-  bool after_unknown = false;
-  for (const auto& [begin, end] : path) {
-    const int32_t piece = steps[end].piece;
-    const bool unknown = piece == unknown_;
-    if (unknown && !byte_ids_.empty()) {
-      for (size_t i = begin; i < end; ++i) ids.push_back(byte_ids_[static_cast<unsigned char>(normalized[i])]);
-    } else if (!unknown || !after_unknown) {
+  const auto [best, second] = two_best[part.size()];
+  return known && best - second > 2 * kHalfUlp * 1.01 * static_cast<double>(num_characters);
+}
+
+void UnigramModel::append_unknown(std::string_view text, std::vector<int32_t>& ids) const {
+  if (!byte_ids_.empty()) {
+    for (const char c : text) ids.push_back(byte_ids_[static_cast<unsigned char>(c)]);
+  } else if (ids.empty() || ids.back() != unknown_) {
+    ids.push_back(unknown_);
+  }
+}
+
+void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& score,
+                               std::vector<int32_t>& ids) const {
+  if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // needs no choosing
+    const int32_t piece = ascii_[static_cast<unsigned char>(part[0])];
+    score += scores_[static_cast<size_t>(piece)];
+    if (piece == unknown_) {
+      append_unknown(part, ids);
+    } else {
       ids.push_back(piece);
     }
-    after_unknown = unknown;
+    return;
   }
+  const bool usual = part.size() <= WordCache::kMaxBytes && std::abs(score) < certain_limit_;
+  const size_t num_before = ids.size();
+  const bool seen = usual && scratch.cache.find(part, ids);
+  if (seen && ids.size() > num_before) {
+    for (size_t i = num_before; i < ids.size(); ++i) score += scores_[static_cast<size_t>(ids[i])];
+    return;
+  }
+  find_best(part, score, scratch.steps);
+  scratch.path.clear();
+  for (size_t end = part.size(); end > 0; end = static_cast<size_t>(scratch.steps[end].begin)) {
+    scratch.path.push_back(static_cast<int32_t>(end));
+  }
+  for (auto end = scratch.path.rbegin(); end != scratch.path.rend(); ++end) {
+    const Step& step = scratch.steps[static_cast<size_t>(*end)];
+    if (step.piece == unknown_) {
+      append_unknown(part.substr(static_cast<size_t>(step.begin), static_cast<size_t>(*end - step.begin)), ids);
+    } else {
+      ids.push_back(step.piece);
+    }
+  }
+  // No ids at all are kept for a part that must be looked at again.
+  if (usual && !seen) {
+    const bool certain = is_certain(part, scratch.two_best);
+    scratch.cache.keep(part, ids.data() + num_before, certain ? ids.size() - num_before : 0);
+  }
+}
+
+std::vector<int32_t> UnigramModel::encode(std::string_view normalized) const {
+  ScratchPool<Scratch>::Lease scratch(pool_);
+  std::vector<int32_t> ids;
+  ids.reserve(normalized.size() / 3 + 8);
+  float score = 0;
+  cuts_.for_each_part(normalized, [&](std::string_view part) { encode_part(part, *scratch, score, ids); });
+  return ids;
 }
 
 }  // namespace metroplex::text

@@ -1,8 +1,9 @@
-// What words became last time. One cache line a word, the newest wins its place; words longer than 24 bytes or of
-// more than 9 ids are not kept. Belongs to one thread at a time.
+// What words became last time; the newest wins its place. A word of up to 24 bytes and 9 ids is one cache line, one
+// of up to 64 bytes and 15 ids two; what is longer is not kept. Belongs to one thread at a time.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -12,7 +13,7 @@ namespace metroplex::text {
 
 class WordCache {
  public:
-  static constexpr size_t kMaxBytes = 24, kMaxIds = 9;
+  static constexpr size_t kMaxBytes = 64, kMaxIds = 15;
 
   WordCache() : entries_(kEntries) {}
 
@@ -21,8 +22,13 @@ class WordCache {
     if (word.size() > kMaxBytes) return false;
     const Key key(word);
     const Entry& entry = entries_[key.slot()];
-    if (entry.bytes != word.size() || !(entry.key == key)) return false;
-    out.insert(out.end(), entry.ids, entry.ids + entry.num_ids);
+    if (entry.bytes != word.size() || entry.key != key.words) return false;
+    if (word.size() > kShortBytes && entry.rest != rest_of(word)) return false;
+    if (entry.num_ids == 1) {
+      out.push_back(entry.ids[0]);
+    } else {
+      out.insert(out.end(), entry.ids, entry.ids + entry.num_ids);
+    }
     return true;
   }
 
@@ -30,20 +36,44 @@ class WordCache {
     if (word.empty() || word.size() > kMaxBytes || num_ids > kMaxIds) return;
     const Key key(word);
     Entry& entry = entries_[key.slot()];
-    entry.key = key;
+    entry.key = key.words;
+    if (word.size() > kShortBytes) entry.rest = rest_of(word);
     entry.bytes = static_cast<uint8_t>(word.size());
     entry.num_ids = static_cast<uint8_t>(num_ids);
     std::copy_n(ids, num_ids, entry.ids);
   }
 
  private:
-  static constexpr size_t kEntries = 1 << 14;  // of 64 bytes: 1 MiB
+  static constexpr size_t kEntries = 1 << 14;  // of 128 bytes: 2 MiB
+  static constexpr size_t kShortBytes = 24;
 
+  template <class Number>
+  static uint64_t load(const char* from) {
+    Number number;
+    std::memcpy(&number, from, sizeof number);
+    return number;
+  }
+
+  // Short words of one size have the same key only if they are the same; of a longer one it is the beginning and the
+  // end. Loads that overlap spare a copy of any size.
   struct Key {
-    uint64_t words[3] = {0, 0, 0};
-    Key() = default;
-    explicit Key(std::string_view word) { std::memcpy(words, word.data(), word.size()); }
-    bool operator==(const Key&) const = default;
+    std::array<uint64_t, 3> words{};
+    explicit Key(std::string_view word) {
+      const char* begin = word.data();
+      const size_t size = word.size();
+      if (size >= 8) {
+        words[0] = load<uint64_t>(begin);
+        if (size > 16) words[1] = load<uint64_t>(begin + 8);
+        words[2] = load<uint64_t>(begin + size - 8);
+      } else if (size >= 4) {
+        words[0] = load<uint32_t>(begin);
+        words[1] = load<uint32_t>(begin + size - 4);
+      } else if (size > 0) {
+        words[0] = load<uint8_t>(begin);
+        words[1] = load<uint8_t>(begin + size / 2);
+        words[2] = load<uint8_t>(begin + size - 1);
+      }
+    }
     size_t slot() const {
       uint64_t hash = words[0] * 0x9E3779B97F4A7C15ull;
       hash = (hash ^ hash >> 29 ^ words[1]) * 0xBF58476D1CE4E5B9ull;
@@ -51,11 +81,22 @@ class WordCache {
       return (hash >> 40) & (kEntries - 1);
     }
   };
-  struct Entry {
-    Key key;
+
+  // Of a longer word: what lies between its first 16 and its last 8 bytes.
+  using Rest = std::array<uint64_t, 5>;
+  static Rest rest_of(std::string_view word) {
+    Rest rest{};
+    std::memcpy(rest.data(), word.data() + 16, word.size() - kShortBytes);
+    return rest;
+  }
+
+  struct alignas(64) Entry {
+    std::array<uint64_t, 3> key{};
     uint8_t bytes = 0, num_ids = 0;
     int32_t ids[kMaxIds];
+    Rest rest{};
   };
+  static_assert(sizeof(Entry) == 128);
 
   std::vector<Entry> entries_;
 };

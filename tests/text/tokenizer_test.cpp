@@ -161,6 +161,8 @@ TEST(InvalidText, IsRefusedWithItsOffsetOrReplaced) {
     const std::string message = error_of([&] { strict->encode(text); });
     EXPECT_NE(message.find("byte 3"), std::string::npos) << folder << ": " << message;
     const auto lenient = load_tokenizer("", folder, "", "", InvalidUtf8::replace);
+    // A character map may change U+FFFD where the text has it, but not where it stands for a bad byte (vectors).
+    if (strict->encode(kBad) == strict->encode("")) continue;
     EXPECT_EQ(lenient->encode(text), strict->encode(std::string("abc") + kBad + "abc")) << folder;
   }
   EXPECT_NE(error_of([] { invalid_utf8_from_name("ignore"); }), "");

@@ -1,13 +1,15 @@
-#include "text/sentencepiece_check.h"
+#include "text/sentencepiece_file.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <vector>
+#include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
+#include "files/json_text.h"
 #include "text/json_part.h"
 #include "text/utf8.h"
 
@@ -22,28 +24,23 @@ struct Field {
   std::string_view bytes;
 };
 
-class Checker {
+class Reader {
  public:
-  explicit Checker(const std::string& where) : where_(where) {}
+  explicit Reader(const std::string& where) : where_(where) {}
 
-  SentencePieceFacts model(std::string_view bytes) {
-    SentencePieceFacts facts;
+  SentencePieceFile model(std::string_view bytes) {
+    SentencePieceFile file;
     for_each(bytes, [&](const Field& field) {
       if (field.wire_type != 2) return;
-      if (field.number == 1) facts.pieces.push_back(piece(field.bytes, facts.pieces.size()));
-      if (field.number == 2) {
-        for_each(field.bytes, [&](const Field& inner) {
-          if (inner.number == 3 && inner.wire_type == 0) facts.model_type = inner.value;
-          if (inner.number == 24 && inner.wire_type == 0) facts.space_as_suffix = inner.value != 0;
-        });
-      }
-      if (field.number == 3) normalizer(field.bytes, facts);
-      SentencePieceFacts of_decoding;
-      if (field.number == 5) normalizer(field.bytes, of_decoding);
+      if (field.number == 1) file.pieces.push_back(piece(field.bytes, file.pieces.size()));
+      if (field.number == 2) trainer(field.bytes, file);
+      if (field.number == 3) normalizer(field.bytes, file.normalizer);
+      if (field.number == 5) normalizer(field.bytes, file.denormalizer);
     });
-    require(!facts.pieces.empty(), "holds no pieces; is it a tokenizer.model?");
-    require(facts.pieces.size() <= size_t(kMaxTokenId), "holds too many pieces");
-    return facts;
+    require(!file.pieces.empty(), "holds no pieces; is it a tokenizer.model?");
+    require(file.pieces.size() <= size_t(kMaxTokenId), "holds too many pieces");
+    pieces(file);
+    return file;
   }
 
  private:
@@ -101,37 +98,80 @@ class Checker {
     return out;
   }
 
-  void normalizer(std::string_view bytes, SentencePieceFacts& facts) const {
+  // The rules that the package has for the pieces together.
+  void pieces(const SentencePieceFile& file) const {
+    std::unordered_set<std::string_view> searched, reserved;
+    int num_unknown = 0, num_bytes = 0;
+    for (const Piece& piece : file.pieces) {
+      const bool in_text =
+          piece.type == PieceType::normal || piece.type == PieceType::user_defined || piece.type == PieceType::unused;
+      const bool one_list = file.model_type == SentencePieceFile::kBpe;
+      const bool fresh = (in_text || one_list ? searched : reserved).insert(piece.text).second;
+      require(fresh, "has the piece '", files::printable(piece.text), "' twice");
+      num_unknown += piece.type == PieceType::unknown;
+      num_bytes += piece.type == PieceType::byte;
+      require(piece.type != PieceType::byte || (file.byte_fallback && byte_of_piece(piece.text) >= 0),
+              "has the piece '", files::printable(piece.text),
+              "' of type byte, which is none or not asked for by byte_fallback");
+    }
+    require(!searched.empty(), "has no pieces to cut text into");
+    require(num_unknown <= 1, "has ", num_unknown, " unknown pieces");
+    require(num_unknown == 1 || file.byte_fallback, "has neither an unknown piece nor byte_fallback");
+    require(num_bytes == (file.byte_fallback ? 256 : 0), "has ", num_bytes, " of the 256 byte pieces");
+  }
+
+  void trainer(std::string_view bytes, SentencePieceFile& file) const {
+    for_each(bytes, [&](const Field& field) {
+      if (field.wire_type == 0) {
+        if (field.number == 3) file.model_type = field.value;
+        if (field.number == 24) file.space_as_suffix = field.value != 0;
+        if (field.number == 35) file.byte_fallback = field.value != 0;
+      } else if (field.wire_type == 2) {
+        if (field.number == 44) file.unknown_text = field.bytes;
+        // An empty name means the usual one.
+        const std::pair<uint32_t, std::string_view*> names[] = {
+            {46, &file.bos_piece}, {47, &file.eos_piece}, {48, &file.pad_piece}};
+        for (const auto& [number, name] : names) {
+          if (field.number == number && !field.bytes.empty()) *name = field.bytes;
+        }
+      }
+    });
+    require(valid_utf8_prefix(file.unknown_text) == file.unknown_text.size(), "has an unk_surface that is not text");
+  }
+
+  void normalizer(std::string_view bytes, NormalizerSpec& spec) const {
     for_each(bytes, [&](const Field& field) {
       if (field.number == 2 && field.wire_type == 2) {
-        facts.character_map = !field.bytes.empty();
-        if (facts.character_map) character_map(field.bytes);
+        spec.character_map = CharacterMap{};
+        if (!field.bytes.empty()) spec.character_map = character_map(field.bytes);
       }
       if (field.wire_type != 0) return;
-      if (field.number == 3) facts.dummy_prefix = field.value != 0;
-      if (field.number == 4) facts.remove_extra_spaces = field.value != 0;
-      if (field.number == 5) facts.escape_spaces = field.value != 0;
+      if (field.number == 3) spec.dummy_prefix = field.value != 0;
+      if (field.number == 4) spec.remove_extra_spaces = field.value != 0;
+      if (field.number == 5) spec.escape_spaces = field.value != 0;
     });
   }
 
   // u32 size of the trie, its u32 units (Darts-clone's double array), then NUL-terminated replacements.
-  void character_map(std::string_view bytes) const {
+  CharacterMap character_map(std::string_view bytes) const {
+    CharacterMap map;
     uint32_t trie_bytes = 0;
     require(bytes.size() > 4, "has a character map that is cut short");
     std::memcpy(&trie_bytes, bytes.data(), 4);
     require(trie_bytes >= 1024 && trie_bytes % 4 == 0 && trie_bytes < bytes.size() - 4,
             "has a character map whose trie does not fit");
-    std::vector<uint32_t> units(trie_bytes / 4);
-    std::memcpy(units.data(), bytes.data() + 4, trie_bytes);
-    const std::string_view replacements = bytes.substr(4 + trie_bytes);
-    require(replacements.back() == '\0', "has a character map that does not end in NUL");
-    require(valid_utf8_prefix(replacements) == replacements.size(), "has a character map that is not UTF-8");
-    trie(units, replacements.size());
+    map.units.resize(trie_bytes / 4);
+    std::memcpy(map.units.data(), bytes.data() + 4, trie_bytes);
+    map.replacements = bytes.substr(4 + trie_bytes);
+    require(map.replacements.back() == '\0', "has a character map that does not end in NUL");
+    require(valid_utf8_prefix(map.replacements) == map.replacements.size(), "has a character map that is not UTF-8");
+    trie(map.units, map.replacements);
+    return map;
   }
 
   // Every place that any text can lead to lies in the array, no path comes back to where it was, and none passes more
   // than 32 values: the library's buffer for what it finds. Paths may meet (the array is a graph, not a tree).
-  void trie(const std::vector<uint32_t>& units, size_t num_replacement_bytes) const {
+  void trie(const std::vector<uint32_t>& units, std::string_view replacements) const {
     constexpr int kMaxValuesOnPath = 32;
     constexpr int kNew = -2, kOpen = -1;
     struct Place {
@@ -140,16 +180,15 @@ class Checker {
       uint64_t byte = 0;  // to try next
       int values = 0;     // most on a path from here
     };
-    const auto offset = [](uint32_t unit) -> uint64_t { return uint64_t(unit >> 10) << ((unit & (1u << 9)) >> 6); };
     std::vector<int> values_below(units.size(), kNew);
-    std::vector<Place> path{{0, offset(units[0])}};
+    std::vector<Place> path{{0, CharacterMap::offset(units[0])}};
     values_below[0] = kOpen;
     while (!path.empty()) {
       Place& place = path.back();
       if (place.byte == 256) {
         const Place done = place;
         path.pop_back();
-        const int here = done.values + (!path.empty() && has_value(units[done.index]) ? 1 : 0);
+        const int here = done.values + (!path.empty() && CharacterMap::has_value(units[done.index]) ? 1 : 0);
         require(here <= kMaxValuesOnPath, "has a character map with too many prefixes");
         values_below[done.index] = here;
         if (!path.empty()) path.back().values = std::max(path.back().values, here);
@@ -164,9 +203,10 @@ class Checker {
         place.values = std::max(place.values, values_below[index]);
         continue;
       }
-      const uint64_t base = index ^ offset(units[index]);
-      if (has_value(units[index])) {
-        require(base < units.size() && (units[base] & ~(1u << 31)) < num_replacement_bytes,
+      const uint64_t base = index ^ CharacterMap::offset(units[index]);
+      if (CharacterMap::has_value(units[index])) {
+        const bool inside = base < units.size() && (units[base] & ~(1u << 31)) < replacements.size();
+        require(inside && (replacements[units[base] & ~(1u << 31)] & 0xC0) != 0x80,
                 "has a character map with a bad value");
       }
       values_below[index] = kOpen;
@@ -174,15 +214,20 @@ class Checker {
     }
   }
 
-  static bool has_value(uint32_t unit) { return unit >> 8 & 1; }
-
   const std::string& where_;
 };
 
 }  // namespace
 
-SentencePieceFacts check_sentencepiece_model(std::string_view model, const std::string& where) {
-  return Checker(where).model(model);
+int byte_of_piece(std::string_view text) {
+  static constexpr std::string_view kDigits = "0123456789ABCDEF";
+  if (text.size() != 6 || text.substr(0, 3) != "<0x" || text[5] != '>') return -1;
+  const size_t high = kDigits.find(text[3]), low = kDigits.find(text[4]);
+  return high < 16 && low < 16 ? static_cast<int>(high * 16 + low) : -1;
+}
+
+SentencePieceFile read_sentencepiece_file(std::string_view model, const std::string& where) {
+  return Reader(where).model(model);
 }
 
 }  // namespace metroplex::text
