@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include <unistd.h>
@@ -13,6 +14,9 @@
 #include "comm/failure.h"
 #include "comm/launch.h"
 #include "comm/spawn.h"
+#include "config/placement.h"
+#include "cuda/device.h"
+#include "cuda/kernels/compiled.h"
 #include "program.h"
 
 namespace metroplex::apps {
@@ -29,12 +33,34 @@ int threads_per_rank(const config::Run& run, int64_t local_ranks) {
   _exit(kExitPeer);
 }
 
+config::Placement placement(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
+                            int64_t world_size) {
+  config::Machine machine;
+  machine.num_gpus = cuda::kernels::compiled() ? cuda::device_count() : 0;
+  if (!cuda::kernels::compiled()) machine.no_gpu = "this program was built without nvcc";
+  machine.local_ranks = launch ? launch->local_size : world_size;
+  if (launch) {
+    machine.launcher = launch->launcher;
+    machine.local_rank = launch->local_rank;
+  }
+  return config::place_ranks(run, machine);
+}
+
+void make_deterministic() {
+  // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+}
+
 int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
              const comm::RankBody& body) {
   MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ",
             launch.launcher, " started this one as rank ", launch.rank, " of ", launch.world_size,
             "; use gloo or nccl, or start metroplex without it");
+  const config::Placement where = placement(config.run, launch, grid.world_size());
   comm::ProcessOptions options;
+  options.backend = where.backend == "nccl" ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
+  options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
   options.on_stuck = end_stuck_process;
@@ -66,16 +92,16 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
                  const std::function<void(const comm::World&)>& body) {
   const auto launch = comm::launch_from_environment();
   const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
-  MPX_CHECK(config.run.backend != "nccl", "config",
-            "run.backend nccl: training on GPUs is not there yet, tensors live on the CPU; use gloo or threads");
-  if (config.run.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  if (config.run.deterministic_mode) make_deterministic();
   MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",
             config.run.nproc, ", but ", launch ? launch->launcher : "", " started ", world_size,
             " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
   const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
   if (launch) return run_here(config, grid, *launch, body);
-  if (config.run.backend != "auto" && config.run.backend != "threads") return spawn_here(config, grid, command_line);
+  const config::Placement where = placement(config.run, launch, world_size);
+  if (where.backend != "threads") return spawn_here(config, grid, command_line);
   comm::ThreadsOptions options;
+  options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, world_size);
   comm::run_threads(static_cast<int>(world_size), grid, options, body);

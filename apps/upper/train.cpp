@@ -21,13 +21,15 @@ namespace metroplex::apps {
 namespace {
 
 constexpr const char* kUsage =
-    R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo] [--section.key=value ...]
+    R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value
+                       ...]
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE reads a whole launch script.
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
+  metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
 Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by

@@ -25,12 +25,14 @@ int run_verify(const std::vector<std::string>& arguments) {
            "...]\n\n"
            "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as "
            "threads)\n"
-           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n";
+           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n"
+           "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n";
     return kExitOk;
   }
   const int64_t steps = whole_number("--steps", steps_text, 1);
   config::Config config = parsed.config;
   config.run.backend = "threads";
+  if (config.run.device == "auto") config.run.device = "cpu";  // both runs on the same one
   if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   const int64_t world_size = planned_world_size(config.run);

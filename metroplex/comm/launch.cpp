@@ -14,6 +14,7 @@
 #include "comm/backends/nccl.h"
 #include "comm/backends/sim.h"
 #include "comm/backends/threads.h"
+#include "cuda/device.h"
 
 namespace metroplex::comm {
 namespace {
@@ -21,6 +22,10 @@ namespace {
 void check_world(int world_size, const topology::RankGrid& grid) {
   MPX_CHECK(world_size == grid.world_size(), "comm", world_size, " ranks were started for a layout of ",
             grid.world_size(), " ranks; start as many as tp*cp*pp*dp");
+}
+
+c10::Device device_of(int gpu) {
+  return gpu < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
 }
 
 // The failure that came first; one that a rank caused itself goes before one that it heard of.
@@ -46,8 +51,9 @@ class FirstFailure {
 
 }  // namespace
 
-void prepare_rank_thread(int num_threads) {
+void prepare_rank_thread(int num_threads, c10::Device device) {
   at::set_num_threads(num_threads);
+  if (!device.is_cpu()) cuda::set_device(device.index());
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
@@ -58,12 +64,12 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
     try {
-      prepare_rank_thread(options.threads_per_rank);
+      prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
       GroupFactory factory = [&hub, rank](const std::string& name, const std::vector<int>& ranks) {
         return hub.backend(name, ranks, rank);
       };
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
-      body(make_world(rank, grid, factory));
+      body(make_world(rank, grid, factory, device_of(options.gpu)));
       hub.leave(rank);
     } catch (...) {
       const std::exception_ptr exception = std::current_exception();
@@ -88,7 +94,7 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
   const DescribeRank describe = describe_in(grid);
   try {
     check_world(launch.world_size, grid);
-    prepare_rank_thread(options.threads_per_rank);
+    prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
     c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
     GlooOptions gloo;
     gloo.rank = launch.rank;
@@ -104,13 +110,12 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     GlooContext control(gloo);
     try {
       std::shared_ptr<NcclContext> nccl;
-      if (options.backend == ProcessBackend::nccl)
-        nccl = make_nccl_context(control, launch.local_rank, options.timeout);
+      if (options.backend == ProcessBackend::nccl) nccl = make_nccl_context(control, options.gpu, options.timeout);
       GroupFactory factory = [&](const std::string& name, const std::vector<int>& ranks) {
         return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
       };
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
-      body(make_world(launch.rank, grid, factory));
+      body(make_world(launch.rank, grid, factory, device_of(options.gpu)));
       if (nccl) nccl->shutdown();
     } catch (...) {
       control.fail(std::current_exception());

@@ -22,6 +22,7 @@ struct ThreadsOptions {
   bool rendezvous = false;                                      // sends complete only when received
   int threads_per_rank = 1;                                     // of libtorch's operators
   std::shared_ptr<Traffic> traffic = nullptr;                   // counts what the groups carry; null: not counted
+  int gpu = -1;                                                 // on which all ranks compute; -1: the CPU
 };
 
 // Runs `body` on `world_size` threads and joins them. The failure that came first is thrown (with_rank of failure.h).
@@ -55,6 +56,7 @@ struct ProcessOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::string interface {};  // network interface for gloo; "": chosen by the master address
   int threads_per_rank = 1;  // of libtorch's operators
+  int gpu = -1;              // on which this rank computes; -1: the CPU. nccl wants one
   std::shared_ptr<Traffic> traffic = nullptr;
   // See GlooOptions: ends a process that cannot stop by itself. Only apps/ should hand one in.
   std::function<void(const std::string& cause)> on_stuck = nullptr;
@@ -67,7 +69,7 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
 // Says to our own launcher why this process is about to exit non-zero (for failures outside run_process).
 void report_cause(const LaunchEnvironment& launch, const std::exception_ptr& exception);
 
-// The settings of a rank's thread: `num_threads` for operators, backward in the calling thread.
-void prepare_rank_thread(int num_threads);
+// The settings of a rank's thread: `num_threads` for operators, backward in the calling thread, the device.
+void prepare_rank_thread(int num_threads, c10::Device device = c10::kCPU);
 
 }  // namespace metroplex::comm

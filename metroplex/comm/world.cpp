@@ -49,8 +49,8 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   return groups;
 }
 
-World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
-  return World(rank, grid, make_groups(rank, grid, factory));
+World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device) {
+  return World(rank, grid, make_groups(rank, grid, factory), device);
 }
 
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {

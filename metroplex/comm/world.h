@@ -1,6 +1,8 @@
 // World = RankGrid + a backend: every group a rank belongs to, made once, handed down as values.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,17 +30,20 @@ struct Groups {
 
 class World {
  public:
-  World(int rank, topology::RankGrid grid, Groups groups)
-      : rank_(rank), grid_(std::move(grid)), groups_(std::move(groups)) {}
+  World(int rank, topology::RankGrid grid, Groups groups, c10::Device device = c10::kCPU)
+      : rank_(rank), grid_(std::move(grid)), groups_(std::move(groups)), device_(device) {}
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(grid_.world_size()); }
   const topology::RankGrid& grid() const { return grid_; }
   const Groups& groups() const { return groups_; }
+  // Where this rank computes: its tensors live here, and it is the current device of the rank's thread.
+  c10::Device device() const { return device_; }
 
  private:
   int rank_;
   topology::RankGrid grid_;
   Groups groups_;
+  c10::Device device_;
 };
 
 // Makes the communicator of `ranks` (two or more, in group order) for the calling rank.
@@ -47,7 +52,8 @@ using GroupFactory =
 class Traffic;  // backends/sim.h
 
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
-World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
+World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,
+                 c10::Device device = c10::kCPU);
 // Counts what passes through the groups; an empty `factory` makes groups that move nothing.
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic);
 

@@ -81,7 +81,8 @@ static void visit_state(Optim& o, FieldList& field) {
         "Keep of the fp32 main parameters only the 16 bits that the bf16 parameters do not hold: 2 bytes a parameter "
         "less, the same values.");
   field("optimizer_cpu_offload", o.optimizer_cpu_offload,
-        "Optimizer state lives in host memory and the step runs there, beside the GPU's work.");
+        "Main parameters and moments live in host memory and the step is done there, piece by piece, while other "
+        "pieces of gradients and parameters are on their way. On the CPU it only costs copies.");
 }
 
 void visit(Optim& o, FieldList& field) {

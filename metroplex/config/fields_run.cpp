@@ -12,9 +12,14 @@ void visit(Run& r, FieldList& field) {
         between(0, 65536));
   field("backend", r.backend,
         "How ranks talk. threads: all ranks in one process, no sockets. gloo: processes on CPUs. nccl: processes on "
-        "GPUs (the training loop does not use GPUs yet and refuses it). auto: gloo under an outer launcher, else "
+        "GPUs, one each. auto: nccl where several ranks compute on GPUs; on CPUs gloo under an outer launcher, else "
         "threads.",
         one_of({"auto", "threads", "gloo", "nccl"}));
+  field("device", r.device,
+        "Where ranks compute. cuda: one GPU a rank, by local rank; with run.backend = threads all ranks share the "
+        "first GPU. auto: cuda where every local rank has a GPU of its own (with run.backend = nccl always, with "
+        "gloo never), else cpu.",
+        one_of({"auto", "cpu", "cuda"}));
   field("threads_per_rank", r.threads_per_rank,
         "CPU threads of a rank. 0: cores / ranks of this machine, at least 1.", between(0, 4096));
   field("distributed_timeout_minutes", r.distributed_timeout_minutes,
@@ -22,7 +27,8 @@ void visit(Run& r, FieldList& field) {
   field("master_port", r.master_port, "Port of rank 0. 0: a free one, which only our own launcher can choose.",
         between(0, 65535));
   field("deterministic_mode", r.deterministic_mode,
-        "Accepted for Megatron's scripts; changes nothing: every operation here has a fixed order already.");
+        "On GPUs, take the attention kernels with a fixed order of addition; everything else has one already. On "
+        "CPUs it changes nothing.");
 }
 
 void visit(Data& d, FieldList& field) {

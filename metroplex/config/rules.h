@@ -39,6 +39,7 @@ class Rules {
 };
 
 void check_ranks(Rules& rules);
+void check_device(Rules& rules);
 void check_not_built_yet(Rules& rules);
 void check_model(Rules& rules);
 void check_pipeline(Rules& rules);

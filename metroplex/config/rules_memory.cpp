@@ -20,9 +20,6 @@ void check_sharding(Rules& rules) {
                 "set it to 1, or use optim, optim_grads or optim_grads_params");
   rules.require(ranks == 0 || ranks % instances == 0, kInstances, instances,
                 concat("must divide the ", ranks, " data-parallel ranks"), concat("choose a divisor of ", ranks));
-  rules.require(!shards || rules.config.optim.optimizer != "muon", kStrategy, strategy,
-                "excludes optim.optimizer = muon, which needs every matrix whole: a shard ends anywhere inside one",
-                "use no_shard, or another optimizer");
   rules.require(
       !p.align_param_gather || ((strategy == "optim" || strategy == "optim_grads") && p.overlap_param_gather),
       "parallel.align_param_gather", "true",
@@ -100,9 +97,12 @@ void check_recompute(Rules& rules) {
 
 void check_offload(Rules& rules) {
   const Memory& m = rules.config.memory;
-  rules.require(m.offload_activations != "host", "memory.offload_activations", m.offload_activations,
-                "moves activations from GPUs; this run computes on the CPU, where they lie in host memory already",
-                "use file, or recompute");
+  const Run& run = rules.config.run;
+  rules.require(m.offload_activations != "host" || run.device == "cuda" || run.backend == "nccl",
+                "memory.offload_activations", m.offload_activations,
+                "moves activations from GPUs, but run.device = " + run.device +
+                    (run.device == "cpu" ? " has them in host memory already" : " may compute on the CPU"),
+                "use file, or recompute, or say run.device = cuda");
   rules.require(m.offload_directory.empty() || m.offload_activations == "file", "memory.offload_directory",
                 m.offload_directory, "is for memory.offload_activations = file, not " + m.offload_activations,
                 "leave it empty or use file");

@@ -69,9 +69,9 @@ void check_optimizer_state(Rules& rules) {
   const Optim& o = rules.config.optim;
   check_moments(rules);
   check_main_params(rules);
-  rules.require(!o.optimizer_cpu_offload, "optim.optimizer_cpu_offload", "true",
-                "needs a run on GPUs; this one computes on the CPU, where the state lies in host memory already",
-                "turn it off; parallel.data_parallel_sharding_strategy = optim shares the state among ranks");
+  rules.require(!o.optimizer_cpu_offload || o.optimizer != "muon", "optim.optimizer_cpu_offload", "true",
+                "takes parameters to the host in pieces, and optim.optimizer = muon needs every matrix whole",
+                "turn it off, or use another optimizer");
   for (const std::string& text : o.param_groups) {
     std::string problem;
     const bool readable = read_param_group(text, problem).has_value();

@@ -58,9 +58,9 @@ std::vector<Violation> violations(const Config& config, int64_t world_size) {
   std::vector<Violation> found = check_limits(sane);
   Rules rules(sane, world_size);
   rules.list = transformer_violations(transformer_settings(sane));
-  for (const auto check : {check_ranks, check_not_built_yet, check_model, check_pipeline, check_batch, check_lengths,
-                           check_optim, check_optimizer_state, check_precision, check_sharding, check_recompute,
-                           check_offload, check_data, check_checkpoint, check_loop}) {
+  for (const auto check : {check_ranks, check_device, check_not_built_yet, check_model, check_pipeline, check_batch,
+                           check_lengths, check_optim, check_optimizer_state, check_precision, check_sharding,
+                           check_recompute, check_offload, check_data, check_checkpoint, check_loop}) {
     check(rules);
   }
   const std::vector<Violation> limits = found;

@@ -21,8 +21,8 @@ std::string message(const std::vector<Violation>& violations);
 // The configuration with derived values written out: head and MLP widths, query groups, positions, batch size,
 // schedule and its lengths, vpp of a layout, bucket size, format of gradients, modules of selective recompute;
 // sequence_parallel is off at tp 1, the checks for NaN with a dynamic loss scale. What only a machine or a
-// tokenizer can tell stays 0 (run.threads_per_rank, run.master_port, model.vocab_size), and so does the batch size
-// under a step schedule. resolved(resolved(c)) equals resolved(c).
+// tokenizer can tell stays 0 or auto (run.threads_per_rank, run.master_port, run.device, model.vocab_size), and so
+// does the batch size under a step schedule. resolved(resolved(c)) equals resolved(c).
 // Requires: no violations.
 Config resolved(const Config& config, int64_t world_size);
 

@@ -1,17 +1,44 @@
 #include "cuda/device.h"
 
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/error.h"
 
 namespace metroplex::cuda {
+namespace {
+
+void need_gpu() {
+  MPX_CHECK(device_count() > 0, "cuda", "no GPU was found; run on a machine with one, or without CUDA");
+}
+
+}  // namespace
 
 int device_count() { return c10::cuda::device_count(); }
 
 CUstream_st* current_stream() {
-  MPX_CHECK(device_count() > 0, "cuda", "no GPU was found; run on a machine with one, or without CUDA");
+  need_gpu();
   return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+void set_device(int index) {
+  need_gpu();
+  MPX_CHECK(index < device_count(), "cuda", "there is no GPU ", index, ", but ", device_count(),
+            "; start fewer ranks on this machine");
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+}
+
+void synchronize() {
+  need_gpu();
+  c10::cuda::device_synchronize();
+}
+
+AllocatorPeak allocator_peak() {
+  need_gpu();
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  const auto whole = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {stats.allocated_bytes[whole].peak, stats.reserved_bytes[whole].peak};
 }
 
 }  // namespace metroplex::cuda

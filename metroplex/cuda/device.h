@@ -1,11 +1,24 @@
 // What the machine has. Every question is safe on a machine with neither GPU nor driver, and in a build without CUDA.
 #pragma once
 
+#include <cstdint>
+
 struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda {
 
-int device_count();             // 0 where there is no GPU, no driver, or no CUDA in this build
-CUstream_st* current_stream();  // the calling thread's; base::Error("cuda", ...) where device_count() is 0
+int device_count();  // 0 where there is no GPU, no driver, or no CUDA in this build
+
+// The others throw base::Error("cuda", ...) where device_count() is 0.
+CUstream_st* current_stream();  // the calling thread's
+void set_device(int index);     // of the calling thread
+void synchronize();             // waits for all that was enqueued on the calling thread's GPU
+
+// What libtorch's allocator has taken of the calling thread's GPU at most, for all threads of the process: blocks
+// that tensors asked for, and memory that it keeps for later ones besides.
+struct AllocatorPeak {
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+};
+AllocatorPeak allocator_peak();
 
 }  // namespace metroplex::cuda

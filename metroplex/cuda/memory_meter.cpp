@@ -9,17 +9,22 @@ namespace metroplex::cuda {
 
 // Atomic: an allocation inside a parallel loop may be reported from another thread of the pool.
 struct MemoryMeter::Counter final : c10::MemoryReportingInfoBase {
-  explicit Counter(c10::MemoryReportingInfoBase* outer) : outer(outer) {}
+  Counter(Of memory, c10::MemoryReportingInfoBase* outer) : memory(memory), outer(outer) {}
 
   void reportMemoryUsage(void* pointer, int64_t alloc_size, size_t total_allocated, size_t total_reserved,
                          c10::Device device) override {
-    const int64_t now = bytes.fetch_add(alloc_size) + alloc_size;
-    int64_t most = peak.load();
-    while (now > most && !peak.compare_exchange_weak(most, now)) {}
+    if (device.is_cpu() == (memory == Of::host)) add(alloc_size);
     if (outer != nullptr) outer->reportMemoryUsage(pointer, alloc_size, total_allocated, total_reserved, device);
   }
   bool memoryProfilingEnabled() const override { return true; }
 
+  void add(int64_t size) {
+    const int64_t now = bytes.fetch_add(size) + size;
+    int64_t most = peak.load();
+    while (now > most && !peak.compare_exchange_weak(most, now)) {}
+  }
+
+  const Of memory;
   c10::MemoryReportingInfoBase* outer;
   std::atomic<int64_t> bytes{0}, peak{0};
 };
@@ -29,9 +34,10 @@ struct MemoryMeter::Guard {
   c10::DebugInfoGuard guard;
 };
 
-MemoryMeter::MemoryMeter()
-    : counter_(std::make_shared<Counter>(static_cast<c10::MemoryReportingInfoBase*>(
-          c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE)))),
+MemoryMeter::MemoryMeter(Of memory)
+    : counter_(
+          std::make_shared<Counter>(memory, static_cast<c10::MemoryReportingInfoBase*>(
+                                                c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE)))),
       guard_(std::make_unique<Guard>(counter_)) {}
 
 MemoryMeter::~MemoryMeter() = default;

@@ -1,7 +1,8 @@
-// Bytes of tensors that one thread has allocated and not yet freed, now and at peak, on any device: what the CPU
-// allocator and the CUDA caching allocator report (bytes asked for, not what the cache holds). A rank is a thread, so
-// this is memory by rank even where ranks share a process. Blocks from before the meter are not counted, and blocks
-// that another thread frees stay counted: a test of ranks keeps what it measures to its own thread.
+// Bytes of tensors that one thread has allocated and not yet freed, now and at peak, in host memory or on GPUs: what
+// the CPU allocator and the CUDA caching allocator report (there in blocks of 512 bytes, without what the cache
+// holds). A rank is a thread, so this is memory by rank even where ranks share a process. Blocks from before the
+// meter are not counted, and blocks that another thread frees stay counted: a test of ranks keeps what it measures to
+// its own thread.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,9 @@ namespace metroplex::cuda {
 
 class MemoryMeter {
  public:
+  enum class Of { host, gpu };
   // Counts for the calling thread (and what autograd runs for it) until destroyed there; meters nest, in order.
-  MemoryMeter();
+  explicit MemoryMeter(Of memory = Of::host);
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;

@@ -2,11 +2,19 @@
 #include "cuda/device.h"
 
 namespace metroplex::cuda {
+namespace {
+
+[[noreturn]] void no_cuda() {
+  base::throw_error("cuda", "this program was built without CUDA; build with --cuda to use a GPU");
+}
+
+}  // namespace
 
 int device_count() { return 0; }
 
-CUstream_st* current_stream() {
-  base::throw_error("cuda", "this program was built without CUDA; build with --cuda to use a GPU");
-}
+CUstream_st* current_stream() { no_cuda(); }
+void set_device(int) { no_cuda(); }
+void synchronize() { no_cuda(); }
+AllocatorPeak allocator_peak() { no_cuda(); }
 
 }  // namespace metroplex::cuda

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "nn/dropout_norm.h"
 #include "nn/recompute.h"
 
 namespace metroplex::models {
@@ -38,10 +39,9 @@ Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerC
 at::Tensor Block::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
   const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
   const at::Tensor attended = attention_.forward(nn::normalize(input_norm_, x_sbh, saving_), batch);
-  const at::Tensor h =
-      nn::bias_dropout_add(attended, x_sbh, {attention_dropout_, attention_.output_bias(), place}, batch);
-  return nn::bias_dropout_add(mlp_.forward(nn::normalize(mlp_norm_, h, saving_)), h,
-                              {mlp_dropout_, mlp_.output_bias(), place}, batch);
+  const nn::BiasDropoutAdd attention_sum{attention_dropout_, attention_.output_bias(), place};
+  const auto [h, normed] = nn::bias_dropout_add_norm(attended, x_sbh, {attention_sum, &mlp_norm_, saving_}, batch);
+  return nn::bias_dropout_add(mlp_.forward(normed), h, {mlp_dropout_, mlp_.output_bias(), place}, batch);
 }
 
 void Block::collect_params(std::vector<nn::Param*>& params) {

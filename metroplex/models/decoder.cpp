@@ -55,6 +55,7 @@ nn::LayerContext layer_context(const ModelContext& context) {
   layer.tp = context.tp;
   layer.sequence_parallel = context.sequence_parallel;
   layer.dtype = context.dtype;
+  layer.device = context.device;
   layer.seed = context.seed;
   layer.init_std = context.model.init_method_std;
   layer.num_layers = context.model.num_layers;
@@ -73,7 +74,7 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context) {
 at::Tensor positions_of(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
   const int64_t first = batch.cache != nullptr ? batch.cache->length : 0;
-  return at::arange(first, first + batch.tokens.size(1), at::kLong).expand(batch.tokens.sizes());
+  return at::arange(first, first + batch.tokens.size(1), batch.tokens.options()).expand(batch.tokens.sizes());
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)

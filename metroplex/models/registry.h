@@ -27,6 +27,7 @@ struct ModelContext {
   double label_smoothing = 0;
   comm::Group tp;
   at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
   bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half
   uint64_t seed = 1234;                   // of initialisation and dropout
   bool deferred_initialization = false;   // parameters are described, not made: see nn::LayerContext

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/fused_attention.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -29,7 +30,9 @@ at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Mi
     MPX_CHECK(hidden.size(-2) == queries && hidden.size(-1) == keys, "nn", "attention_mask is ", hidden.size(-2),
               " x ", hidden.size(-1), " for ", queries, " queries and ", keys, " keys");
   } else if (queries > 1) {
-    hidden = at::ones({queries, keys}, at::kBool).triu_(spec.first_query + 1).view({1, 1, queries, keys});
+    hidden = at::ones({queries, keys}, in.q.options().dtype(at::kBool))
+                 .triu_(spec.first_query + 1)
+                 .view({1, 1, queries, keys});
   }
   if (batch.document_ids.defined()) {
     const at::Tensor ids = batch.document_ids;
@@ -43,7 +46,23 @@ at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Mi
 
 at::Tensor additive(const at::Tensor& hidden, at::ScalarType dtype) {
   if (!hidden.defined()) return {};
-  return at::zeros(hidden.sizes(), dtype).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+  return at::zeros(hidden.sizes(), hidden.options().dtype(dtype))
+      .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+// Whether the fused operator of the device can do it. On a GPU it takes no mask but the causal one.
+bool fuses(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+  if (spec.plain || spec.dropout.active(batch)) return false;
+  if (in.q.is_cpu()) return true;
+  const bool sees_all = in.q.size(0) == 1 && !batch.attention_mask.defined() && !batch.document_ids.defined();
+  return fused_on_gpu(in.q) && (sees_all || plain_causal(in, spec, batch));
+}
+
+FusedMask fused_mask(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+  FusedMask mask;
+  mask.causal = plain_causal(in, spec, batch);
+  if (!mask.causal) mask.additive = additive(hidden_positions(in, spec, batch), in.q.scalar_type());
+  return mask;
 }
 
 // q as [b, g, r s_q, d] where r = n / g heads share keys, and back.
@@ -104,18 +123,11 @@ CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Mi
 
 at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved) {
   const at::NoGradGuard no_grad;
-  const bool fused = !spec.plain && !spec.dropout.active(batch);
   at::Tensor out, logsumexp;
   if (saved != nullptr) saved->in = in;
-  if (fused) {
-    const bool causal = plain_causal(in, spec, batch);
-    std::optional<at::Tensor> mask;
-    if (!causal) {
-      const at::Tensor hidden = additive(hidden_positions(in, spec, batch), in.q.scalar_type());
-      if (hidden.defined()) mask = hidden;
-    }
-    std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(heads_first(in.q), heads_first(in.k),
-                                                                               heads_first(in.v), 0.0, causal, mask);
+  if (fuses(in, spec, batch)) {
+    std::tie(out, logsumexp) =
+        fused_attention({heads_first(in.q), heads_first(in.k), heads_first(in.v)}, fused_mask(in, spec, batch));
   } else {
     out = plain_forward(in, spec, batch, saved).to(in.q.scalar_type());
   }
@@ -130,18 +142,13 @@ at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Micr
 CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
                                    const CoreSaved& saved) {
   const at::NoGradGuard no_grad;
-  const at::Tensor dy = dout.reshape(saved.in.q.sizes());
+  const CoreInputs& in = saved.in;
+  const at::Tensor dy = dout.reshape(in.q.sizes());
   if (!saved.logsumexp.defined()) return plain_backward(dy, spec, batch, saved);
-  const bool causal = plain_causal(saved.in, spec, batch);
-  std::optional<at::Tensor> mask;
-  if (!causal) {
-    const at::Tensor hidden = additive(hidden_positions(saved.in, spec, batch), saved.in.q.scalar_type());
-    if (hidden.defined()) mask = hidden;
-  }
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      heads_first(dy), heads_first(saved.in.q), heads_first(saved.in.k), heads_first(saved.in.v),
-      heads_first(saved.out), saved.logsumexp, 0.0, causal, mask);
-  return {sequence_first(dq), sequence_first(dk), sequence_first(dv)};
+  const FusedGradients d = fused_attention_backward({heads_first(in.q), heads_first(in.k), heads_first(in.v)},
+                                                    {heads_first(saved.out), saved.logsumexp, heads_first(dy)},
+                                                    fused_mask(in, spec, batch));
+  return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 
 }  // namespace metroplex::nn

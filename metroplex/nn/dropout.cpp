@@ -3,10 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <vector>
+#include <algorithm>
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
+#include "cuda/device.h"
 #include "cuda/kernels/dropout.h"
 #include "nn/linear.h"
 #include "nn/wide.h"
@@ -28,45 +29,40 @@ uint64_t philox_key(const DropoutKey& key) {
   return mix(mix(key.seed) ^ (static_cast<uint64_t>(key.layer) * 4 + static_cast<uint64_t>(key.site)));
 }
 
-std::vector<uint64_t> sample_counters(const Microbatch& batch, int64_t samples) {
+// The global sample numbers on the device of x. A copy where the batch's tensor is a view: it would keep all of it.
+at::Tensor sample_numbers(const Microbatch& batch, int64_t samples, at::Device device) {
   MPX_ASSERT(batch.sample_ids.defined() && batch.sample_ids.numel() == samples,
              "dropout needs the global sample numbers of the microbatch");
-  const at::Tensor ids = batch.sample_ids.to(at::kCPU, at::kLong).contiguous();
-  std::vector<uint64_t> counters;
-  for (int64_t i = 0; i < samples; ++i) {
-    counters.push_back(mix(static_cast<uint64_t>(batch.step)) +
-                       static_cast<uint64_t>(ids.const_data_ptr<int64_t>()[i]));
-  }
-  return counters;
+  const at::Tensor ids = batch.sample_ids.to(device, at::kLong, device.is_cuda()).contiguous();  // no wait for a GPU
+  const auto bytes = static_cast<size_t>(samples) * sizeof(int64_t);
+  return ids.storage().nbytes() > bytes ? ids.clone() : ids;
 }
 
-std::vector<kernels::DropoutRow> hidden_rows(const at::Tensor& x, const SequencePlace& place,
-                                             const Microbatch& batch) {
-  const int64_t s = x.size(0), b = x.size(1), h = x.size(2);
-  const auto counters = sample_counters(batch, b);
-  std::vector<kernels::DropoutRow> rows;
-  rows.reserve(static_cast<size_t>(s * b));
-  for (int64_t i = 0; i < s; ++i) {
-    for (int64_t j = 0; j < b; ++j) rows.push_back({counters[static_cast<size_t>(j)], (place.first_row + i) * h});
-  }
-  return rows;
+// num_rows and width of `shape` are those of x; the caller says which rows of a sample they are.
+DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey& key, const Microbatch& batch) {
+  DropoutMask mask;
+  mask.shape.width = x.size(-1);
+  mask.shape.num_rows = x.numel() / std::max<int64_t>(1, mask.shape.width);
+  if (!key.active(batch)) return mask;
+  mask.samples = sample_numbers(batch, num_samples, x.device());
+  mask.shape.rows.samples = mask.samples.const_data_ptr<int64_t>();
+  mask.shape.rows.num_samples = num_samples;
+  mask.shape.rows.step = mix(static_cast<uint64_t>(batch.step));
+  mask.shape.key = philox_key(key);
+  mask.shape.probability = key.probability;
+  return mask;
 }
-
-// x and out may differ in type: one of them is then half, the other fp32. bias is wide, residual like out.
-struct Pass {
-  at::Tensor x, bias, residual, out;
-};
 
 template <class In, class Out>
-void run_as(const Pass& pass, const kernels::DropoutShape& shape) {
-  kernels::bias_dropout_add<In, Out>(elements<In>(pass.x), elements<kernels::Wide<In>>(pass.bias),
-                                     elements<Out>(pass.residual), elements<Out>(pass.out), shape);
+void run_as(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape) {
+  if (pass.x.is_cuda()) {
+    kernels::bias_dropout_add_cuda(pass.elements_as<In, Out>(), shape, cuda::current_stream());
+  } else {
+    kernels::bias_dropout_add(pass.elements_as<In, Out>(), shape);
+  }
 }
 
-void run(const Pass& pass, const std::vector<kernels::DropoutRow>& rows, const DropoutKey& key) {
-  const int64_t width = pass.x.size(-1);
-  const kernels::DropoutShape shape{rows.data(), pass.x.numel() / std::max<int64_t>(1, width), width, philox_key(key),
-                                    rows.empty() ? 0.0 : key.probability};
+void run(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape) {
   const at::ScalarType in = pass.x.scalar_type(), out = pass.out.scalar_type();
   dispatch_element(in == at::kFloat ? out : in, [&](auto zero) {
     using T = decltype(zero);
@@ -78,13 +74,23 @@ void run(const Pass& pass, const std::vector<kernels::DropoutRow>& rows, const D
   });
 }
 
-// x as the residual stream has it.
-at::Tensor like_residual(const at::Tensor& x, const at::Tensor& residual) {
-  const bool same = !residual.defined() || residual.scalar_type() == x.scalar_type();
-  return same ? x : at::empty(x.sizes(), residual.options());
+}  // namespace
+
+DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch) {
+  DropoutMask mask = make_mask(x_sbh, x_sbh.size(1), how.key, batch);
+  mask.shape.rows.first_row = how.place.first_row;
+  return mask;
 }
 
-}  // namespace
+BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias) {
+  const at::NoGradGuard no_grad;
+  BiasDropoutAddOperands sum{x_sbh.detach(), {}, {}, {}};
+  if (bias != nullptr) sum.bias = to_wide(bias->data);
+  if (residual.defined()) sum.residual = residual.detach().contiguous();
+  const bool same = !residual.defined() || residual.scalar_type() == x_sbh.scalar_type();
+  sum.out = same ? x_sbh.detach() : at::empty(x_sbh.sizes(), sum.residual.options());
+  return sum;
+}
 
 SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, bool sequence_parallel) {
   return {sequence_parallel ? x_sbh.size(0) * tp.index() : 0};
@@ -92,42 +98,31 @@ SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, boo
 
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch) {
-  const bool drops = how.key.active(batch);
-  std::vector<kernels::DropoutRow> rows;
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    if (drops) rows = hidden_rows(x_sbh, how.place, batch);
-    const at::Tensor x = x_sbh.detach();
-    const at::Tensor bias = how.bias != nullptr ? to_wide(how.bias->data) : at::Tensor();
-    out = like_residual(x, residual.defined() ? residual.detach() : residual);
-    run({x, bias, residual.defined() ? residual.detach().contiguous() : residual, out}, rows, how.key);
-  }
-  return comm::attach(
-      out, {x_sbh, residual},
-      [how, drops, dtype = x_sbh.scalar_type(), rows = std::move(rows)](const at::Tensor& dy) -> comm::Gradients {
-        const at::NoGradGuard no_grad;
-        at::Tensor dx = drops ? at::empty(dy.sizes(), dy.options().dtype(dtype)) : dy.to(dtype);
-        if (drops) run({dy.contiguous(), {}, {}, dx}, rows, how.key);
-        if (how.bias != nullptr) accumulate_bias_gradient(*how.bias, dx);
-        return {dx, dy};
-      });
+  const BiasDropoutAddSaved saved{how.bias, hidden_mask(x_sbh, how, batch), x_sbh.scalar_type()};
+  const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.bias);
+  run(sum, saved.mask.shape);
+  return comm::attach(sum.out, {x_sbh, residual}, [saved](const at::Tensor& dy) -> comm::Gradients {
+    return {bias_dropout_add_backward(dy, saved), dy};
+  });
+}
+
+at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddSaved& saved) {
+  const at::NoGradGuard no_grad;
+  const bool drops = saved.mask.shape.probability > 0;
+  at::Tensor dx = drops ? at::empty(dy.sizes(), dy.options().dtype(saved.x_type)) : dy.to(saved.x_type);
+  if (drops) run({dy.contiguous(), {}, {}, dx}, saved.mask.shape);
+  if (saved.bias != nullptr) accumulate_bias_gradient(*saved.bias, dx);
+  return dx;
 }
 
 void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
                            const Microbatch& batch) {
   if (!key.active(batch)) return;
   const at::NoGradGuard no_grad;
-  const int64_t b = probabilities.size(0), heads = probabilities.size(1), queries = probabilities.size(2),
-                keys = probabilities.size(3);
-  const auto counters = sample_counters(batch, b);
-  std::vector<kernels::DropoutRow> rows;
-  rows.reserve(static_cast<size_t>(b * heads * queries));
-  for (int64_t i = 0; i < b; ++i) {
-    for (int64_t r = 0; r < heads * queries; ++r)
-      rows.push_back({counters[static_cast<size_t>(i)], (first_head * queries + r) * keys});
-  }
-  run({probabilities, {}, {}, probabilities}, rows, key);
+  DropoutMask mask = make_mask(probabilities, probabilities.size(0), key, batch);
+  mask.shape.rows.sample_major = true;
+  mask.shape.rows.first_row = first_head * probabilities.size(2);
+  run({probabilities, {}, {}, probabilities}, mask.shape);
 }
 
 }  // namespace metroplex::nn

@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "comm/group.h"
+#include "cuda/kernels/dropout.h"
 #include "nn/microbatch.h"
 #include "nn/param.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 
@@ -45,5 +47,36 @@ at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual,
 // `num_heads`; the unsharded tensor of a sample is [num_heads, queries, keys].
 void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
                            const Microbatch& batch);
+
+// The parts of bias_dropout_add, for what is fused with it.
+
+// Operands of its kernel: x and out may differ in type, one of them is then half, the other fp32. bias is wide,
+// residual like out; both may be undefined.
+struct BiasDropoutAddOperands {
+  at::Tensor x, bias, residual, out;
+
+  template <class In, class Out>
+  cuda::kernels::DropoutOperands<In, Out> elements_as() const {
+    return {elements<In>(x), elements<cuda::kernels::Wide<In>>(bias), elements<Out>(residual), elements<Out>(out)};
+  }
+};
+// Makes room for the sum: it overwrites x where the residual has its type.
+BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias);
+
+// The mask as kernels draw it; probability 0 where the dropout is off.
+struct DropoutMask {
+  at::Tensor samples;  // what `shape` points to, on the device of x
+  cuda::kernels::DropoutShape shape;
+};
+DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch);
+
+// What backward needs: no activation.
+struct BiasDropoutAddSaved {
+  Param* bias = nullptr;
+  DropoutMask mask;
+  at::ScalarType x_type = at::kFloat;
+};
+// The gradient of x out of that of the sum; adds the bias gradient.
+at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddSaved& saved);
 
 }  // namespace metroplex::nn

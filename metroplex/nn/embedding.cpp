@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <tuple>
+
 #include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
+#include "cuda/device.h"
 #include "cuda/kernels/embedding.h"
 #include "nn/wide.h"
 
@@ -20,33 +23,59 @@ kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indic
 
 // table[indices] into (or onto) out, whose rows follow the indices.
 void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out, bool add) {
+  const kernels::TableShape shape = table_shape(table, indices);
+  const auto* index = indices.const_data_ptr<int64_t>();
   dispatch_element(table.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::gather_rows<T>(elements<T>(table), indices.const_data_ptr<int64_t>(), elements<T>(out), add,
-                            table_shape(table, indices));
+    if (table.is_cuda()) {
+      kernels::gather_rows_cuda<T>(elements<T>(table), index, elements<T>(out), add, shape, cuda::current_stream());
+    } else {
+      kernels::gather_rows<T>(elements<T>(table), index, elements<T>(out), add, shape);
+    }
   });
 }
+
+// Indices as the kernel of their device wants them.
+class ScatterIndices {
+ public:
+  explicit ScatterIndices(const at::Tensor& indices) : indices_(indices.view({-1})) {
+    if (indices_.is_cuda())
+      std::tie(indices_, order_) = indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  }
+  template <class Table, class Dout>
+  void add(const at::Tensor& table, const at::Tensor& rows) const {
+    const kernels::TableShape shape = table_shape(table, indices_);
+    const auto* index = indices_.const_data_ptr<int64_t>();
+    if (order_.defined()) {
+      kernels::scatter_add_rows_cuda<Table, Dout>(elements<Table>(table), {index, order_.const_data_ptr<int64_t>()},
+                                                  elements<Dout>(rows), shape, cuda::current_stream());
+    } else {
+      kernels::scatter_add_rows<Table, Dout>(elements<Table>(table), index, elements<Dout>(rows), shape);
+    }
+  }
+
+ private:
+  at::Tensor indices_, order_;
+};
 
 void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout) {
   param.accumulate([&](at::Tensor& main_grad) {
     const bool half_rows = main_grad.scalar_type() == at::kFloat && wide_type(dout.scalar_type()) == at::kFloat;
     const at::Tensor rows = (half_rows ? dout : dout.to(main_grad.scalar_type())).contiguous();
-    const kernels::TableShape shape = table_shape(main_grad, indices);
+    const ScatterIndices scatter(indices);
     dispatch_element(rows.scalar_type(), [&](auto zero) {
       using Dout = decltype(zero);
-      const auto* index = indices.const_data_ptr<int64_t>();
       if constexpr (kernels::kIsHalf<Dout>) {
-        if (main_grad.scalar_type() == at::kFloat)
-          return kernels::scatter_add_rows<float, Dout>(elements<float>(main_grad), index, elements<Dout>(rows),
-                                                        shape);
+        if (main_grad.scalar_type() == at::kFloat) return scatter.add<float, Dout>(main_grad, rows);
       }
-      kernels::scatter_add_rows<Dout, Dout>(elements<Dout>(main_grad), index, elements<Dout>(rows), shape);
+      scatter.add<Dout, Dout>(main_grad, rows);
     });
   });
 }
 
+// On a GPU the host would have to wait: there whoever makes the batch has looked (train/batch.h).
 void check_range(const at::Tensor& indices, int64_t rows, const char* what, const char* way_out) {
-  if (indices.numel() == 0) return;
+  if (indices.numel() == 0 || indices.is_cuda()) return;
   const auto [low, high] = at::aminmax(indices);
   const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
   MPX_CHECK(first >= 0 && last < rows, "nn", "a ", what, " is ", first < 0 ? first : last, ", outside 0 .. ",

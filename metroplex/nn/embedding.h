@@ -42,7 +42,7 @@ class VocabParallelEmbedding {
   VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size,
                          const LayerContext& context);
   // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. Throws on tokens outside the
-  // vocabulary.
+  // vocabulary; on a GPU these are rows of zeros.
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
+#include "cuda/device.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "nn/wide.h"
 
@@ -18,8 +19,9 @@ struct RowResult {
   at::Tensor loss, logsumexp;  // [rows]
 };
 
+// On a GPU the host would have to wait: there whoever makes the batch has looked (train/batch.h).
 void check_targets(const at::Tensor& targets, int64_t vocab_size) {
-  if (targets.numel() == 0) return;
+  if (targets.numel() == 0 || targets.is_cuda()) return;
   const auto [low, high] = at::aminmax(targets);
   MPX_CHECK(low.item<int64_t>() >= 0 && high.item<int64_t>() < vocab_size, "nn", "a label is ",
             low.item<int64_t>() < 0 ? low.item<int64_t>() : high.item<int64_t>(), ", outside the vocabulary of ",
@@ -45,11 +47,16 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
   const at::Tensor sums = at::zeros({3, shape.rows}, options);  // exp_sum, target logit, sum of logits
   dispatch_element(logits.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    auto* base = elements<kernels::Wide<T>>(sums);
-    kernels::cross_entropy_statistics<T>(elements<T>(logits), local_targets.const_data_ptr<int64_t>(),
-                                         {elements<kernels::Wide<T>>(maximum), base, base + shape.rows,
-                                          smooth.weight > 0 ? base + 2 * shape.rows : nullptr},
-                                         shape);
+    using A = kernels::Wide<T>;
+    A* const base = elements<A>(sums);
+    const kernels::RowStatistics<A> out{elements<A>(maximum), base, base + shape.rows,
+                                        smooth.weight > 0 ? base + 2 * shape.rows : nullptr};
+    const auto* target = local_targets.const_data_ptr<int64_t>();
+    if (logits.is_cuda()) {
+      kernels::cross_entropy_statistics_cuda<T>(elements<T>(logits), target, out, shape, cuda::current_stream());
+    } else {
+      kernels::cross_entropy_statistics<T>(elements<T>(logits), target, out, shape);
+    }
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -90,9 +97,15 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                         dispatch_element(data.scalar_type(), [&](auto zero) {
                           using T = decltype(zero);
                           using A = kernels::Wide<T>;
-                          kernels::cross_entropy_backward<T>(
-                              elements<T>(data), local_targets.const_data_ptr<int64_t>(),
-                              {elements<A>(logsumexp), elements<A>(scale), 1 - smooth.weight, smooth.each}, shape);
+                          const kernels::CrossEntropyGradient<A> gradient{elements<A>(logsumexp), elements<A>(scale),
+                                                                          1 - smooth.weight, smooth.each};
+                          const auto* target = local_targets.const_data_ptr<int64_t>();
+                          if (data.is_cuda()) {
+                            kernels::cross_entropy_backward_cuda<T>(elements<T>(data), target, gradient, shape,
+                                                                    cuda::current_stream());
+                          } else {
+                            kernels::cross_entropy_backward<T>(elements<T>(data), target, gradient, shape);
+                          }
                         });
                         return {data.view(sizes)};
                       });

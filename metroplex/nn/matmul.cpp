@@ -34,7 +34,7 @@ void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-// Where half rows can be added to fp32 ones as they are.
+// Where half rows can be added to fp32 ones as they are. (On a GPU the operators of libtorch read mixed types.)
 bool adds_halves(const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.is_cpu() &&
          wide_type(x.scalar_type()) != x.scalar_type();
@@ -80,7 +80,10 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight)
 
 void add_linear_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
-  if (gradient.scalar_type() != dy_rows.scalar_type()) {
+  const bool wider = gradient.scalar_type() != dy_rows.scalar_type();
+  if (wider && gradient.is_cuda() && gradient.scalar_type() == at::kFloat) {
+    at::addmm_out(gradient, gradient, dy_rows.t(), x_rows, at::kFloat);  // half products, fp32 sums
+  } else if (wider) {
     add_product(gradient, at::mm(dy_rows.t(), x_rows));
   } else if (use_onednn(dy_rows.t(), x_rows)) {
     at::native::mkldnn_matmul(dy_rows.t(), x_rows, gradient, 1.0F, 1.0F);

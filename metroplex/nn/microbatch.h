@@ -13,6 +13,7 @@ struct Microbatch {
   at::Tensor tokens;          // [b, s] int64
   at::Tensor labels;          // [b, s] int64; undefined: the head returns logits instead of a loss
   at::Tensor loss_mask;       // [b, s] at least fp32
+  double mask_sum = 0;        // of a loss_mask on a GPU, so that the host need not ask it
   at::Tensor position_ids;    // [b, s] int64
   at::Tensor document_ids;    // [b, s] int64: attention stays inside a document; undefined: off
   at::Tensor attention_mask;  // [b or 1, 1, s, s] bool, true = hidden; replaces the causal mask; undefined: causal

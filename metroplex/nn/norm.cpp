@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
+#include "cuda/device.h"
+#include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "nn/wide.h"
 
@@ -42,46 +44,146 @@ Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec) {
   }
 }
 
+// The tensors of one call of a kernel.
+struct Norm::Forward {
+  at::Tensor x, weight, bias, out, mean, rstd;
+  kernels::NormShape shape;
+
+  template <class In, class Out>
+  kernels::NormForward<In, Out> operands() const {
+    using T = kernels::Wide<In>;
+    return {elements<In>(x),    elements<T>(weight), elements<T>(bias),
+            elements<Out>(out), elements<T>(mean),   elements<T>(rstd)};
+  }
+  at::Tensor finish(NormSaved* saved) const {
+    if (saved != nullptr) *saved = {x, mean, rstd};
+    return out;
+  }
+};
+
+struct Norm::Backward {
+  at::Tensor dy, x, weight, mean, rstd, add, dx, dweight, dbias;
+  kernels::NormShape shape;
+  at::Tensor lines;  // on a GPU
+
+  template <class In, class Out>
+  kernels::NormBackward<In, Out> operands() const {
+    using T = kernels::Wide<In>;
+    return {elements<Out>(dy), elements<In>(x),  elements<T>(weight),  elements<T>(mean), elements<T>(rstd),
+            elements<In>(add), elements<In>(dx), elements<T>(dweight), elements<T>(dbias)};
+  }
+  void run() const {
+    dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
+      using In = decltype(in);
+      const auto p = operands<In, decltype(narrow)>();
+      if (x.is_cuda()) {
+        kernels::norm_backward_cuda(p, elements<kernels::Wide<In>>(lines), shape, cuda::current_stream());
+      } else {
+        kernels::norm_backward(p, shape);
+      }
+    });
+  }
+};
+
+Norm::Forward Norm::start_forward(const at::Tensor& x) const {
+  const auto statistics = x.options().dtype(wide_type(x.scalar_type()));
+  Forward call{x, to_wide(weight_.data), to_wide(bias_.data), {}, {}, {}, {}};
+  call.shape = {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
+  call.out = at::empty(x.sizes(), x.options().dtype(out_type(x, weight_.data)));
+  if (!spec_.rms) call.mean = at::empty({call.shape.rows}, statistics);
+  call.rstd = at::empty({call.shape.rows}, statistics);
+  return call;
+}
+
 at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor data = x.detach().contiguous();
-  const kernels::NormShape shape{data.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  const at::ScalarType dtype = out_type(data, weight_.data);
-  const auto statistics = data.options().dtype(wide_type(data.scalar_type()));
-  at::Tensor out = at::empty(data.sizes(), data.options().dtype(dtype));
-  at::Tensor mean = spec_.rms ? at::Tensor() : at::empty({shape.rows}, statistics),
-             rstd = at::empty({shape.rows}, statistics);
-  const at::Tensor weight = to_wide(weight_.data), bias = to_wide(bias_.data);
-  dispatch_pair(data.scalar_type(), dtype, [&](auto in, auto narrow) {
+  const Forward call = start_forward(x.detach().contiguous());
+  dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
+    const auto p = call.operands<decltype(in), decltype(narrow)>();
+    if (call.x.is_cuda()) {
+      kernels::norm_forward_cuda(p, call.shape, cuda::current_stream());
+    } else {
+      kernels::norm_forward(p, call.shape);
+    }
+  });
+  return call.finish(saved);
+}
+
+at::Tensor Norm::apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const {
+  const at::NoGradGuard no_grad;
+  const Forward call = start_forward(sum.out);
+  const kernels::DropoutNormShape shape{mask.shape, call.shape};
+  dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
     using In = decltype(in);
     using Out = decltype(narrow);
-    using T = kernels::Wide<In>;
-    kernels::norm_forward<In, Out>(elements<In>(data), elements<T>(weight), elements<T>(bias), elements<Out>(out),
-                                   elements<T>(mean), elements<T>(rstd), shape);
+    const auto p = call.operands<In, Out>();
+    const auto added = sum.elements_as<Out, In>();
+    if (call.x.is_cuda()) {
+      kernels::dropout_norm_forward_cuda(added, p, shape, cuda::current_stream());
+    } else {
+      kernels::dropout_norm_forward(added, p, shape);
+    }
   });
-  if (saved != nullptr) *saved = {x.detach(), mean, rstd};
-  return out;
+  return call.finish(saved);
+}
+
+Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved) const {
+  Backward call;
+  call.x = saved.x.contiguous();
+  call.dy = dy.to(out_type(call.x, weight_.data)).contiguous();
+  call.weight = to_wide(weight_.data);
+  call.mean = saved.mean;
+  call.rstd = saved.rstd;
+  call.dx = at::empty_like(call.x);
+  call.dweight = at::empty({spec_.width}, call.weight.options());
+  if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
+  call.shape = {call.x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
+  if (call.x.is_cuda()) {
+    call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.weight.options());
+  }
+  return call;
+}
+
+void Norm::accumulate(const Backward& call) {
+  weight_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(call.dweight); });
+  if (call.dbias.defined()) bias_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(call.dbias); });
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
   const at::NoGradGuard no_grad;
-  const at::Tensor x = saved.x.contiguous();
-  const at::ScalarType dtype = out_type(x, weight_.data);
-  const at::Tensor gradient = dy.to(dtype).contiguous(), weight = to_wide(weight_.data);
-  const kernels::NormShape shape{x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  at::Tensor dx = at::empty_like(x), dweight = at::empty({spec_.width}, weight.options());
-  at::Tensor dbias = spec_.rms ? at::Tensor() : at::empty_like(dweight);
-  dispatch_pair(x.scalar_type(), dtype, [&](auto in, auto narrow) {
-    using In = decltype(in);
-    using Out = decltype(narrow);
-    using T = kernels::Wide<In>;
-    kernels::norm_backward<In, Out>(elements<Out>(gradient), elements<In>(x), elements<T>(weight),
-                                    elements<T>(saved.mean), elements<T>(saved.rstd),
-                                    {elements<In>(dx), elements<T>(dweight), elements<T>(dbias)}, shape);
-  });
-  weight_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dweight); });
-  if (dbias.defined()) bias_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(dbias); });
-  return dx;
+  const Backward call = start_backward(dy, saved);
+  call.run();
+  accumulate(call);
+  return call.dx;
+}
+
+Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
+                                  const BiasDropoutAddSaved& sum) {
+  const at::NoGradGuard no_grad;
+  Backward call = start_backward(dy, saved);
+  if (dsum.defined()) call.add = dsum.contiguous();
+  const bool drops = sum.mask.shape.probability > 0;
+  SumGradients gradients{call.dx, call.dx};
+  if (!drops && sum.x_type == call.x.scalar_type()) {
+    call.run();
+  } else {
+    gradients.dx = at::empty(call.x.sizes(), call.x.options().dtype(sum.x_type));
+    const kernels::DropoutNormShape shape{sum.mask.shape, call.shape};
+    dispatch_pair(call.x.scalar_type(), call.dy.scalar_type(), [&](auto in, auto narrow) {
+      using In = decltype(in);
+      using Out = decltype(narrow);
+      const auto p = call.operands<In, Out>();
+      auto* dx = elements<Out>(gradients.dx);
+      if (call.x.is_cuda()) {
+        kernels::dropout_norm_backward_cuda(p, dx, elements<kernels::Wide<In>>(call.lines), shape,
+                                            cuda::current_stream());
+      } else {
+        kernels::dropout_norm_backward(p, dx, shape);
+      }
+    });
+  }
+  accumulate(call);
+  return gradients;
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {

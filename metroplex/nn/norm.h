@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/dropout.h"
 #include "nn/param_init.h"
 
 namespace metroplex::nn {
@@ -32,9 +33,24 @@ class Norm {
   // The two halves without autograd, for use inside a larger closure. `saved` may be null.
   at::Tensor apply(const at::Tensor& x, NormSaved* saved) const;
   at::Tensor backward(const at::Tensor& dy, const NormSaved& saved);
+
+  // The same of a sum that is made in the same pass over memory: sum.out = sum.residual + dropout(sum.x + sum.bias).
+  at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;
+  // What comes back through the norm and past it (dsum, may be undefined), and the gradients of residual and x.
+  struct SumGradients {
+    at::Tensor dresidual, dx;
+  };
+  SumGradients backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
+                        const BiasDropoutAddSaved& sum);
   void collect_params(std::vector<Param*>& params);
 
  private:
+  struct Forward;
+  struct Backward;
+  Forward start_forward(const at::Tensor& x) const;
+  Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
+  void accumulate(const Backward& call);
+
   NormSpec spec_;
   Param weight_, bias_;  // bias_ is empty with rms
 };

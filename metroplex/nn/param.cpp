@@ -20,12 +20,29 @@ int64_t Param::padding_numel() const {
   return local_rows == 0 ? 0 : (local_rows - rows) * (numel() / local_rows);
 }
 
+namespace {
+
+void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad)>& add) {
+  at::Tensor one_use = at::zeros_like(param.main_grad);
+  add(one_use);
+  one_use = one_use.to(at::kHalf);
+  if (param.uses_per_microbatch == 1) {
+    param.main_grad.add_(one_use);
+    return;
+  }
+  param.microbatch_grad = param.uses_of_microbatch == 0 ? one_use : param.microbatch_grad.add_(one_use);
+  if (++param.uses_of_microbatch < param.uses_per_microbatch) return;
+  param.main_grad.add_(param.microbatch_grad);
+  param.microbatch_grad.reset();
+  param.uses_of_microbatch = 0;
+}
+
+}  // namespace
+
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
   if (before_use) before_use();
-  if (data.scalar_type() == at::kHalf && main_grad.scalar_type() != at::kHalf) {
-    at::Tensor one_use = at::zeros_like(main_grad);
-    add(one_use);
-    main_grad.add_(one_use.to(at::kHalf));
+  if (data.scalar_type() == at::kHalf) {
+    accumulate_fp16(*this, add);
   } else {
     add(main_grad);
   }

@@ -45,10 +45,13 @@ struct Param {
   int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
-  // which may make it, and on_use. An fp16 parameter's gradient passes through fp16 before it is added to a wider
-  // one: what fp16 cannot hold is an overflow, whichever layer it comes from (as in Megatron-LM).
+  // which may make it, and on_use. An fp16 parameter's gradient of one microbatch is rounded to fp16, use by use and
+  // as their sum, before it is added: what fp16 cannot hold is an overflow, as in Megatron-LM, where autograd makes
+  // it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   std::function<void()> before_use, on_use;
+  at::Tensor microbatch_grad;  // fp16 with several uses a microbatch: their sum, until the last one
+  int uses_of_microbatch = 0;  // that are in it
 
   int64_t numel() const;          // of the local part
   int64_t padding_numel() const;  // of it: rows of a sharded dim in no range

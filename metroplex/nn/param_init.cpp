@@ -45,7 +45,8 @@ void fill_runs(Param& param, const Fill& fill_run) {
     at::parallel_for(0, count, 4096,
                      [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
   });
-  param.data.copy_(values);
+  // Rounded here: a GPU might round another way, and weights are the same everywhere.
+  param.data.copy_(param.data.is_cpu() ? values : values.to(param.data.scalar_type()));
 }
 
 void fill_normal(Param& param, uint64_t seed, double std) {

@@ -17,7 +17,7 @@ class RopeTable {
   void rotate(const at::Tensor& x, int64_t first_position, int direction);
 
  private:
-  void grow(int64_t positions, at::ScalarType dtype);
+  void grow(int64_t positions, const at::TensorOptions& options);
 
   int64_t rotary_dims_;
   double base_;

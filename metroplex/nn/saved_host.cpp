@@ -2,35 +2,54 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
+#include "cuda/side_stream.h"
+
 namespace metroplex::nn {
 namespace {
 
-// The device's allocator gives freed memory out again in the order of the stream, and the pinned allocator waits for
-// copies under way: handles may be dropped right after an asynchronous copy.
+// The pinned allocator waits for copies under way: a handle of its memory may be dropped right after one.
 class HostBytes final : public Parked {
  public:
-  explicit HostBytes(const at::Tensor& bytes)
-      : device_(bytes.device()),
+  HostBytes(const at::Tensor& bytes, const cuda::SideStream& stream)
+      : stream_(stream),
+        device_(bytes.device()),
         pinned_(at::empty(bytes.sizes(), bytes.options().device(at::kCPU).pinned_memory(true))) {
-    pinned_.copy_(bytes, /*non_blocking=*/true);
+    stream_.wait_for_current();
+    stream_.run([&] { pinned_.copy_(bytes, /*non_blocking=*/true); });
+    stream_.uses(bytes);
   }
+  // The room is the current stream's, which may still be busy with what was there before.
   void prefetch() override {
-    if (!fetched_.defined()) fetched_ = pinned_.to(device_, /*non_blocking=*/true);
+    if (fetched_.defined()) return;
+    fetched_ = at::empty(pinned_.sizes(), pinned_.options().device(device_).pinned_memory(false));
+    stream_.wait_for_current();
+    stream_.uses(fetched_);  // it may be dropped without having been fetched
+    stream_.run([&] { fetched_.copy_(pinned_, /*non_blocking=*/true); });
+    here_ = stream_.mark();
   }
   at::Tensor fetch() override {
     prefetch();
+    here_.block();
     return std::move(fetched_);
   }
 
  private:
+  cuda::SideStream stream_;
   at::Device device_;
   at::Tensor pinned_, fetched_;
+  cuda::SideStream::Mark here_;
 };
 
 class HostStore final : public ActivationStore {
   std::unique_ptr<Parked> park(const at::Tensor& bytes) override {
-    return bytes.is_cpu() ? nullptr : std::make_unique<HostBytes>(bytes);
+    if (bytes.is_cpu()) return nullptr;
+    if (!stream_) stream_.emplace(bytes.device());
+    return std::make_unique<HostBytes>(bytes, *stream_);
   }
+
+  std::optional<cuda::SideStream> stream_;
 };
 
 }  // namespace

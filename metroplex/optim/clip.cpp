@@ -1,49 +1,92 @@
 #include "optim/clip.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
 
 #include "comm/collectives.h"
+#include "cuda/device.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "optim/stored.h"
 
 namespace metroplex::optim {
 namespace {
 
-cuda::kernels::GradientSums sums_of(const at::Tensor& x) {
-  return cuda::kernels::gradient_sums(x.const_data_ptr(), number_of(x.scalar_type()), x.numel());
-}
+namespace kernels = cuda::kernels;
 
-void reduce(const at::Tensor& sums, const ModelRanks& ranks) {
-  comm::all_reduce(sums, ranks.model_parallel);
-  comm::all_reduce(sums, ranks.shard);
+// Sums over several tensors, taken where they lie.
+class Sums {
+ public:
+  explicit Sums(at::Device device) {
+    if (!device.is_cpu()) on_gpu_ = at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(device));
+  }
+
+  void add(const at::Tensor& x) {
+    const kernels::Number number = number_of(x.scalar_type());
+    if (!on_gpu_.defined()) {
+      const kernels::GradientSums of_x = kernels::gradient_sums(x.const_data_ptr(), number, x.numel());
+      on_host_.sum_of_squares += of_x.sum_of_squares;
+      on_host_.num_nonfinite += of_x.num_nonfinite;
+      on_host_.num_zeros += of_x.num_zeros;
+      return;
+    }
+    const at::Tensor room = at::empty({kNumbers * kernels::gradient_sums_blocks(x.numel())}, on_gpu_.options());
+    kernels::gradient_sums_cuda(x.const_data_ptr(), number, x.numel(), {place(on_gpu_), place(room)},
+                                cuda::current_stream());
+  }
+
+  // [3] double on the device: sum of squares, number not finite, number of zeros.
+  at::Tensor numbers() const {
+    if (on_gpu_.defined())
+      return at::cat({on_gpu_.narrow(0, 0, 1).view(at::kDouble), on_gpu_.narrow(0, 1, 2).to(at::kDouble)});
+    return at::tensor({on_host_.sum_of_squares, static_cast<double>(on_host_.num_nonfinite),
+                       static_cast<double>(on_host_.num_zeros)},
+                      at::kDouble);
+  }
+
+ private:
+  static constexpr int64_t kNumbers = sizeof(kernels::GradientSums) / sizeof(int64_t);
+  static kernels::GradientSums* place(const at::Tensor& x) {
+    return static_cast<kernels::GradientSums*>(x.mutable_data_ptr());
+  }
+
+  kernels::GradientSums on_host_;
+  at::Tensor on_gpu_;  // a GradientSums
+};
+
+at::Tensor reduced(const at::Tensor& numbers, const ModelRanks& ranks) {
+  comm::all_reduce(numbers, ranks.model_parallel);
+  comm::all_reduce(numbers, ranks.shard);
+  return numbers.cpu();
 }
 
 }  // namespace
 
 GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks& ranks) {
-  at::Tensor sums = at::zeros({3}, at::kDouble);
-  double* values = sums.mutable_data_ptr<double>();
+  Sums counted(ranks.device), others(ranks.device);
+  int64_t padding = 0;
   for (const Slice& slice : slices) {
-    const auto of_slice = sums_of(slice.gradient);
-    values[2] += static_cast<double>(of_slice.num_nonfinite);
-    if (!slice.param->counts(ranks.tp.first())) continue;
-    values[0] += of_slice.sum_of_squares;
-    values[1] += static_cast<double>(of_slice.num_zeros - slice.padding());
+    const bool counts = slice.param->counts(ranks.tp.first());
+    (counts ? counted : others).add(slice.gradient);
+    if (counts) padding += slice.padding();
   }
-  reduce(sums, ranks);
-  return {std::sqrt(values[0]), static_cast<int64_t>(values[1]), static_cast<int64_t>(values[2])};
+  const at::Tensor numbers = counted.numbers();
+  numbers.narrow(0, 1, 1).add_(others.numbers().narrow(0, 1, 1));
+  numbers.narrow(0, 2, 1).sub_(padding);
+  const at::Tensor host = reduced(numbers, ranks);
+  const double* values = host.const_data_ptr<double>();
+  return {std::sqrt(values[0]), static_cast<int64_t>(values[2]), static_cast<int64_t>(values[1])};
 }
 
 double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks) {
-  at::Tensor sum = at::zeros({1}, at::kDouble);
-  double* value = sum.mutable_data_ptr<double>();
+  Sums sums(ranks.device);
   for (const Slice& slice : slices) {
-    if (slice.param->counts(ranks.tp.first())) *value += sums_of(slice.values).sum_of_squares;
+    if (slice.param->counts(ranks.tp.first())) sums.add(slice.values);
   }
-  reduce(sum, ranks);
-  return std::sqrt(*value);
+  return std::sqrt(reduced(sums.numbers(), ranks).const_data_ptr<double>()[0]);
 }
 
 double clip_coefficient(double norm, double max_norm) {
@@ -53,7 +96,9 @@ double clip_coefficient(double norm, double max_norm) {
 
 const Slice* first_nonfinite(const std::vector<Slice>& slices) {
   for (const Slice& slice : slices) {
-    if (sums_of(slice.gradient).num_nonfinite > 0) return &slice;
+    Sums sums(slice.gradient.device());
+    sums.add(slice.gradient);
+    if (sums.numbers()[1].item<double>() > 0) return &slice;
   }
   return nullptr;
 }

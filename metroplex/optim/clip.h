@@ -17,12 +17,14 @@ struct GradientStats {
 };
 
 // The ranks over which slices differ: those of other tensor-parallel or pipeline index, and, where the state is
-// sharded over data-parallel ranks, the sharding group.
+// sharded over data-parallel ranks, the sharding group. All of them compute on the same kind of device.
 struct ModelRanks {
   comm::Group tp, model_parallel, shard;
+  at::Device device = at::kCPU;
 };
 
-// Collective over `ranks`; every member gets the same bits. Gradients must be final (reduced over dp).
+// Collective over `ranks`; every member gets the same bits. Gradients must be final (reduced over dp). The host waits
+// once, for the result.
 GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks& ranks);
 
 // l2 norm of the parameters, counted the same way.

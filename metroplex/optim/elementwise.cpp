@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "cuda/device.h"
 #include "cuda/kernels/optimizer_storage.h"
+#include "plan/memory.h"
 
 namespace metroplex::optim {
 namespace {
@@ -27,6 +29,7 @@ Elementwise::Elementwise(const std::string& name, const config::Optim& config, s
   if (rule_ == Rule::lion) kinds_ = {"exp_avg"};
   if (rule_ == Rule::sgd && config.sgd_momentum != 0) kinds_ = {"momentum_buffer"};
   for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
+  if (config.optimizer_cpu_offload) make_pieces();
   params_changed();
 }
 
@@ -36,19 +39,35 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
   const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == "bf16";
+  const at::Device device = config_.optimizer_cpu_offload ? at::Device(at::kCPU) : slice.values.device();
+  const auto options = at::TensorOptions().device(device);
   item.in_place = !half(dtype) || bf16_alone;
   if (!item.in_place && config_.store_param_remainders) {
     MPX_CHECK(dtype == at::kBFloat16, "optim", "optim.store_param_remainders is for bf16 parameters");
-    item.remainder = at::empty({slice.size()}, at::kShort);
+    item.remainder = at::empty({slice.size()}, options.dtype(at::kShort));
   } else if (!item.in_place) {
-    item.main = at::empty({slice.size()}, at::kFloat);
+    item.main = at::empty({slice.size()}, options.dtype(at::kFloat));
   }
   for (size_t k = 0; k < kinds_.size(); ++k) {
     const bool second = k == 1;
-    item.moments.emplace_back(slice.size(), second ? config_.exp_avg_sq_dtype : config_.exp_avg_dtype,
-                              dtype == at::kDouble, second);
+    item.moments.emplace_back(slice.size(), Stored::Form{second ? config_.exp_avg_sq_dtype : config_.exp_avg_dtype,
+                                                         dtype == at::kDouble, second, device});
   }
   return item;
+}
+
+void Elementwise::make_pieces() {
+  std::vector<HostPiece> pieces;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const Item& item = items_[i];
+    for (int64_t begin = 0; begin < item.slice.size(); begin += plan::kOffloadPiece) {
+      const int64_t size = std::min(plan::kOffloadPiece, item.slice.size() - begin);
+      pieces.push_back({item.slice.values.narrow(0, begin, size), item.slice.gradient.narrow(0, begin, size),
+                        item.in_place || item.remainder.defined()});
+      pieces_.push_back({i, begin});
+    }
+  }
+  host_.emplace(std::move(pieces));
 }
 
 // The main parameter starts as the parameter.
@@ -60,10 +79,16 @@ void Elementwise::params_changed() {
 
 at::Tensor Elementwise::main_values(const Item& item) const {
   if (!item.remainder.defined()) return item.main;
-  at::Tensor out = at::empty({item.slice.size()}, at::kFloat);
-  kernels::join_floats(static_cast<const uint16_t*>(item.slice.values.const_data_ptr()),
-                       static_cast<const uint16_t*>(item.remainder.const_data_ptr()), out.numel(),
-                       out.mutable_data_ptr<float>());
+  const at::Tensor param = item.slice.values.to(item.remainder.device());
+  at::Tensor out = at::empty(param.sizes(), param.options().dtype(at::kFloat));
+  const auto* upper = static_cast<const uint16_t*>(param.const_data_ptr());
+  const auto* lower = static_cast<const uint16_t*>(item.remainder.const_data_ptr());
+  auto* const to = out.mutable_data_ptr<float>();
+  if (out.is_cuda()) {
+    kernels::join_floats_cuda(upper, lower, out.numel(), to, cuda::current_stream());
+  } else {
+    kernels::join_floats(upper, lower, out.numel(), to);
+  }
   return out;
 }
 
@@ -74,19 +99,26 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
     item.slice.values.copy_(item.main);
     return;
   }
-  const at::Tensor wide = from.to(at::kFloat).contiguous();
-  kernels::split_floats(wide.const_data_ptr<float>(), wide.numel(),
-                        static_cast<uint16_t*>(item.slice.values.mutable_data_ptr()),
-                        static_cast<uint16_t*>(item.remainder.mutable_data_ptr()));
+  const at::Device device = item.remainder.device();
+  const at::Tensor wide = from.to(device, at::kFloat).contiguous();
+  const at::Tensor param = at::empty(wide.sizes(), wide.options().dtype(at::kBFloat16));
+  auto* const upper = static_cast<uint16_t*>(param.mutable_data_ptr());
+  auto* const lower = static_cast<uint16_t*>(item.remainder.mutable_data_ptr());
+  if (param.is_cuda()) {
+    kernels::split_floats_cuda(wide.const_data_ptr<float>(), wide.numel(), upper, lower, cuda::current_stream());
+  } else {
+    kernels::split_floats(wide.const_data_ptr<float>(), wide.numel(), upper, lower);
+  }
+  item.slice.values.copy_(param);
 }
 
-kernels::OptimizerRange Elementwise::range_of(Item& item) const {
+kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) const {
   kernels::OptimizerRange range;
-  range.n = item.slice.size();
-  range.grad = item.slice.gradient.const_data_ptr();
-  range.grad_number = number_of(item.slice.gradient.scalar_type());
-  void* const values = item.slice.values.mutable_data_ptr();
-  const kernels::Number number = number_of(item.slice.values.scalar_type());
+  range.n = part.values.numel();
+  range.grad = part.gradient.const_data_ptr();
+  range.grad_number = number_of(part.gradient.scalar_type());
+  void* const values = part.values.mutable_data_ptr();
+  const kernels::Number number = number_of(part.values.scalar_type());
   if (item.in_place) {
     range.main = values;
     range.main_number = number;
@@ -94,37 +126,50 @@ kernels::OptimizerRange Elementwise::range_of(Item& item) const {
     range.param = values;
     range.param_number = number;
     if (item.remainder.defined()) {
-      range.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr());
+      range.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr()) + part.begin;
     } else {
-      range.main = item.main.mutable_data_ptr();
+      range.main = item.main.mutable_data_ptr<float>() + part.begin;
     }
   }
-  if (!item.moments.empty()) range.first = item.moments[0].array();
-  if (item.moments.size() > 1) range.second = item.moments[1].array();
+  if (!item.moments.empty()) range.first = item.moments[0].array(part.begin);
+  if (item.moments.size() > 1) range.second = item.moments[1].array(part.begin);
   range.stochastic = true;
   range.noise_key = seed_ ^ base::hash_name(item.slice.param->name.c_str()) ^ (static_cast<uint64_t>(steps_) << 32);
-  range.noise_start = item.slice.begin;
+  range.noise_start = item.slice.begin + part.begin;
   return range;
 }
 
+void Elementwise::update(Item& item, const Part& part, const StepArgs& args) const {
+  if (part.values.numel() == 0) return;
+  const kernels::OptimizerRange range = range_of(item, part);
+  const GroupRates& rates = args.rates.at(item.group);
+  const auto run = [&](auto on_cpu, auto on_gpu, const auto& hyper) {
+    part.values.is_cuda() ? on_gpu(range, hyper, cuda::current_stream()) : on_cpu(range, hyper);
+  };
+  switch (rule_) {
+    case Rule::adam:
+      run(kernels::adam_step, kernels::adam_step_cuda,
+          kernels::AdamHyper{rates.lr, config_.adam_beta1, config_.adam_beta2, config_.adam_eps, rates.weight_decay,
+                             args.grad_factor, steps_ + 1});
+      break;
+    case Rule::sgd:
+      run(kernels::sgd_step, kernels::sgd_step_cuda,
+          kernels::SgdHyper{rates.lr, config_.sgd_momentum, rates.weight_decay, args.grad_factor, steps_ == 0});
+      break;
+    case Rule::lion:
+      run(kernels::lion_step, kernels::lion_step_cuda,
+          kernels::LionHyper{rates.lr, config_.lion_beta1, config_.lion_beta2, rates.weight_decay, args.grad_factor});
+      break;
+  }
+}
+
 void Elementwise::step(const StepArgs& args) {
-  for (Item& item : items_) {
-    if (item.slice.size() == 0) continue;
-    const kernels::OptimizerRange range = range_of(item);
-    const GroupRates& rates = args.rates.at(item.group);
-    switch (rule_) {
-      case Rule::adam:
-        kernels::adam_step(range, {rates.lr, config_.adam_beta1, config_.adam_beta2, config_.adam_eps,
-                                   rates.weight_decay, args.grad_factor, steps_ + 1});
-        break;
-      case Rule::sgd:
-        kernels::sgd_step(range, {rates.lr, config_.sgd_momentum, rates.weight_decay, args.grad_factor, steps_ == 0});
-        break;
-      case Rule::lion:
-        kernels::lion_step(range,
-                           {rates.lr, config_.lion_beta1, config_.lion_beta2, rates.weight_decay, args.grad_factor});
-        break;
-    }
+  if (host_) {
+    host_->run([&](size_t i, const at::Tensor& values, const at::Tensor& gradient) {
+      update(items_[pieces_[i].item], {pieces_[i].begin, values, gradient}, args);
+    });
+  } else {
+    for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, args);
   }
   ++steps_;
 }
@@ -162,6 +207,7 @@ Optimizer::Bytes Elementwise::bytes() const {
     if (item.remainder.defined()) bytes.main_params += static_cast<int64_t>(item.remainder.nbytes());
     for (const Stored& moment : item.moments) bytes.moments += moment.bytes();
   }
+  if (host_) return {0, 0, bytes.main_params + bytes.moments + host_->bytes()};
   return bytes;
 }
 

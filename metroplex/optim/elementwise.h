@@ -1,9 +1,12 @@
-// AdamW, SGD and Lion: updates that look at one element at a time, so that they work on any slice of a parameter.
+// AdamW, SGD and Lion: updates that look at one element at a time, so that they work on any slice of a parameter, and
+// on any piece of a slice: with optim.optimizer_cpu_offload the state lies on the host and the step is done there.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "optim/host_pieces.h"
 #include "optim/optimizer.h"
 #include "optim/stored.h"
 
@@ -33,8 +36,15 @@ class Elementwise final : public Optimizer {
     at::Tensor remainder;   // instead of main: int16, the low halves
     std::vector<Stored> moments;
   };
+  // [begin, begin + values.numel()) of an item's slice, with its values and gradient where the step is done.
+  struct Part {
+    int64_t begin = 0;
+    at::Tensor values, gradient;
+  };
   Item make_item(const Slice& slice, const OptimizerContext& context) const;
-  cuda::kernels::OptimizerRange range_of(Item& item) const;
+  void make_pieces();
+  cuda::kernels::OptimizerRange range_of(Item& item, const Part& part) const;
+  void update(Item& item, const Part& part, const StepArgs& args) const;
   at::Tensor main_values(const Item& item) const;
   void set_main(Item& item, const at::Tensor& values) const;
 
@@ -42,6 +52,12 @@ class Elementwise final : public Optimizer {
   Rule rule_;
   std::vector<std::string> kinds_;  // of the moments
   std::vector<Item> items_;
+  struct Piece {
+    size_t item;
+    int64_t begin;
+  };
+  std::vector<Piece> pieces_;       // with offload: of `host_`
+  std::optional<HostPieces> host_;  // with offload
   uint64_t seed_;
   int64_t steps_ = 0;
 };

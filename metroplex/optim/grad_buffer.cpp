@@ -16,7 +16,7 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
       uses_left_(layout_->params().size()),
       round_(layout_->params().size()) {
   const bool transient = options_.transient_buckets;
-  kept_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, options_.dtype);
+  kept_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, tensor_options());
   for (size_t b = 0; b < buckets_.size() && !transient; ++b) {
     buckets_[b].data = layout_->bucket(kept_, b);
     for (const size_t i : layout_->buckets()[b].params)
@@ -65,7 +65,7 @@ void GradBuffer::begin_step(int64_t num_microbatches) {
 void GradBuffer::make_bucket(size_t b) {
   if (buckets_[b].data.defined()) return;
   const FlatBucket& bucket = layout_->buckets()[b];
-  buckets_[b].data = at::zeros({bucket.end - bucket.begin}, options_.dtype);
+  buckets_[b].data = at::zeros({bucket.end - bucket.begin}, tensor_options());
   for (const size_t i : bucket.params) layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
 }
 

@@ -28,6 +28,7 @@ struct DataParallel {
 
 struct GradBufferOptions {
   at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
   bool overlap = true;             // reduce a bucket as soon as it is ready; else all of them in finish()
   bool average = true;             // divide by the number of data-parallel ranks (off for a per-token loss)
   bool transient_buckets = false;  // ZeRO-2 and 3
@@ -68,6 +69,9 @@ class GradBuffer {
     bool reduced = false;
     comm::Handle handle;
   };
+  at::TensorOptions tensor_options() const {
+    return at::TensorOptions().dtype(options_.dtype).device(options_.device);
+  }
   at::Tensor own_part(size_t bucket) const;
   void make_bucket(size_t bucket);
   void used(size_t param);

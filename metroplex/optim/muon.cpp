@@ -11,14 +11,14 @@
 namespace metroplex::optim {
 namespace {
 
-bool is_matrix(const Slice& slice) {
-  return slice.param->local_shape.size() == 2 && !slice.param->embedding_or_output;
-}
+bool is_matrix(const nn::Param& param) { return param.local_shape.size() == 2 && !param.embedding_or_output; }
+
+at::ScalarType main_type(at::ScalarType param) { return param == at::kDouble ? at::kDouble : at::kFloat; }
 
 std::vector<Slice> others_of(const std::vector<Slice>& slices) {
   std::vector<Slice> others;
   for (const Slice& slice : slices) {
-    if (!is_matrix(slice)) others.push_back(slice);
+    if (!is_matrix(*slice.param)) others.push_back(slice);
   }
   return others;
 }
@@ -47,39 +47,64 @@ double muon_scale(const std::string& mode, int64_t rows, int64_t columns) {
 }
 
 Muon::Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
-    : config_(config), tp_(context.tp), others_("adam", config, others_of(slices), context) {
-  for (const Slice& slice : slices) {
-    if (!is_matrix(slice)) continue;
-    MPX_CHECK(slice.whole(), "optim", "muon needs ", slice.param->name,
-              " as a whole; set parallel.data_parallel_sharding_strategy: no_shard");
-    const at::ScalarType type = slice.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor values = slice.values.view(slice.param->local_shape);
-    matrices_.push_back(
-        {slice, context.groups->of(*slice.param), values.to(type), at::zeros(slice.param->local_shape, type)});
+    : config_(config),
+      tp_(context.tp),
+      shard_(context.shard),
+      options_(context.tensor.dtype(main_type(c10::typeMetaToScalarType(context.tensor.dtype())))),
+      others_("adam", config, others_of(slices), context) {
+  for (const nn::Param* param : context.groups->params()) {
+    if (!is_matrix(*param)) continue;
+    Matrix matrix;
+    matrix.param = param;
+    matrix.group = context.groups->of(*param);
+    for (const Slice& slice : slices) {
+      if (slice.param == param) matrix.slice = slice;
+    }
+    if (matrix.slice.size() > 0) {
+      matrix.main = matrix.slice.values.to(main_type(matrix.slice.values.scalar_type()));
+      matrix.momentum = at::zeros_like(matrix.main);
+    }
+    matrices_.push_back(std::move(matrix));
   }
 }
 
-// The orthogonalised momentum of this rank's part. Ranks of a gated or query-key-value matrix hold rows in another
+// `own`, this rank's slice, and those of all ranks that share the matrix.
+at::Tensor Muon::put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const {
+  at::Tensor local = own;
+  if (shard_.size() > 1) {
+    local = at::zeros({param.numel()}, options_);
+    if (slice.size() > 0) local.narrow(0, slice.begin, slice.size()).copy_(own);
+    comm::all_reduce(local, shard_);
+  }
+  local = local.view(param.local_shape);
+  return param.sharded() ? comm::all_gather(local, param.shard.dim, tp_) : local;
+}
+
+// The slice's part of the orthogonalised momentum. Ranks of a gated or query-key-value matrix hold rows in another
 // order than the whole one has; the result follows any order of rows.
 at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
-  const nn::Param& param = *matrix.slice.param;
-  const at::Tensor gradient =
-      matrix.slice.gradient.view(param.local_shape).to(matrix.momentum.scalar_type()).mul(grad_factor);
-  matrix.momentum.lerp_(gradient, 1.0 - config_.muon_momentum);
-  at::Tensor direction =
-      config_.muon_use_nesterov ? gradient.lerp(matrix.momentum, config_.muon_momentum) : matrix.momentum;
-  if (param.sharded()) direction = comm::all_gather(direction.contiguous(), param.shard.dim, tp_);
-  at::Tensor whole = newton_schulz(direction, config_.muon_num_ns_steps);
+  const Slice& slice = matrix.slice;
+  at::Tensor direction;
+  if (slice.size() > 0) {
+    const at::Tensor gradient = slice.gradient.to(matrix.momentum.scalar_type()).mul(grad_factor);
+    matrix.momentum.lerp_(gradient, 1.0 - config_.muon_momentum);
+    direction = config_.muon_use_nesterov ? gradient.lerp(matrix.momentum, config_.muon_momentum) : matrix.momentum;
+  }
+  at::Tensor whole = put_together(*matrix.param, slice, direction);
+  if (slice.size() == 0) return direction;
+  whole = newton_schulz(whole, config_.muon_num_ns_steps);
   whole.mul_(muon_scale(config_.muon_scale_mode, whole.size(0), whole.size(1)) * config_.muon_extra_scale_factor);
-  return param.sharded() ? comm::own_slice(whole, param.shard.dim, tp_) : whole;
+  if (matrix.param->sharded()) whole = comm::own_slice(whole, matrix.param->shard.dim, tp_);
+  return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }
 
 void Muon::step(const StepArgs& args) {
   for (Matrix& matrix : matrices_) {
     const GroupRates& rates = args.rates.at(matrix.group);
-    matrix.main.mul_(1.0 - rates.lr * rates.weight_decay).sub_(update(matrix, args.grad_factor), rates.lr);
-    const at::Tensor values = matrix.slice.values.view(matrix.slice.param->local_shape);
-    if (!values.is_same(matrix.main)) values.copy_(matrix.main);
+    const at::Tensor direction = update(matrix, args.grad_factor);
+    if (matrix.slice.size() == 0) continue;
+    matrix.main.mul_(1.0 - rates.lr * rates.weight_decay).sub_(direction, rates.lr);
+    if (!matrix.slice.values.is_same(matrix.main)) matrix.slice.values.copy_(matrix.main);
   }
   others_.step(args);
 }
@@ -88,37 +113,41 @@ std::vector<State> Muon::state() {
   std::vector<State> all = others_.state();
   for (const Matrix& matrix : matrices_) {
     const Slice& slice = matrix.slice;
+    if (slice.size() == 0) continue;
     if (slice.values.scalar_type() != matrix.main.scalar_type())
-      all.push_back({slice.param, "main", 0, slice.end, matrix.main.view(-1)});
-    all.push_back({slice.param, "momentum_buffer", 0, slice.end, matrix.momentum.view(-1)});
+      all.push_back({slice.param, "main", slice.begin, slice.end, matrix.main});
+    all.push_back({slice.param, "momentum_buffer", slice.begin, slice.end, matrix.momentum});
   }
   return all;
 }
 
 void Muon::restore(const State& state) {
   const auto found =
-      std::find_if(matrices_.begin(), matrices_.end(), [&](const Matrix& m) { return m.slice.param == state.param; });
+      std::find_if(matrices_.begin(), matrices_.end(), [&](const Matrix& m) { return m.param == state.param; });
   if (found == matrices_.end()) {
     others_.restore(state);
     return;
   }
   if (state.kind == "main") {
-    found->main.view(-1).copy_(state.tensor);
-    found->slice.values.copy_(found->main.view(-1));
+    found->main.copy_(state.tensor);
+    found->slice.values.copy_(found->main);
     return;
   }
   MPX_ASSERT(state.kind == "momentum_buffer", "state of kind ", state.kind);
-  found->momentum.view(-1).copy_(state.tensor);
+  found->momentum.copy_(state.tensor);
 }
 
 void Muon::params_changed() {
   others_.params_changed();
-  for (Matrix& matrix : matrices_) matrix.main.view(-1).copy_(matrix.slice.values);
+  for (Matrix& matrix : matrices_) {
+    if (matrix.slice.size() > 0) matrix.main.copy_(matrix.slice.values);
+  }
 }
 
 Optimizer::Bytes Muon::bytes() const {
   Bytes bytes = others_.bytes();
   for (const Matrix& matrix : matrices_) {
+    if (matrix.slice.size() == 0) continue;
     if (matrix.slice.values.scalar_type() != matrix.main.scalar_type())
       bytes.main_params += static_cast<int64_t>(matrix.main.nbytes());
     bytes.moments += static_cast<int64_t>(matrix.momentum.nbytes());

@@ -1,6 +1,7 @@
 // Muon (Jordan et al., kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
-// semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which tensor-parallel ranks put together.
-// Embeddings, the output layer and everything one-dimensional are updated by AdamW.
+// semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which the ranks that share it put
+// together (tensor parallel, ZeRO); each of them then takes the same steps and keeps its own part. Embeddings, the
+// output layer and everything one-dimensional are updated by AdamW.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +22,6 @@ double muon_scale(const std::string& mode, int64_t rows, int64_t columns);
 
 class Muon final : public Optimizer {
  public:
-  // Slices must be whole: optim.optimizer muon excludes sharding over data-parallel ranks (config says so).
   Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context);
 
   void step(const StepArgs& args) override;
@@ -34,14 +34,17 @@ class Muon final : public Optimizer {
 
  private:
   struct Matrix {
-    Slice slice;
+    const nn::Param* param = nullptr;
+    Slice slice;  // empty where the whole of it lies on other ranks of the shard group
     size_t group = 0;
-    at::Tensor main, momentum;  // [rows, columns] of this rank
+    at::Tensor main, momentum;  // of the slice, flat
   };
   at::Tensor update(Matrix& matrix, double grad_factor) const;
+  at::Tensor put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const;
 
   config::Optim config_;
-  comm::Group tp_;
+  comm::Group tp_, shard_;
+  at::TensorOptions options_;  // of main parameters
   std::vector<Matrix> matrices_;
   Elementwise others_;
 };

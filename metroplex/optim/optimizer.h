@@ -38,9 +38,10 @@ class Optimizer {
   virtual void restore(const State& state) = 0;
   // The parameters were written from outside (loading, first values): main parameters follow them.
   virtual void params_changed() = 0;
-  // Bytes of main parameters and of moments that this rank holds.
+  // Bytes of main parameters and of moments that this rank holds; all of it and the buffers of its step in `host`
+  // with optim.optimizer_cpu_offload.
   struct Bytes {
-    int64_t main_params = 0, moments = 0;
+    int64_t main_params = 0, moments = 0, host = 0;
   };
   virtual Bytes bytes() const = 0;
   // Successful steps so far; the bias correction of Adam depends on it.
@@ -50,7 +51,8 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // outlives the optimizer
-  comm::Group tp;                       // muon puts matrices together over it
+  comm::Group tp, shard;                // muon puts matrices together over them
+  at::TensorOptions tensor;             // of parameters
   uint64_t seed = 1234;                 // of stochastic rounding
 };
 

@@ -36,7 +36,7 @@ GroupFactors factors_of(const config::Optim& config, const std::vector<config::P
 
 }  // namespace
 
-ParamGroups::ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params) {
+ParamGroups::ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params) : params_(params) {
   const std::vector<config::ParamGroupRule> rules = config::param_group_rules(config);
   for (const nn::Param* param : params) {
     const GroupFactors factors = factors_of(config, rules, *param);

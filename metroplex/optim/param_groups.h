@@ -23,11 +23,14 @@ class ParamGroups {
   ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params);
 
   size_t of(const nn::Param& param) const { return group_of_.at(&param); }
+  // As given: in the same order on all ranks that share them.
+  const std::vector<nn::Param*>& params() const { return params_; }
   const std::vector<GroupFactors>& factors() const { return factors_; }
   // The rates of every group after `num_steps` samples.
   std::vector<GroupRates> rates(const LrSchedule& schedule, int64_t num_steps) const;
 
  private:
+  std::vector<nn::Param*> params_;
   std::vector<GroupFactors> factors_;
   std::map<const nn::Param*, size_t> group_of_;
 };

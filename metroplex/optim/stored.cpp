@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
+#include "cuda/device.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_storage.h"
 
@@ -28,20 +29,31 @@ kernels::Number number_of(at::ScalarType dtype) {
   }
 }
 
-Stored::Stored(int64_t size, const std::string& dtype, bool wide, bool second) : second_(second) {
+Stored::Stored(int64_t size, const Form& form) : second_(form.second) {
+  const std::string& dtype = form.dtype;
   MPX_CHECK(dtype == "fp32" || dtype == "bf16" || dtype == "8bit", "optim", "optimizer state in '", dtype,
             "' is unknown; choose fp32, bf16 or 8bit");
-  const bool blocks = !wide && dtype == "8bit";
-  const at::ScalarType type = wide ? at::kDouble : blocks ? at::kByte : dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  data_ = at::zeros({size}, type);
-  if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, at::kFloat);
+  const bool blocks = !form.wide && dtype == "8bit";
+  const at::ScalarType type = form.wide         ? at::kDouble
+                              : blocks          ? at::kByte
+                              : dtype == "bf16" ? at::kBFloat16
+                                                : at::kFloat;
+  const auto options = at::TensorOptions().device(form.device);
+  data_ = at::zeros({size}, options.dtype(type));
+  if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, options.dtype(at::kFloat));
 }
 
 at::Tensor Stored::values() const {
   if (!scales_.defined()) return data_.scalar_type() == at::kBFloat16 ? data_.to(at::kFloat) : data_;
-  at::Tensor out = at::empty(data_.sizes(), at::kFloat);
-  kernels::block8_decode(data_.const_data_ptr<uint8_t>(), scales_.const_data_ptr<float>(), data_.numel(), !second_,
-                         out.mutable_data_ptr<float>());
+  at::Tensor out = at::empty(data_.sizes(), data_.options().dtype(at::kFloat));
+  const auto* codes = data_.const_data_ptr<uint8_t>();
+  const auto* scales = scales_.const_data_ptr<float>();
+  auto* const to = out.mutable_data_ptr<float>();
+  if (data_.is_cuda()) {
+    kernels::block8_decode_cuda(codes, scales, data_.numel(), !second_, to, cuda::current_stream());
+  } else {
+    kernels::block8_decode(codes, scales, data_.numel(), !second_, to);
+  }
   return out;
 }
 
@@ -51,14 +63,22 @@ void Stored::set(const at::Tensor& values) {
     data_.copy_(values);
     return;
   }
-  const at::Tensor wide = values.to(at::kFloat).contiguous();
-  kernels::block8_encode(wide.const_data_ptr<float>(), data_.numel(), !second_, data_.mutable_data_ptr<uint8_t>(),
-                         scales_.mutable_data_ptr<float>());
+  const at::Tensor wide = values.to(data_.device(), at::kFloat).contiguous();
+  const auto* from = wide.const_data_ptr<float>();
+  auto* const codes = data_.mutable_data_ptr<uint8_t>();
+  auto* const scales = scales_.mutable_data_ptr<float>();
+  if (data_.is_cuda()) {
+    kernels::block8_encode_cuda(from, data_.numel(), !second_, codes, scales, cuda::current_stream());
+  } else {
+    kernels::block8_encode(from, data_.numel(), !second_, codes, scales);
+  }
 }
 
-kernels::MomentArray Stored::array() {
-  return {data_.mutable_data_ptr(), number_of(data_.scalar_type()),
-          scales_.defined() ? scales_.mutable_data_ptr<float>() : nullptr};
+kernels::MomentArray Stored::array(int64_t begin) {
+  MPX_ASSERT(begin % kernels::kBlock8 == 0, "blocks of numbers start at multiples of their size");
+  return {static_cast<char*>(data_.mutable_data_ptr()) + begin * static_cast<int64_t>(data_.element_size()),
+          number_of(data_.scalar_type()),
+          scales_.defined() ? scales_.mutable_data_ptr<float>() + begin / kernels::kBlock8 : nullptr};
 }
 
 int64_t Stored::bytes() const {

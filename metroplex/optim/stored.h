@@ -13,13 +13,20 @@ namespace metroplex::optim {
 class Stored {
  public:
   Stored() = default;
-  // Zeros. `dtype` is fp32 | bf16 | 8bit; a wide (float64) array ignores it. `second`: never negative.
-  Stored(int64_t size, const std::string& dtype, bool wide, bool second);
+  struct Form {
+    std::string dtype;    // fp32 | bf16 | 8bit; a wide array ignores it
+    bool wide = false;    // float64
+    bool second = false;  // never negative
+    at::Device device = at::kCPU;
+  };
+  // Zeros.
+  Stored(int64_t size, const Form& form);
 
   // As fp32 or fp64: the storage itself where it is that already, else a decoded copy.
   at::Tensor values() const;
   void set(const at::Tensor& values);
-  cuda::kernels::MomentArray array();
+  // From element `begin` on, a multiple of kBlock8.
+  cuda::kernels::MomentArray array(int64_t begin = 0);
   int64_t bytes() const;
 
  private:

@@ -137,7 +137,8 @@ void Executor::backward(const Step& step, const Action& action) {
   at::Tensor dy;
   if (step.table.is_last_stage(step.rank, action.chunk)) {
     const bool wide = step.border.dtype == at::kDouble;
-    dy = at::full({}, step.loss_gradients[action.microbatch], wide ? at::kDouble : at::kFloat);
+    dy = at::full({}, step.loss_gradients[action.microbatch],
+                  at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(step.batches[0].tokens.device()));
   } else {
     dy = take(gradients_, gradients_in_flight_, key);
   }

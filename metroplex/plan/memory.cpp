@@ -81,6 +81,14 @@ void add_state(const config::Config& config, const PartParam& param, int64_t siz
   if (o.optimizer != "lion") use.moments += state_bytes(size, o.exp_avg_sq_dtype, fp64);
 }
 
+// Two pieces of gradients and values lie on the host at a time.
+void move_state_to_host(const FlatBuckets& flat, int64_t bytes_of_element, MemoryUse& use) {
+  int64_t largest = 0;
+  for (const int64_t own : flat.own) largest = std::max(largest, std::min(own, kOffloadPiece));
+  use.host = use.main_parameters + use.moments + 2 * largest * bytes_of_element;
+  use.main_parameters = use.moments = 0;
+}
+
 // Newton-Schulz: the matrix, two products and the result, wide.
 int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
   int64_t largest = 0;
@@ -135,6 +143,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     if (flat.own[i] > 0) add_state(config, parts.params[i], flat.own[i], out.use);
   }
+  if (config.optim.optimizer_cpu_offload) move_state_to_host(flat, element + gradient, out.use);
 
   int64_t count = request.num_microbatches;
   if (count == 0) count = config.train.global_batch_size / (config.train.micro_batch_size * place.dp);

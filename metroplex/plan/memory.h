@@ -20,12 +20,18 @@ struct MemoryUse {
   int64_t activations = 0;    // with border tensors, at the border of two actions where they are most
   int64_t communication = 0;  // gathered units (ZeRO-3) and passing gradient buckets (ZeRO-2 and 3), each at most
   int64_t workspace = 0;      // measured: peak less the others; predicted: rough
+  // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
+  // Host memory, also where the rest lies on a GPU.
+  int64_t host = 0;
 
-  int64_t optimizer() const { return main_parameters + moments; }
+  int64_t optimizer() const { return main_parameters + moments + host; }
   int64_t total() const {
-    return parameters + gradients + main_parameters + moments + activations + communication + workspace;
+    return parameters + gradients + main_parameters + moments + activations + communication + workspace + host;
   }
 };
+
+// Elements that optim.optimizer_cpu_offload takes to the host at once: enough to hide the start of a copy.
+inline constexpr int64_t kOffloadPiece = int64_t{1} << 22;
 
 struct MemoryPrediction {
   MemoryUse use;
@@ -48,12 +54,13 @@ struct MemoryCategory {
   const char* name;
   int64_t MemoryUse::*bytes;
 };
-inline constexpr std::array<MemoryCategory, 7> kMemoryCategories{{{"parameters", &MemoryUse::parameters},
+inline constexpr std::array<MemoryCategory, 8> kMemoryCategories{{{"parameters", &MemoryUse::parameters},
                                                                   {"gradients", &MemoryUse::gradients},
                                                                   {"main parameters", &MemoryUse::main_parameters},
                                                                   {"moments", &MemoryUse::moments},
                                                                   {"activations", &MemoryUse::activations},
                                                                   {"communication", &MemoryUse::communication},
-                                                                  {"workspace", &MemoryUse::workspace}}};
+                                                                  {"workspace", &MemoryUse::workspace},
+                                                                  {"host", &MemoryUse::host}}};
 
 }  // namespace metroplex::plan

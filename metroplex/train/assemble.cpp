@@ -70,6 +70,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
   context.dtype = a.dtype;
+  context.device = a.world->device();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
@@ -143,7 +144,7 @@ void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units)
   params.zero_stage = zero_stage;
   params.overlap = p.overlap_param_gather;
   params.align = p.align_param_gather;
-  params.tensor = at::TensorOptions().dtype(a.dtype);
+  params.tensor = at::TensorOptions().dtype(a.dtype).device(a.world->device());
   a.param_buffer = std::make_unique<optim::ParamBuffer>(layout, a.data_parallel.shard, params);
   for (const auto& stage : a.stages) {
     if (zero_stage == 0) break;
@@ -153,6 +154,7 @@ void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units)
   optim::GradBufferOptions grads;
   const bool as_params = a.config.precision.main_grads_dtype == "params";
   grads.dtype = a.dtype == at::kDouble || as_params ? a.dtype : at::kFloat;
+  grads.device = a.world->device();
   grads.overlap = p.overlap_grad_reduce;
   grads.average = !a.config.train.calculate_per_token_loss;
   grads.transient_buckets = zero_stage >= 2;
@@ -192,7 +194,12 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (forward_only) return a;
 
   a->param_groups = std::make_unique<optim::ParamGroups>(config.optim, a->params);
-  optim::OptimizerContext optimizer{a->param_groups.get(), groups.tp, static_cast<uint64_t>(config.run.seed)};
+  optim::OptimizerContext optimizer;
+  optimizer.groups = a->param_groups.get();
+  optimizer.tp = groups.tp;
+  optimizer.shard = a->data_parallel.shard;
+  optimizer.tensor = at::TensorOptions().dtype(a->dtype).device(world.device());
+  optimizer.seed = static_cast<uint64_t>(config.run.seed);
   a->optimizer = optim::make_optimizer(config.optim, a->slices, optimizer);
   a->scaler = optim::make_grad_scaler(config.precision);
   // The schedules count samples; iterations are turned into samples by the full batch size.

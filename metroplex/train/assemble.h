@@ -47,7 +47,9 @@ struct Assembly {
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
 
-  optim::ModelRanks model_ranks() const { return {groups().tp, groups().model_parallel, data_parallel.shard}; }
+  optim::ModelRanks model_ranks() const {
+    return {groups().tp, groups().model_parallel, data_parallel.shard, world->device()};
+  }
 
   // The schedule for this many microbatches: built and verified once, then kept.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);

@@ -1,9 +1,12 @@
 #include "train/batch.h"
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+
+#include <bit>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -18,8 +21,21 @@ void copy_row(at::Tensor& matrix, int64_t row, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) out[i] = values[i];
 }
 
-// Header of a broadcast: present, b, s, has documents.
-constexpr int64_t kHeader = 4;
+// Header of a broadcast: present, b, s, has documents, the bits of the loss mask's sum.
+constexpr int64_t kHeader = 5;
+
+at::Tensor to_device(const at::Tensor& host, at::Device device) {
+  return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+void check_vocabulary(const nn::Microbatch& batch, int64_t vocab_size) {
+  for (const at::Tensor& ids : {batch.tokens, batch.labels}) {
+    const auto [low, high] = at::aminmax(ids);
+    const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
+    MPX_CHECK(first >= 0 && last < vocab_size, "data", "a token of the data is ", first < 0 ? first : last,
+              ", outside the vocabulary of ", vocab_size, "; the data set was made with another tokenizer");
+  }
+}
 
 }  // namespace
 
@@ -46,30 +62,45 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   return out;
 }
 
+nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
+  nn::Microbatch out = host;
+  if (device.is_cpu()) return out;
+  if (host.loss_mask.defined()) out.mask_sum = host.loss_mask.sum(at::kDouble).item<double>();
+  for (at::Tensor* tensor : {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids,
+                             &out.attention_mask, &out.tokentype_ids, &out.sample_ids}) {
+    if (tensor->defined()) *tensor = to_device(*tensor, device);
+  }
+  return out;
+}
+
 std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group,
-                                              at::ScalarType float_type) {
-  if (group.size() == 1) return mine;
+                                              at::ScalarType float_type, at::Device device) {
+  if (group.size() == 1) return mine ? std::optional(on_device(*mine, device)) : std::nullopt;
+  const bool sends = group.first() && mine;
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   int64_t* h = header.mutable_data_ptr<int64_t>();
-  if (group.first() && mine) {
+  if (sends) {
     h[0] = 1;
     h[1] = mine->tokens.size(0);
     h[2] = mine->tokens.size(1);
     h[3] = mine->document_ids.defined();
+    h[4] = std::bit_cast<int64_t>(mine->loss_mask.sum(at::kDouble).item<double>());
   }
   comm::broadcast(header, 0, group);
   if (h[0] == 0) return std::nullopt;
   const int64_t b = h[1], s = h[2], planes = 3 + h[3];
-  at::Tensor ids = at::empty({planes * b * s + b}, at::kLong);
-  at::Tensor mask = at::empty({b, s}, float_type);
+  at::Tensor ids = at::empty({planes * b * s + b},
+                             at::TensorOptions().dtype(at::kLong).device(sends ? at::Device(at::kCPU) : device));
+  at::Tensor mask = sends ? to_device(mine->loss_mask.to(float_type).contiguous(), device)
+                          : at::empty({b, s}, at::TensorOptions().dtype(float_type).device(device));
   const auto plane = [&](int64_t p) { return ids.narrow(0, p * b * s, b * s).view({b, s}); };
-  if (group.first()) {
+  if (sends) {
     plane(0).copy_(mine->tokens);
     plane(1).copy_(mine->labels);
     plane(2).copy_(mine->position_ids);
     if (planes > 3) plane(3).copy_(mine->document_ids);
     ids.narrow(0, planes * b * s, b).copy_(mine->sample_ids);
-    mask.copy_(mine->loss_mask);
+    ids = to_device(ids, device);
   }
   comm::broadcast(ids, 0, group);
   comm::broadcast(mask, 0, group);
@@ -80,6 +111,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
   if (planes > 3) out.document_ids = plane(3);
   out.sample_ids = ids.narrow(0, planes * b * s, b);
   out.loss_mask = mask;
+  out.mask_sum = std::bit_cast<double>(h[4]);
   return out;
 }
 
@@ -91,7 +123,8 @@ std::optional<nn::Microbatch> BatchStream::next(const SampleNumbers& numbers) {
     batch.stride = numbers.stride;
     if (loader_->next(batch.samples) && !batch.samples.empty()) mine = stack_samples(batch, float_type_);
   }
-  return broadcast_batch(mine, group_, float_type_);
+  if (mine && !device_.is_cpu()) check_vocabulary(*mine, vocab_size_);
+  return broadcast_batch(mine, group_, float_type_, device_);
 }
 
 }  // namespace metroplex::train

@@ -51,7 +51,7 @@ std::vector<int64_t> take_ints(Reader& in) {
 }
 
 void put_part(std::string& out, const PartOfParam& part, at::ScalarType dtype) {
-  const at::Tensor values = part.values.to(dtype).contiguous();
+  const at::Tensor values = part.values.to(at::kCPU, dtype).contiguous();
   const auto element = static_cast<int64_t>(values.element_size());
   for (const BoxRange& box : box_ranges(*part.param, part.begin, part.end)) {
     put(out, static_cast<int64_t>(part.param->name.size()));

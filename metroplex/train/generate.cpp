@@ -12,6 +12,7 @@
 #include "nn/attention.h"
 #include "plan/table_writer.h"
 #include "plan/verify.h"
+#include "train/batch.h"
 
 namespace metroplex::train {
 namespace {
@@ -60,7 +61,7 @@ void check_options(const GenerateOptions& o) {
 }  // namespace
 
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& o, int64_t position) {
-  const at::Tensor wide = logits.to(at::kDouble);
+  const at::Tensor wide = logits.to(at::kCPU, at::kDouble);
   if (o.temperature == 0 || o.top_k == 1) return wide.argmax().item<int64_t>();
   const auto [values, order] = (wide / o.temperature).sort(/*dim=*/0, /*descending=*/true);
   const int64_t kept = o.top_k > 0 ? std::min<int64_t>(o.top_k, values.size(0)) : values.size(0);
@@ -100,7 +101,7 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   std::vector<int64_t> input = prompt, made;
   const comm::Group& pp = a.groups().pp;
   while (static_cast<int64_t>(made.size()) < options.max_new_tokens) {
-    const nn::Microbatch batch = tokens_at(input, cache.length, &cache);
+    const nn::Microbatch batch = on_device(tokens_at(input, cache.length, &cache), a.world->device());
     const auto outputs = a.executor->run(table, {batch}, {}, a.border(batch));
     cache.length += static_cast<int64_t>(input.size());
     at::Tensor next = at::zeros({1}, at::kLong);

@@ -7,8 +7,14 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "cuda/device.h"
 
 namespace metroplex::train {
+
+// What the meter of this rank's device sees of it.
+static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
+  return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
+}
 
 // Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
 class MemoryReport::Sampler final : public nn::Moments {
@@ -95,6 +101,7 @@ MeasuredMemory MemoryReport::end_step() const {
   const optim::Optimizer::Bytes state = a_.optimizer->bytes();
   use.main_parameters = state.main_params;
   use.moments = state.moments;
+  use.host = state.host;
   int64_t activations = 0, most = 0;
   for (const Action& action : actions_) {
     activations += action.added;
@@ -106,7 +113,7 @@ MeasuredMemory MemoryReport::end_step() const {
   use.communication = most_gathered_ + most_passing_;
   out.gathered = most_gathered_;
   out.peak = meter_.peak_bytes();
-  use.workspace = std::max<int64_t>(0, out.peak - use.total());
+  use.workspace = std::max<int64_t>(0, out.peak - counted(use, a_));
   return out;
 }
 
@@ -126,11 +133,22 @@ void write(const plan::MemoryUse& use, int64_t whole, double* out) {
 std::string line(const char* who, const double* measured, const double* predicted) {
   std::string text = std::string(" ") + who;
   for (size_t i = 0; i < kColumns; ++i) {
+    const bool host = i + 1 < kColumns && plan::kMemoryCategories[i].bytes == &plan::MemoryUse::host;
+    if (host && measured[i] == 0 && predicted[i] == 0) continue;
     char cell[96];
     std::snprintf(cell, sizeof cell, " | %s %.2f (%.2f)", i + 1 < kColumns ? plan::kMemoryCategories[i].name : "peak",
                   measured[i] / 1048576, predicted[i] / 1048576);
     text += cell;
   }
+  return text;
+}
+
+std::string allocator_line() {
+  const cuda::AllocatorPeak peak = cuda::allocator_peak();
+  char text[128];
+  std::snprintf(text, sizeof text, " GPU of rank 0: tensors took %.2f MiB at most, the allocator held %.2f",
+                static_cast<double>(peak.allocated_bytes) / 1048576,
+                static_cast<double>(peak.reserved_bytes) / 1048576);
   return text;
 }
 
@@ -141,14 +159,16 @@ std::vector<std::string> memory_lines(const Assembly& a, const MeasuredMemory& m
   at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
   double* values = mine.mutable_data_ptr<double>();
   write(measured.use, measured.peak, values);
-  write(predicted.use, predicted.use.total(), values + kColumns);
+  write(predicted.use, counted(predicted.use, a), values + kColumns);
   at::Tensor most = mine.clone();
   comm::all_reduce(most, a.groups().world, comm::ReduceOp::max);
   const double* all = most.const_data_ptr<double>();
-  return {
+  std::vector<std::string> lines = {
       " memory in MiB after two steps: measured (predicted); the prediction of workspace, and so of the peak, is "
       "rough",
       line("rank 0", values, values + kColumns), line("maximum over ranks", all, all + kColumns)};
+  if (!a.world->device().is_cpu()) lines.push_back(allocator_line());
+  return lines;
 }
 
 }  // namespace metroplex::train

@@ -102,13 +102,14 @@ void fill(checkpoint::Reader& reader, const Held& held, const std::string& kind)
   const files::ManifestTensor* stored = reader.find(held.param->name, kind);
   const at::ScalarType dtype = held.values.scalar_type();
   const at::ScalarType source = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
-  const at::Tensor target = source == dtype ? held.values : at::empty(held.values.sizes(), source);
+  const bool direct = source == dtype && held.values.is_cpu();
+  const at::Tensor target = direct ? held.values : at::empty(held.values.sizes(), source);
   auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
   for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + target.numel())) {
     reader.fill({held.param->name, kind, held.param->global_shape, box.offset, box.size, file_dtype(source),
                  bytes + (box.local - held.begin) * static_cast<int64_t>(target.element_size()), box.begin, box.end});
   }
-  if (source != dtype) held.values.copy_(target);
+  if (!direct) held.values.copy_(target);
 }
 
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
@@ -167,8 +168,8 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   size_t ordinal = 0;
   for (const Held& held : held_state(a, !a.config.checkpoint.no_save_optim)) {
     if (!writes_here(a, *held.param, ordinal++)) continue;
-    alive.push_back(held.values);
-    const auto* const bytes = static_cast<const char*>(held.values.const_data_ptr());
+    alive.push_back(held.values.cpu());
+    const auto* const bytes = static_cast<const char*>(alive.back().const_data_ptr());
     for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + held.values.numel())) {
       pieces.push_back({held.param->name, held.kind, held.param->global_shape, box.offset, box.size,
                         file_dtype(held.values.scalar_type()),

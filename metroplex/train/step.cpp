@@ -1,6 +1,7 @@
 #include "train/step.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 #include <cmath>
 
@@ -11,7 +12,16 @@
 namespace metroplex::train {
 namespace {
 
-double counted_tokens(const nn::Microbatch& batch) { return batch.loss_mask.sum(at::kDouble).item<double>(); }
+double counted_tokens(const nn::Microbatch& batch) {
+  return batch.loss_mask.is_cpu() ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
+}
+
+// The one place where the host waits for the losses of a step.
+std::vector<double> on_host(const std::vector<at::Tensor>& losses) {
+  if (losses.empty()) return {};
+  const at::Tensor host = at::stack(losses).to(at::kCPU, at::kDouble);
+  return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
+}
 
 // The factor of each microbatch's summed loss in the loss of the step: per-microbatch means, averaged; or, per token,
 // 1 (the division by all tokens follows when they have been counted).
@@ -29,24 +39,22 @@ struct Totals {
   double loss = 0, weight = 0, tokens = 0, stop = 0;
 };
 
-Totals reduce_totals(const Totals& mine, const comm::Group& world) {
-  at::Tensor t = at::zeros({4}, at::kDouble);
-  double* v = t.mutable_data_ptr<double>();
-  v[0] = mine.loss;
-  v[1] = mine.weight;
-  v[2] = mine.tokens;
-  v[3] = mine.stop;
-  comm::all_reduce(t, world);
+Totals reduce_totals(const Totals& mine, const comm::World& world) {
+  const at::Tensor sums =
+      at::tensor({mine.loss, mine.weight, mine.tokens, mine.stop}, at::kDouble).to(world.device());
+  comm::all_reduce(sums, world.groups().world);
+  const at::Tensor host = sums.cpu();
+  const double* v = host.const_data_ptr<double>();
   return {v[0], v[1], v[2], v[3]};
 }
 
 // Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts.
-Totals own_totals(Assembly& a, const std::vector<at::Tensor>& losses, const std::vector<nn::Microbatch>& batches,
+Totals own_totals(Assembly& a, const std::vector<double>& losses, const std::vector<nn::Microbatch>& batches,
                   bool per_token) {
   Totals totals;
   if (!a.last_stage() || !a.groups().tp.first()) return totals;
   for (size_t m = 0; m < losses.size(); ++m) {
-    const double loss = losses[m].item<double>(), tokens = counted_tokens(batches[m]);
+    const double loss = losses[m], tokens = counted_tokens(batches[m]);
     totals.tokens += tokens;
     totals.loss += per_token ? loss : loss / std::max(tokens, 1.0);
     totals.weight += per_token ? tokens : 1.0;
@@ -54,13 +62,12 @@ Totals own_totals(Assembly& a, const std::vector<at::Tensor>& losses, const std:
   return totals;
 }
 
-void check_losses(Assembly& a, const std::vector<at::Tensor>& losses, int64_t iteration) {
+void check_losses(Assembly& a, const std::vector<double>& losses, int64_t iteration) {
   if (!a.config.train.check_for_nan_in_loss || a.scaler) return;
   for (size_t m = 0; m < losses.size(); ++m) {
-    const double loss = losses[m].item<double>();
     MPX_CHECK(
-        std::isfinite(loss), "numerics", "the loss is ", loss, " at iteration ", iteration, ", microbatch ", m,
-        ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
+        std::isfinite(losses[m]), "numerics", "the loss is ", losses[m], " at iteration ", iteration, ", microbatch ",
+        m, ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
         "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
   }
 }
@@ -144,13 +151,13 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
   const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
-  const auto losses = forward_backward(a, input.batches, factors);
+  const std::vector<double> losses = on_host(forward_backward(a, input.batches, factors));
   check_losses(a, losses, input.iteration);
   finish_gradients(a);
 
   Totals mine = own_totals(a, losses, input.batches, per_token);
   mine.stop = input.stop;
-  const Totals totals = reduce_totals(mine, a.groups().world);
+  const Totals totals = reduce_totals(mine, *a.world);
   const double unscale =
       (per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0) * (a.scaler ? a.scaler->inv_scale() : 1.0);
   const optim::GradientStats stats = optim::gradient_stats(a.slices, a.model_ranks());
@@ -176,9 +183,9 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
 
 LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches) {
   const bool per_token = a.config.train.calculate_per_token_loss;
-  const auto losses =
-      a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0)));
-  const Totals totals = reduce_totals(own_totals(a, losses, batches, per_token), a.groups().world);
+  const std::vector<double> losses =
+      on_host(a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))));
+  const Totals totals = reduce_totals(own_totals(a, losses, batches, per_token), *a.world);
   return {totals.loss, totals.weight};
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "cuda/device.h"
 #include "data/build.h"
 #include "data/sampler.h"
 #include "files/file_system.h"
@@ -120,12 +121,17 @@ data::SampleCounts wanted_samples(const config::Config& config, const RunLength&
   return data::sample_counts(options);
 }
 
+cuda::MemoryMeter::Of meter_of(const comm::World& world) {
+  return world.device().is_cpu() ? cuda::MemoryMeter::Of::host : cuda::MemoryMeter::Of::gpu;
+}
+
 Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
          const TrainerEnvironment& environment, bool forward_only)
     : environment_(environment),
-      meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>() : nullptr),
+      meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>(meter_of(world))
+                                                       : nullptr),
       a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
-      timers_(config.train.timing_log_level),
+      timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)) {
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
@@ -171,7 +177,8 @@ BatchStream Job::stream(Split split, int64_t consumed) const {
     loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed),
                                             a_->config.data.num_workers > 0 ? 4 : 0);
   }
-  return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat};
+  return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat,
+          a_->world->device(), a_->vocab_size};
 }
 
 std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count, int64_t first_sample,
@@ -361,8 +368,9 @@ bool Job::after_step(const StepOutcome& outcome) {
 }
 
 RunSummary Job::train() {
-  say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks, " +
-      std::to_string(length_.iterations) + " iterations, " + std::to_string(length_.samples) + " samples");
+  say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks" +
+      (a_->world->device().is_cpu() ? ", " : " on GPUs, ") + std::to_string(length_.iterations) + " iterations, " +
+      std::to_string(length_.samples) + " samples");
   load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
     files::PosixFileSystem().make_directories(

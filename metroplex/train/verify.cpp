@@ -89,7 +89,7 @@ LayoutRun run_layout(const config::Config& config, const comm::World& world, int
     std::vector<nn::Microbatch> batches;
     for (int64_t m = 0; m < count; ++m) {
       const int64_t first = step * t.global_batch_size + (m * dp + a->groups().dp.index()) * t.micro_batch_size;
-      batches.push_back(synthetic_batch(t, first, vocab_size));
+      batches.push_back(on_device(synthetic_batch(t, first, vocab_size), world.device()));
       batches.back().step = step;
     }
     const StepOutcome outcome = train_step(*a, {batches, step + 1, step * t.global_batch_size, false, {}});

@@ -47,7 +47,7 @@ tiny=(--run.seed=7 --model.family=llama --model.num_layers=2 --model.hidden_size
   --model.num_query_groups=2 --model.ffn_hidden_size=64 --model.make_vocab_size_divisible_by=16 --optim.lr=0.01
   --optim.lr_decay_style=cosine --optim.lr_warmup_iters=2 "--data.data_path=$work/corpus" --data.tokenizer_type=bytes
   --train.seq_length=16 --train.micro_batch_size=1 --train.global_batch_size=4 --train.train_iters=8 --train.log_interval=1
-  --train.progress=false --train.eval_iters=0)
+  --train.progress=false --train.eval_iters=0 --run.device=cpu)
 mock=(--data.data_path= --data.mock_data=true --data.tokenizer_type=none --model.vocab_size=256)
 
 # losses FILE: "iteration loss" of each training line of a metrics file.

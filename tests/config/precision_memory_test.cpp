@@ -50,7 +50,9 @@ static const std::vector<Wrong>& wrong_optimizers() {
       {{"optim.store_param_remainders=true", "precision.params_dtype=bf16", "optim.optimizer=muon"},
        "optim.store_param_remainders",
        "optim.optimizer = adam"},
-      {{"optim.optimizer_cpu_offload=true"}, "optim.optimizer_cpu_offload", "needs a run on GPUs"},
+      {{"optim.optimizer_cpu_offload=true", "optim.optimizer=muon"},
+       "optim.optimizer_cpu_offload",
+       "needs every matrix whole"},
       {{"optim.decoupled_min_lr=1e-4"}, "optim.decoupled_min_lr", "without optim.decoupled_lr"},
       {{"optim.decoupled_lr=1e-3", "optim.decoupled_min_lr=2e-3"}, "optim.decoupled_min_lr", "optim.decoupled_lr"},
       {{"optim.decoupled_lr=1e-4", "optim.lr_warmup_init=2e-4"}, "optim.lr_warmup_init", "optim.decoupled_lr"},
@@ -78,10 +80,6 @@ static const std::vector<Wrong>& wrong_shardings() {
       {{"parallel.num_distributed_optimizer_instances=0", "parallel.data_parallel_sharding_strategy=optim"},
        kInstances,
        "at least 1"},
-      {{"optim.optimizer=muon", "parallel.data_parallel_sharding_strategy=optim"}, kStrategy, "every matrix whole"},
-      {{"optim.optimizer=muon", "parallel.data_parallel_sharding_strategy=optim_grads_params"},
-       kStrategy,
-       "every matrix whole"},
       {{"parallel.align_param_gather=true"}, "parallel.align_param_gather", "not no_shard"},
       {{"parallel.align_param_gather=true", "parallel.data_parallel_sharding_strategy=optim",
         "parallel.overlap_param_gather=false"},
@@ -143,7 +141,8 @@ static const std::vector<Wrong>& wrong_memory() {
         "train.seq_length=33", "model.hidden_size=33", "model.kv_channels=16"},
        kSaved,
        "multiple of parallel.tensor_model_parallel_size = 2"},
-      {{"memory.offload_activations=host"}, "memory.offload_activations", "computes on the CPU"},
+      {{"memory.offload_activations=host"}, "memory.offload_activations", "may compute on the CPU"},
+      {{"memory.offload_activations=host", "run.device=cpu"}, "memory.offload_activations", "host memory already"},
       {{"memory.offload_activations=disk"}, "memory.offload_activations", "one of none, host, file"},
       {{"memory.offload_directory=/tmp"}, "memory.offload_directory", "not none"},
   };
@@ -179,10 +178,10 @@ TEST(Memory, AnUnknownModuleIsAnsweredWithTheNearestName) {
 TEST(Precision, SeveralWrongFormatsAreToldAtOnce) {
   const std::string all = described(
       violations(good({"optim.store_param_remainders=true", "optim.optimizer=muon", "memory.offload_activations=host",
-                       "parallel.data_parallel_sharding_strategy=optim_grads", "memory.recompute_method=block"}),
+                       "parallel.align_param_gather=true", "memory.recompute_method=block"}),
                  kWorld));
-  for (const char* key : {"optim.store_param_remainders", "parallel.data_parallel_sharding_strategy",
-                          "memory.offload_activations", "memory.recompute_method"}) {
+  for (const char* key : {"optim.store_param_remainders", "parallel.align_param_gather", "memory.offload_activations",
+                          "memory.recompute_method"}) {
     EXPECT_NE(all.find(std::string("\n  ") + key + " = "), std::string::npos) << all;
   }
 }
@@ -204,6 +203,10 @@ static const std::vector<std::vector<std::string>>& allowed() {
       {bf16, "optim.store_param_remainders=true", zero3},
       {"optim.exp_avg_dtype=8bit", "optim.exp_avg_sq_dtype=8bit", zero3},
       {"optim.optimizer=muon", bf16},
+      {"optim.optimizer_cpu_offload=true", zero3, bf16, "optim.exp_avg_dtype=8bit"},
+      {"optim.optimizer_cpu_offload=true", "run.device=cuda", "optim.optimizer=lion"},
+      {"memory.offload_activations=host", "run.device=cuda"},
+      {"memory.offload_activations=host", "run.backend=nccl"},
       {"optim.decoupled_lr=1e-3", "optim.decoupled_min_lr=1e-4"},
       {"optim.param_groups=*.bias lr_mult=2 wd_mult=0,embedding.* wd_mult=0.5"},
       {zero3, "parallel.virtual_pipeline_model_parallel_size=2", "parallel.sequence_parallel=true"},

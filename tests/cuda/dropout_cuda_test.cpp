@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -17,26 +16,21 @@ namespace metroplex::cuda::kernels {
 namespace {
 
 struct Case {
-  int64_t rows, width, first;  // `first`: start of the first row, which need not begin a Philox block
+  int64_t rows, width;
+  int64_t first;  // number of the first row; with an odd width rows need not begin a Philox block
   double probability;
   bool bias, residual;  // without both: what backward does to dy
+  bool sample_major = false;
 };
 
 const std::vector<Case> kCases{{1, 1, 0, 0.5, false, false},      {5, 7, 3, 0.3, true, true},
-                               {33, 64, 0, 0.1, true, true},      {9, 130, 1, 0.9, false, true},
+                               {33, 64, 0, 0.1, true, true},      {9, 130, 1, 0.9, false, true, true},
                                {64, 1000, 6, 0.25, false, false}, {17, 33, 2, 0.0, true, true},
                                {300, 4099, 5, 0.1, true, false}};
 
 struct Operands {
-  at::Tensor x, bias, residual, rows;  // rows: bytes of DropoutRow
+  at::Tensor x, bias, residual, samples;
 };
-
-std::vector<DropoutRow> rows_of(const Case& c) {
-  std::vector<DropoutRow> rows;
-  for (int64_t i = 0; i < c.rows; ++i)
-    rows.push_back({uint64_t{0xF00000000000} + static_cast<uint64_t>(i % 3), c.first + i / 3 * c.width});
-  return rows;
-}
 
 Operands operands_of(const Case& c, at::ScalarType dtype) {
   Operands o;
@@ -44,33 +38,30 @@ Operands operands_of(const Case& c, at::ScalarType dtype) {
   o.x = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.7).sin().add(1.5).to(dtype).view({c.rows, c.width});
   if (c.bias) o.bias = at::arange(1, c.width + 1, at::kDouble).mul(0.3).cos().add(1.5).to(dtype);
   if (c.residual) o.residual = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
-  const auto rows = rows_of(c);
-  o.rows = at::empty({static_cast<int64_t>(rows.size() * sizeof(DropoutRow))}, at::kByte);
-  std::memcpy(o.rows.mutable_data_ptr(), rows.data(), rows.size() * sizeof(DropoutRow));
+  const int64_t num_samples = c.rows % 3 == 0 ? 3 : 1;
+  o.samples = at::arange(num_samples, at::kLong).add(0xF00000000000);
   return o;
 }
 
 Operands to(const Operands& o, at::Device device) {
   const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
-  return {move(o.x), move(o.bias), move(o.residual), move(o.rows)};
+  return {move(o.x), move(o.bias), move(o.residual), move(o.samples)};
 }
 
-// Calls `run(x, bias, residual, out, shape)` and gives `out` back.
+// Calls `run(operands, shape)` and gives `out` back.
 template <class T, class Run>
 at::Tensor result(const Case& c, const Operands& o, const Run& run) {
   at::Tensor out = at::full_like(o.x, -77);
   const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-  const DropoutShape shape{static_cast<const DropoutRow*>(o.rows.const_data_ptr()), c.rows, c.width,
-                           0x123456789ABCDEF0ull, c.probability};
-  run(read(o.x), read(o.bias), read(o.residual), out.template mutable_data_ptr<T>(), shape);
+  const DropoutRows rows{o.samples.const_data_ptr<int64_t>(), o.samples.numel(), c.first, c.sample_major, 0x55};
+  const DropoutShape shape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
+  run(DropoutOperands<T>{read(o.x), read(o.bias), read(o.residual), out.template mutable_data_ptr<T>()}, shape);
   return out;
 }
 
 template <class T>
 at::Tensor cpu_twin(const Case& c, const Operands& o) {
-  return result<T>(c, o, [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& shape) {
-    bias_dropout_add<T>(x, bias, residual, out, shape);
-  });
+  return result<T>(c, o, [](const DropoutOperands<T>& p, const DropoutShape& shape) { bias_dropout_add(p, shape); });
 }
 
 // The twins do the same operations: (x + bias) * scale + residual. Either may fuse the last two, which leaves out the
@@ -92,12 +83,11 @@ template <class T>
 void check_blocks() {
   for (const Case& c : kCases) {
     const Operands o = operands_of(c, at::CppTypeToScalarType<T>::value);
-    const at::Tensor got =
-        result<T>(c, o, [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& s) {
-          const DropoutFactor<T> factor(s.probability);
-          for (int64_t item = 0; item < s.num_rows * dropout_blocks_per_row(s.width); ++item)
-            dropout_block<T, T>({x, bias, residual, out}, s, factor, item);
-        });
+    const at::Tensor got = result<T>(c, o, [](const DropoutOperands<T>& p, const DropoutShape& s) {
+      const DropoutFactor<T> factor(s.probability);
+      for (int64_t item = 0; item < s.num_rows * dropout_blocks_per_row(s.width); ++item)
+        dropout_block(p, s, factor, item);
+    });
     expect_twins<T>(got, c, o);
   }
 }
@@ -117,10 +107,9 @@ template <class T>
 void check_on_gpu() {
   for (const Case& c : kCases) {
     const Operands host = operands_of(c, at::CppTypeToScalarType<T>::value);
-    const at::Tensor got = result<T>(c, to(host, at::kCUDA),
-                                     [](const T* x, const T* bias, const T* residual, T* out, const DropoutShape& s) {
-                                       bias_dropout_add_cuda<T>(x, bias, residual, out, s, current_stream());
-                                     });
+    const at::Tensor got = result<T>(c, to(host, at::kCUDA), [](const DropoutOperands<T>& p, const DropoutShape& s) {
+      bias_dropout_add_cuda(p, s, current_stream());
+    });
     expect_twins<T>(got.to(at::kCPU), c, host);
   }
 }
@@ -128,9 +117,9 @@ void check_on_gpu() {
 // What a call says where it cannot run.
 std::string refusal() {
   float value = 1;
-  const DropoutRow row;
+  const int64_t sample = 0;
   try {
-    bias_dropout_add_cuda<float, float>(&value, nullptr, nullptr, &value, {&row, 1, 1, 0, 0.5}, nullptr);
+    bias_dropout_add_cuda<float, float>({&value, nullptr, nullptr, &value}, {{&sample}, 1, 1, 0, 0.5}, nullptr);
   } catch (const base::Error& error) { return error.what(); }
   return "nothing";
 }

@@ -7,6 +7,8 @@
 
 #include <thread>
 
+#include "cuda/device.h"
+
 namespace metroplex::test {
 namespace {
 
@@ -25,6 +27,17 @@ TEST(MemoryMeter, CountsWhatIsHeldAndTheMostThatWas) {
   a = at::Tensor();
   EXPECT_EQ(meter.bytes(), 0);
   EXPECT_EQ(meter.peak_bytes(), 400);
+}
+
+TEST(MemoryMeter, HostAndGpuAreCountedApart) {
+  cuda::MemoryMeter host, gpu(cuda::MemoryMeter::Of::gpu);
+  const at::Tensor here = at::empty({100}, at::kFloat);
+  EXPECT_EQ(host.bytes(), 400);
+  EXPECT_EQ(gpu.bytes(), 0);
+  if (cuda::device_count() == 0) return;
+  const at::Tensor there = at::empty({100}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
+  EXPECT_EQ(host.bytes(), 400);
+  EXPECT_EQ(gpu.bytes(), 512);
 }
 
 TEST(MemoryMeter, AnInnerOneAddsToTheOuter) {

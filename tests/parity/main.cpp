@@ -1,5 +1,6 @@
-// metroplex_parity SPEC.json [--backend threads|gloo] [--nproc N]: replays a golden run and compares losses, gradient
-// norms, the gradients of the first iteration and the final parameters. Exit 0 only within tolerance.
+// metroplex_parity SPEC.json [--backend threads|gloo|nccl] [--device cpu|cuda] [--nproc N]: replays a golden run and
+// compares losses, gradient norms, the gradients of the first iteration and the final parameters. Exit 0 only within
+// tolerance.
 #include <CLI/CLI.hpp>
 
 #include <ATen/ops/full.h>
@@ -24,7 +25,8 @@ namespace {
 
 Tolerances tolerances(const Spec& spec) {
   double moved = 0;
-  for (const auto& line : spec.json.at("history")) moved += line.value("lr_used", 0.0);
+  for (const auto& line : spec.json.at("history"))
+    moved += line.value("update_ok", true) ? line.value("lr_used", 0.0) : 0;
   return {spec.config.precision.params_dtype, spec.config.model.num_layers, moved};
 }
 
@@ -46,7 +48,7 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
       }
       host.samples.push_back(std::move(sample));
     }
-    batches.push_back(train::stack_samples(host, at::kFloat));
+    batches.push_back(train::on_device(train::stack_samples(host, at::kFloat), a.world->device()));
   }
   return batches;
 }
@@ -184,15 +186,18 @@ bool replay(const Spec& spec, const comm::World& world) {
 
 int run(int argc, char** argv) {
   CLI::App app("Replays a golden training run and compares it.", "metroplex_parity");
-  std::string path, backend = "threads", strategy;
+  std::string path, backend = "threads", device = "cpu", strategy;
   int64_t nproc = 0;
   app.add_option("spec", path, "golden run (JSON)")->required();
-  app.add_option("--backend", backend, "threads or gloo")->check(CLI::IsMember({"threads", "gloo"}));
+  app.add_option("--backend", backend, "threads, gloo or nccl")->check(CLI::IsMember({"threads", "gloo", "nccl"}));
+  app.add_option("--device", device, "cpu or cuda (with threads: all ranks on one GPU); nccl implies cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--nproc", nproc, "ranks; default: the run's own")->check(CLI::PositiveNumber);
   app.add_option("--data-parallel-sharding-strategy", strategy, "no_shard, optim, optim_grads or optim_grads_params");
   CLI11_PARSE(app, argc, argv);
   Spec spec = read_spec(path, nproc, strategy);
   spec.config.run.backend = backend;
+  spec.config.run.device = backend == "nccl" ? "cuda" : device;
   bool good = true;  // rank 0 alone writes it
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
     const bool fits = replay(spec, world);

@@ -55,16 +55,18 @@ void read_model(const Json& m, config::Config& c) {
 
 // Options under Megatron's names that do not change what is computed here, and those that do.
 void read_cfg(const Json& cfg, config::Config& c) {
-  refuse_unknown(cfg,
-                 {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-                  "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-                  "calculate_per_token_loss", "microbatch_group_size_per_vp_stage", "deallocate_pipeline_outputs"},
-                 "config.cfg");
+  refuse_unknown(
+      cfg,
+      {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+       "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "calculate_per_token_loss",
+       "microbatch_group_size_per_vp_stage", "deallocate_pipeline_outputs", "grad_reduce_in_fp32"},
+      "config.cfg");
   c.parallel.decoder_first_pipeline_num_layers = cfg.value("num_layers_in_first_pipeline_stage", int64_t{0});
   c.parallel.decoder_last_pipeline_num_layers = cfg.value("num_layers_in_last_pipeline_stage", int64_t{0});
   c.parallel.account_for_embedding_in_pipeline_split = cfg.value("account_for_embedding_in_pipeline_split", false);
   c.parallel.account_for_loss_in_pipeline_split = cfg.value("account_for_loss_in_pipeline_split", false);
   c.train.calculate_per_token_loss = cfg.value("calculate_per_token_loss", false);
+  if (!cfg.value("grad_reduce_in_fp32", true)) c.precision.main_grads_dtype = "params";
   c.parallel.microbatch_group_size_per_vp_stage = cfg.value("microbatch_group_size_per_vp_stage", int64_t{0});
 }
 

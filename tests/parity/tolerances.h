@@ -51,7 +51,10 @@ class Tolerances {
     return half() ? way() + 2 * unit_ * std::abs(value) : fixed(of);
   }
   double parameter_sum(const Recorded& of) const {
-    return half() ? 3 * (0.1 * way() * std::sqrt(static_cast<double>(of.numel)) + unit_ * of.l2) : fixed(of);
+    if (!half()) return fixed(of);
+    // A third of linear_qkv.bias, or less, moves by its noise's sign: the whole way.
+    const double noise = has_key_bias(of) ? moved_ * static_cast<double>(of.numel) / 3 : 0;
+    return 3 * (0.1 * way() * std::sqrt(static_cast<double>(of.numel)) + unit_ * of.l2) + noise;
   }
 
  private:
@@ -65,10 +68,11 @@ class Tolerances {
     return of.l2 / std::sqrt(static_cast<double>(std::max<int64_t>(1, of.numel)));
   }
   // The gradient of the key bias is zero in exact arithmetic, so Adam turns its rounding noise into whole steps.
-  static double fixed(const Recorded& of) {
+  static bool has_key_bias(const Recorded& of) {
     const auto names = [&](const std::string& tail) { return of.name.find(tail) != std::string::npos; };
-    return names("linear_qkv.bias") || names("linear_kv.bias") ? 1e-3 : 2e-5;
+    return names("linear_qkv.bias") || names("linear_kv.bias");
   }
+  static double fixed(const Recorded& of) { return has_key_bias(of) ? 1e-3 : 2e-5; }
 
   double unit_;
   int64_t num_layers_;

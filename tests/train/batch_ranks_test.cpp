@@ -87,6 +87,7 @@ TEST(BroadcastBatch, EveryRankGetsWhatTheFirstOneRead) {
       const auto batch = train::broadcast_batch(mine, world.groups().batch, at::kDouble);
       ASSERT_TRUE(batch.has_value());
       expect_samples(*batch, 3, 2, documents);
+      EXPECT_EQ(batch->mask_sum, batch->loss_mask.sum().item<double>());
     });
   }
 }

@@ -90,6 +90,10 @@ std::vector<Case> cases() {
        {1, 1, 1, 2, false},
        bf16 + zero("optim") + "optim: {store_param_remainders: true, exp_avg_dtype: 8bit, exp_avg_sq_dtype: 8bit}\n"},
       {"gpt bf16 main and moments", false, {}, bf16 + "optim: {main_params_dtype: bf16, exp_avg_dtype: bf16}\n"},
+      {"gpt optimizer on the host",
+       false,
+       {1, 1, 1, 2, false},
+       bf16 + zero("optim_grads") + "optim: {optimizer_cpu_offload: true, exp_avg_dtype: 8bit}\n"},
       {"gpt sgd", false, {}, "optim: {optimizer: sgd}\n"},
       {"gpt lion", false, {}, bf16 + "optim: {optimizer: lion}\n"},
       {"llama muon", true, {2, 1, 1, 1, false}, bf16 + "optim: {optimizer: muon}\n"},
@@ -128,6 +132,7 @@ TEST(MemoryRanks, TheFormulaIsWhatARankHolds) {
         EXPECT_EQ(measured.use.gradients, want.use.gradients);
         EXPECT_EQ(measured.use.main_parameters, want.use.main_parameters);
         EXPECT_EQ(measured.use.moments, want.use.moments);
+        EXPECT_EQ(measured.use.host, want.use.host);
         EXPECT_EQ(measured.use.activations, want.use.activations);
         EXPECT_EQ(measured.borders, want.borders);
         EXPECT_EQ(measured.gathered, want.gathered);

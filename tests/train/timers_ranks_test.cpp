@@ -41,5 +41,30 @@ TEST(Timers, AScopeCountsItsOwnTimeAtItsLevel) {
   EXPECT_EQ(report.find("part"), std::string::npos);
 }
 
+TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
+  double under_way = 0.030;  // seconds of work before the scope, then those that the scope enqueues
+  train::Timers timers(1, [&] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(under_way));
+    under_way = 0;
+  });
+  const auto milliseconds = [](const std::string& report, const std::string& name) {
+    return std::stod(report.substr(report.find('(', report.find(name)) + 1));
+  };
+  {
+    const auto scope = timers.scope("launch", 1);
+    under_way = 0.020;
+  }
+  under_way = 0.010;
+  timers.add("action", 1, 0.005);
+  under_way = 1.0;
+  timers.add("too fine", 2, 1.0);  // waits for nothing
+  EXPECT_EQ(under_way, 1.0);
+  under_way = 0;
+  const std::string report = timers.report(1, comm::Group());
+  EXPECT_GE(milliseconds(report, "launch"), 20.0);
+  EXPECT_LT(milliseconds(report, "launch"), 29.0) << "work from before the scope";
+  EXPECT_GE(milliseconds(report, "action"), 15.0);
+}
+
 }  // namespace
 }  // namespace metroplex::test

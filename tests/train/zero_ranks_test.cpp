@@ -123,8 +123,7 @@ TEST(Zero, EveryStageOnEveryLayoutWithRecomputeAndOffloadEqualsOneRank) {
   for (Sharded how : layouts) {
     for (const config::Memory& form : memory_forms()) {
       const bool splits = form.distribute_saved_activations;
-      if (splits && how.cut.tp == 1)
-        continue;  // nothing to split over; uniform recompute there is the first form
+      if (splits && how.cut.tp == 1) continue;  // nothing to split over; uniform recompute there is the first form
       if (form.recompute_num_layers * how.cut.pp * how.cut.vpp > 4) continue;  // of four layers
       how.memory = form;
       how.cut.sp = how.cut.tp == 2 && !splits;
@@ -141,11 +140,14 @@ TEST(Zero, LionEqualsOneRank) {
   expect_equal_to_one_rank(config, {{{1, 1, 1, 4, false}, 1, 1}, {{2, 2, 1, 2, true}, 3, 1}});
 }
 
-TEST(Zero, MuonOnAnyLayoutWithoutShardingEqualsOneRank) {
+TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
   config::Config config = small_llama();
   config.optim.optimizer = "muon";
-  expect_equal_to_one_rank(config,
-                           {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 2, 2, false}, 0, 1}, {{1, 4, 1, 2, false}, 0, 1}});
+  config.model.num_query_groups = 4;
+  std::vector<Sharded> all = every_layout();
+  for (const Cut& layout : {Cut{2, 1, 1, 1, true}, Cut{2, 2, 2, 2, false}, Cut{1, 4, 1, 2, false}})
+    all.push_back({layout, 0, 1});
+  expect_equal_to_one_rank(config, all);
 }
 
 TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {

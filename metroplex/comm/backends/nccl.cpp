@@ -125,8 +125,9 @@ class Context final : public NcclContext {
   Context(GlooContext& control, int device_index, std::chrono::milliseconds timeout)
       : control_(control), device_(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)), timeout_(timeout) {
     const int num_devices = c10::cuda::device_count();
-    MPX_CHECK(device_index < num_devices, "comm", "nccl wants GPU ", device_index, " for this rank, but there are ",
-              num_devices, "; start one rank a GPU, or use the backend gloo or threads");
+    MPX_CHECK(device_index >= 0 && device_index < num_devices, "comm", "nccl wants GPU ", device_index,
+              " for this rank, but there are ", num_devices,
+              "; start one rank a GPU, or use the backend gloo or threads");
     int version = 0;
     ncclGetVersion(&version);
     MPX_CHECK(version == NCCL_VERSION_CODE, "comm", "the NCCL library loaded is ", version,

@@ -18,18 +18,16 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <class In, class Out>
-void bias_dropout_add_cuda(const In* x, const Wide<In>* bias, const Out* residual, Out* out,
-                           const DropoutShape& shape, CUstream_st* stream) {
+void bias_dropout_add_cuda(const DropoutOperands<In, Out>& operands, const DropoutShape& shape, CUstream_st* stream) {
   const int64_t items = shape.num_rows * dropout_blocks_per_row(shape.width);
   if (shape.num_rows == 0 || shape.width == 0) return;
   bias_dropout_add_kernel<In, Out><<<blocks_for(items), kThreads, 0, stream>>>(
-      {x, bias, residual, out}, shape, DropoutFactor<Wide<In>>(shape.probability), items);
+      operands, shape, DropoutFactor<Wide<In>>(shape.probability), items);
   check_launch("bias_dropout_add");
 }
 
-#define MPX_INSTANTIATE(In, Out)                                                                                  \
-  template void bias_dropout_add_cuda<In, Out>(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, \
-                                               CUstream_st*)
+#define MPX_INSTANTIATE(In, Out) \
+  template void bias_dropout_add_cuda<In, Out>(const DropoutOperands<In, Out>&, const DropoutShape&, CUstream_st*)
 MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::cuda::kernels

@@ -10,30 +10,53 @@ struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 
-// One row: `width` neighbouring elements of the unsharded tensor of one sample.
-struct DropoutRow {
-  uint64_t counter = 0;  // names step and sample
-  int64_t start = 0;     // index of the row's first element in the sample's unsharded tensor
+// Which rows of the samples' unsharded tensors a tensor holds: [row, sample] as an activation [s, b, h] has them, or
+// with sample_major [sample, row] as probabilities [b, heads, queries, keys] have them.
+struct DropoutRows {
+  const int64_t* samples = nullptr;  // [num_samples] global numbers; read where the kernel runs
+  int64_t num_samples = 1, first_row = 0;
+  bool sample_major = false;
+  uint64_t step = 0;  // spread over 64 bits
 };
 
 struct DropoutShape {
-  const DropoutRow* rows = nullptr;
+  DropoutRows rows;
   int64_t num_rows = 0, width = 0;
   uint64_t key = 0;  // names seed, layer and site
   double probability = 0;
 };
 
-// out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
-// be x. With probability 0 no mask is drawn and `rows` is not read. Element types as in half.h; In and Out are equal,
-// or one is half and the other the fp32 of the residual stream.
-template <class In, class Out = In>
-void bias_dropout_add(const In* x, const Wide<In>* bias, const Out* residual, Out* out, const DropoutShape& shape);
+// `width` neighbouring elements of the unsharded tensor of one sample.
+struct DropoutRow {
+  uint64_t counter = 0;  // names step and sample
+  int64_t start = 0;     // index of the first of them
+};
 
-// The same on a GPU, enqueued on `stream`; all pointers, shape.rows too, are of the device. Draws the mask of its CPU
-// twin; kept values may differ from it by the rounding of one product (fused multiply-add). base::Error("cuda", ...)
-// when nothing was launched.
+constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
+  const int64_t of_a_sample = s.num_rows / s.rows.num_samples;
+  const int64_t sample = s.rows.sample_major ? row / of_a_sample : row % s.rows.num_samples;
+  const int64_t inside = s.rows.sample_major ? row % of_a_sample : row / s.rows.num_samples;
+  return {s.rows.step + static_cast<uint64_t>(s.rows.samples[sample]), (s.rows.first_row + inside) * s.width};
+}
+
+// out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
+// be x. Element types as in half.h; In and Out are equal, or one is half and the other the fp32 of the residual
+// stream.
 template <class In, class Out = In>
-void bias_dropout_add_cuda(const In* x, const Wide<In>* bias, const Out* residual, Out* out,
-                           const DropoutShape& shape, CUstream_st* stream);
+struct DropoutOperands {
+  const In* x = nullptr;
+  const Wide<In>* bias = nullptr;
+  const Out* residual = nullptr;
+  Out* out = nullptr;
+};
+// With probability 0 no mask is drawn and no sample is read.
+template <class In, class Out>
+void bias_dropout_add(const DropoutOperands<In, Out>& operands, const DropoutShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers, the samples too, are of the device. Draws the mask of its
+// CPU twin; kept values may differ from it by the rounding of one product (fused multiply-add). base::Error("cuda",
+// ...) when nothing was launched.
+template <class In, class Out>
+void bias_dropout_add_cuda(const DropoutOperands<In, Out>& operands, const DropoutShape& shape, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -11,14 +11,6 @@ namespace metroplex::cuda::kernels {
 
 constexpr int64_t kPhiloxWords = 4;
 
-template <class In, class Out = In>
-struct DropoutOperands {
-  const In* x;
-  const Wide<In>* bias;
-  const Out* residual;
-  Out* out;
-};
-
 // What does not change from block to block.
 template <class T>
 struct DropoutFactor {
@@ -40,7 +32,7 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
   using T = Wide<In>;
   const int64_t blocks = dropout_blocks_per_row(shape.width), row = item / blocks, block = item % blocks;
   const bool draws = shape.probability > 0;
-  const DropoutRow where = draws ? shape.rows[row] : DropoutRow{};
+  const DropoutRow where = draws ? dropout_row(shape, row) : DropoutRow{};
   const int64_t first = block * kPhiloxWords - where.start % kPhiloxWords;  // element of the row, may be before it
   if (first >= shape.width) return;
   base::PhiloxBlock bits{};

@@ -5,6 +5,8 @@
 
 #include "cuda/kernels/half.h"
 
+struct CUstream_st;  // what cudaStream_t points to
+
 namespace metroplex::cuda::kernels {
 
 // Indices outside [0, rows) stand for a row of zeros that takes no gradient.
@@ -18,5 +20,18 @@ void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const
 // table[indices[i]] += dout[i], in the order of i. Dout is as Table, or half where Table is float.
 template <class Table, class Dout>
 void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, const TableShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
+// launched. scatter_add_rows_cuda wants the indices sorted, and `order`, where each of them stood before: a sort that
+// keeps equal ones in their order gives the bits of the CPU twin.
+template <class T>
+void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape,
+                      CUstream_st* stream);
+struct SortedIndices {
+  const int64_t *indices = nullptr, *order = nullptr;  // [count]
+};
+template <class Table, class Dout>
+void scatter_add_rows_cuda(Table* table, const SortedIndices& sorted, const Dout* dout, const TableShape& shape,
+                           CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

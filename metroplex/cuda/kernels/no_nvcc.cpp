@@ -4,8 +4,11 @@
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
+#include "cuda/kernels/embedding.h"
+#include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/optimizer_storage.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/kernels/rope.h"
 
@@ -23,7 +26,7 @@ namespace {
 bool compiled() { return false; }
 
 template <class In, class Out>
-void bias_dropout_add_cuda(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, CUstream_st*) {
+void bias_dropout_add_cuda(const DropoutOperands<In, Out>&, const DropoutShape&, CUstream_st*) {
   no_kernel("bias_dropout_add");
 }
 
@@ -35,6 +38,22 @@ template <class T>
 void activation_backward_cuda(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*) {
   no_kernel("activation");
 }
+template <class T>
+void gather_rows_cuda(const T*, const int64_t*, T*, bool, const TableShape&, CUstream_st*) {
+  no_kernel("gather_rows");
+}
+template <class Table, class Dout>
+void scatter_add_rows_cuda(Table*, const SortedIndices&, const Dout*, const TableShape&, CUstream_st*) {
+  no_kernel("scatter_add_rows");
+}
+#define MPX_GATHER(T) \
+  template void gather_rows_cuda<T>(const T*, const int64_t*, T*, bool, const TableShape&, CUstream_st*)
+#define MPX_SCATTER(Dout, Table)                                                                                 \
+  template void scatter_add_rows_cuda<Table, Dout>(Table*, const SortedIndices&, const Dout*, const TableShape&, \
+                                                   CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_GATHER);
+MPX_FOR_ELEMENT_PAIRS(MPX_SCATTER);
+
 template <class T>
 void rope_cuda(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*) {
   no_kernel("rope");
@@ -50,14 +69,22 @@ void cross_entropy_backward_cuda(T*, const int64_t*, const CrossEntropyGradient<
   no_kernel("cross_entropy_backward");
 }
 template <class In, class Out>
-void norm_forward_cuda(const In*, const Wide<In>*, const Wide<In>*, Out*, Wide<In>*, Wide<In>*, const NormShape&,
-                       CUstream_st*) {
+void norm_forward_cuda(const NormForward<In, Out>&, const NormShape&, CUstream_st*) {
   no_kernel("norm_forward");
 }
 template <class In, class Out>
-void norm_backward_cuda(const Out*, const In*, const Wide<In>*, const Wide<In>*, const Wide<In>*,
-                        const NormGradients<In>&, Wide<In>*, const NormShape&, CUstream_st*) {
+void norm_backward_cuda(const NormBackward<In, Out>&, Wide<In>*, const NormShape&, CUstream_st*) {
   no_kernel("norm_backward");
+}
+template <class In, class Out>
+void dropout_norm_forward_cuda(const DropoutOperands<Out, In>&, const NormForward<In, Out>&, const DropoutNormShape&,
+                               CUstream_st*) {
+  no_kernel("dropout_norm_forward");
+}
+template <class In, class Out>
+void dropout_norm_backward_cuda(const NormBackward<In, Out>&, Out*, Wide<In>*, const DropoutNormShape&,
+                                CUstream_st*) {
+  no_kernel("dropout_norm_backward");
 }
 
 #define MPX_ELEMENT(T)                                                                                      \
@@ -70,22 +97,29 @@ void norm_backward_cuda(const Out*, const In*, const Wide<In>*, const Wide<In>*,
   template void cross_entropy_backward_cuda<T>(T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&,    \
                                                const LogitsShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_ELEMENT);
-#define MPX_PAIR(Out, In)                                                                                           \
-  template void norm_forward_cuda<In, Out>(const In*, const Wide<In>*, const Wide<In>*, Out*, Wide<In>*, Wide<In>*, \
-                                           const NormShape&, CUstream_st*);                                         \
-  template void norm_backward_cuda<In, Out>(const Out*, const In*, const Wide<In>*, const Wide<In>*,                \
-                                            const Wide<In>*, const NormGradients<In>&, Wide<In>*, const NormShape&, \
-                                            CUstream_st*)
+#define MPX_PAIR(Out, In)                                                                                        \
+  template void norm_forward_cuda<In, Out>(const NormForward<In, Out>&, const NormShape&, CUstream_st*);         \
+  template void norm_backward_cuda<In, Out>(const NormBackward<In, Out>&, Wide<In>*, const NormShape&,           \
+                                            CUstream_st*);                                                       \
+  template void dropout_norm_forward_cuda<In, Out>(const DropoutOperands<Out, In>&, const NormForward<In, Out>&, \
+                                                   const DropoutNormShape&, CUstream_st*);                       \
+  template void dropout_norm_backward_cuda<In, Out>(const NormBackward<In, Out>&, Out*, Wide<In>*,               \
+                                                    const DropoutNormShape&, CUstream_st*)
 MPX_FOR_ELEMENT_PAIRS(MPX_PAIR);
 
-#define MPX_INSTANTIATE(In, Out)                                                                                  \
-  template void bias_dropout_add_cuda<In, Out>(const In*, const Wide<In>*, const Out*, Out*, const DropoutShape&, \
-                                               CUstream_st*)
+#define MPX_INSTANTIATE(In, Out) \
+  template void bias_dropout_add_cuda<In, Out>(const DropoutOperands<In, Out>&, const DropoutShape&, CUstream_st*)
 MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
 
 void gradient_sums_cuda(const void*, Number, int64_t, const GradientSumsPlace&, CUstream_st*) {
   no_kernel("gradient_sums");
 }
+void block8_encode_cuda(const float*, int64_t, bool, uint8_t*, float*, CUstream_st*) { no_kernel("block8_encode"); }
+void block8_decode_cuda(const uint8_t*, const float*, int64_t, bool, float*, CUstream_st*) {
+  no_kernel("block8_decode");
+}
+void split_floats_cuda(const float*, int64_t, uint16_t*, uint16_t*, CUstream_st*) { no_kernel("split_floats"); }
+void join_floats_cuda(const uint16_t*, const uint16_t*, int64_t, float*, CUstream_st*) { no_kernel("join_floats"); }
 void adam_step_cuda(const OptimizerRange&, const AdamHyper&, CUstream_st*) { no_kernel("adam_step"); }
 void sgd_step_cuda(const OptimizerRange&, const SgdHyper&, CUstream_st*) { no_kernel("sgd_step"); }
 void lion_step_cuda(const OptimizerRange&, const LionHyper&, CUstream_st*) { no_kernel("lion_step"); }

@@ -10,39 +10,54 @@ struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 
-constexpr int64_t kNormBlockRows = 32;  // rows whose weight gradients are summed together
-
 struct NormShape {
   int64_t rows = 0, width = 0;
   double epsilon = 1e-5;
   bool rms = false;  // no mean, no bias
 };
 
-constexpr int64_t norm_blocks(const NormShape& shape) { return (shape.rows + kNormBlockRows - 1) / kNormBlockRows; }
-
-// out = (x - mean) * rstd * weight + bias; mean (unused with rms) and rstd [rows] are kept for backward.
+// out = (x - mean) * rstd * weight + bias.
 template <class In, class Out>
-void norm_forward(const In* x, const Wide<In>* weight, const Wide<In>* bias, Out* out, Wide<In>* mean, Wide<In>* rstd,
-                  const NormShape& shape);
-
-template <class In>
-struct NormGradients {
-  In* dx = nullptr;             // [rows, width]
-  Wide<In>* dweight = nullptr;  // [width], overwritten; sums in fixed blocks of rows: equal for any number of threads
-  Wide<In>* dbias = nullptr;    // [width] or null
+struct NormForward {
+  const In* x = nullptr;
+  const Wide<In>*weight = nullptr, *bias = nullptr;  // [width]; bias may be null
+  Out* out = nullptr;
+  Wide<In>*mean = nullptr, *rstd = nullptr;  // [rows], kept for backward; mean is unused with rms
 };
 template <class In, class Out>
-void norm_backward(const Out* dy, const In* x, const Wide<In>* weight, const Wide<In>* mean, const Wide<In>* rstd,
-                   const NormGradients<In>& out, const NormShape& shape);
+void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device. `blocks` of the backward is room for
-// norm_blocks(shape) * 2 * width numbers. base::Error("cuda", ...) when nothing was launched.
+// dx is rounded to In before `add` is added, as if another kernel added it.
 template <class In, class Out>
-void norm_forward_cuda(const In* x, const Wide<In>* weight, const Wide<In>* bias, Out* out, Wide<In>* mean,
-                       Wide<In>* rstd, const NormShape& shape, CUstream_st* stream);
+struct NormBackward {
+  const Out* dy = nullptr;
+  const In* x = nullptr;
+  const Wide<In>*weight = nullptr, *mean = nullptr, *rstd = nullptr;
+  const In* add = nullptr;  // [rows, width] or null: the gradient that comes to x past the norm
+  In* dx = nullptr;
+  Wide<In>*dweight = nullptr, *dbias = nullptr;  // [width], overwritten; dbias may be null
+};
+// Weight gradients are sums in fixed blocks of rows: equal for any number of threads.
 template <class In, class Out>
-void norm_backward_cuda(const Out* dy, const In* x, const Wide<In>* weight, const Wide<In>* mean,
-                        const Wide<In>* rstd, const NormGradients<In>& out, Wide<In>* blocks, const NormShape& shape,
+void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device. `lines` is room for norm_lines(shape) * 2
+// * width numbers. base::Error("cuda", ...) when nothing was launched.
+template <class In, class Out>
+void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream);
+template <class In, class Out>
+void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, const NormShape& shape,
                         CUstream_st* stream);
+
+// On a GPU one thread block goes over neighbouring rows and leaves a line of their weight gradients: enough blocks to
+// fill the device, few enough that summing the lines is nothing.
+constexpr int64_t norm_rows_per_line(const NormShape& shape) {
+  constexpr int64_t kMostLines = 256, kFewestRows = 8;
+  const int64_t rows = (shape.rows + kMostLines - 1) / kMostLines;
+  return rows < kFewestRows ? kFewestRows : rows;
+}
+constexpr int64_t norm_lines(const NormShape& shape) {
+  return (shape.rows + norm_rows_per_line(shape) - 1) / norm_rows_per_line(shape);
+}
 
 }  // namespace metroplex::cuda::kernels

@@ -1,11 +1,8 @@
-#include "cuda/kernels/block8.h"
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/block8_store.h"
 #include "cuda/kernels/optimizer_math.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-static_assert(kThreads == kBlock8, "a thread block works on one block of block8 at a time");
 
 template <class T>
 __device__ T loaded(const void* data, Number number, int64_t i) {
@@ -32,35 +29,13 @@ __device__ T loaded_main(const OptimizerRange& r, int64_t i) {
   return loaded<T>(r.main, r.main_number, i);
 }
 
-// The largest value of the thread block, for all its threads. Every thread takes part.
-__device__ uint32_t block_max(uint32_t value) {
-  constexpr unsigned kWarps = kThreads / 32;
-  __shared__ uint32_t of_warp[kWarps];
-  value = __reduce_max_sync(0xFFFFFFFFU, value);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  for (unsigned w = 0; w < kWarps; ++w) value = value > of_warp[w] ? value : of_warp[w];
-  __syncthreads();  // before of_warp is written again
-  return value;
-}
-
-// `noise` points to 16 random bits, or is null: to the nearest. Every thread takes part, `inside` or not.
-template <bool is_signed>
-__device__ void store_block8(const MomentArray& moment, int64_t i, bool inside, float x, const uint32_t* noise) {
-  const uint32_t magnitude = inside ? std::bit_cast<uint32_t>(x) & ~kFloatSign : 0;
-  const uint32_t rounded = noise == nullptr || !inside ? block8_round(magnitude) : block8_round(magnitude, *noise);
-  const float scale = block8_scale<is_signed>(block_max(rounded));
-  if (threadIdx.x == 0) moment.scales[i / kBlock8] = scale;
-  if (!inside) return;
-  const float threshold = noise == nullptr ? 0.5F : static_cast<float>(*noise) * 0x1p-16F;
-  static_cast<uint8_t*>(moment.data)[i] =
-      scale > 0 ? Block8Coder<is_signed>(scale).code(x, rounded, threshold) : uint8_t{0};
-}
-
 template <bool is_signed, class T>
 __device__ void store_moment(const MomentArray& moment, int64_t i, bool inside, T x, const uint32_t* noise) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (moment.number == Number::block8) return store_block8<is_signed>(moment, i, inside, x, noise);
+    if (moment.number == Number::block8) {
+      store_block8<is_signed>({static_cast<uint8_t*>(moment.data), moment.scales}, i, inside, x, noise);
+      return;
+    }
     if (inside && moment.number == Number::bf16) {
       static_cast<uint16_t*>(moment.data)[i] = noise == nullptr ? float_to_bf16(x) : float_to_bf16(x, *noise);
       return;

@@ -1,0 +1,43 @@
+#include "config/placement.h"
+
+#include "base/error.h"
+
+namespace metroplex::config {
+namespace {
+
+bool each_has_a_gpu(const Machine& m) {
+  const bool may_be_bound = m.launcher == "Slurm" || m.launcher == "Open MPI";
+  return m.num_gpus >= m.local_ranks || (may_be_bound && m.num_gpus == 1);
+}
+
+bool uses_gpus(const Run& run, const Machine& m) {
+  if (run.device == "cuda" || run.backend == "nccl") return true;
+  if (run.device == "cpu" || run.backend == "gloo") return false;
+  return m.num_gpus > 0 && (run.backend == "threads" ? m.local_ranks == 1 : each_has_a_gpu(m));
+}
+
+std::string backend_of(const Run& run, const Machine& m, bool gpus) {
+  if (run.backend != "auto") return run.backend;
+  const bool alone = m.launcher.empty() && m.local_ranks == 1;
+  if (gpus) return alone ? "threads" : "nccl";
+  return m.launcher.empty() ? "threads" : "gloo";
+}
+
+}  // namespace
+
+Placement place_ranks(const Run& run, const Machine& m) {
+  const bool gpus = uses_gpus(run, m);
+  Placement placement{backend_of(run, m, gpus), -1};
+  if (!gpus) return placement;
+  const std::string asked = run.device == "cuda" ? "run.device = cuda" : "run.backend = nccl";
+  MPX_CHECK(m.num_gpus > 0, "config", asked, " computes on GPUs, but ", m.no_gpu,
+            "; use run.device = cpu with run.backend = ", m.launcher.empty() ? "threads" : "gloo");
+  const bool shared = placement.backend == "threads";
+  MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " wants one GPU for each of the ", m.local_ranks,
+            " ranks of this machine, but there are ", m.num_gpus, "; start at most ", m.num_gpus,
+            ", or put all ranks on one GPU with run.device = cuda and run.backend = threads");
+  placement.gpu = shared || m.num_gpus < m.local_ranks ? 0 : m.local_rank;
+  return placement;
+}
+
+}  // namespace metroplex::config

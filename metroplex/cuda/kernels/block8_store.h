@@ -1,0 +1,42 @@
+// For .cu files: a block of block8 written by a block of threads, one element each.
+#pragma once
+
+#include <bit>
+
+#include "cuda/kernels/block8.h"
+#include "cuda/kernels/launch.h"
+
+namespace metroplex::cuda::kernels {
+
+static_assert(kThreads == kBlock8, "a thread block works on one block of block8 at a time");
+
+// The largest value of the thread block, for all its threads. Every thread takes part.
+inline __device__ uint32_t block_max(uint32_t value) {
+  constexpr unsigned kWarps = kThreads / 32;
+  __shared__ uint32_t of_warp[kWarps];
+  value = __reduce_max_sync(0xFFFFFFFFU, value);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (unsigned w = 0; w < kWarps; ++w) value = value > of_warp[w] ? value : of_warp[w];
+  __syncthreads();  // before of_warp is written again
+  return value;
+}
+
+struct Block8Array {
+  uint8_t* codes;
+  float* scales;
+};
+// Writes element i of one block, which the threads of a block take together. `noise` points to 16 random bits, or is
+// null: to the nearest. Every thread takes part, `inside` or not.
+template <bool is_signed>
+__device__ void store_block8(const Block8Array& to, int64_t i, bool inside, float x, const uint32_t* noise) {
+  const uint32_t magnitude = inside ? std::bit_cast<uint32_t>(x) & ~kFloatSign : 0;
+  const uint32_t rounded = noise == nullptr || !inside ? block8_round(magnitude) : block8_round(magnitude, *noise);
+  const float scale = block8_scale<is_signed>(block_max(rounded));
+  if (threadIdx.x == 0) to.scales[i / kBlock8] = scale;
+  if (!inside) return;
+  const float threshold = noise == nullptr ? 0.5F : static_cast<float>(*noise) * 0x1p-16F;
+  to.codes[i] = scale > 0 ? Block8Coder<is_signed>(scale).code(x, rounded, threshold) : uint8_t{0};
+}
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,75 @@
+#include "cuda/kernels/dropout_norm.h"
+#include "cuda/kernels/norm_device.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+// One row of bias_dropout_add by the whole thread block; all of it is written when this returns.
+template <class In, class Out>
+__device__ void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& s,
+                         const DropoutFactor<Wide<In>>& factor, int64_t row) {
+  const int64_t items = dropout_blocks_per_row(s.width);
+  for (int64_t item = threadIdx.x; item < items; item += blockDim.x) dropout_block(o, s, factor, row * items + item);
+  __syncthreads();
+}
+
+template <class In, class Out>
+__global__ void __launch_bounds__(kThreads) forward_kernel(DropoutOperands<Out, In> sum, NormForward<In, Out> norm,
+                                                           DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
+  for (int64_t row = blockIdx.x; row < s.norm.rows; row += gridDim.x) {
+    drop_row(sum, s.dropout, factor, row);
+    norm_forward_row(norm, s.norm, row);
+  }
+}
+
+template <class In, class Out>
+struct Backward {
+  NormBackward<In, Out> norm;
+  Out* dx;
+  Wide<In>* lines;
+  bool shared;
+};
+
+template <class In, class Out>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Backward<In, Out> p, DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
+  using T = Wide<In>;
+  const DropoutOperands<In, Out> drop{p.norm.dx, nullptr, nullptr, p.dx};
+  norm_line(p.lines, norm_room<T>(p.shared), s.norm, [&](int64_t row, const NormColumns<T>& columns) {
+    norm_backward_row(p.norm, s.norm, row, columns);
+    __syncthreads();  // the threads of drop_row read what others wrote
+    drop_row(drop, s.dropout, factor, row);
+  });
+}
+
+}  // namespace
+
+template <class In, class Out>
+void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
+                               const DropoutNormShape& shape, CUstream_st* stream) {
+  if (shape.norm.rows == 0) return;
+  forward_kernel<In, Out><<<blocks_for_rows(shape.norm.rows), kThreads, 0, stream>>>(
+      sum, norm, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
+  check_launch("dropout_norm_forward");
+}
+
+template <class In, class Out>
+void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide<In>* lines,
+                                const DropoutNormShape& shape, CUstream_st* stream) {
+  if (shape.norm.rows > 0) {
+    const unsigned room = norm_room_bytes<Wide<In>>(shape.norm);
+    backward_kernel<In, Out><<<static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream>>>(
+        {norm, dx, lines, room > 0}, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
+    check_launch("dropout_norm_backward");
+  }
+  sum_norm_lines(lines, norm.dweight, norm.dbias, shape.norm, stream);
+}
+
+#define MPX_INSTANTIATE(Out, In)                                                                                 \
+  template void dropout_norm_forward_cuda<In, Out>(const DropoutOperands<Out, In>&, const NormForward<In, Out>&, \
+                                                   const DropoutNormShape&, CUstream_st*);                       \
+  template void dropout_norm_backward_cuda<In, Out>(const NormBackward<In, Out>&, Out*, Wide<In>*,               \
+                                                    const DropoutNormShape&, CUstream_st*)
+MPX_FOR_ELEMENT_PAIRS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::cuda::kernels

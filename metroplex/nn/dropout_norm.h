@@ -1,0 +1,27 @@
+// h = residual + dropout(x + bias) and norm(h) in one pass over memory, differentiable; backward is one pass too:
+// what comes back through the norm waits until what comes back past it is there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/dropout.h"
+#include "nn/norm.h"
+#include "nn/saved.h"
+
+namespace metroplex::nn {
+
+struct ResidualAndNorm {
+  at::Tensor h;
+  Input normed;  // with saving.layernorm the layers behind it do not keep it
+};
+struct BiasDropoutAddNorm {
+  BiasDropoutAdd add;
+  Norm* norm = nullptr;
+  const SavePolicy& saving;
+};
+
+// The bits of bias_dropout_add (dropout.h) and normalize (recompute.h), forward and backward. Overwrites x likewise.
+ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
+                                      const BiasDropoutAddNorm& how, const Microbatch& batch);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,91 @@
+#include "nn/fused_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace metroplex::nn {
+namespace {
+
+std::optional<at::Tensor> optional(const at::Tensor& x) {
+  return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
+}
+
+bool half(const at::Tensor& x) { return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16; }
+
+// Each head of k or v as often as queries share it.
+at::Tensor repeated(const at::Tensor& x, int64_t heads) {
+  const int64_t b = x.size(0), groups = x.size(1), s = x.size(2), d = x.size(3);
+  if (groups == heads) return x;
+  return x.unsqueeze(2).expand({b, groups, heads / groups, s, d}).reshape({b, heads, s, d});
+}
+
+at::Tensor summed_by_group(const at::Tensor& dx, int64_t groups) {
+  return dx.size(1) == groups ? dx : dx.unflatten(1, {groups, dx.size(1) / groups}).sum(2);
+}
+
+// The backward kernels take it as the forward ones leave it: [b, s, heads, d] without gaps.
+at::Tensor packed(const at::Tensor& x) { return x.transpose(1, 2).contiguous().transpose(1, 2); }
+
+// What dropout would have drawn from: read only with dropout.
+struct NoDropout {
+  at::Tensor seed, offset;
+  explicit NoDropout(at::Device device)
+      : seed(at::empty({2}, at::TensorOptions().dtype(at::kUInt64).device(device))),
+        offset(at::empty({}, at::TensorOptions().dtype(at::kUInt64).device(device))) {}
+};
+
+FusedGradients flash_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
+  const NoDropout none(in.q.device());
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+      r.dout, in.q, in.k, in.v, packed(r.out), r.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, mask.causal,
+      none.seed, none.offset);
+  return {dq, dk, dv};
+}
+
+FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
+  const NoDropout none(in.q.device());
+  const int64_t heads = in.q.size(1), groups = in.k.size(1);
+  auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
+      r.dout, in.q, repeated(in.k, heads), repeated(in.v, heads), {}, packed(r.out), r.logsumexp, none.seed,
+      none.offset, 0.0, {true, true, true, false}, mask.causal);
+  return {dq, summed_by_group(dk, groups), summed_by_group(dv, groups)};
+}
+
+}  // namespace
+
+bool fused_on_gpu(const at::Tensor& q) {
+  const int64_t d = q.size(-1);
+  return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
+}
+
+std::pair<at::Tensor, at::Tensor> fused_attention(const FusedInputs& in, const FusedMask& mask) {
+  if (in.q.is_cpu()) {
+    auto [out, logsumexp] =
+        at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, mask.causal, optional(mask.additive));
+    return {out, logsumexp};
+  }
+  MPX_ASSERT(!mask.additive.defined() && fused_on_gpu(in.q), "fused attention of a GPU");
+  if (half(in.q)) {
+    const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, mask.causal);
+    return {std::get<0>(result), std::get<1>(result)};
+  }
+  const int64_t heads = in.q.size(1);
+  const auto result =
+      at::_scaled_dot_product_efficient_attention(in.q, repeated(in.k, heads), repeated(in.v, heads), std::nullopt,
+                                                  /*compute_log_sumexp=*/true, 0.0, mask.causal);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+FusedGradients fused_attention_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
+  if (!in.q.is_cpu()) return half(in.q) ? flash_backward(in, r, mask) : efficient_backward(in, r, mask);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      r.dout, in.q, in.k, in.v, r.out, r.logsumexp, 0.0, mask.causal, optional(mask.additive));
+  return {dq, dk, dv};
+}
+
+}  // namespace metroplex::nn

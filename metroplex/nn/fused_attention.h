@@ -1,0 +1,34 @@
+// The fused attention operators of libtorch, one interface over devices and types: on the CPU one for all; on a GPU
+// flash attention for half types, the memory-efficient one for fp32, and none for fp64. Without autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace metroplex::nn {
+
+// Tensors are [b, heads, s, d] of any strides, the last one 1; k and v may have fewer heads, which divide those of q.
+struct FusedInputs {
+  at::Tensor q, k, v;
+};
+// `causal`: query i sees keys 0 to i, as many queries as keys. `additive` (CPU only) is added to the scores;
+// undefined: nothing.
+struct FusedMask {
+  bool causal = false;
+  at::Tensor additive;
+};
+
+// Whether a GPU has an operator for heads of this type and size.
+bool fused_on_gpu(const at::Tensor& q);
+
+// softmax(q k^T / sqrt(d) + mask) v, and the logarithms of the sums, for backward.
+std::pair<at::Tensor, at::Tensor> fused_attention(const FusedInputs& in, const FusedMask& mask);
+
+struct FusedResult {
+  at::Tensor out, logsumexp, dout;
+};
+using FusedGradients = FusedInputs;
+FusedGradients fused_attention_backward(const FusedInputs& in, const FusedResult& result, const FusedMask& mask);
+
+}  // namespace metroplex::nn

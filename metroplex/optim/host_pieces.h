@@ -1,0 +1,50 @@
+// An update that is done on the host for numbers that live elsewhere (optim.optimizer_cpu_offload): piece by piece
+// gradients come to the host, are worked on there, and the new values go back. While one piece is worked on, the next
+// one is under way: on a GPU on a stream of its own, through pinned memory. Where the device is the CPU the same code
+// copies between buffers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "cuda/side_stream.h"
+
+namespace metroplex::optim {
+
+// One-dimensional tensors of equal size on one device, which outlive the steps.
+struct HostPiece {
+  at::Tensor values, gradient;
+  bool reads_values = false;  // the old values are needed too
+};
+
+class HostPieces {
+ public:
+  explicit HostPieces(std::vector<HostPiece> pieces);
+
+  // `values` and `gradient` are the host's copies; what `values` hold afterwards goes back.
+  using Work = std::function<void(size_t piece, const at::Tensor& values, const at::Tensor& gradient)>;
+  // In order. What the calling thread enqueues afterwards on the device sees the new values; the host does not wait
+  // for them.
+  void run(const Work& work);
+  int64_t bytes() const;  // of the buffers
+
+ private:
+  static constexpr size_t kSlots = 2;
+  struct Slot {
+    at::Tensor values, gradient;  // room, as bytes
+    cuda::SideStream::Mark here;
+  };
+  at::Tensor host_values(size_t piece) const;
+  at::Tensor host_gradient(size_t piece) const;
+  void fetch(size_t piece);
+
+  std::vector<HostPiece> pieces_;
+  std::array<Slot, kSlots> slots_;
+  std::optional<cuda::SideStream> stream_;  // where there are pieces
+};
+
+}  // namespace metroplex::optim

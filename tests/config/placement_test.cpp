@@ -1,0 +1,107 @@
+// Where ranks compute and how they talk, for every combination of run.device, run.backend and machine.
+#include "config/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "config/support.h"
+#include "config/validate.h"
+
+namespace metroplex::config {
+namespace {
+
+Run run_with(const std::string& device, const std::string& backend) {
+  Run run;
+  run.device = device;
+  run.backend = backend;
+  return run;
+}
+
+// Ranks of our own program, or one rank of a launcher.
+Machine own(int64_t gpus, int64_t ranks) {
+  Machine machine;
+  machine.num_gpus = gpus;
+  machine.local_ranks = ranks;
+  return machine;
+}
+Machine launched(const std::string& launcher, int64_t gpus, int64_t ranks, int64_t rank) {
+  Machine machine = own(gpus, ranks);
+  machine.launcher = launcher;
+  machine.local_rank = rank;
+  return machine;
+}
+
+struct Case {
+  const char *device, *backend;
+  Machine machine;
+  const char* wanted_backend;
+  int64_t wanted_gpu;
+};
+
+TEST(Placement, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
+  const Case cases[] = {
+      {"auto", "auto", own(0, 1), "threads", -1},
+      {"auto", "auto", own(0, 8), "threads", -1},
+      {"auto", "auto", own(1, 1), "threads", 0},
+      {"auto", "auto", own(8, 8), "nccl", 0},
+      {"auto", "auto", own(4, 8), "threads", -1},
+      {"auto", "threads", own(8, 1), "threads", 0},
+      {"auto", "threads", own(8, 8), "threads", -1},
+      {"auto", "gloo", own(8, 8), "gloo", -1},
+      {"cpu", "auto", own(8, 8), "threads", -1},
+      {"cuda", "threads", own(1, 8), "threads", 0},
+      {"cuda", "auto", own(1, 1), "threads", 0},
+      {"cuda", "auto", own(2, 2), "nccl", 0},
+      {"auto", "nccl", own(2, 1), "nccl", 0},
+      {"auto", "auto", launched("torchrun", 8, 8, 5), "nccl", 5},
+      {"auto", "auto", launched("torchrun", 8, 4, 3), "nccl", 3},
+      {"auto", "auto", launched("metroplex", 8, 8, 7), "nccl", 7},
+      {"auto", "auto", launched("torchrun", 1, 8, 5), "gloo", -1},
+      {"auto", "auto", launched("torchrun", 0, 8, 5), "gloo", -1},
+      {"cpu", "auto", launched("torchrun", 8, 8, 5), "gloo", -1},
+      {"auto", "gloo", launched("torchrun", 8, 8, 5), "gloo", -1},
+      {"auto", "auto", launched("Slurm", 1, 8, 5), "nccl", 0},
+      {"cuda", "nccl", launched("Open MPI", 1, 2, 1), "nccl", 0},
+      {"cuda", "auto", launched("torchrun", 8, 8, 5), "nccl", 5},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(base::concat(c.device, " ", c.backend, ", ", c.machine.local_ranks, " ranks of ", c.machine.launcher,
+                              " on ", c.machine.num_gpus, " GPUs"));
+    const Placement got = place_ranks(run_with(c.device, c.backend), c.machine);
+    EXPECT_EQ(got.backend, c.wanted_backend);
+    EXPECT_EQ(got.gpu, c.wanted_gpu);
+  }
+}
+
+std::string refusal(const Run& run, const Machine& machine) {
+  return error_of([&] { place_ranks(run, machine); });
+}
+
+TEST(Placement, WhoAsksForGpusNeverGetsTheCpu) {
+  const auto expect_words = [](const std::string& text, const std::vector<const char*>& words) {
+    for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << text;
+  };
+  expect_words(refusal(run_with("cuda", "auto"), own(0, 1)),
+               {"run.device = cuda", "no GPU was found", "run.device = cpu"});
+  expect_words(refusal(run_with("auto", "nccl"), own(0, 1)), {"run.backend = nccl", "no GPU was found"});
+  Machine without_kernels = own(0, 1);
+  without_kernels.no_gpu = "this program was built without nvcc";
+  expect_words(refusal(run_with("cuda", "auto"), without_kernels), {"built without nvcc"});
+  expect_words(refusal(run_with("cuda", "auto"), own(4, 8)), {"each of the 8 ranks", "there are 4", "at most 4"});
+  expect_words(refusal(run_with("cuda", "nccl"), launched("torchrun", 1, 2, 0)), {"each of the 2 ranks"});
+}
+
+TEST(Placement, DeviceAndBackendThatExcludeEachOtherAreRefusedBeforeAMachineIsAsked) {
+  const auto found = [](const std::string& device, const std::string& backend) {
+    return described(violations(good({"run.device=" + device, "run.backend=" + backend}), kWorld));
+  };
+  EXPECT_NE(found("cpu", "nccl").find("run.device = cpu: excludes run.backend = nccl"), std::string::npos);
+  EXPECT_NE(found("cuda", "gloo").find("run.device = cuda: excludes run.backend = gloo"), std::string::npos);
+  for (const auto& [device, backend] : {std::pair("cuda", "nccl"), std::pair("cuda", "threads"),
+                                        std::pair("auto", "nccl"), std::pair("cpu", "gloo")}) {
+    EXPECT_EQ(found(device, backend).find("run.device"), std::string::npos) << device << " " << backend;
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::config

@@ -1,0 +1,238 @@
+// h = residual + dropout(x + bias) and norm(h) from one call: against the formula in float64, and bit for bit against
+// the two calls that it replaces.
+#include "nn/dropout_norm.h"
+
+#include "comm/autograd_node.h"
+#include "nn/recompute.h"
+#include "nn/tools.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <tuple>
+
+namespace metroplex::test {
+namespace {
+
+struct Case {
+  int64_t s = 1, b = 1, width = 1;
+  bool rms = false, bias = true;
+  double probability = 0;
+  at::ScalarType stream = at::kDouble, dtype = at::kDouble;  // of the residual; of parameters and x
+};
+
+std::string name_of(const Case& c) {
+  return base::concat("[", c.s, ", ", c.b, ", ", c.width, "] rms ", c.rms, " bias ", c.bias, " dropout ",
+                      c.probability, " types ", static_cast<int>(c.stream), " ", static_cast<int>(c.dtype));
+}
+
+struct Types {
+  at::ScalarType stream, dtype;
+};
+const std::vector<Types> kTypes{{at::kDouble, at::kDouble},     {at::kFloat, at::kFloat},
+                                {at::kBFloat16, at::kBFloat16}, {at::kHalf, at::kHalf},
+                                {at::kFloat, at::kBFloat16},    {at::kFloat, at::kHalf}};
+
+at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
+at::Tensor exact(const at::Tensor& x) { return leaf(x.to(at::kDouble)); }
+at::Tensor fresh(const at::Tensor& x) {
+  return comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+}
+
+// The layer around one call, its inputs, and what comes out.
+struct Layer {
+  explicit Layer(const Case& c) : c(c), norm({"n", c.width, c.rms, 1e-5, false}, layer_context({}, false, c.dtype)) {
+    bias = nn::make_param({"b", {c.width}, {}, nn::Init::normal, 0}, layer_context({}, false, c.dtype));
+    norm.collect_params(params);
+    for (size_t i = 0; i < params.size(); ++i) params[i]->data.copy_(sample({c.width}, i + 5) + 0.5);
+    params.push_back(&bias);
+    give_main_grad(params);
+    batch.sample_ids = at::arange(c.b, at::kLong) + 7;
+    batch.step = 3;
+    x = leaf(sample({c.s, c.b, c.width}, 1, c.dtype));
+    residual = leaf(sample({c.s, c.b, c.width}, 2, c.stream));
+    dh = sample({c.s, c.b, c.width}, 3, c.stream);
+    dy = sample({c.s, c.b, c.width}, 4, c.dtype);
+  }
+
+  nn::BiasDropoutAdd add() {
+    return {{5, 2, nn::DropoutSite::attention_output, c.probability}, c.bias ? &bias : nullptr, {c.s}};
+  }
+  nn::ResidualAndNorm one_call() {
+    return nn::bias_dropout_add_norm(fresh(x), residual, {add(), &norm, saving}, batch);
+  }
+  nn::ResidualAndNorm two_calls() {
+    const at::Tensor h = nn::bias_dropout_add(fresh(x), residual, add(), batch);
+    return {h, nn::normalize(norm, h, saving)};
+  }
+  // Gradients of x and residual, then of the parameters, from one or both results.
+  std::vector<at::Tensor> gradients(const nn::ResidualAndNorm& out, bool from_h, bool from_norm) {
+    for (nn::Param* param : params) param->main_grad.zero_();
+    std::vector<at::Tensor> results, given;
+    if (from_h) results.push_back(out.h), given.push_back(dh);
+    if (from_norm) results.push_back(out.normed.x), given.push_back(dy);
+    std::vector<at::Tensor> all = torch::autograd::grad(results, {x, residual}, given);
+    for (const nn::Param* param : params) all.push_back(param->main_grad.clone());
+    return all;
+  }
+
+  Case c;
+  nn::Norm norm;
+  nn::Param bias;
+  std::vector<nn::Param*> params;  // weight, bias of a LayerNorm, bias of the sum
+  nn::Microbatch batch;
+  nn::SavePolicy saving;
+  at::Tensor x, residual, dh, dy;
+};
+
+// Half the distance of neighbours, relative.
+double unit(at::ScalarType type) {
+  const int bits = type == at::kDouble ? 53 : type == at::kFloat ? 24 : type == at::kHalf ? 11 : 8;
+  return std::ldexp(1, -bits);
+}
+
+// Arithmetic in fp32 (float64): a sum over a row goes in 16 lanes and is off by up to width / 16 + 16 roundings of
+// its terms, one over up to 67 rows in blocks of 32 by 35; what is made of them by a dozen more. Twice that, because
+// the reference is rounded too and errors of mean and rstd meet.
+double slack(const Case& c) {
+  return 2 * (static_cast<double>(c.width) / 16 + 40) * unit(c.stream == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+// |got - wanted| <= `bound` + slack * (the largest of wanted, at least 1).
+void expect_near(const at::Tensor& got, const at::Tensor& wanted, const at::Tensor& bound, const Case& c,
+                 const char* what) {
+  // fp16 has no finer steps than 2^-24.
+  const double finest = c.dtype == at::kHalf ? std::ldexp(2, -25) : 0;
+  const at::Tensor allowed = bound + slack(c) * std::max(1.0, largest(wanted)) + finest;
+  const at::Tensor error = (got.to(at::kDouble) - wanted).abs();
+  EXPECT_TRUE((error <= allowed).all().item<bool>())
+      << what << " of " << name_of(c) << ": off by up to " << largest(error / allowed) << " of what is allowed";
+}
+
+void check_formula(const Case& c) {
+  Layer layer(c);
+  nn::BiasDropoutAdd how = layer.add();
+  how.bias = nullptr;
+  const at::Tensor mask = nn::bias_dropout_add(at::ones({c.s, c.b, c.width}, at::kDouble), {}, how, layer.batch);
+  const nn::ResidualAndNorm out = layer.one_call();
+  ASSERT_EQ(out.h.scalar_type(), c.stream);
+  ASSERT_EQ(out.normed.x.scalar_type(), c.dtype);
+  const auto got = layer.gradients(out, true, true);
+
+  at::Tensor x = layer.x.detach().to(at::kDouble);
+  if (c.bias) x = x + layer.bias.data.to(at::kDouble);
+  const at::Tensor sum = layer.residual.detach().to(at::kDouble) + mask * x;
+  expect_near(out.h, sum, sum.abs() * unit(c.stream), c, "h");
+
+  // The norm is one of the rounded h; what comes back through it is rounded before and after it is added to dh.
+  const at::Tensor h = exact(out.h), weight = exact(layer.params[0]->data);
+  const at::Tensor shift = c.rms ? at::Tensor() : exact(layer.params[1]->data);
+  const at::Tensor centered = c.rms ? h : h - h.mean(-1, true);
+  const at::Tensor normal = centered * at::rsqrt(centered.square().mean(-1, true) + 1e-5);
+  const at::Tensor normed = c.rms ? normal * weight : normal * weight + shift;
+  expect_near(out.normed.x, normed.detach(), normed.detach().abs() * unit(c.dtype), c, "norm");
+  const at::Tensor dy = layer.dy.to(at::kDouble);
+  const at::Tensor own = torch::autograd::grad({normed}, {h}, {dy})[0], total = own + layer.dh.to(at::kDouble);
+  const at::Tensor rounding = (own.abs() + total.abs()) * unit(c.stream);
+  expect_near(got[1], total, rounding, c, "gradient of the residual");
+  expect_near(got[0], total * mask, rounding * mask + (total * mask).abs() * unit(c.dtype), c, "gradient of x");
+
+  // Of sums over rows: relative to the sum of the absolute terms. What fp16 parameters get passes through fp16.
+  const double through_fp16 = c.dtype == at::kHalf ? unit(c.dtype) : 0;
+  const auto check_sum = [&](const at::Tensor& sum, const at::Tensor& terms, const char* what) {
+    const at::Tensor rows = terms.flatten(0, 1), wanted = rows.sum(0);
+    expect_near(sum, wanted, rows.abs().sum(0) * slack(c) + wanted.abs() * through_fp16, c, what);
+  };
+  check_sum(got[2], dy * normal.detach(), "dweight");
+  if (!c.rms) check_sum(got[3], dy, "dbias");
+  if (c.bias) check_sum(got.back(), got[0].to(at::kDouble), "gradient of the bias of x");
+}
+
+template <class Check>
+void over_variants(Case c, const Check& check) {
+  for (const bool rms : {false, true}) {
+    for (const bool bias : {false, true}) {
+      for (const double probability : {0.0, 0.3}) {
+        c.rms = rms;
+        c.bias = bias;
+        c.probability = probability;
+        check(c);
+      }
+    }
+  }
+}
+
+TEST(DropoutNorm, SumNormAndGradientsAreThoseOfTheFormulaInEveryType) {
+  for (const Types& types : kTypes) {
+    for (const auto& [s, b, width] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+             {1, 1, 1}, {67, 1, 1}, {11, 3, 7}, {1, 2, 64}, {33, 2, 384}, {67, 1, 1000}, {3, 3, 4096}}) {
+      over_variants({s, b, width, false, false, 0, types.stream, types.dtype}, check_formula);
+    }
+  }
+}
+
+void expect_same_bits(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& wanted, const Case& c,
+                      const char* what) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(at::equal(got[i], wanted[i])) << what << ", tensor " << i << " of " << name_of(c);
+}
+
+void check_two_calls(const Case& c) {
+  Layer layer(c);
+  const auto results = [](const nn::ResidualAndNorm& out) { return std::vector<at::Tensor>{out.h, out.normed.x}; };
+  for (const auto& [from_h, from_norm] : {std::pair{true, true}, {false, true}, {true, false}}) {
+    const nn::ResidualAndNorm one = layer.one_call(), two = layer.two_calls();
+    expect_same_bits(results(one), results(two), c, "forward");
+    const auto got = layer.gradients(one, from_h, from_norm);
+    expect_same_bits(got, layer.gradients(two, from_h, from_norm), c, from_h ? "from h" : "from the norm alone");
+  }
+}
+
+TEST(DropoutNorm, HasTheBitsOfTwoCallsForwardAndBackwardInEveryType) {
+  for (const Types& types : kTypes) {
+    for (const int64_t rows : {1, 2, 31, 32, 33, 64, 67}) {
+      for (const int64_t width : {1, 7, 64, 130})
+        over_variants({rows, 1, width, false, false, 0, types.stream, types.dtype}, check_two_calls);
+    }
+    for (const int64_t width : {384, 1000, 4096})
+      over_variants({5, 3, width, false, false, 0, types.stream, types.dtype}, check_two_calls);
+  }
+}
+
+TEST(DropoutNorm, EvaluationDropsNothingAndKeepsNoHistory) {
+  Layer layer({6, 2, 40, false, true, 0.3});
+  layer.batch.training = false;
+  const at::NoGradGuard no_grad;
+  const nn::ResidualAndNorm out = layer.one_call(), two = layer.two_calls();
+  EXPECT_TRUE(at::equal(out.h, layer.residual + (layer.x + layer.bias.data)));
+  EXPECT_TRUE(at::equal(out.normed.x, two.normed.x));
+  EXPECT_FALSE(out.h.requires_grad());
+  EXPECT_FALSE(out.normed.again.defined());
+}
+
+TEST(DropoutNorm, ARecomputedNormIsMadeAgainOutOfTheSum) {
+  Layer layer({6, 2, 40, true, true, 0.3, at::kFloat, at::kBFloat16});
+  EXPECT_FALSE(layer.one_call().normed.again.defined());
+  layer.saving.layernorm = true;
+  const nn::ResidualAndNorm out = layer.one_call();
+  ASSERT_TRUE(out.normed.again.defined());
+  const at::Tensor again = out.normed.again.get();
+  EXPECT_TRUE(at::equal(again, out.normed.x));
+  EXPECT_FALSE(again.is_alias_of(out.normed.x));
+}
+
+TEST(DropoutNorm, DropoutKeepsItsSampleNumbersAndNotTheBatchTheyLieIn) {
+  Layer layer({4, 2, 8, false, true, 0.3});
+  const at::Tensor whole = at::arange(1000, at::kLong);
+  layer.batch.sample_ids = whole.narrow(0, 7, 2);
+  const nn::ResidualAndNorm view = layer.one_call();
+  layer.batch.sample_ids = at::Tensor();
+  EXPECT_EQ(whole.use_count(), 1);
+  EXPECT_EQ(whole.storage().use_count(), 1);
+  layer.batch.sample_ids = at::arange(2, at::kLong) + 7;
+  expect_same_bits(layer.gradients(view, true, true), layer.gradients(layer.one_call(), true, true), layer.c, "view");
+}
+
+}  // namespace
+}  // namespace metroplex::test

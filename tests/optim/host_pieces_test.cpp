@@ -1,0 +1,102 @@
+// The step on the host: pieces in order through two buffers, and the bits of the step where the parameters are.
+#include "optim/host_pieces.h"
+
+#include "optim/optimizer.h"
+#include "optim/tools.h"
+#include "plan/memory.h"
+
+namespace metroplex::test {
+namespace {
+
+TEST(HostPieces, EveryPieceIsWorkedOnInOrderAndItsValuesGoBack) {
+  const at::Tensor values = at::arange(10, at::kFloat), gradient = at::arange(10, at::kDouble) * 100;
+  std::vector<optim::HostPiece> pieces;
+  for (const auto& [begin, size] : {std::pair<int64_t, int64_t>{0, 4}, {4, 5}, {9, 1}})
+    pieces.push_back({values.narrow(0, begin, size), gradient.narrow(0, begin, size), begin != 4});
+  optim::HostPieces host(pieces);
+  EXPECT_EQ(host.bytes(), 2 * 5 * (4 + 8));
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor before = values.clone();
+    std::vector<size_t> order;
+    host.run([&](size_t i, const at::Tensor& v, const at::Tensor& g) {
+      order.push_back(i);
+      EXPECT_NE(v.const_data_ptr(), pieces[i].values.const_data_ptr()) << "a copy, not the parameter";
+      EXPECT_TRUE(at::equal(g, pieces[i].gradient));
+      if (pieces[i].reads_values) { EXPECT_TRUE(at::equal(v, pieces[i].values)); }
+      v.copy_(pieces[i].values + g);
+    });
+    EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2}));
+    EXPECT_TRUE(at::equal(values, before + gradient.to(at::kFloat)));
+  }
+  EXPECT_EQ(optim::HostPieces({}).bytes(), 0);
+}
+
+struct Form {
+  const char* optimizer;
+  at::ScalarType dtype;
+  const char* moments = "fp32";
+  bool remainders = false;
+  bool bf16_main = false;
+};
+
+// Three steps; parameters and state, in order.
+std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
+  std::vector<nn::Param> params{make_param("large", values({size}, 1, form.dtype)),
+                                make_param("small", values({7}, 2, form.dtype))};
+  for (nn::Param& param : params)
+    param.main_grad = at::zeros(param.data.sizes(), form.dtype == at::kDouble ? at::kDouble : at::kFloat);
+  config::Optim config;
+  config.optimizer = form.optimizer;
+  config.exp_avg_dtype = config.exp_avg_sq_dtype = form.moments;
+  config.store_param_remainders = form.remainders;
+  config.main_params_dtype = form.bf16_main ? "bf16" : "fp32";
+  config.optimizer_cpu_offload = offload;
+  const optim::ParamGroups groups(config, pointers(params));
+  optim::OptimizerContext context;
+  context.groups = &groups;
+  const auto optimizer = optim::make_optimizer(config, optim::whole_slices(pointers(params)), context);
+  optim::StepArgs args;
+  args.rates.assign(groups.factors().size(), {1e-2, 0.1});
+  for (int step = 0; step < 3; ++step) {
+    for (nn::Param& param : params)
+      param.main_grad.copy_(values(param.data.sizes().vec(), 10 + step, param.main_grad.scalar_type()));
+    optimizer->step(args);
+  }
+  std::vector<at::Tensor> all;
+  for (const nn::Param& param : params) all.push_back(param.data.clone());
+  for (const optim::State& state : optimizer->state()) all.push_back(state.tensor.clone());
+  const optim::Optimizer::Bytes bytes = optimizer->bytes();
+  EXPECT_EQ(bytes.host > 0, offload);
+  EXPECT_EQ(bytes.main_params + bytes.moments > 0, !offload);
+  return all;
+}
+
+void expect_the_same_bits(const Form& form, int64_t size) {
+  SCOPED_TRACE(std::string(form.optimizer) + " " + c10::toString(form.dtype) + " moments " + form.moments +
+               (form.remainders ? " remainders" : "") + (form.bf16_main ? " bf16 main" : ""));
+  const auto here = stepped(form, false, size), away = stepped(form, true, size);
+  ASSERT_EQ(here.size(), away.size());
+  for (size_t i = 0; i < here.size(); ++i) EXPECT_TRUE(at::equal(here[i], away[i])) << "tensor " << i;
+}
+
+TEST(OptimizerOffload, TheStepOnTheHostHasTheBitsOfTheStepInPlace) {
+  const Form forms[] = {{"adam", at::kFloat},
+                        {"adam", at::kDouble},
+                        {"adam", at::kBFloat16},
+                        {"adam", at::kHalf},
+                        {"adam", at::kBFloat16, "8bit", true},
+                        {"adam", at::kBFloat16, "bf16", false, true},
+                        {"adam", at::kFloat, "8bit"},
+                        {"sgd", at::kFloat},
+                        {"sgd", at::kHalf},
+                        {"lion", at::kBFloat16},
+                        {"lion", at::kDouble}};
+  for (const Form& form : forms) expect_the_same_bits(form, 1000);
+}
+
+TEST(OptimizerOffload, ALargeParameterGoesInPieces) {
+  expect_the_same_bits({"adam", at::kBFloat16, "8bit", true}, plan::kOffloadPiece + 1000);
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,68 @@
+// Pieces between a GPU and the host: what was enqueued before the step is seen by it, what is enqueued after it sees
+// the new values; and sums over gradients that lie on a GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "cuda/device.h"
+#include "cuda/kernels/compiled.h"
+#include "optim/clip.h"
+#include "optim/host_pieces.h"
+#include "optim/tools.h"
+
+namespace metroplex::test {
+namespace {
+
+bool no_gpu() { return cuda::device_count() == 0 || !cuda::kernels::compiled(); }
+
+TEST(HostPiecesOnGpu, TheStepStandsInTheOrderOfTheStream) {
+  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  constexpr int64_t kSize = 1 << 20, kPieces = 7;
+  const auto options = at::TensorOptions().device(at::kCUDA).dtype(at::kFloat);
+  const at::Tensor values = at::zeros({kPieces * kSize}, options), gradient = at::zeros({kPieces * kSize}, options);
+  std::vector<optim::HostPiece> pieces;
+  for (int64_t i = 0; i < kPieces; ++i)
+    pieces.push_back({values.narrow(0, i * kSize, kSize), gradient.narrow(0, i * kSize, kSize), true});
+  optim::HostPieces host(pieces);
+  for (int step = 1; step <= 10; ++step) {
+    gradient.fill_(step);  // not waited for
+    host.run([](size_t, const at::Tensor& v, const at::Tensor& g) {
+      EXPECT_TRUE(v.is_pinned() && g.is_pinned());
+      v.add_(g);
+    });
+    const at::Tensor after = values.clone();
+    EXPECT_EQ(after.min().item<float>(), step * (step + 1) / 2.0F);
+    EXPECT_EQ(after.max().item<float>(), step * (step + 1) / 2.0F);
+  }
+}
+
+TEST(GradientStatsOnGpu, AreThoseOfTheCpu) {
+  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    std::vector<nn::Param> host{make_param("a", values({70, 1000}, 1, dtype)),
+                                make_param("b", values({3}, 2, dtype))};
+    host[1].main_grad = at::zeros({3}, dtype);
+    host[0].main_grad = values({70, 1000}, 3, dtype);
+    std::vector<nn::Param> gpu = host;
+    for (nn::Param& param : gpu) {
+      param.data = param.data.to(at::kCUDA);
+      param.main_grad = param.main_grad.to(at::kCUDA);
+    }
+    for (const bool broken : {false, true}) {
+      if (broken) {
+        host[1].main_grad.fill_(INFINITY);
+        gpu[1].main_grad.fill_(INFINITY);
+      }
+      const auto here = optim::whole_slices(pointers(host)), there = optim::whole_slices(pointers(gpu));
+      const optim::GradientStats wanted = optim::gradient_stats(here, {}),
+                                 got = optim::gradient_stats(there, {{}, {}, {}, at::kCUDA});
+      if (!broken) { EXPECT_NEAR(got.norm, wanted.norm, 1e-12 * wanted.norm); }
+      EXPECT_EQ(got.num_zeros, wanted.num_zeros);
+      EXPECT_EQ(got.num_nonfinite, wanted.num_nonfinite);
+      EXPECT_NEAR(optim::params_norm(there, {{}, {}, {}, at::kCUDA}), optim::params_norm(here, {}), 1e-10);
+      EXPECT_EQ(optim::first_nonfinite(there), broken ? &there[1] : nullptr);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,184 @@
+// Training on a GPU against training on the CPU: one rank, ranks as threads that share the GPU, ZeRO, offload and
+// checkpoints. float64 shows that the computation is the same; fp32 and bf16, that it is as exact as they allow. SGD
+// there: Adam divides small gradients by their size, and their rounding with them.
+#include "cuda/device.h"
+#include "cuda/kernels/compiled.h"
+#include "train/state.h"
+#include "train/support.h"
+#include "train/verify.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::LayoutRun;
+
+bool no_gpu() { return cuda::device_count() == 0 || !cuda::kernels::compiled(); }
+#define MPX_NEED_GPU() \
+  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc"
+
+void run_on(int gpu, const config::Config& config, const Cut& layout, const comm::RankBody& body) {
+  const auto ranks = static_cast<int>(layout.ranks());
+  comm::ThreadsOptions options;
+  options.timeout = std::chrono::seconds(60);
+  options.gpu = gpu;
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), options, body);
+}
+
+LayoutRun trained(int gpu, const config::Config& base, const Cut& layout = {}, int steps = 3) {
+  const config::Config config = cut(base, layout);
+  LayoutRun result;
+  run_on(gpu, config, layout, [&](const comm::World& world) {
+    EXPECT_EQ(world.device().is_cuda(), gpu >= 0);
+    LayoutRun mine = train::run_layout(config, world, kVocab, steps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+struct Allowed {
+  double loss, parameter;  // relative; absolute
+};
+
+void expect_close(const LayoutRun& got, const LayoutRun& wanted, const Allowed& allowed) {
+  const auto difference = train::compare_runs(got, wanted);
+  EXPECT_LE(difference.loss, allowed.loss);
+  EXPECT_LE(difference.parameter, allowed.parameter) << difference.parameter_name;
+}
+
+config::Config plain(config::Config config, const std::string& dtype) {
+  config.precision.params_dtype = dtype;
+  config.optim.optimizer = "sgd";
+  return config;
+}
+
+constexpr Allowed kFloat64{1e-10, 1e-10};
+// A gradient is a sum of some hundred products through four layers: off by about 1e-5 of the whole gradient's norm,
+// which clipping holds at 0.5. Three steps of lr 1e-2 with momentum move by at most 3 * 1e-2 * 2 * 0.5 * 1e-5 = 3e-7
+// elsewhere, and parameters are rounded to 6e-8 of themselves each time.
+constexpr Allowed kFloat32{1e-5, 2e-6};
+// Activations and gradients are rounded to 2^-8 some four times a layer: off by up to 6 %, so the same steps differ
+// by at most 3 * 1e-2 * 2 * 0.5 * 0.06 = 1.8e-3; a loss near 4 by a few thousandths.
+constexpr Allowed kBf16{5e-3, 2e-3};
+
+TEST(TrainOnGpu, AStepOfEveryFamilyIsTheStepOfTheCpuInFloat64) {
+  MPX_NEED_GPU();
+  config::Config codegeex = small_gpt();
+  codegeex.model.family = "codegeex";
+  for (const config::Config& config : {small_gpt(), small_llama(), codegeex}) {
+    SCOPED_TRACE(config.model.family);
+    expect_close(trained(0, config), trained(-1, config), kFloat64);
+  }
+}
+
+TEST(TrainOnGpu, Fp32AndBf16AreAsExactAsTheyAllow) {
+  MPX_NEED_GPU();
+  for (const config::Config& config : {small_gpt(), small_llama()}) {
+    SCOPED_TRACE(config.model.family);
+    expect_close(trained(0, plain(config, "fp32")), trained(-1, plain(config, "fp32")), kFloat32);
+    expect_close(trained(0, plain(config, "bf16")), trained(-1, plain(config, "bf16")), kBf16);
+  }
+}
+
+TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
+  MPX_NEED_GPU();
+  for (const char* optimizer : {"adam", "sgd", "lion", "muon"}) {
+    config::Config config = small_gpt();
+    config.optim.optimizer = optimizer;
+    SCOPED_TRACE(optimizer);
+    expect_close(trained(0, config), trained(-1, config), kFloat64);
+  }
+  // The same rounding of the state on both; what differs is bf16's forward and backward, and lr bounds Adam's step.
+  for (const bool remainders : {false, true}) {
+    config::Config config = small_gpt();
+    config.precision.params_dtype = "bf16";
+    config.optim.exp_avg_dtype = config.optim.exp_avg_sq_dtype = "8bit";
+    config.optim.store_param_remainders = remainders;
+    expect_close(trained(0, config), trained(-1, config), {2e-2, 3 * 2 * config.optim.lr});
+  }
+}
+
+TEST(TrainOnGpu, RanksThatShareAGpuAreOneRank) {
+  MPX_NEED_GPU();
+  const LayoutRun reference = trained(-1, small_gpt());
+  for (const Cut& layout :
+       {Cut{.tp = 2}, Cut{.tp = 2, .pp = 2}, Cut{.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true}, Cut{.dp = 4}}) {
+    SCOPED_TRACE(base::concat("tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp, " dp ", layout.dp));
+    expect_close(trained(0, small_gpt(), layout), reference, kFloat64);
+  }
+}
+
+TEST(TrainOnGpu, ZeroStagesRecomputeAndOffloadChangeNothing) {
+  MPX_NEED_GPU();
+  const LayoutRun reference = trained(-1, small_gpt());
+  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+    for (const bool offload : {false, true}) {
+      config::Config config = small_gpt();
+      config.parallel.data_parallel_sharding_strategy = strategy;
+      config.optim.optimizer_cpu_offload = offload;
+      config.run.device = "cuda";
+      config.memory.offload_activations = offload ? "host" : "none";
+      config.memory.recompute_granularity = offload ? "none" : "selective";
+      SCOPED_TRACE(base::concat(strategy, offload ? " offload" : " recompute"));
+      expect_close(trained(0, config, {.dp = 2}), reference, kFloat64);
+    }
+  }
+}
+
+TEST(TrainOnGpu, TwentyStepsFollowTheCpusLossDownwards) {
+  MPX_NEED_GPU();
+  config::Config config = plain(small_llama(), "fp32");
+  config.optim.lr = 0.1;
+  config.optim.clip_grad = 1.0;
+  const LayoutRun gpu = trained(0, config, {}, 20), cpu = trained(-1, config, {}, 20);
+  EXPECT_LT(gpu.losses.back(), gpu.losses.front());
+  // Differences of 1e-6 grow with every step, by less than twice here.
+  for (size_t i = 0; i < cpu.losses.size(); ++i) EXPECT_NEAR(gpu.losses[i], cpu.losses[i], 1e-3) << "step " << i;
+}
+
+TEST(TrainOnGpu, TheSameRunHasTheSameBits) {
+  MPX_NEED_GPU();
+  const config::Config config = plain(small_gpt(), "fp32");
+  const LayoutRun once = trained(0, config, {.tp = 2, .dp = 2}), again = trained(0, config, {.tp = 2, .dp = 2});
+  EXPECT_EQ(once.losses, again.losses);
+  for (const auto& [name, tensor] : once.params) EXPECT_TRUE(at::equal(tensor, again.params.at(name))) << name;
+}
+
+TEST(TrainOnGpu, FirstWeightsAreThoseOfTheCpu) {
+  MPX_NEED_GPU();
+  for (const char* dtype : {"fp64", "fp32", "bf16", "fp16"}) {
+    config::Config config = small_gpt();
+    config.precision.params_dtype = dtype;
+    const LayoutRun gpu = trained(0, config, {.tp = 2}, 0), cpu = trained(-1, config, {.tp = 2}, 0);
+    for (const auto& [name, tensor] : cpu.params) EXPECT_TRUE(at::equal(gpu.params.at(name), tensor)) << name;
+  }
+}
+
+TEST(TrainOnGpu, ACheckpointOfTheGpuGoesOnOnTheCpu) {
+  MPX_NEED_GPU();
+  const Folder folder;
+  config::Config config = small_gpt();
+  config.precision.params_dtype = "bf16";
+  config.optim.exp_avg_dtype = "8bit";
+  config.optim.store_param_remainders = true;
+  config.checkpoint.save = config.checkpoint.load = folder.path();
+  config = cut(config, {});
+  std::map<std::string, at::Tensor> saved, loaded;
+  run_on(0, config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    std::vector<nn::Microbatch> batches = batches_of(*a, 0);
+    for (nn::Microbatch& batch : batches) batch = train::on_device(batch, world.device());
+    train::train_step(*a, {batches, 1, 0, false, {}});
+    EXPECT_TRUE(train::save_state(*a, {1, config.train.global_batch_size, 0}).saved);
+    saved = whole_state(*a);
+  });
+  run_on(-1, config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    EXPECT_TRUE(train::load_state(*a, folder.path()).loaded);
+    loaded = whole_state(*a);
+  });
+  ASSERT_EQ(saved.size(), loaded.size());
+  for (const auto& [name, tensor] : saved) EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
+}
+
+}  // namespace
+}  // namespace metroplex::test
