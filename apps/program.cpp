@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -34,8 +35,8 @@ void keep_freed_memory() {
 [[noreturn]] void become_torch_program(char** argv) {
   const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";
   execv(path.c_str(), argv);
-  throw base::Error("internal", path.string() + " cannot be started (" + std::strerror(errno) +
-                                    "); it belongs beside metroplex: copy both, or build again");
+  throw base::Error("files", path.string() + " cannot be started (" + std::strerror(errno) +
+                                 "); it belongs beside metroplex: copy both, or build again");
 }
 
 int run(const Program& program, int argc, char** argv) {
@@ -70,7 +71,11 @@ int exit_code_of(const std::exception& error) {
 int run_program(const Program& program, int argc, char** argv) {
   keep_freed_memory();
   try {
-    return run(program, argc, argv);
+    const int code = run(program, argc, argv);
+    const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+    MPX_CHECK(written || code != kExitOk, "files", "the output could not be written (", std::strerror(errno),
+              "); is the disk full?");
+    return code;
   } catch (const std::exception& error) {
     std::cout.flush();
     const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;

@@ -82,7 +82,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace") {
-      continue;  // main.cpp's: errors with a stack trace
+      continue;  // program.cpp's: errors with a stack trace
     } else if (name == "--nproc") {
       overrides.push_back("run.nproc=" + words.value(word));
     } else if (name == "--backend") {

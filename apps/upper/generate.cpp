@@ -11,13 +11,13 @@
 #include "checkpoint/load.h"
 #include "config/load.h"
 #include "files/file_system.h"
-#include "upper/launch.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
-#include "upper/run_tokenizer.h"
 #include "train/generate.h"
 #include "train/state.h"
+#include "upper/launch.h"
+#include "upper/run_tokenizer.h"
 
 namespace metroplex::apps {
 namespace {
@@ -122,8 +122,7 @@ int run_generate(const std::vector<std::string>& arguments) {
     if (world.rank() != 0) return;
     std::vector<int32_t> all(tokens.begin(), tokens.end());
     all.insert(all.end(), made.begin(), made.end());
-    std::printf("%s\n", tokenizer->decode(all).c_str());
-    std::fflush(stdout);
+    std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
   });
 }
 

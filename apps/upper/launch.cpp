@@ -36,8 +36,15 @@ int threads_per_rank(const config::Run& run, int64_t local_ranks) {
 config::Placement placement(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
                             int64_t world_size) {
   config::Machine machine;
-  machine.num_gpus = cuda::kernels::compiled() ? cuda::device_count() : 0;
-  if (!cuda::kernels::compiled()) machine.no_gpu = "this program was built without nvcc";
+  const int capability = cuda::compute_capability();
+  if (!cuda::kernels::compiled()) {
+    machine.no_gpu = "this program was built without nvcc";
+  } else if (capability > 0 && !cuda::kernels::compiled_for(capability)) {
+    machine.no_gpu = base::concat("this program holds no code for the sm_", capability,
+                                  " found here; build with CMAKE_CUDA_ARCHITECTURES=", capability);
+  } else {
+    machine.num_gpus = cuda::device_count();
+  }
   machine.local_ranks = launch ? launch->local_size : world_size;
   if (launch) {
     machine.launcher = launch->launcher;
@@ -75,6 +82,7 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   options.num_processes = grid.world_size();
   options.port = static_cast<uint16_t>(config.run.master_port);
   options.describe = comm::describe_in(grid);
+  options.stopped_code = kExitStopped;
   const comm::SpawnResult result = comm::spawn_processes(options);
   if (result.exit_code != kExitOk && result.exit_code != kExitStopped)
     std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());

@@ -1,7 +1,7 @@
 // metroplex-torch: what `metroplex` becomes for a command with tensors.
-#include "upper/launch.h"
 #include "program.h"
 #include "upper/commands.h"
+#include "upper/launch.h"
 
 namespace metroplex::apps {
 namespace {

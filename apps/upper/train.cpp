@@ -9,13 +9,13 @@
 
 #include "config/fields.h"
 #include "config/load.h"
-#include "upper/console_log.h"
-#include "upper/launch.h"
 #include "program.h"
 #include "run_config.h"
+#include "train/trainer.h"
+#include "upper/console_log.h"
+#include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 #include "upper/stop_signal.h"
-#include "train/trainer.h"
 
 namespace metroplex::apps {
 namespace {

@@ -6,12 +6,12 @@
 
 #include "base/error.h"
 #include "config/validate.h"
-#include "upper/launch.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
-#include "upper/run_tokenizer.h"
 #include "train/verify.h"
+#include "upper/launch.h"
+#include "upper/run_tokenizer.h"
 
 namespace metroplex::apps {
 

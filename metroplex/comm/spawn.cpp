@@ -26,10 +26,11 @@ struct Child {
   int cause_fd = -1;
   bool ended = false;
   bool killed_by_us = false;
+  bool stopped = false;  // ended with SpawnOptions::stopped_code
   int status = 0;
   std::string cause;  // "own\n..." or "peer\n..."
 
-  bool failed() const { return ended && status != 0; }
+  bool failed() const { return ended && status != 0 && !stopped; }
   // What it suffered because of others says nothing about the cause.
   bool own_failure() const { return failed() && !killed_by_us && cause.rfind("peer\n", 0) != 0; }
 };
@@ -194,8 +195,9 @@ SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& op
   };
   const auto own = [](const Child& child) { return child.own_failure(); };
   const auto failed = [](const Child& child) { return child.failed(); };
+  const auto stopped = [](const Child& child) { return child.stopped; };
   for (const std::function<bool(const Child&)>& choice :
-       {std::function<bool(const Child&)>(killed), {own}, {failed}}) {
+       {std::function<bool(const Child&)>(killed), {own}, {failed}, {stopped}}) {
     for (size_t i = 0; i < children.size() && result.rank < 0; ++i) {
       if (choice(children[i])) result.rank = static_cast<int>(i);
     }
@@ -233,6 +235,8 @@ SpawnResult spawn_processes(const SpawnOptions& options) {
   while (any(children, [](const Child& child) { return !child.ended; })) {
     if (signals.next() == SIGTERM) signal_all(children, SIGTERM);
     reap(children);
+    for (Child& child : children)
+      child.stopped = child.ended && WIFEXITED(child.status) && WEXITSTATUS(child.status) == options.stopped_code;
     if (!failed_at && any(children, [](const Child& child) { return child.failed(); })) failed_at = Clock::now();
     if (failed_at && Clock::now() - *failed_at > options.grace) signal_all(children, SIGKILL);
   }

@@ -17,6 +17,7 @@ struct SpawnOptions {
   uint16_t port = 0;  // of the store, on the loopback; 0: a free one
   // What the others get to stop by themselves after the first failure, before they are killed.
   std::chrono::milliseconds grace{800};
+  int stopped_code = -1;  // an exit code that is no failure but a stop on request: the others get all their time
   DescribeRank describe = describe_plainly;
 };
 

@@ -17,6 +17,14 @@ void need_gpu() {
 
 int device_count() { return c10::cuda::device_count(); }
 
+int compute_capability() {
+  int major = 0, minor = 0;
+  if (device_count() == 0 || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess)
+    return 0;
+  return 10 * major + minor;
+}
+
 CUstream_st* current_stream() {
   need_gpu();
   return c10::cuda::getCurrentCUDAStream().stream();

@@ -7,7 +7,8 @@ struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda {
 
-int device_count();  // 0 where there is no GPU, no driver, or no CUDA in this build
+int device_count();        // 0 where there is no GPU, no driver, or no CUDA in this build
+int compute_capability();  // of the first GPU, 90 for sm_90; 0 where there is none
 
 // The others throw base::Error("cuda", ...) where device_count() is 0.
 CUstream_st* current_stream();  // the calling thread's

@@ -11,6 +11,7 @@ namespace {
 }  // namespace
 
 int device_count() { return 0; }
+int compute_capability() { return 0; }
 
 CUstream_st* current_stream() { no_cuda(); }
 void set_device(int) { no_cuda(); }

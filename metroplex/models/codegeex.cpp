@@ -3,6 +3,7 @@
 #include "models/block.h"
 #include "models/decoder.h"
 #include "models/families.h"
+#include "nn/dropout_norm.h"
 #include "nn/recompute.h"
 
 namespace metroplex::models {
@@ -40,10 +41,9 @@ class TopQuerySegment final : public nn::Segment {
     const at::Tensor h = nn::normalize(final_norm_, x_sbh, saving_).x;
     const at::Tensor attended =
         attention_.forward(nn::normalize(input_norm_, h, saving_), batch, queries_.forward(positions_of(batch)));
-    const at::Tensor y =
-        nn::bias_dropout_add(attended, h, {attention_dropout_, attention_.output_bias(), place}, batch);
-    return nn::bias_dropout_add(mlp_.forward(nn::normalize(mlp_norm_, y, saving_)), y,
-                                {mlp_dropout_, mlp_.output_bias(), place}, batch);
+    const nn::ResidualAndNorm y = nn::bias_dropout_add_norm(
+        attended, h, {{attention_dropout_, attention_.output_bias(), place}, &mlp_norm_, saving_}, batch);
+    return nn::bias_dropout_add(mlp_.forward(y.normed), y.h, {mlp_dropout_, mlp_.output_bias(), place}, batch);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {

@@ -70,6 +70,8 @@ void run(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape)
       run_as<T, T>(pass, shape);
     } else if constexpr (kernels::kIsHalf<T>) {
       in == at::kFloat ? run_as<float, T>(pass, shape) : run_as<T, float>(pass, shape);
+    } else {
+      MPX_ASSERT(false, "dropout from ", c10::toString(in), " to ", c10::toString(out));
     }
   });
 }
@@ -84,6 +86,7 @@ DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, cons
 
 BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias) {
   const at::NoGradGuard no_grad;
+  MPX_ASSERT(x_sbh.is_contiguous(), "what is dropped and added in place is a fresh result");
   BiasDropoutAddOperands sum{x_sbh.detach(), {}, {}, {}};
   if (bias != nullptr) sum.bias = to_wide(bias->data);
   if (residual.defined()) sum.residual = residual.detach().contiguous();

@@ -29,6 +29,8 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
     } else if constexpr (kernels::kIsHalf<decltype(narrow)>) {
       MPX_ASSERT(in == at::kFloat, "a residual stream is of the type of the parameters or fp32");
       body(float{}, narrow);
+    } else {
+      MPX_ASSERT(false, "a norm of ", c10::toString(in), " with parameters of ", c10::toString(out));
     }
   });
 }

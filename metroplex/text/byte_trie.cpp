@@ -61,7 +61,9 @@ int32_t ByteTrie::find_base(const std::vector<unsigned char>& labels) {
     const auto is_free = [&](unsigned char label) { return units_[base + label].parent < 0; };
     if (std::all_of(labels.begin(), labels.end(), is_free)) break;
   }
-  search_from_ = taken * 20 >= (at - start) * 19 ? at : std::max(search_from_, first_free);
+  // What lies far behind is mostly taken; scanning its last holes for every node would be quadratic.
+  const bool far = at - start > 16 * kBytes, full = taken * 20 >= (at - start) * 19;
+  search_from_ = far ? at - kBytes : full ? at : std::max(search_from_, first_free);
   return static_cast<int32_t>(at - labels[0]);
 }
 

@@ -61,7 +61,7 @@ void JsonTokenizer::find_special_ids(const SpecialNames& names) {
 std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
   std::vector<int32_t> out;
   out.reserve(text.size() / 3 + 8);
-  ScratchPool<Scratch>::Lease scratch(*pool_);
+  ScratchPool<Scratch>::Lease scratch(*pool_, text.size());
   const size_t valid = valid_utf8_prefix(text);
   if (valid == text.size()) {
     encode_valid(text, *scratch, out);
@@ -128,7 +128,7 @@ std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_spe
     if (skip_special && it != added_by_id_.end() && parts_.added[it->second].special) continue;
     if (const std::string* token = spelling(id)) tokens.push_back(*token);
   }
-  ScratchPool<Scratch>::Lease scratch(*pool_);
+  ScratchPool<Scratch>::Lease scratch(*pool_, 0);
   return parts_.decoder.decode(std::move(tokens), scratch->words.regex);
 }
 

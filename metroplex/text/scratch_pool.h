@@ -13,15 +13,21 @@ class ScratchPool {
  public:
   class Lease {
    public:
-    explicit Lease(ScratchPool& pool) : pool_(pool), scratch_(pool.take()) {}
-    ~Lease() { pool_.give_back(std::move(scratch_)); }
+    // For a text of so many bytes. What a very long one has made large is not kept.
+    Lease(ScratchPool& pool, size_t text_bytes)
+        : pool_(pool), keeps_(text_bytes <= kKeptBytes), scratch_(pool.take()) {}
+    ~Lease() {
+      if (keeps_) pool_.give_back(std::move(scratch_));
+    }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     Scratch& operator*() { return *scratch_; }
     Scratch* operator->() { return scratch_.get(); }
 
    private:
+    static constexpr size_t kKeptBytes = size_t{4} << 20;
     ScratchPool& pool_;
+    bool keeps_;
     std::unique_ptr<Scratch> scratch_;
   };
 

@@ -76,7 +76,7 @@ SentencePieceBpe::SentencePieceBpe(const SentencePieceFile& file)
 }
 
 std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized) const {
-  ScratchPool<BpeScratch>::Lease scratch(pool_);
+  ScratchPool<BpeScratch>::Lease scratch(pool_, normalized.size());
   std::vector<int32_t> ids;
   ids.reserve(normalized.size() / 3 + 8);
   size_t done = 0;

@@ -16,6 +16,8 @@
 namespace metroplex::text {
 namespace {
 
+constexpr size_t kMaxPieceBytes = 4096;  // rules are looked for at every cut of a piece
+
 // One field of a protobuf message: its number, and bytes or a number.
 struct Field {
   uint32_t number = 0;
@@ -93,6 +95,8 @@ class Reader {
     require(!out.text.empty() && out.text.find('\0') == std::string_view::npos &&
                 valid_utf8_prefix(out.text) == out.text.size(),
             "has a piece ", index, " that is empty or not text");
+    require(out.text.size() <= kMaxPieceBytes, "has a piece ", index, " of ", out.text.size(), " bytes; at most ",
+            kMaxPieceBytes, " are read");
     require(std::isfinite(out.score) && std::abs(out.score) < 1e9f, "has a piece ", index,
             " whose score is out of range");
     return out;

@@ -1,6 +1,6 @@
 // A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts are those of
 // the package's release 0.2.3, whichever release of the library is installed: it trains models and cuts text into
-// words or characters, the rest is done here, several times faster.
+// words or characters (and knows no control pieces in text there), the rest is done here, several times faster.
 #pragma once
 
 #include <memory>

@@ -162,7 +162,7 @@ void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& s
 }
 
 std::vector<int32_t> UnigramModel::encode(std::string_view normalized) const {
-  ScratchPool<Scratch>::Lease scratch(pool_);
+  ScratchPool<Scratch>::Lease scratch(pool_, normalized.size());
   std::vector<int32_t> ids;
   ids.reserve(normalized.size() / 3 + 8);
   float score = 0;

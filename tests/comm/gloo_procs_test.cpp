@@ -248,6 +248,18 @@ TEST(Spawn, TellsTheExitCodeAndStopsTheRest) {
   EXPECT_EQ(result.message, "rank 1 failed: exit code 5");
 }
 
+TEST(Spawn, AStopOnRequestIsNoFailureAndLeavesTheOthersTheirTime) {
+  if (launch_from_environment()) return;
+  SpawnOptions spawn;
+  spawn.num_processes = 2;
+  spawn.grace = 50ms;
+  spawn.stopped_code = 16;
+  spawn.command = {"sh", "-c", "[ $METROPLEX_RANK = 1 ] || sleep 0.5; exit 16"};
+  const auto start = Clock::now();
+  EXPECT_EQ(spawn_processes(spawn).exit_code, 16);
+  EXPECT_GE(Clock::now() - start, 500ms);
+}
+
 TEST(Spawn, TellsWhatEveryRankNeedsToKnow) {
   if (launch_from_environment()) return;
   SpawnOptions spawn;

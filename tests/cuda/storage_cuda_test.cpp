@@ -1,7 +1,4 @@
 // Rows of tables, and optimizer state in fewer bits, on a GPU: the bits of their CPU twins.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <tuple>
 
 #include "base/error.h"
@@ -10,29 +7,12 @@
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/optimizer_storage.h"
+#include "cuda/twins.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
 bool no_gpu() { return device_count() == 0 || !compiled(); }
-
-template <class T>
-constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble
-                                 : std::is_same_v<T, Bf16> ? at::kBFloat16
-                                 : std::is_same_v<T, F16>  ? at::kHalf
-                                                           : at::kFloat;
-
-template <class T>
-at::Tensor values(std::vector<int64_t> sizes, double step) {
-  int64_t numel = 1;
-  for (const int64_t size : sizes) numel *= size;
-  return at::arange(1, numel + 1, at::kDouble).mul(step).sin().mul(3).to(kType<T>).view(sizes);
-}
-
-template <class T>
-T* data(const at::Tensor& x) {
-  return static_cast<T*>(x.mutable_data_ptr());
-}
 
 // Some rows often, some never, some outside the table.
 at::Tensor some_indices(int64_t count, int64_t rows) {

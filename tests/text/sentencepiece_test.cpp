@@ -233,9 +233,12 @@ TEST(SentencePiece, GivesTheIdsOfThePackageForLongDocuments) {
   }
 }
 
-// One field of a protobuf message that is shorter than 128 bytes.
+// One field of a protobuf message.
 std::string field(char number, const std::string& bytes) {
-  return std::string(1, static_cast<char>(number << 3 | 2)) + static_cast<char>(bytes.size()) + bytes;
+  std::string out(1, static_cast<char>(number << 3 | 2));
+  size_t size = bytes.size();
+  for (; size >= 128; size >>= 7) out += static_cast<char>((size & 127) | 128);
+  return out + static_cast<char>(size) + bytes;
 }
 std::string piece(const std::string& text, char type) { return field(1, field(1, text) + "\x18" + type); }
 
@@ -248,6 +251,8 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   EXPECT_NE(error(piece("<unk>", 2) + piece("<u>", 2) + piece("a", 1)).find("2 unknown"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("a", 1)).find("'a' twice"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2)).find("no pieces to cut"), std::string::npos);
+  EXPECT_EQ(error(piece("<unk>", 2) + piece(std::string(4096, 'a'), 1)), "");
+  EXPECT_NE(error(piece("<unk>", 2) + piece(std::string(4097, 'a'), 1)).find("of 4097 bytes"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("<0x41>", 6)).find("byte_fallback"), std::string::npos);
 }
 

@@ -5,5 +5,7 @@
 namespace metroplex::cuda::kernels {
 
 bool compiled();
+// For a GPU of this compute capability, 90 for sm_90: code for sm_90a runs on no other.
+bool compiled_for(int compute_capability);
 
 }  // namespace metroplex::cuda::kernels

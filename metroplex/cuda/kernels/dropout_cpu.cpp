@@ -14,14 +14,7 @@ namespace {
                                 int64_t end) {                                                           \
     for (int64_t row = begin; row < end; ++row) drop_row(o, s, row);                                     \
   }
-MPX_ROWS(float, float)
-MPX_ROWS(double, double)
-MPX_ROWS(Bf16, Bf16)
-MPX_ROWS(F16, F16)
-MPX_ROWS(Bf16, float)
-MPX_ROWS(F16, float)
-MPX_ROWS(float, Bf16)
-MPX_ROWS(float, F16)
+MPX_FOR_ELEMENT_CASTS(MPX_ROWS)
 #undef MPX_ROWS
 
 }  // namespace

@@ -18,7 +18,7 @@ struct Rows {
   int64_t begin, end;
 };
 
-#define MPX_ROWS(In, Out)                                                                                  \
+#define MPX_ROWS(Out, In)                                                                                  \
   MPX_HALF_CLONES void forward_rows(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm, \
                                     const DropoutNormShape& s, Rows rows) {                                \
     for (int64_t row = rows.begin; row < rows.end; ++row) {                                                \
@@ -36,12 +36,7 @@ struct Rows {
       drop_row(drop, s.dropout, row);                                                                      \
     }                                                                                                      \
   }
-MPX_ROWS(float, float)
-MPX_ROWS(double, double)
-MPX_ROWS(Bf16, Bf16)
-MPX_ROWS(F16, F16)
-MPX_ROWS(float, Bf16)
-MPX_ROWS(float, F16)
+MPX_FOR_ELEMENT_PAIRS(MPX_ROWS)
 #undef MPX_ROWS
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace metroplex::cuda::kernels {
 namespace {
 
 // One set of clones for all types, and the same in dropout_norm_cpu.cpp: equal bits need equal instructions.
-#define MPX_ROWS(In, Out)                                                                                            \
+#define MPX_ROWS(Out, In)                                                                                            \
   MPX_HALF_CLONES void forward_rows(const NormForward<In, Out>& p, const NormShape& s, int64_t begin, int64_t end) { \
     for (int64_t row = begin; row < end; ++row) norm_forward_row(p, s, row);                                         \
   }                                                                                                                  \
@@ -19,12 +19,7 @@ namespace {
     const int64_t end = blocks.end(block);                                                                           \
     for (int64_t row = blocks.begin(block); row < end; ++row) norm_backward_row(p, s, row, dweight, dbias);          \
   }
-MPX_ROWS(float, float)
-MPX_ROWS(double, double)
-MPX_ROWS(Bf16, Bf16)
-MPX_ROWS(F16, F16)
-MPX_ROWS(float, Bf16)
-MPX_ROWS(float, F16)
+MPX_FOR_ELEMENT_PAIRS(MPX_ROWS)
 #undef MPX_ROWS
 
 }  // namespace
