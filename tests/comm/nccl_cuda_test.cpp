@@ -4,13 +4,13 @@
 
 #include "comm/backends/backend.h"
 #include "comm/backends/nccl.h"
-#include "cuda/device.h"
+#include "support/gpu.h"
 
 namespace metroplex::comm {
 namespace {
 
 TEST(Nccl, AnOperationIsUnderWayUntilItIsWaitedFor) {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  MPX_NEED_GPU();
   GlooContext control({});
   const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
   const std::shared_ptr<GroupBackend> backend = nccl->backend("world", {0});

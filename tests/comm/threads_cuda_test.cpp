@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/p2p.h"
-#include "cuda/device.h"
+#include "support/gpu.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
 
@@ -52,7 +52,7 @@ void check_on_gpu(const comm::Group& group, at::ScalarType type) {
 }
 
 TEST(ThreadsOnGpu, CollectivesWaitForWhatTheirTensorsWaitFor) {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  MPX_NEED_GPU();
   for (const bool own_streams : {false, true}) {
     SCOPED_TRACE(own_streams ? "a stream a rank" : "one stream");
     run_on_gpu(4, [&](const comm::World& world) {
@@ -67,7 +67,7 @@ TEST(ThreadsOnGpu, CollectivesWaitForWhatTheirTensorsWaitFor) {
 }
 
 TEST(ThreadsOnGpu, MessagesArriveAsTheyWereSent) {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  MPX_NEED_GPU();
   run_on_gpu(4, [&](const comm::World& world) {
     const comm::Group& ring = world.groups().tp;
     const int next = (ring.index() + 1) % 4, prev = (ring.index() + 3) % 4;

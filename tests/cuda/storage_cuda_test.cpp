@@ -4,15 +4,13 @@
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/block8.h"
-#include "cuda/kernels/compiled.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/optimizer_storage.h"
 #include "cuda/twins.h"
+#include "support/gpu.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-bool no_gpu() { return device_count() == 0 || !compiled(); }
 
 // Some rows often, some never, some outside the table.
 at::Tensor some_indices(int64_t count, int64_t rows) {
@@ -45,7 +43,7 @@ void check_scatter(const TableShape& s) {
 constexpr TableShape kShapes[] = {{40, 16, 100}, {1000, 257, 3000}, {5, 1, 1}, {64, 768, 0}};
 
 TEST(EmbeddingKernelsCuda, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
-  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  MPX_NEED_GPU_KERNELS();
   for (const TableShape& s : kShapes) {
     SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.width << ", " << s.count << " indices");
 #define MPX_CHECK_GATHER(T) check_gather<T>(s, false), check_gather<T>(s, true)
@@ -56,7 +54,7 @@ TEST(EmbeddingKernelsCuda, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
 }
 
 TEST(StorageKernelsCuda, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
-  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  MPX_NEED_GPU_KERNELS();
   for (const int64_t n : {1, 255, 256, 257, 100000}) {
     SCOPED_TRACE(n);
     const at::Tensor x = values<float>({n}, 0.37) * at::arange(n, at::kFloat).remainder(40).sub(30).exp2();
@@ -86,14 +84,6 @@ TEST(StorageKernelsCuda, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
     EXPECT_TRUE(at::equal(grest.cpu(), rest));
     EXPECT_TRUE(at::equal(gback.cpu(), x));
   }
-}
-
-TEST(Device, WithoutAGpuEveryQuestionButTheirNumberSaysSo) {
-  if (device_count() > 0) GTEST_SKIP() << "there is a GPU";
-  EXPECT_THROW(current_stream(), base::Error);
-  EXPECT_THROW(set_device(0), base::Error);
-  EXPECT_THROW(synchronize(), base::Error);
-  EXPECT_THROW(allocator_peak(), base::Error);
 }
 
 }  // namespace

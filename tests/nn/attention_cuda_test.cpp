@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cuda/device.h"
+#include "support/gpu.h"
 #include "nn/attention.h"
 
 namespace metroplex::nn {
@@ -59,7 +59,7 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch) {
 }
 
 TEST(CoreAttentionOnGpu, IsThePlainOneOfTheCpu) {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  MPX_NEED_GPU();
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Shape& s : {Shape{16, 16, 2, 4, 4, 16}, Shape{33, 33, 3, 6, 2, 24}, Shape{130, 130, 1, 2, 1, 64},
                            Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16}}) {

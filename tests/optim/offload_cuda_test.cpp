@@ -3,19 +3,16 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 #include "optim/clip.h"
 #include "optim/host_pieces.h"
 #include "optim/tools.h"
+#include "support/gpu.h"
 
 namespace metroplex::test {
 namespace {
 
-bool no_gpu() { return cuda::device_count() == 0 || !cuda::kernels::compiled(); }
-
 TEST(HostPiecesOnGpu, TheStepStandsInTheOrderOfTheStream) {
-  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  MPX_NEED_GPU_KERNELS();
   constexpr int64_t kSize = 1 << 20, kPieces = 7;
   const auto options = at::TensorOptions().device(at::kCUDA).dtype(at::kFloat);
   const at::Tensor values = at::zeros({kPieces * kSize}, options), gradient = at::zeros({kPieces * kSize}, options);
@@ -36,7 +33,7 @@ TEST(HostPiecesOnGpu, TheStepStandsInTheOrderOfTheStream) {
 }
 
 TEST(GradientStatsOnGpu, AreThoseOfTheCpu) {
-  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc";
+  MPX_NEED_GPU_KERNELS();
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     std::vector<nn::Param> host{make_param("a", values({70, 1000}, 1, dtype)),
                                 make_param("b", values({3}, 2, dtype))};

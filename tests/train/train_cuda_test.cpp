@@ -1,8 +1,7 @@
 // Training on a GPU against training on the CPU: one rank, ranks as threads that share the GPU, ZeRO, offload and
 // checkpoints. float64 shows that the computation is the same; fp32 and bf16, that it is as exact as they allow. SGD
 // there: Adam divides small gradients by their size, and their rounding with them.
-#include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
+#include "support/gpu.h"
 #include "train/state.h"
 #include "train/support.h"
 #include "train/verify.h"
@@ -11,10 +10,6 @@ namespace metroplex::test {
 namespace {
 
 using train::LayoutRun;
-
-bool no_gpu() { return cuda::device_count() == 0 || !cuda::kernels::compiled(); }
-#define MPX_NEED_GPU() \
-  if (no_gpu()) GTEST_SKIP() << "no GPU, or built without nvcc"
 
 void run_on(int gpu, const config::Config& config, const Cut& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
@@ -61,7 +56,7 @@ constexpr Allowed kFloat32{1e-5, 2e-6};
 constexpr Allowed kBf16{5e-3, 2e-3};
 
 TEST(TrainOnGpu, AStepOfEveryFamilyIsTheStepOfTheCpuInFloat64) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   config::Config codegeex = small_gpt();
   codegeex.model.family = "codegeex";
   for (const config::Config& config : {small_gpt(), small_llama(), codegeex}) {
@@ -71,7 +66,7 @@ TEST(TrainOnGpu, AStepOfEveryFamilyIsTheStepOfTheCpuInFloat64) {
 }
 
 TEST(TrainOnGpu, Fp32AndBf16AreAsExactAsTheyAllow) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   for (const config::Config& config : {small_gpt(), small_llama()}) {
     SCOPED_TRACE(config.model.family);
     expect_close(trained(0, plain(config, "fp32")), trained(-1, plain(config, "fp32")), kFloat32);
@@ -80,7 +75,7 @@ TEST(TrainOnGpu, Fp32AndBf16AreAsExactAsTheyAllow) {
 }
 
 TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   for (const char* optimizer : {"adam", "sgd", "lion", "muon"}) {
     config::Config config = small_gpt();
     config.optim.optimizer = optimizer;
@@ -98,7 +93,7 @@ TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
 }
 
 TEST(TrainOnGpu, RanksThatShareAGpuAreOneRank) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   const LayoutRun reference = trained(-1, small_gpt());
   for (const Cut& layout :
        {Cut{.tp = 2}, Cut{.tp = 2, .pp = 2}, Cut{.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true}, Cut{.dp = 4}}) {
@@ -108,7 +103,7 @@ TEST(TrainOnGpu, RanksThatShareAGpuAreOneRank) {
 }
 
 TEST(TrainOnGpu, ZeroStagesRecomputeAndOffloadChangeNothing) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   const LayoutRun reference = trained(-1, small_gpt());
   for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
     for (const bool offload : {false, true}) {
@@ -125,7 +120,7 @@ TEST(TrainOnGpu, ZeroStagesRecomputeAndOffloadChangeNothing) {
 }
 
 TEST(TrainOnGpu, TwentyStepsFollowTheCpusLossDownwards) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   config::Config config = plain(small_llama(), "fp32");
   config.optim.lr = 0.1;
   config.optim.clip_grad = 1.0;
@@ -136,7 +131,7 @@ TEST(TrainOnGpu, TwentyStepsFollowTheCpusLossDownwards) {
 }
 
 TEST(TrainOnGpu, TheSameRunHasTheSameBits) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   const config::Config config = plain(small_gpt(), "fp32");
   const LayoutRun once = trained(0, config, {.tp = 2, .dp = 2}), again = trained(0, config, {.tp = 2, .dp = 2});
   EXPECT_EQ(once.losses, again.losses);
@@ -144,7 +139,7 @@ TEST(TrainOnGpu, TheSameRunHasTheSameBits) {
 }
 
 TEST(TrainOnGpu, FirstWeightsAreThoseOfTheCpu) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   for (const char* dtype : {"fp64", "fp32", "bf16", "fp16"}) {
     config::Config config = small_gpt();
     config.precision.params_dtype = dtype;
@@ -154,7 +149,7 @@ TEST(TrainOnGpu, FirstWeightsAreThoseOfTheCpu) {
 }
 
 TEST(TrainOnGpu, ACheckpointOfTheGpuGoesOnOnTheCpu) {
-  MPX_NEED_GPU();
+  MPX_NEED_GPU_KERNELS();
   const Folder folder;
   config::Config config = small_gpt();
   config.precision.params_dtype = "bf16";
