@@ -40,7 +40,6 @@ foreach(script IN LISTS app_tests)
   add_test(NAME ${name} COMMAND bash "${script}" "$<TARGET_FILE:metroplex>" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200 RUN_SERIAL ON)  # they measure seconds
 endforeach()
-find_program(PYTHON3 python3 REQUIRED)
 add_test(NAME layers COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/scripts/check_layers.py")
 add_test(NAME format COMMAND bash "${CMAKE_SOURCE_DIR}/scripts/check_format.sh")
 

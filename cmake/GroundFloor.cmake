@@ -36,6 +36,9 @@ add_executable(metroplex_vectors ${vector_runners})
 target_include_directories(metroplex_vectors PRIVATE "${CMAKE_SOURCE_DIR}/tests")
 target_link_libraries(metroplex_vectors PRIVATE metroplex_config metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_sim metroplex_data)
 add_test(NAME metroplex_vectors COMMAND metroplex_vectors "${CMAKE_SOURCE_DIR}/tests/vectors")
+find_program(PYTHON3 python3 REQUIRED)
+add_test(NAME metroplex_vectors_mutations COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/conformance/mutations_test.py"
+  "$<TARGET_FILE:metroplex_vectors>" "${CMAKE_SOURCE_DIR}/tests/vectors")
 
 # libFuzzer targets over the parsers.
 if(METROPLEX_FUZZERS)

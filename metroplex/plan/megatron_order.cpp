@@ -101,18 +101,24 @@ class LayerWriter {
       result.chunk_and_layer.push_back(std::pair{chunk, i});
       return;
     }
-    const int layer = first + num_layers(entry) - i;
-    result.order.push_back(-layer);
-    result.chunk_and_layer.push_back(std::nullopt);
-    if (split_) {
-      result.order.push_back(-layer - 0.5);
-      result.chunk_and_layer.push_back(std::nullopt);
-    }
+    backward(-(first + num_layers(entry) - i));
+  }
+
+  // The weight gradient of layer i of a backward, counted from the last layer.
+  void weight_gradient(int entry, int i) {
+    if (!split_) return;
+    const int first = first_.at(static_cast<size_t>(std::abs(entry) - 1));
+    backward(-(first + num_layers(entry) - i) - 0.5);
   }
 
   LayerOrder result;
 
  private:
+  void backward(double layer) {
+    result.order.push_back(layer);
+    result.chunk_and_layer.push_back(std::nullopt);
+  }
+
   std::vector<int> layers_, first_;
   bool split_;
 };
@@ -129,8 +135,13 @@ LayerOrder overlap_layer_order(const std::vector<int>& order, const std::vector<
     const int steps = std::max(writer.num_layers(backward), pair ? writer.num_layers(forward) : 0);
     for (int layer = 0; layer < steps; ++layer) {
       if (pair && layer < writer.num_layers(forward)) writer.step(forward, layer);
-      if (layer < writer.num_layers(backward)) writer.step(backward, layer);
+      if (layer >= writer.num_layers(backward)) continue;
+      writer.step(backward, layer);
+      if (backward < 0 && layer + 1 < writer.num_layers(backward)) writer.weight_gradient(backward, layer);
     }
+    // That of a backward's last layer waits for the rest of a longer forward.
+    if (backward < 0 && writer.num_layers(backward) > 0)
+      writer.weight_gradient(backward, writer.num_layers(backward) - 1);
     if (pair) ++i;
   }
   return std::move(writer.result);

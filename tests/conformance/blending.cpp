@@ -30,19 +30,19 @@ Json bounds_json(const data::SplitBounds& bounds) {
 }
 
 std::string blend(const Json& c, const data::BlendIndex& index) {
-  if (auto problem = compare(list(index.dataset), c["dataset_index"]); !problem.empty()) return problem;
-  if (auto problem = compare(list(index.sample), c["dataset_sample_index"]); !problem.empty()) return problem;
+  if (auto problem = compare_list(list(index.dataset), c, "dataset_index"); !problem.empty()) return problem;
+  if (auto problem = compare_list(list(index.sample), c, "dataset_sample_index"); !problem.empty()) return problem;
   if (!c.contains("counts")) return "";
-  std::vector<int64_t> counts(c["counts"].size(), 0);
+  std::vector<int64_t> counts(c.at("counts").size(), 0);
   for (const int16_t d : index.dataset) ++counts[static_cast<size_t>(d)];
-  return compare(counts, c["counts"]);
+  return compare_list(counts, c, "counts");
 }
 
 std::string split(const Json& c) {
-  const auto shares = data::parse_split(c["split"]);
+  const auto shares = data::parse_split(c.at("split"));
   const auto bounds = data::split_bounds(shares);
-  if (auto problem = compare(list(shares), c["vector"]); !problem.empty()) return problem;
-  if (auto problem = compare(bounds_json(bounds), c["matrix"]); !problem.empty()) return problem;
+  if (auto problem = compare_list(list(shares), c, "vector"); !problem.empty()) return problem;
+  if (auto problem = compare_list(bounds_json(bounds), c, "matrix"); !problem.empty()) return problem;
   for (const auto& [key, expected] : c.items()) {  // ranges_for_<n>
     int n = 0;
     if (std::sscanf(key.c_str(), "ranges_for_%d", &n) != 1) continue;
@@ -103,22 +103,22 @@ std::string compare_split(const data::Dataset& dataset, const Json& expected) {
   got["tokens_first6"] = first;
   for (const auto& [key, value] : got.items()) {
     if (!expected.contains(key)) continue;
-    if (auto problem = compare(value, expected[key]); !problem.empty()) return key + ": " + problem;
+    if (auto problem = compare_list(value, expected, key); !problem.empty()) return problem;
   }
   return "";
 }
 
 data::Splits build(const Json& c, const Scratch& scratch) {
   config::Data config;
-  for (size_t i = 0; i < c["doc_lengths"].size(); ++i) {
-    write_corpus(c["doc_lengths"][i], i, scratch.prefix(i));
-    if (!c["weights"].is_null()) config.data_path.push_back(c["weights"][i].dump());
+  for (size_t i = 0; i < c.at("doc_lengths").size(); ++i) {
+    write_corpus(c.at("doc_lengths").at(i), i, scratch.prefix(i));
+    if (!c.at("weights").is_null()) config.data_path.push_back(c.at("weights").at(i).dump());
     config.data_path.push_back(scratch.prefix(i));
   }
-  config.split = c["split"];
-  const auto sizes = c["sizes"].get<std::vector<Json>>();
+  config.split = c.at("split");
+  const auto sizes = c.at("sizes").get<std::vector<Json>>();
   const auto size = [&](size_t i) { return sizes[i].is_null() ? int64_t{-1} : sizes[i].get<int64_t>(); };
-  return data::build_datasets(config, c["sequence_length"], c["seed"], {size(0), size(1), size(2)});
+  return data::build_datasets(config, c.at("sequence_length"), c.at("seed"), {size(0), size(1), size(2)});
 }
 
 std::string end_to_end(const Json& c) {
@@ -128,11 +128,11 @@ std::string end_to_end(const Json& c) {
   try {
     splits = build(c, scratch);
   } catch (const base::Error& error) { refused = error.what(); }
-  if (c.contains("error")) return refused.empty() ? "accepted, should be refused with " + c["error"].dump() : "";
+  if (c.contains("error")) return refused.empty() ? "accepted, should be refused with " + c.at("error").dump() : "";
   if (!refused.empty()) return "refused: " + refused;
   const std::array<const data::Dataset*, 3> got{splits.train.get(), splits.valid.get(), splits.test.get()};
-  for (size_t i = 0; i < c["splits"].size() && i < 3; ++i) {
-    const Json& expected = c["splits"][i];
+  for (size_t i = 0; i < c.at("splits").size() && i < 3; ++i) {
+    const Json& expected = c.at("splits").at(i);
     const std::string name = data::kSplitNames[i];
     if (expected.is_null() != (got[i] == nullptr)) return name + (got[i] ? " should be empty" : " is missing");
     if (expected.is_null()) continue;
@@ -146,7 +146,7 @@ std::string end_to_end(const Json& c) {
 Json complete(const Json& c, const Json& file) {
   if (c.contains("doc_lengths")) return c;
   for (const Json& other : cases(file, "end_to_end")) {
-    if (!other.contains("doc_lengths") || other["doc_lengths"].size() != 2) continue;
+    if (!other.contains("doc_lengths") || other.at("doc_lengths").size() != 2) continue;
     Json whole = other;
     whole.update(c);
     whole["weights"] = nullptr;
@@ -157,25 +157,25 @@ Json complete(const Json& c, const Json& file) {
 
 void arithmetic(const Json& file, Report& report) {
   for (const Json& c : cases(file, "split_matrix_two")) {
-    report.check("overlap of " + c["a"].dump(), [&] {
-      return compare(
-          bounds_json(data::split_bounds(c["a"].get<std::array<double, 3>>(), c["b"].get<std::array<double, 3>>())),
-          c["matrix"]);
+    report.check("overlap of " + c.at("a").dump(), c, [&] {
+      return compare(bounds_json(data::split_bounds(c.at("a").get<std::array<double, 3>>(),
+                                                    c.at("b").get<std::array<double, 3>>())),
+                     c.at("matrix"));
     });
   }
   for (const Json& c : cases(file, "get_blend_from_list")) {
-    report.check("blend " + c["input"].dump(), [&] {
-      const auto got = data::parse_blend(c["input"].is_null() ? std::vector<std::string>{}
-                                                              : c["input"].get<std::vector<std::string>>());
-      if (!got) return compare(Json(), c["output"]);
-      return compare(Json{got->prefixes, got->weights ? Json(*got->weights) : Json()}, c["output"]);
+    report.check("blend " + c.at("input").dump(), c, [&] {
+      const auto got = data::parse_blend(c.at("input").is_null() ? std::vector<std::string>{}
+                                                                 : c.at("input").get<std::vector<std::string>>());
+      if (!got) return compare_list(Json(), c, "output");
+      return compare_list(Json{got->prefixes, got->weights ? Json(*got->weights) : Json()}, c, "output");
     });
   }
   for (const Json& c : cases(file, "sizes")) {
-    report.check("sizes " + c["weights"].dump(), [&] {
-      return compare(
-          list(data::sizes_per_dataset(c["weights"], c["target"].get<std::array<int64_t, 3>>(), c["surplus"])),
-          c["sizes"]);
+    report.check("sizes " + c.at("weights").dump(), c, [&] {
+      return compare(list(data::sizes_per_dataset(c.at("weights"), c.at("target").get<std::array<int64_t, 3>>(),
+                                                  c.at("surplus"))),
+                     c.at("sizes"));
     });
   }
 }
@@ -184,18 +184,20 @@ void arithmetic(const Json& file, Report& report) {
 
 void run_blending(const Json& file, Report& report) {
   for (const Json& c : cases(file, "blending"))
-    report.check("blend " + c["weights"].dump(),
-                 [&] { return blend(c, data::build_blend_index(c["weights"], c["size"])); });
+    report.check("blend " + c.at("weights").dump(), c,
+                 [&] { return blend(c, data::build_blend_index(c.at("weights"), c.at("size"))); });
   for (const Json& c : cases(file, "exhaustive")) {
-    report.check("exhaustive " + c["sizes"].dump(),
-                 [&] { return blend(c, data::build_exhaustive_blend_index(c["sizes"])); });
+    report.check("exhaustive " + c.at("sizes").dump(), c,
+                 [&] { return blend(c, data::build_exhaustive_blend_index(c.at("sizes"))); });
   }
-  for (const Json& c : cases(file, "splits")) report.check("split " + c["split"].dump(), [&] { return split(c); });
+  for (const Json& c : cases(file, "splits"))
+    report.check("split " + c.at("split").dump(), c, [&] { return split(c); });
   arithmetic(file, report);
   for (const Json& c : cases(file, "end_to_end")) {
     const Json whole = complete(c, file);
-    if (whole.is_null()) report.wait(c["name"], "a case of two datasets in the same file, whose documents it shares");
-    else report.check(c["name"], [&] { return end_to_end(whole); });
+    if (whole.is_null())
+      report.wait(c.at("name"), "a case of two datasets in the same file, whose documents it shares");
+    else report.check(c.at("name"), [&] { return end_to_end(whole); });
   }
 }
 

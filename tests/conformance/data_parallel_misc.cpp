@@ -16,12 +16,12 @@ namespace {
 
 data::SamplerOptions options_of(const Json& c, int64_t rank) {
   data::SamplerOptions options;
-  options.total_samples = c["total"];
+  options.total_samples = c.at("total");
   options.consumed_samples = c.value("consumed", 0);
   options.micro_batch_size = c.value("micro_batch", 1);
-  options.dp_size = c["dp"];
+  options.dp_size = c.at("dp");
   options.dp_index = rank;
-  options.type = c["type"] == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
+  options.type = c.at("type") == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
   options.data_sharding = c.value("data_sharding", true);
   options.drop_last = c.value("drop_last", true);
   return options;
@@ -31,11 +31,11 @@ data::SamplerOptions options_of(const Json& c, int64_t rank) {
 Json batches_of(const Json& c, int64_t rank) {
   const auto options = options_of(c, rank);
   Json out = Json::array();
-  if (c["type"] == "full_validation") {
+  if (c.at("type") == "full_validation") {
     for (const int64_t i : data::full_validation_indices(options.total_samples, rank, options.dp_size))
       out.push_back({i});
-  } else if (c["type"] == "hybrid_cp") {
-    const int64_t global = c["global_batch"];
+  } else if (c.at("type") == "hybrid_cp") {
+    const int64_t global = c.at("global_batch");
     for (int64_t first = options.consumed_samples; first + global <= options.total_samples; first += global)
       out.push_back(data::global_batch_indices(first, global, options));
   } else {
@@ -49,14 +49,14 @@ Json batches_of(const Json& c, int64_t rank) {
 std::string sampler(const Json& c) {
   Json got = Json::array(), lengths = Json::array();
   try {
-    for (int64_t rank = 0; rank < c["dp"].get<int64_t>(); ++rank) {
+    for (int64_t rank = 0; rank < c.at("dp").get<int64_t>(); ++rank) {
       got.push_back(batches_of(c, rank));
       lengths.push_back(got.back().size());
     }
   } catch (const base::Error& error) { return c.contains("error") ? "" : std::string("refused: ") + error.what(); }
-  if (c.contains("error")) return "accepted, should be refused with " + c["error"].dump();
-  Json expected = c["batches_per_rank"];
-  if (c["type"] == "cyclic") {
+  if (c.contains("error")) return "accepted, should be refused with " + c.at("error").dump();
+  Json expected = c.at("batches_per_rank");
+  if (c.at("type") == "cyclic") {
     // Where the epoch does not divide evenly Megatron hands the first ranks a batch more than the last one, which
     // would leave the last waiting; here every rank has as many as the last.
     const size_t fewest = expected.empty() ? 0 : expected.back().size();
@@ -64,12 +64,12 @@ std::string sampler(const Json& c) {
       rank.erase(rank.begin() + static_cast<int64_t>(std::min(fewest, rank.size())), rank.end());
   }
   if (auto problem = compare(got, expected); !problem.empty()) return problem;
-  return c.contains("len_per_rank") ? compare(lengths, c["len_per_rank"]) : "";
+  return c.contains("len_per_rank") ? compare_list(lengths, c, "len_per_rank") : "";
 }
 
 std::string sample_counts(const Json& defaults, const Json& c) {
   Json args = defaults;
-  args.update(c["args"]);
+  args.update(c.at("args"));
   const auto number = [&](const char* key) {
     return args.contains(key) && !args[key].is_null() ? args[key].get<int64_t>() : int64_t{0};
   };
@@ -83,55 +83,58 @@ std::string sample_counts(const Json& defaults, const Json& c) {
   options.start_eval_at_iter = number("start_eval_at_iter");
   options.skip_train = args.value("skip_train", false);
   options.full_validation = args.value("full_validation", false);
-  if (args.contains("phase_transition_iterations") && !args["phase_transition_iterations"].is_null())
-    options.phase_transition_iterations = args["phase_transition_iterations"].get<std::vector<int64_t>>();
+  if (args.contains("phase_transition_iterations") && !args.at("phase_transition_iterations").is_null())
+    options.phase_transition_iterations = args.at("phase_transition_iterations").get<std::vector<int64_t>>();
   options.iteration = number("iteration");
   const auto counts = data::sample_counts(options);
-  return compare({counts.train, counts.valid < 0 ? Json() : Json(counts.valid), counts.test}, c["result"]);
+  return compare_list({counts.train, counts.valid < 0 ? Json() : Json(counts.valid), counts.test}, c, "result");
 }
 
 }  // namespace
 
 void run_data_parallel_misc(const Json& file, Report& report) {
   for (const Json& c : cases(file, "cp_zigzag")) {
-    report.check(base::concat("zigzag ", c["seq"], " over ", c["cp"]), [&] {
+    report.check(base::concat("zigzag ", c.at("seq"), " over ", c.at("cp")), c, [&] {
       Json got = Json::array();
-      for (int64_t rank = 0; rank < c["cp"].get<int64_t>(); ++rank)
-        got.push_back(data::zigzag_positions(c["seq"], c["cp"], rank));
-      return compare(got, c["positions_per_rank"]);
+      for (int64_t rank = 0; rank < c.at("cp").get<int64_t>(); ++rank)
+        got.push_back(data::zigzag_positions(c.at("seq"), c.at("cp"), rank));
+      return compare_list(got, c, "positions_per_rank");
     });
   }
   for (const Json& c : cases(file, "merge_cu_seqlens")) {
-    report.check("merged borders " + c["cu_seqlens"].dump(), [&] {
-      return compare(data::merge_borders(c["cu_seqlens"].get<std::vector<std::vector<int32_t>>>(), c["seq_length"]),
-                     c["merged"]);
+    report.check("merged borders " + c.at("cu_seqlens").dump(), c, [&] {
+      return compare(
+          data::merge_borders(c.at("cu_seqlens").get<std::vector<std::vector<int32_t>>>(), c.at("seq_length")),
+          c.at("merged"));
     });
   }
   for (const Json& c : cases(file, "samplers")) {
-    report.check(base::concat("sampler ", c["type"], " total ", c["total"], " consumed ", c.value("consumed", 0)),
-                 [&] { return sampler(c); });
+    report.check(
+        base::concat("sampler ", c.at("type"), " total ", c.at("total"), " consumed ", c.value("consumed", 0)),
+        [&] { return sampler(c); });
   }
   for (const Json& c : cases(file, "torch_randperm")) {
-    report.check(base::concat("randperm ", c["n"], " seed ", c["seed"]),
-                 [&] { return compare(data::torch_randperm(c["n"], c["seed"]), c["randperm"]); });
+    report.check(base::concat("randperm ", c.at("n"), " seed ", c.at("seed")), c,
+                 [&] { return compare_list(data::torch_randperm(c.at("n"), c.at("seed")), c, "randperm"); });
   }
   for (const Json& c : cases(file, "padded_vocab")) {
-    report.check(base::concat("padded vocabulary ", c["vocab"]), [&] {
-      return compare(config::padded_vocab_size(c["vocab"], c["divisible_by"], c["tp"]), c["padded"]);
+    report.check(base::concat("padded vocabulary ", c.at("vocab")), c, [&] {
+      return compare_list(config::padded_vocab_size(c.at("vocab"), c.at("divisible_by"), c.at("tp")), c, "padded");
     });
   }
-  const Json counts = file.contains("num_samples") ? file["num_samples"] : Json::object();
+  const Json counts = file.contains("num_samples") ? file.at("num_samples") : Json::object();
   for (const Json& c : cases(counts, "cases"))
-    report.check("samples " + c["args"].dump(), [&] { return sample_counts(counts["defaults"], c); });
+    report.check("samples " + c.at("args").dump(), c, [&] { return sample_counts(counts.at("defaults"), c); });
   for (const Json& c : cases(file, "ddp_bucket_size")) {
-    report.check(base::concat("bucket size for dp ", c["dp"], ", ", c["num_parameters"], " parameters"), [&] {
-      const auto optional = [&](const char* key) {
-        return c[key].is_null() ? std::optional<int64_t>{} : std::optional<int64_t>{c[key].get<int64_t>()};
-      };
-      const auto size = plan::resolve_bucket_size(
-          {optional("num_buckets"), optional("bucket_size"), c["dp"], c["overlap_grad_reduce"], c["num_parameters"]});
-      return compare(size ? Json(*size) : Json(), c["result"]);
-    });
+    report.check(
+        base::concat("bucket size for dp ", c.at("dp"), ", ", c.at("num_parameters"), " parameters"), c, [&] {
+          const auto optional = [&](const char* key) {
+            return c[key].is_null() ? std::optional<int64_t>{} : std::optional<int64_t>{c[key].get<int64_t>()};
+          };
+          const auto size = plan::resolve_bucket_size({optional("num_buckets"), optional("bucket_size"), c.at("dp"),
+                                                       c.at("overlap_grad_reduce"), c.at("num_parameters")});
+          return compare_list(size ? Json(*size) : Json(), c, "result");
+        });
   }
 }
 

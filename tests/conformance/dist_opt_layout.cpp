@@ -27,10 +27,10 @@ std::string compare_plan(const BucketPlan& plan, const Json& expected) {
   Json got = {{"param_index_map", Json::array()},
               {"bucket_indices", Json::array()},
               {"per_bucket_numel_unpadded", Json::array()}};
-  for (const auto& slot : plan.slots) got["param_index_map"].push_back({slot.begin, slot.end, slot.bucket});
+  for (const auto& slot : plan.slots) got.at("param_index_map").push_back({slot.begin, slot.end, slot.bucket});
   for (const Bucket& bucket : plan.buckets) {
-    got["bucket_indices"].push_back({bucket.begin, bucket.end});
-    got["per_bucket_numel_unpadded"].push_back(bucket.num_unpadded);
+    got.at("bucket_indices").push_back({bucket.begin, bucket.end});
+    got.at("per_bucket_numel_unpadded").push_back(bucket.num_unpadded);
   }
   return compare(got, expected);
 }
@@ -72,10 +72,10 @@ Json shards(const BucketPlan& plan, int64_t dp) {
 // The recorded order of a shard's parameters is that of the buffer; here it is that of the model.
 Json sorted_by_parameter(Json ranks) {
   for (Json& rank : ranks) {
-    for (Json& bucket : rank["buckets"]) {
-      auto& params = bucket["params"].get_ref<Json::array_t&>();
+    for (Json& bucket : rank.at("buckets")) {
+      auto& params = bucket.at("params").get_ref<Json::array_t&>();
       std::sort(params.begin(), params.end(),
-                [](const Json& a, const Json& b) { return a["param_idx"] < b["param_idx"]; });
+                [](const Json& a, const Json& b) { return a.at("param_idx") < b.at("param_idx"); });
     }
   }
   return ranks;
@@ -89,7 +89,7 @@ void check_case(const Json& test, Report& report) {
       plan::distributed_optimizer_buckets(bucket_size_of(test), dp, test.at("pad_for_high_nccl_busbw"));
   const BucketPlan sharded = plan::plan_buckets(params, options);
   report.check(name + ": bucket ends",
-               [&] { return compare(options.bucket_end_multiple, test.at("bucket_end_divisor")); });
+               [&] { return compare_list(options.bucket_end_multiple, test, "bucket_end_divisor"); });
   report.check(name + ": distributed optimizer", [&] { return compare_plan(sharded, test.at("dist_opt")); });
   report.check(name + ": default", [&] {
     plan::BucketOptions plain;
@@ -129,7 +129,7 @@ void run_dist_opt_layout(const Json& file, Report& report) {
   }
   for (const Json& row : cases(file, "default_bucket_size_when_overlap"))
     report.check("default " + row.dump(),
-                 [&] { return compare(plan::default_bucket_size(row["dp"]), row["default"]); });
+                 [&] { return compare_list(plan::default_bucket_size(row.at("dp")), row, "default"); });
 }
 
 }  // namespace metroplex::conformance

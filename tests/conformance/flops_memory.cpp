@@ -146,7 +146,8 @@ void run_flops_memory(const Json& file, Report& report) {
     for (const Json& json : cases(file, list)) {
       Json args = file.value("default_args", Json::object());
       args.update(json.value("args", Json::object()));
-      report.check(std::string(list) + " " + json.at("name").get<std::string>(), [&] { return check(args, json); });
+      report.check(std::string(list) + " " + json.at("name").get<std::string>(), json,
+                   [&] { return check(args, json); });
     }
   };
   all("flops", check_flops);

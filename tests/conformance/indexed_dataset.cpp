@@ -23,17 +23,18 @@ std::string hex(const files::Bytes& bytes) {
 }
 
 void write_case(files::FileSystem& disk, const Json& c, const std::string& prefix) {
-  const auto type = files::token_type_of(c["dtype"]);
+  const auto type = files::token_type_of(c.at("dtype"));
   const bool whole = type != files::TokenType::f32 && type != files::TokenType::f64;
   files::IndexedDatasetWriter writer(disk, prefix, type, c.value("multimodal", false));
-  for (size_t d = 0; d < c["docs"].size(); ++d) {
-    const Json& document = c["docs"][d];
-    const bool split = c.contains("split_docs") && !c["split_docs"].is_null();
-    const auto lengths = split ? c["split_docs"][d].get<std::vector<size_t>>() : std::vector<size_t>{document.size()};
+  for (size_t d = 0; d < c.at("docs").size(); ++d) {
+    const Json& document = c.at("docs").at(d);
+    const bool split = c.contains("split_docs") && !c.at("split_docs").is_null();
+    const auto lengths =
+        split ? c.at("split_docs").at(d).get<std::vector<size_t>>() : std::vector<size_t>{document.size()};
     size_t at = 0;
     for (size_t s = 0; s < lengths.size(); ++s) {
-      const bool modes = c.contains("modes") && !c["modes"].is_null();
-      const int8_t mode = modes ? c["modes"][d][s].get<int8_t>() : int8_t{0};
+      const bool modes = c.contains("modes") && !c.at("modes").is_null();
+      const int8_t mode = modes ? c.at("modes").at(d).at(s).get<int8_t>() : int8_t{0};
       std::vector<int64_t> tokens;
       std::vector<double> values;
       for (size_t i = 0; i < lengths[s]; ++i, ++at) {
@@ -49,9 +50,9 @@ void write_case(files::FileSystem& disk, const Json& c, const std::string& prefi
 }
 
 std::string check_bytes(files::FileSystem& disk, const Json& expected, const std::string& prefix) {
-  auto problem = compare(hex(disk.map(prefix + ".idx")), expected["idx_hex"]);
+  auto problem = compare_list(hex(disk.map(prefix + ".idx")), expected, "idx_hex");
   if (problem.empty() && expected.contains("bin_hex"))
-    problem = compare(hex(disk.map(prefix + ".bin")), expected["bin_hex"]);
+    problem = compare_list(hex(disk.map(prefix + ".bin")), expected, "bin_hex");
   return problem;
 }
 
@@ -63,25 +64,25 @@ std::vector<double> values_of(const files::IndexedDataset& dataset, int64_t sequ
 
 std::string check_gets(const files::IndexedDataset& dataset, const Json& c) {
   for (const Json& get : cases(c, "get")) {
-    const int64_t sequence = get["idx"], offset = get["offset"];
+    const int64_t sequence = get.at("idx"), offset = get.at("offset");
     // Without a length: to the end of the sequence. Behind that end numpy's count of -1 would mean "all that
     // follows"; here nothing is left there.
-    const int64_t count = get["length"].is_null() ? std::max<int64_t>(dataset.length(sequence) - offset, 0)
-                                                  : get["length"].get<int64_t>();
+    const int64_t count = get.at("length").is_null() ? std::max<int64_t>(dataset.length(sequence) - offset, 0)
+                                                     : get.at("length").get<int64_t>();
     Json got;
     try {
       got = values_of(dataset, sequence, offset, count);
     } catch (const base::Error&) { got = nullptr; }
-    const bool past_end = get["length"].is_null() && offset > dataset.length(sequence);
-    const Json expected = past_end ? Json::array() : get.contains("error") ? Json() : get["out"];
+    const bool past_end = get.at("length").is_null() && offset > dataset.length(sequence);
+    const Json expected = past_end ? Json::array() : get.contains("error") ? Json() : get.at("out");
     if (auto problem = compare(got, expected); !problem.empty()) return "get " + get.dump() + ": " + problem;
   }
   for (const Json& slice : cases(c, "slices")) {
     Json got = Json::array();
-    const int64_t end = std::min(slice["slice"][1].get<int64_t>(), dataset.num_sequences());
-    for (int64_t i = slice["slice"][0]; i < end; ++i) got.push_back(values_of(dataset, i, 0, dataset.length(i)));
-    if (auto problem = compare(got, slice["out"]); !problem.empty())
-      return "slice " + slice["slice"].dump() + ": " + problem;
+    const int64_t end = std::min(slice.at("slice")[1].get<int64_t>(), dataset.num_sequences());
+    for (int64_t i = slice.at("slice")[0]; i < end; ++i) got.push_back(values_of(dataset, i, 0, dataset.length(i)));
+    if (auto problem = compare_list(got, slice, "out"); !problem.empty())
+      return "slice " + slice.at("slice").dump() + ": " + problem;
   }
   return "";
 }
@@ -101,7 +102,7 @@ std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
                  {"dtype_code", static_cast<int>(dataset.type())}};
   for (const auto& [key, value] : got.items()) {
     if (!c.contains(key)) continue;
-    if (auto problem = compare(value, c[key]); !problem.empty()) return key + ": " + problem;
+    if (auto problem = compare_list(value, c, key); !problem.empty()) return problem;
   }
   return "";
 }
@@ -110,8 +111,8 @@ std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
 // sequences.
 Json missing_input(const Json& merged, size_t skip) {
   Json documents = Json::array(), split = Json::array();
-  const auto lengths = merged["sequence_lengths"].get<std::vector<size_t>>();
-  const auto borders = merged["document_indices"].get<std::vector<size_t>>();
+  const auto lengths = merged.at("sequence_lengths").get<std::vector<size_t>>();
+  const auto borders = merged.at("document_indices").get<std::vector<size_t>>();
   for (size_t i = 0; i + 1 < borders.size(); ++i) {
     if (borders[i] < skip) continue;
     Json tokens = Json::array(), parts = Json::array();
@@ -126,14 +127,14 @@ Json missing_input(const Json& merged, size_t skip) {
 }
 
 std::string check_merge(const Json& file) {
-  const Json& merge = file["merge"];
+  const Json& merge = file.at("merge");
   files::MemoryFileSystem disk;
   std::optional<files::IndexedDatasetWriter> writer;
   size_t sequences = 0;
-  for (const Json& name : merge["inputs"]) {
+  for (const Json& name : merge.at("inputs")) {
     Json input;
     for (const Json& c : cases(file, "cases")) {
-      if (c["name"] == name) input = c;
+      if (c.at("name") == name) input = c;
     }
     if (input.is_null()) input = missing_input(merge, sequences);
     write_case(disk, input, "/" + name.get<std::string>());
@@ -151,13 +152,13 @@ std::string check_merge(const Json& file) {
 
 void run_indexed_dataset(const Json& file, Report& report) {
   if (file.contains("dtype_codes")) {
-    for (const auto& [name, code] : file["dtype_codes"].items())
+    for (const auto& [name, code] : file.at("dtype_codes").items())
       report.check("code of " + name, [&name = name, &code = code] {
         return compare(static_cast<int>(files::token_type_of(name)), code);
       });
   }
   for (const Json& c : cases(file, "cases")) {
-    report.check(c["name"], [&] {
+    report.check(c.at("name"), [&] {
       files::MemoryFileSystem disk;
       write_case(disk, c, "/set");
       auto problem = check_bytes(disk, c, "/set");
@@ -166,12 +167,12 @@ void run_indexed_dataset(const Json& file, Report& report) {
       return problem.empty() ? check_gets(dataset, c) : problem;
     });
   }
-  if (file.contains("merge") && !file["merge"].empty()) report.check("merge", [&] { return check_merge(file); });
+  if (file.contains("merge") && !file.at("merge").empty()) report.check("merge", [&] { return check_merge(file); });
   for (const Json& c : cases(file, "optimal_dtype")) {
-    report.check("type for " + c["cardinality"].dump(), [&] {
-      const auto size = c["cardinality"].is_null() ? std::optional<int64_t>{}
-                                                   : std::optional<int64_t>{c["cardinality"].get<int64_t>()};
-      return compare(files::token_type_name(files::token_type_for_vocabulary(size)), c["dtype"]);
+    report.check("type for " + c.at("cardinality").dump(), [&] {
+      const auto size = c.at("cardinality").is_null() ? std::optional<int64_t>{}
+                                                      : std::optional<int64_t>{c.at("cardinality").get<int64_t>()};
+      return compare_list(files::token_type_name(files::token_type_for_vocabulary(size)), c, "dtype");
     });
   }
 }

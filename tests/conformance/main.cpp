@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 
+#include "conformance/forms.h"
 #include "conformance/report.h"
 
 namespace metroplex::conformance {
@@ -47,7 +48,7 @@ int run_directory(const std::string& directory) {
     Report report;
     try {
       std::ifstream stream(path);
-      runner->second(Json::parse(stream), report);
+      runner->second(well_formed(path.stem().string(), Json::parse(stream), report), report);
     } catch (const std::exception& error) {
       report.failures.push_back(std::string("the file as a whole: ") + error.what());
     }

@@ -159,12 +159,12 @@ void run_configs(const Json& file, Report& report) {
     const std::string label = "configs " + c.at("order").get<std::string>() + " world " + std::to_string(world) +
                               " tp " + c.at("tp").dump() + " cp " + c.at("cp").dump() + " ep " + c.at("ep").dump() +
                               " pp " + c.at("pp").dump();
-    report.check(label + " dense", [&] {
+    report.check(label + " dense", c.at("dense"), [&] {
       Json args = c;
       args["ep"] = 1;
       return compare_families(topology::OrderedGrid(grid_sizes(args)), c.value("dense", Json::object()));
     });
-    report.check(label + " expert", [&] {
+    report.check(label + " expert", c.at("expert"), [&] {
       Json args = c;
       args["tp"] = integer(c, "etp", integer(c, "tp", 1));
       args["dp"] = c.at("edp");
@@ -196,14 +196,14 @@ void run_generators(const Json& file, Report& report) {
   if (offsets.is_object()) offsets = Json::array({offsets});
   for (const Json& c : offsets) {
     if (!c.contains("args")) continue;
-    report.check("rank_offset " + c.at("args").dump(), [&] {
+    report.check("rank_offset " + c.at("args").dump(), c, [&] {
       Json families = c;
       families.erase("args");
       return compare_families(topology::OrderedGrid(grid_sizes(c.at("args"))), families);
     });
   }
   for (const Json& c : cases(file, "masked_orthogonal")) {
-    report.check("masked_orthogonal " + c.at("parallel_size").dump() + " " + c.at("mask").dump(), [&] {
+    report.check("masked_orthogonal " + c.at("parallel_size").dump() + " " + c.at("mask").dump(), c, [&] {
       std::vector<bool> mask;
       for (const Json& entry : c.at("mask")) mask.push_back(entry.is_boolean() ? entry.get<bool>() : entry != 0);
       return compare(topology::masked_orthogonal_groups(c.at("world_size"), c.at("parallel_size"), mask),
@@ -211,10 +211,10 @@ void run_generators(const Json& file, Report& report) {
     });
   }
   for (const Json& c : cases(file, "embedding_ranks")) {
-    report.check("embedding_ranks " + c.at("pp_ranks").dump(), [&] {
+    report.check("embedding_ranks " + c.at("pp_ranks").dump(), c, [&] {
       const topology::Ranks stages = c.at("pp_ranks");
-      const auto problem = compare(topology::embedding_ranks(stages), c.at("embedding"));
-      return problem.empty() ? compare(topology::position_embedding_ranks(stages), c.at("position")) : problem;
+      const auto problem = compare_list(topology::embedding_ranks(stages), c, "embedding");
+      return problem.empty() ? compare_list(topology::position_embedding_ranks(stages), c, "position") : problem;
     });
   }
 }
@@ -223,7 +223,7 @@ void run_generators(const Json& file, Report& report) {
 int world_of(const Json& variant) {
   int largest = -1;
   const Json families =
-      variant.contains("groups") && variant["groups"].is_object() ? variant["groups"] : Json::object();
+      variant.contains("groups") && variant.at("groups").is_object() ? variant.at("groups") : Json::object();
   for (const auto& [name, groups] : families.items()) {
     for (const auto& group : groups) {
       for (const auto& rank : group) largest = std::max(largest, rank.get<int>());

@@ -6,13 +6,33 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+
 namespace metroplex::conformance {
 
 using Json = nlohmann::json;
+
+// What the real program said where it refused: "error", "config_error", "initialize_model_parallel_error", ...
+inline bool is_refusal_key(const std::string& key) {
+  constexpr std::string_view kEnd = "error";
+  return key.size() >= kEnd.size() && key.compare(key.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
+}
+
+// Where values would stand, an error means that the real program refused: the case has one, or one of its values is
+// an object that holds one.
+inline bool is_refusal(const Json& json) {
+  if (!json.is_object()) return false;
+  for (const auto& [key, value] : json.items()) {
+    if (is_refusal_key(key) && !value.is_null()) return true;
+    if (value.is_object() && value.contains("error") && !value.at("error").is_null()) return true;
+  }
+  return false;
+}
 
 class Report {
  public:
@@ -28,6 +48,18 @@ class Report {
       failures.push_back(name + ": " + problem);
     }
   }
+  // The same for a case that may record a refusal: then `body` must end in a base::Error, which is how the product
+  // refuses, and in no other way.
+  void check(const std::string& name, const Json& recorded, const std::function<std::string()>& body) {
+    if (!is_refusal(recorded)) return check(name, body);
+    check(name, [&]() -> std::string {
+      try {
+        body();
+      } catch (const base::Error&) { return ""; } catch (const std::exception&) {
+      }  // null where values would stand
+      return "accepted, expected a refusal: " + recorded.dump().substr(0, 300);
+    });
+  }
   // A case that belongs to a part which does not exist yet.
   void wait(const std::string& name, const std::string& for_what) { waiting.push_back(name + ": " + for_what); }
 
@@ -39,6 +71,19 @@ class Report {
 inline std::string compare(const Json& got, const Json& expected) {
   if (got == expected) return "";
   return "got " + got.dump().substr(0, 300) + ", expected " + expected.dump().substr(0, 300);
+}
+
+// `got` against recorded[key], a list that may have been cut short: where recorded.length is larger than the list it
+// is the beginning of ours, which must have that many entries.
+inline std::string compare_list(const Json& got, const Json& recorded, const std::string& key) {
+  const Json& expected = recorded.at(key);
+  const Json length = recorded.value("length", Json());
+  const bool cut = expected.is_array() && got.is_array() && length.is_number_integer() &&
+                   length.get<int64_t>() > static_cast<int64_t>(expected.size()) && got.size() > expected.size();
+  const std::string problem =
+      cut ? compare(Json(Json::array_t(got.begin(), got.begin() + static_cast<int64_t>(expected.size()))), expected)
+          : compare(got, expected);
+  return problem.empty() ? "" : key + ": " + problem;
 }
 
 inline std::string compare_near(double got, double expected, double absolute, double relative = 0) {

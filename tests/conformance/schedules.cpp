@@ -29,8 +29,7 @@ Json to_json(const plan::LayerOrder& layers) {
 // Compares `got` with the recorded field where the case has it.
 void expect(std::string& problem, const Json& recorded, const char* field, const Json& got) {
   if (!recorded.contains(field) || !problem.empty()) return;
-  const std::string difference = compare(got, recorded.at(field));
-  if (!difference.empty()) problem = std::string(field) + ": " + difference;
+  problem = compare_list(got, recorded, field);
 }
 
 void check_overlap(std::string& problem, const Json& recorded, const std::vector<int>& order, int chunks) {
@@ -102,7 +101,7 @@ std::string check_built(const Json& config, const MicrobatchShape& shape) {
     if (!config.value("valid_for_training", true)) return "built although it should be refused";
     plan::verify(table);
     for (const Json& rank : config.at("ranks")) {
-      const std::string difference = compare(order_of(table, rank.at("rank").get<size_t>()), rank.at("order"));
+      const std::string difference = compare_list(order_of(table, rank.at("rank").get<size_t>()), rank, "order");
       if (!difference.empty()) return "built table of rank " + rank.at("rank").dump() + ": " + difference;
     }
   } catch (const base::Error& error) {
@@ -133,8 +132,8 @@ std::string check_example(const Json& example) {
   const auto layers = plan::overlap_layer_order(example.at("order").get<std::vector<int>>(),
                                                 example.at("num_layers_per_chunk").get<std::vector<int>>(),
                                                 example.at("capture_wgrad_graph").get<bool>());
-  const std::string order = compare(layers.order, example.at("new_order"));
-  return order.empty() ? compare(to_json(layers), example.at("chunk_id_list")) : order;
+  const std::string order = compare_list(layers.order, example, "new_order");
+  return order.empty() ? compare_list(to_json(layers), example, "chunk_id_list") : order;
 }
 
 }  // namespace
@@ -143,21 +142,21 @@ void run_schedules(const Json& file, Report& report) {
   for (const Json& config : cases(file, "configs")) {
     const std::string name = "pp " + config.at("pp").dump() + " vpp " + config.at("vpp").dump() + " microbatches " +
                              config.at("num_microbatches").dump() + " group " + config.at("group_size").dump();
-    report.check(name, [&] { return check_config(config); });
+    report.check(name, config, [&] { return check_config(config); });
   }
   for (const Json& example : cases(file, "overlap_examples")) {
-    report.check("overlap of " + example.at("order").dump(), [&] { return check_example(example); });
+    report.check("overlap of " + example.at("order").dump(), example, [&] { return check_example(example); });
   }
   if (file.contains("docstring_example")) {
     const Json& example = file.at("docstring_example");
-    report.check("order of a given table", [&] {
+    report.check("order of a given table", example, [&] {
       std::vector<Slot> table;
       int chunks = 0;
       for (const Json& entry : example.at("table")) {
         table.push_back({entry.at(0).get<int>(), entry.at(1).get<int>()});
         chunks = std::max(chunks, table.back().chunk + 1);
       }
-      return compare(plan::table_to_order(example.at("warmup").get<int>(), chunks, table), example.at("order"));
+      return compare_list(plan::table_to_order(example.at("warmup").get<int>(), chunks, table), example, "order");
     });
   }
 }

@@ -27,7 +27,7 @@ std::string history(const Json& test) {
     const optim::GradScalerState state = scaler.state();
     got.push_back({state.scale, scaler.inv_scale(), state.growth_tracker, state.hysteresis_tracker});
   }
-  return compare(got, test.at("trace_[scale,inv_scale,growth_tracker,hysteresis_tracker]"));
+  return compare_list(got, test, "trace_[scale,inv_scale,growth_tracker,hysteresis_tracker]");
 }
 
 std::string refusal(const Json& test) {
@@ -41,7 +41,7 @@ std::string refusal(const Json& test) {
 
 void run_grad_scaler(const Json& file, Report& report) {
   for (const Json& test : cases(file, "cases"))
-    report.check("history of " + test.at("args").dump(), [&] { return history(test); });
+    report.check("history of " + test.at("args").dump(), test, [&] { return history(test); });
   for (const Json& test : cases(file, "errors"))
     report.check("refusal of " + test.at("args").dump(), [&] { return refusal(test); });
 }

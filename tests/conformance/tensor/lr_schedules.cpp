@@ -61,11 +61,11 @@ std::string check_schedule(const Json& item) {
   const optim::LrSchedule schedule(read_args(args));
   for (const Json& value : item.at("values")) {
     for (size_t g = 0; g < value.at("lr").size(); ++g) {
-      const auto group = read_group(g < item.at("groups").size() ? item.at("groups")[g] : Json::object());
+      const auto group = read_group(g < item.at("groups").size() ? item.at("groups").at(g) : Json::object());
       const int64_t steps = value.at("num_steps");
-      std::string problem = compare_near(schedule.lr(steps, group), value.at("lr")[g], 0, kRelative);
+      std::string problem = compare_near(schedule.lr(steps, group), value.at("lr").at(g), 0, kRelative);
       if (problem.empty())
-        problem = compare_near(schedule.weight_decay(steps, group), value.at("wd")[g], 0, kRelative);
+        problem = compare_near(schedule.weight_decay(steps, group), value.at("wd").at(g), 0, kRelative);
       if (!problem.empty()) return "at " + std::to_string(steps) + ": " + problem;
     }
   }
@@ -126,7 +126,7 @@ void run_lr_schedules(const Json& file, Report& report) {
     report.check("schedules " + item.value("name", "?"), [&] { return check_schedule(item); });
   }
   for (const Json& item : cases(file, "load_state_dict")) {
-    report.check("load_state_dict " + item.value("name", "?"), [&] { return check_load(item); });
+    report.check("load_state_dict " + item.value("name", "?"), item, [&] { return check_load(item); });
   }
 }
 

@@ -89,7 +89,7 @@ std::string vocab_ranges(const Json& test) {
     const nn::VocabularyPart part = nn::vocabulary_part(vocab, vocab, tp, index);
     got.push_back({part.begin, part.begin + part.local_rows});
   }
-  return compare(got, test.at("ranges"));
+  return compare_list(got, test, "ranges");
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ void run_tensor_parallel(const Json& file, Report& report) {
                         const std::function<std::string(const Json&)>& body) {
     int number = 0;
     for (const Json& test : cases(file, key))
-      report.check(std::string(key) + " " + std::to_string(number++) + suffix, [&] { return body(test); });
+      report.check(std::string(key) + " " + std::to_string(number++) + suffix, test, [&] { return body(test); });
   };
   each("cross_entropy", "", [](const Json& test) { return cross_entropy(test, {}); });
   each("cross_entropy", " over two ranks", [](const Json& test) {
