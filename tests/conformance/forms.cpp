@@ -223,7 +223,12 @@ std::string problem_of(const std::string& path, const Json& json) {
                        names(kEverywhere, key) || is_refusal_key(key);
     if (!known) return "the key " + key + " is unknown" + in;
     const std::string inside = path + "." + key;
-    for (const Json& part : value.is_array() ? value : Json::array({value})) {
+    if (form_of(inside) == nullptr) continue;
+    if (!value.is_array()) {
+      if (const std::string problem = problem_of(inside, value); !problem.empty()) return problem;
+      continue;
+    }
+    for (const Json& part : value) {
       if (const std::string problem = problem_of(inside, part); !problem.empty()) return problem;
     }
   }

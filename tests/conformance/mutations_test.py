@@ -52,8 +52,10 @@ def keys_in_all(cases):
 
 def mutate(path):
     content = json.loads(path.read_text())
+    for _, cases in lists_of(content):
+        del cases[4:]
     before, failed = replay(path.name, content)
-    check(not failed, f"{path.name} as recorded: {failed}")
+    check(not failed, f"the first cases of {path.name} as recorded: {failed}")
     expected = []
     for where, cases in lists_of(content):
         for key in sorted(keys_in_all(cases)):
