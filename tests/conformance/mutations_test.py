@@ -24,14 +24,26 @@ def check(condition, what):
         sys.exit(f"FAILED: {what}")
 
 
-def replay(name, content):
+def replay_all(contents):
+    """File name -> (passed, lines of failures), of one run: starting the binary takes longer than the cases."""
     with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / name).write_text(json.dumps(content))
+        for name, content in contents.items():
+            (pathlib.Path(folder) / name).write_text(json.dumps(content))
         run = subprocess.run([binary, folder], capture_output=True, text=True)
-    counts = re.search(r"^" + re.escape(name) + r": (\d+) passed, (\d+) failed", run.stdout, re.M)
-    check(counts and run.returncode in (0, 1), f"{name}: ended with {run.returncode}: {run.stdout[-300:]}{run.stderr[-300:]}")
-    failures = [line for line in run.stdout.splitlines() if line.startswith("  FAILED ")]
-    return int(counts[1]), failures
+    check(run.returncode in (0, 1), f"ended with {run.returncode}: {run.stdout[-300:]}{run.stderr[-300:]}")
+    results = {}
+    for line in run.stdout.splitlines():
+        if counts := re.match(r"(\S+\.json): (\d+) passed, ", line):
+            failures = []
+            results[counts[1]] = int(counts[2]), failures
+        elif line.startswith("  FAILED "):
+            failures.append(line)
+    check(set(results) == set(contents), f"results of {sorted(results)} for {sorted(contents)}")
+    return results
+
+
+def replay(name, content):
+    return replay_all({name: content})[name]
 
 
 def lists_of(content):
@@ -50,26 +62,39 @@ def keys_in_all(cases):
     return {key for key in keys - OPTIONAL if not re.match("(ranges_for|shuffle_index)_", key)}
 
 
-def mutate(path):
-    content = json.loads(path.read_text())
-    for _, cases in lists_of(content):
-        del cases[4:]
-    before, failed = replay(path.name, content)
-    check(not failed, f"the first cases of {path.name} as recorded: {failed}")
+def break_cases(stem, content, required):
+    """Appends the broken copies to the lists of `content`; the failures that they must give."""
     expected = []
     for where, cases in lists_of(content):
-        for key in sorted(keys_in_all(cases)):
-            expected.append((f"{path.stem}.{where}[{len(cases)}]", f"the key {key} is missing"))
+        for key in required[where]:
+            expected.append((f"{stem}.{where}[{len(cases)}]", f"the key {key} is missing"))
             cases.append({k: v for k, v in cases[0].items() if k != key})
-        expected.append((f"{path.stem}.{where}[{len(cases)}]", "the key unheard_of is unknown"))
+        expected.append((f"{stem}.{where}[{len(cases)}]", "the key unheard_of is unknown"))
         cases.append({**cases[0], "unheard_of": 1})
     content["unheard_of"] = []
-    expected.append((path.stem, "the key unheard_of is unknown"))
-    passed, failed = replay(path.name, content)
-    check(passed == before, f"{path.name}: {passed} passed beside broken cases, {before} without")
-    check(len(failed) == len(expected), f"{path.name}: {len(failed)} failures, {len(expected)} expected")
-    for place, problem in expected:
-        check(any(place in line and problem in line for line in failed), f"{path.name}: nothing says '{place}: {problem}'")
+    expected.append((stem, "the key unheard_of is unknown"))
+    return expected
+
+
+def mutations():
+    contents, required = {}, {}
+    for path in sorted(vectors.glob("*.json")):
+        if path.name in ("seeds.json", "config_validation.json"):
+            continue
+        content = contents[path.name] = json.loads(path.read_text())
+        required[path.name] = {where: sorted(keys_in_all(cases)) for where, cases in lists_of(content)}
+        for _, cases in lists_of(content):
+            del cases[4:]
+    before = replay_all(contents)
+    expected = {name: break_cases(name.removesuffix(".json"), content, required[name]) for name, content in contents.items()}
+    after = replay_all(contents)
+    for name in contents:
+        check(not before[name][1], f"the first cases of {name} as recorded: {before[name][1]}")
+        passed, failed = after[name]
+        check(passed == before[name][0], f"{name}: {passed} passed beside broken cases, {before[name][0]} without")
+        check(len(failed) == len(expected[name]), f"{name}: {len(failed)} failures, {len(expected[name])} expected")
+        for place, problem in expected[name]:
+            check(any(place in line and problem in line for line in failed), f"{name}: nothing says '{place}: {problem}'")
 
 
 def inside():
@@ -109,9 +134,7 @@ def refusals():
     check(replay("blending.json", {"splits": [refused]})[0] == 1, "a refusal where values would stand")
 
 
-for file in sorted(vectors.glob("*.json")):
-    if file.name not in ("seeds.json", "config_validation.json"):
-        mutate(file)
+mutations()
 inside()
 prefix()
 refusals()
