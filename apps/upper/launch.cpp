@@ -57,6 +57,7 @@ void make_deterministic() {
   // Without it cuBLAS may add in another order on another stream, and libtorch refuses to multiply.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
 }
 
 int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,

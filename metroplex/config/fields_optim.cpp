@@ -157,8 +157,8 @@ void visit(Memory& m, FieldList& field) {
         "backward "
         "pass (ZeRO-R). sequence_parallel has them cut already.");
   field("offload_activations", m.offload_activations,
-        "Move kept activations away until the backward pass. host: from the GPU to pinned memory. file: to a "
-        "memory-mapped file.",
+        "Move kept activations away until the backward pass. host: from the GPU to pinned memory, beside the "
+        "computation. file: to a file, written and read by the thread that computes, which waits for it.",
         one_of({"none", "host", "file"}));
   field(
       "offload_directory", m.offload_directory,

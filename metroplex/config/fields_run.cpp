@@ -115,8 +115,13 @@ void visit(Train& t, FieldList& field) {
   field("log_num_zeros_in_grad", t.log_num_zeros_in_grad, "Log how many elements of the gradient are zero.");
   field("log_params_norm", t.log_params_norm, "Log the norm of all parameters.");
   field("tensorboard_dir", t.tensorboard_dir, "Folder for TensorBoard files. Empty: none.");
-  field("metrics_file", t.metrics_file, "File that gets one JSON line an iteration. Empty: none.");
-  field("timing_log_level", t.timing_log_level, "0: whole iterations. 1: their parts. 2: everything that is timed.",
+  field("tensorboard_log_interval", t.tensorboard_log_interval, "Iterations between two points in TensorBoard.",
+        at_least(1));
+  field("metrics_file", t.metrics_file,
+        "File that gets one JSON line every iteration, whatever log_interval is, skipped ones too. Empty: none.");
+  field("timing_log_level", t.timing_log_level,
+        "Times that are printed every log_interval. 0: none but the iteration's. 1: the parts of a step, saving, "
+        "evaluating. 2: every action of the pipeline too.",
         between(0, 2));
   field("progress", t.progress, "Progress bar on a terminal.");
 }

@@ -26,6 +26,7 @@ struct Train {
   bool log_num_zeros_in_grad = false;
   bool log_params_norm = false;
   std::string tensorboard_dir;
+  int64_t tensorboard_log_interval = 1;
   std::string metrics_file;      // JSON lines; empty: none
   int64_t timing_log_level = 0;  // 0 | 1 | 2
   bool progress = true;          // progress bar on a terminal

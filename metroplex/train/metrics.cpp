@@ -1,5 +1,6 @@
 #include "train/metrics.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdarg>
 #include <ctime>
@@ -30,8 +31,13 @@ std::string timestamp() {
   return buffer;
 }
 
-// JSON has no NaN or Inf.
-std::string json_number(double value) { return std::isfinite(value) ? format("%.9g", value) : "null"; }
+// The shortest text that reads back to the same double. JSON has no NaN or Inf.
+std::string json_number(double value) {
+  if (!std::isfinite(value)) return "null";
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value);
+  return {buffer, end.ptr};
+}
 
 }  // namespace
 
@@ -70,6 +76,7 @@ struct Metrics::Sinks {
   std::optional<files::TensorBoardWriter> tensorboard;
   std::ofstream json;
   std::string json_path;
+  int64_t tensorboard_interval = 1;
 
   void failed(const std::string& what) {
     log.warn("cannot write " + what + " any more (is the disk full?); training goes on without it");
@@ -90,7 +97,8 @@ struct Metrics::Sinks {
   }
 };
 
-Metrics::Metrics(const config::Train& config, base::Log& log) : sinks_(new Sinks{log, {}, {}, config.metrics_file}) {
+Metrics::Metrics(const config::Train& config, base::Log& log)
+    : sinks_(new Sinks{log, {}, {}, config.metrics_file, config.tensorboard_log_interval}) {
   if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(config.tensorboard_dir);
   if (!config.metrics_file.empty()) {
     sinks_->json.open(config.metrics_file, std::ios::app);
@@ -101,22 +109,25 @@ Metrics::Metrics(const config::Train& config, base::Log& log) : sinks_(new Sinks
 
 Metrics::~Metrics() = default;
 
-void Metrics::iteration(const IterationMetrics& m) {
-  sinks_->log.info(iteration_line(m));
+void Metrics::iteration(const IterationMetrics& m) { sinks_->log.info(iteration_line(m)); }
+
+void Metrics::step(const StepMetrics& m) {
   std::vector<std::pair<std::string, double>> values{{"lm loss", m.lm_loss},
                                                      {"learning-rate", m.learning_rate},
                                                      {"grad-norm", m.grad_norm},
                                                      {"batch-size", static_cast<double>(m.global_batch_size)},
                                                      {"loss-scale", m.loss_scale},
-                                                     {"iteration-time", m.elapsed_ms_per_iteration / 1000},
+                                                     {"iteration-time", m.seconds},
                                                      {"throughput", m.tflops_per_rank},
                                                      {"tokens-per-second", m.tokens_per_second}};
   if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));
   if (m.params_norm >= 0) values.emplace_back("params-norm", m.params_norm);
-  sinks_->scalars(m.iteration, values);
   std::string line = format("{\"iteration\": %ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
   for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
-  sinks_->line(line + "}");
+  sinks_->line(line + (m.updated ? "}" : ", \"skipped\": true}"));
+  if (m.iteration % sinks_->tensorboard_interval != 0) return;
+  std::erase_if(values, [](const auto& entry) { return !std::isfinite(entry.second); });  // a gap, not a zero
+  sinks_->scalars(m.iteration, values);
 }
 
 void Metrics::evaluation(const EvaluationMetrics& m) {

@@ -1,5 +1,5 @@
-// What a step reports, and the places it goes: the iteration line (Megatron's format: scripts parse it), TensorBoard
-// event files, JSON lines.
+// What is reported, and where it goes: the iteration line every train.log_interval steps (Megatron's format: scripts
+// parse it), a JSON line every step, TensorBoard event files every train.tensorboard_log_interval steps.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,24 @@
 
 namespace metroplex::train {
 
+// One step as it was.
+struct StepMetrics {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  bool updated = true;  // false: the step was skipped; its loss and norm are still those of its batch
+  double lm_loss = 0;
+  double learning_rate = 0;
+  double grad_norm = 0;
+  double loss_scale = 1.0;
+  int64_t global_batch_size = 0;
+  double seconds = 0;
+  double tflops_per_rank = 0;
+  double tokens_per_second = 0;
+  int64_t num_zeros = -1;   // -1: not computed
+  double params_norm = -1;  // -1: not computed
+};
+
+// The steps of a log interval.
 struct IterationMetrics {
   int64_t iteration = 0, train_iters = 0;
   int64_t consumed_samples = 0;
@@ -18,7 +36,7 @@ struct IterationMetrics {
   double tflops_per_rank = 0;
   double learning_rate = 0;
   int64_t global_batch_size = 0;
-  double lm_loss = 0;  // mean over the log interval
+  double lm_loss = 0;  // mean over the interval's updates; 0: there was none
   double loss_scale = 1.0;
   double grad_norm = 0;
   int64_t num_zeros = -1;   // -1: not computed
@@ -49,6 +67,9 @@ class Metrics {
  public:
   Metrics(const config::Train& config, base::Log& log);
   ~Metrics();
+  // The metrics file gets every step, one JSON line with numbers that read back to the same double; what is not
+  // finite is null, and a skipped step has "skipped": true.
+  void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);
 

@@ -146,21 +146,40 @@ void judge(Assembly& a, const StepInput& input, const std::vector<double>& facto
 
 }  // namespace
 
+namespace {
+
+// Clips and updates. `unscale` takes the loss scale, and per token the number of tokens, out of the gradients.
+void update(Assembly& a, const StepInput& input, const StepOutcome& outcome, double unscale, Timers& timers) {
+  optim::StepArgs args;
+  args.rates = a.param_groups->rates(*a.schedule, input.scheduled_samples);
+  const double clip =
+      a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
+  args.grad_factor = clip * unscale;
+  timers.measure("optimizer-inner-step", 1, [&] { a.optimizer->step(args); });
+  timers.measure("params-all-gather", 1, [&] { a.param_buffer->updated(); });
+}
+
+}  // namespace
+
 StepOutcome train_step(Assembly& a, const StepInput& input) {
+  Timers untimed(-1);
+  Timers& timers = input.timers != nullptr ? *input.timers : untimed;
   const bool per_token = a.config.train.calculate_per_token_loss;
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
   const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
-  const std::vector<double> losses = on_host(forward_backward(a, input.batches, factors));
+  const std::vector<double> losses =
+      timers.measure("forward-backward", 1, [&] { return on_host(forward_backward(a, input.batches, factors)); });
   check_losses(a, losses, input.iteration);
-  finish_gradients(a);
+  timers.measure("all-grads-sync", 1, [&] { finish_gradients(a); });
 
   Totals mine = own_totals(a, losses, input.batches, per_token);
   mine.stop = input.stop;
   const Totals totals = reduce_totals(mine, *a.world);
   const double unscale =
       (per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0) * (a.scaler ? a.scaler->inv_scale() : 1.0);
-  const optim::GradientStats stats = optim::gradient_stats(a.slices, a.model_ranks());
+  const optim::GradientStats stats =
+      timers.measure("optimizer-clip-main-grad", 1, [&] { return optim::gradient_stats(a.slices, a.model_ranks()); });
   outcome.loss = totals.weight > 0 ? totals.loss / totals.weight : 0.0;
   outcome.grad_norm = stats.norm * unscale;
   outcome.num_zeros = a.config.train.log_num_zeros_in_grad ? stats.num_zeros : -1;
@@ -169,15 +188,8 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   if (input.on_gradients) input.on_gradients(unscale);
   judge(a, input, factors, stats, outcome);
 
-  optim::StepArgs args;
   outcome.lr = a.schedule->lr(input.scheduled_samples);
-  if (!outcome.updated) return outcome;
-  args.rates = a.param_groups->rates(*a.schedule, input.scheduled_samples);
-  const double clip =
-      a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
-  args.grad_factor = clip * unscale;
-  a.optimizer->step(args);
-  a.param_buffer->updated();
+  if (outcome.updated) update(a, input, outcome, unscale, timers);
   return outcome;
 }
 

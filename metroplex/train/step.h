@@ -8,6 +8,7 @@
 
 #include "nn/microbatch.h"
 #include "train/assemble.h"
+#include "train/timers.h"
 
 namespace metroplex::train {
 
@@ -18,6 +19,7 @@ struct StepInput {
   bool stop = false;                           // this rank was asked to end
   // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
   std::function<void(double)> on_gradients;
+  Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
 };
 
 struct StepOutcome {

@@ -11,14 +11,17 @@ namespace metroplex::train {
 std::string Timers::report(int64_t iterations, const comm::Group& world) {
   std::ostringstream mine;
   mine.precision(9);
-  for (const auto& [name, seconds] : seconds_) mine << name << '\n' << seconds << '\n';
-  seconds_.clear();
+  for (const auto& [name, watch] : watches_) {
+    const int64_t times = watch.now_and_then ? watch.times : iterations;
+    mine << name << '\n' << watch.seconds * 1000 / static_cast<double>(std::max<int64_t>(times, 1)) << '\n';
+  }
+  watches_.clear();
   std::map<std::string, std::pair<double, double>> bounds;
   for (const std::string& text : comm::all_gather_strings(mine.str(), world)) {
     std::istringstream lines(text);
     std::string name, value;
     while (std::getline(lines, name) && std::getline(lines, value)) {
-      const double ms = std::stod(value) * 1000 / static_cast<double>(std::max<int64_t>(iterations, 1));
+      const double ms = std::stod(value);
       const auto [entry, fresh] = bounds.try_emplace(name, ms, ms);
       entry->second = {std::min(entry->second.first, ms), std::max(entry->second.second, ms)};
     }

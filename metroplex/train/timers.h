@@ -1,6 +1,7 @@
-// Named stop watches with levels: 0 the step, 1 its parts, 2 every action of the pipeline. A timer above the level
-// that was asked for costs one comparison. Work that a device still does when it is asked for the time counts to the
-// timer that enqueued it: one that counts waits for the device.
+// Named stop watches with levels: 0 what is done now and then (saving, evaluating), 1 the parts of a step, 2 what is
+// inside them and every action of the pipeline. A timer above the level that was asked for costs one comparison. Work
+// that a device still does when it is asked for the time counts to the timer that enqueued it: one that counts waits
+// for the device, and what the device says then ends the measured call like an error of its own.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <type_traits>
 
 #include "comm/group.h"
 
@@ -23,32 +25,30 @@ class Timers {
 
   // What is still under way was begun in these seconds.
   void add(const std::string& name, int64_t level, double seconds) {
-    if (level <= level_) seconds_[name] += seconds + settle();
+    if (level > level_) return;
+    Watch& watch = watches_[name];
+    watch.seconds += seconds + settle();
+    watch.now_and_then = level == 0;
+    ++watch.times;
   }
-  // Adds the time until the returned object dies.
-  class Scope {
-   public:
-    Scope(Timers& timers, const char* name, int64_t level) : timers_(timers), name_(name), level_(level) {
-      if (level_ > timers_.level_) return;
-      timers_.settle();
-      start_ = Clock::now();
+  // Runs `body`, adds its time, and returns what it returns. Where it throws, nothing is added and nobody waits.
+  template <class Body>
+  auto measure(const char* name, int64_t level, Body&& body) -> decltype(body()) {
+    if (level > level_) return body();
+    settle();
+    const Clock::time_point start = Clock::now();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      add(name, level, seconds_since(start));
+    } else {
+      auto result = body();
+      add(name, level, seconds_since(start));
+      return result;
     }
-    ~Scope() {
-      if (level_ <= timers_.level_) timers_.add(name_, level_, seconds_since(start_));
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+  }
 
-   private:
-    Timers& timers_;
-    const char* name_;
-    int64_t level_;
-    Clock::time_point start_;
-  };
-  Scope scope(const char* name, int64_t level) { return {*this, name, level}; }
-
-  // Minimum and maximum over the ranks of `world`, in ms per iteration, one line a timer; starts anew. Collective;
-  // every rank gets the same text.
+  // Minimum and maximum over the ranks of `world`, one line a timer; starts anew. In ms per iteration; of level 0 in
+  // ms each time. Collective; every rank gets the same text.
   std::string report(int64_t iterations, const comm::Group& world);
 
  private:
@@ -65,7 +65,12 @@ class Timers {
 
   int64_t level_;
   std::function<void()> settle_;
-  std::map<std::string, double> seconds_;
+  struct Watch {
+    double seconds = 0;
+    int64_t times = 0;
+    bool now_and_then = false;
+  };
+  std::map<std::string, Watch> watches_;
 };
 
 }  // namespace metroplex::train

@@ -74,7 +74,9 @@ class Job {
   void report_memory(size_t num_microbatches);
   void load();
   void save();
+  void report_step(const StepOutcome& outcome, double seconds);
   void log_interval(const StepOutcome& last);
+  double tflops_per_rank(double seconds) const;
   int64_t padded_vocab() const {
     return config::padded_vocab_size(a_->vocab_size, a_->config.model.make_vocab_size_divisible_by,
                                      a_->config.parallel.tp());
@@ -103,6 +105,7 @@ class Job {
   int64_t global_batch_size_ = 0;
   // Since the last iteration line.
   double interval_loss_ = 0, interval_tokens_ = 0;
+  double params_norm_ = -1;  // of the last step, where it is computed
   int64_t interval_steps_ = 0, interval_updates_ = 0, interval_skipped_ = 0, interval_nan_ = 0;
   LargestNorm norms_;
   Clock::time_point interval_start_ = Clock::now(), run_start_ = Clock::now();
@@ -183,7 +186,6 @@ BatchStream Job::stream(Split split, int64_t consumed) const {
 
 std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count, int64_t first_sample,
                                               const char* what) {
-  const auto timer = timers_.scope("batch-generator", 1);
   const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(),
                 dp_index = a_->groups().dp.index();
   // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
@@ -210,7 +212,7 @@ double Job::evaluate(Split split, int64_t consumed) {
                               consumed + i * count * a_->config.train.micro_batch_size * a_->groups().dp.size(),
                               kSplitNames[split]);
     for (nn::Microbatch& batch : micro) batch.training = false;
-    const LossSum part = evaluate_step(*a_, micro);
+    const LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro); });
     sum.loss += part.loss;
     sum.weight += part.weight;
   }
@@ -222,7 +224,7 @@ double Job::evaluate(Split split, int64_t consumed) {
 void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
-  const LoadOutcome outcome = load_state(*a_, directory);
+  const LoadOutcome outcome = timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     say(" no checkpoint in " + directory + ": starting from scratch");
@@ -234,8 +236,7 @@ void Job::load() {
 }
 
 void Job::save() {
-  const auto timer = timers_.scope("save-checkpoint", 0);
-  const SaveOutcome outcome = save_state(*a_, position_);
+  const SaveOutcome outcome = timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_); });
   if (outcome.saved) {
     summary_.last_checkpoint = outcome.path;
     say(" saved checkpoint " + outcome.path);
@@ -247,12 +248,37 @@ void Job::save() {
   }
 }
 
+double Job::tflops_per_rank(double seconds) const {
+  sim::StepTokens tokens;
+  tokens.batch_size = global_batch_size_;
+  const double flops = sim::step_flops(sim::model_shape(a_->config, padded_vocab()), tokens);
+  return flops / (seconds * 1e12 * a_->world->size());
+}
+
+void Job::report_step(const StepOutcome& outcome, double seconds) {
+  if (a_->config.train.log_params_norm) params_norm_ = optim::params_norm(a_->slices, a_->model_ranks());
+  if (!metrics_) return;
+  StepMetrics m;
+  m.iteration = position_.iteration;
+  m.consumed_samples = position_.consumed_train_samples;
+  m.updated = outcome.updated;
+  m.lm_loss = outcome.loss;
+  m.learning_rate = outcome.lr;
+  m.grad_norm = outcome.grad_norm;
+  m.loss_scale = outcome.loss_scale;
+  m.global_batch_size = global_batch_size_;
+  m.seconds = seconds;
+  m.tflops_per_rank = tflops_per_rank(seconds);
+  m.tokens_per_second = static_cast<double>(global_batch_size_ * a_->config.train.seq_length) / seconds;
+  m.num_zeros = outcome.num_zeros;
+  m.params_norm = params_norm_;
+  metrics_->step(m);
+}
+
 void Job::log_interval(const StepOutcome& last) {
   const double elapsed = seconds_since(interval_start_);
   const std::string times =
       a_->config.train.timing_log_level > 0 ? timers_.report(interval_steps_, a_->groups().world) : "";
-  const double params_norm =
-      a_->config.train.log_params_norm ? optim::params_norm(a_->slices, a_->model_ranks()) : -1;
   if (metrics_) {
     IterationMetrics m;
     m.iteration = position_.iteration;
@@ -260,16 +286,13 @@ void Job::log_interval(const StepOutcome& last) {
     m.consumed_samples = position_.consumed_train_samples;
     m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(interval_steps_);
     m.global_batch_size = global_batch_size_;
-    sim::StepTokens step_tokens;
-    step_tokens.batch_size = global_batch_size_;
-    const double flops = sim::step_flops(sim::model_shape(a_->config, padded_vocab()), step_tokens);
-    m.tflops_per_rank = flops / (m.elapsed_ms_per_iteration * 1e9 * a_->world->size());
+    m.tflops_per_rank = tflops_per_rank(m.elapsed_ms_per_iteration / 1000);
     m.learning_rate = last.lr;
     m.lm_loss = interval_loss_ / static_cast<double>(std::max<int64_t>(1, interval_updates_));
     m.loss_scale = last.loss_scale;
     m.grad_norm = last.grad_norm;
     m.num_zeros = last.num_zeros;
-    m.params_norm = params_norm;
+    m.params_norm = params_norm_;
     m.skipped_iterations = interval_skipped_;
     m.nan_iterations = interval_nan_;
     m.tokens_per_second = interval_tokens_ / elapsed;
@@ -291,29 +314,29 @@ bool Job::more() const {
 }
 
 StepOutcome Job::step_once(BatchStream& batches) {
+  const Clock::time_point start = Clock::now();
   const config::Train& t = a_->config.train;
   const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
   global_batch_size_ = due.running_global_batch_size;
-  const auto micro = next_batches(batches, due.num_microbatches, position_.consumed_train_samples, "training");
+  const auto micro = timers_.measure("batch-generator", 1, [&] {
+    return next_batches(batches, due.num_microbatches, position_.consumed_train_samples, "training");
+  });
   const bool asked = environment_.stop_requested && environment_.stop_requested();
   const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
-  StepOutcome outcome;
   const bool second = position_.iteration == first_iteration_ + 1;
   if (meter_ && second) {
     memory_ = std::make_unique<MemoryReport>(*a_, *meter_);
     memory_->begin_step(micro.at(0));
   }
-  {
-    const auto timer = timers_.scope("forward-backward-optimizer", 1);
-    outcome =
-        train_step(*a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}});
-  }
+  const StepOutcome outcome = train_step(
+      *a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_});
   if (memory_) report_memory(micro.size());
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
   count(outcome);
   interval_tokens_ += static_cast<double>(global_batch_size_ * t.seq_length);
   ++interval_steps_;
+  report_step(outcome, seconds_since(start));
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   return outcome;

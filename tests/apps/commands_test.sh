@@ -26,7 +26,7 @@ holds "help for an unknown key names the nearest"
 echo "What a run prints and writes"
 run 0 train "${tiny[@]}" --nproc 2 --train.train_iters=60 --train.eval_interval=30 --train.eval_iters=1 --data.split=80,10,10 \
   --train.metrics_file=metrics.jsonl --train.tensorboard_dir=tb --train.timing_log_level=2 --train.log_num_zeros_in_grad=true \
-  --checkpoint.save=ck --checkpoint.save_interval=60
+  --checkpoint.save=ck --checkpoint.save_interval=30
 python3 - << 'PYTHON' || fail "lines are not in Megatron's format"
 import json, re
 number, exponent = r"[\d.]+", r"\d\.\d{6}E[+-]\d\d"
@@ -49,12 +49,27 @@ PYTHON
 holds "60 iteration lines and 3 evaluations match Megatron's format; the metrics file has the same numbers; the loss falls"
 python3 "$apps/tensorboard_records.py" tb metrics.jsonl || fail "the TensorBoard file"
 holds "TensorBoard: every CRC is right, losses as in the metrics file"
-prints 'forward-backward-optimizer'
-holds "timers are printed with timing_log_level"
+for timer in batch-generator forward-backward all-grads-sync optimizer-clip-main-grad optimizer-inner-step params-all-gather evaluate \
+  save-checkpoint; do
+  prints "^    $timer "
+done
+holds "timers are printed with timing_log_level: the parts of a step, evaluation, saving"
 sed -n '/- configuration -/,/^-----*$/p' out | sed '1d;$d' > printed.yaml
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
 same_losses metrics.jsonl again.jsonl 0
 holds "the printed configuration loads back: same losses bit for bit"
+
+run 0 train "${tiny[@]}" --nproc 1 --train.train_iters=6 --train.log_interval=4 --train.metrics_file=every.jsonl --train.tensorboard_dir=every \
+  --train.tensorboard_log_interval=3 --precision.params_dtype=fp16 --precision.initial_loss_scale=1e38 --precision.loss_scale_window=100
+python3 - << 'PYTHON' || fail "metrics of every step"
+import json, re
+records = [json.loads(line) for line in open("every.jsonl")]
+assert [r["iteration"] for r in records] == [1, 2, 3, 4, 5, 6], records
+assert all(r["skipped"] and r["lm loss"] > 1 and r["grad-norm"] is None for r in records), records
+lines = re.findall(r"\] iteration +(\d+)/", open("out").read())
+assert lines == ["4", "6"], lines
+PYTHON
+holds "a JSON line every iteration whatever the log interval, skipped ones too, with their loss"
 
 echo "Megatron's arguments"
 cat > pretrain.sh << 'SCRIPT'

@@ -45,6 +45,18 @@ IterationMetrics some_metrics() {
   return m;
 }
 
+train::StepMetrics some_step() {
+  train::StepMetrics m;
+  m.iteration = 5;
+  m.consumed_samples = 40;
+  m.lm_loss = 4.5;
+  m.learning_rate = 3e-4;
+  m.grad_norm = 0.75;
+  m.global_batch_size = 8;
+  m.seconds = 0.12344;
+  return m;
+}
+
 // The fields and widths of Megatron's line, in its order; ours adds two at the end.
 std::string line_pattern(bool zeros_and_norm) {
   const std::string real = "[0-9]+\\.[0-9]", scientific = "-?[0-9]\\.[0-9]{6}E[+-][0-9]{2}";
@@ -110,14 +122,15 @@ TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
   Lines log;
   {
     train::Metrics metrics(config, log);
-    metrics.iteration(some_metrics());
+    metrics.step(some_step());
     metrics.evaluation({5, "validation", 2.0, 40});
   }
-  IterationMetrics lost = some_metrics();
+  train::StepMetrics lost = some_step();
   lost.iteration = 6;
+  lost.updated = false;
   lost.lm_loss = std::numeric_limits<double>::quiet_NaN();
   lost.num_zeros = 3;
-  train::Metrics(config, log).iteration(lost);
+  train::Metrics(config, log).step(lost);
   const auto lines = json_lines(config.metrics_file);
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].at("iteration"), 5);
@@ -125,12 +138,33 @@ TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
   EXPECT_EQ(lines[0].at("lm loss"), 4.5);
   EXPECT_EQ(lines[0].at("grad-norm"), 0.75);
   EXPECT_FALSE(lines[0].contains("num-zeros")) << "it was not computed";
+  EXPECT_FALSE(lines[0].contains("skipped"));
+  EXPECT_EQ(lines[2].at("skipped"), true);
   EXPECT_EQ(lines[1].at("split"), "validation");
   EXPECT_EQ(lines[1].at("lm loss"), 2.0);
   EXPECT_TRUE(lines[2].at("lm loss").is_null()) << "JSON knows no NaN";
   EXPECT_EQ(lines[2].at("num-zeros"), 3.0);
-  EXPECT_EQ(log.infos.size(), 1u + 3u + 1u);
+  EXPECT_EQ(log.infos.size(), 3u) << "the evaluation between its rules";
   EXPECT_TRUE(log.warnings.empty());
+}
+
+TEST(Metrics, NumbersReadBackToTheSameDouble) {
+  const Folder folder;
+  config::Train config;
+  config.metrics_file = folder.at("metrics.jsonl");
+  Lines log;
+  const std::vector<double> values{1.8940405, 1.0 / 3, 4.1571806669235229, 1e-300, 123456789.123456789, 0.1 + 0.2};
+  {
+    train::Metrics metrics(config, log);
+    for (const double value : values) {
+      train::StepMetrics m = some_step();
+      m.lm_loss = value;
+      metrics.step(m);
+    }
+  }
+  const auto lines = json_lines(config.metrics_file);
+  ASSERT_EQ(lines.size(), values.size());
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(lines[i].at("lm loss").get<double>(), values[i]);
 }
 
 TEST(Metrics, AFullDiskIsSaidOnceAndTheRunGoesOn) {
@@ -138,8 +172,7 @@ TEST(Metrics, AFullDiskIsSaidOnceAndTheRunGoesOn) {
   config.metrics_file = "/dev/full";
   Lines log;
   train::Metrics metrics(config, log);
-  for (int i = 0; i < 3; ++i) metrics.iteration(some_metrics());
-  EXPECT_EQ(log.infos.size(), 3u);
+  for (int i = 0; i < 3; ++i) metrics.step(some_step());
   ASSERT_EQ(log.warnings.size(), 1u);
   EXPECT_NE(log.warnings[0].find("/dev/full"), std::string::npos);
 }
@@ -202,7 +235,7 @@ TEST(TensorBoard, RecordsCarryTheScalarsAndTheirChecksums) {
   Lines log;
   {
     train::Metrics metrics(config, log);
-    metrics.iteration(some_metrics());
+    metrics.step(some_step());
     metrics.evaluation({5, "validation", 2.0, 40});
   }
   std::string bytes;
@@ -223,6 +256,31 @@ TEST(TensorBoard, RecordsCarryTheScalarsAndTheirChecksums) {
   }
   EXPECT_NE(payloads[1].find(std::string("\x10\x05", 2)), std::string::npos) << "the step";
   EXPECT_NE(payloads[2].find(scalar_field("lm loss validation", 2.0F)), std::string::npos);
+}
+
+TEST(TensorBoard, GetsEveryNthStepAndNoPointWhereThereIsNoNumber) {
+  const Folder folder;
+  config::Train config;
+  config.tensorboard_dir = folder.at("events");
+  config.tensorboard_log_interval = 3;
+  Lines log;
+  {
+    train::Metrics metrics(config, log);
+    for (int64_t i = 1; i <= 7; ++i) {
+      train::StepMetrics m = some_step();
+      m.iteration = i;
+      if (i == 6) m.lm_loss = m.grad_norm = std::numeric_limits<double>::infinity();
+      metrics.step(m);
+    }
+  }
+  std::ostringstream content;
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir))
+    content << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+  const auto payloads = records(content.str());
+  ASSERT_EQ(payloads.size(), 1u + 2u) << "steps 3 and 6";
+  EXPECT_NE(payloads[1].find("lm loss"), std::string::npos);
+  EXPECT_EQ(payloads[2].find("lm loss"), std::string::npos);
+  EXPECT_NE(payloads[2].find("learning-rate"), std::string::npos);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ TEST(Timers, ReportTheExtremesOverRanksPerIteration) {
     timers.add("too fine", 2, 1.0);
     const std::string report = timers.report(2, world.groups().world);
     for (const char* part :
-         {"forward ", "(10.00, 30.00)", "save ", "(500.00, 500.00)", "only here ", "(250.00, 250.00)"}) {
+         {"forward ", "(10.00, 30.00)", "save ", "(1000.00, 1000.00)", "only here ", "(250.00, 250.00)"}) {
       EXPECT_NE(report.find(part), std::string::npos) << part << " in " << report;
     }
     EXPECT_EQ(report.find("too fine"), std::string::npos);
@@ -28,21 +28,45 @@ TEST(Timers, ReportTheExtremesOverRanksPerIteration) {
   });
 }
 
-TEST(Timers, AScopeCountsItsOwnTimeAtItsLevel) {
+TEST(Timers, ACallCountsItsOwnTimeAtItsLevelAndReturnsWhatItReturned) {
   train::Timers timers(0);
-  {
-    const auto step = timers.scope("step", 0);
-    const auto part = timers.scope("part", 1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  const int result = timers.measure("step", 0, [&] {
+    return timers.measure("part", 1, [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return 7;
+    });
+  });
+  EXPECT_EQ(result, 7);
   const std::string report = timers.report(1, comm::Group());
   ASSERT_NE(report.find("step"), std::string::npos) << report;
   EXPECT_GE(std::stod(report.substr(report.find('(', report.find("step")) + 1)), 20.0);
   EXPECT_EQ(report.find("part"), std::string::npos);
 }
 
+TEST(Timers, WhatTheDeviceSaysWhenItIsWaitedForIsAnErrorOfTheMeasuredCall) {
+  bool broken = false;
+  train::Timers timers(1, [&] {
+    if (broken) throw std::runtime_error("illegal memory access");
+  });
+  EXPECT_THROW(timers.measure("step", 1, [&] { broken = true; }), std::runtime_error);
+}
+
+TEST(Timers, TheCauseOfAFailedCallIsNotReplacedByWhatTheDeviceSaysAfterIt) {
+  bool broken = false;
+  train::Timers timers(1, [&] {
+    if (broken) throw std::runtime_error("illegal memory access");
+  });
+  try {
+    timers.measure("step", 1, [&] {
+      broken = true;
+      throw std::invalid_argument("the cause");
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const std::invalid_argument& error) { EXPECT_STREQ(error.what(), "the cause"); }
+}
+
 TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
-  double under_way = 0.030;  // seconds of work before the scope, then those that the scope enqueues
+  double under_way = 0.030;  // seconds of work before the call, then those that the call enqueues
   train::Timers timers(1, [&] {
     std::this_thread::sleep_for(std::chrono::duration<double>(under_way));
     under_way = 0;
@@ -50,10 +74,7 @@ TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
   const auto milliseconds = [](const std::string& report, const std::string& name) {
     return std::stod(report.substr(report.find('(', report.find(name)) + 1));
   };
-  {
-    const auto scope = timers.scope("launch", 1);
-    under_way = 0.020;
-  }
+  timers.measure("launch", 1, [&] { under_way = 0.020; });
   under_way = 0.010;
   timers.add("action", 1, 0.005);
   under_way = 1.0;
@@ -62,7 +83,7 @@ TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
   under_way = 0;
   const std::string report = timers.report(1, comm::Group());
   EXPECT_GE(milliseconds(report, "launch"), 20.0);
-  EXPECT_LT(milliseconds(report, "launch"), 29.0) << "work from before the scope";
+  EXPECT_LT(milliseconds(report, "launch"), 29.0) << "work from before the call";
   EXPECT_GE(milliseconds(report, "action"), 15.0);
 }
 
