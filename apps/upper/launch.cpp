@@ -27,10 +27,18 @@ int threads_per_rank(const config::Run& run, int64_t local_ranks) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency() / std::max<int64_t>(1, local_ranks)));
 }
 
-[[noreturn]] void end_stuck_process(const std::string& cause) {
-  std::fprintf(stderr, "metroplex: %s\n", cause.c_str());
+int code_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) { return exit_code_of(error); } catch (...) {
+    return kExitInternal;
+  }
+}
+
+[[noreturn]] void end_stuck_process(const std::exception_ptr& failure) {
+  std::fprintf(stderr, "metroplex: %s\n", comm::cause_of(failure).c_str());
   std::fflush(stderr);
-  _exit(kExitPeer);
+  _exit(code_of(failure));
 }
 
 config::Placement placement(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
@@ -72,6 +80,7 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
   options.on_stuck = end_stuck_process;
+  options.exit_code = code_of;
   comm::run_process(launch, grid, options, body);
   return kExitOk;
 }

@@ -14,6 +14,7 @@
 #include "comm/backends/nccl.h"
 #include "comm/backends/sim.h"
 #include "comm/backends/threads.h"
+#include "comm/report.h"
 #include "cuda/device.h"
 
 namespace metroplex::comm {
@@ -83,34 +84,52 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
   failure.rethrow();
 }
 
-void report_cause(const LaunchEnvironment& launch, const std::exception_ptr& exception) {
+namespace {
+
+void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options,
+                  const std::exception_ptr& exception) {
   if (launch.cause_fd < 0) return;
-  const std::string text = (is_peer_failure(exception) ? "peer\n" : "own\n") + cause_of(exception).substr(0, 4000);
+  const int code = options.exit_code ? options.exit_code(exception) : 1;
+  const std::string text = encode(Report{!is_peer_failure(exception), code, cause_of(exception)});
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
+
+GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOptions& options,
+                            const DescribeRank& describe) {
+  GlooOptions gloo;
+  gloo.rank = launch.rank;
+  gloo.world_size = launch.world_size;
+  gloo.master_addr = launch.master_addr;
+  gloo.master_port = launch.master_port;
+  gloo.listen_fd = launch.listen_fd;
+  gloo.agent_store = launch.agent_store;
+  gloo.interface = options.interface;
+  gloo.timeout = options.timeout;
+  gloo.describe = describe;
+  if (options.on_stuck) {
+    gloo.on_stuck = [launch, options](const std::exception_ptr& failure) {
+      report_cause(launch, options, failure);
+      options.on_stuck(failure);
+    };
+  }
+  return gloo;
+}
+
+}  // namespace
 
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body) {
   const DescribeRank describe = describe_in(grid);
+  bool told = false;
   try {
     check_world(launch.world_size, grid);
     prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
     c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts only from here on
-    GlooOptions gloo;
-    gloo.rank = launch.rank;
-    gloo.world_size = launch.world_size;
-    gloo.master_addr = launch.master_addr;
-    gloo.master_port = launch.master_port;
-    gloo.listen_fd = launch.listen_fd;
-    gloo.agent_store = launch.agent_store;
-    gloo.interface = options.interface;
-    gloo.timeout = options.timeout;
-    gloo.describe = describe;
-    gloo.on_stuck = options.on_stuck;
-    GlooContext control(gloo);
+    GlooContext control(control_options(launch, options, describe));
+    std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block
     try {
-      std::shared_ptr<NcclContext> nccl;
-      if (options.backend == ProcessBackend::nccl) nccl = make_nccl_context(control, options.gpu, options.timeout);
+      if (options.backend == ProcessBackend::nccl)
+        nccl = options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
       GroupFactory factory = [&](const std::string& name, const std::vector<int>& ranks) {
         return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
       };
@@ -119,11 +138,13 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
       if (nccl) nccl->shutdown();
     } catch (...) {
       control.fail(std::current_exception());
+      report_cause(launch, options, std::current_exception());
+      told = true;
       throw;
     }
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
-    report_cause(launch, exception);
+    if (!told) report_cause(launch, options, exception);
     std::rethrow_exception(with_rank(
         exception, launch.rank < grid.world_size() ? describe(launch.rank) : describe_plainly(launch.rank)));
   }

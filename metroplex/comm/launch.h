@@ -15,6 +15,9 @@
 
 namespace metroplex::comm {
 
+class GlooContext;  // backends/gloo.h
+class NcclContext;  // backends/nccl.h
+
 using RankBody = std::function<void(const World&)>;
 
 struct ThreadsOptions {
@@ -59,15 +62,17 @@ struct ProcessOptions {
   int gpu = -1;              // on which this rank computes; -1: the CPU. nccl wants one
   std::shared_ptr<Traffic> traffic = nullptr;
   // See GlooOptions: ends a process that cannot stop by itself. Only apps/ should hand one in.
-  std::function<void(const std::string& cause)> on_stuck = nullptr;
+  std::function<void(const std::exception_ptr& failure)> on_stuck = nullptr;
+  // With which code this process is going to exit because of `failure`: told to our own launcher with the cause.
+  std::function<int(const std::exception_ptr& failure)> exit_code = nullptr;
+  // Stands in for make_nccl_context in tests.
+  std::function<std::shared_ptr<NcclContext>(GlooContext& control)> make_nccl = nullptr;
 };
 
-// Runs `body` as one rank. A failure is told to the other ranks and to our own launcher, then thrown as with_rank.
+// Runs `body` as one rank. A failure is told to the other ranks and to our own launcher first; only then are
+// communicators destroyed, which may block, and the failure is thrown as with_rank.
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body);
-
-// Says to our own launcher why this process is about to exit non-zero (for failures outside run_process).
-void report_cause(const LaunchEnvironment& launch, const std::exception_ptr& exception);
 
 // The settings of a rank's thread: `num_threads` for operators, backward in the calling thread, the device.
 void prepare_rank_thread(int num_threads, c10::Device device = c10::kCPU);

@@ -1,6 +1,5 @@
 #include "comm/spawn.h"
 
-#include <functional>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -13,8 +12,10 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
+#include "comm/report.h"
 
 namespace metroplex::comm {
 namespace {
@@ -28,11 +29,19 @@ struct Child {
   bool killed_by_us = false;
   bool stopped = false;  // ended with SpawnOptions::stopped_code
   int status = 0;
-  std::string cause;  // "own\n..." or "peer\n..."
+  std::string text;  // what came through cause_fd
+  std::optional<Report> report;
+  int64_t noticed = -1;  // round in which the launcher saw that it fails
 
   bool failed() const { return ended && status != 0 && !stopped; }
-  // What it suffered because of others says nothing about the cause.
-  bool own_failure() const { return failed() && !killed_by_us && cause.rfind("peer\n", 0) != 0; }
+  bool fails() const { return failed() || report; }
+  // Of those seen to fail in one round, what a rank suffered because of others comes last, and one that something
+  // outside killed first: it is the cause of whatever its peers then ran into.
+  int blame() const {
+    if (report) return report->own ? 1 : 3;
+    if (killed_by_us) return 4;
+    return WIFSIGNALED(status) ? 0 : 2;
+  }
 };
 
 // A socket listening on the loopback; closes itself.
@@ -134,6 +143,7 @@ Child start(int rank, const SpawnOptions& options, const Listener& listener, con
   std::vector<std::string> variables = environment_of(rank, options, listener, pipe_ends[1]);
   const std::vector<char*> argv = pointers(command);
   const std::vector<char*> envp = pointers(variables);
+  const std::string not_started = encode(Report{true, 127, "the program could not be started"});
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) {  // only async-signal-safe calls from here to exec
@@ -143,8 +153,7 @@ Child start(int rank, const SpawnOptions& options, const Listener& listener, con
     keep_over_exec(pipe_ends[1]);
     if (rank == 0) keep_over_exec(listener.fd());
     ::execvpe(argv[0], argv.data(), envp.data());
-    static constexpr char kMessage[] = "own\nthe program could not be started";
-    [[maybe_unused]] const ssize_t written = ::write(pipe_ends[1], kMessage, sizeof kMessage - 1);
+    [[maybe_unused]] const ssize_t written = ::write(pipe_ends[1], not_started.data(), not_started.size());
     ::_exit(127);
   }
   ::close(pipe_ends[1]);
@@ -156,19 +165,25 @@ Child start(int rank, const SpawnOptions& options, const Listener& listener, con
   return child;
 }
 
-void read_cause(Child& child) {
+void read_report(Child& child) {
   char buffer[4096];
   ssize_t size = 0;
   while ((size = ::read(child.cause_fd, buffer, sizeof buffer)) > 0)
-    child.cause.append(buffer, static_cast<size_t>(size));
-  ::close(child.cause_fd);
+    child.text.append(buffer, static_cast<size_t>(size));
+  if (!child.report) child.report = decode_report(child.text);
 }
 
-void reap(std::vector<Child>& children) {
+// Who has ended, and who has said that it will.
+void look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
   for (Child& child : children) {
-    if (child.ended || ::waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
-    child.ended = true;
-    read_cause(child);
+    if (child.ended) continue;
+    child.ended = ::waitpid(child.pid, &child.status, WNOHANG) == child.pid;
+    read_report(child);
+    if (child.ended) {
+      ::close(child.cause_fd);
+      child.stopped = WIFEXITED(child.status) && WEXITSTATUS(child.status) == stopped_code;
+    }
+    if (child.noticed < 0 && child.fails()) child.noticed = round;
   }
 }
 
@@ -187,32 +202,40 @@ bool any(const std::vector<Child>& children, Which which) {
   return false;
 }
 
+// Who failed first: one that did so by itself goes before those that stopped because of another.
+int first_to_fail(const std::vector<Child>& children) {
+  constexpr int kBecauseOfAnother = 3;
+  const auto place = [](const Child& child) {
+    return std::tuple(child.blame() >= kBecauseOfAnother, child.noticed, child.blame());
+  };
+  int first = -1;
+  for (size_t i = 0; i < children.size(); ++i) {
+    if (!children[i].failed()) continue;
+    if (first < 0 || place(children[i]) < place(children[static_cast<size_t>(first)])) first = static_cast<int>(i);
+  }
+  return first;
+}
+
 SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& options) {
   SpawnResult result;
-  // A rank that something outside killed is the cause of whatever its peers then ran into.
-  const auto killed = [](const Child& child) {
-    return child.failed() && !child.killed_by_us && WIFSIGNALED(child.status);
-  };
-  const auto own = [](const Child& child) { return child.own_failure(); };
-  const auto failed = [](const Child& child) { return child.failed(); };
-  const auto stopped = [](const Child& child) { return child.stopped; };
-  for (const std::function<bool(const Child&)>& choice :
-       {std::function<bool(const Child&)>(killed), {own}, {failed}, {stopped}}) {
-    for (size_t i = 0; i < children.size() && result.rank < 0; ++i) {
-      if (choice(children[i])) result.rank = static_cast<int>(i);
+  result.rank = first_to_fail(children);
+  if (result.rank < 0) {
+    for (const Child& child : children) {
+      if (child.stopped) result.exit_code = options.stopped_code;
     }
+    return result;
   }
-  if (result.rank < 0) return result;
   const Child& child = children[static_cast<size_t>(result.rank)];
   const bool signalled = WIFSIGNALED(child.status);
   result.exit_code = signalled ? 128 + WTERMSIG(child.status) : WEXITSTATUS(child.status);
-  const size_t line = child.cause.find('\n');
-  std::string cause = line == std::string::npos ? "" : child.cause.substr(line + 1);
-  const std::string end = signalled ? base::concat("killed by signal ", WTERMSIG(child.status), " (",
-                                                   strsignal(WTERMSIG(child.status)), ")")
-                                    : base::concat("exit code ", result.exit_code);
-  cause = cause.empty() ? end : cause + " (" + end + ")";
-  result.message = options.describe(result.rank) + " failed: " + cause;
+  // It had said what it was going to exit with when it was killed for taking too long.
+  if (child.report && child.killed_by_us) result.exit_code = child.report->exit_code;
+  const std::string end = signalled && !child.killed_by_us
+                              ? base::concat("killed by signal ", WTERMSIG(child.status), " (",
+                                             strsignal(WTERMSIG(child.status)), ")")
+                              : base::concat("exit code ", result.exit_code);
+  const std::string cause = child.report ? child.report->cause : "";
+  result.message = options.describe(result.rank) + " failed: " + (cause.empty() ? end : cause + " (" + end + ")");
   return result;
 }
 
@@ -232,11 +255,9 @@ SpawnResult spawn_processes(const SpawnOptions& options) {
     throw;
   }
   std::optional<Clock::time_point> failed_at;
-  while (any(children, [](const Child& child) { return !child.ended; })) {
+  for (int64_t round = 0; any(children, [](const Child& child) { return !child.ended; }); ++round) {
     if (signals.next() == SIGTERM) signal_all(children, SIGTERM);
-    reap(children);
-    for (Child& child : children)
-      child.stopped = child.ended && WIFEXITED(child.status) && WEXITSTATUS(child.status) == options.stopped_code;
+    look_after(children, round, options.stopped_code);
     if (!failed_at && any(children, [](const Child& child) { return child.failed(); })) failed_at = Clock::now();
     if (failed_at && Clock::now() - *failed_at > options.grace) signal_all(children, SIGKILL);
   }

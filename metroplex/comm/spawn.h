@@ -23,7 +23,7 @@ struct SpawnOptions {
 
 struct SpawnResult {
   int exit_code = 0;    // of the rank that failed first; 128 + signal when it was killed
-  int rank = -1;        // that rank; -1: all exited with 0
+  int rank = -1;        // that rank; -1: none failed
   std::string message;  // "rank 3 (tp 1 pp 0 dp 1) failed: ...", with its cause where the rank could tell
 };
 

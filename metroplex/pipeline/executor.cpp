@@ -166,19 +166,28 @@ at::Tensor Executor::outgoing_tensor(const Action& action) {
   return found->second;
 }
 
+// Of a tensor that crosses a border. Every stage has every microbatch, so nobody has to be told: a message with the
+// shape, waited for before the tensor's own call can be issued, makes two calls of one, and then neighbours can wait
+// for each other under tables that are right.
+std::vector<int64_t> Executor::sizes_of(const Step& step, int microbatch) {
+  std::vector<int64_t> sizes = step.border.sizes;
+  if (!step.border.variable) return sizes;
+  const at::Tensor &first = step.batches[0].tokens, &own = step.batches[static_cast<size_t>(microbatch)].tokens;
+  MPX_CHECK(sizes[0] * own.size(1) % first.size(1) == 0, "data", "microbatch ", microbatch, " has ", own.size(1),
+            " tokens a sample, which the ranks of a stage cannot share equally; pad it");
+  sizes[0] = sizes[0] * own.size(1) / first.size(1);
+  sizes[1] = own.size(0);
+  return sizes;
+}
+
 void Executor::exchange(const Step& step, const Action* begin, const Action* end) {
+  const at::TensorOptions options =
+      at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device());
   std::vector<comm::P2pOp> ops;
   for (const Action* a = begin; a != end; ++a) {
-    if (plan::is_send(a->kind)) {
-      const at::Tensor tensor = outgoing_tensor(*a);
-      if (step.border.variable) ops.push_back({true, comm::pack_shape(tensor), a->peer, channel_of(a->kind)});
-      ops.push_back({true, tensor, a->peer, channel_of(a->kind)});
-    } else if (!step.border.variable) {
-      at::Tensor& slot = incoming_slot(*a);
-      slot = at::empty(step.border.sizes,
-                       at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device()));
-      ops.push_back({false, slot, a->peer, channel_of(a->kind)});
-    }
+    const bool sends = plan::is_send(a->kind);
+    if (!sends) incoming_slot(*a) = at::empty(sizes_of(step, a->microbatch), options);
+    ops.push_back({sends, sends ? outgoing_tensor(*a) : incoming_slot(*a), a->peer, channel_of(a->kind)});
   }
   const auto flight = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
   for (const Action* a = begin; a != end; ++a) {
@@ -188,22 +197,10 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
     } else if (a->kind == ActionKind::send_backward) {
       leave(flight, std::move(input_gradients_[key]));
       input_gradients_.erase(key);
-    } else if (step.border.variable) {
-      receive_variable(step, *a);
     } else {
       (a->kind == ActionKind::recv_forward ? inputs_in_flight_ : gradients_in_flight_)[key] = flight;
     }
   }
-}
-
-void Executor::receive_variable(const Step& step, const Action& action) {
-  const at::TensorOptions options =
-      at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device());
-  const at::Tensor shape = comm::empty_shape_message(options.device());
-  comm::batch_p2p({{false, shape, action.peer, channel_of(action.kind)}}, pp_).wait();
-  at::Tensor& slot = incoming_slot(action);
-  slot = at::empty(comm::unpack_shape(shape), options);
-  comm::batch_p2p({{false, slot, action.peer, channel_of(action.kind)}}, pp_).wait();
 }
 
 }  // namespace metroplex::pipeline

@@ -19,11 +19,11 @@
 
 namespace metroplex::pipeline {
 
-// Of the tensors that cross a stage border: [s (/tp with sequence parallelism), b, h].
+// Of the tensors that cross a stage border: [s (/tp with sequence parallelism), b, h], for the first microbatch.
 struct BorderShape {
   std::vector<int64_t> sizes;
   at::ScalarType dtype;
-  bool variable = false;  // microbatches differ in shape: shapes travel first
+  bool variable = false;  // microbatches differ in s and b: those of each follow from its tokens
 };
 
 // What happened, for timers and the memory meter: called once for every action, right after it. The actions of one
@@ -69,7 +69,7 @@ class Executor {
   void release(Key key);
   void leave(Flight flight, at::Tensor tensor);
   void drop_sent(size_t most_left);
-  void receive_variable(const Step& step, const plan::Action& action);
+  static std::vector<int64_t> sizes_of(const Step& step, int microbatch);
   at::Tensor& incoming_slot(const plan::Action& action);
   at::Tensor outgoing_tensor(const plan::Action& action);
   at::Tensor take(std::map<Key, at::Tensor>& from, std::map<Key, Flight>& flights, Key key);

@@ -6,53 +6,22 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "comm/backends/gloo.h"
 #include "comm/collectives.h"
 #include "comm/p2p.h"
 #include "support/collective_checks.h"
+#include "support/notes.h"
 #include "support/run_processes.h"
 
 namespace metroplex::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;  // the same clock in all processes of a machine
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
-}
-
-// What ranks leave for the parent: one file a rank, "<nanoseconds>\n<text>".
-class Notes {
- public:
-  explicit Notes(const std::string& name) : folder_(std::filesystem::temp_directory_path() / ("metroplex_" + name)) {
-    if (launch_from_environment()) return;
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  ~Notes() {
-    if (!launch_from_environment()) std::filesystem::remove_all(folder_);
-  }
-  void write(int rank, const std::string& text) const {
-    std::ofstream(folder_ / std::to_string(rank)) << Clock::now().time_since_epoch().count() << "\n" << text;
-  }
-  std::pair<Clock::time_point, std::string> read(int rank) const {
-    std::ifstream file(folder_ / std::to_string(rank));
-    int64_t ticks = 0;
-    std::string text;
-    file >> ticks;
-    file.get();
-    std::getline(file, text, '\0');
-    return {Clock::time_point(Clock::duration(ticks)), text};
-  }
-
- private:
-  std::filesystem::path folder_;
-};
+using test::Clock;
+using test::expect_contains;
+using test::Notes;
 
 TEST(GlooProcesses, DoWhatEachOperationPromises) {
   test::run_processes_well(4, {.tp = 2, .dp = 2}, [](const World& world) {
@@ -168,8 +137,8 @@ TEST(GlooFailure, AProcessThatComputesIsEndedThroughItsCallback) {
   const Notes notes("stuck");
   test::ProcessesOptions options;
   options.grace = 10s;
-  options.process.on_stuck = [&](const std::string& cause) {
-    notes.write(1, cause);
+  options.process.on_stuck = [&](const std::exception_ptr& failure) {
+    notes.write(1, cause_of(failure));
     ::_exit(7);
   };
   const auto result = test::run_processes(

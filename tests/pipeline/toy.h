@@ -88,11 +88,11 @@ struct ToyStages {
 
   // The layers of pipeline rank `rank`: chunk c holds stage c * pp + rank.
   ToyStages(int pp, int chunks, int rank, const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
-    const int64_t per_stage = kToyLayers / (pp * chunks);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       std::vector<std::unique_ptr<nn::Segment>> segments;
-      for (int64_t i = 0; i < per_stage; ++i) {
-        layers.push_back((chunk * pp + rank) * per_stage + i);
+      const int64_t stage = chunk * pp + rank, num_stages = pp * chunks;
+      for (int64_t layer = kToyLayers * stage / num_stages; layer < kToyLayers * (stage + 1) / num_stages; ++layer) {
+        layers.push_back(layer);
         segments.push_back(std::make_unique<ToyLayer>(layers.back(), on_forward));
       }
       stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments)));

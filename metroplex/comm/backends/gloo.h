@@ -30,10 +30,12 @@ struct GlooOptions {
       interface;  // network interface of the mesh; "": loopback for a loopback master, else that of the host name
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   DescribeRank describe = describe_plainly;
-  // Called from the monitor thread when another rank failed and this process has not stopped within `grace` (it may
-  // be computing, or blocked where nothing can wake it). Meant to end the process; may be empty.
-  std::function<void(const std::string& cause)> on_stuck;
+  // Called from the monitor thread when this process has not stopped within `grace` after another rank failed (it may
+  // be computing, or blocked where nothing can wake it), or within `own_grace` after fail() here (its communicators
+  // may not let themselves be destroyed). Meant to end the process; may be empty.
+  std::function<void(const std::exception_ptr& failure)> on_stuck;
   std::chrono::milliseconds grace{600};
+  std::chrono::milliseconds own_grace{5000};
 };
 
 class GlooState;

@@ -161,7 +161,7 @@ void GlooState::fail(const std::exception_ptr& exception) {
   }
   {
     const std::lock_guard lock(mutex_);
-    failed_here_ = true;
+    own_failure_ = exception;
   }
   const std::string prefix = "[comm] ";
   std::string message = cause_of(exception);
@@ -225,11 +225,11 @@ void GlooState::monitor() {
     if (over) break;
     changed_.wait_for(lock, kPoll, [&] { return closing_ || aborted_; });
   }
-  changed_.wait_for(lock, options_.grace, [&] { return closing_; });
-  if (closing_ || failed_here_ || !options_.on_stuck) return;
-  const std::string cause = cause_;
+  changed_.wait_for(lock, own_failure_ ? options_.own_grace : options_.grace, [&] { return closing_; });
+  if (closing_ || !options_.on_stuck) return;
+  const std::exception_ptr failure = own_failure_ ? own_failure_ : std::make_exception_ptr(PeerFailure(cause_));
   lock.unlock();
-  options_.on_stuck(cause);
+  options_.on_stuck(failure);
 }
 
 void GlooState::close() {

@@ -50,7 +50,7 @@ class GlooState {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closing_ = false;
-  bool failed_here_ = false;
+  std::exception_ptr own_failure_;
   std::string cause_;
   std::multiset<c10d::Work*> blocked_;
   std::thread monitor_;

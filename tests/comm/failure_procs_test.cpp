@@ -1,0 +1,138 @@
+// Who failed first, told in time and with the right exit code, among ranks that are processes.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "comm/backends/gloo.h"
+#include "comm/backends/nccl.h"
+#include "comm/collectives.h"
+#include "comm/report.h"
+#include "support/notes.h"
+#include "support/run_processes.h"
+
+namespace metroplex::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Clock;
+using test::expect_contains;
+using test::Notes;
+
+// As apps/ does it: 4 for who suffers from another, 5 for NaN.
+int code_of(const std::exception_ptr& failure) { return is_peer_failure(failure) ? 4 : 5; }
+
+test::ProcessesOptions ended_when_stuck(std::chrono::milliseconds grace) {
+  test::ProcessesOptions options;
+  options.grace = grace;
+  options.process.exit_code = code_of;
+  options.process.on_stuck = [](const std::exception_ptr& failure) { ::_exit(code_of(failure)); };
+  return options;
+}
+
+TEST(Blame, RanksThatCannotStopByThemselvesDoNotTakeTheBlameOfTheOneThatFailed) {
+  const auto result = test::run_processes(
+      4, {.tp = 2, .dp = 2},
+      [](const World& world) {
+        barrier(world.groups().world);
+        if (world.rank() < 3) std::this_thread::sleep_for(20s);  // as in a kernel: hears nothing
+        struct LongTeardown {
+          ~LongTeardown() { std::this_thread::sleep_for(1500ms); }  // the others are gone long before
+        } teardown;
+        throw base::Error("numerics", "the loss is NaN");
+      },
+      ended_when_stuck(5s));
+  if (!result) return;
+  EXPECT_EQ(result->rank, 3);
+  expect_contains(result->message, "rank 3 (tp 1 pp 0 dp 1) failed: [numerics] the loss is NaN");
+}
+
+// Its communicators do not let themselves be destroyed while a collective hangs on a GPU.
+class BlockedAbort final : public NcclContext {
+ public:
+  explicit BlockedAbort(GlooContext& control) : control_(control) {}
+  ~BlockedAbort() override { std::this_thread::sleep_for(60s); }
+  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
+    return control_.backend(name, ranks);
+  }
+  void shutdown() override {}
+
+ private:
+  GlooContext& control_;
+};
+
+test::ProcessesOptions with_blocked_abort(std::chrono::milliseconds grace) {
+  test::ProcessesOptions options = ended_when_stuck(grace);
+  options.process.backend = ProcessBackend::nccl;
+  options.process.make_nccl = [](GlooContext& control) { return std::make_shared<BlockedAbort>(control); };
+  return options;
+}
+
+TEST(Blame, PeersAndLauncherHearOfAFailureBeforeCommunicatorsAreDestroyed) {
+  const Notes notes("blocked_abort");
+  const auto result = test::run_processes(
+      3, {.dp = 3},
+      [&](const World& world) {
+        barrier(world.groups().world);
+        if (world.rank() == 2) {
+          notes.write(2, "failed");
+          throw base::Error("numerics", "the loss is NaN");
+        }
+        try {
+          while (true) barrier(world.groups().world);
+        } catch (const PeerFailure& failure) {
+          notes.write(world.rank(), failure.what());
+          throw;
+        }
+      },
+      with_blocked_abort(800ms));
+  if (!result) return;
+  EXPECT_EQ(result->rank, 2);
+  EXPECT_EQ(result->exit_code, 5);  // said before it was killed for taking too long
+  expect_contains(result->message, "rank 2 (tp 0 pp 0 dp 2) failed: [numerics] the loss is NaN (exit code 5)");
+  for (const int rank : {0, 1}) {
+    const auto [stopped_at, said] = notes.read(rank);
+    EXPECT_LT(stopped_at - notes.read(2).first, 1s) << "rank " << rank;
+    expect_contains(said, "rank 2 (tp 0 pp 0 dp 2) failed: [numerics] the loss is NaN");
+  }
+}
+
+TEST(Blame, ARankWhoseCommunicatorsCannotBeDestroyedEndsByItselfWithItsOwnCode) {
+  const auto result = test::run_processes(
+      2, {.dp = 2},
+      [](const World& world) {
+        barrier(world.groups().world);
+        if (world.rank() == 1) throw base::Error("numerics", "the loss is NaN");
+        while (true) barrier(world.groups().world);
+      },
+      with_blocked_abort(30s));
+  if (!result) return;
+  EXPECT_EQ(result->rank, 1);
+  EXPECT_EQ(result->exit_code, 5);
+  expect_contains(result->message, "(exit code 5)");
+}
+
+TEST(Blame, ASilentEndGoesBeforeWhatOthersSuffered) {
+  if (launch_from_environment()) return;
+  const std::string peer = encode({.own = false, .exit_code = 4, .cause = "rank 2 is gone"});
+  SpawnOptions spawn;
+  spawn.num_processes = 3;
+  spawn.command = {"bash", "-c",
+                   "if [ $METROPLEX_RANK = 2 ]; then sleep 0.2; exit 9; fi; printf '%s' '" + peer +
+                       "' >&$METROPLEX_CAUSE_FD; exit 4"};
+  const SpawnResult result = spawn_processes(spawn);
+  EXPECT_EQ(result.message, "rank 2 failed: exit code 9");
+  EXPECT_EQ(result.exit_code, 9);
+}
+
+TEST(Report, IsReadBackOnlyWhenItIsWhole) {
+  const std::string text = encode({.own = true, .exit_code = 5, .cause = "one\ntwo"});
+  const Report report = decode_report(text + encode({.own = false, .exit_code = 4, .cause = "later"})).value();
+  EXPECT_TRUE(report.own);
+  EXPECT_EQ(report.exit_code, 5);
+  EXPECT_EQ(report.cause, "one\ntwo");
+  for (size_t size = 0; size < text.size(); ++size) EXPECT_FALSE(decode_report(text.substr(0, size))) << size;
+}
+
+}  // namespace
+}  // namespace metroplex::comm

@@ -1,0 +1,162 @@
+// Calls of one rank that run one after the other, as NCCL's do on the stream of their communicator: a call begins when
+// the one before it is complete, and a send is complete when it is received.
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "comm/backends/backend.h"
+#include "pipeline/toy.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+// One call on the stream.
+class StreamedCall final : public comm::Pending {
+ public:
+  explicit StreamedCall(std::vector<comm::P2pOp> ops) : ops_(std::move(ops)) {}
+  void run(comm::GroupBackend& backend) {
+    std::exception_ptr error;
+    try {
+      if (const comm::PendingPtr pending = backend.batch_p2p(std::move(ops_))) pending->wait();
+    } catch (...) { error = std::current_exception(); }
+    const std::lock_guard lock(mutex_);
+    error_ = error;
+    done_ = true;
+    changed_.notify_all();
+  }
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::vector<comm::P2pOp> ops_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+class Stream final : public comm::GroupBackend {
+ public:
+  explicit Stream(comm::GroupBackend& inner) : inner_(inner), thread_([this] { work(); }) {}
+  ~Stream() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  comm::PendingPtr batch_p2p(std::vector<comm::P2pOp> ops) override {
+    auto call = std::make_shared<StreamedCall>(std::move(ops));
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(call);
+    }
+    changed_.notify_all();
+    return call;
+  }
+  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp op) override { return inner_.all_reduce(x, op); }
+  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return inner_.all_gather(out, in); }
+  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp op) override {
+    return inner_.reduce_scatter(out, in, op);
+  }
+  comm::PendingPtr broadcast(at::Tensor x, int root) override { return inner_.broadcast(x, root); }
+  comm::PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
+                              std::vector<int64_t> in_splits) override {
+    return inner_.all_to_all(out, in, std::move(out_splits), std::move(in_splits));
+  }
+  void barrier() override { inner_.barrier(); }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return closed_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const auto call = queue_.front();
+      queue_.pop_front();
+      lock.unlock();
+      call->run(inner_);
+      lock.lock();
+    }
+  }
+
+  comm::GroupBackend& inner_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<StreamedCall>> queue_;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+struct Size {
+  const char* schedule;
+  int pp, chunks, microbatches, group;
+  bool overlap;
+};
+
+// Every schedule with three stages and more, where a rank's two neighbours are different ranks, and with two.
+std::vector<Size> sizes() {
+  std::vector<Size> all;
+  for (const int pp : {2, 3, 4}) {
+    for (const int microbatches : {1, pp, 2 * pp + 1}) {
+      all.push_back({"gpipe", pp, 1, microbatches, 0, false});
+      all.push_back({"1f1b", pp, 1, microbatches, 0, false});
+    }
+    for (const int groups : {1, 2, 3}) {
+      for (const bool overlap : {false, true}) {
+        all.push_back({"interleaved", pp, 2, groups * pp, 0, overlap});
+        all.push_back({"interleaved", pp, 2, groups * (pp + 1), pp + 1, overlap});
+      }
+    }
+  }
+  return all;
+}
+
+void run_on_streams(const Size& size, bool forward_only, bool variable) {
+  SCOPED_TRACE(base::concat(size.schedule, " pp ", size.pp, " chunks ", size.chunks, " microbatches ",
+                            size.microbatches, " group ", size.group, size.overlap ? " overlapped" : ""));
+  plan::ScheduleRequest request;
+  request.num_stages = size.pp;
+  request.num_chunks = size.chunks;
+  request.num_microbatches = size.microbatches;
+  request.microbatch_group_size = size.group;
+  request.forward_only = forward_only;
+  request.overlap_p2p = size.overlap;
+  const plan::PipelineTable table = plan::build_schedule(size.schedule, request);
+  const auto batches = toy_batches(size.microbatches, variable);
+  const ToyResult expected = toy_by_formula(batches);
+  run_ranks(
+      size.pp, {.pp = size.pp},
+      [&](const comm::World& world) {
+        const comm::Group& pp = world.groups().pp;
+        const auto stream = std::make_shared<Stream>(pp.backend());
+        const comm::Group streamed("pp", pp.ranks(), pp.index(), stream);
+        expect_same(run_toy(streamed, table, batches, variable), expected, !forward_only);
+      },
+      {.rendezvous = true, .timeout = std::chrono::seconds(5)});
+}
+
+TEST(ExecutorStreams, CallsOfOneShapeThatRunOneAfterTheOtherDoNotDeadlock) {
+  for (const Size& size : sizes()) {
+    run_on_streams(size, false, false);
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
+TEST(ExecutorStreams, CallsOfDifferentShapesThatRunOneAfterTheOtherDoNotDeadlock) {
+  for (const bool forward_only : {false, true}) {
+    for (const Size& size : sizes()) {
+      run_on_streams(size, forward_only, true);
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
