@@ -25,7 +25,7 @@ config::Config config_of(int stage, int64_t dp, int64_t microbatches) {
       "model: {family: llama, num_layers: 12, hidden_size: 768, num_attention_heads: 12, ffn_hidden_size: 2048,"
       " vocab_size: 32000, untie_embeddings_and_output_weights: true}\n"
       "train: {seq_length: 32, micro_batch_size: 1, train_iters: 10, check_for_nan_in_loss: false}\n"
-      "precision: {params_dtype: bf16}\n"
+      "precision: {params_dtype: bf16, check_for_nan_in_grad: false}\n"
       "data: {mock_data: true}\n");
   config.parallel.data_parallel_sharding_strategy = kStrategies[stage];
   config.train.global_batch_size = dp * microbatches;

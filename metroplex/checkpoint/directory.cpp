@@ -57,6 +57,15 @@ std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std:
   return names;
 }
 
+std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root) {
+  std::vector<std::string> names;
+  if (!disk.is_directory(root)) return names;
+  for (const std::string& entry : disk.list(root)) {
+    if (entry[0] != '.' && entry != kLatest && !parse_name(entry)) names.push_back(entry);
+  }
+  return names;
+}
+
 Latest read_latest(files::FileSystem& disk, const std::string& root) {
   const std::string path = join_path(root, kLatest);
   if (!disk.exists(path)) return {};

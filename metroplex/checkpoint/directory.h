@@ -3,6 +3,7 @@
 //   use latest          the name of the newest complete one, with a checksum; replaced atomically after it is durable
 //   .tmp-* .delete-* leftovers of a save or removal that did not end, swept by the next save
 //   .lock           held while a save is under way
+// history.h says which of them are the past of the newest.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,9 @@ std::optional<CheckpointName> parse_name(const std::string& text);
 
 // Of all complete checkpoints (their soundness is not looked at), oldest first. Empty when `root` does not exist.
 std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std::string& root);
+
+// Names in `root` that are nothing of ours and not hidden. Empty when `root` does not exist.
+std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root);
 
 struct Latest {
   std::optional<CheckpointName> name;  // empty when there is no `latest`, or an unreadable one

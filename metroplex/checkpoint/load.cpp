@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <sstream>
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "checkpoint/history.h"
 #include "checkpoint/part.h"
 #include "files/json_text.h"
 
@@ -21,6 +23,7 @@ Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory
   manifest_ = files::parse_manifest(disk_.map(path).text(), path);
   files_.resize(manifest_.files.size());
   covered_.resize(manifest_.tensors.size());
+  taken_.resize(manifest_.tensors.size());
   for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
     index_[{manifest_.tensors[i].name, manifest_.tensors[i].kind}] = i;
     checked_.emplace_back(manifest_.tensors[i].pieces.size());
@@ -30,6 +33,34 @@ Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory
 const ManifestTensor* Reader::find(const std::string& name, const std::string& kind) const {
   const auto it = index_.find({name, kind});
   return it == index_.end() ? nullptr : &manifest_.tensors[it->second];
+}
+
+void Reader::take(const std::string& name, const std::string& kind) {
+  const auto it = index_.find({name, kind});
+  if (it != index_.end()) taken_[it->second] = true;
+}
+
+// Ranks hold neighbours of the list: ranges are few.
+std::vector<std::string> Reader::untaken(Exchange& exchange) const {
+  std::ostringstream mine;
+  for (size_t begin = 0, end = 0; begin < taken_.size(); begin = end + 1) {
+    for (end = begin; end < taken_.size() && taken_[end]; ++end) {}
+    if (end > begin) mine << begin << ' ' << end << ' ';
+  }
+  std::vector<bool> taken(taken_.size());
+  for (const std::string& text : exchange.gather(mine.str())) {
+    std::istringstream ranges(text);
+    for (size_t begin = 0, end = 0; ranges >> begin >> end;)
+      std::fill(taken.begin() + static_cast<ptrdiff_t>(begin), taken.begin() + static_cast<ptrdiff_t>(end), true);
+  }
+  std::string left;
+  for (size_t i = 0; i < taken.size(); ++i) left += taken[i] ? '1' : '0';
+  left = exchange.broadcast(left);
+  std::vector<std::string> labels;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i] == '0') labels.push_back(label(manifest_.tensors[i].name, manifest_.tensors[i].kind));
+  }
+  return labels;
 }
 
 std::string Reader::file_path(size_t file) const { return join_path(directory_, manifest_.files[file].name); }
@@ -105,6 +136,7 @@ void Reader::fill(const Target& target) {
   MPX_CHECK(tensor.dtype == target.dtype, "checkpoint", what, " has dtype ", files::dtype_name(tensor.dtype),
             ", the run wants ", files::dtype_name(target.dtype));
   check_cover(it->second);
+  taken_[it->second] = true;
   const Piece region = region_of(target);
   const int64_t element_bytes = files::dtype_bits(tensor.dtype) / 8;
   const std::vector<Piece> sources = pieces_of(tensor);
@@ -176,47 +208,78 @@ std::vector<std::string> lines_of_rank_0(Exchange& exchange, const std::function
   return lines;
 }
 
-// What to try, in this order. A damaged `latest` comes first, as a line that begins with '!'.
-std::vector<std::string> candidates(FileSystem& disk, const std::string& root) {
+// The first to try, and what is wrong with `latest` as a line that begins with '!'.
+std::vector<std::string> first_candidates(FileSystem& disk, const std::string& root) {
   std::vector<std::string> lines;
-  std::vector<CheckpointName> names = list_checkpoints(disk, root);
-  std::reverse(names.begin(), names.end());
   const Latest latest = read_latest(disk, root);
   if (!latest.problem.empty()) lines.push_back("!" + latest.problem);
+  if (!latest.name) return lines;
+  if (disk.is_directory(join_path(root, to_string(*latest.name)))) return {to_string(*latest.name)};
+  return {"!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) + ", which is not there"};
+}
+
+// What to try after it: its past, then what was left. Of a checkpoint that is gone the past is all that is lower.
+std::vector<std::string> later_candidates(FileSystem& disk, const std::string& root) {
+  const std::vector<CheckpointName> names = list_checkpoints(disk, root);
+  if (names.empty()) return {};
+  const Latest latest = read_latest(disk, root);
+  History history;
   if (latest.name) {
-    const bool there = std::erase(names, *latest.name) > 0;
-    // What came before it is its own past; a later one was never finished, or belongs to a branch that was left.
-    std::stable_partition(names.begin(), names.end(),
+    history = history_of(disk, root, names, *latest.name);
+    history.past.erase(history.past.begin());
+    // A branch that was left below comes before one that is ahead.
+    std::stable_partition(history.left.begin(), history.left.end(),
                           [&](const CheckpointName& name) { return name.iteration <= latest.name->iteration; });
-    if (there) {
-      names.insert(names.begin(), *latest.name);
-    } else {
-      lines.push_back("!'" + join_path(root, kLatest) + "' names " + to_string(*latest.name) +
-                      ", which is not there");
-    }
+  } else {
+    history = history_of(disk, root, names, names.back());
   }
-  for (const CheckpointName& name : names) lines.push_back(to_string(name));
+  std::vector<std::string> lines;
+  for (const CheckpointName& name : history.past) lines.push_back(to_string(name));
+  for (const CheckpointName& name : history.left) lines.push_back(to_string(name));
   return lines;
+}
+
+std::string of_a_left_branch(FileSystem& disk, const std::string& root, const std::string& used) {
+  const Latest latest = read_latest(disk, root);
+  const auto name = parse_name(used);
+  if (!latest.name || !name) return "";
+  const History history = history_of(disk, root, list_checkpoints(disk, root), *latest.name);
+  const bool left = std::find(history.left.begin(), history.left.end(), *name) != history.left.end();
+  return left ? base::concat(used, " is of a branch that ", to_string(*latest.name), " did not come from") : "";
 }
 
 }  // namespace
 
 Found open_newest(FileSystem& disk, const std::string& root, Exchange& exchange) {
   Found found;
-  for (const std::string& line : lines_of_rank_0(exchange, [&] { return candidates(disk, root); })) {
-    if (line[0] == '!') {
-      found.problems.push_back(line.substr(1));
-      continue;
+  const auto try_all = [&](const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) {
+      if (line[0] == '!') {
+        found.problems.push_back(line.substr(1));
+        continue;
+      }
+      std::string problem;
+      found.reader = open_together(disk, join_path(root, line), exchange, problem);
+      if (found.reader != nullptr) return line;
+      found.problems.push_back(problem);
     }
-    std::string problem;
-    found.reader = open_together(disk, join_path(root, line), exchange, problem);
-    if (found.reader != nullptr) return found;
-    found.problems.push_back(problem);
+    return std::string();
+  };
+  if (!try_all(lines_of_rank_0(exchange, [&] { return first_candidates(disk, root); })).empty()) return found;
+  const std::string used = try_all(lines_of_rank_0(exchange, [&] { return later_candidates(disk, root); }));
+  if (found.reader != nullptr) {
+    const auto notes = lines_of_rank_0(exchange, [&] {
+      const std::string note = of_a_left_branch(disk, root, used);
+      return note.empty() ? std::vector<std::string>{} : std::vector<std::string>{note};
+    });
+    found.problems.insert(found.problems.end(), notes.begin(), notes.end());
+    return found;
   }
   std::string reasons;
   for (const std::string& problem : found.problems) reasons += "\n  " + problem;
   MPX_CHECK(found.problems.empty(), "checkpoint", "no sound checkpoint is left in '", root, "':", reasons,
             "\nchoose another checkpoint.load, or move the folder away to start anew");
+  found.others = lines_of_rank_0(exchange, [&] { return other_entries(disk, root); });
   return found;
 }
 
@@ -241,6 +304,8 @@ std::unique_ptr<Reader> open_iteration(FileSystem& disk, const std::string& root
 
 Found open_path(FileSystem& disk, const std::string& path, int64_t iteration, Exchange& exchange) {
   const auto kind = lines_of_rank_0(exchange, [&] {
+    MPX_CHECK(!disk.exists(path) || disk.is_directory(path), "checkpoint", "'", path,
+              "' is a file; name a folder of checkpoints, or one of them");
     return std::vector<std::string>{disk.exists(join_path(path, files::kManifestName)) ? "one" : "folder"};
   });
   Found found;

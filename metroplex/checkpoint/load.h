@@ -35,6 +35,11 @@ class Reader {
   // nullptr when the checkpoint has no such tensor.
   const files::ManifestTensor* find(const std::string& name, const std::string& kind) const;
 
+  // For a tensor that is left on purpose, as fill() does for one that it reads. No such tensor: nothing happens.
+  void take(const std::string& name, const std::string& kind);
+  // Collective: every tensor that no rank has taken, as messages call it.
+  std::vector<std::string> untaken(Exchange& exchange) const;
+
   // Throws base::Error naming the tensor when it is missing, has another shape or dtype, is not covered exactly once
   // by its pieces, or when a piece is damaged (naming the file); target.data is then partly written.
   void fill(const Target& target);
@@ -57,6 +62,7 @@ class Reader {
   files::Manifest manifest_;
   std::map<std::pair<std::string, std::string>, size_t> index_;
   std::vector<std::unique_ptr<files::SafetensorsFile>> files_;
+  std::vector<bool> taken_;                 // tensors that somebody asked for
   std::vector<std::vector<bool>> checked_;  // pieces whose sum was compared, by tensor
   mutable std::vector<bool> covered_;       // tensors whose cover was checked
 };
@@ -64,11 +70,12 @@ class Reader {
 struct Found {
   std::unique_ptr<Reader> reader;     // null when there is no checkpoint at all
   std::vector<std::string> problems;  // damaged ones that were passed over, and why: worth a warning each
+  std::vector<std::string> others;    // where there is none: what the folder holds instead
 };
 
 // Collective over `exchange`: all ranks open the same one. The files are shared out among the ranks to be verified.
-// `latest` is tried first, then those before it from the newest to the oldest, then any after it. Throws base::Error
-// with all reasons when there are checkpoints and none is sound.
+// `latest` is tried first, then its past, then branches that were left (history.h), from the newest to the oldest.
+// Throws base::Error with all reasons when there are checkpoints and none is sound.
 Found open_newest(files::FileSystem& disk, const std::string& root, Exchange& exchange);
 
 // The same for one iteration, chosen by the user: throws base::Error when it is missing or damaged.
@@ -76,7 +83,7 @@ std::unique_ptr<Reader> open_iteration(files::FileSystem& disk, const std::strin
                                        Exchange& exchange);
 
 // What checkpoint.load and checkpoint.ckpt_step (0: the newest) mean: `path` is a folder of checkpoints or one of
-// them.
+// them. Throws when it is a file.
 Found open_path(files::FileSystem& disk, const std::string& path, int64_t iteration, Exchange& exchange);
 
 }  // namespace metroplex::checkpoint

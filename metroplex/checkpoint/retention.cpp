@@ -1,40 +1,49 @@
 #include "checkpoint/retention.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "base/error.h"
 
 namespace metroplex::checkpoint {
 
-std::vector<CheckpointName> to_remove(std::vector<CheckpointName> names, const CheckpointName& latest,
-                                      const Retention& retention) {
-  if (retention.keep_last <= 0 && retention.retain_interval <= 0) return {};
-  std::sort(names.begin(), names.end(), [](const CheckpointName& a, const CheckpointName& b) {
-    return std::tie(a.iteration, a.attempt) > std::tie(b.iteration, b.attempt);
-  });
-  const auto newest = static_cast<size_t>(std::max<int64_t>(retention.keep_last, 1));
+size_t kept_of_past(const Retention& retention) {
+  if (retention.keep_last <= 0 && retention.retain_interval <= 0) return 0;
+  return static_cast<size_t>(std::max<int64_t>(retention.keep_last, 1));
+}
+
+std::vector<CheckpointName> to_remove(const History& history, const Retention& retention) {
+  const size_t kept = kept_of_past(retention);
   std::vector<CheckpointName> removed;
-  for (size_t i = newest; i < names.size(); ++i) {
-    const bool for_good = retention.retain_interval > 0 && names[i].iteration % retention.retain_interval == 0;
-    if (!for_good && names[i] != latest) removed.push_back(names[i]);
-  }
+  if (kept == 0) return removed;
+  const auto add = [&](const CheckpointName& name) {
+    const bool for_good = retention.retain_interval > 0 && name.iteration % retention.retain_interval == 0;
+    if (!for_good) removed.push_back(name);
+  };
+  for (const CheckpointName& name : history.left) add(name);
+  for (size_t i = kept; i < history.past.size(); ++i) add(history.past[i]);
+  for (const CheckpointName& name : history.older) add(name);
   return removed;
 }
 
-std::vector<std::string> apply_retention(files::FileSystem& disk, const std::string& root,
-                                         const Retention& retention) {
-  std::vector<std::string> problems;
+RetentionResult apply_retention(files::FileSystem& disk, const std::string& root, const Retention& retention) {
+  RetentionResult result;
+  const size_t kept = kept_of_past(retention);
+  if (kept == 0) return result;
   try {
     const Latest latest = read_latest(disk, root);
-    if (!latest.name) return problems;  // nobody knows which one is in use
-    for (const CheckpointName& name : to_remove(list_checkpoints(disk, root), *latest.name, retention)) {
+    if (!latest.name) return result;  // nobody knows which one is in use
+    const auto names = list_checkpoints(disk, root);
+    if (std::find(names.begin(), names.end(), *latest.name) == names.end()) return result;
+    const History history = history_of(disk, root, names, *latest.name, kept);
+    for (const CheckpointName& name : to_remove(history, retention)) {
       try {
         remove_checkpoint(disk, root, name);
-      } catch (const base::Error& error) { problems.push_back(error.what()); }
+        if (std::find(history.left.begin(), history.left.end(), name) != history.left.end())
+          result.removed_branch.push_back(name);
+      } catch (const base::Error& error) { result.problems.push_back(error.what()); }
     }
-  } catch (const base::Error& error) { problems.push_back(error.what()); }
-  return problems;
+  } catch (const base::Error& error) { result.problems.push_back(error.what()); }
+  return result;
 }
 
 }  // namespace metroplex::checkpoint

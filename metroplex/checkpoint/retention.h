@@ -6,21 +6,25 @@
 #include <vector>
 
 #include "checkpoint/directory.h"
+#include "checkpoint/history.h"
 #include "files/file_system.h"
 
 namespace metroplex::checkpoint {
 
 struct Retention {
-  int64_t keep_last = 0;        // the newest n stay; 0: all, or with retain_interval the newest one
+  int64_t keep_last = 0;  // the one in use and those it came from stay, n in all; 0: all, or with retain_interval 1
   int64_t retain_interval = 0;  // iterations that are multiples of it stay for good; 0: none
 };
 
-// The ones to remove, of `names` (any order). What `latest` names always stays.
-std::vector<CheckpointName> to_remove(std::vector<CheckpointName> names, const CheckpointName& latest,
-                                      const Retention& retention);
+// How many of History::past stay for being the newest; 0: all do.
+size_t kept_of_past(const Retention& retention);
+// The ones to remove. A branch that was left counts for nothing: of it only the multiples stay.
+std::vector<CheckpointName> to_remove(const History& history, const Retention& retention);
 
-// Removes them. Returns what went wrong, one line a checkpoint: a failure to remove must not end a run.
-std::vector<std::string> apply_retention(files::FileSystem& disk, const std::string& root,
-                                         const Retention& retention);
+struct RetentionResult {
+  std::vector<std::string> problems;           // what went wrong, one line a checkpoint: it must not end a run
+  std::vector<CheckpointName> removed_branch;  // those of a branch that was left, newest first
+};
+RetentionResult apply_retention(files::FileSystem& disk, const std::string& root, const Retention& retention);
 
 }  // namespace metroplex::checkpoint

@@ -33,7 +33,7 @@ std::string outcome_of(const Work& work) {
 
 bool is_ok(const std::string& outcome) { return outcome.starts_with(kOk); }
 
-// One rank's file, with the manifest that describes it alone.
+// One rank's file, with the manifest that describes it alone. The pieces outlive it.
 class Shard {
  public:
   Shard(const std::vector<LocalPiece>& pieces, int rank) {
@@ -48,9 +48,22 @@ class Shard {
     if (infos_.empty()) return {};
     files::SafetensorsWriter writer(disk, join_path(directory, name_), infos_, {{"format", "pt"}});
     for (const files::TensorInfo& info : infos_) {
-      const auto& [tensor, index, data] = sources_.at(info.name);
-      writer.write(data, info.end - info.begin);
-      manifest_.tensors[tensor].pieces[index].checksum = files::checksum(data, info.end - info.begin);
+      const Source& source = sources_.at(info.name);
+      files::ChecksumStream sum;
+      uint64_t bytes = 0;
+      const Sink sink = [&](const void* data, size_t size) {
+        bytes += size;
+        sum.add(data, size);
+        writer.write(data, size);
+      };
+      if (source.local->produce) {
+        source.local->produce(sink);
+      } else {
+        sink(source.local->data, info.end - info.begin);
+      }
+      MPX_ASSERT(bytes == info.end - info.begin, "'", info.name, "' gave ", bytes, " bytes, not ",
+                 info.end - info.begin);
+      manifest_.tensors[source.tensor].pieces[source.piece].checksum = sum.sum();
     }
     const files::WrittenFile written = writer.finish();
     manifest_.files = {{name_, static_cast<int64_t>(written.bytes), written.checksum}};
@@ -60,7 +73,7 @@ class Shard {
  private:
   struct Source {
     size_t tensor, piece;
-    const void* data;
+    const LocalPiece* local;
   };
 
   void add(const LocalPiece& local) {
@@ -76,7 +89,7 @@ class Shard {
     std::vector<uint64_t> shape(region.size.begin(), region.size.end());
     if (region.count() != files::element_count(region.size)) shape = {static_cast<uint64_t>(region.count())};
     infos_.push_back({key, local.dtype, std::move(shape), 0, 0});
-    sources_[key] = {it->second, tensor.pieces.size(), local.data};
+    sources_[key] = {it->second, tensor.pieces.size(), &local};
     tensor.pieces.push_back({region.offset, region.size, region.begin, region.end, 0, key, {}});
   }
 
@@ -110,6 +123,7 @@ Manifest combine(const RunState& state, const std::vector<std::string>& outcomes
   Manifest all;
   all.iteration = state.iteration;
   all.consumed_samples = state.consumed_samples;
+  all.parent = state.parent;
   all.config_yaml = state.config_yaml;
   all.extra = state.extra;
   std::map<std::pair<std::string, std::string>, size_t> index;
@@ -151,7 +165,8 @@ class Coordinator {
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {
       MPX_CHECK(is_ok(outcomes[rank]), "checkpoint", "rank ", rank, ": ", outcomes[rank]);
     }
-    const Manifest manifest = combine(state, outcomes);
+    Manifest manifest = combine(state, outcomes);
+    for (const SideFile& file : state.side_files) manifest.files.push_back(write_beside(file));
     SaveResult result;
     for (const auto& file : manifest.files) result.bytes += file.bytes;
     disk_.replace_file(join_path(temporary_, files::kManifestName), files::write_manifest(manifest));
@@ -173,6 +188,14 @@ class Coordinator {
   }
 
  private:
+  files::ManifestFile write_beside(const SideFile& file) {
+    const auto to = disk_.create(join_path(temporary_, file.name));
+    if (!file.text.empty()) to->write(file.text.data(), file.text.size());
+    to->sync();
+    to->close();
+    return {file.name, static_cast<int64_t>(file.text.size()), files::checksum(file.text.data(), file.text.size())};
+  }
+
   std::string remove_older_attempts() {
     try {
       for (const CheckpointName& other : list_checkpoints(disk_, root_)) {
@@ -208,6 +231,12 @@ SaveResult decode(const std::string& text) {
 
 SaveResult save(FileSystem& disk, const std::string& root, const RunState& state,
                 const std::vector<LocalPiece>& pieces, Exchange& exchange) {
+  return save(
+      disk, root, state, [&] { return pieces; }, exchange);
+}
+
+SaveResult save(FileSystem& disk, const std::string& root, const RunState& state,
+                const std::function<std::vector<LocalPiece>()>& pieces, Exchange& exchange) {
   std::optional<Coordinator> coordinator;
   if (exchange.rank() == 0) coordinator.emplace(disk, root, state.iteration);
   const std::string begun = exchange.broadcast(coordinator ? outcome_of([&] { return coordinator->begin(); }) : "");
@@ -215,8 +244,10 @@ SaveResult save(FileSystem& disk, const std::string& root, const RunState& state
     if (coordinator) coordinator->abort();
     return {false, begun, "", 0, ""};
   }
-  const std::string written = outcome_of(
-      [&] { return files::write_manifest(Shard(pieces, exchange.rank()).write(disk, begun.substr(kOk.size()))); });
+  const std::string written = outcome_of([&] {
+    const std::vector<LocalPiece> mine = pieces();
+    return files::write_manifest(Shard(mine, exchange.rank()).write(disk, begun.substr(kOk.size())));
+  });
   const std::vector<std::string> outcomes = exchange.gather(written);
   SaveResult result;
   if (coordinator) {

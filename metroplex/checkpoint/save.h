@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,9 @@
 
 namespace metroplex::checkpoint {
 
+// Takes the bytes of a piece, in order, in as many parts as it suits the giver.
+using Sink = std::function<void(const void* data, size_t bytes)>;
+
 // What one rank holds of a tensor. Of replicas, one rank hands in the piece: all pieces of all ranks together must
 // cover each (name, kind) exactly once.
 struct LocalPiece {
@@ -21,6 +26,13 @@ struct LocalPiece {
   files::Dtype dtype = files::Dtype::kF32;
   const void* data = nullptr;   // contiguous, host memory; the elements [begin, end) of the box
   int64_t begin = 0, end = -1;  // -1: to the end of the box
+  // Instead of data: called once, while the file is written, so that no piece need be in host memory before its turn.
+  std::function<void(const Sink&)> produce = nullptr;
+};
+
+// A file that lies beside the tensors; rank 0 writes it.
+struct SideFile {
+  std::string name, text;
 };
 
 struct RunState {
@@ -28,6 +40,9 @@ struct RunState {
   int64_t consumed_samples = 0;
   std::string config_yaml = "";
   std::string extra = "{}";  // JSON
+  // The checkpoint of this folder that the run went on from, by name; "": none. Not given: nobody knows.
+  std::optional<std::string> parent = std::nullopt;
+  std::vector<SideFile> side_files = {};
 };
 
 struct SaveResult {
@@ -43,5 +58,9 @@ struct SaveResult {
 // `exchange` throws passes through.
 SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
                 const std::vector<LocalPiece>& pieces, Exchange& exchange);
+// The same with pieces that are named when it is their turn; whatever that or their making throws (out of memory) is
+// a failed save too.
+SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
+                const std::function<std::vector<LocalPiece>()>& pieces, Exchange& exchange);
 
 }  // namespace metroplex::checkpoint

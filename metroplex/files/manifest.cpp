@@ -35,9 +35,13 @@ std::string head(const Manifest& manifest) {
   } catch (const Json::exception& error) {
     base::throw_error("files", base::concat("the extra state of a checkpoint is not JSON: ", error.what()));
   }
-  const Json json{{"format", "metroplex checkpoint"}, {"version", kManifestVersion},
-                  {"iteration", manifest.iteration},  {"consumed_samples", manifest.consumed_samples},
-                  {"config", manifest.config_yaml},   {"extra", extra}};
+  Json json{{"format", "metroplex checkpoint"},
+            {"version", kManifestVersion},
+            {"iteration", manifest.iteration},
+            {"consumed_samples", manifest.consumed_samples}};
+  if (manifest.parent) json["parent"] = *manifest.parent;
+  json["config"] = manifest.config_yaml;
+  json["extra"] = extra;
   std::string text = json.dump();
   text.pop_back();
   return text.substr(1);
@@ -200,6 +204,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   Manifest manifest;
   manifest.iteration = json_count(json, "iteration", what);
   manifest.consumed_samples = json_count(json, "consumed_samples", what);
+  if (json.contains("parent")) manifest.parent = json_string(json, "parent", what);
   manifest.config_yaml = json_string(json, "config", what);
   manifest.extra = json_member(json, "extra", what).dump();
   for (const Parsed& item : json_array(json, "files", what)) manifest.files.push_back(parse_file(item, path));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,8 @@ struct ManifestFile {
 struct Manifest {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
+  // The checkpoint of the same folder that the run went on from, by name; "": none. Older programs did not say.
+  std::optional<std::string> parent;
   std::string config_yaml;   // the resolved configuration of the run
   std::string extra = "{}";  // JSON text: schedulers, random state, position in the data
   std::vector<ManifestFile> files;

@@ -81,7 +81,11 @@ void ParamBuffer::finish(size_t b) {
 
 void ParamBuffer::updated() {
   if (options_.zero_stage == 0 || options_.zero_stage == 3) return;
-  for (Bucket& bucket : buckets_) bucket.stale = true;
+  for (Bucket& bucket : buckets_) {
+    bucket.handle.wait();  // of a gather that began with the values before: they are gathered once more
+    bucket.in_flight = false;
+    bucket.stale = true;
+  }
   // The last bucket holds the first parameters: it is needed first.
   for (size_t b = buckets_.size(); b-- > 0;) {
     start(b);

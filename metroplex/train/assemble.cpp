@@ -189,7 +189,10 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   }
   if (context.init_streams && config.model.tied()) {
     share_tied_embedding(*a);
-    if (a->param_buffer) a->param_buffer->updated();
+    if (a->param_buffer) {
+      a->param_buffer->updated();
+      a->param_buffer->settle();  // whoever loads other values next writes where a gather would read
+    }
   }
   if (forward_only) return a;
 

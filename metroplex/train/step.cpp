@@ -134,7 +134,7 @@ void judge(Assembly& a, const StepInput& input, const std::vector<double>& facto
   if (a.scaler) {
     a.scaler->update(found_inf);
     if (found_inf) outcome.skipped = base::concat("gradients overflowed at loss scale ", outcome.loss_scale);
-  } else if (found_inf && a.config.train.check_for_nan_in_loss && p.check_for_nan_in_grad) {
+  } else if (found_inf && p.check_for_nan_in_grad) {
     refuse_gradients(a, input, factors);
   }
   if (!found_inf && outcome.grad_norm > p.grad_norm_skip_threshold) {

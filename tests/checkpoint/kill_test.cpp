@@ -50,7 +50,7 @@ TEST(Kill, ASaverKilledAtAnyMomentLeavesASoundLatest) {
     EXPECT_EQ(check_model(*found.reader, newest, 3), "");
   }
   // Kills between a save and its removals leave some more; the next removal catches up.
-  EXPECT_TRUE(apply_retention(disk, root, {.keep_last = 2}).empty());
+  EXPECT_TRUE(apply_retention(disk, root, {.keep_last = 2}).problems.empty());
   EXPECT_EQ(list_checkpoints(disk, root).size(), 2u);
   EXPECT_GT(newest, 1) << "no child ever finished a save";
   std::filesystem::remove_all(root);

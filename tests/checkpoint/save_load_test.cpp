@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
-#include "checkpoint/retention.h"
 #include "checkpoint/save.h"
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
@@ -193,12 +192,18 @@ TEST(Checkpoint, AnIterationChosenByTheUserMustBeThereAndSound) {
   EXPECT_THROW(newest(disk), base::Error) << "none is sound: that is not the same as none at all";
 }
 
-TEST(Checkpoint, AFolderWithoutCheckpointsIsNoError) {
+TEST(Checkpoint, AFolderWithoutCheckpointsIsNoErrorAndSaysWhatItHolds) {
   MemoryFileSystem disk;
   EXPECT_EQ(newest(disk).reader, nullptr);
   disk.make_directory("/ckpt");
   disk.make_directory("/ckpt/.tmp-iter_0000010");
   EXPECT_EQ(newest(disk).reader, nullptr);
+  EXPECT_TRUE(newest(disk).others.empty());
+  disk.make_directory("/ckpt/iter_12");
+  disk.replace_file("/ckpt/pytorch_model.bin", "x");
+  EXPECT_EQ(newest(disk).others, (std::vector<std::string>{"iter_12", "pytorch_model.bin"}));
+  Alone alone;
+  EXPECT_THROW(open_path(disk, "/ckpt/pytorch_model.bin", 0, alone), base::Error);
 }
 
 TEST(Checkpoint, TwoRunsCannotSaveIntoOneFolderAtOnce) {
@@ -250,6 +255,100 @@ TEST(Checkpoint, PiecesThatDoNotFitTogetherAreRefusedWithTheTensorsName) {
   EXPECT_TRUE(list_checkpoints(disk, "/ckpt").empty());
 }
 
+TEST(Checkpoint, PiecesAreMadeWhenItIsTheirTurnAndInParts) {
+  MemoryFileSystem disk;
+  Alone alone;
+  const std::vector<float> data{1, 2, 3, 4, 5, 6};
+  int alive = 0, most = 0;
+  std::vector<LocalPiece> pieces;
+  for (const char* name : {"a", "b", "c"}) {
+    LocalPiece piece{name, "weight", {6}, {0}, {6}, files::Dtype::kF32};
+    piece.produce = [&](const Sink& sink) {
+      most = std::max(most, ++alive);
+      sink(data.data(), 8);
+      sink(data.data() + 2, 16);
+      --alive;
+    };
+    pieces.push_back(piece);
+  }
+  ASSERT_EQ(save(disk, "/ckpt", {.iteration = 5}, pieces, alone).error, "");
+  EXPECT_EQ(most, 1);
+  const Found found = newest(disk);
+  std::vector<float> got(6);
+  found.reader->fill({"b", "weight", {6}, {0}, {6}, files::Dtype::kF32, got.data()});
+  EXPECT_EQ(got, data);
+  pieces[1].produce = [&](const Sink& sink) { sink(data.data(), 8); };
+  EXPECT_NE(save(disk, "/ckpt", {.iteration = 6}, pieces, alone).error.find("gave 8 bytes, not 24"),
+            std::string::npos);
+}
+
+TEST(Checkpoint, WithoutMemoryTheSaveFailsAndTheOldOneStays) {
+  for (const bool at_listing : {true, false}) {
+    for (const int rank : {0, 1}) {
+      MemoryFileSystem disk;
+      ASSERT_TRUE(save_model(disk, {.ranks = 2, .layout = 4, .iteration = 10}).ok);
+      const auto dealt = deal(small_model(), 2, 4, 20);
+      RankThreads group(2);
+      EXPECT_FALSE(group.run([&](Exchange& exchange) {
+        const SaveResult result = save(
+            disk, "/ckpt", {.iteration = 20},
+            [&] {
+              std::vector<LocalPiece> pieces;
+              for (const OwnedPiece& owned : dealt[static_cast<size_t>(exchange.rank())])
+                pieces.push_back(as_local(owned));
+              if (exchange.rank() != rank) return pieces;
+              if (at_listing) throw std::bad_alloc();
+              pieces.back().produce = [](const Sink&) { throw std::bad_alloc(); };
+              return pieces;
+            },
+            exchange);
+        EXPECT_FALSE(result.ok);
+        EXPECT_NE(result.error.find(base::concat("rank ", rank, ": std::bad_alloc")), std::string::npos)
+            << result.error;
+      }));
+      EXPECT_EQ(sound_iteration(disk), 10);
+      ASSERT_TRUE(save_model(disk, {.ranks = 2, .layout = 4, .iteration = 20}).ok);
+    }
+  }
+}
+
+TEST(Checkpoint, FilesBesideTheTensorsAreKeptAndVerified) {
+  MemoryFileSystem disk;
+  Alone alone;
+  const std::vector<float> data(6, 1.0F);
+  const LocalPiece piece{"a", "weight", {6}, {0}, {6}, files::Dtype::kF32, data.data()};
+  RunState state{.iteration = 5, .side_files = {{"tokenizer.model", "pieces"}, {"empty.json", ""}}};
+  ASSERT_EQ(save(disk, "/ckpt", state, {piece}, alone).error, "");
+  EXPECT_EQ(disk.read("/ckpt/iter_0000005/tokenizer.model"), "pieces");
+  state.iteration = 6;
+  ASSERT_EQ(save(disk, "/ckpt", state, {piece}, alone).error, "");
+  disk.flip_bit("/ckpt/iter_0000006/tokenizer.model", 3);
+  const Found found = newest(disk);
+  EXPECT_EQ(found.reader->manifest().iteration, 5);
+  EXPECT_NE(found.problems.at(0).find("tokenizer.model"), std::string::npos) << found.problems[0];
+}
+
+TEST(Checkpoint, TensorsThatNobodyTookAreNamedOnEveryRank) {
+  MemoryFileSystem disk;
+  const std::vector<ModelTensor> model = small_model();
+  ASSERT_TRUE(save_model(disk, {}).ok);
+  RankThreads group(2);
+  group.run([&](Exchange& exchange) {
+    Reader reader(disk, "/ckpt/iter_0000010");
+    EXPECT_EQ(reader.untaken(exchange).size(), model.size());
+    if (exchange.rank() == 1) {
+      float got[7];
+      reader.fill({"decoder.final_layernorm.weight", "main", {7}, {0}, {7}, files::Dtype::kF32, got});
+    }
+    for (const ModelTensor& tensor : model) {
+      const bool one = tensor.name == "optimizer.step";
+      if (exchange.rank() == 0 && !one && tensor.kind != "main") reader.take(tensor.name, tensor.kind);
+    }
+    reader.take("no such tensor", "weight");
+    EXPECT_EQ(reader.untaken(exchange), (std::vector<std::string>{"tensor 'optimizer.step' (count)"}));
+  });
+}
+
 TEST(Checkpoint, ATensorThatDoesNotFitTheRunIsNamed) {
   MemoryFileSystem disk;
   ASSERT_TRUE(save_model(disk, {}).ok);
@@ -272,26 +371,6 @@ TEST(Checkpoint, ATensorThatDoesNotFitTheRunIsNamed) {
   wrong = good;
   wrong.dtype = files::Dtype::kBF16;
   EXPECT_NE(complaint(wrong).find("F32"), std::string::npos);
-}
-
-TEST(Retention, KeepsTheNewestTheMultiplesAndWhatLatestNames) {
-  const auto iterations = [](const std::vector<CheckpointName>& names) {
-    std::vector<int64_t> numbers;
-    for (const auto& name : names) numbers.push_back(name.iteration);
-    return numbers;
-  };
-  const std::vector<CheckpointName> all{{10, 1}, {20, 1}, {30, 1}, {40, 1}, {50, 1}};
-  EXPECT_TRUE(to_remove(all, {50, 1}, {}).empty());
-  EXPECT_EQ(iterations(to_remove(all, {50, 1}, {.keep_last = 2})), (std::vector<int64_t>{30, 20, 10}));
-  EXPECT_EQ(iterations(to_remove(all, {50, 1}, {.retain_interval = 20})), (std::vector<int64_t>{30, 10}));
-  EXPECT_EQ(iterations(to_remove(all, {20, 1}, {.keep_last = 1})), (std::vector<int64_t>{40, 30, 10}));
-  MemoryFileSystem disk;
-  for (int64_t i = 10; i <= 40; i += 10) ASSERT_TRUE(save_model(disk, {.iteration = i}).ok);
-  EXPECT_TRUE(apply_retention(disk, "/ckpt", {.keep_last = 2}).empty());
-  EXPECT_EQ(iterations(list_checkpoints(disk, "/ckpt")), (std::vector<int64_t>{30, 40}));
-  disk.flip_bit("/ckpt/latest", 3);
-  EXPECT_TRUE(apply_retention(disk, "/ckpt", {.keep_last = 1}).empty());
-  EXPECT_EQ(list_checkpoints(disk, "/ckpt").size(), 2u) << "nothing is removed while `latest` is unreadable";
 }
 
 TEST(Directory, NamesReadBackAndNothingElseIsOne) {

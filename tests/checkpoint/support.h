@@ -179,6 +179,7 @@ struct SavePlan {
   uint64_t layout = 0;
   int64_t iteration = 10;  // also the version of the values
   std::string root = "/ckpt";
+  std::optional<std::string> parent = std::nullopt;
 };
 
 // Returns rank 0's result; `crashed` tells that the processes died.
@@ -189,7 +190,7 @@ inline SaveResult save_model(files::FileSystem& disk, const SavePlan& plan, bool
   const bool dead = group.run([&](Exchange& exchange) {
     std::vector<LocalPiece> pieces;
     for (const OwnedPiece& owned : dealt[static_cast<size_t>(exchange.rank())]) pieces.push_back(as_local(owned));
-    RunState state{plan.iteration, plan.iteration * 64, "run: {seed: 1}\n", R"({"lr":0.5})"};
+    RunState state{plan.iteration, plan.iteration * 64, "run: {seed: 1}\n", R"({"lr":0.5})", plan.parent};
     const SaveResult mine = save(disk, plan.root, state, pieces, exchange);
     if (exchange.rank() == 0) result = mine;
   });

@@ -211,12 +211,27 @@ TEST(NotANumber, InTheLossNamesRankIterationAndMicrobatchAndUpdatesNothing) {
   EXPECT_FALSE(failure.changed);
 }
 
-TEST(NotANumber, IsLetThroughWhenTheCheckIsOff) {
+TEST(NotANumber, IsLetThroughWhenBothChecksAreOff) {
   config::Config config = small_gpt();
   config.train.check_for_nan_in_loss = false;
+  config.precision.check_for_nan_in_grad = false;
   const Failure failure = failing_step(config, {}, [](const comm::World&, auto& batches) { poison(batches[0]); });
   EXPECT_EQ(failure.message, "");
   EXPECT_TRUE(failure.changed);
+}
+
+// Each check stands for itself: without the one of the loss, the gradients are still looked at.
+TEST(NotANumber, InGradientsIsRefusedWithoutTheCheckOfTheLoss) {
+  config::Config config = small_gpt();
+  config.train.check_for_nan_in_loss = false;
+  for (const Cut& layout : {Cut{}, Cut{1, 2, 1, 2, false}}) {
+    const Failure failure =
+        failing_step(config, layout, [](const comm::World&, auto& batches) { poison(batches[1]); });
+    for (const char* word : {"the gradient of", "iteration 7", "microbatch 1", "nothing was updated"}) {
+      EXPECT_NE(failure.message.find(word), std::string::npos) << "no '" << word << "' in: " << failure.message;
+    }
+    EXPECT_FALSE(failure.changed);
+  }
 }
 
 TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {

@@ -69,6 +69,25 @@ TEST(ZeroState, OnTheSameLayoutEveryStageAndPrecisionGoesOnBitForBit) {
   }
 }
 
+// The start of such a run gathers what the first stage drew; what is loaded next must not be overtaken by it.
+TEST(ZeroState, ATiedModelOfShardedInitialisationGoesOnFromWhatWasLoaded) {
+  for (const Cut& layout : {Cut{1, 1, 1, 2, false}, Cut{1, 2, 1, 2, false}}) {
+    for (const int stage : {1, 2}) {
+      SCOPED_TRACE(base::concat("ZeRO ", stage, " pp ", layout.pp));
+      const Folder folder;
+      config::Config config = with_stage(small_gpt(), stage);
+      config.model.sharded_initialization = true;
+      config.optim.lr_warmup_iters = 0;
+      ASSERT_TRUE(config.parallel.overlap_param_gather);
+      const Outcome straight = run_leg(config, {layout, "", "", 0, 4});
+      run_leg(config, {layout, "", folder.at("ckpt"), 0, 2});
+      const Outcome resumed = run_leg(config, {layout, folder.at("ckpt"), "", 2, 4});
+      expect_equal_state(resumed.state, straight.state);
+      EXPECT_EQ(resumed.losses, std::vector<double>(straight.losses.begin() + 2, straight.losses.end()));
+    }
+  }
+}
+
 // Main parameters kept as fp32 and as bf16 parameter with remainder are the same numbers.
 TEST(ZeroState, MainParametersAndRemaindersLoadIntoEachOther) {
   const Folder folder;
