@@ -1,23 +1,32 @@
 #!/usr/bin/env bash
 # From a bare machine to a language model that trains on eight ranks, evaluates, saves, resumes and writes.
 #   ./quickstart.sh [--text PATH...] [--cpu | --cuda] [--dir runs/quickstart] [--fresh]
-# Without --text it learns from the C++ headers that the torch wheel ships. Run again, it installs and builds nothing.
+# --text takes files or folders, a kilobyte or more together; without it, it learns from the C++ headers that the torch
+# wheel ships. Run again, it installs and builds nothing.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$root/scripts/text_corpus.sh"
+stop() { echo "quickstart.sh: $*" >&2; exit 2; }
 text=()
 variant=()
-dir=runs/quickstart
+dir=$root/runs/quickstart
 fresh=0
 while [ $# -gt 0 ]; do
   case "$1" in
-    --text) shift; while [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; do text+=("$1"); shift; done ;;
+    --text)
+      shift
+      while [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; do text+=("$(realpath -ms "$1")"); shift; done
+      [ ${#text[@]} -gt 0 ] || stop "--text needs a file or a folder" ;;
     --cpu | --cuda) variant=("$1"); shift ;;
-    --dir) dir=$2; shift 2 ;;
+    --dir) [ $# -ge 2 ] || stop "--dir needs a folder"; dir=$(realpath -ms "$2"); shift 2 ;;
     --fresh) fresh=1; shift ;;
-    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "quickstart.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) stop "unknown option '$1'; see --help" ;;
   esac
 done
+# Before anything is installed.
+[ ${#text[@]} -eq 0 ] || check_text "${text[@]}" || exit 2
+cd "$root"
 step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 
 step "1/7 Set-up and build (Debian packages, the torch wheel, then about five minutes of compiling the first time)"
@@ -29,8 +38,7 @@ torch_root=$(sed -n 's/^TORCH_ROOT:PATH=//p' build/CMakeCache.txt)
 [ "$fresh" = 1 ] && rm -rf "$dir"/{corpus,files,text,tokenizer.model,data.bin,data.idx,cache,checkpoints,tensorboard,metrics.jsonl}
 mkdir -p "$dir"
 if [ -e "$dir/text" ] && [ "$(cat "$dir/text")" != "${text[*]:-}" ]; then
-  echo "quickstart.sh: $dir was made from '$(cat "$dir/text")'; give another --dir, or --fresh to start over" >&2
-  exit 2
+  stop "$dir was made from '$(cat "$dir/text")'; give another --dir, or --fresh to start over"
 fi
 printf '%s' "${text[*]:-}" > "$dir/text"
 dir=$(cd "$dir" && pwd)
@@ -48,13 +56,20 @@ if [ ${#text[@]} -eq 0 ]; then
   text=("$corpus")
 else
   step "2/7 Corpus: ${text[*]}"
+  if few_documents "${text[@]}"; then
+    if [ ! -e "$corpus/.complete" ]; then
+      rm -rf "$corpus"
+      cut_documents "$corpus" "${text[@]}"
+      touch "$corpus/.complete"
+    fi
+    text=("$corpus")
+    echo "   cut into $(find "$corpus" -name '*.txt' | wc -l) documents"
+  fi
 fi
 du -shL "${text[@]}" | sed 's/^/   /'
 
-step "3/7 Tokenizer: sentencepiece, 4096 pieces"
-if [ ! -e "$dir/tokenizer.model" ]; then
-  "$metroplex" tokenizer train --input "${text[@]}" --vocab-size 4096 --model-type bpe --output "$dir/tokenizer"
-fi
+step "3/7 Tokenizer: sentencepiece"
+[ -e "$dir/tokenizer.model" ] || train_tokenizer "$metroplex" "$dir/tokenizer" "${text[@]}"
 
 step "4/7 Preprocess: text -> $dir/data.bin, data.idx"
 if [ ! -e "$dir/data.idx" ]; then
@@ -63,6 +78,7 @@ if [ ! -e "$dir/data.idx" ]; then
 fi
 
 config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_model=$dir/tokenizer.model"
+  --model.vocab_size=0 "--data.split=$(split_of "$metroplex" "$dir/data")"
   "--checkpoint.save=$dir/checkpoints" "--checkpoint.load=$dir/checkpoints" --optim.override_opt_param_scheduler=true
   "--train.tensorboard_dir=$dir/tensorboard" "--train.metrics_file=$dir/metrics.jsonl")
 done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
@@ -74,7 +90,9 @@ step "6/7 Resume from the checkpoint for ten more steps"
 "$metroplex" train "${config[@]}" "--train.train_iters=$((target + 10))" --optim.lr_decay_iters=200 --train.eval_interval=0
 
 step "7/7 Generate"
-"$metroplex" generate --load "$dir/checkpoints" --prompt '#include <' --max-new-tokens 120 --temperature 0.7 --top-k 40
+prompt='#include <'
+[ -z "$(cat "$dir/text")" ] || prompt=$(first_words "${text[@]}")
+"$metroplex" generate --load "$dir/checkpoints" --prompt "$prompt" --max-new-tokens 120 --temperature 0.7 --top-k 40
 
 cat <<END
 

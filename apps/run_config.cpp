@@ -1,12 +1,14 @@
 #include "run_config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "base/error.h"
 #include "config/load.h"
 #include "config/megatron_flags.h"
 #include "config/validate.h"
+#include "launch_script.h"
 
 namespace metroplex::apps {
 namespace {
@@ -49,16 +51,63 @@ std::string without_sections(const std::string& yaml, const std::vector<std::str
 
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
 
-void add_megatron(config::Draft& draft, const config::MegatronArgs& args, RunArguments& out, bool strict) {
+constexpr const char* kIgnore = "--ignore-unknown-flags";
+
+// `strict`: flags of the command line itself, where nothing is passed over without being told to.
+void add_megatron(config::Draft& draft, const config::MegatronArgs& args, RunArguments& out, bool strict,
+                  bool ignore) {
   draft.assign(args.assignments);
-  for (const std::string& flag : args.without_effect)
-    out.notes.push_back(flag + " changes nothing here: it is always so");
-  if (strict && !args.not_known_yet.empty()) {
+  for (const std::string& flag : args.without_effect) out.notes.push_back(flag);
+  std::vector<std::string> refused = args.defining, passed = args.not_known_yet;
+  if (ignore) passed.insert(passed.end(), refused.begin(), refused.end());
+  if (strict) refused.insert(refused.end(), args.not_known_yet.begin(), args.not_known_yet.end());
+  if (!ignore && !refused.empty()) {
     std::string list;
-    for (const std::string& flag : args.not_known_yet) list += "\n  " + flag;
-    throw base::Error("config", "these options are not known (metroplex train --help lists what is):" + list);
+    for (const std::string& flag : refused) list += "\n  " + flag;
+    throw base::Error(
+        "config", (strict ? "these options are not known (metroplex train --help lists what is):"
+                          : "these would make another model, or have it learn something else, and are not known:") +
+                      list + "\nleave them out, or add " + kIgnore + " to go on without them");
   }
-  for (const std::string& flag : args.not_known_yet) out.notes.push_back("not known yet, ignored: " + flag);
+  for (const std::string& flag : passed) out.notes.push_back("not known yet, ignored: " + flag);
+}
+
+bool is_yaml(const std::string& word) {
+  return word.size() > 5 && (word.ends_with(".yaml") || word.ends_with(".yml"));
+}
+
+// --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: what stands behind the file is the script's own.
+void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out, bool ignore) {
+  std::vector<std::string> arguments;
+  while (!words.done() && !is_option(words.peek()) && !is_yaml(words.peek()) && words.peek() != "--")
+    arguments.push_back(words.next());
+  if (!words.done() && words.peek() == "--") {
+    for (words.next(); !words.done();) arguments.push_back(words.next());
+  }
+  const LaunchScript script = read_launch_script(path, arguments);
+  const auto given = static_cast<int64_t>(arguments.size());
+  try {
+    for (size_t i = 0; i < script.flags.size(); ++i) {
+      MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
+                "' is followed by an empty word; is a variable not set?");
+    }
+    const bool another = config::trains_another_model(script.program);
+    MPX_CHECK(!another || ignore, "config", script.program, " trains another model than a GPT; write a script of ",
+              "pretrain_gpt.py, or add ", kIgnore, " to train a GPT with its flags");
+    if (another) out.notes.push_back("a GPT is trained, not the model of " + script.program);
+    add_megatron(draft, config::parse_megatron_args(script.flags), out, false, ignore);
+  } catch (const base::Error& error) {
+    const std::string text = std::string(error.what()).substr(error.room().size() + 3);
+    const std::string hint = script.arguments_named <= given
+                                 ? ""
+                                 : base::concat("\n(", path, " reads $1 to $", script.arguments_named,
+                                                " and was given ", given, " arguments: write them behind its name)");
+    throw base::Error(error.room(), base::concat(path, ": ", text, hint));
+  }
+  out.script_ranks = script.ranks;
+  std::error_code code;
+  if (!script.folder.empty() && !std::filesystem::equivalent(script.folder, ".", code))
+    out.notes.push_back(path + " goes to " + script.folder + " before it starts; relative paths are taken from here");
 }
 
 }  // namespace
@@ -69,6 +118,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   config::Draft draft;
   if (!base_yaml.empty())
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
+  const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
   std::vector<std::string> overrides, megatron;
   Words words(arguments);
   while (!words.done()) {
@@ -81,16 +131,16 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     } else if (name == "--help" || word == "-h") {
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
-    } else if (name == "--trace") {
-      continue;  // program.cpp's: errors with a stack trace
-    } else if (name == "--nproc") {
+    } else if (name == "--trace" || name == kIgnore) {
+      continue;  // program.cpp's: errors with a stack trace; looked for above
+    } else if (name == "--nproc" || name == "--nproc-per-node" || name == "--nproc_per_node") {
       overrides.push_back("run.nproc=" + words.value(word));
     } else if (name == "--backend") {
       overrides.push_back("run.backend=" + words.value(word));
     } else if (name == "--config") {
       draft.merge_file(words.value(word));
     } else if (name == "--from-megatron-args") {
-      add_megatron(draft, config::read_megatron_file(words.value(word)), out, false);
+      add_script(draft, words.value(word), words, out, ignore);
     } else if (is_option(word) && name.find('.') != std::string::npos) {
       overrides.push_back(name.substr(2) + "=" + words.value(word));
     } else if (is_option(word)) {
@@ -101,7 +151,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     }
   }
   if (!megatron.empty())
-    add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true);
+    add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true, ignore);
   draft.assign(overrides);
   out.config = draft.finish();
   return out;

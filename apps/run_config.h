@@ -1,5 +1,5 @@
 // The configuration of a run from a command line, the same for train, eval, verify and generate: a YAML file,
-// --section.key=value, Megatron's own flags, and the short forms --nproc and --backend.
+// --section.key=value, Megatron's own flags and launch scripts, and the short forms --nproc and --backend.
 #pragma once
 
 #include <string>
@@ -14,6 +14,7 @@ struct RunArguments {
   bool help = false;      // --help [topic] was asked for
   std::string help_topic;
   std::vector<std::string> notes;  // what was read but does nothing, for the log
+  int64_t script_ranks = 0;        // what the launch script's own launcher would start; 0: nothing said
 };
 
 // `own_flags` are options of the command itself with one value each ("--prompt"); they are taken out into own_values,

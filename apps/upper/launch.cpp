@@ -106,6 +106,10 @@ int64_t planned_world_size(const config::Run& run) {
   return std::max<int64_t>(1, run.nproc);
 }
 
+void take_script_ranks(config::Run& run, int64_t script_ranks) {
+  if (run.nproc == 0 && !comm::launch_from_environment()) run.nproc = script_ranks;
+}
+
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
                  const std::function<void(const comm::World&)>& body) {
   const auto launch = comm::launch_from_environment();

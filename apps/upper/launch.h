@@ -14,6 +14,9 @@ namespace metroplex::apps {
 // Number of ranks this command will run with: the launcher's environment, else run.nproc, else 1.
 int64_t planned_world_size(const config::Run& run);
 
+// A launch script's own number of ranks counts where neither run.nproc nor a launcher says another.
+void take_script_ranks(config::Run& run, int64_t script_ranks);
+
 // Runs `body` on every rank that this process is responsible for and returns the exit code of the command: 0, or that
 // of a child process that failed. `command_line` is argv: what a child process is started with. Errors of ranks in
 // this process are thrown (base::Error names rank, coordinates and cause).

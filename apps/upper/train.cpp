@@ -25,7 +25,8 @@ constexpr const char* kUsage =
                        ...]
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
-(--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE reads a whole launch script.
+(--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
+script with its arguments: bash runs it, but starts no program and writes no file (docs/config.md).
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
@@ -35,11 +36,16 @@ Trains a model. Later settings win: files first, then options. Megatron-LM's own
 Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by
 SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
 
-Sections: run model parallel optim precision data checkpoint train
 )";
 
 void print_help(const std::string& topic) {
-  std::cout << (topic.empty() ? std::string(kUsage) : config::help(topic));
+  if (!topic.empty()) {
+    std::cout << config::help(topic);
+    return;
+  }
+  std::cout << kUsage << "Sections:";
+  for (const config::SectionHelp& section : config::sections()) std::cout << " " << section.name;
+  std::cout << "\n";
 }
 
 }  // namespace
@@ -51,6 +57,7 @@ int run_train(const std::vector<std::string>& arguments) {
     return kExitOk;
   }
   config::Config config = parsed.config;
+  take_script_ranks(config.run, parsed.script_ranks);
   const int64_t world_size = planned_world_size(config.run);
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
   config = checked_config(config, world_size);
@@ -90,6 +97,7 @@ int run_eval(const std::vector<std::string>& arguments) {
     return kExitOk;
   }
   config::Config config = parsed.config;
+  take_script_ranks(config.run, parsed.script_ranks);
   config.checkpoint.exit_on_missing_checkpoint = true;
   config.checkpoint.save.clear();
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <map>
 #include <sstream>
 
@@ -11,7 +10,6 @@
 #include "config/load.h"
 #include "config/megatron_table.h"
 #include "config/rules.h"
-#include "config/shell_words.h"
 #include "config/transformer_rules.h"
 
 namespace metroplex::config {
@@ -20,6 +18,11 @@ namespace metroplex::config {
 static std::string spelled(std::string flag) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
+}
+
+static std::string without_quotes(std::string word) {
+  const bool quoted_word = word.size() >= 2 && word.front() == word.back() && (word[0] == '\'' || word[0] == '"');
+  return quoted_word ? word.substr(1, word.size() - 2) : word;
 }
 
 static const FlagRow* find_row(const std::string& flag) {
@@ -82,7 +85,8 @@ class Parser {
       const bool fixed = values.size() == 1 && is_fixed(flag, values[0]);
       std::string all = flag;
       for (const auto& value : values) all += " " + value;
-      (fixed ? out_.without_effect : out_.not_known_yet).push_back(all);
+      if (fixed) all += ": it is always so";
+      (fixed ? out_.without_effect : defines_the_model(flag) ? out_.defining : out_.not_known_yet).push_back(all);
       return;
     }
     take_values(*row, values);
@@ -113,9 +117,11 @@ class Parser {
       for (const auto& item : values) value += (value.empty() ? "[" : ", ") + quoted(item);
       value += "]";
     } else {
-      for (const auto& word : values) value += (value.empty() ? "" : " ") + word;
+      // An unquoted array of a script keeps the quotes inside its words (--split '99,1,0'); Megatron reads past them.
+      for (const auto& word : values) value += (value.empty() ? "" : " ") + without_quotes(word);
     }
-    if (row.sets[0] == '\0') out_.without_effect.push_back(row.flag + (value.empty() ? "" : " " + value));
+    if (row.sets[0] == '\0')
+      return out_.without_effect.push_back(row.flag + (value.empty() ? "" : " " + value) + ": " + row.why);
     std::istringstream pairs(row.sets);
     for (std::string pair; std::getline(pairs, pair, ';');) set(pair, value, row.flag);
   }
@@ -146,9 +152,12 @@ class Parser {
     return found != assigned_.end() && found->second == value;
   }
 
-  // --num-query-groups counts only beside --group-query-attention, where 1 is its default.
+  // In a whole command --num-query-groups counts only beside --group-query-attention, where 1 is its default.
   void heads() {
-    if (later("gqa"))
+    if (whole_ && later("query_groups") && !later("gqa"))
+      out_.without_effect.push_back("--num-query-groups " + later_["query_groups"] +
+                                    ": ignored, as Megatron does without --group-query-attention");
+    if (later("gqa") || (later("query_groups") && !whole_))
       set("model.num_query_groups=$", later("query_groups") ? later_["query_groups"] : "1", "--num-query-groups");
   }
 
@@ -178,6 +187,13 @@ class Parser {
 
   // Megatron's fp8 moments have a scale a tensor, ours one a block.
   void optimizer_state() {
+    if (later("no_weight_decay_cond_type")) {
+      MPX_CHECK(
+          later_["no_weight_decay_cond_type"] == "apply_wd_to_qk_layernorm", "config",
+          "Megatron arguments: --no-weight-decay-cond-type ", later_["no_weight_decay_cond_type"],
+          ": expected apply_wd_to_qk_layernorm; which parameters decay is otherwise said by optim.param_groups");
+      set("optim.apply_wd_to_qk_layernorm=true", "", "--no-weight-decay-cond-type");
+    }
     for (const char* moment : {"exp_avg_dtype", "exp_avg_sq_dtype"}) {
       if (later(moment))
         set(std::string("optim.") + moment + "=$", later_[moment] == "fp8" ? "8bit" : later_[moment], moment);
@@ -223,13 +239,16 @@ class Parser {
     if (later("no_position")) set("model.position_embedding_type=none", "", "--no-position-embedding");
   }
 
+  // GPT2BPETokenizer is the default of pretrain_gpt.py, made of --vocab-file and --merge-file.
   void tokenizer() {
+    const bool files = given_.contains("data.vocab_file") || given_.contains("data.merge_file");
+    if (!later("tokenizer") && files && whole_) later_["tokenizer"] = "GPT2BPETokenizer";
     if (!later("tokenizer")) return;
     for (const auto& [theirs, ours] : megatron_tokenizers()) {
       if (later_["tokenizer"] == theirs)
         return set(std::string("data.tokenizer_type=") + ours, "", "--tokenizer-type");
     }
-    out_.not_known_yet.push_back("--tokenizer-type " + later_["tokenizer"]);
+    out_.defining.push_back("--tokenizer-type " + later_["tokenizer"]);
   }
 
   // Zero iterations are Megatron's way to have no evaluation, whatever the interval.
@@ -319,15 +338,6 @@ class Parser {
 
 MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens, MegatronForm form) {
   return Parser(tokens, form).run();
-}
-
-MegatronArgs read_megatron_file(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  MPX_CHECK(stream.good(), "config", "cannot read the Megatron arguments ", path, "; check the path");
-  std::string text((size_t{1} << 20) + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(stream.gcount()));
-  return parse_megatron_args(training_words(text, path));
 }
 
 }  // namespace metroplex::config

@@ -12,8 +12,9 @@ enum class MegatronForm { kWholeCommand, kSingleFlags };
 
 struct MegatronArgs {
   std::vector<std::string> assignments;     // "section.key=value", for Draft::assign or as load()'s overrides
-  std::vector<std::string> not_known_yet;   // flags with their values: nothing here does this today
-  std::vector<std::string> without_effect;  // known, and nothing to set: the program does so anyway
+  std::vector<std::string> defining;        // not known, and what is trained would be another: not to be passed over
+  std::vector<std::string> not_known_yet;   // other flags, with their values, that nothing here does today
+  std::vector<std::string> without_effect;  // known, and nothing to set: "FLAG VALUE: why"
 };
 
 // Tokens are --flag value..., --flag=value and --flag. Throws base::Error("config") for a value that is missing or of
@@ -22,7 +23,9 @@ struct MegatronArgs {
 MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens,
                                  MegatronForm form = MegatronForm::kWholeCommand);
 
-// A file that holds a whole command line or launch script (see shell_words.h).
-MegatronArgs read_megatron_file(const std::string& path);
+// Whether a flag that is not known decides what is computed or learned (--num-experts, --use-rope-scaling), by name.
+bool defines_the_model(const std::string& flag);
+// Whether a .py program of Megatron's trains something else than a GPT ("pretrain_bert.py", "multimodal/train.py").
+bool trains_another_model(const std::string& program);
 
 }  // namespace metroplex::config

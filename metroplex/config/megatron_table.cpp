@@ -115,7 +115,7 @@ static const std::vector<Row>& optim_rows() {
       {"--decoupled-lr", kOne, "optim.decoupled_lr=$"},
       {"--decoupled-min-lr", kOne, "optim.decoupled_min_lr=$"},
       {"--apply-wd-to-qk-layernorm", kNone, "optim.apply_wd_to_qk_layernorm=true"},
-      {"--no-weight-decay-cond-type", kOne, "optim.apply_wd_to_qk_layernorm=true"},  // its only value
+      {"--no-weight-decay-cond-type", kOne, "no_weight_decay_cond_type=$"},
       {"--use-precision-aware-optimizer", kNone, "precision_aware=true"},
       {"--main-params-dtype", kOne, "optim.main_params_dtype=$"},
       {"--exp-avg-dtype", kOne, "exp_avg_dtype=$"},
@@ -227,45 +227,53 @@ static const std::vector<Row>& train_rows() {
   return kRows;
 }
 
-// How the program works anyway, or a choice between implementations that it does not have.
+// Nothing to set: how the program works anyway, or a choice that it does not have.
 static const std::vector<Row>& rows_without_effect() {
+  static constexpr const char* kAlways = "it is always so";
+  static constexpr const char* kOneWay = "ignored, there is one implementation";
+  static constexpr const char* kPython = "ignored, there is no Python here";
+  static constexpr const char* kBackend = "ignored, backends are chosen with --backend";
+  static constexpr const char* kOwnFormat =
+      "ignored, checkpoints have one format of their own (docs/checkpoint_format.md)";
+  static constexpr const char* kTimers = "ignored, timers are printed as their minimum and maximum over the ranks";
+  static constexpr const char* kTensorBoard = "ignored, TensorBoard gets the numbers of every iteration line";
   static const std::vector<Row> kRows = {
-      {"--use-mcore-models", kNone, ""},
-      {"--transformer-impl", kOne, ""},
-      {"--attention-backend", kOne, ""},
-      {"--use-flash-attn", kNone, ""},
-      {"--no-masked-softmax-fusion", kNone, ""},
-      {"--no-bias-swiglu-fusion", kNone, ""},
-      {"--no-bias-dropout-fusion", kNone, ""},
-      {"--no-rope-fusion", kNone, ""},
-      {"--no-persist-layer-norm", kNone, ""},
-      {"--no-gradient-accumulation-fusion", kNone, ""},
-      {"--cross-entropy-loss-fusion", kNone, ""},
-      {"--cross-entropy-fusion-impl", kOne, ""},
-      {"--attention-softmax-in-fp32", kNone, ""},
-      {"--no-create-attention-mask-in-dataloader", kNone, ""},
-      {"--no-mmap-bin-files", kNone, ""},
-      {"--num-dataset-builder-threads", kOne, ""},
-      {"--exit-signal-handler", kNone, ""},
-      {"--manual-gc", kNone, ""},
-      {"--manual-gc-interval", kOne, ""},
-      {"--empty-unused-memory-level", kOne, ""},
-      {"--log-throughput", kNone, ""},
-      {"--log-progress", kNone, ""},
-      {"--log-timers-to-tensorboard", kNone, ""},
-      {"--log-validation-ppl-to-tensorboard", kNone, ""},
-      {"--tensorboard-queue-size", kOne, ""},
-      {"--tensorboard-log-interval", kOne, ""},
-      {"--ckpt-format", kOne, ""},
-      {"--use-dist-ckpt", kNone, ""},
-      {"--auto-detect-ckpt-format", kNone, ""},
-      {"--no-ckpt-fully-parallel-save", kNone, ""},
-      {"--ckpt-fully-parallel-load", kNone, ""},
-      {"--local-rank", kOne, ""},
-      {"--no-one-logger", kNone, ""},
-      {"--tp-comm-bootstrap-backend", kOne, ""},
-      {"--no-barrier-with-level-1-timing", kNone, ""},
-      {"--timing-log-option", kOne, ""},
+      {"--use-mcore-models", kNone, "", kAlways},
+      {"--transformer-impl", kOne, "", kOneWay},
+      {"--attention-backend", kOne, "", kOneWay},
+      {"--use-flash-attn", kNone, "", kOneWay},
+      {"--no-masked-softmax-fusion", kNone, "", kOneWay},
+      {"--no-bias-swiglu-fusion", kNone, "", kOneWay},
+      {"--no-bias-dropout-fusion", kNone, "", kOneWay},
+      {"--no-rope-fusion", kNone, "", kOneWay},
+      {"--no-persist-layer-norm", kNone, "", kOneWay},
+      {"--no-gradient-accumulation-fusion", kNone, "", kOneWay},
+      {"--cross-entropy-loss-fusion", kNone, "", kOneWay},
+      {"--cross-entropy-fusion-impl", kOne, "", kOneWay},
+      {"--attention-softmax-in-fp32", kNone, "", kAlways},
+      {"--no-create-attention-mask-in-dataloader", kNone, "", kAlways},
+      {"--no-mmap-bin-files", kNone, "", "ignored, datasets are always memory-mapped"},
+      {"--num-dataset-builder-threads", kOne, "", "ignored, an index is built by one thread of one rank"},
+      {"--exit-signal-handler", kNone, "", kAlways},
+      {"--manual-gc", kNone, "", kPython},
+      {"--manual-gc-interval", kOne, "", kPython},
+      {"--empty-unused-memory-level", kOne, "", "ignored, freed memory is kept"},
+      {"--log-throughput", kNone, "", kAlways},
+      {"--log-progress", kNone, "", "ignored, no progress.txt is written; train.metrics_file has the same numbers"},
+      {"--log-timers-to-tensorboard", kNone, "", kTimers},
+      {"--log-validation-ppl-to-tensorboard", kNone, "", kAlways},
+      {"--tensorboard-queue-size", kOne, "", kTensorBoard},
+      {"--tensorboard-log-interval", kOne, "", kTensorBoard},
+      {"--ckpt-format", kOne, "", kOwnFormat},
+      {"--use-dist-ckpt", kNone, "", kOwnFormat},
+      {"--auto-detect-ckpt-format", kNone, "", kOwnFormat},
+      {"--no-ckpt-fully-parallel-save", kNone, "", "ignored, every rank writes what it owns"},
+      {"--ckpt-fully-parallel-load", kNone, "", "ignored, every rank reads what it needs"},
+      {"--local-rank", kOne, "", "ignored, the launcher's environment says it"},
+      {"--no-one-logger", kNone, "", kAlways},
+      {"--tp-comm-bootstrap-backend", kOne, "", kBackend},
+      {"--no-barrier-with-level-1-timing", kNone, "", "ignored, timers set no barriers"},
+      {"--timing-log-option", kOne, "", kTimers},
   };
   return kRows;
 }

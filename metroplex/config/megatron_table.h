@@ -10,12 +10,14 @@ namespace metroplex::config {
 // kText: words that belong together, quoted or not ("0:16 1B:32").
 enum class Take { kNone, kOne, kList, kThree, kText };
 
-// `sets`: "key=value" pairs with ; between; $ stands for the flag's value. Empty: accepted, nothing to set.
+// `sets`: "key=value" pairs with ; between; $ stands for the flag's value. Empty: accepted, nothing to set, and `why`
+// says in the end of a sentence whether it is always so or ignored.
 // A key without a section ("vpp_layers") is worked out by the parser after all flags are read.
 struct FlagRow {
   const char* flag;
   Take take;
   const char* sets;
+  const char* why = "";
 };
 
 const std::vector<FlagRow>& megatron_table();

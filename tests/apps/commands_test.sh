@@ -18,6 +18,9 @@ run 0 train --help all
 for key in run.seed model.num_layers parallel.sequence_parallel optim.lr data.split checkpoint.keep_last train.seq_length; do
   prints "--$key="
 done
+sed -n 's/^  --\([a-z]*\)\..*/\1/p' out | sort -u > sections
+run 0 train --help
+for section in $(cat sections); do prints "^Sections:.* $section( |\$)"; done
 holds "train --help all lists the keys"
 run 2 train --help optim.lrr
 warns 'optim.lr'
@@ -95,6 +98,19 @@ run 0 train "${tiny[@]}" "${mock[@]}" --nproc 1 --train.train_iters=5 --optim.lr
   --train.metrics_file=native.jsonl
 same_losses native.jsonl megatron.jsonl 0
 holds "--from-megatron-args: same losses as the native keys, the unknown flag is listed"
+sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --num-experts 8/; s/--train-iters 5/--train-iters "$2"/' \
+  pretrain.sh > experts.sh
+run 2 train --from-megatron-args experts.sh 2 3
+warns 'num-experts 8'
+warns 'ignore-unknown-flags'
+run 0 train --from-megatron-args experts.sh 2 3 --ignore-unknown-flags
+warns 'ignored: --num-experts 8'
+prints '^  num_layers: 2$'
+prints '^  nproc: 2$'
+prints 'iteration +3/ +3 '
+run 2 train --from-megatron-args experts.sh
+warns 'reads \$1 to \$2'
+holds "a script of experts is refused unless told otherwise; its arguments and its launcher's number of ranks count"
 
 echo "eval"
 run 0 eval "${tiny[@]}" --data.split=80,10,10 --train.eval_iters=2 --checkpoint.load=ck

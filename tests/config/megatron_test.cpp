@@ -2,21 +2,15 @@
 #include "config/megatron_flags.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <random>
 #include <set>
 #include <sstream>
 #include <tuple>
-
-#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "config/fields.h"
 #include "config/megatron_table.h"
-#include "config/shell_words.h"
 #include "config/support.h"
 #include "config/validate.h"
 
@@ -84,7 +78,7 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
       "--use-tp-pp-dp-mapping --bf16 --use-distributed-optimizer --recompute-granularity selective "
       "--attention-backend auto --distributed-backend nccl --fp8-format hybrid --tp-comm-overlap"));
   EXPECT_EQ(args.not_known_yet, (Words{"--fp8-format hybrid", "--tp-comm-overlap"}));
-  EXPECT_EQ(args.without_effect, (Words{"--attention-backend auto"}));
+  EXPECT_EQ(args.without_effect, (Words{"--attention-backend auto: ignored, there is one implementation"}));
   const Config c = load("", args.assignments);
   EXPECT_EQ(c.model.family, "llama");
   EXPECT_EQ(c.model.num_query_groups, 2);
@@ -118,6 +112,9 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
       {"--rampup-batch-size 4 2 100", "train.rampup_batch_size", "4 2 100"},
       {"--step-batch-size-schedule 0:16 2.4B:320", "train.step_batch_size_schedule", "0:16 2.4B:320"},
       {"--split 949, 50, 1", "data.split", "949, 50, 1"},
+      {"--split '99,1,0'", "data.split", "99,1,0"},
+      {"--vocab-file v.json --merge-file m.txt", "data.tokenizer_type", "bpe"},
+      {"--vocab-file v.json --tokenizer-type NullTokenizer", "data.tokenizer_type", "none"},
       {"--num-layers=12", "model.num_layers", "12"},
       {"--override-opt_param-scheduler", "optim.override_opt_param_scheduler", "true"},
       {"--no-data-sharding", "data.data_sharding", "false"},
@@ -233,12 +230,85 @@ TEST(MegatronFlags, SingleOnesOfShardingSetTheStrategyAlone) {
 TEST(MegatronFlags, ThatAreWhatTheProgramDoesAnywayAreKnownWithThatValueOnly) {
   const MegatronArgs args = parse_megatron_args(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"),
                                                 MegatronForm::kSingleFlags);
-  EXPECT_EQ(args.without_effect, (Words{"--muon-tp-mode duplicated", "--muon-coefficient-type quintic"}));
+  EXPECT_EQ(args.without_effect, (Words{"--muon-tp-mode duplicated: it is always so",
+                                        "--muon-coefficient-type quintic: it is always so"}));
   EXPECT_EQ(parse_megatron_args(words("--muon-tp-mode blockwise"), MegatronForm::kSingleFlags).not_known_yet,
             (Words{"--muon-tp-mode blockwise"}));
   EXPECT_EQ(
       parse_megatron_args(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
       (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
+}
+
+TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedTheirSwitch) {
+  EXPECT_EQ(parse_megatron_args(words("--num-query-groups 4"), MegatronForm::kSingleFlags).assignments,
+            (Words{"model.num_query_groups=4"}));
+  const MegatronArgs alone = parse_megatron_args(words(std::string(kMinimal) + "--num-query-groups 2"));
+  ASSERT_EQ(alone.without_effect.size(), 1u);
+  EXPECT_NE(alone.without_effect[0].find("--num-query-groups 2: ignored"), std::string::npos);
+}
+
+TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
+  for (const char* flag : {"--num-experts 8",
+                           "--num_experts 8",
+                           "--moe-router-topk 2",
+                           "--use-rope-scaling",
+                           "--apply-layernorm-1p",
+                           "--multi-latent-attention",
+                           "--q-lora-rank 1536",
+                           "--window-size 128,0",
+                           "--mtp-num-layers 1",
+                           "--num-expert 8",
+                           "--rotary-seq-len-interpolation-factor 4",
+                           "--spec a b",
+                           "--hybrid-layer-pattern M-M*",
+                           "--qk-l2-norm",
+                           "--apply-residual-connection-post-layernorm",
+                           "--fim-data",
+                           "--pretrained-checkpoint p",
+                           "--softmax-type learnable",
+                           "--tokenizer-type TikTokenizer",
+                           "--init-method-xavier-uniform",
+                           "--moe-some-new-knob",
+                           "--freeze-all-layers"}) {
+    for (const MegatronForm form : {MegatronForm::kWholeCommand, MegatronForm::kSingleFlags}) {
+      const MegatronArgs args = parse_megatron_args(words(std::string(kMinimal) + flag), form);
+      EXPECT_EQ(args.defining.size(), 1u) << flag;
+      EXPECT_TRUE(args.not_known_yet.empty()) << flag;
+    }
+  }
+  for (const char* flag :
+       {"--profile", "--profile-step-start 4", "--wandb-project x", "--fp8-format hybrid", "--async-save",
+        "--tp-comm-overlap", "--log-memory-to-tensorboard", "--fantasy-knob 3", "--no-save-rng",
+        "--hybrid-context-parallel", "--tiktoken-pattern v2", "--tensorboard-queue-length 3"}) {
+    const MegatronArgs args = parse_megatron_args(words(std::string(kMinimal) + flag));
+    EXPECT_TRUE(args.defining.empty()) << flag;
+    EXPECT_EQ(args.not_known_yet.size(), 1u) << flag;
+  }
+}
+
+TEST(MegatronFlags, NoKnownOneIsCalledAnotherModel) {
+  for (const FlagRow& row : megatron_table()) EXPECT_FALSE(defines_the_model(row.flag)) << row.flag;
+}
+
+TEST(MegatronFlags, WithoutEffectSayWhatHappensInstead) {
+  for (const FlagRow& row : megatron_table()) {
+    const std::string why = row.why;
+    EXPECT_EQ(row.sets[0] == '\0', why.rfind("ignored, ", 0) == 0 || why == "it is always so") << row.flag;
+  }
+  for (const char* flag : {"--log-timers-to-tensorboard", "--tensorboard-log-interval 5", "--timing-log-option all",
+                           "--log-progress", "--no-mmap-bin-files", "--ckpt-format torch"}) {
+    const Words notes = parse_megatron_args(words(flag), MegatronForm::kSingleFlags).without_effect;
+    ASSERT_EQ(notes.size(), 1u) << flag;
+    EXPECT_EQ(notes[0].rfind(std::string(flag) + ": ignored, ", 0), 0u) << notes[0];
+  }
+}
+
+TEST(MegatronPrograms, OtherModelsAreToldApart) {
+  for (const char* program : {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "../../pretrain_hybrid.py",
+                              "train_rl.py", "examples/multimodal/train.py", "pretrain_vlm.py"})
+    EXPECT_TRUE(trains_another_model(program)) << program;
+  for (const char* program : {"pretrain_gpt.py", "/home/bert/pretrain_gpt.py", "my_train.py", "/x/finetune.py"})
+    EXPECT_FALSE(trains_another_model(program)) << program;
 }
 
 TEST(MegatronFlags, RefusesWithTheFlagNamed) {
@@ -254,6 +324,7 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
       {"--bf16 --fp16", "exclude each other"},
       {"--main-grads-dtype fp16", "expected fp32 or bf16"},
       {"--loss-scale big", "precision.loss_scale = big: expected a number"},
+      {"--no-weight-decay-cond-type all", "expected apply_wd_to_qk_layernorm"},
       {"--model-parallel-size 4", "use --tensor-model-parallel-size"},
       {"--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL", "at most one of"},
       {"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", "does not divide the 8 layers"},
@@ -271,87 +342,6 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
   EXPECT_NE(missing.find("missing --hidden-size, --num-attention-heads, --max-position-embeddings, --seq-length"),
             std::string::npos)
       << missing;
-}
-
-static Words shell(const std::string& text) { return training_words(text, "run.sh"); }
-
-TEST(ShellWords, ReadQuotesCommentsAndContinuedLines) {
-  EXPECT_EQ(shell("python pretrain_gpt.py --a 1 \\\n  --b \"x y\" # --c 3\n"), (Words{"--a", "1", "--b", "x y"}));
-  EXPECT_EQ(shell("torchrun --nproc_per_node 8 pretrain_gpt.py --a='1 2' \\\r\n --b a\\ b"),
-            (Words{"--a=1 2", "--b", "a b"}));
-  EXPECT_EQ(shell("--a 1\n--b 2 \\\n 3\n"), (Words{"--a", "1", "--b", "2", "3"}));
-  EXPECT_EQ(shell("python p.py --a '' --b \"\\\"q\\\"\" 'x'\"y\"z 2>&1 | tee log"),
-            (Words{"--a", "", "--b", "\"q\"", "xyz", "2"}));
-}
-
-TEST(ShellWords, FollowVariablesAndArraysThatTheFileSets) {
-  const std::string script =
-      "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nWORLD_SIZE=$(($GPUS*2))\nTP=2\nOUT=\"my out\"\n"
-      "MODEL=(\n  --num-layers 12 # comment\n  --hidden-size 768\n)\nMODEL+=(--tp ${TP})\nOLD=\" --x 1 \\\n --y 2\"\n"
-      "torchrun --nproc_per_node $WORLD_SIZE pretrain_gpt.py ${MODEL[@]} $OLD \"${MODEL[@]}\" --save \"$OUT\"\necho "
-      "done\n";
-  EXPECT_EQ(shell(script), (Words{"--num-layers", "12", "--hidden-size", "768", "--tp", "2", "--x", "1", "--y", "2",
-                                  "--num-layers", "12", "--hidden-size", "768", "--tp", "2", "--save", "my out"}));
-}
-
-TEST(ShellWords, TakeDefaultsOfWhatIsNotSet) {
-  EXPECT_EQ(shell("A=${1:-\"x y\"}\nB=7\npython p.py \"$A\" ${B:-8} ${C:-9}"), (Words{"x y", "7", "9"}));
-  EXPECT_EQ(shell("if true; then\n  X=1\nfi\nY=2\npython p.py --y $Y"), (Words{"--y", "2"}));
-}
-
-TEST(ShellWords, RefuseWhatTheyCannotKnow) {
-  const std::vector<std::pair<const char*, const char*>> cases = {
-      {"python p.py --save $OUT", "$OUT"},
-      {"OUT=$1\npython p.py --save $OUT", "$1"},
-      {"python p.py --save ${OUT:-$1}", "${OUT:-$1}"},
-      {"python p.py --save ${OUT%/}", "${OUT%/}"},
-      {"A=(--x 1)\nif [ -f y ]; then\n A+=(--y 2)\nfi\npython p.py ${A[@]}", "decides by if"},
-      {"python p.py --n $(nproc)", "$(nproc)"},
-      {"python p.py --n `nproc`", "`nproc`"},
-      {"python p.py --n 'x", "never closed"},
-      {"python p.py --n \"x", "never closed"},
-      {"A=(1 2\n", "never closed"},
-      {"python p.py --n ${x", "never closed"},
-      {"echo hello", "no training command"},
-      {"", "no training command"},
-  };
-  for (const auto& [text, word] : cases) {
-    const std::string error = error_of([&, text = text] { shell(text); });
-    EXPECT_NE(error.find(word), std::string::npos) << text << "\n" << error;
-  }
-}
-
-TEST(ShellWords, DoublingArraysEndsAtALimit) {
-  std::string script = "A=(1 2)\n";
-  for (int i = 0; i < 40; ++i) script += "A=(${A[@]} ${A[@]})\n";
-  EXPECT_NE(error_of([&] { shell(script + "python p.py ${A[@]}\n"); }).find("more than"), std::string::npos);
-}
-
-TEST(ShellWords, MutatedScriptsAreReadOrRefusedButNeverCrash) {
-  const std::string script =
-      std::string("A=(--x 1)\nB=\"q ${A[@]}\"\nif t; then\n C=${D:-'e'}\nfi\npython p.py ${A[@]} \\\n $B ") +
-      kMinimal + " --data-path 1 a $(x) `y`\n";
-  std::mt19937 random(5);
-  const std::string letters = "$`'\"(){}[]@\\\n;=# aAB+-";
-  int refused = 0;
-  for (int round = 0; round < 3000; ++round) {
-    std::string broken = script;
-    for (int i = 0; i < 6; ++i) broken[random() % broken.size()] = letters[random() % letters.size()];
-    if (round % 4 == 0) broken.resize(random() % broken.size());
-    refused += error_of([&] { parse_megatron_args(shell(broken)); }).empty() ? 0 : 1;
-  }
-  EXPECT_GT(refused, 1000);
-}
-
-TEST(MegatronFile, IsReadAsAWhole) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("metroplex_megatron_" + std::to_string(getpid()) + ".sh");
-  std::ofstream(path) << "# a run\npython pretrain_gpt.py \\\n " << kMinimal << "\\\n --train-iters 5 --mock-data\n";
-  const MegatronArgs args = read_megatron_file(path.string());
-  std::filesystem::remove(path);
-  EXPECT_EQ(load("", args.assignments).train.train_iters, 5);
-  EXPECT_TRUE(args.not_known_yet.empty());
-  EXPECT_NE(error_of([] { read_megatron_file("/no/such.sh"); }).find("/no/such.sh"), std::string::npos);
 }
 
 }  // namespace metroplex::config

@@ -1,0 +1,24 @@
+// A launch script of Megatron's (examples/*/train_*.sh), read by a trial run: bash runs it, with its arguments, in
+// the folder we stand in, but no program is started and no file written; each start is written down instead
+// (launch_trial.h), and the longest one of a .py program is the training command.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metroplex::apps {
+
+struct LaunchScript {
+  std::string program;             // "pretrain_gpt.py"; empty for a file of flags alone
+  std::vector<std::string> flags;  // the words behind it
+  int64_t ranks = 0;               // what its launcher would start, all nodes together; 0: it does not say
+  std::string folder;              // where it stood then
+  int64_t arguments_named = 0;     // the highest of $1, $2, ... in its text
+};
+
+// Throws base::Error("config"): no such file, not a script, nothing started within 20 s; with what the script
+// printed.
+LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
+
+}  // namespace metroplex::apps

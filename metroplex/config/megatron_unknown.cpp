@@ -1,0 +1,77 @@
+// Which of Megatron's flags and programs may not be passed over, though nothing here reads them.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/megatron_flags.h"
+#include "config/megatron_table.h"
+
+namespace metroplex::config {
+
+// Names, or with a dash at the end the beginnings of names, of flags that change the function which is computed, the
+// weights it starts from, or what is learned. Others change speed, memory, rounding, or what is printed and kept.
+static const std::vector<std::string>& defining_names() {
+  static const std::vector<std::string> kNames = {
+      // experts
+      "--num-experts", "--moe-", "--num-moe-experts",
+      // attention
+      "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
+      "--v-head-dim", "--window-size", "--window-attn-skip-freq", "--softmax-type", "--softmax-scale", "--qk-l2-norm",
+      "--qk-clip", "--qk-clip-", "--attention-output-gate", "--apply-query-key-layer-scaling",
+      "--experimental-attention-variant", "--dsa-", "--linear-", "--dataloader-inter-document-masking",
+      // positions
+      "--use-rope-scaling", "--rope-", "--no-rope-freq", "--rotary-interleaved", "--rotary-scaling-factor",
+      "--rotary-seq-len-interpolation-factor", "--mrope-", "--yarn-", "--mscale", "--mscale-all-dim", "--beta-fast",
+      "--beta-slow", "--original-max-position-embeddings", "--relative-attention-",
+      // layers
+      "--apply-layernorm-1p", "--layernorm-zero-centered-gamma", "--apply-residual-connection-post-layernorm",
+      "--glu-linear-offset", "--activation-func-clamp-value", "--enable-mhc-connections", "--mhc-", "--use-mup",
+      "--mup-", "--mtp-", "--spec", "--hybrid-layer-pattern", "--hybrid-override-pattern", "--hybrid-attention-ratio",
+      "--hybrid-mlp-ratio", "--is-hybrid-model", "--mamba-", "--gdp-", "--heterogeneous-", "--decoder-num-layers",
+      "--decoder-seq-length", "--bert-", "--vision-", "--retro-", "--num-classes", "--vocab-extra-ids",
+      "--padded-vocab-size", "--no-pad-vocab-size", "--yaml-cfg",
+      // weights to start from
+      "--embedding-init-method-std", "--init-method-xavier-uniform", "--pretrained-checkpoint",
+      "--use-checkpoint-args", "--load-main-params-from-ckpt",
+      // what is learned
+      "--data-args-path", "--per-split-data-args-path", "--per-dataset-sequences-path", "--fim-", "--sft", "--sft-",
+      "--perform-rl-step", "--rl-", "--grpo-", "--logits-load-", "--freeze-", "--iterations-to-skip",
+      "--phase-transition-iterations", "--mask-prob", "--no-decoupled-weight-decay"};
+  return kNames;
+}
+
+bool defines_the_model(const std::string& flag) {
+  const auto& table = megatron_table();
+  if (std::any_of(table.begin(), table.end(), [&](const FlagRow& row) { return flag == row.flag; })) return false;
+  const std::vector<std::string>& names = defining_names();
+  const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return flag == name || (name.back() == '-' && flag.compare(0, name.size(), name) == 0);
+  });
+  // A slip of the pen in a long name counts too.
+  return named || std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+           return name.size() >= 10 && name.back() != '-' && base::edit_distance(flag, name) <= 2;
+         });
+}
+
+bool trains_another_model(const std::string& program) {
+  static const std::vector<std::string> kWords = {"bert",       "t5",        "hybrid", "mamba",  "vlm",
+                                                  "ict",        "rl",        "retro",  "vision", "mimo",
+                                                  "multimodal", "biencoder", "dino",   "mae",    "inpaint"};
+  // The program's own name, and its folder's where the name is train.py or the like.
+  const size_t slash = program.rfind('/'), name = slash == std::string::npos ? 0 : slash + 1;
+  if (program.compare(name, std::string::npos, "pretrain_gpt.py") == 0) return false;
+  const size_t folder = name < 2 ? std::string::npos : program.rfind('/', name - 2);
+  std::string word;
+  for (const char c : program.substr(folder == std::string::npos ? 0 : folder) + "/") {
+    if (c != '/' && c != '_' && c != '.' && c != '-') {
+      word += c;
+      continue;
+    }
+    if (std::find(kWords.begin(), kWords.end(), word) != kWords.end()) return true;
+    word.clear();
+  }
+  return false;
+}
+
+}  // namespace metroplex::config
