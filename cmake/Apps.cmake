@@ -12,7 +12,8 @@ add_dependencies(metroplex metroplex-torch)  # which `metroplex` starts
 install(TARGETS metroplex-torch)
 
 # metroplex_parity replays golden runs.
-add_executable(metroplex_parity tests/parity/main.cpp tests/parity/spec.cpp)
+file(GLOB parity_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/parity/*.cpp")
+add_executable(metroplex_parity ${parity_sources})
 target_include_directories(metroplex_parity PRIVATE "${CMAKE_SOURCE_DIR}/tests")
 target_link_libraries(metroplex_parity PRIVATE metroplex_upper_apps)
 target_precompile_headers(metroplex_parity REUSE_FROM metroplex_pch)

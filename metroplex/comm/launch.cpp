@@ -129,7 +129,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block
     try {
       if (options.backend == ProcessBackend::nccl)
-        nccl = options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
+        nccl =
+            options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
       GroupFactory factory = [&](const std::string& name, const std::vector<int>& ranks) {
         return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
       };

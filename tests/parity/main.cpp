@@ -14,10 +14,12 @@
 #include "base/error.h"
 #include "upper/launch.h"
 #include "nn/param_init.h"
+#include "parity/replay.h"
 #include "parity/spec.h"
 #include "parity/tolerances.h"
 #include "train/batch.h"
 #include "train/gather.h"
+#include "parity/yardstick.h"
 #include "train/step.h"
 
 namespace metroplex::parity {
@@ -31,42 +33,6 @@ Tolerances tolerances(const Spec& spec) {
 }
 
 enum class Kind { gradient, parameter };
-
-std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly& a, int64_t iteration) {
-  const int64_t dp = a.groups().dp.size(), dp_rank = a.groups().dp.index();
-  std::vector<nn::Microbatch> batches;
-  for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
-    train::HostBatch host;
-    host.first_sample = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
-    for (int64_t s = 0; s < spec.mbs; ++s) {
-      data::Sample sample;
-      for (int64_t t = 0; t < spec.seq; ++t) {
-        sample.tokens.push_back(recipe_token(host.first_sample + s, t, spec.vocab));
-        sample.labels.push_back(recipe_token(host.first_sample + s, t + 1, spec.vocab));
-        sample.position_ids.push_back(t);
-        sample.loss_mask.push_back(t < spec.seq - spec.mask_last ? 1.0f : 0.0f);
-      }
-      host.samples.push_back(std::move(sample));
-    }
-    batches.push_back(train::on_device(train::stack_samples(host, at::kFloat), a.world->device()));
-  }
-  return batches;
-}
-
-// Every parameter gets its whole values on a copy of its own, of which the own part is written.
-void set_recipe_weights(train::Assembly& a) {
-  for (const optim::Slice& slice : a.slices) {
-    nn::Param whole = *slice.param;
-    const bool flat = whole.global_shape.size() == 1;
-    whole.data = at::zeros(whole.local_shape, at::kFloat);
-    nn::fill(whole, [&](int64_t index) {
-      return static_cast<double>(static_cast<float>(recipe_weight(whole.name, flat, index)));
-    });
-    slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()));
-  }
-  a.param_buffer->updated();
-  a.optimizer->params_changed();
-}
 
 struct Worst {
   double ratio = 0, difference = 0;  // ratio to the tolerance
@@ -148,45 +114,33 @@ bool fits_history(const train::StepOutcome& outcome, const nlohmann::json& line,
 }
 
 // On every rank; rank 0 speaks and decides.
-bool replay(const Spec& spec, const comm::World& world) {
-  const bool speaks = world.rank() == 0;
+bool compare_run(const Spec& spec, const comm::World& world, Fault fault) {
+  const Trajectory ours = replay(spec, world, {false, fault});
+  const bool half = spec.config.precision.half();
+  const Trajectory exact = half ? replay(spec, world, {true, Fault::none}) : Trajectory{};
+  if (world.rank() != 0) return true;
   const Tolerances allowed = tolerances(spec);
-  auto a = train::assemble(spec.config, world, spec.vocab);
-  set_recipe_weights(*a);
-  bool good = true;
   const auto& history = spec.json.at("history");
-  MPX_CHECK(static_cast<int64_t>(history.size()) >= spec.iters, "parity", "the run has ", history.size(), " of ",
-            spec.iters, " iterations");
-  int64_t scheduled = 0;
-  for (int64_t it = 0; it < spec.iters; ++it) {
-    const auto batches = make_batches(spec, *a, it);
-    train::StepInput input{batches, it + 1, scheduled, false, {}};
-    // Gradients that overflowed are not numbers to compare.
-    const bool recorded = spec.json.contains("grads_iter1") && !spec.json.at("grads_iter1").is_null();
-    if (it == 0 && recorded && history[0].value("update_ok", true)) {
-      input.on_gradients = [&](double unscale) {
-        auto whole = train::gather_whole(*a, train::Part::main_grad);
-        for (auto& [name, gradient] : whole) gradient = gradient.to(at::kDouble).mul_(unscale);
-        if (speaks)
-          good = report("gradients of iteration 1",
-                        compare_all(whole, spec.json.at("grads_iter1"), Kind::gradient, allowed)) &&
-                 good;
-      };
-    }
-    const train::StepOutcome outcome = train::train_step(*a, input);
-    if (outcome.updated) scheduled += spec.gbs;
-    if (speaks) good = fits_history(outcome, history[it], allowed) && good;
+  bool good = true;
+  for (size_t i = 0; i < ours.steps.size(); ++i) good = fits_history(ours.steps[i], history[i], allowed) && good;
+  if (half) {
+    for (const Distance& d : distances(spec.json, ours, exact))
+      std::printf("DIST %s %d ours %.3e theirs %.3e exact %.3e ratio %.3f\n", d.what.c_str(), (int)d.count, d.ours,
+                  d.theirs, d.exact, d.ours / d.theirs);
+    return good;
   }
-  const auto whole = train::gather_whole(*a, train::Part::data);
-  if (speaks)
-    good = report("final parameters", compare_all(whole, spec.json.at("final_params"), Kind::parameter, allowed)) &&
+  if (!ours.gradients.empty() && spec.json.contains("grads_iter1") && spec.json.at("grads_iter1").is_object())
+    good = report("gradients of iteration 1",
+                  compare_all(ours.gradients, spec.json.at("grads_iter1"), Kind::gradient, allowed)) &&
            good;
-  return good;
+  return report("final parameters",
+                compare_all(ours.parameters, spec.json.at("final_params"), Kind::parameter, allowed)) &&
+         good;
 }
 
 int run(int argc, char** argv) {
   CLI::App app("Replays a golden training run and compares it.", "metroplex_parity");
-  std::string path, backend = "threads", device = "cpu", strategy;
+  std::string path, backend = "threads", device = "cpu", strategy, plant = "none";
   int64_t nproc = 0;
   app.add_option("spec", path, "golden run (JSON)")->required();
   app.add_option("--backend", backend, "threads, gloo or nccl")->check(CLI::IsMember({"threads", "gloo", "nccl"}));
@@ -194,13 +148,14 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--nproc", nproc, "ranks; default: the run's own")->check(CLI::PositiveNumber);
   app.add_option("--data-parallel-sharding-strategy", strategy, "no_shard, optim, optim_grads or optim_grads_params");
+  app.add_option("--plant", plant, "a fault");
   CLI11_PARSE(app, argc, argv);
   Spec spec = read_spec(path, nproc, strategy);
   spec.config.run.backend = backend;
   spec.config.run.device = backend == "nccl" ? "cuda" : device;
   bool good = true;  // rank 0 alone writes it
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
-    const bool fits = replay(spec, world);
+    const bool fits = compare_run(spec, world, fault_of(plant));
     if (world.rank() == 0) {
       std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d\n", fits ? "PASS" : "FAIL", path.c_str(),
                   static_cast<long>(spec.config.parallel.tp()), static_cast<long>(spec.config.parallel.pp()),

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/validate.h"
+#include "parity/cfg_keys.h"
 
 namespace metroplex::parity {
 namespace {
@@ -51,23 +52,6 @@ void read_model(const Json& m, config::Config& c) {
   out.rotary_percent = m.value("rotary_percent", 1.0);
   out.layernorm_epsilon = m.value("layernorm_epsilon", 1e-5);
   out.make_vocab_size_divisible_by = 1;
-}
-
-// Options under Megatron's names that do not change what is computed here, and those that do.
-void read_cfg(const Json& cfg, config::Config& c) {
-  refuse_unknown(
-      cfg,
-      {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-       "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "calculate_per_token_loss",
-       "microbatch_group_size_per_vp_stage", "deallocate_pipeline_outputs", "grad_reduce_in_fp32"},
-      "config.cfg");
-  c.parallel.decoder_first_pipeline_num_layers = cfg.value("num_layers_in_first_pipeline_stage", int64_t{0});
-  c.parallel.decoder_last_pipeline_num_layers = cfg.value("num_layers_in_last_pipeline_stage", int64_t{0});
-  c.parallel.account_for_embedding_in_pipeline_split = cfg.value("account_for_embedding_in_pipeline_split", false);
-  c.parallel.account_for_loss_in_pipeline_split = cfg.value("account_for_loss_in_pipeline_split", false);
-  c.train.calculate_per_token_loss = cfg.value("calculate_per_token_loss", false);
-  if (!cfg.value("grad_reduce_in_fp32", true)) c.precision.main_grads_dtype = "params";
-  c.parallel.microbatch_group_size_per_vp_stage = cfg.value("microbatch_group_size_per_vp_stage", int64_t{0});
 }
 
 // Python writes NaN and Infinity into JSON; they become null.
@@ -128,7 +112,6 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
 
   config::Config& c = spec.config;
   read_model(j.at("model"), c);
-  read_cfg(j.value("cfg", Json::object()), c);
   c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
   c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
   c.parallel.virtual_pipeline_model_parallel_size =
@@ -155,6 +138,7 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
   c.precision.hysteresis = j.value("hysteresis", c.precision.hysteresis);
   c.precision.min_loss_scale = j.value("min_loss_scale", c.precision.min_loss_scale);
   if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
+  apply_cfg(j.value("cfg", Json::object()), c);
   if (!strategy_override.empty()) c.parallel.data_parallel_sharding_strategy = strategy_override;
   c.run.nproc = spec.nproc;
   c = config::resolved(c, spec.nproc);

@@ -1,0 +1,173 @@
+#include "parity/cfg_keys.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "config/transformer_rules.h"
+
+namespace metroplex::parity {
+namespace {
+
+using Json = nlohmann::json;
+using config::Config;
+
+struct Key {
+  const char* name;
+  void (*apply)(Config& c, const Json& value);
+};
+
+// fp32_residual_connection is a word without meaning where everything is fp32.
+void residual(Config& c, const Json& value) { c.precision.fp32_residual_connection = value && c.precision.half(); }
+
+void no_dropout(Config&, const Json& value) {
+  MPX_CHECK(value.get<double>() == 0, "parity", "config.cfg: a dropout of ", value.dump(),
+            " cannot be replayed: the recorded masks came from a stream of random numbers that only Megatron has");
+}
+
+void recompute_modules(Config& c, const Json& value) {
+  for (const Json& module : value) {
+    const auto& names = config::recompute_module_names();
+    const std::string name = module, alias = config::recompute_module_alias(name);
+    const bool own = std::find(names.begin(), names.end(), name) != names.end();
+    MPX_CHECK(own || !alias.empty(), "parity", "config.cfg.recompute_modules: '", name,
+              "' is not something this build can replay");
+    c.memory.recompute_modules.push_back(own ? name : alias);
+  }
+}
+
+void offload(Config& c, const Json& value) { c.memory.offload_activations = value.get<bool>() ? "file" : "none"; }
+
+// A type by torch's name or Megatron's: "torch.bfloat16", "bf16".
+std::string dtype_word(const Json& value) {
+  const std::string text = value;
+  if (text.find("bfloat16") != std::string::npos) return "bf16";
+  if (text.find("float32") != std::string::npos) return "fp32";
+  return text;
+}
+
+const Key kModelKeys[] = {
+    {"num_query_groups", [](Config& c, const Json& v) { c.model.num_query_groups = v; }},
+    {"kv_channels", [](Config& c, const Json& v) { c.model.kv_channels = v; }},
+    {"ffn_hidden_size", [](Config& c, const Json& v) { c.model.ffn_hidden_size = v; }},
+    {"layernorm_epsilon", [](Config& c, const Json& v) { c.model.layernorm_epsilon = v; }},
+    {"normalization", [](Config& c, const Json& v) { c.model.normalization = v; }},
+    {"gated_linear_unit", [](Config& c, const Json& v) { c.model.gated_linear_unit = v; }},
+    {"add_bias_linear", [](Config& c, const Json& v) { c.model.add_bias_linear = v; }},
+    {"add_qkv_bias", [](Config& c, const Json& v) { c.model.add_qkv_bias = v; }},
+    {"qk_layernorm", [](Config& c, const Json& v) { c.model.qk_layernorm = v; }},
+    {"hidden_dropout", no_dropout},
+    {"attention_dropout", no_dropout},
+};
+
+const Key kParallelKeys[] = {
+    {"num_layers_in_first_pipeline_stage",
+     [](Config& c, const Json& v) { c.parallel.decoder_first_pipeline_num_layers = v; }},
+    {"num_layers_in_last_pipeline_stage",
+     [](Config& c, const Json& v) { c.parallel.decoder_last_pipeline_num_layers = v; }},
+    {"account_for_embedding_in_pipeline_split",
+     [](Config& c, const Json& v) { c.parallel.account_for_embedding_in_pipeline_split = v; }},
+    {"account_for_loss_in_pipeline_split",
+     [](Config& c, const Json& v) { c.parallel.account_for_loss_in_pipeline_split = v; }},
+    {"pipeline_model_parallel_layout",
+     [](Config& c, const Json& v) { c.parallel.pipeline_model_parallel_layout = v; }},
+    {"microbatch_group_size_per_vp_stage",
+     [](Config& c, const Json& v) { c.parallel.microbatch_group_size_per_vp_stage = v; }},
+    {"overlap_p2p_comm", [](Config& c, const Json& v) { c.parallel.overlap_p2p_comm = v; }},
+    {"overlap_grad_reduce", [](Config& c, const Json& v) { c.parallel.overlap_grad_reduce = v; }},
+    {"overlap_param_gather", [](Config& c, const Json& v) { c.parallel.overlap_param_gather = v; }},
+    {"align_param_gather", [](Config& c, const Json& v) { c.parallel.align_param_gather = v; }},
+    {"bucket_size", [](Config& c, const Json& v) { c.parallel.ddp_bucket_size = v; }},
+    {"use_distributed_optimizer",
+     [](Config& c, const Json& v) {
+       if (v.get<bool>() && c.parallel.zero_stage() == 0) c.parallel.data_parallel_sharding_strategy = "optim";
+     }},
+    {"data_parallel_sharding_strategy",
+     [](Config& c, const Json& v) { c.parallel.data_parallel_sharding_strategy = v; }},
+    {"num_distributed_optimizer_instances",
+     [](Config& c, const Json& v) { c.parallel.num_distributed_optimizer_instances = v; }},
+};
+
+const Key kTrainKeys[] = {
+    {"calculate_per_token_loss", [](Config& c, const Json& v) { c.train.calculate_per_token_loss = v; }},
+    {"adam_beta1", [](Config& c, const Json& v) { c.optim.adam_beta1 = v; }},
+    {"adam_beta2", [](Config& c, const Json& v) { c.optim.adam_beta2 = v; }},
+    {"adam_eps", [](Config& c, const Json& v) { c.optim.adam_eps = v; }},
+    {"sgd_momentum", [](Config& c, const Json& v) { c.optim.sgd_momentum = v; }},
+    {"clip_grad", [](Config& c, const Json& v) { c.optim.clip_grad = v; }},
+    {"weight_decay", [](Config& c, const Json& v) { c.optim.weight_decay = v; }},
+    {"start_weight_decay", [](Config& c, const Json& v) { c.optim.start_weight_decay = v; }},
+    {"end_weight_decay", [](Config& c, const Json& v) { c.optim.end_weight_decay = v; }},
+    {"weight_decay_incr_style", [](Config& c, const Json& v) { c.optim.weight_decay_incr_style = v; }},
+    {"lr_warmup_init", [](Config& c, const Json& v) { c.optim.lr_warmup_init = v; }},
+    {"lr_decay_iters", [](Config& c, const Json& v) { c.optim.lr_decay_iters = v; }},
+    {"lr_wsd_decay_style", [](Config& c, const Json& v) { c.optim.lr_wsd_decay_style = v; }},
+    {"lr_wsd_decay_iters", [](Config& c, const Json& v) { c.optim.lr_wsd_decay_iters = v; }},
+    {"decoupled_lr", [](Config& c, const Json& v) { c.optim.decoupled_lr = v; }},
+    {"decoupled_min_lr", [](Config& c, const Json& v) { c.optim.decoupled_min_lr = v; }},
+    {"apply_wd_to_qk_layernorm", [](Config& c, const Json& v) { c.optim.apply_wd_to_qk_layernorm = v; }},
+    {"optimizer_cpu_offload", [](Config& c, const Json& v) { c.optim.optimizer_cpu_offload = v; }},
+    {"main_params_dtype", [](Config& c, const Json& v) { c.optim.main_params_dtype = dtype_word(v); }},
+    {"exp_avg_dtype", [](Config& c, const Json& v) { c.optim.exp_avg_dtype = dtype_word(v); }},
+    {"exp_avg_sq_dtype", [](Config& c, const Json& v) { c.optim.exp_avg_sq_dtype = dtype_word(v); }},
+    {"store_param_remainders", [](Config& c, const Json& v) { c.optim.store_param_remainders = v; }},
+};
+
+const Key kPrecisionKeys[] = {
+    {"fp32_residual_connection", residual},
+    {"grad_reduce_in_fp32",
+     [](Config& c, const Json& v) {
+       if (!v.get<bool>() && c.precision.half()) c.precision.main_grads_dtype = "params";
+     }},
+    {"loss_scale", [](Config& c, const Json& v) { c.precision.loss_scale = v; }},
+    {"initial_loss_scale", [](Config& c, const Json& v) { c.precision.initial_loss_scale = v; }},
+    {"min_loss_scale", [](Config& c, const Json& v) { c.precision.min_loss_scale = v; }},
+    {"loss_scale_window", [](Config& c, const Json& v) { c.precision.loss_scale_window = v; }},
+    {"hysteresis", [](Config& c, const Json& v) { c.precision.hysteresis = v; }},
+    {"grad_norm_skip_threshold", [](Config& c, const Json& v) { c.precision.grad_norm_skip_threshold = v; }},
+    {"recompute_granularity", [](Config& c, const Json& v) { c.memory.recompute_granularity = v; }},
+    {"recompute_method", [](Config& c, const Json& v) { c.memory.recompute_method = v; }},
+    {"recompute_num_layers", [](Config& c, const Json& v) { c.memory.recompute_num_layers = v; }},
+    {"recompute_modules", recompute_modules},
+    {"distribute_saved_activations", [](Config& c, const Json& v) { c.memory.distribute_saved_activations = v; }},
+    {"cpu_offloading", offload},
+    {"fine_grained_activation_offloading", offload},
+};
+
+// Choices between implementations, first values (the recipe's replace them), and what the product does anyway: the
+// function that is trained is the same.
+const char* const kSameFunction[] = {
+    "init_method_std", "embedding_init_method_std", "perform_initialization", "use_cpu_initialization",
+    "init_model_with_meta_device", "transformer_impl", "attention_backend", "attention_softmax_in_fp32",
+    // The scores are divided by the layer's number before the softmax, times it inside.
+    "apply_query_key_layer_scaling", "bias_activation_fusion", "masked_softmax_fusion", "bias_dropout_fusion",
+    "apply_rope_fusion", "persist_layer_norm", "memory_efficient_layer_norm", "gradient_accumulation_fusion",
+    "cross_entropy_loss_fusion", "async_tensor_model_parallel_allreduce", "deallocate_pipeline_outputs",
+    "batch_p2p_comm", "batch_p2p_sync", "overlap_p2p_comm_warmup_flush", "variable_seq_lengths", "deterministic_mode",
+    "average_in_collective", "check_for_nan_in_grad", "log_num_zeros_in_grad", "barrier_with_L1_time",
+    "clone_scatter_output_in_embedding", "disable_parameter_transpose_cache", "use_precision_aware_optimizer",
+    "cpu_offloading_num_layers", "offload_modules", "min_offloaded_tensor_size"};
+
+template <size_t N>
+bool apply_from(const Key (&keys)[N], const std::string& name, const Json& value, Config& config) {
+  for (const Key& key : keys) {
+    if (name != key.name) continue;
+    if (!value.is_null()) key.apply(config, value);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void apply_cfg(const Json& cfg, Config& config) {
+  for (const auto& [name, value] : cfg.items()) {
+    const bool same = std::find(std::begin(kSameFunction), std::end(kSameFunction), name) != std::end(kSameFunction);
+    const bool known = same || apply_from(kModelKeys, name, value, config) ||
+                       apply_from(kParallelKeys, name, value, config) ||
+                       apply_from(kTrainKeys, name, value, config) || apply_from(kPrecisionKeys, name, value, config);
+    MPX_CHECK(known, "parity", "config.cfg.", name, " = ", value.dump(), " is not something this build can replay");
+  }
+}
+
+}  // namespace metroplex::parity

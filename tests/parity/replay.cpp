@@ -1,0 +1,142 @@
+#include "parity/replay.h"
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "nn/param_init.h"
+#include "train/batch.h"
+#include "train/gather.h"
+
+namespace metroplex::parity {
+namespace {
+
+std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly& a, int64_t iteration) {
+  const int64_t dp = a.groups().dp.size(), dp_rank = a.groups().dp.index();
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
+    train::HostBatch host;
+    host.first_sample = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
+    for (int64_t s = 0; s < spec.mbs; ++s) {
+      data::Sample sample;
+      for (int64_t t = 0; t < spec.seq; ++t) {
+        sample.tokens.push_back(recipe_token(host.first_sample + s, t, spec.vocab));
+        sample.labels.push_back(recipe_token(host.first_sample + s, t + 1, spec.vocab));
+        sample.position_ids.push_back(t);
+        sample.loss_mask.push_back(t < spec.seq - spec.mask_last ? 1.0f : 0.0f);
+      }
+      host.samples.push_back(std::move(sample));
+    }
+    const auto mask = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    batches.push_back(train::on_device(train::stack_samples(host, mask), a.world->device()));
+  }
+  return batches;
+}
+
+// Every parameter gets its whole values on a copy of its own, of which the own part is written: float32, then the
+// type that the recorded run computes in.
+void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
+  for (const optim::Slice& slice : a.slices) {
+    nn::Param whole = *slice.param;
+    const bool flat = whole.global_shape.size() == 1;
+    whole.data = at::zeros(whole.local_shape, at::kFloat);
+    nn::fill(whole, [&](int64_t index) {
+      return static_cast<double>(static_cast<float>(recipe_weight(whole.name, flat, index)));
+    });
+    slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
+  }
+  a.param_buffer->updated();
+  a.optimizer->params_changed();
+}
+
+config::Config config_of(const Spec& spec, const ReplayOptions& options) {
+  config::Config config = spec.config;
+  if (options.exact) {
+    config.precision.params_dtype = "fp64";
+    config.precision.main_grads_dtype = "auto";
+    config.precision.loss_scale = 0;
+    config.precision.fp32_residual_connection = false;
+  }
+  if (options.fault == Fault::learning_rate) config.optim.lr *= 1.1, config.optim.min_lr *= 1.1;
+  if (options.fault == Fault::no_clip) config.optim.clip_grad = 0;
+  return config;
+}
+
+void zero_layer(const train::Assembly& a) {
+  for (const optim::Slice& slice : a.slices) {
+    if (slice.param->name.find("layers.0.") != std::string::npos) slice.gradient.zero_();
+  }
+}
+
+std::map<std::string, at::Tensor> in_double(std::map<std::string, at::Tensor> tensors, double factor = 1.0) {
+  for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kDouble).mul_(factor);
+  return tensors;
+}
+
+// What a step that is not to update anything reports: the loss of its batch.
+train::StepOutcome skipped_step(train::Assembly& a, const std::vector<nn::Microbatch>& batches) {
+  train::StepOutcome outcome;
+  outcome.loss = train::evaluate_step(a, batches).mean();
+  outcome.updated = false;
+  return outcome;
+}
+
+std::vector<at::Tensor> copies_of(const train::Assembly& a) {
+  std::vector<at::Tensor> copies;
+  for (const optim::Slice& slice : a.slices) copies.push_back(slice.values.clone());
+  return copies;
+}
+
+void write_back(train::Assembly& a, const std::vector<at::Tensor>& copies) {
+  for (size_t i = 0; i < copies.size(); ++i) a.slices[i].values.copy_(copies[i]);
+  a.param_buffer->updated();
+  a.optimizer->params_changed();
+}
+
+}  // namespace
+
+Fault fault_of(const std::string& name) {
+  const std::pair<const char*, Fault> all[] = {{"none", Fault::none},
+                                               {"no_update", Fault::no_update},
+                                               {"learning_rate", Fault::learning_rate},
+                                               {"zero_layer_gradient", Fault::zero_layer_gradient},
+                                               {"half_main_params", Fault::half_main_params},
+                                               {"no_clip", Fault::no_clip}};
+  for (const auto& [word, fault] : all) {
+    if (name == word) return fault;
+  }
+  MPX_CHECK(false, "parity", "--plant ", name, " is not a fault that can be planted");
+}
+
+Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOptions& options) {
+  auto a = train::assemble(config_of(spec, options), world, spec.vocab);
+  set_recipe_weights(*a, train::scalar_type(spec.config.precision.params_dtype));
+  Trajectory trajectory;
+  const auto& history = spec.json.at("history");
+  int64_t scheduled = 0;
+  for (int64_t it = 0; it < spec.iters; ++it) {
+    const auto batches = make_batches(spec, *a, it);
+    const bool update_ok = history.at(static_cast<size_t>(it)).value("update_ok", true);
+    if (options.exact && !update_ok) {
+      trajectory.steps.push_back(skipped_step(*a, batches));
+      continue;
+    }
+    train::StepInput input{batches, it + 1, scheduled, false, {}, nullptr};
+    input.on_gradients = [&](double unscale) {
+      if (options.fault == Fault::zero_layer_gradient) zero_layer(*a);
+      if (it == 0 && update_ok)
+        trajectory.gradients = in_double(train::gather_whole(*a, train::Part::main_grad), unscale);
+    };
+    const std::vector<at::Tensor> before =
+        options.fault == Fault::no_update ? copies_of(*a) : std::vector<at::Tensor>{};
+    trajectory.steps.push_back(train::train_step(*a, input));
+    // The rate itself is compared apart: here only what it does shall be seen.
+    if (options.fault == Fault::learning_rate) trajectory.steps.back().lr /= 1.1;
+    if (options.fault == Fault::no_update) write_back(*a, before);
+    if (options.fault == Fault::half_main_params) a->optimizer->params_changed();
+    if (trajectory.steps.back().updated) scheduled += spec.gbs;
+  }
+  trajectory.parameters = in_double(train::gather_whole(*a, train::Part::data));
+  return trajectory;
+}
+
+}  // namespace metroplex::parity

@@ -1,0 +1,45 @@
+// A run of the recipe from its first weights to its last ones, as the product trains it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "parity/spec.h"
+#include "train/step.h"
+
+namespace metroplex::parity {
+
+// Mistakes to make on purpose: what compares runs must find each of them.
+enum class Fault {
+  none,
+  no_update,            // parameters stay as they were
+  learning_rate,        // 10 % too high
+  zero_layer_gradient,  // of layer 0
+  half_main_params,     // main parameters rounded to the parameters' type after every step
+  no_clip,
+};
+// "no_update" and so on; throws base::Error for another word.
+Fault fault_of(const std::string& name);
+
+// `exact`: the same run in float64 from the same weights (rounded to the type the run has), which skips the steps
+// that the recorded one skipped: what a program would do that rounds nowhere.
+struct ReplayOptions {
+  bool exact = false;
+  Fault fault = Fault::none;
+};
+
+struct Trajectory {
+  std::vector<train::StepOutcome> steps;
+  // Name -> whole tensor in float64, on rank 0 alone. Gradients of the first step as the optimizer takes them, before
+  // clipping; empty where its update was skipped.
+  std::map<std::string, at::Tensor> gradients, parameters;
+};
+
+// Collective.
+Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOptions& options);
+
+}  // namespace metroplex::parity
