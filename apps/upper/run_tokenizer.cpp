@@ -10,9 +10,15 @@ std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data) {
   return text::load_tokenizer(data.tokenizer_type, data.tokenizer_model, data.vocab_file, data.merge_file);
 }
 
+std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Data& data) {
+  return std::make_shared<const text::TokenizerFiles>(
+      text::read_tokenizer_files(data.tokenizer_type, data.tokenizer_model, data.vocab_file, data.merge_file));
+}
+
 train::TokenizerFacts tokenizer_facts(config::Config& config) {
   const auto tokenizer = load_run_tokenizer(config.data);
   train::TokenizerFacts facts;
+  facts.files = run_tokenizer_files(config.data);
   if (tokenizer) {
     const int64_t size = tokenizer->vocab_size();
     if (config.model.vocab_size == 0) config.model.vocab_size = size;

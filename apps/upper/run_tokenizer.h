@@ -12,6 +12,9 @@ namespace metroplex::apps {
 // Null with data.tokenizer_type none.
 std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data);
 
+// The files that it was loaded from, for the checkpoints.
+std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Data& data);
+
 // Fills model.vocab_size from the tokenizer when it is 0; throws when both are given and the tokenizer's is larger.
 train::TokenizerFacts tokenizer_facts(config::Config& config);
 

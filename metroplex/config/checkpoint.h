@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace metroplex::config {
 
@@ -18,6 +19,7 @@ struct Checkpoint {
   bool no_load_rng = false;
   bool no_save_optim = false;
   bool exit_on_missing_checkpoint = false;
+  std::vector<std::string> allow;  // keys that may differ from those of the checkpoint although they change its model
 };
 
 }  // namespace metroplex::config

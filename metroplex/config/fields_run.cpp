@@ -78,6 +78,10 @@ void visit(Checkpoint& c, FieldList& field) {
   field("no_save_optim", c.no_save_optim, "Write weights only; such a checkpoint cannot resume training exactly.");
   field("exit_on_missing_checkpoint", c.exit_on_missing_checkpoint,
         "Stop when checkpoint.load holds nothing, instead of starting fresh.");
+  field(
+      "allow", c.allow,
+      "Keys that may differ from what the checkpoint was made with, although they change the model that its weights "
+      "are of (model.rotary_base, data.tokenizer_model, ...). --checkpoint.allow takes several.");
 }
 
 static void visit_lengths(Train& t, FieldList& field) {

@@ -258,6 +258,21 @@ Config parse(const std::string& yaml, const std::vector<std::string>& overrides)
   return draft.finish();
 }
 
+Config parse_saved(const std::string& yaml) {
+  Config config;
+  try {
+    const YAML::Node document = YAML::Load(yaml);
+    for (const Field& field : fields(config)) {
+      if (!document.IsMap() || !document[field.section] || !document[field.section].IsMap()) continue;
+      const YAML::Node value = document[field.section][field.name];
+      if (value) assign_yaml(field, value);
+    }
+  } catch (const YAML::Exception& error) {
+    base::throw_error("config", base::concat("the configuration of the checkpoint is not YAML: ", error.msg));
+  }
+  return config;
+}
+
 std::string dump(const Config& config) {
   Config copy = config;
   std::string out, section;

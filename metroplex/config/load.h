@@ -37,6 +37,9 @@ Config parse(const std::string& yaml, const std::vector<std::string>& overrides 
 
 // YAML of every key. parse(dump(c)) equals c, doubles bit for bit.
 std::string dump(const Config& config);
+// What another program of ours, older or newer, has dumped: keys that are unknown here, or hold something else, are
+// passed over. Throws base::Error when `yaml` is not YAML.
+Config parse_saved(const std::string& yaml);
 
 // Keys in which two configurations differ: "section.key".
 std::vector<std::string> differences(const Config& a, const Config& b);

@@ -1,8 +1,10 @@
 // Rules about datasets, tokenizers and checkpoints.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <sstream>
 
+#include "config/fields.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -105,7 +107,22 @@ void check_data(Rules& rules) {
       "set data.data_sharding to false, or data.dataloader_type to single");
 }
 
+static void check_allow(Rules& rules) {
+  std::vector<std::string> keys{"data.tokenizer_type", "data.tokenizer_model"};
+  for (const std::string& key : all_keys()) {
+    if (key.starts_with("model.")) keys.push_back(key);
+  }
+  for (const std::string& key : rules.config.checkpoint.allow) {
+    const std::string near = base::nearest_name(key, keys);
+    rules.require(std::find(keys.begin(), keys.end(), key) != keys.end(), "checkpoint.allow", key,
+                  "is no key that is compared with the checkpoint's",
+                  near.empty() ? "name keys of the section model, data.tokenizer_type or data.tokenizer_model"
+                               : "did you mean " + near + "?");
+  }
+}
+
 void check_checkpoint(Rules& rules) {
+  check_allow(rules);
   const Checkpoint& c = rules.config.checkpoint;
   rules.require(c.save.empty() || c.save_interval > 0, "checkpoint.save_interval", c.save_interval,
                 "must be above 0 with checkpoint.save = " + c.save, "say how often to save");

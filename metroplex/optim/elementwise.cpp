@@ -178,23 +178,26 @@ std::vector<State> Elementwise::state() {
   std::vector<State> all;
   for (const Item& item : items_) {
     const Slice& slice = item.slice;
-    if (!item.in_place) all.push_back({slice.param, "main", slice.begin, slice.end, main_values(item)});
+    const auto add = [&](const std::string& kind, at::ScalarType dtype, std::function<at::Tensor()> values) {
+      all.push_back({slice.param, kind, slice.begin, slice.end, dtype, std::move(values)});
+    };
+    if (!item.in_place) add("main", at::kFloat, [this, &item] { return main_values(item); });
     for (size_t k = 0; k < kinds_.size(); ++k)
-      all.push_back({slice.param, kinds_[k], slice.begin, slice.end, item.moments[k].values()});
+      add(kinds_[k], item.moments[k].values_dtype(), [&item, k] { return item.moments[k].values(); });
   }
   return all;
 }
 
-void Elementwise::restore(const State& state) {
+void Elementwise::restore(const State& state, const at::Tensor& values) {
   for (Item& item : items_) {
     if (item.slice.param != state.param || item.slice.begin != state.begin) continue;
     if (state.kind == "main") {
-      set_main(item, state.tensor);
+      set_main(item, values);
       return;
     }
     const auto kind = std::find(kinds_.begin(), kinds_.end(), state.kind);
     MPX_ASSERT(kind != kinds_.end(), "state of kind ", state.kind);
-    item.moments[static_cast<size_t>(kind - kinds_.begin())].set(state.tensor);
+    item.moments[static_cast<size_t>(kind - kinds_.begin())].set(values);
     return;
   }
   MPX_ASSERT(false, "state of ", state.param->name, ", which is not updated here");

@@ -20,7 +20,7 @@ class Elementwise final : public Optimizer {
 
   void step(const StepArgs& args) override;
   std::vector<State> state() override;
-  void restore(const State& state) override;
+  void restore(const State& state, const at::Tensor& values) override;
   void params_changed() override;
   Bytes bytes() const override;
   int64_t steps() const override { return steps_; }

@@ -114,27 +114,29 @@ std::vector<State> Muon::state() {
   for (const Matrix& matrix : matrices_) {
     const Slice& slice = matrix.slice;
     if (slice.size() == 0) continue;
-    if (slice.values.scalar_type() != matrix.main.scalar_type())
-      all.push_back({slice.param, "main", slice.begin, slice.end, matrix.main});
-    all.push_back({slice.param, "momentum_buffer", slice.begin, slice.end, matrix.momentum});
+    const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
+      all.push_back({slice.param, kind, slice.begin, slice.end, tensor.scalar_type(), [tensor] { return tensor; }});
+    };
+    if (slice.values.scalar_type() != matrix.main.scalar_type()) add("main", matrix.main);
+    add("momentum_buffer", matrix.momentum);
   }
   return all;
 }
 
-void Muon::restore(const State& state) {
+void Muon::restore(const State& state, const at::Tensor& values) {
   const auto found =
       std::find_if(matrices_.begin(), matrices_.end(), [&](const Matrix& m) { return m.param == state.param; });
   if (found == matrices_.end()) {
-    others_.restore(state);
+    others_.restore(state, values);
     return;
   }
   if (state.kind == "main") {
-    found->main.copy_(state.tensor);
+    found->main.copy_(values);
     found->slice.values.copy_(found->main);
     return;
   }
   MPX_ASSERT(state.kind == "momentum_buffer", "state of kind ", state.kind);
-  found->momentum.copy_(state.tensor);
+  found->momentum.copy_(values);
 }
 
 void Muon::params_changed() {

@@ -26,7 +26,7 @@ class Muon final : public Optimizer {
 
   void step(const StepArgs& args) override;
   std::vector<State> state() override;
-  void restore(const State& state) override;
+  void restore(const State& state, const at::Tensor& values) override;
   void params_changed() override;
   Bytes bytes() const override;
   int64_t steps() const override { return others_.steps(); }

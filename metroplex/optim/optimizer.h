@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,18 +25,21 @@ struct StepArgs {
 // Optimizer state of one slice. main: the fp32 parameter behind one in half precision.
 struct State {
   const nn::Param* param;
-  std::string kind;    // main | exp_avg | exp_avg_sq | momentum_buffer (none without momentum)
-  int64_t begin, end;  // of the local tensor, flat
-  at::Tensor tensor;   // [end - begin], fp32 or fp64; may be a decoded copy
+  std::string kind;      // main | exp_avg | exp_avg_sq | momentum_buffer (none without momentum)
+  int64_t begin, end;    // of the local tensor, flat
+  at::ScalarType dtype;  // of values(): fp32 or fp64
+  // [end - begin]: the storage itself, or a copy decoded at each call. While the optimizer lives.
+  std::function<at::Tensor()> values;
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual void step(const StepArgs& args) = 0;
+  // What there is; nothing is decoded before it is asked for.
   virtual std::vector<State> state() = 0;
-  // Takes the values of `state` (one of state(), changed) as its own.
-  virtual void restore(const State& state) = 0;
+  // Takes `values` as those of `state`, one of state().
+  virtual void restore(const State& state, const at::Tensor& values) = 0;
   // The parameters were written from outside (loading, first values): main parameters follow them.
   virtual void params_changed() = 0;
   // Bytes of main parameters and of moments that this rank holds; all of it and the buffers of its step in `host`

@@ -24,6 +24,7 @@ class Stored {
 
   // As fp32 or fp64: the storage itself where it is that already, else a decoded copy.
   at::Tensor values() const;
+  at::ScalarType values_dtype() const { return data_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
   void set(const at::Tensor& values);
   // From element `begin` on, a multiple of kBlock8.
   cuda::kernels::MomentArray array(int64_t begin = 0);

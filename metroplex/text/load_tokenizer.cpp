@@ -15,7 +15,6 @@ bool ends_with(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// The file that `model` means: itself, or what a folder holds.
 std::string find_model_file(files::FileSystem& disk, const std::string& type, const std::string& model) {
   MPX_CHECK(!model.empty(), "text", "a tokenizer of type ", type, " needs a file: give the path of a ",
             type == "sentencepiece" ? "tokenizer.model" : "tokenizer.json (or vocab and merge files)");
@@ -71,6 +70,11 @@ InvalidUtf8 invalid_utf8_from_name(const std::string& name) {
 const std::vector<std::string>& tokenizer_types() {
   static const std::vector<std::string> kTypes{"none", "bytes", "sentencepiece", "bpe"};
   return kTypes;
+}
+
+std::string tokenizer_model_file(const std::string& type, const std::string& model) {
+  files::PosixFileSystem disk;
+  return find_model_file(disk, type, model);
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model,

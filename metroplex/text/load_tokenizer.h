@@ -20,6 +20,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::st
                                           const std::string& vocab_file = "", const std::string& merge_file = "",
                                           InvalidUtf8 invalid_utf8 = InvalidUtf8::error);
 
+// The file that `model` means for this type: itself, or what a folder of this name holds.
+std::string tokenizer_model_file(const std::string& type, const std::string& model);
+
 // The names that `type` may have.
 const std::vector<std::string>& tokenizer_types();
 

@@ -19,6 +19,7 @@
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
+#include "text/tokenizer_files.h"
 
 namespace metroplex::train {
 
@@ -26,7 +27,8 @@ struct Assembly {
   config::Config config;  // resolved
   const comm::World* world;
   at::ScalarType dtype;
-  int64_t vocab_size;  // unpadded
+  int64_t vocab_size;                                     // unpadded
+  std::shared_ptr<const text::TokenizerFiles> tokenizer;  // what checkpoints carry along; null: not known
 
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once

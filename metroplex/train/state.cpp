@@ -1,24 +1,25 @@
 #include "train/state.h"
 
-#include <ATen/ops/empty.h>
-
 #include <nlohmann/json.hpp>
 
-#include <list>
-
 #include "base/error.h"
+#include "checkpoint/directory.h"
 #include "checkpoint/load.h"
 #include "checkpoint/retention.h"
 #include "checkpoint/save.h"
 #include "comm/collectives.h"
 #include "config/load.h"
 #include "files/file_system.h"
-#include "train/pieces.h"
+#include "train/compatible.h"
+#include "train/held.h"
+#include "train/run_folders.h"
 
 namespace metroplex::train {
 namespace {
 
 using Json = nlohmann::json;
+
+void add_line(std::string& text, const std::string& line) { text += (text.empty() ? "" : "\n") + line; }
 
 class GroupExchange final : public checkpoint::Exchange {
  public:
@@ -36,28 +37,6 @@ class GroupExchange final : public checkpoint::Exchange {
  private:
   comm::Group group_;
 };
-
-// One tensor of the state (a weight, a moment) as far as this rank holds it: [begin, end) of the local tensor.
-struct Held {
-  const nn::Param* param;
-  std::string kind;
-  int64_t begin;
-  at::Tensor values;
-};
-
-std::vector<Held> held_weights(const Assembly& a) {
-  std::vector<Held> all;
-  for (const optim::Slice& slice : a.slices) all.push_back({slice.param, "weight", slice.begin, slice.values});
-  return all;
-}
-
-std::vector<Held> held_state(Assembly& a, bool with_optimizer) {
-  std::vector<Held> all = held_weights(a);
-  if (!with_optimizer || !a.optimizer) return all;
-  for (const optim::State& state : a.optimizer->state())
-    all.push_back({state.param, state.kind, state.begin, state.tensor});
-  return all;
-}
 
 Json schedule_json(const optim::ScheduleArgs& s) {
   return {{"init_lr", s.init_lr},
@@ -97,39 +76,44 @@ bool writes_here(const Assembly& a, const nn::Param& param, size_t ordinal) {
   return param.counts(a.groups().tp.first()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
 }
 
-// Fills held.values with what the checkpoint has under `kind`, whatever dtype it was written in.
-void fill(checkpoint::Reader& reader, const Held& held, const std::string& kind) {
-  const files::ManifestTensor* stored = reader.find(held.param->name, kind);
-  const at::ScalarType dtype = held.values.scalar_type();
-  const at::ScalarType source = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
-  const bool direct = source == dtype && held.values.is_cpu();
-  const at::Tensor target = direct ? held.values : at::empty(held.values.sizes(), source);
-  auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
-  for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + target.numel())) {
-    reader.fill({held.param->name, kind, held.param->global_shape, box.offset, box.size, file_dtype(source),
-                 bytes + (box.local - held.begin) * static_cast<int64_t>(target.element_size()), box.begin, box.end});
-  }
-  if (!direct) held.values.copy_(target);
-}
-
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
 void load_weights(Assembly& a, checkpoint::Reader& reader) {
   for (const Held& held : held_weights(a)) {
     const bool exact = !a.config.precision.half() && reader.find(held.param->name, "main") != nullptr;
-    fill(reader, held, exact ? "main" : "weight");
+    fill(reader, held, held.values(), exact ? "main" : "weight");
+    for (const char* kind : {"weight", "main"}) reader.take(held.param->name, kind);  // one stands for the other
   }
 }
 
 // Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as
 // its weights, which may be more exact than this run's.
 void load_optimizer(Assembly& a, checkpoint::Reader& reader, bool moments) {
-  for (optim::State& state : a.optimizer->state()) {
+  for (const optim::State& state : a.optimizer->state()) {
     const bool main = state.kind == "main";
     if (!main && !moments) continue;
     const bool as_weight = main && reader.find(state.param->name, "main") == nullptr;
-    fill(reader, {state.param, state.kind, state.begin, state.tensor}, as_weight ? "weight" : state.kind);
-    a.optimizer->restore(state);
+    const at::Tensor values = state.values();
+    fill(reader, {state.param, state.kind, state.begin, state.end, state.dtype, {}}, values,
+         as_weight ? "weight" : state.kind);
+    a.optimizer->restore(state, values);
   }
+}
+
+// A tensor of the checkpoint that no rank has a place for is an error, unless a difference was allowed that explains
+// it.
+void check_all_taken(checkpoint::Reader& reader, checkpoint::Exchange& exchange, bool moments, bool allowed,
+                     LoadOutcome& outcome) {
+  for (const files::ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!moments && tensor.kind != "weight" && tensor.kind != "main") reader.take(tensor.name, tensor.kind);
+  }
+  const std::vector<std::string> left = reader.untaken(exchange);
+  if (left.empty()) return;
+  std::string list;
+  for (size_t i = 0; i < left.size() && i < 3; ++i) list += (i == 0 ? "" : ", ") + left[i];
+  if (left.size() > 3) list += base::concat(" and ", left.size() - 3, " more");
+  MPX_CHECK(allowed, "checkpoint", "'", reader.directory(), "' holds what this run has no place for: ", list,
+            "; set the sections model and optim as in the checkpoint (for weights alone: checkpoint.no_load_optim)");
+  add_line(outcome.notes, "left in the checkpoint: " + list);
 }
 
 Json scaler_json(const std::optional<optim::GradScaler>& scaler) {
@@ -160,47 +144,75 @@ optim::ScheduleSource schedule_source(const config::Optim& o) {
                                               : optim::ScheduleSource::must_agree;
 }
 
-}  // namespace
+Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : tokenizer.files) names.push_back(name);
+  return {{"type", tokenizer.type}, {"checksum", tokenizer.checksum}, {"files", names}};
+}
 
-SaveOutcome save_state(Assembly& a, const Position& position) {
-  std::vector<checkpoint::LocalPiece> pieces;
-  std::list<at::Tensor> alive;
-  size_t ordinal = 0;
-  for (const Held& held : held_state(a, !a.config.checkpoint.no_save_optim)) {
-    if (!writes_here(a, *held.param, ordinal++)) continue;
-    alive.push_back(held.values.cpu());
-    const auto* const bytes = static_cast<const char*>(alive.back().const_data_ptr());
-    for (const BoxRange& box : box_ranges(*held.param, held.begin, held.begin + held.values.numel())) {
-      pieces.push_back({held.param->name, held.kind, held.param->global_shape, box.offset, box.size,
-                        file_dtype(held.values.scalar_type()),
-                        bytes + (box.local - held.begin) * static_cast<int64_t>(held.values.element_size()),
-                        box.begin, box.end});
-    }
-  }
+checkpoint::RunState run_state(const Assembly& a, const Position& position) {
   checkpoint::RunState state;
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
   state.config_yaml = config::dump(a.config);
-  state.extra =
-      Json{{"optimizer_steps", a.optimizer->steps()},
-           {"skipped_iterations", position.skipped_iterations},
-           {"scheduled_samples", position.scheduled_samples},
-           {"grad_scaler", scaler_json(a.scaler)},
-           {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
-           {"schedule", schedule_json(a.schedule->args())}}
-          .dump();
+  Json extra{{"optimizer_steps", a.optimizer->steps()},
+             {"skipped_iterations", position.skipped_iterations},
+             {"scheduled_samples", position.scheduled_samples},
+             {"grad_scaler", scaler_json(a.scaler)},
+             {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
+             {"schedule", schedule_json(a.schedule->args())}};
+  if (a.tokenizer) {
+    extra["tokenizer"] = tokenizer_json(*a.tokenizer);
+    for (const auto& [name, bytes] : a.tokenizer->files) state.side_files.push_back({name, bytes});
+  }
+  state.extra = extra.dump();
+  const bool same = !position.checkpoint.empty() &&
+                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save);
+  state.parent = same ? files::base_name(position.checkpoint) : "";
+  return state;
+}
+
+// Rank 0, after a good save.
+void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
+  const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
+  for (const std::string& problem : result.problems) add_line(outcome.problem, problem);
+  std::string names;
+  for (const auto& name : result.removed_branch) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
+  if (!names.empty())
+    outcome.note = "removed " + names + ": of a branch that " + files::base_name(outcome.path) + " did not come from";
+}
+
+// Checkpoints of higher iterations in the folder that the run goes on in.
+std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& c, const std::string& path) {
+  const std::string folder = files::parent_directory(path);
+  const auto used = checkpoint::parse_name(files::base_name(path));
+  if (!used || c.save.empty() || !same_folder(folder, c.save)) return "";
+  std::string names;
+  for (const auto& name : checkpoint::list_checkpoints(disk, folder)) {
+    if (name.iteration > used->iteration) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
+  }
+  return names.empty() ? "" : names + (" in " + folder) + " become a branch that is left here";
+}
+
+}  // namespace
+
+SaveOutcome save_state(Assembly& a, const Position& position) {
   GroupExchange exchange(a.groups().world);
   files::PosixFileSystem disk;
-  const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, pieces, exchange);
-  if (result.ok && exchange.rank() == 0) {
-    const checkpoint::Retention retention{a.config.checkpoint.keep_last, a.config.checkpoint.save_retain_interval};
-    std::string notes = result.note;
-    for (const std::string& problem : checkpoint::apply_retention(disk, a.config.checkpoint.save, retention)) {
-      notes += (notes.empty() ? "" : "\n") + problem;
+  const auto describe = [&] {
+    std::vector<checkpoint::LocalPiece> pieces;
+    size_t ordinal = 0;
+    for (const Held& held : a.config.checkpoint.no_save_optim ? held_weights(a) : held_state(a)) {
+      if (writes_here(a, *held.param, ordinal++)) add_pieces(held, pieces);
     }
-    return {true, result.directory, notes};
-  }
-  return {result.ok, result.directory, result.error};
+    return pieces;
+  };
+  const auto result =
+      checkpoint::save(disk, a.config.checkpoint.save,
+                       exchange.rank() == 0 ? run_state(a, position) : checkpoint::RunState{}, describe, exchange);
+  SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
+  if (result.ok && exchange.rank() == 0) tidy_up(disk, a.config.checkpoint, outcome);
+  return outcome;
 }
 
 LoadOutcome load_state(Assembly& a, const std::string& directory) {
@@ -209,19 +221,25 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   files::PosixFileSystem disk;
   checkpoint::Found found = checkpoint::open_path(disk, directory, c.ckpt_step, exchange);
   LoadOutcome outcome;
-  for (const std::string& problem : found.problems) outcome.notes += (outcome.notes.empty() ? "" : "\n") + problem;
+  for (const std::string& problem : found.problems) add_line(outcome.notes, problem);
   if (!found.reader) {
-    MPX_CHECK(!c.exit_on_missing_checkpoint, "checkpoint", "there is no checkpoint in checkpoint.load = ", directory,
-              "; give another folder, or unset checkpoint.exit_on_missing_checkpoint to start from scratch");
+    config::Config asked = a.config;
+    asked.checkpoint.load = directory;
+    check_fresh_start(asked, found.others);
     return outcome;
   }
   checkpoint::Reader& reader = *found.reader;
-  const Json extra = Json::parse(reader.manifest().extra);
   outcome.path = reader.directory();
+  const auto allowed = check_compatible(a.config, a.tokenizer.get(), reader.manifest(), outcome.path);
+  for (const Difference& d : allowed) add_line(outcome.notes, d.key + " is " + d.here + " here and was " + d.there);
+  const Json extra = Json::parse(reader.manifest().extra);
   if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
+  if (with_optimizer) check_optimizer(a.config, reader.manifest(), outcome.path);
+  if (a.param_buffer) a.param_buffer->settle();  // own values are read while a gather is under way
   load_weights(a, reader);
   if (a.optimizer) load_optimizer(a, reader, with_optimizer);
+  check_all_taken(reader, exchange, with_optimizer, !allowed.empty(), outcome);
   if (with_optimizer) {
     a.optimizer->set_steps(extra.at("optimizer_steps"));
     load_scaler(a.scaler, extra.value("grad_scaler", Json()));
@@ -232,7 +250,8 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   outcome.loaded = true;
   const int64_t consumed = reader.manifest().consumed_samples;
   outcome.position = {reader.manifest().iteration, consumed, extra.value("scheduled_samples", consumed),
-                      extra.value("skipped_iterations", int64_t{0})};
+                      extra.value("skipped_iterations", int64_t{0}), outcome.path};
+  if (exchange.rank() == 0 && a.optimizer) outcome.branch_left = branch_left_here(disk, c, outcome.path);
   return outcome;
 }
 

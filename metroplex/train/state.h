@@ -15,24 +15,30 @@ struct Position {
   int64_t consumed_train_samples = 0;
   int64_t scheduled_samples = 0;  // of successful updates: where learning rate and weight decay stand
   int64_t skipped_iterations = 0;
+  std::string checkpoint = "";  // that it went on from or was saved to last, a path; empty: none
 };
 
 struct SaveOutcome {
   bool saved = false;
   std::string path;     // of the checkpoint
   std::string problem;  // why not, the same on every rank; when saved, on rank 0: what could not be tidied up
+  std::string note;     // on rank 0: what was removed beyond the run's own older checkpoints
 };
 
-// Collective. A failed save leaves older checkpoints and the run alone and says why.
+// Collective. Takes one tensor of the state at a time: beside it there is room for one decoded tensor and a buffer of
+// kHostBufferBytes (held.h). A failed save, for want of memory too, leaves older checkpoints and the run alone and
+// says why.
 SaveOutcome save_state(Assembly& assembly, const Position& position);
 
 // Collective. Loads checkpoint.load (the newest good checkpoint of a directory, or checkpoint.ckpt_step) into the
-// assembly, whatever layout wrote it. False when there is none (checkpoint.exit_on_missing_checkpoint makes that an
-// error). `notes` tells what was passed over (damaged checkpoints, by name).
+// assembly, whatever layout wrote it. False when there is none and a run may begin there (run_folders.h); else that
+// is an error, and so is another model (compatible.h) and a tensor that no rank has a place for. `notes` tells what
+// was passed over (damaged checkpoints, by name), and which differences were allowed.
 struct LoadOutcome {
   bool loaded = false;
   std::string path;
   std::string notes;
+  std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };
 LoadOutcome load_state(Assembly& assembly, const std::string& directory);

@@ -19,6 +19,7 @@
 #include "sim/flops.h"
 #include "train/batch.h"
 #include "train/memory_report.h"
+#include "train/run_folders.h"
 #include "train/run_length.h"
 #include "train/state.h"
 #include "train/step.h"
@@ -137,6 +138,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)) {
+  a_->tokenizer = tokenizer.files;
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
   if (reader()) {
     const data::SampleCounts counts = wanted_samples(config, length_, forward_only);
@@ -227,10 +229,13 @@ void Job::load() {
   const LoadOutcome outcome = timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
-    say(" no checkpoint in " + directory + ": starting from scratch");
+    const std::string line = "no checkpoint in " + directory + ": starting from scratch";
+    same_folder(directory, a_->config.checkpoint.save) ? say(" " + line) : warn(line);
     return;
   }
   if (!a_->config.checkpoint.finetune) position_ = outcome.position;
+  position_.checkpoint = outcome.path;
+  if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
 }
@@ -238,8 +243,9 @@ void Job::load() {
 void Job::save() {
   const SaveOutcome outcome = timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_); });
   if (outcome.saved) {
-    summary_.last_checkpoint = outcome.path;
+    summary_.last_checkpoint = position_.checkpoint = outcome.path;
     say(" saved checkpoint " + outcome.path);
+    if (!outcome.note.empty()) say(" " + outcome.note);
     if (!outcome.problem.empty()) warn(outcome.problem);
   } else {
     warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
@@ -435,6 +441,7 @@ RunSummary Job::evaluate_only() {
 
 RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
                         const TrainerEnvironment& environment) {
+  if (world.rank() == 0) check_save_folder(config);
   return Job(config, world, tokenizer, environment, false).train();
 }
 

@@ -64,7 +64,7 @@ std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
   }
   std::vector<at::Tensor> all;
   for (const nn::Param& param : params) all.push_back(param.data.clone());
-  for (const optim::State& state : optimizer->state()) all.push_back(state.tensor.clone());
+  for (const optim::State& state : optimizer->state()) all.push_back(state.values().clone());
   const optim::Optimizer::Bytes bytes = optimizer->bytes();
   EXPECT_EQ(bytes.host > 0, offload);
   EXPECT_EQ(bytes.main_params + bytes.moments > 0, !offload);

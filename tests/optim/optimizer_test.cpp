@@ -121,7 +121,7 @@ void check(const std::string& name, const Case& c) {
   for (const optim::State& state : optimizer->state()) {
     const Formula& formula = expected[state.param == &params[0] ? 0 : 1];
     const at::Tensor& moment = state.kind == "exp_avg_sq" ? formula.second : formula.first;
-    EXPECT_LE((state.tensor.to(at::kDouble) - moment.view(-1)).abs().max().item<double>(), tolerance(c))
+    EXPECT_LE((state.values().to(at::kDouble) - moment.view(-1)).abs().max().item<double>(), tolerance(c))
         << state.kind;
   }
 }
@@ -146,7 +146,7 @@ TEST(Optimizer, StateHasANameAndThePlaceOfItsParameter) {
   const auto names = [&](const std::string& optimizer) {
     std::vector<std::string> list;
     for (const optim::State& state : Made(optim_config(optimizer, {}), params)->state()) {
-      EXPECT_EQ(state.tensor.numel(), state.param->numel());
+      EXPECT_EQ(state.values().numel(), state.param->numel());
       list.push_back(state.param->name + " " + state.kind);
     }
     return list;
@@ -166,10 +166,7 @@ TEST(Optimizer, GoesOnBitForBitFromItsStateAndStepCount) {
     for (size_t i = 0; i < resumed.size(); ++i) resumed[i].data.copy_(straight[i].data);
     const auto from = first->state(), to = second->state();
     ASSERT_EQ(from.size(), to.size());
-    for (size_t i = 0; i < from.size(); ++i) {
-      to[i].tensor.copy_(from[i].tensor);
-      second->restore(to[i]);
-    }
+    for (size_t i = 0; i < from.size(); ++i) { second->restore(to[i], from[i].values().clone()); }
     second->set_steps(first->steps());
     for (int step = 3; step < kSteps; ++step) {
       take_step(first, straight, c, step);

@@ -3,6 +3,8 @@
 #include "train/state.h"
 
 #include "base/error.h"
+#include "checkpoint/directory.h"
+#include "files/file_system.h"
 #include "train/legs.h"
 
 namespace metroplex::test {
@@ -103,6 +105,164 @@ TEST(TrainingState, FinetuningTakesTheWeightsAlone) {
       EXPECT_EQ(tensor.abs().max().item<double>(), 0.0) << name;
     }
   }
+}
+
+// Every key of the model that another function would need, one after the other; the shapes all stay as they are
+// wherever they can.
+TEST(TrainingState, AnotherModelIsRefusedUnlessTheKeyIsAllowed) {
+  const Folder folder;
+  config::Config saved = small_llama();
+  saved.model.family = "gpt";
+  saved.model.normalization = "RMSNorm";
+  saved.model.position_embedding_type = "rope";
+  saved.model.activation = "silu";
+  saved.model.gated_linear_unit = true;
+  saved.model.add_bias_linear = false;
+  saved.model.untie_embeddings_and_output_weights = true;
+  run_leg(saved, {{}, "", folder.at("ckpt"), 0, 1});
+  const std::pair<const char*, std::function<void(config::Model&)>> changes[] = {
+      {"model.rotary_base", [](config::Model& m) { m.rotary_base = 500; }},
+      {"model.rotary_percent", [](config::Model& m) { m.rotary_percent = 0.5; }},
+      {"model.activation", [](config::Model& m) { m.activation = "gelu"; }},
+      {"model.layernorm_epsilon", [](config::Model& m) { m.layernorm_epsilon = 1e-3; }},
+      {"model.num_attention_heads",
+       [](config::Model& m) { m.num_attention_heads = 2, m.kv_channels = 8, m.num_query_groups = 1; }},
+      {"model.num_layers", [](config::Model& m) { m.num_layers = 2; }},
+      {"model.num_layers", [](config::Model& m) { m.num_layers = 6; }},
+      {"model.position_embedding_type", [](config::Model& m) { m.position_embedding_type = "none"; }},
+      {"model.hidden_size", [](config::Model& m) { m.hidden_size = 32; }}};
+  for (const auto& [key, change] : changes) {
+    config::Config other = saved;
+    change(other.model);
+    const std::string message = refusal([&] { run_leg(other, {{}, folder.at("ckpt"), "", 1, 1}); });
+    for (const std::string& word : {std::string(key), folder.at("ckpt"), "--checkpoint.allow " + std::string(key)})
+      EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
+  }
+  config::Config other = saved;
+  other.model.rotary_base = 500;
+  other.model.activation = "gelu";
+  other.checkpoint.allow = {"model.rotary_base"};
+  const std::string message = refusal([&] { run_leg(other, {kFour, folder.at("ckpt"), "", 1, 1}); });
+  EXPECT_NE(message.find("model.activation is gelu here and was silu"), std::string::npos) << message;
+  EXPECT_EQ(message.find("rotary"), std::string::npos) << message;
+  other.checkpoint.allow = {"model.rotary_base", "model.activation"};
+  const Outcome allowed = run_leg(other, {kFour, folder.at("ckpt"), "", 1, 2});
+  EXPECT_TRUE(allowed.loaded.loaded);
+  EXPECT_NE(allowed.loaded.notes.find("model.rotary_base is 500"), std::string::npos) << allowed.loaded.notes;
+  other = saved;
+  other.model.attention_dropout = 0.2;
+  other.model.init_method_std = 0.5;
+  other.model.make_vocab_size_divisible_by = 16;
+  other.model.family = "llama";
+  EXPECT_TRUE(run_leg(other, {{}, folder.at("ckpt"), "", 1, 2}).loaded.loaded) << "the same function";
+}
+
+TEST(TrainingState, ATensorThatNobodyTakesIsAnError) {
+  const Folder folder;
+  config::Config config = small_gpt();
+  run_leg(config, {kEight, "", folder.at("ckpt"), 0, 1});
+  config.model.num_layers = 2;
+  config.checkpoint.allow = {"model.num_layers"};
+  const Outcome fewer = run_leg(config, {{}, folder.at("ckpt"), "", 1, 1});
+  EXPECT_NE(fewer.loaded.notes.find("decoder.layers.2."), std::string::npos) << fewer.loaded.notes;
+  config = small_gpt();
+  config.optim.optimizer = "sgd";
+  config.optim.sgd_momentum = 0;
+  std::string message = refusal([&] { run_leg(config, {kFour, folder.at("ckpt"), "", 1, 1}); });
+  for (const char* word : {"optim.optimizer", "sgd", "adam", "checkpoint.no_load_optim"})
+    EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
+  config.checkpoint.no_load_optim = true;
+  EXPECT_TRUE(run_leg(config, {kFour, folder.at("ckpt"), "", 1, 1}).loaded.loaded);
+  config = small_gpt();
+  config.optim.optimizer = "sgd";
+  run_leg(config, {{}, "", folder.at("sgd"), 0, 1});
+  config.optim.sgd_momentum = 0;  // then its momentum has no place
+  message = refusal([&] { run_leg(config, {kFour, folder.at("sgd"), "", 1, 1}); });
+  for (const char* word : {"no place", "momentum_buffer", "more"})
+    EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
+}
+
+TEST(TrainingState, AFolderOfSomethingElseNeverStartsFromScratch) {
+  const Folder folder;
+  config::Config config = small_gpt();
+  files::PosixFileSystem disk;
+  disk.make_directories(folder.at("other"));
+  disk.replace_file(folder.at("other") + "/model.bin", "x");
+  std::string message = refusal([&] { run_leg(config, {kFour, folder.at("other"), "", 0, 0}); });
+  EXPECT_NE(message.find("model.bin"), std::string::npos) << message;
+  config.checkpoint.finetune = true;
+  message = refusal([&] { run_leg(config, {kFour, folder.at("typo"), "", 0, 0}); });
+  EXPECT_NE(message.find(folder.at("typo")), std::string::npos) << message;
+}
+
+text::TokenizerFiles tokenizer_of(const std::string& checksum) {
+  return {"sentencepiece", {{"tokenizer.model", "pieces"}}, checksum};
+}
+
+TEST(TrainingState, CarriesItsTokenizerAndRefusesAnother) {
+  const Folder folder;
+  config::Config config = small_gpt();
+  config.checkpoint.save = folder.at("ckpt");
+  config.checkpoint.save_interval = 1;
+  const auto with = [&](const config::Config& c, std::shared_ptr<const text::TokenizerFiles> tokenizer) {
+    return refusal([&] {
+      run_cut(cut(c, {}), {}, [&](const comm::World& world) {
+        const auto a = train::assemble(cut(c, {}), world, kVocab);
+        a->tokenizer = std::move(tokenizer);
+        if (c.checkpoint.load.empty()) {
+          EXPECT_TRUE(train::save_state(*a, {1, 8, 8}).saved);
+        } else {
+          train::load_state(*a, c.checkpoint.load);
+        }
+      });
+    });
+  };
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("aa"))), "accepted");
+  files::PosixFileSystem disk;
+  EXPECT_EQ(disk.read(folder.at("ckpt") + "/iter_0000001/tokenizer.model"), "pieces");
+  config.checkpoint.load = folder.at("ckpt");
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("aa"))), "accepted");
+  EXPECT_EQ(with(config, nullptr), "accepted") << "nothing is known of this run's";
+  EXPECT_NE(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))).find("data.tokenizer_model"),
+            std::string::npos);
+  text::TokenizerFiles bytes;
+  bytes.type = "bytes";
+  EXPECT_NE(with(config, std::make_shared<text::TokenizerFiles>(bytes)).find("data.tokenizer_type is bytes here"),
+            std::string::npos);
+  config.checkpoint.allow = {"data.tokenizer_model"};
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))), "accepted");
+}
+
+// Back to 5 and on: the chain is that of the run, and the folder keeps no more than was asked for.
+TEST(TrainingState, GoingBackLeavesABranchAndSaysSo) {
+  const Folder folder;
+  const std::string root = folder.at("ckpt");
+  config::Config config = small_gpt();
+  config.checkpoint.save = config.checkpoint.load = root;
+  config.checkpoint.save_interval = 1;
+  config = cut(config, {});
+  run_cut(config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    train::Position position;
+    for (int64_t i = 1; i <= 10; ++i) {
+      position = {i, 8 * i, 8 * i, 0, position.checkpoint};
+      const auto saved = train::save_state(*a, position);
+      position.checkpoint = saved.path;
+      EXPECT_EQ(saved.note, "");
+    }
+    a->config.checkpoint.ckpt_step = 5;
+    const train::LoadOutcome loaded = train::load_state(*a, root);
+    EXPECT_NE(loaded.branch_left.find("iter_0000010"), std::string::npos) << loaded.branch_left;
+    EXPECT_EQ(loaded.branch_left.find("iter_0000005"), std::string::npos) << loaded.branch_left;
+    a->config.checkpoint.keep_last = 2;
+    const auto saved = train::save_state(*a, {6, 48, 48, 0, loaded.position.checkpoint});
+    EXPECT_NE(saved.note.find("iter_0000010, iter_0000009"), std::string::npos) << saved.note;
+    files::PosixFileSystem disk;
+    const auto names = checkpoint::list_checkpoints(disk, root);
+    ASSERT_EQ(names.size(), 2u);
+    EXPECT_EQ(names[0].iteration, 5);
+    EXPECT_EQ(names[1].iteration, 6);
+  });
 }
 
 TEST(TrainingState, NoCheckpointIsAFreshStartOrAnErrorAsAsked) {

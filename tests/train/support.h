@@ -105,7 +105,7 @@ inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
   auto all = train::gather_whole(a, train::Part::data);
   std::map<std::string, std::vector<train::PartOfParam>> kinds;
   for (const optim::State& state : a.optimizer->state())
-    kinds[state.kind].push_back({state.param, state.begin, state.end, state.tensor});
+    kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
   for (const auto& [kind, parts] : kinds) {
     const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (auto& [name, tensor] : train::gather_parts(a, parts, dtype)) all[name + " " + kind] = tensor;

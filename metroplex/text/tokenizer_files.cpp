@@ -1,0 +1,56 @@
+#include "text/tokenizer_files.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "files/checksum.h"
+#include "files/file_system.h"
+#include "text/load_tokenizer.h"
+
+namespace metroplex::text {
+namespace {
+
+constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kVocab = "vocab.json",
+                     *kMerges = "merges.txt";
+constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json"};
+
+}  // namespace
+
+TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& model, const std::string& vocab_file,
+                                    const std::string& merge_file) {
+  TokenizerFiles out;
+  out.type = type;
+  if (type == "none" || type == "bytes") return out;
+  files::PosixFileSystem disk;
+  std::string folder;
+  if (model.empty() && type != "sentencepiece" && !vocab_file.empty()) {
+    out.type = "bpe";
+    out.files = {{kVocab, disk.read(vocab_file)}, {kMerges, disk.read(merge_file)}};
+    folder = files::parent_directory(vocab_file);
+  } else {
+    const std::string path = tokenizer_model_file(type, model);
+    const bool json = type == "bpe" || (type.empty() && path.ends_with(".json"));
+    out.type = json ? "bpe" : "sentencepiece";
+    out.files = {{json ? kJson : kModel, disk.read(path)}};
+    folder = files::parent_directory(path);
+  }
+  files::ChecksumStream sum;
+  for (const auto& [name, bytes] : out.files) sum.add(bytes.data(), bytes.size());
+  out.checksum = files::to_hex(sum.sum());
+  for (const char* name : kBeside) {
+    const std::string path = files::join_path(folder, name);
+    if (out.type == "bpe" && disk.exists(path)) out.files.emplace_back(name, disk.read(path));
+  }
+  return out;
+}
+
+TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std::string>& names) {
+  const auto path = [&](const char* name) {
+    const bool there = std::find(names.begin(), names.end(), name) != names.end();
+    return there ? files::join_path(folder, name) : std::string();
+  };
+  const std::string json = path(kJson);
+  return {json.empty() ? path(kModel) : json, path(kVocab), path(kMerges)};
+}
+
+}  // namespace metroplex::text

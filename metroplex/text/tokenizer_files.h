@@ -1,0 +1,32 @@
+// The files that a tokenizer was loaded from, to be carried along: under these names a folder of them is a tokenizer.
+//   sentencepiece  tokenizer.model
+//   bpe            tokenizer.json, or vocab.json and merges.txt; tokenizer_config.json and special_tokens_map.json
+//   where
+//                  they lay beside
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metroplex::text {
+
+struct TokenizerFiles {
+  std::string type;                                        // none | bytes | sentencepiece | bpe
+  std::vector<std::pair<std::string, std::string>> files;  // name, bytes; empty for none and bytes
+  // Of the bytes that decide about ids: of tokenizer.model, of tokenizer.json, or of vocab.json and behind it
+  // merges.txt (files/checksum.h). "" without files.
+  std::string checksum;
+};
+
+// What load_tokenizer reads for these arguments. `type` may be empty: it follows from the file. Throws base::Error.
+TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& model, const std::string& vocab_file,
+                                    const std::string& merge_file);
+
+// The arguments of load_tokenizer for a folder that holds these files.
+struct TokenizerPaths {
+  std::string model, vocab_file, merge_file;
+};
+TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std::string>& names);
+
+}  // namespace metroplex::text

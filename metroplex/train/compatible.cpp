@@ -1,0 +1,93 @@
+#include "train/compatible.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "config/fields.h"
+#include "config/load.h"
+
+namespace metroplex::train {
+namespace {
+
+using config::Config;
+using config::Field;
+
+// Of the section model: what the weights start from, what drops them out and how the table is padded.
+const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by", "attention_dropout", "hidden_dropout",
+                                          "init_method_std", "sharded_initialization"};
+
+bool matters(const std::string& name, const Config& here, const Config& there) {
+  if (kSameFunction.contains(name)) return false;
+  const auto either = [&](const char* type) {
+    return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
+  };
+  if (name == "max_position_embeddings") return either("learned_absolute");
+  if (name == "rotary_base" || name == "rotary_percent") return either("rope");
+  // The others are one decoder with other presets, and each of these is a key of its own.
+  if (name == "family") return here.model.family == "codegeex" || there.model.family == "codegeex";
+  return true;
+}
+
+void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest& manifest, const Config& saved,
+                   std::vector<Difference>& out) {
+  if (tokenizer == nullptr || tokenizer->type == "none") return;
+  const auto extra = nlohmann::json::parse(manifest.extra);
+  const auto carried = extra.value("tokenizer", nlohmann::json());
+  const std::string type = carried.is_object() ? carried.value("type", "") : saved.data.tokenizer_type;
+  if (type.empty() || type == "none") return;
+  if (type != tokenizer->type) {
+    out.push_back({"data.tokenizer_type", tokenizer->type, type});
+  } else if (carried.is_object() && carried.value("checksum", "") != tokenizer->checksum) {
+    out.push_back({"data.tokenizer_model", "a file with checksum " + tokenizer->checksum,
+                   "one with " + carried.value("checksum", "")});
+  }
+}
+
+}  // namespace
+
+std::vector<Difference> model_differences(const Config& config, const text::TokenizerFiles* tokenizer,
+                                          const files::Manifest& manifest) {
+  Config here = config, there = config::parse_saved(manifest.config_yaml);
+  const std::vector<Field> left = config::fields(here), right = config::fields(there);
+  std::vector<Difference> out;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].section != "model" || !matters(left[i].name, here, there)) continue;
+    if (config::to_yaml(left[i]) != config::to_yaml(right[i]))
+      out.push_back({left[i].key(), config::to_text(left[i]), config::to_text(right[i])});
+  }
+  add_tokenizer(tokenizer, manifest, there, out);
+  return out;
+}
+
+std::vector<Difference> check_compatible(const Config& config, const text::TokenizerFiles* tokenizer,
+                                         const files::Manifest& manifest, const std::string& path) {
+  std::vector<Difference> allowed;
+  std::string list, keys;
+  for (Difference& difference : model_differences(config, tokenizer, manifest)) {
+    const auto& allow = config.checkpoint.allow;
+    if (std::find(allow.begin(), allow.end(), difference.key) != allow.end()) {
+      allowed.push_back(std::move(difference));
+      continue;
+    }
+    list += base::concat("\n  ", difference.key, " is ", difference.here, " here and was ", difference.there);
+    keys += " " + difference.key;
+  }
+  MPX_CHECK(list.empty(), "checkpoint", "'", path,
+            "' was made by another model: its tensors have another shape or another meaning here.", list,
+            "\nSet them as in the checkpoint (metroplex inspect ", path,
+            " --config), or go on all the same with --checkpoint.allow", keys);
+  return allowed;
+}
+
+void check_optimizer(const Config& config, const files::Manifest& manifest, const std::string& path) {
+  const std::string saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
+  MPX_CHECK(saved == config.optim.optimizer, "checkpoint", "optim.optimizer is ", config.optim.optimizer,
+            " here and was ", saved, " in '", path,
+            "', whose moments mean nothing to it; set it as in the checkpoint, or checkpoint.no_load_optim to begin "
+            "with new ones");
+}
+
+}  // namespace metroplex::train

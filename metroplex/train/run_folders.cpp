@@ -1,0 +1,79 @@
+#include "train/run_folders.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "files/file_system.h"
+
+namespace metroplex::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path plain(const std::string& path) {
+  std::error_code error;
+  fs::path out = fs::weakly_canonical(fs::absolute(path), error);
+  if (error) out = fs::path(path).lexically_normal();
+  return out.has_filename() ? out : out.parent_path();  // without a slash at the end
+}
+
+// Whether `path` is `folder`/`name` or lies in it.
+bool lies_in(const std::string& path, const fs::path& entry) {
+  if (path.empty()) return false;
+  const fs::path full = plain(path);
+  return std::mismatch(entry.begin(), entry.end(), full.begin(), full.end()).first == entry.end();
+}
+
+bool own_output(const config::Config& config, const std::string& folder, const std::string& name) {
+  const fs::path entry = plain(folder) / name;
+  for (const std::string& path : {config.train.tensorboard_dir, config.train.metrics_file,
+                                  config.data.data_cache_path, config.memory.offload_directory}) {
+    if (lies_in(path, entry)) return true;
+  }
+  return false;
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < 3; ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return text + (names.size() > 3 ? ", ..." : "");
+}
+
+}  // namespace
+
+bool same_folder(const std::string& a, const std::string& b) { return plain(a) == plain(b); }
+
+bool goes_on_in_place(const config::Checkpoint& c) {
+  if (c.load.empty() || c.save.empty()) return false;
+  return same_folder(c.load, c.save) || plain(c.load).parent_path() == plain(c.save);
+}
+
+void check_save_folder(const config::Config& config) {
+  const config::Checkpoint& c = config.checkpoint;
+  files::PosixFileSystem disk;
+  if (c.save.empty() || goes_on_in_place(c) || !disk.is_directory(c.save)) return;
+  std::vector<std::string> names;
+  for (const std::string& name : disk.list(c.save)) {
+    if (name[0] != '.' && !own_output(config, c.save, name)) names.push_back(name);
+  }
+  MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
+            ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",
+            c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
+}
+
+void check_fresh_start(const config::Config& config, const std::vector<std::string>& others) {
+  const config::Checkpoint& c = config.checkpoint;
+  std::vector<std::string> foreign;
+  for (const std::string& name : others) {
+    if (!own_output(config, c.load, name)) foreign.push_back(name);
+  }
+  MPX_CHECK(foreign.empty(), "checkpoint", "checkpoint.load = ", c.load, " holds no checkpoint but something else (",
+            some_of(foreign), "); name a folder that metroplex saved to, or leave checkpoint.load out to start anew");
+  MPX_CHECK(!c.finetune, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
+            ", and checkpoint.finetune wants the weights of one; is the path right?");
+  MPX_CHECK(!c.exit_on_missing_checkpoint, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
+            "; give another folder, or unset checkpoint.exit_on_missing_checkpoint to start from scratch");
+}
+
+}  // namespace metroplex::train

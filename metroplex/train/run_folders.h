@@ -1,0 +1,26 @@
+// The folders that a run loads from and saves to: a mistyped name must not begin a new run, and a new run must not
+// mix its checkpoints with those of another.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::train {
+
+// Whether two paths name the same folder, which need not exist.
+bool same_folder(const std::string& a, const std::string& b);
+
+// Whether checkpoint.load is checkpoint.save, or one of the checkpoints in it.
+bool goes_on_in_place(const config::Checkpoint& checkpoint);
+
+// Throws base::Error when checkpoint.save holds something and nothing of it is to be loaded. Hidden names and what
+// this run itself writes there (train.tensorboard_dir, ...) do not count.
+void check_save_folder(const config::Config& config);
+
+// checkpoint.load has no checkpoint; `others`: what is there instead. Throws base::Error unless this may be the first
+// start of a run.
+void check_fresh_start(const config::Config& config, const std::vector<std::string>& others);
+
+}  // namespace metroplex::train

@@ -1,0 +1,68 @@
+// Which folders a run may begin in.
+#include "train/run_folders.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "base/error.h"
+#include "files/file_system.h"
+#include "support/folder.h"
+
+namespace metroplex::test {
+namespace {
+
+std::string refusal(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const base::Error& error) { return error.what(); }
+  return "accepted";
+}
+
+TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
+  const Folder folder;
+  files::PosixFileSystem disk;
+  config::Config config;
+  const std::string save = config.checkpoint.save = folder.at("ck");
+  const auto check = [&] { return refusal([&] { train::check_save_folder(config); }); };
+  EXPECT_EQ(check(), "accepted") << "not there yet";
+  disk.make_directories(save);
+  disk.replace_file(save + "/.lock", "");
+  disk.make_directories(save + "/tb");
+  config.train.tensorboard_dir = save + "/tb/";
+  EXPECT_EQ(check(), "accepted") << "nothing but what the run writes itself";
+  config.train.tensorboard_dir = "";
+  EXPECT_NE(check().find("(tb)"), std::string::npos) << check();
+  disk.make_directories(save + "/iter_0000005");
+  for (const char* word : {"checkpoint.save = ", "iter_0000005", "checkpoint.load = ", "choose another"})
+    EXPECT_NE(check().find(word), std::string::npos) << check();
+  for (const std::string& load : {save, save + "/", folder.at("./ck"), save + "/iter_0000005", save + "/tb/.."}) {
+    config.checkpoint.load = load;
+    EXPECT_EQ(check(), "accepted") << load;
+  }
+  std::filesystem::create_directory_symlink(save, folder.at("link"));
+  config.checkpoint.load = folder.at("link");
+  EXPECT_EQ(check(), "accepted") << "the same through a link";
+  config.checkpoint.load = folder.at("another");
+  EXPECT_NE(check(), "accepted");
+  config.checkpoint.save = "";
+  EXPECT_EQ(check(), "accepted");
+}
+
+TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
+  config::Config config;
+  config.checkpoint.load = config.checkpoint.save = "runs/a";
+  const auto check = [&](const std::vector<std::string>& others) {
+    return refusal([&] { train::check_fresh_start(config, others); });
+  };
+  EXPECT_EQ(check({}), "accepted");
+  config.train.metrics_file = "runs/a/metrics.jsonl";
+  EXPECT_EQ(check({"metrics.jsonl"}), "accepted");
+  EXPECT_NE(check({"metrics.jsonl", "mp_rank_00"}).find("(mp_rank_00)"), std::string::npos);
+  config.checkpoint.finetune = true;
+  EXPECT_NE(check({}).find("finetune"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::test

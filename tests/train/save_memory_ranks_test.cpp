@@ -1,0 +1,111 @@
+// What a save takes beside the state it saves, held against the meter; and that a save without memory is a failed
+// save.
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "cuda/memory_meter.h"
+#include "train/legs.h"
+
+namespace metroplex::test {
+namespace {
+
+config::Config wider(config::Config config) {
+  config.model.hidden_size = 64;
+  config.model.ffn_hidden_size = 256;
+  config.precision.params_dtype = "bf16";
+  config.model.attention_dropout = config.model.hidden_dropout = 0;
+  return config;
+}
+
+// The widest tensor as it is written, and all of them.
+struct Sizes {
+  int64_t largest = 0, all = 0;
+};
+
+Sizes decoded_sizes(train::Assembly& a) {
+  Sizes sizes;
+  for (const optim::State& state : a.optimizer->state()) {
+    const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
+    sizes.largest = std::max(sizes.largest, bytes);
+    sizes.all += bytes;
+  }
+  return sizes;
+}
+
+// Lists of pieces travel as text.
+constexpr int64_t kTexts = 256 << 10;
+
+TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
+  for (const bool narrow : {true, false}) {
+    for (const Cut& layout : {Cut{}, Cut{1, 1, 1, 2, false}, Cut{2, 1, 1, 1, true}}) {
+      SCOPED_TRACE(base::concat("narrow ", narrow, " dp ", layout.dp, " tp ", layout.tp));
+      const Folder folder;
+      config::Config config = wider(small_llama());
+      if (narrow) config.optim.exp_avg_dtype = config.optim.exp_avg_sq_dtype = "8bit";
+      config.optim.store_param_remainders = narrow;
+      config.checkpoint.save = folder.at("ckpt");
+      config.checkpoint.save_interval = 1;
+      config = cut(config, layout);
+      run_cut(config, layout, [&](const comm::World& world) {
+        const auto a = train::assemble(config, world, kVocab);
+        step_at(*a, 0);
+        const Sizes sizes = decoded_sizes(*a);
+        ASSERT_GT(sizes.all, 4 * (sizes.largest + kTexts)) << "too small to tell";
+        const cuda::MemoryMeter meter;
+        EXPECT_TRUE(train::save_state(*a, {1, 8, 8}).saved);
+        EXPECT_LE(meter.peak_bytes(), (narrow ? sizes.largest : 0) + kTexts);
+        if (narrow) { EXPECT_GE(meter.peak_bytes(), sizes.largest) << "the meter sees nothing"; }
+      });
+    }
+  }
+}
+
+// Refuses blocks of at least `limit` bytes.
+class Scarce final : public c10::Allocator {
+ public:
+  explicit Scarce(c10::Allocator* wide) : wide_(wide) {}
+  c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK(static_cast<int64_t>(bytes) < limit.load(), "out of memory: ", bytes, " bytes are too many");
+    return wide_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return wide_->raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t count) const override { wide_->copy_data(to, from, count); }
+  std::atomic<int64_t> limit{std::numeric_limits<int64_t>::max()};
+
+ private:
+  c10::Allocator* wide_;
+};
+
+TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
+  Scarce scarce(c10::GetCPUAllocator());
+  c10::SetCPUAllocator(&scarce, 1);
+  const Folder folder;
+  const Cut layout{1, 1, 1, 2, false};
+  config::Config config = wider(small_llama());
+  config.optim.exp_avg_dtype = "bf16";
+  config.checkpoint.save = folder.at("ckpt");
+  config.checkpoint.save_interval = 1;
+  config = cut(config, layout);
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    step_at(*a, 0);
+    EXPECT_TRUE(train::save_state(*a, {1, 8, 8}).saved);
+    comm::barrier(a->groups().world);
+    if (world.rank() == 0) scarce.limit = decoded_sizes(*a).largest;
+    comm::barrier(a->groups().world);
+    const train::SaveOutcome failed = train::save_state(*a, {2, 16, 16});
+    EXPECT_FALSE(failed.saved);
+    EXPECT_NE(failed.problem.find("out of memory"), std::string::npos) << failed.problem;
+    comm::barrier(a->groups().world);
+    scarce.limit = std::numeric_limits<int64_t>::max();
+    comm::barrier(a->groups().world);
+    EXPECT_GT(step_at(*a, 1).loss, 0.0);
+    EXPECT_TRUE(train::save_state(*a, {2, 16, 16}).saved);
+  });
+  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 2);
+}
+
+}  // namespace
+}  // namespace metroplex::test
