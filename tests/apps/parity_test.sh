@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# metroplex_parity can fail: mistakes planted into a replay are found, and so are keys that it does not know.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+parity=$(dirname "$metroplex")/metroplex_parity
+golden=$repository/tests/vectors/golden
+
+# replays EXPECTED_CODE ARGUMENTS...
+replays() {
+  local expected=$1 code=0
+  shift
+  timeout -k 5 90 "$parity" "$@" > out 2> err || code=$?
+  [ "$code" = "$expected" ] || fail "metroplex_parity $* ended with $code, not $expected"
+}
+
+for run in llama_bf16 llama_1; do
+  replays 0 "$golden/$run.json"
+  holds "$run passes"
+  for fault in no_update learning_rate zero_layer_gradient no_clip half_main_params; do
+    [ "$run $fault" != "llama_1 half_main_params" ] || continue # fp32 has no other main parameters
+    replays 1 "$golden/$run.json" --plant "$fault"
+    prints '^FAIL'
+    holds "$run with $fault fails: $(grep -cE 'TOO FAR|DIFFERS|[0-9]{2}\.[0-9]+ of its tolerance' out) complaints"
+  done
+done
+
+replay_with() { # KEY VALUE: llama_1 with another option of config.cfg
+  python3 - "$golden/llama_1.json" "$1" "$2" << 'PYTHON'
+import json, sys
+run = json.load(open(sys.argv[1]))
+run["config"].setdefault("cfg", {})[sys.argv[2]] = json.loads(sys.argv[3])
+json.dump(run, open("changed.json", "w"))
+PYTHON
+}
+for option in 'recompute_granularity "selective"' 'fp32_residual_connection true' \
+  'deallocate_pipeline_outputs true' 'overlap_grad_reduce true' 'adam_beta2 0.999' 'hidden_dropout 0.0' 'layernorm_epsilon null'; do
+  replay_with "${option%% *}" "${option#* }"
+  replays 0 changed.json
+done
+holds "options that change nothing of the function are taken"
+replay_with adam_beta2 0.9
+replays 1 changed.json
+prints '^FAIL'
+for option in 'window_size 4' 'qk_l2_norm true' 'no_such_option 1' 'hidden_dropout 0.1' 'recompute_modules ["moe"]'; do
+  replay_with "${option%% *}" "${option#* }"
+  replays 1 changed.json
+  warns "${option%% *}|dropout"
+done
+holds "options that are unknown, or that cannot be replayed, are named"
