@@ -27,6 +27,7 @@ ended_with() {
   cp "$2.out" out && cp "$2.err" err
   [ $code = "$1" ] || fail "$2 ended with $code, not $1"
   [ $took -le $(($3 * 1000)) ] || fail "$2 took $took ms to end"
+  held 2
 }
 
 # The rank processes that $job started.
