@@ -8,10 +8,11 @@ long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
 start() {
   local name=$1
   shift
+  rm -f "$name.out" # of a run before under this name
   "$metroplex" train "$@" > "$name.out" 2> "$name.err" < /dev/null &
   job=$!
   for _ in $(seq 1 600); do
-    grep -q 'iteration  *3/' "$name.out" && return
+    grep -qs 'iteration  *3/' "$name.out" && return
     kill -0 $job 2> /dev/null || break
     sleep 0.1
   done
