@@ -14,6 +14,6 @@ scripts/build.sh "${variant[@]}" --dir build
 results=build/test-results
 rm -rf "$results" && mkdir -p "$results"
 status=0
-GTEST_OUTPUT="xml:$PWD/$results/" ctest --test-dir build -j2 --output-on-failure --no-tests=error --output-junit "$PWD/$results/ctest.xml" || status=$?
+GTEST_OUTPUT="xml:$PWD/$results/" ctest --test-dir build -j2 --output-on-failure --no-tests=error --test-output-size-passed 1000000 --output-junit "$PWD/$results/ctest.xml" || status=$?
 python3 scripts/count_tests.py "$results" tests/expected_counts.txt "${update[@]}" || status=1
 exit "$status"

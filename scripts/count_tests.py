@@ -1,41 +1,76 @@
 #!/usr/bin/env python3
-"""Counts what ran: count_tests.py RESULTS EXPECTED [--update]. A suite that ran fewer cases than EXPECTED says, or did
-not run, is a failure. EXPECTED has a line "name count" for each ctest entry; --update rewrites it from RESULTS."""
+"""Counts what ran: count_tests.py RESULTS EXPECTED [--update]. RESULTS holds ctest.xml and the XML files of GoogleTest.
+
+A GoogleTest binary counts its tests. metroplex_vectors counts its cases, each file under metroplex_vectors/FILE; a script
+counts its assertions, by its lines "assertions: N"; any other entry of ctest is one. What was skipped counts as skipped:
+tests and "  skipped: ..." lines that want a GPU or a program that is not there, cases that wait for a part to be built.
+
+EXPECTED has lines "name count". A name that ran fewer than that, or not at all, is a failure; --update rewrites it."""
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree as ET
 
+FILE_OF_CASES = re.compile(r"^(\S+\.json): (\d+) passed, (\d+) failed, (\d+) waiting$", re.MULTILINE)
+ASSERTIONS = re.compile(r"^assertions: (\d+)$", re.MULTILINE)
+SKIPPED = re.compile(r"^  skipped: ", re.MULTILINE)
+
+
+class Counts:
+    def __init__(self):
+        self.ran, self.failed, self.skipped = {}, 0, 0
+
+    def add(self, name, ran, failed=0, skipped=0):
+        self.ran[name] = ran
+        self.failed += failed
+        self.skipped += skipped
+
+    def add_gtest(self, name, root, entry_passed):
+        left_out = sum(1 for test in root.iter("testcase") if test.get("result") == "skipped" or test.get("status") == "notrun")
+        bad = int(root.get("failures")) + int(root.get("errors"))
+        if bad == 0 and not entry_passed:
+            bad = 1  # it ended otherwise than its tests
+        self.add(name, int(root.get("tests")) - left_out, bad, left_out)
+
+    def add_output(self, name, text, entry_passed):
+        """What a program says of itself, where it does."""
+        files = FILE_OF_CASES.findall(text)
+        bad = 0
+        for file, passed, failed, waiting in files:
+            self.add(f"{name}/{file}", int(passed) + int(failed), int(failed), int(waiting))
+            bad += int(failed)
+        if not files:
+            said = [int(count) for count in ASSERTIONS.findall(text)]
+            self.add(name, sum(said) if said else 1)
+        self.failed += int(bad == 0 and not entry_passed)
+        self.skipped += len(SKIPPED.findall(text))
+
+
+def read(results):
+    counts = Counts()
+    for case in ET.parse(results / "ctest.xml").getroot().iter("testcase"):
+        name, passed = case.get("name"), case.get("status") == "run"
+        suite = results / f"{name}.xml"
+        if suite.exists():
+            counts.add_gtest(name, ET.parse(suite).getroot(), passed)
+        else:
+            counts.add_output(name, case.findtext("system-out") or "", passed)
+    return counts
+
 
 def main():
-    results, expected_path = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    counts, failed, skipped = {}, 0, 0
-    for case in ET.parse(results / "ctest.xml").getroot().iter("testcase"):
-        name = case.get("name")
-        suite = results / f"{name}.xml"
-        if suite.exists():  # a GoogleTest binary: its own cases count
-            root = ET.parse(suite).getroot()
-            left_out = sum(1 for test in root.iter("testcase") if test.get("result") == "skipped" or test.get("status") == "notrun")
-            bad = int(root.get("failures")) + int(root.get("errors"))
-            counts[name] = int(root.get("tests")) - left_out
-            failed += bad
-            skipped += left_out
-            if bad == 0 and case.get("status") != "run":
-                failed += 1
-        else:
-            counts[name] = 1
-            if case.get("status") != "run":
-                failed += 1
+    results, expected = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    counts = read(results)
     if "--update" in sys.argv:
-        expected_path.write_text("".join(f"{name} {count}\n" for name, count in sorted(counts.items())))
-    missing = []
-    for line in (expected_path.read_text() if expected_path.exists() else "expected_counts 1").splitlines():
+        expected.write_text("".join(f"{name} {count}\n" for name, count in sorted(counts.ran.items())))
+    missing = 0
+    for line in (expected.read_text() if expected.exists() else "expected_counts 1").splitlines():
         name, count = line.split()
-        if counts.get(name, 0) < int(count):
-            missing.append(f"{name}: {counts.get(name, 0)} of {count} tests ran")
-    for line in missing:
-        print(f"MISSING {line}")
-    failed += len(missing)
-    print(f"{sum(counts.values()) - failed} passed, {failed} failed, {skipped} skipped")
+        if counts.ran.get(name, 0) < int(count):
+            print(f"MISSING {name}: {counts.ran.get(name, 0)} of {count} ran")
+            missing += 1
+    passed, failed = sum(counts.ran.values()) - counts.failed, counts.failed + missing
+    print(f"{passed} passed, {failed} failed, {counts.skipped} skipped")
     return 1 if failed else 0
 
 

@@ -14,5 +14,6 @@ for _ in $(seq 1 100); do [ ! -e port ] || break; sleep 0.1; done
 [ -e port ] || fail "the fixtures were not made"
 
 python3 "$apps/bad_inputs.py" "$metroplex" "$(cat port)" "${tiny[@]}"
+held "$(grep -cE '^[^#]' "$apps/bad_inputs.txt")"
 exec 9>&-
 wait

@@ -1,5 +1,6 @@
 # Sourced by the scripts of this folder, each of which is called as SCRIPT BINARY: a scratch folder that goes away, a tiny
-# model, and assertions that print what they hold true and end the script at the first that is not.
+# model, and assertions that print what they hold true and end the script at the first that is not. The last line,
+# "assertions: N", counts those that held; scripts/count_tests.py reads it.
 set -Eeuo pipefail
 trap 'echo "FAILED: $0 line $LINENO: $BASH_COMMAND" >&2' ERR
 
@@ -7,14 +8,30 @@ metroplex=$(realpath "${1:?usage: $0 path/to/metroplex}")
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 apps=$repository/tests/apps
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_apps.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+asserted=$(mktemp "${TMPDIR:-/tmp}/metroplex_asserted.XXXXXX") # a byte each: subshells assert too
+# A script that has more to clean up defines its own at_exit.
+at_exit() { :; }
+finish() {
+  local code=$?
+  at_exit
+  [ $code != 0 ] || echo "assertions: $(wc -c < "$asserted")"
+  rm -rf "$work" "$asserted"
+}
+trap finish EXIT
 cd "$work"
 
 # Ranks share the cores; a launcher's variables around the tests must not reach them.
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK SLURM_PROCID METROPLEX_RANK || true
 
-holds() { printf '  ok: %s\n' "$*"; }
+# held [N]: one assertion, or N, held true.
+held() { printf "%${1:-1}s" '' >> "$asserted"; }
+holds() {
+  held
+  printf '  ok: %s\n' "$*"
+}
+# What this machine cannot try.
+skips() { printf '  skipped: %s\n' "$*"; }
 fail() {
   printf 'FAILED: %s\n' "$*" >&2
   [ ! -s "$work/out" ] || { echo '--- last output' >&2; tail -n 15 "$work/out" >&2; }
@@ -28,9 +45,10 @@ run() {
   shift
   timeout -k 5 90 "$metroplex" "$@" > "$work/out" 2> "$work/err" < /dev/null || code=$?
   [ "$code" = "$expected" ] || fail "metroplex $* ended with $code, not $expected"
+  held
 }
-prints() { grep -qE -- "$1" "$work/out" || fail "stdout lacks: $1"; }
-warns() { grep -qE -- "$1" "$work/err" || fail "stderr lacks: $1"; }
+prints() { grep -qE -- "$1" "$work/out" && held || fail "stdout lacks: $1"; }
+warns() { grep -qE -- "$1" "$work/err" && held || fail "stderr lacks: $1"; }
 
 # The tiny corpus: 40 documents of bytes, end-of-document behind each.
 make_corpus() {
@@ -53,4 +71,4 @@ mock=(--data.data_path= --data.mock_data=true --data.tokenizer_type=none --model
 # losses FILE: "iteration loss" of each training line of a metrics file.
 losses() { python3 "$apps/metrics.py" losses "$1"; }
 # same_losses A B TOLERANCE [FIRST]: absolute, over the iterations from FIRST that B has; prints the largest difference.
-same_losses() { python3 "$apps/metrics.py" compare "$@" || fail "losses of $1 and $2 are not within $3"; }
+same_losses() { python3 "$apps/metrics.py" compare "$@" && held || fail "losses of $1 and $2 are not within $3"; }

@@ -11,7 +11,7 @@ if [ -z "${METROPLEX_DISK:-}" ]; then
   METROPLEX_DISK=limit
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-trap 'umount disk sinks 2> /dev/null || true; rm -rf "$work"' EXIT
+at_exit() { umount disk sinks 2> /dev/null || true; }
 make_corpus
 saving=("${tiny[@]}" --nproc 1 --checkpoint.save_interval=1 --train.train_iters=6)
 two=(--nproc 2 --parallel.tensor_model_parallel_size=2)
@@ -58,7 +58,7 @@ if [ "$METROPLEX_DISK" = tmpfs ]; then
   rm sinks/ballast
   holds "exit 3, no PREFIX.bin and no PREFIX.idx"
 else
-  echo "No tmpfs can be mounted here (neither root nor user namespaces): only the limit on the size of files is tried"
+  skips "a disk of its own: no tmpfs can be mounted here (neither root nor user namespaces)"
 fi
 
 echo "A limit on the size of files (ulimit -f) in the middle of a run"

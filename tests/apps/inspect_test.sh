@@ -7,6 +7,7 @@ python3 "$apps/inspect_inputs.py"
 json() {
   python3 -c 'import json, sys; it = json.load(open("out")); sys.exit(not eval(sys.argv[1]))' "$1" ||
     fail "not true of the JSON: $1"
+  held
 }
 
 echo "Token datasets (.idx and .bin)"

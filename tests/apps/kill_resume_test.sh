@@ -3,4 +3,6 @@
 # run. kill_resume.py says what exactly is held true; scripts/kill_test.sh does it 500 times.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
-python3 "$apps/kill_resume.py" "$metroplex" "$work/corpus" --runs "${KILL_RUNS:-30}" --seed "${KILL_SEED:-1}"
+runs=${KILL_RUNS:-30}
+python3 "$apps/kill_resume.py" "$metroplex" "$work/corpus" --runs "$runs" --seed "${KILL_SEED:-1}"
+held "$runs"

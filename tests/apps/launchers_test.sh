@@ -39,6 +39,7 @@ by_hand() {
     code=0
     wait "${pids[rank]}" || code=$?
     [ $code = 0 ] || { cp err$rank err; cp out$rank out; fail "$name: rank $rank ended with $code"; }
+    held
   done
   same_losses threads.jsonl by_hand.jsonl 0
   [ "$(losses by_hand.jsonl | wc -l)" = 2 ] || fail "$name: not one line an iteration"
@@ -61,7 +62,7 @@ echo "The launchers themselves"
 # for_real COMMAND ARGUMENTS...
 for_real() {
   if ! command -v "$1" > /dev/null; then
-    echo "  not on this machine: $1"
+    skips "$1 is not on this machine"
     return
   fi
   rm -f for_real.jsonl

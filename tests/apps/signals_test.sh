@@ -8,10 +8,11 @@ long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
 start() {
   local name=$1
   shift
+  rm -f "$name.out" # of a run before under this name
   "$metroplex" train "$@" > "$name.out" 2> "$name.err" < /dev/null &
   job=$!
   for _ in $(seq 1 600); do
-    grep -q 'iteration  *3/' "$name.out" && return
+    grep -qs 'iteration  *3/' "$name.out" && return
     kill -0 $job 2> /dev/null || break
     sleep 0.1
   done
@@ -27,6 +28,7 @@ ended_with() {
   cp "$2.out" out && cp "$2.err" err
   [ $code = "$1" ] || fail "$2 ended with $code, not $1"
   [ $took -le $(($3 * 1000)) ] || fail "$2 took $took ms to end"
+  held 2
 }
 
 # The rank processes that $job started.

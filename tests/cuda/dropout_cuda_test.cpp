@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/dropout_block.h"
+#include "support/gpu.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -125,15 +125,12 @@ std::string refusal() {
 }
 
 TEST(DropoutCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallSaysSo) {
-  if (!compiled()) {
-    EXPECT_NE(refusal().find("[cuda] kernel bias_dropout_add is not in this program"), std::string::npos)
-        << refusal();
-  } else if (device_count() == 0) {
-    EXPECT_NE(refusal().find("[cuda] kernel bias_dropout_add was not launched"), std::string::npos) << refusal();
-  } else {
-    check_on_gpu<float>();
-    check_on_gpu<double>();
+  if (const char* why = expected_refusal()) {
+    EXPECT_NE(refusal().find(std::string("[cuda] kernel bias_dropout_add") + why), std::string::npos) << refusal();
   }
+  MPX_NEED_GPU_KERNELS();
+  check_on_gpu<float>();
+  check_on_gpu<double>();
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/activation.h"
-#include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/rope.h"
+#include "support/gpu.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -93,16 +93,14 @@ std::string refusal() {
 }
 
 TEST(LayerKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
-  if (!compiled()) {
-    EXPECT_NE(refusal().find("[cuda] kernel rope is not in this program"), std::string::npos) << refusal();
-  } else if (device_count() == 0) {
-    EXPECT_NE(refusal().find("[cuda] kernel rope was not launched"), std::string::npos) << refusal();
-  } else {
-    check_all<float>();
-    check_all<double>();
-    check_all<Bf16>();
-    check_all<F16>();
+  if (const char* why = expected_refusal()) {
+    EXPECT_NE(refusal().find(std::string("[cuda] kernel rope") + why), std::string::npos) << refusal();
   }
+  MPX_NEED_GPU_KERNELS();
+  check_all<float>();
+  check_all<double>();
+  check_all<Bf16>();
+  check_all<F16>();
 }
 
 }  // namespace

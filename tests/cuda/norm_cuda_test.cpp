@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 #include "cuda/kernels/dropout_norm.h"
+#include "support/gpu.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -135,19 +135,17 @@ std::string refusal() {
 }
 
 TEST(NormCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
-  if (!compiled()) {
-    EXPECT_NE(refusal().find("[cuda] kernel dropout_norm_forward is not in this program"), std::string::npos)
+  if (const char* why = expected_refusal()) {
+    EXPECT_NE(refusal().find(std::string("[cuda] kernel dropout_norm_forward") + why), std::string::npos)
         << refusal();
-  } else if (device_count() == 0) {
-    EXPECT_NE(refusal().find("[cuda] kernel dropout_norm_forward was not launched"), std::string::npos) << refusal();
-  } else {
-    check_pair<float, float>();
-    check_pair<double, double>();
-    check_pair<Bf16, Bf16>();
-    check_pair<F16, F16>();
-    check_pair<float, Bf16>();
-    check_pair<float, F16>();
   }
+  MPX_NEED_GPU_KERNELS();
+  check_pair<float, float>();
+  check_pair<double, double>();
+  check_pair<Bf16, Bf16>();
+  check_pair<F16, F16>();
+  check_pair<float, Bf16>();
+  check_pair<float, F16>();
 }
 
 TEST(NormLines, CoverAllRowsWithAtMost256ThreadBlocks) {

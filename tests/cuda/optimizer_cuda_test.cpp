@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/optimizer_case.h"
+#include "support/gpu.h"
 
 namespace metroplex::cuda::kernels::test {
 namespace {
@@ -127,15 +127,11 @@ void expect_refusals(const std::string& why) {
 }
 
 TEST(OptimizerCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallsSaySo) {
-  if (!compiled()) {
-    expect_refusals(" is not in this program");
-  } else if (device_count() == 0) {
-    expect_refusals(" was not launched");
-  } else {
-    check_steps();
-    check_storage_bits();
-    check_sums();
-  }
+  if (const char* why = expected_refusal()) expect_refusals(why);
+  MPX_NEED_GPU_KERNELS();
+  check_steps();
+  check_storage_bits();
+  check_sums();
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // For tests that compare a GPU with the CPU: without one, or without device code of ours, there is nothing to
-// compare.
+// compare, and the test is skipped; a call that was refused as it should be is no comparison either.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,3 +12,13 @@
 #define MPX_NEED_GPU_KERNELS() \
   MPX_NEED_GPU();              \
   if (!metroplex::cuda::kernels::compiled()) GTEST_SKIP() << "built without nvcc"
+
+namespace metroplex::cuda::kernels {
+
+// What the error of a call says behind the kernel's name where no kernel can run; null where they can.
+inline const char* expected_refusal() {
+  if (!compiled()) return " is not in this program";
+  return device_count() == 0 ? " was not launched" : nullptr;
+}
+
+}  // namespace metroplex::cuda::kernels
