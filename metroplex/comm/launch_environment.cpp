@@ -114,6 +114,7 @@ LaunchEnvironment read_torchrun(const Environment& environment) {
   launch.launcher = "torchrun";
   const std::string agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   launch.agent_store = agent == "True" || agent == "true" || agent == "1";
+  launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks);
   variables.check_complete();
   return launch;
 }
@@ -140,6 +141,7 @@ LaunchEnvironment read_slurm(const Environment& environment) {
   launch.launcher = "Slurm";
   launch.rank = variables.number("SLURM_PROCID", 0, kMaxRanks);
   const bool step = variables.has("SLURM_STEP_NUM_TASKS");
+  launch.one_task = !step && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
   launch.world_size = variables.number(step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMaxRanks);
   launch.local_rank = variables.number("SLURM_LOCALID", 0, kMaxRanks);
   const std::string tasks =
@@ -177,7 +179,8 @@ std::optional<std::string> process_environment(const std::string& name) {
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     if (!environment(launcher.marker)) continue;
-    const LaunchEnvironment launch = launcher.read(environment);
+    LaunchEnvironment launch = launcher.read(environment);
+    launch.interface = environment("GLOO_SOCKET_IFNAME").value_or("");
     MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " calls this rank ", launch.rank, " of ",
               launch.world_size, "; ranks count from 0");
     return launch;

@@ -14,7 +14,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
   for (const auto& [name, seconds] : seconds_) mine << name << '\n' << seconds << '\n';
   seconds_.clear();
   std::map<std::string, std::pair<double, double>> bounds;
-  for (const std::string& text : comm::all_gather_strings(mine.str(), world)) {
+  for (const std::string& text : comm::gather_strings(mine.str(), world)) {
     std::istringstream lines(text);
     std::string name, value;
     while (std::getline(lines, name) && std::getline(lines, value)) {
