@@ -43,7 +43,6 @@ struct LaunchEnvironment {
   bool agent_store = false;  // the launcher serves the store
   int64_t attempt = 0;       // how often torchrun has restarted the job
   std::string interface{};   // GLOO_SOCKET_IFNAME: network interfaces that the environment chose
-  bool one_task = false;     // Slurm, but no srun around this process: a batch script, which is one whatever the job has
   int listen_fd = -1;        // rank 0 of our own launcher: the open socket of master_port
   int cause_fd = -1;         // our own launcher: where a failing rank says why
 };
@@ -54,6 +53,10 @@ std::optional<std::string> process_environment(const std::string& name);
 // Looks for METROPLEX_RANK, RANK (torchrun), OMPI_COMM_WORLD_RANK, SLURM_PROCID, in this order. Nothing when there is
 // no launcher; base::Error("comm", ...) naming the variables that are missing or wrong when there is half of one.
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment = process_environment);
+
+// Slurm's variables, but no srun around this process: a batch script (or the shell of salloc), which is one process
+// whatever the job's number of tasks.
+bool in_slurm_batch_script(const Environment& environment = process_environment);
 
 enum class ProcessBackend { gloo, nccl };
 

@@ -141,7 +141,6 @@ LaunchEnvironment read_slurm(const Environment& environment) {
   launch.launcher = "Slurm";
   launch.rank = variables.number("SLURM_PROCID", 0, kMaxRanks);
   const bool step = variables.has("SLURM_STEP_NUM_TASKS");
-  launch.one_task = !step && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
   launch.world_size = variables.number(step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMaxRanks);
   launch.local_rank = variables.number("SLURM_LOCALID", 0, kMaxRanks);
   const std::string tasks =
@@ -174,6 +173,15 @@ constexpr Launcher kLaunchers[] = {{"METROPLEX_RANK", read_own},
 std::optional<std::string> process_environment(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+bool in_slurm_batch_script(const Environment& environment) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (!environment(launcher.marker)) continue;
+    return launcher.read == read_slurm && !environment("SLURM_STEP_NUM_TASKS") && !environment("SLURM_STEP_ID") &&
+           !environment("SLURM_STEPID");
+  }
+  return false;
 }
 
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment) {

@@ -23,6 +23,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
       entry->second = {std::min(entry->second.first, ms), std::max(entry->second.second, ms)};
     }
   }
+  if (!world.first()) return "";
   std::string out = "(min, max) time across ranks (ms):";
   for (const auto& [name, range] : bounds) {
     char line[160];

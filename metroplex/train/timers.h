@@ -48,7 +48,7 @@ class Timers {
   Scope scope(const char* name, int64_t level) { return {*this, name, level}; }
 
   // Minimum and maximum over the ranks of `world`, in ms per iteration, one line a timer; starts anew. Collective;
-  // every rank gets the same text.
+  // rank 0 gets the text, the others "".
   std::string report(int64_t iterations, const comm::Group& world);
 
  private:
