@@ -86,8 +86,8 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   return kExitOk;
 }
 
-// The outer launcher that made this process a rank. A batch script of Slurm is one process whatever the job's number of
-// tasks: with run.nproc it starts its ranks itself.
+// The outer launcher that made this process a rank. A batch script of Slurm is one process whatever the job's number
+// of tasks: with run.nproc it starts its ranks itself.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
   if (run.nproc > 0 && comm::in_slurm_batch_script()) return std::nullopt;
   return comm::launch_from_environment();

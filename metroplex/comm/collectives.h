@@ -46,7 +46,8 @@ void barrier(const Group& group);
 // The own slice along `dim` of a tensor that every member holds whole. No communication.
 at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group);
 
-// Every member's bytes, in group order; lengths may differ. Everybody gets everything: for few members or short texts.
+// Every member's bytes, in group order; lengths may differ. Everybody gets everything: for few members or short
+// texts.
 std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group);
 // The same on member 0; empty elsewhere.
 std::vector<std::string> gather_strings(const std::string& mine, const Group& group);

@@ -111,9 +111,9 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
   gloo.timeout = options.timeout;
   gloo.describe = describe;
   if (options.on_stuck) {
-    gloo.on_stuck = [launch, options](const std::exception_ptr& failure) {
+    gloo.on_stuck = [launch, options, describe](const std::exception_ptr& failure) {
       report_cause(launch, options, failure);
-      options.on_stuck(failure);
+      options.on_stuck(with_rank(failure, describe(launch.rank)));
     };
   }
   return gloo;
@@ -133,7 +133,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     std::shared_ptr<NcclContext> nccl;  // outlives the telling below: to destroy its communicators may block
     try {
       if (options.backend == ProcessBackend::nccl)
-        nccl = options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
+        nccl =
+            options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
       GroupFactory factory = shared([&](const std::string& name, const std::vector<int>& ranks) {
         return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
       });

@@ -230,10 +230,10 @@ SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& op
   result.exit_code = signalled ? 128 + WTERMSIG(child.status) : WEXITSTATUS(child.status);
   // It had said what it was going to exit with when it was killed for taking too long.
   if (child.report && child.killed_by_us) result.exit_code = child.report->exit_code;
-  const std::string end = signalled && !child.killed_by_us
-                              ? base::concat("killed by signal ", WTERMSIG(child.status), " (",
-                                             strsignal(WTERMSIG(child.status)), ")")
-                              : base::concat("exit code ", result.exit_code);
+  const std::string end =
+      signalled && !child.killed_by_us
+          ? base::concat("killed by signal ", WTERMSIG(child.status), " (", strsignal(WTERMSIG(child.status)), ")")
+          : base::concat("exit code ", result.exit_code);
   const std::string cause = child.report ? child.report->cause : "";
   result.message = options.describe(result.rank) + " failed: " + (cause.empty() ? end : cause + " (" + end + ")");
   return result;

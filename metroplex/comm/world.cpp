@@ -53,7 +53,7 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 GroupFactory shared(GroupFactory factory) {
   using Made = std::map<std::vector<int>, std::shared_ptr<GroupBackend>>;
   return [factory = std::move(factory), made = std::make_shared<Made>()](const std::string& name,
-                                                                       const std::vector<int>& ranks) {
+                                                                         const std::vector<int>& ranks) {
     if (name == "pp" || name == "batch") return factory(name, ranks);
     std::shared_ptr<GroupBackend>& backend = (*made)[ranks];
     if (!backend) backend = factory(name, ranks);

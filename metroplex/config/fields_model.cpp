@@ -119,7 +119,8 @@ static void visit_pipeline(Parallel& p, FieldList& field) {
         "Every stage spelled out: E embedding, t layer, L loss, | next stage, x*3 and (tt|)*4 repeat, commas for the "
         "eye. "
         "Stage s is virtual stage s / pp of rank s % pp. Replaces the four keys above and gives vpp.");
-  field("variable_seq_lengths", p.variable_seq_lengths, "Microbatches of one step may differ in length and in number of samples.");
+  field("variable_seq_lengths", p.variable_seq_lengths,
+        "Microbatches of one step may differ in length and in number of samples.");
   field("overlap_p2p_comm", p.overlap_p2p_comm,
         "Pipeline messages run beside computation (interleaved schedule only).");
 }

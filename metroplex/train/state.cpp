@@ -25,12 +25,8 @@ class GroupExchange final : public checkpoint::Exchange {
   explicit GroupExchange(const comm::Group& group) : group_(group) {}
   int rank() const override { return group_.index(); }
   int size() const override { return group_.size(); }
-  std::vector<std::string> gather(const std::string& text) override {
-    return comm::gather_strings(text, group_);
-  }
-  std::string broadcast(const std::string& text) override {
-    return comm::broadcast_string(text, group_);
-  }
+  std::vector<std::string> gather(const std::string& text) override { return comm::gather_strings(text, group_); }
+  std::string broadcast(const std::string& text) override { return comm::broadcast_string(text, group_); }
 
  private:
   comm::Group group_;

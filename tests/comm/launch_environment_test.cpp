@@ -119,9 +119,10 @@ TEST(LaunchEnvironment, ReadsHowOftenTorchrunHasRestartedTheJob) {
 }
 
 TEST(LaunchEnvironment, ReadsTheInterfaceThatTheEnvironmentChooses) {
-  std::map<std::string, std::string> variables{
-      {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  std::map<std::string, std::string> variables{{"OMPI_COMM_WORLD_RANK", "0"},
+                                               {"OMPI_COMM_WORLD_SIZE", "2"},
+                                               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
   EXPECT_EQ(read(variables)->interface, "");
   variables["GLOO_SOCKET_IFNAME"] = "ib0";
   EXPECT_EQ(read(variables)->interface, "ib0");

@@ -126,7 +126,7 @@ TEST(Scale, TheGroupsOfTwoThousandRanksHaveNumbersThatTellThemApart) {
 // What the control plane beside NCCL opens and sends on one rank: groups of host memory, and the watch.
 struct Load {
   size_t connections = 0;
-  int64_t bytes_sent = 0;      // of one save: a manifest a rank to rank 0, and two answers to all
+  int64_t bytes_sent = 0;  // of one save: a manifest a rank to rank 0, and two answers to all
   int64_t bytes_received = 0;
 };
 
@@ -178,8 +178,8 @@ TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
     if (rank % 64 == 8) { EXPECT_EQ(load.bytes_sent, 8 * kManifest + 7 * 2 * 200); }
   }
   EXPECT_EQ(most, 62u);
-  EXPECT_EQ(ranks_with.at(8), kRanks / 8 * 7);        // its node's group, and its parent
-  EXPECT_EQ(ranks_with.at(22), kRanks / 64 * 7);      // the first ranks of seven nodes in eight
+  EXPECT_EQ(ranks_with.at(8), kRanks / 8 * 7);                // its node's group, and its parent
+  EXPECT_EQ(ranks_with.at(22), kRanks / 64 * 7);              // the first ranks of seven nodes in eight
   EXPECT_LT(total_sent, 5 * kRanks * (kManifest + 2 * 200));  // a text travels at most five times
 }
 

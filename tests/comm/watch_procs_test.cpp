@@ -56,8 +56,7 @@ void expect_death_is_noticed(const std::string& name, int victim, Launcher launc
     return;
   }
   const int port = test::free_port();
-  const std::vector<Ended> ended =
-      test::run_by_hand(kRanks, [&](int rank) { return launcher(rank, kRanks, port); });
+  const std::vector<Ended> ended = test::run_by_hand(kRanks, [&](int rank) { return launcher(rank, kRanks, port); });
   EXPECT_EQ(ended[static_cast<size_t>(victim)].code, 128 + SIGKILL);
   const Clock::time_point killed_at = notes.read(victim).first;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -89,8 +88,7 @@ TEST(Watch, RanksThatEndAtDifferentTimesLeaveTogetherAndNobodyIsTakenForDead) {
     return;
   }
   const int port = test::free_port();
-  for (const Ended& rank :
-       test::run_by_hand(kRanks, [&](int r) { return test::as_torchrun(r, kRanks, port); })) {
+  for (const Ended& rank : test::run_by_hand(kRanks, [&](int r) { return test::as_torchrun(r, kRanks, port); })) {
     EXPECT_EQ(rank.code, 0);
   }
 }
@@ -127,7 +125,8 @@ TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseTh
   const Notes notes("interface");
   if (const auto launch = launch_from_environment()) {
     try {
-      run_process(*launch, test::grid_of(2, {.dp = 2}), {}, [](const World& world) { barrier(world.groups().world); });
+      run_process(*launch, test::grid_of(2, {.dp = 2}), {},
+                  [](const World& world) { barrier(world.groups().world); });
     } catch (const std::exception& error) {
       notes.write(launch->rank, error.what());
       ::_exit(3);

@@ -1,5 +1,5 @@
-// Calls of one rank that run one after the other, as NCCL's do on the stream of their communicator: a call begins when
-// the one before it is complete, and a send is complete when it is received.
+// Calls of one rank that run one after the other, as NCCL's do on the stream of their communicator: a call begins
+// when the one before it is complete, and a send is complete when it is received.
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -131,15 +131,14 @@ void run_on_streams(const Size& size, bool forward_only, bool variable) {
   const plan::PipelineTable table = plan::build_schedule(size.schedule, request);
   const auto batches = toy_batches(size.microbatches, variable);
   const ToyResult expected = toy_by_formula(batches);
-  run_ranks(
-      size.pp, {.pp = size.pp},
-      [&](const comm::World& world) {
-        const comm::Group& pp = world.groups().pp;
-        const auto stream = std::make_shared<Stream>(pp.backend());
-        const comm::Group streamed("pp", pp.ranks(), pp.index(), stream);
-        expect_same(run_toy(streamed, table, batches, variable), expected, !forward_only);
-      },
-      {.rendezvous = true, .timeout = std::chrono::seconds(5)});
+  run_ranks(size.pp, {.pp = size.pp},
+            [&](const comm::World& world) {
+              const comm::Group& pp = world.groups().pp;
+              const auto stream = std::make_shared<Stream>(pp.backend());
+              const comm::Group streamed("pp", pp.ranks(), pp.index(), stream);
+              expect_same(run_toy(streamed, table, batches, variable), expected, !forward_only);
+            },
+            {.rendezvous = true, .timeout = std::chrono::seconds(5)});
 }
 
 TEST(ExecutorStreams, CallsOfOneShapeThatRunOneAfterTheOtherDoNotDeadlock) {

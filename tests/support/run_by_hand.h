@@ -39,12 +39,9 @@ inline Variables as_torchrun(int rank, int num_ranks, int port) {
 }
 
 inline Variables as_slurm(int rank, int num_ranks, int port) {
-  return {base::concat("SLURM_PROCID=", rank),
-          base::concat("SLURM_STEP_NUM_TASKS=", num_ranks),
-          base::concat("SLURM_LOCALID=", rank),
-          base::concat("SLURM_STEP_TASKS_PER_NODE=", num_ranks),
-          base::concat("MASTER_PORT=", port),
-          "SLURM_STEP_NODELIST=localhost"};
+  return {base::concat("SLURM_PROCID=", rank),  base::concat("SLURM_STEP_NUM_TASKS=", num_ranks),
+          base::concat("SLURM_LOCALID=", rank), base::concat("SLURM_STEP_TASKS_PER_NODE=", num_ranks),
+          base::concat("MASTER_PORT=", port),   "SLURM_STEP_NODELIST=localhost"};
 }
 
 struct Ended {

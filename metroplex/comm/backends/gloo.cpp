@@ -27,7 +27,7 @@ struct Mesh {
   std::vector<int> ranks;
   int index = 0;
   int number = 0;
-  std::string key;     // where the members connect among themselves; "": the mesh of the world carries the group
+  std::string key;  // where the members connect among themselves; "": the mesh of the world carries the group
   GlooMesh own;
 
   c10d::ProcessGroupGloo& connections() {
@@ -290,10 +290,9 @@ GlooContext::~GlooContext() = default;
 
 std::shared_ptr<GroupBackend> GlooContext::backend(const std::string& name, const std::vector<int>& ranks) {
   if (state_->options().full_mesh) return mesh_backend(name, ranks);
-  return make_host_backend(name, ranks, state_->options().rank,
-                           [this](const std::string& part, const std::vector<int>& members) {
-                             return mesh_backend(part, members);
-                           });
+  return make_host_backend(
+      name, ranks, state_->options().rank,
+      [this](const std::string& part, const std::vector<int>& members) { return mesh_backend(part, members); });
 }
 
 std::shared_ptr<GroupBackend> GlooContext::mesh_backend(const std::string& name, const std::vector<int>& ranks) {

@@ -46,8 +46,8 @@ struct GlooOptions {
 // Short, and different for different groups.
 std::string group_key(const std::string& name, const std::vector<int>& ranks);
 
-// For tensors in host memory beside NCCL: up to kTreeBase ranks a group of their own from `make_small`, above it a tree
-// of such groups (backends/tree.h), so that a rank of 16,384 holds some tens of connections and most hold one.
+// For tensors in host memory beside NCCL: up to kTreeBase ranks a group of their own from `make_small`, above it a
+// tree of such groups (backends/tree.h), so that a rank of 16,384 holds some tens of connections and most hold one.
 std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
                                                 const GroupFactory& make_small);
 

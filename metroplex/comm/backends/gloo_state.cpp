@@ -32,7 +32,8 @@ int GroupNumbers::of(const std::string& name) const {
     agreed = std::string(bytes.begin(), bytes.end());
   }
   const int number = std::stoi(*agreed);
-  MPX_CHECK(number < kMost, "comm", "more than ", kMost, " names of groups; groups that share no two ranks may share one");
+  MPX_CHECK(number < kMost, "comm", "more than ", kMost,
+            " names of groups; groups that share no two ranks may share one");
   return number;
 }
 
@@ -85,9 +86,8 @@ void GlooState::connect_store() {
   const std::string where = options_.master_addr + ":" + std::to_string(options_.master_port);
   try {
     // An agent's store outlives an attempt: the next one must not read what the last one wrote.
-    store_ = c10::make_intrusive<c10d::PrefixStore>(
-        base::concat("metroplex/attempt_", options_.attempt),
-        c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store));
+    store_ = c10::make_intrusive<c10d::PrefixStore>(base::concat("metroplex/attempt_", options_.attempt),
+                                                    c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store));
   } catch (const std::exception&) {
     const std::string error = cause_of(std::current_exception());
     const bool in_use =
@@ -126,8 +126,9 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
     const std::string error = cause_of(std::current_exception()).substr(0, 300);
     wait_for_hearsay();
     throw_if_aborted();
-    throw base::Error("comm", base::concat("the ", size, " ranks of ", key, " could not connect to each other within ",
-                                           options_.timeout.count() / 1000.0, " s: ", error));
+    throw base::Error("comm",
+                      base::concat("the ", size, " ranks of ", key, " could not connect to each other within ",
+                                   options_.timeout.count() / 1000.0, " s: ", error));
   }
 }
 

@@ -1,6 +1,6 @@
-// A group of any size as a backend in which nobody speaks to more than a few: made of one small group for each level of
-// the rank tree. For short texts and numbers in host memory: what members bring is gathered along the tree in member
-// 0, worked on there in group order, and handed down again. No all-to-all and no p2p.
+// A group of any size as a backend in which nobody speaks to more than a few: made of one small group for each level
+// of the rank tree. For short texts and numbers in host memory: what members bring is gathered along the tree in
+// member 0, worked on there in group order, and handed down again. No all-to-all and no p2p.
 #pragma once
 
 #include <functional>

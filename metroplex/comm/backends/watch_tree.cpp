@@ -66,10 +66,10 @@ void WatchTree::join_parent() {
   const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
   std::optional<std::string> place;
   for (auto pause = std::chrono::milliseconds(2); !(place = options_.look_up(place_key(parent)));
-       pause = std::min(2 * pause, std::chrono::milliseconds(200))) {
+       pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-    MPX_CHECK(std::chrono::steady_clock::now() < deadline, "comm", options_.describe(parent), " did not start within ",
-              static_cast<double>(options_.timeout.count()) / 1000, " s");
+    MPX_CHECK(std::chrono::steady_clock::now() < deadline, "comm", options_.describe(parent),
+              " did not start within ", static_cast<double>(options_.timeout.count()) / 1000, " s");
     std::this_thread::sleep_for(pause);
   }
   const size_t space = place->find(' ');
@@ -94,7 +94,8 @@ void WatchTree::join_parent() {
 
 void WatchTree::wake() {
   const uint64_t one = 1;
-  if (wake_fd_ >= 0) [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof one);
+  if (wake_fd_ >= 0) [[maybe_unused]]
+    const ssize_t written = ::write(wake_fd_, &one, sizeof one);
 }
 
 bool WatchTree::flushed() const {
@@ -172,7 +173,8 @@ void WatchTree::work() {
     ::poll(waiting.data(), waiting.size(), -1);
     lock.lock();
     uint64_t count = 0;
-    if (waiting[0].revents != 0) [[maybe_unused]] const ssize_t size = ::read(wake_fd_, &count, sizeof count);
+    if (waiting[0].revents != 0) [[maybe_unused]]
+      const ssize_t size = ::read(wake_fd_, &count, sizeof count);
     if (waiting[1].revents != 0) accept_child();
     for (size_t i = 2; i < waiting.size(); ++i) {
       if ((waiting[i].revents & ~POLLOUT) != 0) read_from(waiting[i].fd);

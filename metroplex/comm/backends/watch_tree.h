@@ -1,7 +1,7 @@
-// How processes notice each other's end. Every rank holds one connection to its parent in the rank tree and one to each
-// child; a thread watches them. A process that dies closes its connections, whatever its ranks are blocked in, and a
-// machine that falls silent is given up by the kernel after kSilence: the neighbours name it and pass it on, and so
-// does a rank that fails by itself with its cause. The ranks also leave together through the tree.
+// How processes notice each other's end. Every rank holds one connection to its parent in the rank tree and one to
+// each child; a thread watches them. A process that dies closes its connections, whatever its ranks are blocked in,
+// and a machine that falls silent is given up by the kernel after kSilence: the neighbours name it and pass it on,
+// and so does a rank that fails by itself with its cause. The ranks also leave together through the tree.
 //
 // Nobody polls: without a failure the connections carry one message when the run begins and two when it ends.
 #pragma once
@@ -79,7 +79,7 @@ class WatchTree {
   int listen_fd_ = -1, wake_fd_ = -1;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Link> links_;  // by socket
+  std::map<int, Link> links_;                                                  // by socket
   bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over: all are leaving
   std::optional<std::string> cause_;
   std::optional<std::string> heard_;  // the watching thread's own: to be given to on_failure
