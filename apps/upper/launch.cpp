@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "comm/failure.h"
 #include "comm/launch.h"
+#include "comm/network.h"
 #include "comm/spawn.h"
 #include "config/placement.h"
 #include "cuda/device.h"
@@ -79,10 +80,18 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
+  options.interface = config.run.network_interface;
   options.on_stuck = end_stuck_process;
   options.exit_code = code_of;
   comm::run_process(launch, grid, options, body);
   return kExitOk;
+}
+
+// The outer launcher that made this process a rank. A batch script of Slurm is one process whatever the job's number
+// of tasks: with run.nproc it starts its ranks itself.
+std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
+  if (run.nproc > 0 && comm::in_slurm_batch_script()) return std::nullopt;
+  return comm::launch_from_environment();
 }
 
 int spawn_here(const config::Config& config, const topology::RankGrid& grid,
@@ -102,7 +111,7 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
 }  // namespace
 
 int64_t planned_world_size(const config::Run& run) {
-  if (const auto launch = comm::launch_from_environment()) return launch->world_size;
+  if (const auto launch = outer_launch(run)) return launch->world_size;
   return std::max<int64_t>(1, run.nproc);
 }
 
@@ -112,7 +121,9 @@ void take_script_ranks(config::Run& run, int64_t script_ranks) {
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
                  const std::function<void(const comm::World&)>& body) {
-  const auto launch = comm::launch_from_environment();
+  const auto launch = outer_launch(config.run);
+  if (!config.run.network_interface.empty())
+    comm::addresses_of(config.run.network_interface, "run.network_interface");
   const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
   if (config.run.deterministic_mode) make_deterministic();
   MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",

@@ -156,4 +156,38 @@ std::vector<std::string> all_gather_strings(const std::string& mine, const Group
   return strings;
 }
 
+// Rows of one width: the length, then the bytes.
+std::vector<std::string> gather_strings(const std::string& mine, const Group& group) {
+  if (group.size() == 1) return {mine};
+  constexpr int64_t kLength = sizeof(int64_t);
+  const auto length = static_cast<int64_t>(mine.size());
+  const at::Tensor longest = at::full({1}, length, at::kLong);
+  all_reduce(longest, group, ReduceOp::max);
+  const int64_t width = kLength + longest.item<int64_t>();
+  const at::Tensor row = at::zeros({width}, at::kByte);
+  auto* bytes = static_cast<char*>(row.mutable_data_ptr());
+  std::memcpy(bytes, &length, kLength);
+  if (!mine.empty()) std::memcpy(bytes + kLength, mine.data(), mine.size());
+  const at::Tensor all = group.first() ? at::empty({group.size(), width}, at::kByte) : at::Tensor();
+  Handle(group.backend().gather(all, row, group.index(), group.size())).wait();
+  std::vector<std::string> strings;
+  for (int64_t i = 0; group.first() && i < group.size(); ++i) {
+    const char* begin = static_cast<const char*>(all.const_data_ptr()) + i * width;
+    int64_t size = 0;
+    std::memcpy(&size, begin, kLength);
+    strings.emplace_back(begin + kLength, static_cast<size_t>(size));
+  }
+  return strings;
+}
+
+std::string broadcast_string(const std::string& text, const Group& group) {
+  if (group.size() == 1) return text;
+  const at::Tensor length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  broadcast(length, 0, group);
+  const at::Tensor bytes = at::empty({length.item<int64_t>()}, at::kByte);
+  if (group.first() && !text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  if (bytes.numel() > 0) broadcast(bytes, 0, group);
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
 }  // namespace metroplex::comm

@@ -46,7 +46,12 @@ void barrier(const Group& group);
 // The own slice along `dim` of a tensor that every member holds whole. No communication.
 at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group);
 
-// Every member's bytes, in group order; lengths may differ.
+// Every member's bytes, in group order; lengths may differ. Everybody gets everything: for few members or short
+// texts.
 std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group);
+// The same on member 0; empty elsewhere.
+std::vector<std::string> gather_strings(const std::string& mine, const Group& group);
+// Member 0's bytes on all.
+std::string broadcast_string(const std::string& text, const Group& group);
 
 }  // namespace metroplex::comm

@@ -66,9 +66,9 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
   const auto run_rank = [&](int rank) {
     try {
       prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
-      GroupFactory factory = [&hub, rank](const std::string& name, const std::vector<int>& ranks) {
+      GroupFactory factory = shared([&hub, rank](const std::string& name, const std::vector<int>& ranks) {
         return hub.backend(name, ranks, rank);
-      };
+      });
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
       body(make_world(rank, grid, factory, device_of(options.gpu)));
       hub.leave(rank);
@@ -103,13 +103,17 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
   gloo.master_port = launch.master_port;
   gloo.listen_fd = launch.listen_fd;
   gloo.agent_store = launch.agent_store;
-  gloo.interface = options.interface;
+  gloo.attempt = launch.attempt;
+  gloo.full_mesh = options.backend == ProcessBackend::gloo;
+  gloo.interface = options.interface.empty() ? launch.interface : options.interface;
+  gloo.interface_source = options.interface.empty() ? "GLOO_SOCKET_IFNAME" : "run.network_interface";
+  gloo.other_machines = launch.local_size < launch.world_size;
   gloo.timeout = options.timeout;
   gloo.describe = describe;
   if (options.on_stuck) {
-    gloo.on_stuck = [launch, options](const std::exception_ptr& failure) {
+    gloo.on_stuck = [launch, options, describe](const std::exception_ptr& failure) {
       report_cause(launch, options, failure);
-      options.on_stuck(failure);
+      options.on_stuck(with_rank(failure, describe(launch.rank)));
     };
   }
   return gloo;
@@ -131,9 +135,9 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
       if (options.backend == ProcessBackend::nccl)
         nccl =
             options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
-      GroupFactory factory = [&](const std::string& name, const std::vector<int>& ranks) {
+      GroupFactory factory = shared([&](const std::string& name, const std::vector<int>& ranks) {
         return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
-      };
+      });
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
       body(make_world(launch.rank, grid, factory, device_of(options.gpu)));
       if (nccl) nccl->shutdown();

@@ -41,6 +41,8 @@ struct LaunchEnvironment {
   std::string master_addr = "127.0.0.1";
   uint16_t master_port = 29500;
   bool agent_store = false;  // the launcher serves the store
+  int64_t attempt = 0;       // how often torchrun has restarted the job
+  std::string interface {};  // GLOO_SOCKET_IFNAME: network interfaces that the environment chose
   int listen_fd = -1;        // rank 0 of our own launcher: the open socket of master_port
   int cause_fd = -1;         // our own launcher: where a failing rank says why
 };
@@ -52,12 +54,16 @@ std::optional<std::string> process_environment(const std::string& name);
 // no launcher; base::Error("comm", ...) naming the variables that are missing or wrong when there is half of one.
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment = process_environment);
 
+// Slurm's variables, but no srun around this process: a batch script (or the shell of salloc), which is one process
+// whatever the job's number of tasks.
+bool in_slurm_batch_script(const Environment& environment = process_environment);
+
 enum class ProcessBackend { gloo, nccl };
 
 struct ProcessOptions {
   ProcessBackend backend = ProcessBackend::gloo;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
-  std::string interface {};  // network interface for gloo; "": chosen by the master address
+  std::string interface {};  // network interfaces of the control plane; "": the environment's, else see GlooOptions
   int threads_per_rank = 1;  // of libtorch's operators
   int gpu = -1;              // on which this rank computes; -1: the CPU. nccl wants one
   std::shared_ptr<Traffic> traffic = nullptr;

@@ -114,6 +114,7 @@ LaunchEnvironment read_torchrun(const Environment& environment) {
   launch.launcher = "torchrun";
   const std::string agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   launch.agent_store = agent == "True" || agent == "true" || agent == "1";
+  launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks);
   variables.check_complete();
   return launch;
 }
@@ -174,10 +175,20 @@ std::optional<std::string> process_environment(const std::string& name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
+bool in_slurm_batch_script(const Environment& environment) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (!environment(launcher.marker)) continue;
+    return launcher.read == read_slurm && !environment("SLURM_STEP_NUM_TASKS") && !environment("SLURM_STEP_ID") &&
+           !environment("SLURM_STEPID");
+  }
+  return false;
+}
+
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     if (!environment(launcher.marker)) continue;
-    const LaunchEnvironment launch = launcher.read(environment);
+    LaunchEnvironment launch = launcher.read(environment);
+    launch.interface = environment("GLOO_SOCKET_IFNAME").value_or("");
     MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " calls this rank ", launch.rank, " of ",
               launch.world_size, "; ranks count from 0");
     return launch;

@@ -1,6 +1,7 @@
 #include "comm/world.h"
 
 #include <algorithm>
+#include <map>
 
 #include "comm/backends/backend.h"
 #include "comm/backends/sim.h"
@@ -18,9 +19,6 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
     return make(name, grid.group_of(rank, axes));
   };
   Groups groups;
-  std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
-  for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
-  groups.world = make("world", everyone);
   groups.tp = family("tp", Axis::tp);
   groups.cp = family("cp", Axis::cp);
   groups.dp = family("dp", Axis::dp);
@@ -46,7 +44,21 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   groups.embedding = chosen("embd", topology::embedding_ranks(groups.pp.ranks()));
   groups.position_embedding = chosen("pos_embd", topology::position_embedding_ranks(groups.pp.ranks()));
   groups.batch = family("batch", Axis::tp);
+  std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
+  for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
+  groups.world = make("world", everyone);
   return groups;
+}
+
+GroupFactory shared(GroupFactory factory) {
+  using Made = std::map<std::vector<int>, std::shared_ptr<GroupBackend>>;
+  return [factory = std::move(factory), made = std::make_shared<Made>()](const std::string& name,
+                                                                         const std::vector<int>& ranks) {
+    if (name == "pp" || name == "batch") return factory(name, ranks);
+    std::shared_ptr<GroupBackend>& backend = (*made)[ranks];
+    if (!backend) backend = factory(name, ranks);
+    return backend;
+  };
 }
 
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device) {

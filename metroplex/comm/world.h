@@ -54,6 +54,9 @@ class Traffic;  // backends/sim.h
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,
                  c10::Device device = c10::kCPU);
+// Groups of equal members get one communicator, called by the name that asked first. Not pp, whose p2p the ranks
+// issue in an order of their own, and not batch, which must never queue behind a layer's collectives.
+GroupFactory shared(GroupFactory factory);
 // Counts what passes through the groups; an empty `factory` makes groups that move nothing.
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic);
 

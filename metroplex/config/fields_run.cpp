@@ -26,6 +26,11 @@ void visit(Run& r, FieldList& field) {
         "How long a rank waits for its peers before it gives up.", between(1, 100000));
   field("master_port", r.master_port, "Port of rank 0. 0: a free one, which only our own launcher can choose.",
         between(0, 65535));
+  field(
+      "network_interface", r.network_interface,
+      "Network interface, or several with commas, over which processes find and watch each other and gloo sends. "
+      "Empty: what GLOO_SOCKET_IFNAME says, else the interface that leads to the master. NCCL has its own variable, "
+      "NCCL_SOCKET_IFNAME.");
   field("deterministic_mode", r.deterministic_mode,
         "On GPUs, take the attention kernels with a fixed order of addition; everything else has one already. On "
         "CPUs it changes nothing.");

@@ -14,7 +14,8 @@ struct Run {
   std::string device = "auto";   // auto | cpu | cuda; see placement.h
   int64_t threads_per_rank = 0;  // 0: cores / local ranks, at least 1
   int64_t distributed_timeout_minutes = 10;
-  int64_t master_port = 0;  // 0: a free one
+  int64_t master_port = 0;          // 0: a free one
+  std::string network_interface{};  // of the control plane and of gloo: "eth0"; empty: GLOO_SOCKET_IFNAME, else found
   bool deterministic_mode = false;
 };
 

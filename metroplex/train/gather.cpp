@@ -85,8 +85,7 @@ std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vec
     if (a.data_parallel.replicas.first() && part.param->counts(a.groups().tp.first())) put_part(mine, part, dtype);
   }
   std::map<std::string, at::Tensor> whole;
-  for (const std::string& bytes : comm::all_gather_strings(mine, a.groups().world)) {
-    if (a.world->rank() != 0) break;
+  for (const std::string& bytes : comm::gather_strings(mine, a.groups().world)) {
     for (Reader in(bytes); !in.done();) place_part(in, dtype, whole);
   }
   return whole;

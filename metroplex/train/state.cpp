@@ -26,13 +26,8 @@ class GroupExchange final : public checkpoint::Exchange {
   explicit GroupExchange(const comm::Group& group) : group_(group) {}
   int rank() const override { return group_.index(); }
   int size() const override { return group_.size(); }
-  std::vector<std::string> gather(const std::string& text) override {
-    auto all = comm::all_gather_strings(text, group_);
-    return group_.first() ? all : std::vector<std::string>{};
-  }
-  std::string broadcast(const std::string& text) override {
-    return comm::all_gather_strings(group_.first() ? text : std::string(), group_).front();
-  }
+  std::vector<std::string> gather(const std::string& text) override { return comm::gather_strings(text, group_); }
+  std::string broadcast(const std::string& text) override { return comm::broadcast_string(text, group_); }
 
  private:
   comm::Group group_;

@@ -17,7 +17,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
   }
   watches_.clear();
   std::map<std::string, std::pair<double, double>> bounds;
-  for (const std::string& text : comm::all_gather_strings(mine.str(), world)) {
+  for (const std::string& text : comm::gather_strings(mine.str(), world)) {
     std::istringstream lines(text);
     std::string name, value;
     while (std::getline(lines, name) && std::getline(lines, value)) {
@@ -26,6 +26,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
       entry->second = {std::min(entry->second.first, ms), std::max(entry->second.second, ms)};
     }
   }
+  if (!world.first()) return "";
   std::string out = "(min, max) time across ranks (ms):";
   for (const auto& [name, range] : bounds) {
     char line[160];

@@ -48,7 +48,7 @@ class Timers {
   }
 
   // Minimum and maximum over the ranks of `world`, one line a timer; starts anew. In ms per iteration; of level 0 in
-  // ms each time. Collective; every rank gets the same text.
+  // ms each time. Collective; rank 0 gets the text, the others "".
   std::string report(int64_t iterations, const comm::Group& world);
 
  private:

@@ -58,28 +58,83 @@ by_hand "Slurm, a step of a larger job" SLURM_PROCID=R SLURM_NTASKS=8 SLURM_STEP
 by_hand "Open MPI" OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=2 \
   "MASTER_PORT=$(free_port)"
 
+# In sbatch without srun there is one process, whatever the job's number of tasks.
+rm -f batch.jsonl
+env "${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=8 SLURM_JOB_NODELIST=localhost \
+  SLURM_JOB_ID=$job timeout -k 5 60 "$metroplex" train "${run_options[@]}" --nproc 2 --train.metrics_file=batch.jsonl > out 2> err ||
+  fail "a batch script without srun ended with $?"
+same_losses threads.jsonl batch.jsonl 0
+holds "Slurm, a batch script without srun: --nproc starts the ranks there"
+
+# Nobody but the ranks themselves notices here that one is killed.
+port=$(free_port)
+for rank in 0 1 2; do
+  env "${around[@]}" SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=$rank SLURM_STEP_TASKS_PER_NODE=3 SLURM_STEP_NODELIST=localhost \
+    MASTER_PORT=$port timeout -k 5 120 "$metroplex" train "${tiny[@]}" "${mock[@]}" --train.global_batch_size=6 \
+    --train.train_iters=1000000 > out$rank 2> err$rank &
+  pids[rank]=$!
+done
+for _ in $(seq 600); do
+  ! grep -q ' iteration ' out0 || break
+  sleep 0.1
+done
+grep -q ' iteration ' out0 || fail "three ranks of Slurm did not start to train"
+kill -9 "$(pgrep -P "${pids[1]}")" # the child of timeout
+killed=$(date +%s%N)
+for rank in 0 2; do
+  code=0
+  wait "${pids[rank]}" || code=$?
+  took=$((($(date +%s%N) - killed) / 1000000))
+  cp err$rank err
+  [ $code = 4 ] || fail "rank $rank ended with $code after rank 1 was killed"
+  [ $took -lt 2000 ] || fail "rank $rank needed $took ms to notice that rank 1 was killed"
+  grep -q 'rank 1 (tp 0 pp 0 dp 1) died' err$rank || fail "rank $rank does not name rank 1"
+done
+wait "${pids[1]}" || true
+holds "Slurm: a rank killed is named by the others within two seconds, exit code 4"
+
 echo "The launchers themselves"
-# for_real COMMAND ARGUMENTS...
+# for_real COMMAND ARGUMENTS...: a launcher that starts two ranks of the program named behind its arguments
 for_real() {
-  if ! command -v "$1" > /dev/null; then
-    skips "$1 is not on this machine"
-    return
-  fi
   rm -f for_real.jsonl
   timeout -k 5 120 "$@" "$metroplex" train "${run_options[@]}" --train.metrics_file=for_real.jsonl > out 2> err || fail "$1 ended with $?"
   same_losses threads.jsonl for_real.jsonl 0
   [ "$(losses for_real.jsonl | wc -l)" = 2 ] || fail "$1: not one line an iteration"
   holds "$1: 2 losses as with two threads, bit for bit"
 }
-# The wheel that the program was built with brings torchrun, if Python's other packages are there.
-wheel=$(ldd "$metroplex" | sed -n 's|.* => \(.*\)/torch/lib/libtorch_cpu\.so .*|\1|p')
-if ! command -v torchrun > /dev/null && PYTHONPATH=$wheel python3 -W ignore -c 'import torch.distributed.run' > /dev/null 2>&1; then
-  printf '#!/bin/sh\nPYTHONPATH="%s" exec python3 -W ignore -m torch.distributed.run "$@"\n' "$wheel" > torchrun
-  chmod +x torchrun
-  PATH=$work:$PATH
+
+# The wheel that the program was built with brings torchrun, and its folder what that imports.
+wheel=$(ldd "$metroplex-torch" | sed -n 's|.* => \(.*\)/torch/lib/libtorch_cpu\.so .*|\1|p')
+[ -e "$wheel/torch/distributed/run.py" ] || fail "no wheel of torch is found behind $metroplex-torch"
+printf '#!/bin/sh\nPYTHONPATH="%s" exec python3 -W ignore -m torch.distributed.run "$@"\n' "$wheel" > torchrun
+chmod +x torchrun
+PATH=$work:$PATH
+if [ ! -e "$wheel/nvidia/cu13/lib/libcublas.so.13" ]; then
+  echo "  not run: torchrun (the CPU set of the wheel lacks the CUDA libraries that Python's torch loads)"
+else
+  for_real torchrun --standalone --nproc-per-node 2 --no-python
+  # The first attempt fails in training, with its cause in the agent's store; the second one must not read it.
+  rm -f for_real.jsonl
+  cat > attempts << 'SCRIPT'
+#!/bin/sh
+[ "$TORCHELASTIC_RESTART_COUNT" != 0 ] || set -- "$@" --optim.lr=1e30 --train.train_iters=20
+exec "$@"
+SCRIPT
+  chmod +x attempts
+  timeout -k 5 180 torchrun --standalone --nproc-per-node 2 --max-restarts 1 --no-python ./attempts "$metroplex" train "${run_options[@]}" \
+    --train.metrics_file=for_real.jsonl > out 2> err || fail "torchrun with a second attempt ended with $?"
+  grep -q 'numerics' err || fail "the first attempt did not fail"
+  losses for_real.jsonl | tail -n 2 > last
+  losses threads.jsonl | cmp - last || fail "the second attempt gave other losses"
+  holds "torchrun: a second attempt trains as if there had been no first one"
 fi
-for_real torchrun --standalone --nproc-per-node 2 --no-python
+
+command -v mpirun > /dev/null || fail "mpirun is missing; scripts/setup.sh installs it"
 export MASTER_PORT
 MASTER_PORT=$(free_port) # mpirun and srun hand it on
 for_real mpirun --allow-run-as-root --oversubscribe -n 2
-for_real srun -n 2
+if command -v srun > /dev/null; then
+  for_real srun -n 2
+else
+  echo "  not run: srun (no Slurm on this machine; its variables were tried above)"
+fi

@@ -146,6 +146,7 @@ TEST(GlooFailure, AProcessThatComputesIsEndedThroughItsCallback) {
       [&](const World& world) {
         barrier(world.groups().world);
         if (world.rank() == 0) {
+          std::this_thread::sleep_for(100ms);  // the other one has left the barrier and computes
           notes.write(0, "failed");
           throw base::Error("nn", "not a number");
         }

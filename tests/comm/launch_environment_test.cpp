@@ -110,5 +110,38 @@ TEST(LaunchEnvironment, ExplicitVariablesGoBeforeTheLaunchers) {
   EXPECT_EQ(launch.local_size, 4);
 }
 
+TEST(LaunchEnvironment, ReadsHowOftenTorchrunHasRestartedTheJob) {
+  std::map<std::string, std::string> variables{
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+  EXPECT_EQ(read(variables)->attempt, 0);
+  variables["TORCHELASTIC_RESTART_COUNT"] = "3";
+  EXPECT_EQ(read(variables)->attempt, 3);
+}
+
+TEST(LaunchEnvironment, ReadsTheInterfaceThatTheEnvironmentChooses) {
+  std::map<std::string, std::string> variables{{"OMPI_COMM_WORLD_RANK", "0"},
+                                               {"OMPI_COMM_WORLD_SIZE", "2"},
+                                               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  EXPECT_EQ(read(variables)->interface, "");
+  variables["GLOO_SOCKET_IFNAME"] = "ib0";
+  EXPECT_EQ(read(variables)->interface, "ib0");
+}
+
+TEST(LaunchEnvironment, TellsABatchScriptOfSlurmFromATaskOfSrun) {
+  const auto in_batch_script = [](const std::map<std::string, std::string>& variables) {
+    return in_slurm_batch_script([&](const std::string& name) -> std::optional<std::string> {
+      const auto found = variables.find(name);
+      return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+  };
+  EXPECT_FALSE(in_batch_script({}));
+  EXPECT_TRUE(in_batch_script({{"SLURM_PROCID", "0"}}));
+  for (const char* const name : {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID"})
+    EXPECT_FALSE(in_batch_script({{"SLURM_PROCID", "0"}, {name, "0"}})) << name;
+  for (const char* const name : {"METROPLEX_RANK", "RANK", "OMPI_COMM_WORLD_RANK"})
+    EXPECT_FALSE(in_batch_script({{"SLURM_PROCID", "0"}, {name, "0"}})) << name;
+}
+
 }  // namespace
 }  // namespace metroplex::comm

@@ -20,10 +20,9 @@ TEST(Timers, ReportTheExtremesOverRanksPerIteration) {
     const std::string report = timers.report(2, world.groups().world);
     for (const char* part :
          {"forward ", "(10.00, 30.00)", "save ", "(1000.00, 1000.00)", "only here ", "(250.00, 250.00)"}) {
-      EXPECT_NE(report.find(part), std::string::npos) << part << " in " << report;
+      EXPECT_EQ(report.find(part) != std::string::npos, world.rank() == 0) << part << " in " << report;
     }
     EXPECT_EQ(report.find("too fine"), std::string::npos);
-    for (const std::string& other : comm::all_gather_strings(report, world.groups().world)) EXPECT_EQ(other, report);
     EXPECT_EQ(timers.report(1, world.groups().world).find("forward"), std::string::npos) << "a report starts anew";
   });
 }

@@ -45,6 +45,9 @@ class GroupBackend {
   // Issues the operations of a batch together: none waits for another one of the same batch.
   virtual PendingPtr batch_p2p(std::vector<P2pOp> ops) = 0;
   virtual void barrier() = 0;
+  // Member 0 gets in `out` what all brought, size() x `in` in group order; elsewhere `out` is undefined. `index` and
+  // `size` are the caller's in the group.
+  virtual PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size);
 };
 
 }  // namespace metroplex::comm

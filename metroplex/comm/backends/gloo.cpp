@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "comm/backends/gloo_state.h"
 #include "comm/backends/reduce.h"
+#include "comm/backends/tree.h"
+#include "comm/rank_tree.h"
 
 namespace metroplex::comm {
 namespace {
@@ -25,6 +27,16 @@ struct Mesh {
   std::vector<int> ranks;
   int index = 0;
   int number = 0;
+  std::string key;  // where the members connect among themselves; "": the mesh of the world carries the group
+  GlooMesh own;
+
+  c10d::ProcessGroupGloo& connections() {
+    if (key.empty()) return *state->world_mesh();
+    if (!own) own = state->connect(key, index, size());
+    return *own;
+  }
+  // Of member `peer` among the connections.
+  int place(int peer) const { return key.empty() ? ranks[static_cast<size_t>(peer)] : peer; }
 
   // 31 bits: group | p2p channel or collective | running number, which may wrap long after its last use.
   int tag(int kind, int64_t running) const {
@@ -39,12 +51,12 @@ class Transfers {
   void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({start(mesh, peer, [&](int rank) { return mesh.state->mesh().send(list, rank, tag); }), peer});
+    open_.push_back({start(mesh, peer, [&] { return mesh.connections().send(list, mesh.place(peer), tag); }), peer});
   }
   void receive(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({start(mesh, peer, [&](int rank) { return mesh.state->mesh().recv(list, rank, tag); }), peer});
+    open_.push_back({start(mesh, peer, [&] { return mesh.connections().recv(list, mesh.place(peer), tag); }), peer});
   }
   void wait(Mesh& mesh, const std::string& what) {
     for (const auto& [work, peer] : open_) {
@@ -58,8 +70,9 @@ class Transfers {
   template <class Issue>
   static c10::intrusive_ptr<c10d::Work> start(Mesh& mesh, int peer, const Issue& issue) {
     const int rank = mesh.ranks[static_cast<size_t>(peer)];
+    mesh.connections();
     try {
-      return issue(rank);
+      return issue();
     } catch (const std::exception&) {
       mesh.state->lost(rank, "the start of a transfer of " + mesh.words, cause_of(std::current_exception()));
     }
@@ -254,24 +267,47 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
 
 }  // namespace
 
+std::string group_key(const std::string& name, const std::vector<int>& ranks) {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const int rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211U;
+  return base::concat(name, "/", ranks.front(), "-", ranks.back(), "/", ranks.size(), "/", hash);
+}
+
+std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
+                                                const GroupFactory& make_small) {
+  if (ranks.size() <= kTreeBase) return make_small(name, ranks);
+  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  return make_tree_backend(index, static_cast<int>(ranks.size()),
+                           [&](const std::string& level, const std::vector<int>& indices) {
+                             std::vector<int> members;
+                             for (const int i : indices) members.push_back(ranks[static_cast<size_t>(i)]);
+                             return make_small(name + "/" + level, members);
+                           });
+}
+
 GlooContext::GlooContext(GlooOptions options) : state_(std::make_shared<GlooState>(std::move(options))) {}
 GlooContext::~GlooContext() = default;
 
 std::shared_ptr<GroupBackend> GlooContext::backend(const std::string& name, const std::vector<int>& ranks) {
+  if (state_->options().full_mesh) return mesh_backend(name, ranks);
+  return make_host_backend(
+      name, ranks, state_->options().rank,
+      [this](const std::string& part, const std::vector<int>& members) { return mesh_backend(part, members); });
+}
+
+std::shared_ptr<GroupBackend> GlooContext::mesh_backend(const std::string& name, const std::vector<int>& ranks) {
   auto mesh = std::make_shared<Mesh>();
   mesh->state = state_;
   mesh->ranks = ranks;
   const auto found = std::find(ranks.begin(), ranks.end(), state_->options().rank);
   MPX_ASSERT(found != ranks.end(), "rank ", state_->options().rank, " is not in group ", name);
   mesh->index = static_cast<int>(found - ranks.begin());
-  std::string key = name;
   std::string words;
-  for (const int rank : ranks) {
-    key += "," + std::to_string(rank);
-    words += (words.empty() ? "" : ", ") + state_->options().describe(rank);
-  }
+  for (const int rank : ranks) words += (words.empty() ? "" : ", ") + state_->options().describe(rank);
+  if (ranks.size() > 16) words = base::concat(ranks.size(), " ranks from ", ranks.front(), " to ", ranks.back());
   mesh->words = "group " + name + " (" + words + ")";
-  mesh->number = state_->number_of_group(key);
+  if (state_->options().full_mesh) mesh->number = state_->number_of_group(name, ranks);
+  else mesh->key = group_key(name, ranks);
   return std::make_shared<GlooBackend>(std::move(mesh));
 }
 

@@ -1,9 +1,9 @@
 // Ranks as processes on CPUs, over c10d's Gloo. One full mesh of the world carries all groups: every operation is
 // made of tagged sends and receives, so sums are taken in group order here too and operations of different groups
-// never wait for each other. A send completes only when its receiver has asked for it.
+// never wait for each other. A send completes only when its receiver has asked for it. Without the full mesh (what
+// comes along with NCCL) a group connects its members at its first operation, a large one as a tree.
 //
-// Failure: a rank that fails writes its cause into the store; a monitor thread of every process reads it within a
-// tenth of a second and makes all waits throw it. A peer that dies closes its connections, which is noticed at once.
+// Failure: backends/watch_tree.h brings the cause of another rank's end, and all waits throw it.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,7 @@
 
 #include "comm/failure.h"
 #include "comm/group.h"
+#include "comm/world.h"
 
 namespace metroplex::comm {
 
@@ -26,8 +27,12 @@ struct GlooOptions {
   uint16_t master_port = 0;
   int listen_fd = -1;        // rank 0: an open listening socket of master_port, -1: the store opens one
   bool agent_store = false;  // the launcher serves the store: rank 0 is a client too
-  std::string
-      interface;  // network interface of the mesh; "": loopback for a loopback master, else that of the host name
+  int64_t attempt = 0;       // of the launcher, whose store may outlive one
+  bool full_mesh = true;
+  // Network interfaces, "eth0" or "eth0,eth1"; "": the loopback for a master there, else the one that leads to it.
+  std::string interface;
+  std::string interface_source = "the network interface";  // who named it, for errors
+  bool other_machines = false;                             // some ranks are not on this one
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   DescribeRank describe = describe_plainly;
   // Called from the monitor thread when this process has not stopped within `grace` after another rank failed (it may
@@ -37,6 +42,14 @@ struct GlooOptions {
   std::chrono::milliseconds grace{600};
   std::chrono::milliseconds own_grace{5000};
 };
+
+// Short, and different for different groups.
+std::string group_key(const std::string& name, const std::vector<int>& ranks);
+
+// For tensors in host memory beside NCCL: up to kTreeBase ranks a group of their own from `make_small`, above it a
+// tree of such groups (backends/tree.h), so that a rank of 16,384 holds some tens of connections and most hold one.
+std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
+                                                const GroupFactory& make_small);
 
 class GlooState;
 
@@ -48,7 +61,8 @@ class GlooContext {
   GlooContext(const GlooContext&) = delete;
   GlooContext& operator=(const GlooContext&) = delete;
 
-  // Members may ask in any order and at any time; all use the same name and ranks.
+  // Members may ask in any order and at any time; all use the same name and ranks. Groups of one name have at most
+  // one rank in common. Without the full mesh a group of more than kTreeBase ranks takes no all_to_all and no p2p.
   std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks);
   Group group(const std::string& name, const std::vector<int>& ranks);
   // Tells all other ranks that this one failed (or what it heard of another one's failure); returns when they know or
@@ -57,6 +71,8 @@ class GlooContext {
   GlooState& state() { return *state_; }
 
  private:
+  std::shared_ptr<GroupBackend> mesh_backend(const std::string& name, const std::vector<int>& ranks);
+
   std::shared_ptr<GlooState> state_;
 };
 

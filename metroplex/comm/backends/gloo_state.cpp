@@ -2,42 +2,77 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+#include <optional>
+
 #include "base/error.h"
+#include "comm/network.h"
 
 namespace metroplex::comm {
 namespace {
 
-constexpr auto kPoll = std::chrono::milliseconds(100);
-constexpr int kMaxGroups = 1024;  // bits of a tag, see Mesh::tag
-constexpr char kCause[] = "metroplex/cause";
-constexpr char kSeen[] = "metroplex/cause_seen";
-constexpr char kClosed[] = "metroplex/closed";
+// What a lost connection waits for: the cause may be on its way through the tree.
+constexpr auto kHearsay = std::chrono::milliseconds(300);
 
 std::vector<uint8_t> as_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host.rfind("127.", 0) == 0; }
+std::optional<std::string> look_up(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return std::nullopt;
+  const std::vector<uint8_t> bytes = store.get(key);
+  return std::string(bytes.begin(), bytes.end());
+}
 
 }  // namespace
 
+int GroupNumbers::of(const std::string& name) const {
+  const std::string key = "group/" + name;
+  std::optional<std::string> agreed = look_up(*store_, key);
+  if (!agreed) {
+    const auto bytes = store_->compareSet(key, as_bytes(""), as_bytes(std::to_string(store_->add("num_groups", 1))));
+    agreed = std::string(bytes.begin(), bytes.end());
+  }
+  const int number = std::stoi(*agreed);
+  MPX_CHECK(number < kMost, "comm", "more than ", kMost,
+            " names of groups; groups that share no two ranks may share one");
+  return number;
+}
+
 GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
+  choose_addresses();
   connect_store();
   monitor_ = std::thread([this] { monitor(); });
   try {
-    connect_mesh();
+    join_watch();
+    if (options_.full_mesh) world_mesh_ = connect("world", options_.rank, options_.world_size);
   } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    monitor_.join();
+    fail(std::current_exception());
+    end_monitor();
     throw;
   }
 }
 
 GlooState::~GlooState() {
   close();
+  end_monitor();
+}
+
+void GlooState::end_monitor() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
   monitor_.join();
+}
+
+void GlooState::choose_addresses() {
+  if (!options_.interface.empty()) {
+    addresses_ = addresses_of(options_.interface, options_.interface_source);
+  } else if (is_loopback(options_.master_addr)) {
+    addresses_ = {"127.0.0.1"};
+  } else {
+    addresses_ = {address_towards(options_.master_addr, options_.other_machines)};
+  }
 }
 
 void GlooState::connect_store() {
@@ -50,10 +85,9 @@ void GlooState::connect_store() {
   if (store.isServer && options_.listen_fd >= 0) store.masterListenFd = options_.listen_fd;
   const std::string where = options_.master_addr + ":" + std::to_string(options_.master_port);
   try {
-    store_ = c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store);
-    store.isServer = false;
-    store.masterListenFd.reset();
-    watch_ = c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store);
+    // An agent's store outlives an attempt: the next one must not read what the last one wrote.
+    store_ = c10::make_intrusive<c10d::PrefixStore>(base::concat("metroplex/attempt_", options_.attempt),
+                                                    c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store));
   } catch (const std::exception&) {
     const std::string error = cause_of(std::current_exception());
     const bool in_use =
@@ -66,43 +100,48 @@ void GlooState::connect_store() {
   }
 }
 
-void GlooState::connect_mesh() {
+void GlooState::join_watch() {
+  WatchOptions watch;
+  watch.rank = options_.rank;
+  watch.world_size = options_.world_size;
+  watch.address = addresses_.front();
+  watch.timeout = options_.timeout;
+  watch.publish = [this](const std::string& key, const std::string& value) { store_->set(key, as_bytes(value)); };
+  watch.look_up = [this](const std::string& key) { return look_up(*store_, key); };
+  watch.describe = options_.describe;
+  watch.on_failure = [this](const std::string& cause) { abort_here(cause); };
+  watch_ = std::make_unique<WatchTree>(std::move(watch));
+}
+
+GlooMesh GlooState::connect(const std::string& key, int index, int size) {
   auto gloo = c10d::ProcessGroupGloo::Options::create(options_.timeout);
   gloo->threads = 1;
-  gloo->group_name = "world";
+  gloo->group_name = key;
   try {
-    if (!options_.interface.empty()) {
-      gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(options_.interface));
-    } else if (is_loopback(options_.master_addr)) {
-      gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    } else {
-      gloo->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
-    }
-    mesh_ = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("mesh", store_),
-                                                        options_.rank, options_.world_size, gloo);
+    for (const std::string& address : addresses_)
+      gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("mesh/" + key, store_),
+                                                       index, size, gloo);
   } catch (const std::exception&) {
+    const std::string error = cause_of(std::current_exception()).substr(0, 300);
+    wait_for_hearsay();
     throw_if_aborted();
-    throw base::Error(
-        "comm",
-        base::concat("the ", options_.world_size, " ranks could not connect to each other within ",
-                     options_.timeout.count() / 1000.0, " s: ", cause_of(std::current_exception()).substr(0, 300)));
+    throw base::Error("comm",
+                      base::concat("the ", size, " ranks of ", key, " could not connect to each other within ",
+                                   options_.timeout.count() / 1000.0, " s: ", error));
   }
 }
 
-int GlooState::number_of_group(const std::string& key) {
-  const std::string name = "metroplex/group/" + key;
-  const std::lock_guard lock(watch_mutex_);
-  std::vector<uint8_t> agreed;
-  if (watch_->check({name})) {
-    agreed = watch_->get(name);
-  } else {
-    const auto mine = std::to_string(watch_->add("metroplex/num_groups", 1));
-    agreed = watch_->compareSet(name, as_bytes(""), as_bytes(mine));
+int GlooState::number_of_group(const std::string& name, const std::vector<int>& ranks) {
+  for (const auto& [other, members] : numbered_) {
+    if (other != name || members == ranks) continue;
+    for (const int rank : ranks) {
+      MPX_ASSERT(rank == options_.rank || std::find(members.begin(), members.end(), rank) == members.end(),
+                 "two groups called ", name, " have ranks ", options_.rank, " and ", rank, " in common");
+    }
   }
-  const int number = std::stoi(std::string(agreed.begin(), agreed.end()));
-  MPX_CHECK(number < kMaxGroups, "comm", "more than ", kMaxGroups,
-            " groups over gloo; use nccl for a world of this size");
-  return number;
+  numbered_.emplace_back(name, ranks);
+  return GroupNumbers(store_).of(name);
 }
 
 void GlooState::throw_if_aborted() {
@@ -135,12 +174,15 @@ void GlooState::lost(int peer, const std::string& what, const std::string& error
     throw base::Error("comm", base::concat(what, " did not complete within ", options_.timeout.count() / 1000.0,
                                            " s; missing: ", who));
   }
-  {  // The peer may have stopped because of a third rank, or have left its cause.
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, 3 * kPoll, [&] { return aborted_.load(); });
-  }
+  wait_for_hearsay();
   throw_if_aborted();
   throw PeerFailure(who + " died or closed its connection during " + what);
+}
+
+// The peer may have stopped because of a third rank, or have told its cause.
+void GlooState::wait_for_hearsay() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kHearsay, [&] { return aborted_.load(); });
 }
 
 void GlooState::abort_here(const std::string& cause) {
@@ -155,10 +197,7 @@ void GlooState::abort_here(const std::string& cause) {
 }
 
 void GlooState::fail(const std::exception_ptr& exception) {
-  if (aborted_) {  // another rank's failure: it and this one need not be told
-    if (options_.rank == 0) let_others_read(options_.world_size - 2);
-    return;
-  }
+  if (aborted_) return;  // another rank's failure, which reached this one through the tree
   {
     const std::lock_guard lock(mutex_);
     own_failure_ = exception;
@@ -167,64 +206,18 @@ void GlooState::fail(const std::exception_ptr& exception) {
   std::string message = cause_of(exception);
   if (!is_peer_failure(exception)) message = options_.describe(options_.rank) + " failed: " + message;
   else if (message.rfind(prefix, 0) == 0) message.erase(0, prefix.size());
-  try {
-    const std::lock_guard lock(watch_mutex_);
-    watch_->compareSet(kCause, as_bytes(""), as_bytes(message));
+  if (watch_) watch_->tell(message);
+  try {  // for those that have not joined the tree yet
+    store_->compareSet(WatchTree::kCauseKey, as_bytes(""), as_bytes(message));
   } catch (const std::exception&) {
-    // Without the store the others notice by their connections.
+    // The store has gone first.
   }
-  if (options_.rank == 0) let_others_read(options_.world_size - 1);
   abort_here(message);
-}
-
-// Rank 0 takes the store along when it goes. Ranks that died never read: not for long, then.
-void GlooState::let_others_read(int num_readers) {
-  const auto deadline = std::chrono::steady_clock::now() + 4 * kPoll;
-  try {
-    while (std::chrono::steady_clock::now() < deadline) {
-      {
-        const std::lock_guard lock(watch_mutex_);
-        if (watch_->add(kSeen, 0) >= num_readers) return;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  } catch (const std::exception&) {
-    // The store is gone already.
-  }
-}
-
-bool GlooState::read_cause() {
-  std::string cause;
-  try {
-    const std::lock_guard lock(watch_mutex_);
-    if (!watch_->check({kCause})) return false;
-    const std::vector<uint8_t> bytes = watch_->get(kCause);
-    cause.assign(bytes.begin(), bytes.end());
-    if (options_.rank != 0) watch_->add(kSeen, 1);
-  } catch (const std::exception&) {
-    if (cause.empty()) {
-      cause = (options_.agent_store ? std::string("the launcher") : options_.describe(0)) +
-              " is gone: the rendezvous store at " + options_.master_addr + ":" +
-              std::to_string(options_.master_port) + " no longer answers";
-    }
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    if (closing_) return true;
-  }
-  abort_here(cause);
-  return true;
 }
 
 void GlooState::monitor() {
   std::unique_lock lock(mutex_);
-  while (!closing_ && !aborted_) {
-    lock.unlock();
-    const bool over = read_cause();
-    lock.lock();
-    if (over) break;
-    changed_.wait_for(lock, kPoll, [&] { return closing_ || aborted_; });
-  }
+  changed_.wait(lock, [&] { return closing_ || aborted_; });
   changed_.wait_for(lock, own_failure_ ? options_.own_grace : options_.grace, [&] { return closing_; });
   if (closing_ || !options_.on_stuck) return;
   const std::exception_ptr failure = own_failure_ ? own_failure_ : std::make_exception_ptr(PeerFailure(cause_));
@@ -232,31 +225,9 @@ void GlooState::monitor() {
   options_.on_stuck(failure);
 }
 
+// The store goes with rank 0, and connections must not be cut under a rank that still receives: all leave together.
 void GlooState::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  if (aborted_ || std::uncaught_exceptions() > 0) return;
-  // The store goes with rank 0, and connections must not be cut under a rank that still receives: all leave together.
-  try {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    const std::lock_guard lock(watch_mutex_);
-    watch_->add(kClosed, 1);
-    while (std::chrono::steady_clock::now() < deadline && watch_->add(kClosed, 0) < options_.world_size) {
-      if (watch_->check({kCause})) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    // Rank 0 counts the farewells, which are the last words of the others.
-    watch_->add("metroplex/farewell", 1);
-    while (options_.rank == 0 && std::chrono::steady_clock::now() < deadline &&
-           watch_->add("metroplex/farewell", 0) < options_.world_size) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  } catch (const std::exception&) {
-    // The store has gone first: nothing is left to agree on.
-  }
+  if (!aborted_ && std::uncaught_exceptions() == 0) watch_->leave();
 }
 
 }  // namespace metroplex::comm

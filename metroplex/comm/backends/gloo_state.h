@@ -1,4 +1,4 @@
-// Inside of the gloo backend: the mesh, the store, and the monitor thread. Includes c10d.
+// Inside of the gloo backend: the store, the watch over the other processes, and the meshes. Includes c10d.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -6,14 +6,32 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/backends/gloo.h"
+#include "comm/backends/watch_tree.h"
 
 namespace metroplex::comm {
+
+using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+
+// Numbers that tell groups apart whose messages share connections. The groups of one name have at most one rank in
+// common, so a name has a number, not a group: a world has about ten, whatever its size.
+class GroupNumbers {
+ public:
+  static constexpr int kMost = 1024;  // bits of a tag, see Mesh::tag
+  explicit GroupNumbers(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  // The same on all ranks that ask. Throws base::Error("comm") beyond kMost names.
+  int of(const std::string& name) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
 
 class GlooState {
  public:
@@ -21,10 +39,12 @@ class GlooState {
   ~GlooState();
 
   const GlooOptions& options() const { return options_; }
-  c10d::ProcessGroupGloo& mesh() { return *mesh_; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-  // A number that all members of (name, ranks) agree on.
-  int number_of_group(const std::string& key);
+  // Over all ranks; only with GlooOptions::full_mesh.
+  const GlooMesh& world_mesh() const { return world_mesh_; }
+  // Collective over the `size` members of the group that `key` names.
+  GlooMesh connect(const std::string& key, int index, int size);
+  int number_of_group(const std::string& name, const std::vector<int>& ranks);
   // Blocks; throws PeerFailure when the world was aborted meanwhile, or when the peer is lost.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const std::string& what);
   void throw_if_aborted();
@@ -35,18 +55,21 @@ class GlooState {
 
  private:
   void connect_store();
-  void connect_mesh();
+  void choose_addresses();
+  void join_watch();
   void close();
+  void end_monitor();
   void monitor();
-  bool read_cause();
-  void let_others_read(int num_readers);
+  void wait_for_hearsay();
   void abort_here(const std::string& cause);
 
   const GlooOptions options_;
-  c10::intrusive_ptr<c10d::Store> store_, watch_;  // watch_: a connection of its own, never blocked by a wait
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> mesh_;
+  std::vector<std::string> addresses_;  // of this machine, one an interface
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::unique_ptr<WatchTree> watch_;
+  GlooMesh world_mesh_;
+  std::vector<std::pair<std::string, std::vector<int>>> numbered_;
   std::atomic<bool> aborted_{false};
-  std::mutex watch_mutex_;  // of watch_
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closing_ = false;

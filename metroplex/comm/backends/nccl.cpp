@@ -101,6 +101,10 @@ class NcclBackend final : public GroupBackend {
     if (!backward.empty()) both->add(coalesced(*backward_, std::move(backward)));
     return both;
   }
+  PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
+    if (in.is_cpu()) return host_->gather(std::move(out), std::move(in), index, size);
+    return GroupBackend::gather(std::move(out), std::move(in), index, size);
+  }
   void barrier() override { host_->barrier(); }
 
  private:
@@ -138,8 +142,7 @@ class Context final : public NcclContext {
 
   std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
     std::shared_ptr<GroupBackend> host = control_.backend(name, ranks);
-    std::string key = name;
-    for (const int rank : ranks) key += "," + std::to_string(rank);
+    const std::string key = group_key(name, ranks);
     Communicator forward = make(key, ranks);
     Communicator backward = ranks.size() == 2 && name == "pp" ? make(key + "/backward", ranks) : nullptr;
     return std::make_shared<NcclBackend>(std::move(forward), std::move(backward), std::move(host));

@@ -1,7 +1,7 @@
 // Ranks as processes with one GPU each, over c10d's NCCL. An operation begins when the caller's current stream has
 // come to it and runs on its communicator's own stream, beside what the caller enqueues next; wait() makes the
 // caller's current stream wait for it, not the host. Tensors in host memory, and the telling of failures, go through
-// the gloo context that comes along.
+// the gloo context that comes along, which needs no full mesh.
 #pragma once
 
 #include <chrono>

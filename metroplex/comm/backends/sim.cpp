@@ -60,6 +60,10 @@ class SimBackend final : public GroupBackend {
     for (const P2pOp& op : ops) traffic_->add(group_, op.is_send ? "send" : "recv", num_bytes(op.tensor));
     return inner_ ? inner_->batch_p2p(std::move(ops)) : nullptr;
   }
+  PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
+    traffic_->add(group_, "gather", num_bytes(in));
+    return inner_ ? inner_->gather(std::move(out), std::move(in), index, size) : nullptr;
+  }
   void barrier() override {
     traffic_->add(group_, "barrier", 0);
     if (inner_) inner_->barrier();

@@ -1,0 +1,152 @@
+#include "comm/network.h"
+
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace metroplex::comm {
+namespace {
+
+std::string numeric(const sockaddr* address) {
+  const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  char text[NI_MAXHOST] = "";
+  ::getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return text;
+}
+
+struct Freed {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+  void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, Freed>;
+
+Addresses resolve(const std::string& host, uint16_t port, int type, int flags) {
+  addrinfo wanted{};
+  wanted.ai_socktype = type;
+  wanted.ai_flags = flags;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &list);
+  return Addresses(error == 0 ? list : nullptr);
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host.rfind("127.", 0) == 0 || host == "::1";
+}
+
+std::vector<Interface> network_interfaces() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return {};
+  const std::unique_ptr<ifaddrs, Freed> list(first);
+  std::vector<Interface> found;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0)
+        continue;
+      const std::string name = entry->ifa_name;
+      if (std::none_of(found.begin(), found.end(), [&](const Interface& i) { return i.name == name; }))
+        found.push_back({name, numeric(entry->ifa_addr)});
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> addresses_of(const std::string& names, const std::string& source) {
+  const std::vector<Interface> interfaces = network_interfaces();
+  std::vector<std::string> addresses;
+  std::istringstream list(names);
+  for (std::string name; std::getline(list, name, ',');) {
+    const auto found = std::find_if(interfaces.begin(), interfaces.end(),
+                                    [&](const Interface& interface) { return interface.name == name; });
+    std::string known;
+    for (const Interface& interface : interfaces)
+      known += (known.empty() ? "" : ", ") + interface.name + " (" + interface.address + ")";
+    MPX_CHECK(found != interfaces.end(), "config", source, " is '", names, "', but this machine has no interface '",
+              name, "' with an address; it has ", known);
+    addresses.push_back(found->address);
+  }
+  MPX_CHECK(!addresses.empty(), "config", source, " names no interface");
+  return addresses;
+}
+
+std::string address_towards(const std::string& master, bool others) {
+  std::string own = "127.0.0.1";
+  const Addresses list = resolve(master, 9, SOCK_DGRAM, 0);  // nothing is sent: the kernel only chooses the route
+  const int fd = list ? ::socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (fd >= 0 && ::connect(fd, list->ai_addr, list->ai_addrlen) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
+    own = numeric(reinterpret_cast<sockaddr*>(&address));
+  if (fd >= 0) ::close(fd);
+  if (!others || !is_loopback(own)) return own;
+  for (const Interface& interface : network_interfaces()) {
+    if (!is_loopback(interface.address)) return interface.address;
+  }
+  return own;
+}
+
+std::pair<int, uint16_t> listen_at(const std::string& address) {
+  const Addresses list = resolve(address, 0, SOCK_STREAM, AI_NUMERICHOST | AI_PASSIVE);
+  MPX_CHECK(list, "comm", "'", address, "' is no address of this machine");
+  const int fd = ::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  const bool listens = fd >= 0 && ::bind(fd, list->ai_addr, list->ai_addrlen) == 0 && ::listen(fd, 128) == 0 &&
+                       ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) == 0;
+  if (!listens) {
+    const std::string error = std::strerror(errno);
+    if (fd >= 0) ::close(fd);
+    throw base::Error("comm", base::concat("no socket can listen at ", address, ": ", error));
+  }
+  const bool four = bound.ss_family == AF_INET;
+  return {fd, ntohs(four ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
+                         : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port)};
+}
+
+int connect_to(const std::string& address, uint16_t port, std::chrono::milliseconds timeout, std::string& error) {
+  const Addresses list = resolve(address, port, SOCK_STREAM, AI_NUMERICHOST);
+  const int fd = list ? ::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
+  int failure = fd >= 0 ? 0 : errno;
+  if (fd >= 0 && ::connect(fd, list->ai_addr, list->ai_addrlen) != 0) {
+    failure = errno;
+    pollfd ready{fd, POLLOUT, 0};
+    if (failure == EINPROGRESS && ::poll(&ready, 1, static_cast<int>(timeout.count())) == 1) {
+      socklen_t size = sizeof failure;
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &size);
+    }
+  }
+  if (failure == 0) return fd;
+  error = failure == EINPROGRESS ? "no answer" : std::strerror(failure);
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+void prepare_socket(int fd, std::chrono::seconds silence) {
+  const auto set = [&](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); };
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  const int seconds = static_cast<int>(silence.count());
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds / 4);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, seconds / 4);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,36 @@
+// Addresses and sockets of this machine: which interface the control plane uses, and connections between ranks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metroplex::comm {
+
+struct Interface {
+  std::string name;     // "eth0"
+  std::string address;  // numeric
+};
+// Those that are up, the loopback too; an interface with several addresses gives its first of IPv4, else of IPv6.
+std::vector<Interface> network_interfaces();
+
+// The addresses of `names` ("eth0" or "eth0,eth1"). Throws base::Error("config") that names `source` (a key or a
+// variable), the name that does not exist, and those that do.
+std::vector<std::string> addresses_of(const std::string& names, const std::string& source);
+
+// The address by which this machine reaches `master`: a host whose own name is 127.0.1.1 is known to others by it.
+// Where that is the loopback but `others` (there are ranks on other machines), the first address that is not.
+std::string address_towards(const std::string& master, bool others);
+
+bool is_loopback(const std::string& host);
+
+// A socket listening at `address` (numeric), and its port.
+std::pair<int, uint16_t> listen_at(const std::string& address);
+// Connected; -1 with `error` set.
+int connect_to(const std::string& address, uint16_t port, std::chrono::milliseconds timeout, std::string& error);
+// Small messages leave at once, calls do not block, and the kernel gives a silent machine up after `silence`.
+void prepare_socket(int fd, std::chrono::seconds silence);
+
+}  // namespace metroplex::comm

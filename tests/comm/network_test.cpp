@@ -1,0 +1,53 @@
+#include "comm/network.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace metroplex::comm {
+namespace {
+
+TEST(Network, TheLoopbackIsAmongTheInterfacesAndHasItsAddress) {
+  EXPECT_EQ(addresses_of("lo", "a key"), std::vector<std::string>{"127.0.0.1"});
+  EXPECT_EQ(addresses_of("lo,lo", "a key").size(), 2u);
+}
+
+TEST(Network, AnUnknownInterfaceIsNamedBesideThoseThatExist) {
+  for (const std::string names : {"eth77", "lo,eth77"}) {
+    try {
+      addresses_of(names, "run.network_interface");
+      ADD_FAILURE() << names << " was taken";
+    } catch (const base::Error& error) {
+      const std::string said = error.what();
+      EXPECT_EQ(error.room(), "config");
+      EXPECT_NE(said.find("run.network_interface is '" + names + "'"), std::string::npos) << said;
+      EXPECT_NE(said.find("'eth77'"), std::string::npos) << said;
+      for (const Interface& interface : network_interfaces())
+        EXPECT_NE(said.find(interface.name + " (" + interface.address + ")"), std::string::npos) << said;
+    }
+  }
+}
+
+// A host that calls itself 127.0.1.1, as Debian writes into /etc/hosts, is no address for other machines.
+TEST(Network, ALoopbackMasterGivesTheLoopbackOnlyToRanksOfThisMachine) {
+  EXPECT_EQ(address_towards("127.0.1.1", /*others=*/false).rfind("127.", 0), 0u);
+  const std::string address = address_towards("127.0.1.1", /*others=*/true);
+  bool another = false;
+  for (const Interface& interface : network_interfaces()) another = another || !is_loopback(interface.address);
+  EXPECT_EQ(is_loopback(address), !another) << address;
+}
+
+TEST(Network, AConnectionNobodyListensForIsRefused) {
+  const auto [fd, port] = listen_at("127.0.0.1");
+  std::string error;
+  const int connected = connect_to("127.0.0.1", port, std::chrono::seconds(5), error);
+  EXPECT_GE(connected, 0) << error;
+  ::close(connected);
+  ::close(fd);
+  EXPECT_EQ(connect_to("127.0.0.1", port, std::chrono::seconds(5), error), -1);
+  EXPECT_EQ(error, "Connection refused");
+}
+
+}  // namespace
+}  // namespace metroplex::comm

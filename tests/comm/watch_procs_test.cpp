@@ -1,0 +1,192 @@
+// Ranks that an outer launcher started, which tells them nothing of each other's end.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+#include <thread>
+
+#include "comm/backends/gloo.h"
+#include "comm/backends/nccl.h"
+#include "comm/collectives.h"
+#include "support/collective_checks.h"
+#include "support/notes.h"
+#include "support/run_by_hand.h"
+#include "support/run_processes.h"
+
+namespace metroplex::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Clock;
+using test::Ended;
+using test::expect_contains;
+using test::Notes;
+
+// As apps/ does it: says what it heard of and ends with code 4.
+test::ProcessesOptions told_and_ended(const Notes& notes) {
+  test::ProcessesOptions options;
+  options.process.on_stuck = [&notes](const std::exception_ptr& failure) {
+    notes.write(launch_from_environment()->rank, cause_of(failure));
+    ::_exit(4);
+  };
+  return options;
+}
+
+using Launcher = test::Variables (*)(int rank, int num_ranks, int port);
+
+// One of ten ranks, so that the tree has two levels, is killed while the others sit where no socket wakes them.
+void expect_death_is_noticed(const std::string& name, int victim, Launcher launcher) {
+  constexpr int kRanks = 10;
+  const Notes notes(name);
+  if (launch_from_environment()) {
+    test::run_processes(
+        kRanks, {.dp = kRanks},
+        [&](const World& world) {
+          barrier(world.groups().world);
+          if (world.rank() != victim) std::this_thread::sleep_for(30s);
+          std::this_thread::sleep_for(200ms);  // all others are asleep
+          notes.write(victim, "killed");
+          ::raise(SIGKILL);
+        },
+        told_and_ended(notes));
+    return;
+  }
+  const int port = test::free_port();
+  const std::vector<Ended> ended = test::run_by_hand(kRanks, [&](int rank) { return launcher(rank, kRanks, port); });
+  EXPECT_EQ(ended[static_cast<size_t>(victim)].code, 128 + SIGKILL);
+  const Clock::time_point killed_at = notes.read(victim).first;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    EXPECT_EQ(ended[static_cast<size_t>(rank)].code, 4);
+    EXPECT_LT(ended[static_cast<size_t>(rank)].at - killed_at, 2s);
+    expect_contains(notes.read(rank).second,
+                    "rank " + std::to_string(victim) + " (tp 0 pp 0 dp " + std::to_string(victim) + ") died");
+  }
+}
+
+TEST(Watch, ARankKilledUnderTorchrunIsNamedWhileTheOthersTouchNoSocket) {
+  expect_death_is_noticed("watch_leaf", 3, test::as_torchrun);
+}
+TEST(Watch, ARankKilledUnderSlurmThatHasRanksBelowItIsNamedToo) {
+  expect_death_is_noticed("watch_inner", 8, test::as_slurm);
+}
+TEST(Watch, TheDeathOfRankZeroIsNamedToo) { expect_death_is_noticed("watch_root", 0, test::as_torchrun); }
+
+TEST(Watch, RanksThatEndAtDifferentTimesLeaveTogetherAndNobodyIsTakenForDead) {
+  constexpr int kRanks = 10;
+  if (launch_from_environment()) {
+    test::run_processes(kRanks, {.dp = kRanks}, [](const World& world) {
+      std::this_thread::sleep_for(50ms * world.rank());
+      barrier(world.groups().world);
+      if (world.rank() % 3 == 0) std::this_thread::sleep_for(300ms);
+    });
+    return;
+  }
+  const int port = test::free_port();
+  for (const Ended& rank : test::run_by_hand(kRanks, [&](int r) { return test::as_torchrun(r, kRanks, port); })) {
+    EXPECT_EQ(rank.code, 0);
+  }
+}
+
+// torchrun's agent keeps its store over a restart.
+TEST(Watch, ASecondAttemptDoesNotReadWhyTheFirstOneEnded) {
+  constexpr int kRanks = 2;
+  if (launch_from_environment()) {
+    test::run_processes(kRanks, {.dp = kRanks}, [](const World& world) {
+      barrier(world.groups().world);
+      const bool first = std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0";
+      if (first && world.rank() == 1) throw base::Error("data", "gone for a moment");
+      barrier(world.groups().world);
+    });
+    return;
+  }
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const c10d::TCPStore agent("127.0.0.1", options);
+  const auto attempt = [&](int number) {
+    return test::run_by_hand(kRanks, [&](int rank) {
+      test::Variables variables = test::as_torchrun(rank, kRanks, agent.getPort());
+      variables.push_back("TORCHELASTIC_USE_AGENT_STORE=True");
+      variables.push_back("TORCHELASTIC_RESTART_COUNT=" + std::to_string(number));
+      return variables;
+    });
+  };
+  for (const Ended& rank : attempt(0)) EXPECT_EQ(rank.code, 3);
+  for (const Ended& rank : attempt(1)) EXPECT_EQ(rank.code, 0);
+}
+
+TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseThatExist) {
+  const Notes notes("interface");
+  if (const auto launch = launch_from_environment()) {
+    try {
+      run_process(*launch, test::grid_of(2, {.dp = 2}), {},
+                  [](const World& world) { barrier(world.groups().world); });
+    } catch (const std::exception& error) {
+      notes.write(launch->rank, error.what());
+      ::_exit(3);
+    }
+    return;
+  }
+  const auto run_on = [&](const std::string& interface) {
+    const int port = test::free_port();
+    return test::run_by_hand(2, [&](int rank) {
+      test::Variables variables = test::as_torchrun(rank, 2, port);
+      variables.push_back("GLOO_SOCKET_IFNAME=" + interface);
+      return variables;
+    });
+  };
+  for (const Ended& rank : run_on("lo")) EXPECT_EQ(rank.code, 0);
+  for (const Ended& rank : run_on("eth77")) EXPECT_EQ(rank.code, 3);
+  for (const int rank : {0, 1}) {
+    const std::string said = notes.read(rank).second;
+    expect_contains(said, "[config]");
+    expect_contains(said, "GLOO_SOCKET_IFNAME is 'eth77'");
+    expect_contains(said, "lo (127.0.0.1)");
+  }
+}
+
+// What stands beside NCCL: no mesh of the world, groups connect when they are used, the large ones as trees.
+class HostOnly final : public NcclContext {
+ public:
+  explicit HostOnly(GlooContext& control) : control_(control) {}
+  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
+    return control_.backend(name, ranks);
+  }
+  void shutdown() override {}
+
+ private:
+  GlooContext& control_;
+};
+
+TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
+  test::ProcessesOptions options;
+  options.process.backend = ProcessBackend::nccl;
+  options.process.make_nccl = [](GlooContext& control) { return std::make_shared<HostOnly>(control); };
+  const auto result = test::run_processes(
+      10, {.tp = 2, .dp = 5},
+      [](const World& world) {
+        test::check_collectives(world.groups().tp);
+        const Group& all = world.groups().world;
+        const at::Tensor sum = at::full({3}, 0.1 * world.rank(), at::kDouble);
+        all_reduce(sum, all);
+        double expected = 0;
+        for (int rank = 0; rank < 10; ++rank) expected += 0.1 * rank;
+        EXPECT_EQ(sum[2].item<double>(), expected);
+        const auto texts = gather_strings("rank " + std::to_string(world.rank()), all);
+        EXPECT_EQ(texts.size(), world.rank() == 0 ? 10u : 0u);
+        if (world.rank() == 0) { EXPECT_EQ(texts[9], "rank 9"); }
+        EXPECT_EQ(broadcast_string(world.rank() == 0 ? "all of you" : "", all), "all of you");
+        barrier(all);
+      },
+      options);
+  if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
+}
+
+}  // namespace
+}  // namespace metroplex::comm

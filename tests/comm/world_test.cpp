@@ -1,0 +1,63 @@
+#include "comm/world.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/backends/backend.h"
+#include "comm/backends/sim.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::comm {
+namespace {
+
+// The names of the communicators that rank 0 makes.
+std::vector<std::string> made_on(int num_ranks, const test::Layout& layout, Groups& groups) {
+  std::vector<std::string> names;
+  const GroupFactory factory = shared([&](const std::string& name, const std::vector<int>&) {
+    names.push_back(name);
+    return make_sim_backend(name, std::make_shared<Traffic>());
+  });
+  groups = make_groups(0, test::grid_of(num_ranks, layout), factory);
+  return names;
+}
+
+TEST(World, GroupsOfEqualMembersShareACommunicator) {
+  Groups groups;
+  EXPECT_EQ(made_on(8, {.tp = 2, .pp = 2, .dp = 2}, groups),
+            (std::vector<std::string>{"tp", "dp", "pp", "tp-pp", "embd", "batch", "world"}));
+  EXPECT_EQ(&groups.dp.backend(), &groups.dp_cp.backend());
+  EXPECT_EQ(groups.dp.name(), "dp");
+  EXPECT_EQ(groups.dp_cp.name(), "dp-cp");
+
+  EXPECT_EQ(made_on(4, {.tp = 4}, groups), (std::vector<std::string>{"tp", "batch"}));
+  EXPECT_EQ(&groups.tp.backend(), &groups.world.backend());
+  EXPECT_EQ(&groups.tp.backend(), &groups.model_parallel.backend());
+}
+
+TEST(World, TheDataAndThePipelineKeepCommunicatorsOfTheirOwn) {
+  Groups groups;
+  made_on(4, {.tp = 2, .pp = 2}, groups);
+  EXPECT_NE(&groups.batch.backend(), &groups.tp.backend());
+  made_on(2, {.pp = 2}, groups);
+  EXPECT_NE(&groups.pp.backend(), &groups.world.backend());
+  EXPECT_NE(&groups.pp.backend(), &groups.embedding.backend());
+  EXPECT_EQ(&groups.embedding.backend(), &groups.world.backend());
+}
+
+TEST(World, WhatASharedCommunicatorCarriesIsCountedUnderTheNameOfEachGroup) {
+  const auto traffic = std::make_shared<Traffic>();
+  const GroupFactory factory = counted(shared([](const std::string& name, const std::vector<int>&) {
+                                         return make_sim_backend(name, std::make_shared<Traffic>());
+                                       }),
+                                       traffic);
+  const Groups groups = make_groups(0, test::grid_of(2, {.dp = 2}), factory);
+  groups.dp.backend().barrier();
+  groups.dp_cp.backend().barrier();
+  groups.dp_cp.backend().barrier();
+  EXPECT_EQ(traffic->of("dp", "barrier").calls, 1);
+  EXPECT_EQ(traffic->of("dp-cp", "barrier").calls, 2);
+}
+
+}  // namespace
+}  // namespace metroplex::comm
