@@ -32,8 +32,9 @@ Trains a model. Later settings win: files first, then options. Megatron-LM's own
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
-Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by
-SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
+Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 6 the last save
+failed, 16 stopped by SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank
+killed by signal n.
 
 Sections: run model parallel optim precision data checkpoint train
 )";
@@ -76,6 +77,10 @@ int run_train(const std::vector<std::string>& arguments) {
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
   if (code != kExitOk) return code;
+  if (summary.last_save_failed) {
+    if (!summary.on_disk.empty()) std::cerr << "metroplex: " << summary.on_disk << std::endl;
+    return kExitUnsaved;
+  }
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
 }
 
