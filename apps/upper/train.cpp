@@ -73,14 +73,12 @@ int run_train(const std::vector<std::string>& arguments) {
     environment.stop_requested = [] { return StopSignal::requested(); };
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
     const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
+    if (!mine.on_disk.empty() && mine.last_save_failed) std::cerr << "metroplex: " << mine.on_disk << std::endl;
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
   if (code != kExitOk) return code;
-  if (summary.last_save_failed) {
-    if (!summary.on_disk.empty()) std::cerr << "metroplex: " << summary.on_disk << std::endl;
-    return kExitUnsaved;
-  }
+  if (summary.last_save_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
 }
 
