@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "bus_error.h"
 
 namespace metroplex::apps {
 namespace {
@@ -70,6 +71,7 @@ int exit_code_of(const std::exception& error) {
 
 int run_program(const Program& program, int argc, char** argv) {
   keep_freed_memory();
+  explain_bus_errors();
   try {
     const int code = run(program, argc, argv);
     const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;

@@ -12,7 +12,7 @@ namespace metroplex::apps {
 
 // Exit codes of every command; README has the table.
 inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
-                     kExitStopped = 16;
+                     kExitUnsaved = 6, kExitStopped = 16;
 
 // The exit code that stands for an error, by the room that found it.
 int exit_code_of(const std::exception& error);

@@ -49,6 +49,18 @@ std::string without_sections(const std::string& yaml, const std::vector<std::str
   return out;
 }
 
+// "section.key", and neither an option nor a file.
+bool is_key(const std::string& word) {
+  const bool file = word.ends_with(".yaml") || word.ends_with(".yml") || word.find('/') != std::string::npos;
+  return !is_option(word) && !file && word.find('.') != std::string::npos;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
 
 constexpr const char* kIgnore = "--ignore-unknown-flags";
@@ -119,7 +131,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   if (!base_yaml.empty())
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
   const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
-  std::vector<std::string> overrides, megatron;
+  std::vector<std::string> overrides, megatron, allowed;
   Words words(arguments);
   while (!words.done()) {
     const std::string word = words.next();
@@ -141,6 +153,9 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       draft.merge_file(words.value(word));
     } else if (name == "--from-megatron-args") {
       add_script(draft, words.value(word), words, out, ignore);
+    } else if (name == "--checkpoint.allow") {
+      allowed.push_back(words.value(word));
+      while (!words.done() && is_key(words.peek())) allowed.push_back(words.next());
     } else if (is_option(word) && name.find('.') != std::string::npos) {
       overrides.push_back(name.substr(2) + "=" + words.value(word));
     } else if (is_option(word)) {
@@ -152,6 +167,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   }
   if (!megatron.empty())
     add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true, ignore);
+  if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + joined(allowed));
   draft.assign(overrides);
   out.config = draft.finish();
   return out;

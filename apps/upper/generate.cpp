@@ -8,9 +8,6 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "checkpoint/load.h"
-#include "config/load.h"
-#include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
@@ -18,6 +15,7 @@
 #include "train/state.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
+#include "upper/saved_run.h"
 
 namespace metroplex::apps {
 namespace {
@@ -25,7 +23,8 @@ namespace {
 constexpr const char* kUsage =
     R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
 
-  --load DIR            a checkpoint, or a folder of them (the newest is taken)
+  --load DIR            a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step N); its tokenizer
+                        comes with it
   --prompt TEXT         what to continue; --prompt-file FILE reads it from a file
   --max-new-tokens 64   length of the continuation
   --temperature 1       0 is greedy
@@ -36,14 +35,6 @@ constexpr const char* kUsage =
   metroplex generate --load checkpoints/llama_tiny --prompt "#include <" --temperature 0.8 --top-k 40
   metroplex generate --load DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
 )";
-
-std::string config_of_checkpoint(const std::string& directory, int64_t step) {
-  files::PosixFileSystem disk;
-  checkpoint::Alone alone;
-  const checkpoint::Found found = checkpoint::open_path(disk, directory, step, alone);
-  MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", directory);
-  return found.reader->manifest().config_yaml;
-}
 
 std::string read_prompt(const std::string& prompt, const std::string& file) {
   if (file.empty()) return prompt;
@@ -75,32 +66,32 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
 }  // namespace
 
 int run_generate(const std::vector<std::string>& arguments) {
-  std::string load, prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234",
-                                         step = "0";
-  const std::vector<OwnFlag> flags{{"--load", &load},
-                                   {"--prompt", &prompt},
+  std::string prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
+  const std::vector<OwnFlag> flags{{"--prompt", &prompt},
                                    {"--prompt-file", &prompt_file},
                                    {"--max-new-tokens", &max_new},
                                    {"--temperature", &temperature},
                                    {"--top-k", &top_k},
                                    {"--top-p", &top_p},
-                                   {"--seed", &seed},
-                                   {"--ckpt-step", &step}};
-  const RunArguments first =
-      parse_run_arguments(arguments, flags);  // to find --load; the checkpoint's config comes before the options
+                                   {"--seed", &seed}};
+  // To find what to load; the checkpoint's config comes before the options.
+  const RunArguments first = parse_run_arguments(arguments, flags);
   if (first.help) {
     std::cout << kUsage;
     return kExitOk;
   }
-  MPX_CHECK(!load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
-  const RunArguments parsed =
-      parse_run_arguments(arguments, flags, config_of_checkpoint(load, whole_number("--ckpt-step", step)));
-  config::Config config = generation_config(parsed, load);
-  config.checkpoint.ckpt_step = whole_number("--ckpt-step", step);
+  const config::Checkpoint& asked = first.config.checkpoint;
+  MPX_CHECK(!asked.load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
+  const SavedRun saved = open_saved_run(asked.load, asked.ckpt_step);
+  const RunArguments parsed = parse_run_arguments(arguments, flags, saved.config_yaml);
+  config::Config config = generation_config(parsed, saved.directory);
+  config.checkpoint.allow = asked.allow;
+  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
 
   const auto tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(tokenizer != nullptr, "config",
             "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+  const auto files = run_tokenizer_files(config.data);
   const std::string text = read_prompt(prompt, prompt_file);
   std::vector<int64_t> tokens;
   for (const int32_t id : tokenizer->encode(text)) tokens.push_back(id);
@@ -117,7 +108,12 @@ int run_generate(const std::vector<std::string>& arguments) {
   config = checked_config(config, planned_world_size(config.run));
   return launch_ranks(config, command_line("generate", arguments), [&](const comm::World& world) {
     const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
-    train::load_state(*assembly, load);
+    assembly->tokenizer = files;
+    const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory);
+    if (world.rank() == 0) {
+      for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
+      if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
+    }
     const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
     if (world.rank() != 0) return;
     std::vector<int32_t> all(tokens.begin(), tokens.end());

@@ -103,8 +103,8 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   options.describe = comm::describe_in(grid);
   options.stopped_code = kExitStopped;
   const comm::SpawnResult result = comm::spawn_processes(options);
-  if (result.exit_code != kExitOk && result.exit_code != kExitStopped)
-    std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
+  const bool told = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved;  // by rank 0
+  if (result.exit_code != kExitOk && !told) std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
   return result.exit_code;
 }
 

@@ -33,8 +33,9 @@ script with its arguments: bash runs it, but starts no program and writes no fil
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
-Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 16 stopped by
-SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank killed by signal n.
+Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 6 the last save
+failed, 16 stopped by SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank
+killed by signal n.
 
 )";
 
@@ -79,10 +80,12 @@ int run_train(const std::vector<std::string>& arguments) {
     environment.stop_requested = [] { return StopSignal::requested(); };
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
     const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
+    if (!mine.on_disk.empty() && mine.last_save_failed) std::cerr << "metroplex: " << mine.on_disk << std::endl;
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
   if (code != kExitOk) return code;
+  if (summary.last_save_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
 }
 

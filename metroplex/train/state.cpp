@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <exception>
+
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
@@ -194,7 +196,13 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
 SaveOutcome save_state(Assembly& a, const Position& position) {
   GroupExchange exchange(a.groups().world);
   files::PosixFileSystem disk;
+  checkpoint::RunState state;
+  std::exception_ptr failed;  // told where the others hear of it
+  try {
+    if (exchange.rank() == 0) state = run_state(a, position);
+  } catch (const std::exception&) { failed = std::current_exception(); }
   const auto describe = [&] {
+    if (failed) std::rethrow_exception(failed);
     std::vector<checkpoint::LocalPiece> pieces;
     size_t ordinal = 0;
     for (const Held& held : a.config.checkpoint.no_save_optim ? held_weights(a) : held_state(a)) {
@@ -202,9 +210,7 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
     }
     return pieces;
   };
-  const auto result =
-      checkpoint::save(disk, a.config.checkpoint.save,
-                       exchange.rank() == 0 ? run_state(a, position) : checkpoint::RunState{}, describe, exchange);
+  const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, describe, exchange);
   SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
   if (result.ok && exchange.rank() == 0) tidy_up(disk, a.config.checkpoint, outcome);
   return outcome;

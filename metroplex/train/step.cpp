@@ -193,12 +193,14 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   return outcome;
 }
 
-LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches) {
+LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   const std::vector<double> losses =
       on_host(a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))));
-  const Totals totals = reduce_totals(own_totals(a, losses, batches, per_token), *a.world);
-  return {totals.loss, totals.weight};
+  Totals mine = own_totals(a, losses, batches, per_token);
+  mine.stop = stop;
+  const Totals totals = reduce_totals(mine, *a.world);
+  return {totals.loss, totals.weight, totals.stop > 0};
 }
 
 }  // namespace metroplex::train

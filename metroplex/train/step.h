@@ -40,12 +40,14 @@ struct StepOutcome {
 // precision.grad_norm_skip_threshold skips the update too.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
-// Mean loss over `batches` of every data-parallel rank; nothing is updated. The same number on every rank.
+// Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
+// was asked to end.
 struct LossSum {
   double loss = 0;  // weighted by `weight`
   double weight = 0;
+  bool stop = false;  // some rank was asked to end
   double mean() const { return weight > 0 ? loss / weight : 0.0; }
 };
-LossSum evaluate_step(Assembly& assembly, const std::vector<nn::Microbatch>& batches);
+LossSum evaluate_step(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop = false);
 
 }  // namespace metroplex::train

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "checkpoint/directory.h"
 #include "comm/collectives.h"
 #include "cuda/device.h"
 #include "data/build.h"
@@ -18,6 +19,7 @@
 #include "plan/microbatches.h"
 #include "sim/flops.h"
 #include "train/batch.h"
+#include "train/long_work.h"
 #include "train/memory_report.h"
 #include "train/run_folders.h"
 #include "train/run_length.h"
@@ -60,11 +62,14 @@ class Job {
   RunSummary evaluate_only();
 
  private:
+  void build_datasets(const TokenizerFacts& tokenizer, bool forward_only);
   data::SamplerOptions sampler_options(int64_t consumed) const;
   BatchStream stream(Split split, int64_t consumed) const;
   std::vector<nn::Microbatch> next_batches(BatchStream& stream, int64_t count, int64_t first_sample,
                                            const char* what);
-  double evaluate(Split split, int64_t consumed);
+  std::optional<double> evaluate(Split split, int64_t consumed);
+  void evaluate_at_end();
+  void stop_here();
   int64_t samples_evaluated(int64_t times) const {
     return times * a_->config.train.eval_iters * length_.full_batch_size;
   }
@@ -111,6 +116,7 @@ class Job {
   LargestNorm norms_;
   Clock::time_point interval_start_ = Clock::now(), run_start_ = Clock::now();
   int64_t first_iteration_ = 0;
+  int64_t saved_iteration_ = -1;  // or loaded
 };
 
 data::SampleCounts wanted_samples(const config::Config& config, const RunLength& length, bool evaluate_only) {
@@ -123,6 +129,16 @@ data::SampleCounts wanted_samples(const config::Config& config, const RunLength&
   // Without evaluations in between there are none at the end either: no samples are asked for.
   options.eval_iters = evaluate_only || config.train.eval_interval > 0 ? config.train.eval_iters : 0;
   return data::sample_counts(options);
+}
+
+// What a run can go on from, in words.
+std::string on_disk(const std::string& folder) {
+  try {
+    files::PosixFileSystem disk;
+    const auto latest = checkpoint::read_latest(disk, folder).name;
+    if (!latest) return folder + " holds no checkpoint";
+    return folder + " holds " + checkpoint::to_string(*latest) + " as the newest one";
+  } catch (const base::Error& error) { return error.what(); }
 }
 
 cuda::MemoryMeter::Of meter_of(const comm::World& world) {
@@ -140,17 +156,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)) {
   a_->tokenizer = tokenizer.files;
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
-  if (reader()) {
-    const data::SampleCounts counts = wanted_samples(config, length_, forward_only);
-    data::BuildOptions options;
-    options.sequence_length = config.train.seq_length;
-    options.seed = static_cast<uint64_t>(config.run.seed);
-    options.sizes = {counts.train, counts.valid, counts.test};
-    options.eod = tokenizer.eod;
-    options.vocab_size = tokenizer.vocab_size;
-    data::Splits splits = data::build_datasets(config.data, options);
-    datasets_ = {splits.train, splits.valid, splits.test};
-  }
+  build_datasets(tokenizer, forward_only);
   at::Tensor present = at::zeros({3}, at::kLong);
   for (int split = 0; split < 3; ++split) present[split] = datasets_[split] != nullptr;
   comm::broadcast(present, 0, a_->groups().batch);
@@ -161,6 +167,24 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       if (memory_) memory_->after_action(action);
     });
   }
+}
+
+void Job::build_datasets(const TokenizerFacts& tokenizer, bool forward_only) {
+  const config::Config& config = a_->config;
+  const data::SampleCounts counts = wanted_samples(config, length_, forward_only);
+  data::BuildOptions options;
+  options.sequence_length = config.train.seq_length;
+  options.seed = static_cast<uint64_t>(config.run.seed);
+  options.sizes = {counts.train, counts.valid, counts.test};
+  options.eod = tokenizer.eod;
+  options.vocab_size = tokenizer.vocab_size;
+  const auto splits = std::make_shared<data::Splits>();
+  do_with_peers(
+      [splits, options, data = config.data, reads = reader()] {
+        if (reads) *splits = data::build_datasets(data, options);
+      },
+      *a_->world);
+  datasets_ = {splits->train, splits->valid, splits->test};
 }
 
 data::SamplerOptions Job::sampler_options(int64_t consumed) const {
@@ -204,7 +228,8 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
   return batches;
 }
 
-double Job::evaluate(Split split, int64_t consumed) {
+// Nothing when the run was asked to end meanwhile.
+std::optional<double> Job::evaluate(Split split, int64_t consumed) {
   const int64_t count =
       std::max<int64_t>(1, length_.full_batch_size / (a_->config.train.micro_batch_size * a_->groups().dp.size()));
   BatchStream batches = stream(split, consumed);
@@ -214,7 +239,9 @@ double Job::evaluate(Split split, int64_t consumed) {
                               consumed + i * count * a_->config.train.micro_batch_size * a_->groups().dp.size(),
                               kSplitNames[split]);
     for (nn::Microbatch& batch : micro) batch.training = false;
-    const LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro); });
+    const bool asked = environment_.stop_requested && environment_.stop_requested();
+    const LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro, asked); });
+    if (part.stop) return std::nullopt;
     sum.loss += part.loss;
     sum.weight += part.weight;
   }
@@ -235,6 +262,8 @@ void Job::load() {
   }
   if (!a_->config.checkpoint.finetune) position_ = outcome.position;
   position_.checkpoint = outcome.path;
+  if (goes_on_in_place(a_->config.checkpoint) && !a_->config.checkpoint.finetune)
+    saved_iteration_ = position_.iteration;
   if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
@@ -242,15 +271,19 @@ void Job::load() {
 
 void Job::save() {
   const SaveOutcome outcome = timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_); });
+  summary_.last_save_failed = !outcome.saved;
   if (outcome.saved) {
     summary_.last_checkpoint = position_.checkpoint = outcome.path;
+    saved_iteration_ = position_.iteration;
     say(" saved checkpoint " + outcome.path);
     if (!outcome.note.empty()) say(" " + outcome.note);
     if (!outcome.problem.empty()) warn(outcome.problem);
   } else {
     warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
-         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save +
-         " are untouched, training goes on");
+         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save + " are untouched");
+    if (a_->world->rank() == 0)
+      summary_.on_disk = "iteration " + std::to_string(position_.iteration) +
+                         " could not be saved: " + outcome.problem + "; " + on_disk(a_->config.checkpoint.save);
   }
 }
 
@@ -390,10 +423,37 @@ bool Job::after_step(const StepOutcome& outcome) {
     return true;
   }
   if (!last && present_[kValid] && t.eval_interval > 0 && position_.iteration % t.eval_interval == 0) {
-    summary_.validation_loss = evaluate(kValid, samples_evaluated(position_.iteration / t.eval_interval - 1));
+    const auto loss = evaluate(kValid, samples_evaluated(position_.iteration / t.eval_interval - 1));
+    if (!loss) {
+      stop_here();
+      return true;
+    }
+    summary_.validation_loss = *loss;
   }
   interval_start_ += Clock::now() - paused;
   return false;
+}
+
+// In the middle of an evaluation.
+void Job::stop_here() {
+  if (!a_->config.checkpoint.save.empty() && saved_iteration_ != position_.iteration) save();
+  summary_.ending = Ending::stopped;
+}
+
+void Job::evaluate_at_end() {
+  const config::Train& t = a_->config.train;
+  if (t.eval_interval <= 0 || t.eval_iters <= 0) return;
+  const auto one = [&](Split split, int64_t consumed, double& loss) {
+    if (!present_[split] || summary_.ending != Ending::finished) return;
+    const auto found = evaluate(split, consumed);
+    if (found) {
+      loss = *found;
+    } else {
+      stop_here();
+    }
+  };
+  one(kValid, samples_evaluated(length_.iterations / t.eval_interval), summary_.validation_loss);
+  one(kTest, 0, summary_.test_loss);
 }
 
 RunSummary Job::train() {
@@ -417,11 +477,7 @@ RunSummary Job::train() {
     BatchStream batches = stream(kTrain, position_.consumed_train_samples);
     while (more() && !after_step(step_once(batches))) {}
   }
-  if (summary_.ending == Ending::finished && t.eval_interval > 0 && t.eval_iters > 0) {
-    if (present_[kValid])
-      summary_.validation_loss = evaluate(kValid, samples_evaluated(length_.iterations / t.eval_interval));
-    if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
-  }
+  if (summary_.ending == Ending::finished) evaluate_at_end();
   summary_.iteration = position_.iteration;
   summary_.consumed_samples = position_.consumed_train_samples;
   return summary_;
@@ -431,8 +487,8 @@ RunSummary Job::evaluate_only() {
   load();
   MPX_CHECK(present_[kValid] || present_[kTest], "data",
             "neither the validation nor the test split has samples; give them a share in data.split");
-  if (present_[kValid]) summary_.validation_loss = evaluate(kValid, 0);
-  if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0);
+  if (present_[kValid]) summary_.validation_loss = evaluate(kValid, 0).value_or(-1);
+  if (present_[kTest]) summary_.test_loss = evaluate(kTest, 0).value_or(-1);
   summary_.iteration = position_.iteration;
   return summary_;
 }

@@ -19,7 +19,7 @@ namespace metroplex::train {
 // What a trainer needs of the outside world. Every rank has its own; only rank 0's log speaks.
 struct TrainerEnvironment {
   base::Log* log = nullptr;
-  std::function<bool()> stop_requested;            // asked once a step; SIGTERM makes it true
+  std::function<bool()> stop_requested;            // asked once a step, of evaluation too; SIGTERM makes it true
   std::function<void(int64_t, int64_t)> progress;  // iteration, of how many; may be empty
 };
 
@@ -32,6 +32,8 @@ struct RunSummary {
   double last_loss = 0;
   double test_loss = -1, validation_loss = -1;  // -1: not evaluated
   std::string last_checkpoint;                  // empty: none was saved
+  bool last_save_failed = false;                // on every rank: what was done since is lost
+  std::string on_disk;                          // rank 0, when it failed: why, and what there is to go on from
 };
 
 // Runs a whole training job as one rank of `world`. Requires `config` resolved and checked. Collective.

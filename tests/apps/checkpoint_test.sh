@@ -97,3 +97,106 @@ holds "no_save_optim writes weights alone; resuming from them wants no_load_opti
 run 3 train "${tiny[@]}" --nproc 1 --checkpoint.load=weights --model.hidden_size=48
 warns 'shape'
 holds "a checkpoint of another width is refused"
+
+echo "A run that goes back leaves a branch: what is newest follows the chain from \`latest\`"
+back=("${tiny[@]}" --nproc 1 --optim.override_opt_param_scheduler=true --checkpoint.save_interval=1 --checkpoint.save=branch)
+run 0 train "${back[@]}" --train.train_iters=10
+run 0 train "${back[@]}" --train.train_iters=6 --checkpoint.load=branch --checkpoint.ckpt_step=5 --checkpoint.keep_last=2
+prints 'iter_0000006, iter_0000007.* become a branch that is left here'
+prints 'removed iter_0000010, iter_0000009.*of a branch that'
+[ "$(cd branch && echo iter_*)" = "iter_0000005 iter_0000006.2" ] || fail "keep_last 2 after going back to 5: $(ls branch)"
+python3 "$apps/flip_bit.py" branch/iter_0000006.2/rank_00000.safetensors 5
+run 0 train "${back[@]}" --train.train_iters=6 --checkpoint.load=branch
+prints 'loaded checkpoint branch/iter_0000005 at iteration 5'
+holds "back to 5 and on to 6 with keep_last 2: 5 and 6 stay, the damaged 6 falls back to 5, the branch is named"
+run 0 train "${back[@]}" --train.train_iters=10 --checkpoint.save=forks
+run 0 train "${back[@]}" --train.train_iters=7 --checkpoint.save=forks --checkpoint.load=forks --checkpoint.ckpt_step=3 \
+  --checkpoint.save_interval=7
+python3 "$apps/flip_bit.py" forks/iter_0000007.2/rank_00000.safetensors 5
+run 0 train "${back[@]}" --train.train_iters=4 --checkpoint.save= --checkpoint.load=forks
+prints 'loaded checkpoint forks/iter_0000003 at iteration 3'
+holds "a damaged 7 that came from 3 falls back to 3, past 4, 5 and 6 of the other branch"
+
+echo "What a checkpoint was made with is compared with what loads it"
+run 0 train "${tiny[@]}" --nproc 1 --checkpoint.save=made --checkpoint.save_interval=4
+resume=("${tiny[@]}" --nproc 2 --checkpoint.load=made --checkpoint.ckpt_step=4)
+for key in model.rotary_base=500 model.activation=gelu model.num_layers=1 model.layernorm_epsilon=0.1 \
+  "model.num_attention_heads=4 --model.kv_channels=8 --model.num_query_groups=4" model.rotary_percent=0.5; do
+  for command in train eval; do
+    # shellcheck disable=SC2086
+    run 3 $command "${resume[@]}" --data.split=80,10,10 --train.eval_iters=1 --$key
+    warns "${key%%=*} is .* here and was "
+    warns "checkpoint.allow.* ${key%%=*}"
+  done
+done
+run 3 train "${resume[@]}" --model.rotary_base=500 --model.activation=gelu --checkpoint.allow model.rotary_base
+warns 'model.activation is gelu here and was silu'
+run 0 train "${resume[@]}" --model.rotary_base=500 --model.activation=gelu --checkpoint.allow model.rotary_base model.activation
+run 0 train "${resume[@]}" --model.rotary_base=500 --model.activation=gelu --checkpoint.allow=model.rotary_base,model.activation
+warns 'model.rotary_base is 500'
+run 0 eval "${resume[@]}" --data.split=80,10,10 --train.eval_iters=1 --model.rotary_base=500 --checkpoint.allow model.rotary_base
+run 2 train "${resume[@]}" --checkpoint.allow model.rotary_bse
+warns 'did you mean model.rotary_base'
+run 0 train "${resume[@]}" --model.num_layers=1 --checkpoint.allow model.num_layers
+warns 'left in the checkpoint: .*layers.1'
+run 3 train "${resume[@]}" --optim.optimizer=lion
+warns 'optim.optimizer is lion here and was adam'
+run 0 train "${resume[@]}" --model.hidden_dropout=0.1 --model.make_vocab_size_divisible_by=8
+holds "6 differences refused by train and eval, with --checkpoint.allow they pass; dropout and padding may differ"
+
+echo "Load and save folders"
+mkdir -p foreign/mp_rank_00
+for load in foreign made/latest; do
+  run 3 train "${tiny[@]}" --nproc 2 --checkpoint.load=$load
+  warns "${load##*/}|mp_rank_00"
+done
+run 3 train "${tiny[@]}" --nproc 1 --finetune --load made_typo
+warns made_typo
+run 3 train "${tiny[@]}" --nproc 2 --checkpoint.save=made --checkpoint.save_interval=4
+warns 'checkpoint.save = made is not empty .*checkpoint.load'
+run 3 train "${tiny[@]}" --nproc 1 --checkpoint.save=foreign --checkpoint.save_interval=4
+run 3 train "${tiny[@]}" --nproc 1 --checkpoint.save=made --checkpoint.save_interval=4 --finetune --load fp32
+run 0 train "${tiny[@]}" --nproc 1 --save fresh --load fresh --save-interval 8
+prints 'no checkpoint in fresh: starting from scratch'
+run 0 train "${tiny[@]}" --nproc 1 --save fresh --load fresh --save-interval 8 --train.train_iters=9 --optim.override_opt_param_scheduler=true
+prints 'loaded checkpoint fresh/iter_0000008 at iteration 8'
+holds "a foreign folder, a file, a typo with --finetune and a foreign save folder are refused; --save X --load X begins and goes on"
+
+echo "The iteration that is asked for, and a tokenizer that comes along"
+mkdir -p away
+run 0 tokenizer train --input text/*.txt --output away/words --vocab-size 300 --model-type bpe
+run 0 preprocess --input text --tokenizer-model away/words.model --append-eod --output-prefix words
+spm=("${tiny[@]}" "--data.data_path=$work/words" --data.tokenizer_type=sentencepiece --data.tokenizer_model=away/words.model)
+run 0 train "${spm[@]}" --nproc 1 --checkpoint.save=spm --checkpoint.save_interval=4
+write=(--prompt Document --max-new-tokens 8 --temperature 0)
+for step in 4 8; do
+  run 0 generate --load spm --checkpoint.ckpt_step=$step "${write[@]}" && cp out by_key
+  run 0 generate --load spm --ckpt-step $step "${write[@]}" && cmp out by_key || fail "--ckpt-step $step"
+  run 0 generate --load spm/iter_000000$step "${write[@]}" && cmp out by_key || fail "ckpt_step $step wrote '$(cat by_key)', iter_000000$step '$(cat out)'"
+  cp by_key text$step
+done
+cmp -s text4 text8 && fail "both checkpoints write '$(cat text4)': the comparison says nothing"
+run 3 generate --load spm --checkpoint.ckpt_step=999 "${write[@]}"
+warns 'no checkpoint of iteration 999; it has 4, 8'
+run 3 eval "${spm[@]}" --data.split=80,10,10 --train.eval_iters=1 --checkpoint.load=spm --checkpoint.ckpt_step=999
+for step in 4 8; do
+  run 0 eval "${spm[@]}" --data.split=80,10,10 --train.eval_iters=1 --checkpoint.load=spm --checkpoint.ckpt_step=$step
+  prints "validation loss at iteration $step"
+done
+holds "generate and eval read the iteration that is asked for; 999 is refused"
+cmp spm/iter_0000008/tokenizer.model away/words.model || fail "the tokenizer is not in the checkpoint"
+mv away gone
+(cd / && run 0 generate --load "$work/spm" "${write[@]}")
+cmp out text8 || fail "without the tokenizer's first place: $(cat out)"
+run 0 tokenizer train --input text/00*.txt --output other --vocab-size 300 --model-type bpe
+for command in "generate --prompt x" "train ${spm[*]}"; do
+  # shellcheck disable=SC2086
+  run 3 $command --checkpoint.load=spm --data.tokenizer_type=sentencepiece --data.tokenizer_model=other.model
+  warns 'data.tokenizer_model'
+done
+run 3 train "${spm[@]}" --nproc 1 --data.tokenizer_type=bytes --model.vocab_size=300 --checkpoint.load=spm
+warns 'data.tokenizer_type is bytes here and was sentencepiece'
+python3 "$apps/flip_bit.py" spm/iter_0000008/tokenizer.model 5
+run 3 inspect spm --verify
+prints 'DAMAGED.*tokenizer.model'
+holds "generate finds the tokenizer in the checkpoint when its first place is gone; another one, and a damaged one, are found out"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A disk that fills up: the checkpoints that are there stay whole, the run goes on and exits with 0; so with the metrics.
+# A disk that fills up: the checkpoints that are there stay whole and the run goes on; when its last save fails too it
+# exits with 6 and says what is there. Metrics that cannot be written end nothing.
 # The disk is a tmpfs in a mount namespace of its own. Where neither root nor a user namespace may mount one, a limit on
 # the size of files stands for it, and the script says so; that limit is tried in any case.
 if [ -z "${METROPLEX_DISK:-}" ]; then
@@ -11,7 +12,7 @@ if [ -z "${METROPLEX_DISK:-}" ]; then
   METROPLEX_DISK=limit
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-at_exit() { umount disk sinks 2> /dev/null || true; }
+at_exit() { kill -KILL $(jobs -p) 2> /dev/null || true; umount disk sinks 2> /dev/null || true; }
 make_corpus
 saving=("${tiny[@]}" --nproc 1 --checkpoint.save_interval=1 --train.train_iters=6)
 two=(--nproc 2 --parallel.tensor_model_parallel_size=2)
@@ -28,12 +29,14 @@ if [ "$METROPLEX_DISK" = tmpfs ]; then
   for ranks in 1 2; do
     rm -rf disk/*
     [ $ranks = 1 ] && layout=(--nproc 1) || layout=("${two[@]}")
-    run 0 train "${saving[@]}" "${layout[@]}" --checkpoint.save=disk/ck --train.metrics_file=metrics.jsonl
+    run 6 train "${saving[@]}" "${layout[@]}" --checkpoint.save=disk/ck --train.metrics_file=metrics.jsonl
+    tail -n 1 err | grep -qE '^metroplex: iteration 6 could not be saved: .*No space left.* holds iter_0000002 as the newest' ||
+      fail "the last line does not say what is on disk: $(tail -n 1 err)"
     [ "$(grep -c 'could not save' err)" = 4 ] || fail "4 of 6 saves should fail: $(cat err)"
     not_saved 'No space left' disk/ck
     [ "$(cd disk/ck && echo iter_*)" = "iter_0000001 iter_0000002" ] || fail "there are $(ls disk/ck)"
     [ "$(losses metrics.jsonl | wc -l)" = 6 ] || fail "the run did not go on to its end"
-    holds "$ranks rank(s): saves 1 and 2 are whole, 3 to 6 failed with a warning, the run ended with 0"
+    holds "$ranks rank(s): saves 1 and 2 are whole, 3 to 6 failed with a warning, the run ended with 6 and says that 2 is there"
     rm -rf disk/ck/iter_0000001 metrics.jsonl
     run 0 train "${saving[@]}" "${layout[@]}" --checkpoint.save=disk/ck --checkpoint.load=disk/ck --checkpoint.keep_last=1
     prints 'loaded checkpoint disk/ck/iter_0000002 at iteration 2'
@@ -66,11 +69,40 @@ run 0 train "${saving[@]}" --checkpoint.save=limited --train.exit_interval=2
 (
   trap '' XFSZ # else the kernel's signal ends the process before it hears of the error
   ulimit -f 200
-  run 0 train "${saving[@]}" --checkpoint.save=limited --checkpoint.load=limited
+  run 6 train "${saving[@]}" --checkpoint.save=limited --checkpoint.load=limited
 )
+tail -n 1 err | grep -q 'holds iter_0000002 as the newest' || fail "the last line: $(tail -n 1 err)"
 not_saved 'File too large' limited
 [ "$(cd limited && echo iter_*)" = "iter_0000001 iter_0000002" ] || fail "there are $(ls limited)"
-holds "saves 3 to 6 failed with a warning, 1 and 2 are whole, the run ended with 0"
+holds "saves 3 to 6 failed with a warning, 1 and 2 are whole, the run ended with 6"
+
+echo "A last save that fails: at the end and at SIGTERM, ranks as threads and as processes; one that works again is no failure"
+mkdir -p shut
+for form in threads gloo; do
+  layout=(--nproc 2 --backend $form --checkpoint.save=shut/$form --checkpoint.save_interval=1000000)
+  (
+    trap '' XFSZ
+    ulimit -f 200
+    run 6 train "${saving[@]}" "${layout[@]}" # stdout and the files of a rank stay below the limit, a checkpoint does not
+  )
+  tail -n 1 err | grep -qE "^metroplex: iteration 6 could not be saved: .*shut/$form holds no checkpoint" || fail "$form: $(tail -n 1 err)"
+  (
+    trap '' XFSZ
+    ulimit -f 200
+    exec "$metroplex" train "${saving[@]}" "${layout[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000 \
+      --train.log_interval=1000000 > term.out 2> term.err
+  ) &
+  job=$!
+  for _ in $(seq 1 300); do [ ! -d "shut/$form" ] || break; sleep 0.1; done
+  sleep 2
+  kill -TERM $job
+  code=0
+  wait $job || code=$?
+  cp term.err err && cp term.out out
+  [ $code = 6 ] || fail "$form: SIGTERM with a save that fails ended with $code"
+  tail -n 1 err | grep -qE "^metroplex: iteration [0-9]+ could not be saved: .*holds no checkpoint" || fail "$form: $(tail -n 1 err)"
+  holds "$form: exit 6 at the end and at SIGTERM, the last line says that nothing is on disk"
+done
 
 echo "Sinks that take nothing"
 run 0 train "${tiny[@]}" --nproc 1 --train.metrics_file=/dev/full

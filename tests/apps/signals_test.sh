@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Signals, deaths and NaN: what ends a run, with which code, and what it says.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+trap 'kill -KILL $(jobs -p) 2> /dev/null || true; rm -rf "$work"' EXIT # also of a test that failed
 make_corpus
 long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
 
@@ -52,6 +53,35 @@ for form in threads gloo; do
     prints "iteration  *$((saved + 1))/"
     holds "$form, SIG$signal: saved iteration $saved in $took ms, exit 16, resumed at $((saved + 1))"
   done
+done
+
+echo "SIGTERM in an evaluation stops it, saves what was trained since the last save, and ends with code 16"
+for form in threads gloo; do
+  for phase in "while training" "at the end"; do
+    interval=4 expected=4
+    [ "$phase" = "while training" ] || interval=1000000 expected=5
+    name=eval_$form$expected
+    layout=(--nproc 2 --backend $form --checkpoint.save=$name --checkpoint.save_interval=1000000 --data.split=80,10,10
+      --train.train_iters=5 --train.eval_interval=$interval --train.eval_iters=20000)
+    start $name "${tiny[@]}" "${layout[@]}"
+    sleep 2 # 20000 batches take minutes
+    kill -TERM $job
+    ended_with 16 $name 10
+    grep -q 'validation loss' out && fail "half an evaluation was reported"
+    [ "$(cut -d' ' -f1 < $name/latest)" = "iter_000000$expected" ] || fail "saved: $(ls $name)"
+    holds "$form, $phase: iteration $expected is on disk, exit 16 after $took ms"
+  done
+done
+
+echo "A mapped file that somebody truncates is an error that names it"
+for form in threads gloo; do
+  cp corpus.bin short.bin && cp corpus.idx short.idx
+  start truncated "${long[@]}" --data.data_path=short --nproc 2 --backend $form
+  : > short.bin
+  ended_with 3 truncated 20
+  warns "metroplex: \[files\] '.*short.bin' cannot be read any more"
+  holds "$form: exit 3 after $took ms"
+  rm -rf cache
 done
 
 echo "A rank that waits for its master ends at the first SIGTERM: there is nothing to save yet"

@@ -267,6 +267,23 @@ TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
   }
 }
 
+TEST(SavedConfig, OfAnotherVersionIsReadAsFarAsItIsKnown) {
+  Config config = good({"model.rotary_base=500.5", "checkpoint.allow=model.rotary_base,model.activation"});
+  EXPECT_EQ(dump(parse_saved(dump(config))), dump(config));
+  const Config read = parse_saved(
+      "model: {rotary_base: 500.5, long_gone: 3, num_layers: [1]}\nnever_heard_of: {a: 1}\nrun: 7\ndata:\n");
+  EXPECT_EQ(read.model.rotary_base, 500.5);
+  EXPECT_EQ(read.model.num_layers, Model{}.num_layers);
+  EXPECT_EQ(dump(parse_saved("")), dump(Config{}));
+  EXPECT_NE(error_of([] { parse_saved("model: ["); }).find("not YAML"), std::string::npos);
+}
+
+TEST(CheckpointAllow, TakesKeysThatAreComparedAndNoOthers) {
+  EXPECT_TRUE(violations(good({"checkpoint.allow=model.rotary_base,data.tokenizer_model"}), kWorld).empty());
+  expect_refused({{"checkpoint.allow=model.rotary_bse"}, "checkpoint.allow", "no key that is compared"});
+  expect_refused({{"checkpoint.allow=optim.lr"}, "checkpoint.allow", "no key that is compared"});
+}
+
 TEST(Help, ComesFromTheFieldsAndSuggestsTheNearestTopic) {
   const std::string all = help("all");
   for (const auto& key : all_keys()) EXPECT_NE(all.find("--" + key + "="), std::string::npos) << key;

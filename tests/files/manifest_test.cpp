@@ -47,6 +47,15 @@ TEST(Manifest, LoadsBackToItself) {
   EXPECT_TRUE(nlohmann::json::accept(text)) << "any JSON reader must be able to read it";
 }
 
+TEST(Manifest, NamesItsParentOrNoneOrDoesNotSay) {
+  Manifest manifest = example();
+  for (const std::optional<std::string>& parent :
+       {std::optional<std::string>(), std::optional<std::string>(""), std::optional<std::string>("iter_0000110")}) {
+    manifest.parent = parent;
+    EXPECT_EQ(parse_manifest(write_manifest(manifest), "m").parent, parent);
+  }
+}
+
 TEST(Manifest, EveryFlippedBitIsFound) {
   const std::string text = write_manifest(example());
   for (size_t bit = 0; bit < text.size() * 8; ++bit) {

@@ -145,7 +145,8 @@ TEST(Optimizer, StateHasANameAndThePlaceOfItsParameter) {
   std::vector<nn::Param> params = two_params(at::kFloat);
   const auto names = [&](const std::string& optimizer) {
     std::vector<std::string> list;
-    for (const optim::State& state : Made(optim_config(optimizer, {}), params)->state()) {
+    const Made made(optim_config(optimizer, {}), params);
+    for (const optim::State& state : made->state()) {
       EXPECT_EQ(state.values().numel(), state.param->numel());
       list.push_back(state.param->name + " " + state.kind);
     }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "files/file_system.h"
+#include "files/manifest.h"
 #include "train/legs.h"
 
 namespace metroplex::test {
@@ -231,6 +232,21 @@ TEST(TrainingState, CarriesItsTokenizerAndRefusesAnother) {
             std::string::npos);
   config.checkpoint.allow = {"data.tokenizer_model"};
   EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))), "accepted");
+}
+
+// Without the members that came later, and with a key that is gone.
+TEST(TrainingState, OfAnOlderProgramStillLoads) {
+  const Folder folder;
+  const Outcome saved = run_leg(small_gpt(), {kFour, "", folder.at("ckpt"), 0, 2});
+  files::PosixFileSystem disk;
+  const std::string path = folder.at("ckpt") + "/iter_0000002/manifest.json";
+  files::Manifest manifest = files::parse_manifest(disk.read(path), path);
+  ASSERT_TRUE(manifest.parent.has_value());
+  manifest.parent.reset();
+  manifest.config_yaml.replace(manifest.config_yaml.find("model:\n"), 7, "model:\n  long_gone: 3\n");
+  ASSERT_EQ(manifest.extra.find("\"tokenizer\""), std::string::npos);
+  disk.replace_file(path, files::write_manifest(manifest));
+  expect_equal_state(run_leg(small_gpt(), {{}, folder.at("ckpt"), "", 2, 2}).state, saved.state);
 }
 
 // Back to 5 and on: the chain is that of the run, and the folder keeps no more than was asked for.

@@ -244,6 +244,16 @@ TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {
   });
 }
 
+TEST(Stopping, AnEvaluationHearsOfItToo) {
+  const Cut layout{1, 2, 1, 2, false};
+  const config::Config config = cut(small_gpt(), layout);
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    EXPECT_FALSE(train::evaluate_step(*a, batches_of(*a, 0)).stop);
+    EXPECT_TRUE(train::evaluate_step(*a, batches_of(*a, 0), world.rank() == 2).stop);
+  });
+}
+
 TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
   std::vector<double> means;
   for (const Cut& layout : {Cut{}, Cut{2, 2, 2, 1, true}, Cut{1, 1, 1, 4, false}}) {

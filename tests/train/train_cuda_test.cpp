@@ -1,7 +1,9 @@
 // Training on a GPU against training on the CPU: one rank, ranks as threads that share the GPU, ZeRO, offload and
 // checkpoints. float64 shows that the computation is the same; fp32 and bf16, that it is as exact as they allow. SGD
 // there: Adam divides small gradients by their size, and their rounding with them.
+#include "cuda/memory_meter.h"
 #include "support/gpu.h"
+#include "train/held.h"
 #include "train/state.h"
 #include "train/support.h"
 #include "train/verify.h"
@@ -173,6 +175,35 @@ TEST(TrainOnGpu, ACheckpointOfTheGpuGoesOnOnTheCpu) {
   });
   ASSERT_EQ(saved.size(), loaded.size());
   for (const auto& [name, tensor] : saved) EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
+}
+
+// On the device one decoded tensor, on the host a buffer and the lists of pieces, which travel as text.
+TEST(TrainOnGpu, ASaveTakesOneTensorOnTheDeviceAndABufferOnTheHost) {
+  MPX_NEED_GPU_KERNELS();
+  const Folder folder;
+  config::Config config = small_llama();
+  config.model.hidden_size = 512;
+  config.model.ffn_hidden_size = 8192;
+  config.precision.params_dtype = "bf16";
+  config.optim.exp_avg_dtype = config.optim.exp_avg_sq_dtype = "8bit";
+  config.optim.store_param_remainders = true;
+  config.checkpoint.save = folder.path();
+  config = cut(config, {});
+  run_on(0, config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    int64_t largest = 0, all = 0;
+    for (const optim::State& state : a->optimizer->state()) {
+      const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
+      largest = std::max(largest, bytes);
+      all += bytes;
+    }
+    ASSERT_GT(largest, train::kHostBufferBytes) << "one buffer would hold a whole tensor";
+    const cuda::MemoryMeter device(cuda::MemoryMeter::Of::gpu), host(cuda::MemoryMeter::Of::host);
+    EXPECT_TRUE(train::save_state(*a, {1, 8, 8}).saved);
+    EXPECT_LE(device.peak_bytes(), largest + 512);
+    EXPECT_LE(host.peak_bytes(), train::kHostBufferBytes + (1 << 20));
+    EXPECT_LT(4 * largest, all) << "too small to tell";
+  });
 }
 
 }  // namespace

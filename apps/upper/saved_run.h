@@ -1,0 +1,28 @@
+// What a checkpoint says of the run that made it: where it lies, its configuration, and the tokenizer that it
+// carries.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::apps {
+
+struct SavedRun {
+  std::string directory;              // the checkpoint itself
+  std::string config_yaml;            // with the keys that this program knows
+  std::vector<std::string> problems;  // damaged ones that were passed over
+  std::string tokenizer_type;         // empty: it carries none
+  std::vector<std::string> tokenizer_files;
+};
+
+// checkpoint.load and checkpoint.ckpt_step (0: the newest). Throws base::Error when there is none.
+SavedRun open_saved_run(const std::string& load, int64_t ckpt_step);
+
+// Whether `data` names a tokenizer.
+bool names_tokenizer(const config::Data& data);
+// Points `data` to the tokenizer in the checkpoint. Without one nothing changes.
+void use_carried_tokenizer(const SavedRun& saved, config::Data& data);
+
+}  // namespace metroplex::apps

@@ -1,0 +1,37 @@
+#include "train/long_work.h"
+
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "comm/collectives.h"
+
+namespace metroplex::train {
+namespace {
+
+// Far below any timeout of a collective.
+constexpr std::chrono::milliseconds kFirstLook{2}, kLongestLook{200};
+
+bool all_done(bool mine, const comm::World& world) {
+  const at::Tensor busy = at::full({1}, mine ? 0.0 : 1.0, at::TensorOptions(at::kDouble)).to(world.device());
+  comm::all_reduce(busy, world.groups().world);
+  return busy.item<double>() == 0;
+}
+
+}  // namespace
+
+void do_with_peers(const std::function<void()>& work, const comm::World& world) {
+  std::packaged_task<void()> task(work);
+  const std::shared_future<void> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  for (auto look = kFirstLook;; look = std::min(2 * look, kLongestLook)) {
+    const bool mine = result.wait_for(look) == std::future_status::ready;
+    if (mine) result.get();  // throws what the work threw
+    if (all_done(mine, world)) return;
+  }
+}
+
+}  // namespace metroplex::train

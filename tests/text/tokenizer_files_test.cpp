@@ -1,0 +1,81 @@
+// A folder of the files that a tokenizer was read from is the same tokenizer.
+#include "text/tokenizer_files.h"
+
+#include <gtest/gtest.h>
+
+#include "files/checksum.h"
+#include "text/load_tokenizer.h"
+#include "text/support.h"
+
+namespace metroplex::text {
+namespace {
+
+using testing::TemporaryFolder;
+
+const std::string kVectors = "tests/vectors/tokenizers/";
+
+struct Source {
+  std::string type, model, vocab_file, merge_file;
+};
+
+TokenizerFiles read(const Source& source) {
+  return read_tokenizer_files(source.type, source.model, source.vocab_file, source.merge_file);
+}
+
+// Writes them down under their names and loads what is there.
+void expect_the_same_tokenizer(const Source& source) {
+  SCOPED_TRACE(source.model + source.vocab_file);
+  const TokenizerFiles files = read(source);
+  const TemporaryFolder folder;
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files.files) {
+    folder.write(name, bytes);
+    names.push_back(name);
+  }
+  const TokenizerPaths paths = tokenizer_paths(folder.path(), names);
+  const auto first = load_tokenizer(source.type, source.model, source.vocab_file, source.merge_file);
+  const auto second = load_tokenizer(files.type, paths.model, paths.vocab_file, paths.merge_file);
+  EXPECT_EQ(second->name(), first->name());
+  EXPECT_EQ(second->vocab_size(), first->vocab_size());
+  EXPECT_EQ(second->eod(), first->eod());
+  for (const char* text : {"Hello  world, 12 apples\n", "na\u00efve caf\u00e9", " leading"}) {
+    EXPECT_EQ(second->encode(text), first->encode(text)) << text;
+  }
+  EXPECT_EQ(read({files.type, paths.model, paths.vocab_file, paths.merge_file}).checksum, files.checksum);
+}
+
+TEST(TokenizerFiles, OfEveryKindLoadAgainFromTheirOwnFolder) {
+  int seen = 0;
+  for (const std::string& folder : testing::vector_folders()) {
+    const std::string path = folder.find('/') == std::string::npos ? kVectors + folder : folder;
+    for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
+      if (!testing::exists(path + "/" + name)) continue;
+      expect_the_same_tokenizer({"", path + "/" + name, "", ""});
+      ++seen;
+    }
+    if (testing::exists(path + "/vocab.json")) {
+      expect_the_same_tokenizer({"bpe", "", path + "/vocab.json", path + "/merges.txt"});
+      ++seen;
+    }
+  }
+  EXPECT_GE(seen, 3);
+}
+
+TEST(TokenizerFiles, AreToldApartByTheirBytes) {
+  const TemporaryFolder folder;
+  const std::string vocab = folder.write("v.json", R"({"a":0,"b":1,"ab":2,"<|endoftext|>":3})"),
+                    merges = folder.write("m.txt", "a b\n");
+  const TokenizerFiles first = read({"bpe", "", vocab, merges});
+  const std::string both = testing::read_file(vocab) + testing::read_file(merges);
+  EXPECT_EQ(first.checksum, files::to_hex(files::checksum(both.data(), both.size())));
+  folder.write("m.txt", "b a\n");
+  EXPECT_NE(read({"bpe", "", vocab, merges}).checksum, first.checksum);
+  for (const char* type : {"none", "bytes"}) {
+    const TokenizerFiles none = read({type, "", "", ""});
+    EXPECT_TRUE(none.files.empty() && none.checksum.empty());
+    EXPECT_EQ(none.type, type);
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::text
