@@ -8,15 +8,14 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "checkpoint/load.h"
 #include "config/load.h"
-#include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
 #include "train/generate.h"
 #include "train/state.h"
 #include "upper/launch.h"
+#include "upper/checkpoint_config.h"
 #include "upper/run_tokenizer.h"
 
 namespace metroplex::apps {
@@ -26,7 +25,8 @@ constexpr const char* kUsage =
     R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
 
   --load DIR            a checkpoint, or a folder of them (the newest is taken)
-  --prompt TEXT         what to continue; --prompt-file FILE reads it from a file
+  --prompt TEXT         what to continue; given again, each is continued by itself, in order
+  --prompt-file FILE    reads a prompt from a file; may be given again too
   --max-new-tokens 64   length of the continuation
   --temperature 1       0 is greedy
   --top-k 0             keep the k most likely tokens; 0: all
@@ -37,16 +37,7 @@ constexpr const char* kUsage =
   metroplex generate --load DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
 )";
 
-std::string config_of_checkpoint(const std::string& directory, int64_t step) {
-  files::PosixFileSystem disk;
-  checkpoint::Alone alone;
-  const checkpoint::Found found = checkpoint::open_path(disk, directory, step, alone);
-  MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", directory);
-  return found.reader->manifest().config_yaml;
-}
-
-std::string read_prompt(const std::string& prompt, const std::string& file) {
-  if (file.empty()) return prompt;
+std::string read_file(const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file);
   return {std::istreambuf_iterator<char>(stream), {}};
@@ -75,11 +66,11 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
 }  // namespace
 
 int run_generate(const std::vector<std::string>& arguments) {
-  std::string load, prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234",
-                                         step = "0";
+  std::string load, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234", step = "0";
+  std::vector<std::string> prompts, prompt_files;
   const std::vector<OwnFlag> flags{{"--load", &load},
-                                   {"--prompt", &prompt},
-                                   {"--prompt-file", &prompt_file},
+                                   {"--prompt", nullptr, &prompts},
+                                   {"--prompt-file", nullptr, &prompt_files},
                                    {"--max-new-tokens", &max_new},
                                    {"--temperature", &temperature},
                                    {"--top-k", &top_k},
@@ -93,6 +84,8 @@ int run_generate(const std::vector<std::string>& arguments) {
     return kExitOk;
   }
   MPX_CHECK(!load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
+  prompts.clear();
+  prompt_files.clear();
   const RunArguments parsed =
       parse_run_arguments(arguments, flags, config_of_checkpoint(load, whole_number("--ckpt-step", step)));
   config::Config config = generation_config(parsed, load);
@@ -101,10 +94,14 @@ int run_generate(const std::vector<std::string>& arguments) {
   const auto tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(tokenizer != nullptr, "config",
             "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
-  const std::string text = read_prompt(prompt, prompt_file);
-  std::vector<int64_t> tokens;
-  for (const int32_t id : tokenizer->encode(text)) tokens.push_back(id);
-  if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
+  for (const std::string& file : prompt_files) prompts.push_back(read_file(file));
+  if (prompts.empty()) prompts.emplace_back();
+  std::vector<std::vector<int64_t>> texts;
+  for (const std::string& prompt : prompts) {
+    const std::vector<int32_t> ids = tokenizer->encode(prompt);
+    std::vector<int64_t>& tokens = texts.emplace_back(ids.begin(), ids.end());
+    if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
+  }
 
   train::GenerateOptions options;
   options.max_new_tokens = whole_number("--max-new-tokens", max_new);
@@ -118,11 +115,13 @@ int run_generate(const std::vector<std::string>& arguments) {
   return launch_ranks(config, command_line("generate", arguments), [&](const comm::World& world) {
     const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
     train::load_state(*assembly, load);
-    const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
-    if (world.rank() != 0) return;
-    std::vector<int32_t> all(tokens.begin(), tokens.end());
-    all.insert(all.end(), made.begin(), made.end());
-    std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
+    for (const std::vector<int64_t>& tokens : texts) {
+      const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
+      if (world.rank() != 0) continue;
+      std::vector<int32_t> all(tokens.begin(), tokens.end());
+      all.insert(all.end(), made.begin(), made.end());
+      std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
+    }
   });
 }
 
