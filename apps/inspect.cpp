@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/directory.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/load.h"
 #include "checkpoint/pieces.h"
 #include "commands.h"
@@ -101,6 +102,10 @@ void print_tensors(const Json& tensors) {
   }
 }
 
+void print_config(const Json& json) {
+  std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
+}
+
 void print_checkpoint(const Json& json, bool with_config) {
   std::cout << json.at("path").get<std::string>() << ": iteration " << json.at("iteration") << ", "
             << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
@@ -110,8 +115,7 @@ void print_checkpoint(const Json& json, bool with_config) {
               << "  " << file.at("checksum").get<std::string>() << '\n';
   }
   print_tensors(json.at("tensors"));
-  if (with_config)
-    std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
+  if (with_config) print_config(json);
 }
 
 int report_damage(const InspectOptions& options, Json json, const std::vector<std::string>& problems) {
@@ -135,6 +139,12 @@ int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, c
   return report_damage(options, std::move(json), problems);
 }
 
+// The configuration of the checkpoint that `latest` names, or of the last one.
+void add_config(const InspectOptions& options, const Json& described, Json& folder) {
+  if (!options.config) return;
+  for (const char* key : {"config", "extra"}) folder[key] = described.at(key);
+}
+
 int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   const auto names = checkpoint::list_checkpoints(disk, options.path);
   const auto latest = checkpoint::read_latest(disk, options.path);
@@ -145,15 +155,23 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   Json json{{"kind", "checkpoints"},
             {"path", options.path},
             {"latest", latest.name ? Json(to_string(*latest.name)) : Json()}};
-  Json& list = json["checkpoints"] = Json::array();
+  Json list = Json::array();
+  bool past_latest = false;  // of a branch that was left
   for (const auto& name : names) {
     const std::string directory = join_path(options.path, to_string(name));
-    auto problems = options.verify ? damages(disk, directory) : std::vector<std::string>{};
     Json entry{{"name", to_string(name)}, {"iteration", name.iteration}};
+    if (const std::string foreign = checkpoint::foreign_format(disk, directory); !foreign.empty()) {
+      entry["foreign"] = foreign;
+      if (!options.json) std::cout << "  " << to_string(name) << "  not ours: " << foreign << '\n';
+      list.push_back(std::move(entry));
+      continue;
+    }
+    auto problems = options.verify ? damages(disk, directory) : std::vector<std::string>{};
     try {
       const auto described = describe_checkpoint(checkpoint::Reader(disk, directory).manifest(), directory);
       for (const char* key : {"consumed_samples", "bytes"}) entry[key] = described.at(key);
       entry["tensors"] = described.at("tensors").size();
+      if (!past_latest) add_config(options, described, json);
     } catch (const base::Error& error) {
       if (!options.verify) problems.push_back(error.what());
     }
@@ -166,8 +184,11 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
       std::cout << (problems.empty() ? "" : "  DAMAGED") << '\n';
     }
     list.push_back(std::move(entry));
+    past_latest = past_latest || latest.name == name;
     all_problems.insert(all_problems.end(), problems.begin(), problems.end());
   }
+  json["checkpoints"] = std::move(list);
+  if (!options.json && json.contains("config")) print_config(json);
   if (!options.json && !options.verify) {
     for (const std::string& problem : all_problems) std::cout << "DAMAGED  " << problem << '\n';
     std::cout << "(* is what `latest` names; inspect one of them for its tensors)\n";
@@ -269,6 +290,9 @@ int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) 
 }
 
 int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
+  const std::string foreign = checkpoint::foreign_format(disk, options.path);
+  MPX_CHECK(foreign.empty(), "checkpoint", "'", options.path, "' holds a checkpoint in ", foreign,
+            "; metroplex reads and writes its own only (docs/checkpoint_format.md), and cannot convert this one yet");
   if (disk.exists(join_path(options.path, files::kManifestName)))
     return inspect_checkpoint(disk, options, options.path);
   if (options.iteration == 0) return inspect_folder(disk, options);
@@ -292,7 +316,8 @@ int run_inspect(const std::vector<std::string>& arguments) {
                  "wrote them; exit code 1 when any tensor differs");
   app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")
       ->check(CLI::PositiveNumber);
-  app.add_flag("--config", options.config, "show the saved configuration and the state of the run too");
+  app.add_flag("--config", options.config,
+               "show the saved configuration and the state of the run too; of a folder those of the newest");
   app.add_flag("--json", options.json, "for programs");
   app.footer(
       "Examples:\n  metroplex inspect runs/a/checkpoints --verify\n"

@@ -128,8 +128,10 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
                                  const std::string& base_yaml) {
   RunArguments out;
   config::Draft draft;
-  if (!base_yaml.empty())
+  if (!base_yaml.empty()) {
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
+    draft.assign(base::concat("run.seed=", config::parse(base_yaml).run.seed));
+  }
   const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
   std::vector<std::string> overrides, megatron, allowed;
   Words words(arguments);
@@ -139,7 +141,9 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     const auto own =
         std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
     if (own != own_flags.end()) {
-      *own->value = words.value(word);
+      const std::string value = words.value(word);
+      if (own->value != nullptr) *own->value = value;
+      if (own->values != nullptr) own->values->push_back(value);
     } else if (name == "--help" || word == "-h") {
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();

@@ -1,4 +1,5 @@
 // metroplex schedule: draws a pipeline schedule as it runs, with its bubble and its live activations.
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -24,8 +25,18 @@ struct Options {
   plan::TimelineCosts costs;
   plan::DrawOptions draw;
   std::string svg;
+  int columns = 0;
   bool json = false, no_color = false, table = false;
 };
+
+// COLUMNS, or what the terminal on stdout says of itself; 0: there is none.
+int terminal_columns() {
+  if (const char* variable = std::getenv("COLUMNS")) {
+    if (const int columns = std::atoi(variable); columns > 0) return columns;
+  }
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
 
 void declare(CLI::App& app, Options& options) {
   auto& request = options.request;
@@ -52,9 +63,9 @@ void declare(CLI::App& app, Options& options) {
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
   app.add_flag("--no-color", options.no_color, "plain text even on a terminal");
-  app.add_option("--columns", options.draw.max_columns, "widest picture on the terminal")
-      ->check(CLI::Range(20, 100000))
-      ->capture_default_str();
+  app.add_option("--columns", options.columns,
+                 "columns of the picture's bars; left out, as many as the terminal has room for, else 160")
+      ->check(CLI::Range(20, 100000));
   app.footer("Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg");
 }
 
@@ -135,6 +146,11 @@ int run_schedule(const std::vector<std::string>& arguments) {
     return 0;
   }
   options.draw.color = !options.no_color && std::getenv("NO_COLOR") == nullptr && isatty(STDOUT_FILENO) != 0;
+  if (options.columns > 0) {
+    options.draw.max_columns = options.columns;
+  } else {
+    options.draw.line_columns = terminal_columns();
+  }
   std::cout << plan::draw_text(table, timeline, options.draw);
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
             << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";

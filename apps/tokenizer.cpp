@@ -57,11 +57,12 @@ std::string read_input(const std::string& path) {
 
 void run_train(const Options& options) {
   files::PosixFileSystem disk;
+  const std::string path = options.output + ".model";
+  disk.make_directories(files::parent_directory(path));
   std::vector<std::string> inputs;
   for (const data::DocumentFile& file : data::open_documents(disk, options.inputs, data::TextFormat::text))
     inputs.push_back(file.path);
   const std::string model = text::train_sentencepiece_on_files(options.training, inputs);
-  const std::string path = options.output + ".model";
   disk.replace_file(path, model);
   const auto tokenizer = text::load_tokenizer("sentencepiece", path);
   fmt::print("{}: {} with {} ids, end of document {}\n", path, options.training.model_type, tokenizer->vocab_size(),
@@ -118,7 +119,8 @@ void run_info(const Options& options) {
 CLI::App* add_train(CLI::App& app, Options& options) {
   CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
   train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
-  train->add_option("--output", options.output, "writes OUTPUT.model")->required();
+  train->add_option("--output", options.output, "writes OUTPUT.model; its folder is made where there is none")
+      ->required();
   train->add_option("--vocab-size", options.training.vocab_size, "ids, with 256 bytes and 3 control pieces")
       ->capture_default_str();
   train->add_option("--model-type", options.training.model_type, "bpe or unigram")->capture_default_str();

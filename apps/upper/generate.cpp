@@ -25,7 +25,8 @@ constexpr const char* kUsage =
 
   --load DIR            a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step N); its tokenizer
                         comes with it
-  --prompt TEXT         what to continue; --prompt-file FILE reads it from a file
+  --prompt TEXT         what to continue; given again, each is continued by itself, in order
+  --prompt-file FILE    reads a prompt from a file; may be given again too
   --max-new-tokens 64   length of the continuation
   --temperature 1       0 is greedy
   --top-k 0             keep the k most likely tokens; 0: all
@@ -36,8 +37,7 @@ constexpr const char* kUsage =
   metroplex generate --load DIR --prompt "..." --nproc 4 --parallel.tensor_model_parallel_size=2 --parallel.pipeline_model_parallel_size=2
 )";
 
-std::string read_prompt(const std::string& prompt, const std::string& file) {
-  if (file.empty()) return prompt;
+std::string read_file(const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   MPX_CHECK(stream.good(), "data", "cannot read --prompt-file ", file);
   return {std::istreambuf_iterator<char>(stream), {}};
@@ -66,9 +66,10 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
 }  // namespace
 
 int run_generate(const std::vector<std::string>& arguments) {
-  std::string prompt, prompt_file, max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
-  const std::vector<OwnFlag> flags{{"--prompt", &prompt},
-                                   {"--prompt-file", &prompt_file},
+  std::string max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
+  std::vector<std::string> prompts, prompt_files;
+  const std::vector<OwnFlag> flags{{"--prompt", nullptr, &prompts},
+                                   {"--prompt-file", nullptr, &prompt_files},
                                    {"--max-new-tokens", &max_new},
                                    {"--temperature", &temperature},
                                    {"--top-k", &top_k},
@@ -83,6 +84,8 @@ int run_generate(const std::vector<std::string>& arguments) {
   const config::Checkpoint& asked = first.config.checkpoint;
   MPX_CHECK(!asked.load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
   const SavedRun saved = open_saved_run(asked.load, asked.ckpt_step);
+  prompts.clear();
+  prompt_files.clear();
   const RunArguments parsed = parse_run_arguments(arguments, flags, saved.config_yaml);
   config::Config config = generation_config(parsed, saved.directory);
   config.checkpoint.allow = asked.allow;
@@ -92,10 +95,14 @@ int run_generate(const std::vector<std::string>& arguments) {
   MPX_CHECK(tokenizer != nullptr, "config",
             "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
   const auto files = run_tokenizer_files(config.data);
-  const std::string text = read_prompt(prompt, prompt_file);
-  std::vector<int64_t> tokens;
-  for (const int32_t id : tokenizer->encode(text)) tokens.push_back(id);
-  if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
+  for (const std::string& file : prompt_files) prompts.push_back(read_file(file));
+  if (prompts.empty()) prompts.emplace_back();
+  std::vector<std::vector<int64_t>> texts;
+  for (const std::string& prompt : prompts) {
+    const std::vector<int32_t> ids = tokenizer->encode(prompt);
+    std::vector<int64_t>& tokens = texts.emplace_back(ids.begin(), ids.end());
+    if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
+  }
 
   train::GenerateOptions options;
   options.max_new_tokens = whole_number("--max-new-tokens", max_new);
@@ -114,11 +121,13 @@ int run_generate(const std::vector<std::string>& arguments) {
       for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
       if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
     }
-    const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
-    if (world.rank() != 0) return;
-    std::vector<int32_t> all(tokens.begin(), tokens.end());
-    all.insert(all.end(), made.begin(), made.end());
-    std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
+    for (const std::vector<int64_t>& tokens : texts) {
+      const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
+      if (world.rank() != 0) continue;
+      std::vector<int32_t> all(tokens.begin(), tokens.end());
+      all.insert(all.end(), made.begin(), made.end());
+      std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
+    }
   });
 }
 

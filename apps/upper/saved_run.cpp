@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/load.h"
 #include "config/load.h"
 #include "files/file_system.h"
@@ -12,6 +13,9 @@ namespace metroplex::apps {
 
 SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   files::PosixFileSystem disk;
+  const std::string foreign = checkpoint::foreign_format(disk, load);
+  MPX_CHECK(foreign.empty(), "checkpoint", "'", load, "' holds a checkpoint in ", foreign,
+            "; metroplex reads its own only (docs/checkpoint_format.md)");
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, load, ckpt_step, alone);
   MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", load);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/error.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "program.h"
@@ -15,6 +16,7 @@
 #include "upper/console_log.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
+#include "upper/saved_run.h"
 #include "upper/stop_signal.h"
 
 namespace metroplex::apps {
@@ -90,23 +92,36 @@ int run_train(const std::vector<std::string>& arguments) {
 }
 
 int run_eval(const std::vector<std::string>& arguments) {
-  const RunArguments parsed = parse_run_arguments(arguments);
-  if (parsed.help) {
-    std::cout << "Usage: metroplex eval CONFIG.yaml --checkpoint.load=DIR [as for train]\n\n"
+  const RunArguments first = parse_run_arguments(arguments);
+  if (first.help) {
+    std::cout << "Usage: metroplex eval --load DIR [CONFIG.yaml] [as for train]\n\n"
                  "Loss and perplexity of a checkpoint on the validation and test sets, train.eval_iters batches of\n"
-                 "train.global_batch_size each. Any layout reads any checkpoint.\n\n"
-                 "  metroplex eval run.yaml --checkpoint.load=checkpoints --nproc 4 "
-                 "--parallel.tensor_model_parallel_size=2\n";
+                 "train.global_batch_size each. Model, data and batches are those that the checkpoint was made with\n"
+                 "unless a file or an option says otherwise; the layout is this command's own: any reads any.\n\n"
+                 "  metroplex eval --load checkpoints --nproc 4 --parallel.tensor_model_parallel_size=2\n";
     return kExitOk;
   }
+  const config::Checkpoint& from = first.config.checkpoint;
+  MPX_CHECK(!from.load.empty(), "config",
+            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate; metroplex eval --help");
+  const SavedRun saved = open_saved_run(from.load, from.ckpt_step);
+  const RunArguments parsed = parse_run_arguments(arguments, {}, saved.config_yaml);
   config::Config config = parsed.config;
-  take_script_ranks(config.run, parsed.script_ranks);
+  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
+  config.checkpoint.load = from.load;
+  config.checkpoint.ckpt_step = from.ckpt_step;
   config.checkpoint.exit_on_missing_checkpoint = true;
   config.checkpoint.save.clear();
+  config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
+  config.train.tensorboard_dir = first.config.train.tensorboard_dir;
+  take_script_ranks(config.run, parsed.script_ranks);
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
   config = checked_config(config, planned_world_size(config.run));
   ConsoleLog log(false);
   return launch_ranks(config, command_line("eval", arguments), [&](const comm::World& world) {
+    if (world.rank() == 0) {
+      for (const std::string& note : parsed.notes) log.warn(note);
+    }
     train::TrainerEnvironment environment;
     environment.log = &log;
     train::run_evaluation(config, world, tokenizer, environment);

@@ -64,7 +64,9 @@ static void visit_groups(Optim& o, FieldList& field) {
       "Rules by name, each \"PATTERN lr_mult=X wd_mult=Y\" (either may be left out; * and ? in a pattern stand for "
       "any "
       "text and any letter): learning rate and weight decay of the parameters it fits are multiplied. The first rule "
-      "that fits a parameter's global name counts, so \"*.bias wd_mult=1\" gives biases their decay back.");
+      "that fits a parameter's global name counts, so \"*.bias wd_mult=1\" gives biases their decay back. start_wd=X "
+      "and "
+      "end_wd=X stand for start_weight_decay and end_weight_decay.");
 }
 
 static void visit_state(Optim& o, FieldList& field) {

@@ -48,18 +48,23 @@ std::optional<ParamGroupRule> read_param_group(const std::string& text, std::str
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
     const std::string key = word.substr(0, equals);
-    std::optional<double>* member = key == "lr_mult" ? &lr_mult : key == "wd_mult" ? &rule.wd_mult : nullptr;
+    std::optional<double>* member = key == "lr_mult"    ? &lr_mult
+                                    : key == "wd_mult"  ? &rule.wd_mult
+                                    : key == "start_wd" ? &rule.start_wd
+                                    : key == "end_wd"   ? &rule.end_wd
+                                                        : nullptr;
     const auto value = equals == std::string::npos ? std::nullopt : factor(word.substr(equals + 1));
     if (member == nullptr || !value || *member) {
-      problem = member != nullptr && *member ? "'" + key + "' is there twice"
-                                             : "'" + word +
-                                                   "' is neither lr_mult=X nor wd_mult=Y with a number of at "
-                                                   "least 0";
+      problem = member != nullptr && *member
+                    ? "'" + key + "' is there twice"
+                    : "'" + word +
+                          "' is neither lr_mult=X, wd_mult=X, start_wd=X nor end_wd=X with a "
+                          "number of at least 0";
       return std::nullopt;
     }
     *member = value;
   }
-  if (!lr_mult && !rule.wd_mult) {
+  if (!lr_mult && !rule.wd_mult && !rule.start_wd && !rule.end_wd) {
     problem = "it changes nothing";
     return std::nullopt;
   }

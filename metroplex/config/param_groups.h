@@ -1,5 +1,5 @@
 // optim.param_groups: which parameters, by their global names, learn faster or slower or decay otherwise. A rule
-// reads "PATTERN lr_mult=X wd_mult=Y"; the first whose pattern fits a name counts.
+// reads "PATTERN lr_mult=X wd_mult=Y start_wd=A end_wd=B"; the first whose pattern fits a name counts.
 #pragma once
 
 #include <optional>
@@ -11,9 +11,10 @@
 namespace metroplex::config {
 
 struct ParamGroupRule {
-  std::string pattern;            // * stands for any text, ? for any one letter; must fit the whole name
-  double lr_mult = 1.0;           // times the learning rate the parameter would have
-  std::optional<double> wd_mult;  // times optim.weight_decay, whatever the parameter is; unset: 0 or 1 by its kind
+  std::string pattern;              // * stands for any text, ? for any one letter; must fit the whole name
+  double lr_mult = 1.0;             // times the learning rate the parameter would have
+  std::optional<double> wd_mult{};  // times its weight decay, whatever the parameter is; unset: 0 or 1 by its kind
+  std::optional<double> start_wd{}, end_wd{};  // unset: optim.start_weight_decay and optim.end_weight_decay
 
   bool match(const std::string& name) const;
 };

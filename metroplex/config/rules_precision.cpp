@@ -1,4 +1,5 @@
 // Rules about number formats, the loss scale, and what the optimizer keeps.
+#include "base/error.h"
 #include "config/param_groups.h"
 #include "config/rules.h"
 
@@ -74,9 +75,17 @@ void check_optimizer_state(Rules& rules) {
                 "turn it off, or use another optimizer");
   for (const std::string& text : o.param_groups) {
     std::string problem;
-    const bool readable = read_param_group(text, problem).has_value();
-    rules.require(readable, "optim.param_groups", text, "cannot be read: " + problem,
+    const auto rule = read_param_group(text, problem);
+    rules.require(rule.has_value(), "optim.param_groups", text, "cannot be read: " + problem,
                   "write it like \"*.bias lr_mult=2 wd_mult=0\"");
+    if (!rule) continue;
+    const double start = rule->start_wd.value_or(o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay);
+    const double end = rule->end_wd.value_or(o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay);
+    rules.require(start <= end && (start == end || o.weight_decay_incr_style != "constant"), "optim.param_groups",
+                  text,
+                  base::concat("takes the weight decay from ", start, " to ", end,
+                               "; it may only grow, and not where optim.weight_decay_incr_style is constant"),
+                  "give start_wd and end_wd together, or set the style to linear or cosine");
   }
 }
 

@@ -79,6 +79,17 @@ class Builder {
                 ": weights need a number of samples; leave the weights out to read every sample once");
   }
 
+  // What to do about a split without a document.
+  std::string way_to_fill(size_t split, int64_t documents) const {
+    static constexpr const char* kFair = "80,10,10";
+    const auto [begin, end] = split_range(*split_bounds(parse_split(kFair))[split], documents);
+    const std::string none = split == 0 ? "" : ", or ask for none of this split (train.eval_iters 0)";
+    if (end > begin)
+      return base::concat("data.split is '", config_.split, "': give it a larger share, ", kFair, " gives it ",
+                          end - begin, none);
+    return "make more and shorter documents (metroplex preprocess --split-documents ends one at a blank line)" + none;
+  }
+
   std::shared_ptr<const Dataset> one_split(const std::shared_ptr<const TokenSource>& source,
                                            const std::pair<double, double>& bounds, size_t split,
                                            int64_t size) const {
@@ -91,8 +102,8 @@ class Builder {
         std::any_of(documents.begin(), documents.end(), [&](int32_t d) { return source->length(d) > 0; });
     if (!has_tokens) {
       MPX_CHECK(size <= 0, "data", "split ", kSplitNames[split], " of '", source->name(), "' has ", documents.size(),
-                " documents and no token, and ", size, " samples are wanted; change data.split ('", config_.split,
-                "'), or ask for none of this split (train.eval_iters 0)");
+                " of its ", source->num_sequences(), " documents and no token, and ", size, " samples are wanted; ",
+                way_to_fill(split, source->num_sequences()));
       return nullptr;
     }
     GptOptions gpt;

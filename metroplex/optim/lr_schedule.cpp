@@ -38,7 +38,8 @@ void check_args(const ScheduleArgs& a) {
   if (a.lr_decay_style == "WSD") {
     MPX_CHECK(a.wsd_decay_steps > 0, "config", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
     MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "config", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
-              "' is unknown; choose linear, cosine, exponential or minus_sqrt");
+              a.lr_wsd_decay_style.empty() ? "' is missing, which optim.lr_decay_style WSD needs;" : "' is unknown;",
+              " choose linear, cosine, exponential or minus_sqrt");
   }
   MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "config", "weight decay goes from ", a.start_wd, " to ",
             a.end_wd, "; it must start at 0 or more and may only grow");
@@ -51,8 +52,9 @@ void check_args(const ScheduleArgs& a) {
 
 }  // namespace
 
-GroupFactors::GroupFactors()
-    : max_lr(std::numeric_limits<double>::quiet_NaN()), min_lr(std::numeric_limits<double>::quiet_NaN()) {}
+static constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+GroupFactors::GroupFactors() : max_lr(kNaN), min_lr(kNaN), start_wd(kNaN), end_wd(kNaN) {}
 
 LrSchedule::LrSchedule(ScheduleArgs args) : args_(std::move(args)) { check_args(args_); }
 
@@ -91,29 +93,41 @@ double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) cons
 }
 
 double LrSchedule::weight_decay(int64_t num_steps, const GroupFactors& group) const {
-  if (num_steps > args_.wd_incr_steps || args_.wd_incr_style == "constant") return args_.end_wd * group.wd_mult;
+  const double start = std::isnan(group.start_wd) ? args_.start_wd : group.start_wd;
+  const double end = std::isnan(group.end_wd) ? args_.end_wd : group.end_wd;
+  if (num_steps > args_.wd_incr_steps) return end * group.wd_mult;
+  if (args_.wd_incr_style == "constant") {
+    MPX_CHECK(start == end, "config", "constant weight decay of a parameter group cannot go from ", start, " to ",
+              end, "; set optim.weight_decay_incr_style to linear or cosine");
+    return end * group.wd_mult;
+  }
   const double ratio = static_cast<double>(num_steps) / static_cast<double>(args_.wd_incr_steps);
   const double coefficient = args_.wd_incr_style == "linear" ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
-  return (args_.start_wd + coefficient * (args_.end_wd - args_.start_wd)) * group.wd_mult;
+  return (start + coefficient * (end - start)) * group.wd_mult;
 }
 
 ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source) {
   if (source == ScheduleSource::override_checkpoint) return own;
   if (source == ScheduleSource::must_agree) {
-    const auto agree = [](const char* key, const auto& mine, const auto& theirs) {
-      MPX_CHECK(mine == theirs, "config", key, " is ", mine, " in the config and ", theirs,
-                " in the checkpoint; set optim.override_opt_param_scheduler to keep the config's or "
-                "optim.use_checkpoint_opt_param_scheduler to keep the checkpoint's");
+    std::string differences;
+    const auto agree = [&](const char* key, const auto& mine, const auto& theirs, const char* unit = "") {
+      if (mine != theirs)
+        differences += base::concat("\n  ", key, ": ", mine, unit, " here, ", theirs, unit, " there");
     };
-    agree("max_lr", own.max_lr, saved.max_lr);
-    agree("min_lr", own.min_lr, saved.min_lr);
-    agree("lr_warmup_steps", own.lr_warmup_steps, saved.lr_warmup_steps);
-    agree("lr_decay_steps", own.lr_decay_steps, saved.lr_decay_steps);
-    agree("lr_decay_style", own.lr_decay_style, saved.lr_decay_style);
-    agree("start_wd", own.start_wd, saved.start_wd);
-    agree("end_wd", own.end_wd, saved.end_wd);
-    agree("wd_incr_steps", own.wd_incr_steps, saved.wd_incr_steps);
-    agree("wd_incr_style", own.wd_incr_style, saved.wd_incr_style);
+    agree("optim.lr", own.max_lr, saved.max_lr);
+    agree("optim.min_lr", own.min_lr, saved.min_lr);
+    agree("optim.lr_warmup_iters (or _samples, _fraction)", own.lr_warmup_steps, saved.lr_warmup_steps, " samples");
+    agree("optim.lr_decay_iters (or _samples; the length of the run where neither is given)", own.lr_decay_steps,
+          saved.lr_decay_steps, " samples");
+    agree("optim.lr_decay_style", own.lr_decay_style, saved.lr_decay_style);
+    agree("optim.start_weight_decay (or weight_decay)", own.start_wd, saved.start_wd);
+    agree("optim.end_weight_decay (or weight_decay)", own.end_wd, saved.end_wd);
+    agree("train.train_iters (or _samples), over which the weight decay changes", own.wd_incr_steps,
+          saved.wd_incr_steps, " samples");
+    agree("optim.weight_decay_incr_style", own.wd_incr_style, saved.wd_incr_style);
+    MPX_CHECK(differences.empty(), "config", "the schedules of this run and of its checkpoint differ:", differences,
+              "\nset optim.override_opt_param_scheduler=true to go on with this run's, or "
+              "optim.use_checkpoint_opt_param_scheduler=true to keep the checkpoint's");
   }
   return saved;
 }

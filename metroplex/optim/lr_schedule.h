@@ -18,15 +18,16 @@ struct ScheduleArgs {
   double start_wd = 0, end_wd = 0;
   int64_t wd_incr_steps = 1;
   std::string wd_incr_style = "constant";
-  int64_t wsd_decay_steps = 0;  // required by WSD
-  std::string lr_wsd_decay_style = "exponential";
+  int64_t wsd_decay_steps = 0;     // required by WSD
+  std::string lr_wsd_decay_style;  // required by WSD
 
   bool operator==(const ScheduleArgs&) const = default;
 };
 
-// The per-group factors of a schedule; NaN max_lr/min_lr means the schedule's own.
+// What a parameter group has of its own; NaN means the schedule's.
 struct GroupFactors {
   double max_lr, min_lr;
+  double start_wd, end_wd;
   double lr_mult = 1.0, wd_mult = 1.0;
   GroupFactors();
 };
@@ -39,6 +40,7 @@ class LrSchedule {
 
   // Warm-up is inclusive (<=) and linear from init_lr; past lr_decay_steps the rate is min_lr.
   double lr(int64_t num_steps, const GroupFactors& group = {}) const;
+  // Throws base::Error when constant decay is asked to go from the group's start_wd to another end_wd.
   double weight_decay(int64_t num_steps, const GroupFactors& group = {}) const;
   const ScheduleArgs& args() const { return args_; }
 
@@ -50,7 +52,8 @@ class LrSchedule {
 enum class ScheduleSource { must_agree, override_checkpoint, use_checkpoint };
 
 // What a resumed run uses: with must_agree every value of the checkpoint equals the own one (the optimizer's settings
-// changed under the run otherwise), or the error names both and the two options that decide it.
+// changed under the run otherwise), or the error names each that does not, by its key, and the two options that
+// decide.
 ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source);
 
 // From the config (iterations are turned into samples by the global batch size).

@@ -15,7 +15,8 @@ bool norms_queries_or_keys(const std::string& name) {
 // Exact comparison: NaN ("the schedule's own") is equal to itself here.
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 bool same(const GroupFactors& a, const GroupFactors& b) {
-  return same(a.max_lr, b.max_lr) && same(a.min_lr, b.min_lr) && a.lr_mult == b.lr_mult && a.wd_mult == b.wd_mult;
+  return same(a.max_lr, b.max_lr) && same(a.min_lr, b.min_lr) && same(a.start_wd, b.start_wd) &&
+         same(a.end_wd, b.end_wd) && a.lr_mult == b.lr_mult && a.wd_mult == b.wd_mult;
 }
 
 GroupFactors factors_of(const config::Optim& config, const std::vector<config::ParamGroupRule>& rules,
@@ -30,6 +31,8 @@ GroupFactors factors_of(const config::Optim& config, const std::vector<config::P
   if (const config::ParamGroupRule* rule = config::find_param_group(rules, param.name)) {
     factors.lr_mult = rule->lr_mult;
     if (rule->wd_mult) factors.wd_mult = *rule->wd_mult;
+    if (rule->start_wd) factors.start_wd = *rule->start_wd;
+    if (rule->end_wd) factors.end_wd = *rule->end_wd;
   }
   return factors;
 }

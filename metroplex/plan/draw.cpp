@@ -35,11 +35,11 @@ double shortest(const Timeline& timeline) {
   return result;
 }
 
-double columns_per_time(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
+double columns_per_time(const PipelineTable& table, const Timeline& timeline, int max_columns) {
   if (timeline.length <= 0) return 0;
   const size_t label = std::to_string(table.num_microbatches - 1).size() + (table.num_chunks > 1 ? 1 : 0);
   // Whole columns for the shortest box, so that equal boxes look equal; fractions only where it has less than one.
-  const double least = shortest(timeline), room = options.max_columns * least / timeline.length;
+  const double least = shortest(timeline), room = max_columns * least / timeline.length;
   const double columns = std::min(static_cast<double>(label + 1), room);
   return (columns >= 1 ? std::floor(columns) : columns) / least;
 }
@@ -132,18 +132,25 @@ std::string title(const PipelineTable& table) {
 }  // namespace
 
 std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
-  const double scale = columns_per_time(table, timeline, options);
+  const size_t digits = std::to_string(table.num_stages - 1).size();
+  std::vector<std::string> before, after;  // the bars of each rank
+  size_t beside = 0;
+  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+    before.push_back("rank " + padded(std::to_string(rank), digits) + " |");
+    after.push_back("| bubble " + padded(format("%.1f", 100 * timeline.bubble_share[rank]), 4) + " %");
+    if (!table.forward_only) after.back() += ", live " + std::to_string(timeline.peak_live_activations[rank]);
+    beside = std::max(beside, before.back().size() + after.back().size());
+  }
+  int columns = options.max_columns;
+  if (options.line_columns > 0)
+    columns = std::min(columns, std::max(10, options.line_columns - static_cast<int>(beside)));
+  const double scale = columns_per_time(table, timeline, columns);
   size_t width = 0;
   for (const auto& actions : timeline.ranks) width = std::max(width, row_width(actions, scale));
-  const size_t digits = std::to_string(table.num_stages - 1).size();
   std::string text = title(table) + "\n";
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
-    text += "rank " + padded(std::to_string(rank), digits) + " |";
-    text += text_row(table, timeline.ranks[rank], scale, options);
-    text += std::string(width - row_width(timeline.ranks[rank], scale), ' ') + "| bubble " +
-            padded(format("%.1f", 100 * timeline.bubble_share[rank]), 4) + " %";
-    if (!table.forward_only) text += ", live " + std::to_string(timeline.peak_live_activations[rank]);
-    text += "\n";
+    text += before[rank] + text_row(table, timeline.ranks[rank], scale, options) +
+            std::string(width - row_width(timeline.ranks[rank], scale), ' ') + after[rank] + "\n";
   }
   text += "a box: microbatch";
   if (table.num_chunks > 1) text += " and chunk (a, b, ...)";

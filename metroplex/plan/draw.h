@@ -11,6 +11,7 @@ namespace metroplex::plan {
 struct DrawOptions {
   bool color = false;     // ANSI colours; without them forward is '.', backward '=', weight '~'
   int max_columns = 160;  // of the bars; a longer timeline gets narrower boxes, and labels fall away
+  int line_columns = 0;   // of a row with what stands beside the bars, which keep at least 10; 0: no limit
 };
 
 // Ends with a newline. Rows, then the bubble and the live activations of each rank, then a legend.

@@ -16,6 +16,8 @@ struct Letter {
 };
 constexpr Letter kLetters[] = {
     {'E', LayerKind::embedding}, {'t', LayerKind::decoder}, {'m', LayerKind::mtp}, {'L', LayerKind::loss}};
+constexpr LayerKind kKinds[] = {LayerKind::embedding, LayerKind::decoder, LayerKind::mtp, LayerKind::loss,
+                                LayerKind::encoder};
 
 class LayoutReader {
  public:
@@ -139,6 +141,8 @@ const char* layer_kind_name(LayerKind kind) {
       return "mtp";
     case LayerKind::loss:
       return "loss";
+    case LayerKind::encoder:
+      return "encoder";
   }
   MPX_ASSERT(false, "unknown layer kind ", static_cast<int>(kind));
 }
@@ -175,11 +179,11 @@ PipelineLayout layout_from_names(const std::vector<std::vector<std::string>>& na
     auto& kinds = layout.stages.emplace_back();
     for (const std::string& name : stage) {
       const std::string wanted = trimmed_lower(name);
-      const Letter* found = std::find_if(std::begin(kLetters), std::end(kLetters),
-                                         [&](const Letter& l) { return wanted == layer_kind_name(l.kind); });
-      MPX_CHECK(found != std::end(kLetters), "plan", "parallel.pipeline_model_parallel_layout: '", name,
-                "' is none of embedding, decoder, mtp, loss");
-      kinds.push_back(found->kind);
+      const LayerKind* found = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                            [&](LayerKind kind) { return wanted == layer_kind_name(kind); });
+      MPX_CHECK(found != std::end(kKinds), "plan", "parallel.pipeline_model_parallel_layout: '", name,
+                "' is none of embedding, decoder, mtp, loss, encoder");
+      kinds.push_back(*found);
     }
   }
   check_stage_count(layout);
@@ -196,6 +200,8 @@ bool check_layout(const PipelineLayout& layout, int64_t num_layers, int64_t num_
             " embeddings; exactly one is needed");
   MPX_CHECK(layout.count(LayerKind::loss) == 1, "plan", key, " holds ", layout.count(LayerKind::loss),
             " losses; exactly one is needed");
+  MPX_CHECK(layout.count(LayerKind::encoder) == 0, "plan", key, " holds ", layout.count(LayerKind::encoder),
+            " encoder layers, and the model has no encoder");
   MPX_CHECK(layout.count(LayerKind::decoder) == num_layers, "plan", key, " holds ", layout.count(LayerKind::decoder),
             " transformer layers, model.num_layers is ", num_layers);
   check_mtp(layout, num_mtp_layers);

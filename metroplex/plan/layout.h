@@ -10,7 +10,7 @@
 
 namespace metroplex::plan {
 
-enum class LayerKind { embedding, decoder, mtp, loss };
+enum class LayerKind { embedding, decoder, mtp, loss, encoder };  // encoder: a name of Megatron's, in no model here
 
 const char* layer_kind_name(LayerKind kind);
 
@@ -28,7 +28,8 @@ struct PipelineLayout {
 // Throws base::Error("plan") for an unknown letter, a repetition that cannot be read, or a number of stages that is
 // not a multiple of pp.
 PipelineLayout parse_layout(const std::string& text, int64_t num_stages);
-// The same from names ("embedding", "decoder", "mtp", "loss"; case and blanks around do not count).
+// The same from names ("embedding", "decoder", "mtp", "loss", and "encoder", which check_layout refuses; case and
+// blanks around do not count).
 PipelineLayout layout_from_names(const std::vector<std::vector<std::string>>& names, int64_t num_stages);
 
 // Throws unless the layout is a model: the embedding first and the loss last, each once; as many transformer layers

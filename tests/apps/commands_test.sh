@@ -124,6 +124,17 @@ for split in validation test; do
     fail "'$one' and '$four'"
   holds "$split loss on 1 rank and on tp 2 x pp 2: ${one##* } and ${four##* }"
 done
+wc -l < metrics.jsonl > lines_before
+run 0 eval --load ck --train.eval_iters=2
+diff <(grep 'lm loss value' eval1) <(grep 'lm loss value' out) || fail "eval without a config evaluates something else"
+wc -l < metrics.jsonl | cmp - lines_before || fail "eval writes into the training run's metrics"
+run 2 eval "${tiny[@]}"
+warns '--load DIR'
+run 2 eval
+warns '--load DIR'
+run 3 eval --load nowhere
+warns 'no checkpoint in nowhere'
+holds "eval takes its configuration from the checkpoint; without --load it says so"
 
 echo "generate"
 sampling=(--load ck --prompt "Document" --max-new-tokens 40 --temperature 0.9 --top-k 20 --top-p 0.95 --seed 3)
@@ -135,6 +146,14 @@ run 0 generate "${sampling[@]}" "${grid[@]}" && cmp out text1 || fail "tp 2 x pp
 run 0 generate "${sampling[@]}" --nproc 2 --backend gloo --parallel.tensor_model_parallel_size=2 && cmp out text1 || fail "gloo gave another text"
 run 0 generate "${sampling[@]}" --seed 4
 cmp -s out text1 && fail "another seed gave the same text"
+run 0 generate --load ck --prompt Document --prompt "It ends" --prompt-file <(printf 'Document 7') --max-new-tokens 8 --temperature 0
+mv out both
+for prompt in Document "It ends" "Document 7"; do
+  run 0 generate --load ck --prompt "$prompt" --max-new-tokens 8 --temperature 0
+  cat out >> each
+done
+cmp both each || fail "three prompts give $(cat both), each alone $(cat each)"
+holds "several prompts are each continued, in order"
 holds "same seed, same text: again, on tp 2 x pp 2 threads, on tp 2 gloo; another seed, another text"
 run 0 generate --load ck --prompt "Document" --max-new-tokens 8 --temperature 0
 head -c -1 out > whole
@@ -190,6 +209,29 @@ python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
 run 0 schedule --pp 2 --vpp 2 --microbatches 4 --svg schedule.svg
 python3 -c 'import xml.dom.minidom as m; [m.parse(f) for f in ("ranks.svg", "schedule.svg")]' || fail "an SVG does not parse"
+for width in 60 100 200; do
+  COLUMNS=$width run 0 schedule --pp 4 --vpp 2 --microbatches 16
+  [ "$(grep '^rank' out | wc -L)" -le $width ] || fail "schedule is $(grep '^rank' out | wc -L) columns wide on a terminal of $width"
+  [ "$(grep '^rank' out | wc -L)" -ge $((width * 6 / 10)) ] || fail "schedule leaves most of $width columns empty"
+  python3 - "$metroplex" $width << 'PYTHON' || fail "schedule on a terminal of $width columns"
+import fcntl, os, pty, re, struct, subprocess, sys, termios
+terminal, its_end = pty.openpty()
+fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[2]), 0, 0))
+environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+process = subprocess.Popen([sys.argv[1], "schedule", "--pp", "4", "--microbatches", "40"], stdout=its_end, env=environment)
+os.close(its_end)
+text = b""
+try:
+    while part := os.read(terminal, 65536): text += part
+except OSError: pass
+assert process.wait() == 0
+rows = [re.sub(r"\x1b\[[0-9;]*m", "", row) for row in text.decode().splitlines() if row.startswith("rank")]
+sys.exit(not (len(rows) == 4 and max(map(len, rows)) <= int(sys.argv[2])))
+PYTHON
+done
+run 0 schedule --pp 4 --microbatches 40 --columns 30
+[ "$(grep '^rank' out | wc -L)" -le 62 ] || fail "--columns 30"
+holds "schedule draws for the width of the terminal"
 run 0 inspect ck --json
 python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"
 run 0 inspect corpus --json
@@ -198,6 +240,8 @@ holds "verify is EQUAL on tp 2 x pp 2; JSON and SVG of ranks, schedule and inspe
 
 echo "tokenizer and preprocess"
 run 0 tokenizer train --input text/*.txt --output words --vocab-size 300 --model-type bpe
+run 0 tokenizer train --input text/*.txt --output new/folder/words --vocab-size 300
+cmp words.model new/folder/words.model || fail "new/folder was not made"
 run 0 tokenizer encode --model words.model --text 'Document 7 counts: 7 8 9.'
 cp out ids
 run 0 tokenizer decode --model words.model --input ids

@@ -89,7 +89,15 @@ prints 'num_layers: 2'
 prints '"optimizer_steps": 2'
 run 0 inspect ck/iter_0000002
 grep -q 'num_layers' out && fail "the configuration is printed without --config"
-holds "--config adds the configuration and the state of the run"
+run 0 inspect ck --config
+prints '^\* iter_0000002'
+prints 'num_layers: 2'
+prints '"optimizer_steps": 2'
+run 0 inspect ck --config --json
+json "'num_layers: 2' in it['config'] and it['extra']['optimizer_steps'] == 2 and len(it['checkpoints']) == 2"
+run 0 inspect ck --json
+json "'config' not in it"
+holds "--config adds the configuration and the state of the run, of a folder those of the newest"
 run 0 inspect ck --verify --json
 json "it['problems'] == []"
 run 0 inspect ck --diff ck/iter_0000002 --json
@@ -105,3 +113,24 @@ done
 run 0 inspect ck/iter_0000002 --verify --json
 json "it['problems'] == [] and it['iteration'] == 2"
 holds "--verify lists problems, --diff counts what differs; exit codes 0, 1 and 3 are the same as without --json"
+
+echo "Checkpoints of other programs"
+mkdir -p megatron/iter_0000010 legacy/iter_0000010/mp_rank_00 hf mixed
+touch megatron/iter_0000010/{common.pt,metadata.json,.metadata,__0_0.distcp} legacy/iter_0000010/mp_rank_00/model_optim_rng.pt \
+  hf/{config.json,model.safetensors}
+echo 10 | tee megatron/latest_checkpointed_iteration.txt > legacy/latest_checkpointed_iteration.txt
+while read -r path words; do
+  run 3 inspect $path
+  warns "holds a checkpoint in $words"
+  grep -qi damaged err out && fail "$path is called damaged"
+done << 'PATHS'
+megatron Megatron-LM's torch_dist format
+megatron/iter_0000010 Megatron-LM's torch_dist format
+legacy Megatron-LM's torch format
+hf the format of Hugging Face's transformers
+PATHS
+cp -r ck/iter_0000002 ck/latest mixed && cp -r megatron/iter_0000010 mixed
+run 0 inspect mixed
+prints 'iter_0000010  not ours: Megatron-LM.s torch_dist'
+prints '^\* iter_0000002 '
+holds "Megatron-LM's and Hugging Face's are named and not called damaged, alone or among ours"

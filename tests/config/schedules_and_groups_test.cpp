@@ -97,6 +97,9 @@ TEST(ParamGroups, TheFirstRuleThatFitsCounts) {
   EXPECT_EQ(find_param_group(rules, "embedding.weight")->wd_mult, std::nullopt);
   EXPECT_EQ(find_param_group(rules, "output.weight")->lr_mult, 1.0);
   EXPECT_EQ(find_param_group({}, "output.weight"), nullptr);
+  optim.param_groups = {"* start_wd=0.1 end_wd=0.2"};
+  EXPECT_EQ(param_group_rules(optim)[0].start_wd, 0.1);
+  EXPECT_EQ(param_group_rules(optim)[0].end_wd, 0.2);
   optim.param_groups = {"* lr_mult=fast"};
   EXPECT_NE(error_of([&] { param_group_rules(optim); }).find("optim.param_groups: '* lr_mult=fast'"),
             std::string::npos);

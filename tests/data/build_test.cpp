@@ -41,6 +41,20 @@ TEST_F(Build, OpensOneDatasetInThreeSplits) {
   for (const int64_t token : sample.tokens) EXPECT_TRUE(token == 0 || (token >= 4100 && token < 4600)) << token;
 }
 
+TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
+  config.data_path = {scratch / "a"};
+  config.split = "995,5,0";
+  const std::string share = refusal(config, options);
+  for (const char* word : {"split valid", "0 of its 50 documents", "data.split is '995,5,0'", "80,10,10 gives it 5",
+                           "train.eval_iters 0"})
+    EXPECT_NE(share.find(word), std::string::npos) << share;
+  write_corpus(scratch / "one", std::vector<int64_t>(1, 900));
+  config.data_path = {scratch / "one"};
+  const std::string documents = refusal(config, options);
+  for (const char* word : {"0 of its 1 documents", "--split-documents", "train.eval_iters 0"})
+    EXPECT_NE(documents.find(word), std::string::npos) << documents;
+}
+
 TEST_F(Build, KeepsTheIndexInACacheBesideTheData) {
   config.data_path = {scratch / "a"};
   config.split = "1";

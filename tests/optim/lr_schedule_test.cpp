@@ -102,6 +102,25 @@ TEST(LrSchedule, AGroupMayHaveItsOwnRatesAndFactors) {
   EXPECT_DOUBLE_EQ(schedule.lr(160, group), 2e-2);
 }
 
+TEST(LrSchedule, AGroupMayHaveItsOwnWeightDecay) {
+  optim::ScheduleArgs args = optim::schedule_args(in_iterations());
+  args.start_wd = 0.01, args.end_wd = 0.1, args.wd_incr_steps = 100, args.wd_incr_style = "linear";
+  const optim::LrSchedule grows(args);
+  optim::GroupFactors group;
+  group.start_wd = 0.2, group.end_wd = 0.6;
+  EXPECT_DOUBLE_EQ(grows.weight_decay(0, group), 0.2);
+  EXPECT_DOUBLE_EQ(grows.weight_decay(50, group), 0.4);
+  EXPECT_DOUBLE_EQ(grows.weight_decay(101, group), 0.6);
+  EXPECT_DOUBLE_EQ(grows.weight_decay(50), 0.055);
+  group.wd_mult = 0.5;
+  EXPECT_DOUBLE_EQ(grows.weight_decay(50, group), 0.2);
+  args.start_wd = args.end_wd, args.wd_incr_style = "constant";
+  const optim::LrSchedule constant(args);
+  EXPECT_THROW(constant.weight_decay(50, group), base::Error);
+  group.start_wd = 0.6;
+  EXPECT_DOUBLE_EQ(constant.weight_decay(50, group), 0.3);
+}
+
 std::string refusal(const std::function<void()>& body) {
   try {
     body();
@@ -123,6 +142,7 @@ TEST(LrSchedule, EachWrongArgumentIsRefusedByItsName) {
       {[](auto& a) { a.lr_decay_style = "cosin"; }, "cosine"},
       {[](auto& a) { a.lr_decay_style = "WSD"; }, "lr_wsd_decay"},
       {[](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 5, a.lr_wsd_decay_style = "x"; }, "'x'"},
+      {[](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 5, a.lr_wsd_decay_style = ""; }, "is missing"},
       {[](auto& a) { a.start_wd = 0.5, a.end_wd = 0.1, a.wd_incr_style = "linear"; }, "0.5 to 0.1"},
       {[](auto& a) { a.start_wd = 0, a.end_wd = 0.1; }, "constant weight decay"},
       {[](auto& a) { a.wd_incr_style = "steep"; }, "steep"},
@@ -142,15 +162,15 @@ TEST(MergeSchedules, EqualOnesAgree) {
 
 TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
   const std::pair<const char*, std::function<void(optim::ScheduleArgs&)>> changes[] = {
-      {"max_lr", [](auto& a) { a.max_lr *= 2; }},
-      {"min_lr", [](auto& a) { a.min_lr /= 2; }},
-      {"lr_warmup_steps", [](auto& a) { ++a.lr_warmup_steps; }},
-      {"lr_decay_steps", [](auto& a) { ++a.lr_decay_steps; }},
-      {"lr_decay_style", [](auto& a) { a.lr_decay_style = "cosine"; }},
-      {"start_wd", [](auto& a) { a.start_wd /= 2; }},
-      {"end_wd", [](auto& a) { a.end_wd *= 2; }},
-      {"wd_incr_steps", [](auto& a) { ++a.wd_incr_steps; }},
-      {"wd_incr_style", [](auto& a) { a.wd_incr_style = "linear"; }},
+      {"optim.lr:", [](auto& a) { a.max_lr *= 2; }},
+      {"optim.min_lr:", [](auto& a) { a.min_lr /= 2; }},
+      {"optim.lr_warmup_iters (", [](auto& a) { ++a.lr_warmup_steps; }},
+      {"optim.lr_decay_iters (", [](auto& a) { ++a.lr_decay_steps; }},
+      {"optim.lr_decay_style:", [](auto& a) { a.lr_decay_style = "cosine"; }},
+      {"optim.start_weight_decay (", [](auto& a) { a.start_wd /= 2; }},
+      {"optim.end_weight_decay (", [](auto& a) { a.end_wd *= 2; }},
+      {"train.train_iters (", [](auto& a) { ++a.wd_incr_steps; }},
+      {"optim.weight_decay_incr_style:", [](auto& a) { a.wd_incr_style = "linear"; }},
   };
   const optim::ScheduleArgs saved = optim::schedule_args(in_iterations());
   for (const auto& [key, change] : changes) {
@@ -164,6 +184,21 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
     EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::override_checkpoint), own);
     EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::use_checkpoint), saved);
   }
+}
+
+TEST(MergeSchedules, ALongerRunIsToldWhatDiffersInKeysAndSamples) {
+  config::Config config = in_iterations();
+  config.optim.lr_decay_iters = 0;
+  const optim::ScheduleArgs saved = optim::schedule_args(config);
+  config.train.train_iters *= 2;
+  const optim::ScheduleArgs own = optim::schedule_args(config);
+  const std::string message = refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+  for (const std::string& word : {std::string("optim.lr_decay_iters"), std::string("train.train_iters"),
+                                  std::to_string(own.lr_decay_steps) + " samples here, " +
+                                      std::to_string(saved.lr_decay_steps) + " samples there"})
+    EXPECT_NE(message.find(word), std::string::npos) << message;
+  for (const char* word : {"_steps", "max_lr", "wd_incr"})
+    EXPECT_EQ(message.find(word), std::string::npos) << message;
 }
 
 }  // namespace

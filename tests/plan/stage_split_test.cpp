@@ -126,6 +126,14 @@ TEST(Layout, RefusesEveryMalformedString) {
   EXPECT_THROW(parse_layout("Et|t|L", 2), base::Error) << "three stages for two ranks";
 }
 
+TEST(Layout, AnEncoderIsReadByNameAndRefusedAsNoPartOfTheModel) {
+  const PipelineLayout layout = layout_from_names({{"embedding", " Encoder "}, {"decoder", "loss"}}, 2);
+  EXPECT_EQ(layout.count(LayerKind::encoder), 1);
+  EXPECT_NE(layout_table(layout).find("embedding,encoder"), std::string::npos);
+  EXPECT_THROW(check_layout(layout, 1, 0), base::Error);
+  EXPECT_THROW(parse_layout("Ee|tL", 2), base::Error);
+}
+
 TEST(Layout, RefusesWhatIsNoModel) {
   const auto refuses = [](const char* text, int64_t pp, int64_t layers, int64_t mtp) {
     EXPECT_THROW(check_layout(parse_layout(text, pp), layers, mtp), base::Error) << text;

@@ -66,7 +66,7 @@ TEST(TrainingState, AnotherLearningRateScheduleIsRefusedUnlessDecided) {
   other.optim.lr = 3e-2;
   const Leg resume{{}, folder.at("ckpt"), "", 2, 3};
   const std::string message = refusal([&] { run_leg(other, resume); });
-  for (const char* word : {"max_lr", "0.03", "0.01", "override_opt_param_scheduler"}) {
+  for (const char* word : {"optim.lr", "0.03", "0.01", "override_opt_param_scheduler"}) {
     EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
   }
   const Outcome as_before = run_leg(saved, resume);

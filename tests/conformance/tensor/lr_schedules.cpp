@@ -33,6 +33,8 @@ optim::GroupFactors read_group(const Json& j) {
   optim::GroupFactors g;
   g.max_lr = j.value("max_lr", g.max_lr);
   g.min_lr = j.value("min_lr", g.min_lr);
+  g.start_wd = j.value("start_wd", g.start_wd);
+  g.end_wd = j.value("end_wd", g.end_wd);
   g.lr_mult = j.value("lr_mult", 1.0);
   g.wd_mult = j.value("wd_mult", 1.0);
   return g;
@@ -54,7 +56,13 @@ std::string check_schedule(const Json& item) {
   if (is_refused(item)) {
     if (both) return "";  // config/validate refuses the pair of options (tests/config)
     try {
-      optim::LrSchedule schedule(read_args(args));
+      const optim::LrSchedule schedule(read_args(args));
+      for (const Json& group : cases(item, "groups")) {
+        for (const int64_t steps : {int64_t{0}, schedule.args().lr_decay_steps}) {
+          schedule.lr(steps, read_group(group));
+          schedule.weight_decay(steps, read_group(group));
+        }
+      }
     } catch (const std::exception&) { return ""; }
     return "accepted, but must be refused";
   }
