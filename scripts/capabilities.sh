@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The numeric suites, every replay and the layout walks again, with libtorch, oneDNN and MKL held to older instruction
+# sets: their results differ in the last bits, and no test may depend on which machine it meets.
+#   scripts/capabilities.sh [BUILD_DIR]        default build, which ./test.sh has built
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=${1:-$root/build}
+has() { grep -qw "$1" /proc/cpuinfo; }
+suites='^(cuda_test|nn_test|models_test|optim_test|train_test|metroplex_vectors|parity_.*_threads|app_commands_test)$'
+failed=0
+ran=()
+skipped=()
+
+# under NAME ATEN ONEDNN MKL: torch's, oneDNN's and MKL's word for the same set
+under() {
+  local name=$1 start=$SECONDS status=0
+  echo "--- $name: ATEN_CPU_CAPABILITY=$2 ONEDNN_MAX_CPU_ISA=$3 MKL_ENABLE_INSTRUCTIONS=$4"
+  ATEN_CPU_CAPABILITY=$2 ONEDNN_MAX_CPU_ISA=$3 MKL_ENABLE_INSTRUCTIONS=$4 \
+    ctest --test-dir "$build" -R "$suites" -j2 --output-on-failure --no-tests=error > "$build/capabilities.log" 2>&1 || status=$?
+  if [ "$status" != 0 ]; then
+    tail -n 150 "$build/capabilities.log"
+    failed=1
+  fi
+  tail -n 4 "$build/capabilities.log"
+  ran+=("$(printf '%s %.1f min %s' "$name" "$(awk "BEGIN {print ($SECONDS - $start) / 60}")" "$([ "$status" = 0 ] && echo ok || echo FAILED)")")
+}
+
+has avx2 || { echo "this machine has no AVX2, which metroplex needs"; exit 1; }
+under AVX2 avx2 AVX2 AVX2
+if has avx512f && has avx512bw; then
+  under "AVX512 without bf16" avx512 AVX512_CORE AVX512
+else
+  skipped+=("AVX512: this machine has none")
+fi
+# What the machine itself has was met by the tests before.
+for line in "${ran[@]}"; do echo "capabilities: $line"; done
+for line in "${skipped[@]}"; do echo "capabilities: skipped $line"; done
+exit "$failed"
