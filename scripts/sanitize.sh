@@ -12,12 +12,7 @@ ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error
 for fuzzer in "$build"/bin/*_fuzz; do
   echo "fuzzing $(basename "$fuzzer") for $seconds s"
   corpus=$(mktemp -d)
-  case "$(basename "$fuzzer")" in
-    manifest_fuzz) cp "$root"/tests/fuzz/manifest_corpus/*.members "$corpus" ;;
-    safetensors_fuzz) cp "$root"/tests/vectors/safetensors/*.safetensors "$corpus" ;;
-    tokenizer_json_fuzz) cp "$root"/tests/vectors/tokenizers/gpt2/tokenizer.json "$corpus" ;;
-    tokenizer_model_fuzz) cp "$root"/tests/vectors/tokenizers/sentencepiece_unigram_rules/tokenizer.model "$corpus" ;;
-  esac
+  python3 "$root/tests/fuzz/seeds.py" "$(basename "$fuzzer")" "$corpus"
   log=$(mktemp)
   if ! "$fuzzer" "$corpus" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 > "$log" 2>&1; then
     tail -n 60 "$log"
