@@ -23,12 +23,15 @@ using files::ManifestTensor;
 
 const std::string kOk = "ok\n";
 
-// "ok\n" + what `work` returns, or what it threw.
+// "ok\n" + what `work` returns, or the first line of what it threw (a library's stack trace follows).
 template <class Work>
 std::string outcome_of(const Work& work) {
   try {
     return kOk + work();
-  } catch (const std::exception& error) { return error.what(); }
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find('\n'));
+  }
 }
 
 bool is_ok(const std::string& outcome) { return outcome.starts_with(kOk); }

@@ -12,7 +12,7 @@ struct Checkpoint {
   std::string load;                  // directory of checkpoints, or one checkpoint; empty: start fresh
   int64_t save_interval = 0;         // iterations; required with save
   int64_t save_retain_interval = 0;  // keep every n-th for good; 0: keep all
-  int64_t keep_last = 0;             // keep the newest n; 0: all
+  int64_t keep_last = 0;             // keep n, counted back from the newest along the run; 0: all
   int64_t ckpt_step = 0;             // load this iteration instead of the latest
   bool finetune = false;             // weights only: iteration, optimizer and data start anew
   bool no_load_optim = false;

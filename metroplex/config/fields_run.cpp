@@ -70,19 +70,24 @@ void visit(Data& d, FieldList& field) {
 }
 
 void visit(Checkpoint& c, FieldList& field) {
-  field("save", c.save, "Folder that checkpoints are written to. Empty: never.");
+  field("save", c.save,
+        "Folder that checkpoints are written to; it is empty, or the one that is loaded from. Empty: never.");
   field("load", c.load, "Folder of checkpoints, or one of them, to go on from. Empty: start fresh.");
   field("save_interval", c.save_interval, "Iterations between two checkpoints.", between(0, 1e9));
   field("save_retain_interval", c.save_retain_interval,
         "Checkpoints at multiples of this are kept for good. 0: keep_last alone decides.", between(0, 1e9));
-  field("keep_last", c.keep_last, "Keep the newest so many checkpoints. 0: all.", at_least(0));
+  field("keep_last", c.keep_last,
+        "Keep so many checkpoints, counted back from the newest along the run; those of a branch that was left by "
+        "going "
+        "back to an earlier one count for nothing and are removed. 0: all.",
+        at_least(0));
   field("ckpt_step", c.ckpt_step, "Load this iteration. 0: the latest.", between(0, 1e9));
   field("finetune", c.finetune, "Load weights only: iteration, optimizer and data start anew.");
   field("no_load_optim", c.no_load_optim, "Leave the optimizer's state in the checkpoint.");
   field("no_load_rng", c.no_load_rng, "Leave the random state in the checkpoint.");
   field("no_save_optim", c.no_save_optim, "Write weights only; such a checkpoint cannot resume training exactly.");
   field("exit_on_missing_checkpoint", c.exit_on_missing_checkpoint,
-        "Stop when checkpoint.load holds nothing, instead of starting fresh.");
+        "Stop when checkpoint.load is absent or empty, instead of starting fresh.");
   field(
       "allow", c.allow,
       "Keys that may differ from what the checkpoint was made with, although they change the model that its weights "

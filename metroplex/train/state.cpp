@@ -188,7 +188,7 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
   for (const auto& name : checkpoint::list_checkpoints(disk, folder)) {
     if (name.iteration > used->iteration) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
   }
-  return names.empty() ? "" : names + (" in " + folder) + " become a branch that is left here";
+  return names.empty() ? "" : "a branch is left here: " + names + " in " + folder;
 }
 
 }  // namespace

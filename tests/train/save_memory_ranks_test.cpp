@@ -98,6 +98,7 @@ TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
     const train::SaveOutcome failed = train::save_state(*a, {2, 16, 16});
     EXPECT_FALSE(failed.saved);
     EXPECT_NE(failed.problem.find("out of memory"), std::string::npos) << failed.problem;
+    EXPECT_EQ(failed.problem.find('\n'), std::string::npos) << "a stack trace: " << failed.problem;
     comm::barrier(a->groups().world);
     scarce.limit = std::numeric_limits<int64_t>::max();
     comm::barrier(a->groups().world);
