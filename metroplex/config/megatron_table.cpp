@@ -36,7 +36,6 @@ static const std::vector<Row>& model_rows() {
       {"--untie-embeddings-and-output-weights", kNone, "model.untie_embeddings_and_output_weights=true"},
       {"--make-vocab-size-divisible-by", kOne, "model.make_vocab_size_divisible_by=$"},
       {"--vocab-size", kOne, "model.vocab_size=$"},
-      {"--num-tokentypes", kOne, "model.num_tokentypes=$"},
       {"--attention-dropout", kOne, "model.attention_dropout=$"},
       {"--hidden-dropout", kOne, "model.hidden_dropout=$"},
       {"--init-method-std", kOne, "model.init_method_std=$"},
