@@ -83,7 +83,7 @@ int run_bash(const std::string& script, const std::string& source, const std::ve
   std::ofstream(scratch / "record").flush();
   std::vector<std::string> words{"bash", "-c",
                                  ". \"$METROPLEX_TRIAL\"; shopt -s extdebug; "
-                                 "trap 'metroplex_step \"$@\"' DEBUG; . \"$0\" \"$@\"",
+                                 "trap 'metroplex_step \"$@\" && true' DEBUG; . \"$0\" \"$@\"",
                                  script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> variables{"METROPLEX_TRIAL=" + trial, "METROPLEX_RECORD=" + (scratch / "record").string()};

@@ -1,5 +1,5 @@
 // A launch script of Megatron's (examples/*/train_*.sh), read by a trial run: bash runs it, with its arguments, in
-// the folder we stand in, but no program is started and no file written; each start is written down instead
+// the folder we stand in, but no program is started and no file overwritten; each start is written down instead
 // (launch_trial.h), and the longest one of a .py program is the training command.
 #pragma once
 

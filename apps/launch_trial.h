@@ -49,6 +49,7 @@ metroplex_test() {
 # redirection into a file is left out; errors do not end the trial.
 metroplex_step() {
   set +eu
+  trap - ERR
   [[ ${FUNCNAME[1]-} == metroplex_* || $metroplex_tools == *" ${FUNCNAME[1]-none} "* ]] && return 0
   PATH=/nonexistent
   local metroplex_text=$BASH_COMMAND metroplex_word metroplex_words
@@ -73,10 +74,12 @@ metroplex_step() {
     return 1
   fi
   [[ $BASH_COMMAND == *'>'* && $BASH_COMMAND != [\[\(]* ]] || return 0
-  local metroplex_into='([0-9]*|&)>[>|&]?[[:space:]]*(&[0-9]|"[^"]*"|[^[:space:]"<>()]+)'
+  local metroplex_more='(.*[^[:space:]])' metroplex_into='([0-9]*|&)>[>|&]?[[:space:]]*("[^"]*"|[^[:space:]"<>()&]+)'
+  local metroplex_rest='([[:space:]]+[0-9]*>&[0-9])*'  # copies of descriptors, and a here-document
+  [[ $BASH_COMMAND == *'<<'* ]] && metroplex_rest+=$'([[:space:]]+<<.*|\n.*)?'
   metroplex_text=$BASH_COMMAND
-  while [[ $metroplex_text =~ ^(.*[^[:space:]])[[:space:]]+$metroplex_into$ ]]; do
-    metroplex_text=${BASH_REMATCH[1]}
+  while [[ $metroplex_text =~ ^$metroplex_more[[:space:]]+$metroplex_into($metroplex_rest)$ ]]; do
+    metroplex_text=${BASH_REMATCH[1]}${BASH_REMATCH[4]}
   done
   [[ $metroplex_text == "$BASH_COMMAND" ]] && return 0
   eval "$metroplex_text"

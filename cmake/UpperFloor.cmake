@@ -45,7 +45,7 @@ else()
   list(APPEND cuda_exclude "/device\\.cpp$" "/nccl\\.cpp$")
 endif()
 
-metroplex_room(cuda TORCH LINKS metroplex_base metroplex_plan EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
+metroplex_room(cuda TORCH LINKS metroplex_base EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
 file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/*.cu")
 if(cuda_kernels AND have_kernels)
   add_library(metroplex_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu

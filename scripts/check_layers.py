@@ -76,6 +76,26 @@ def check_ground_app(path, breaches):
             breaches.append(f"{path.relative_to(ROOT)}:{number}: what needs tensors belongs into apps/upper/")
 
 
+def check_links(breaches):
+    """What CMake links a room with is what it may include, no more; and what it may include, it links with, if by way of another."""
+    text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("GroundFloor.cmake", "UpperFloor.cmake"))
+    links = {}
+    for room, words in re.findall(r"metroplex_room\((\w+)([^)]*)\)", text):
+        links[room] = {word.removeprefix("metroplex_") for word in words.split() if word.startswith("metroplex_")}
+
+    def reach(room):
+        return links[room].union(*(reach(other) for other in links[room]))
+
+    for room, allowed in ROOMS.items():
+        if room not in links:
+            breaches.append(f"cmake: no metroplex_room({room} ...)")
+            continue
+        for extra in sorted(links[room] - set(allowed)):
+            breaches.append(f"cmake: {room} is linked with {extra}, which it may not include")
+        for missing in sorted(set(allowed) - reach(room)):
+            breaches.append(f"cmake: {room} may include {missing}, and is not linked with it")
+
+
 def check_shape(path, breaches):
     text = path.read_text()
     where = path.relative_to(ROOT)
@@ -104,6 +124,7 @@ def main():
             breaches.append(f"{path.relative_to(ROOT)}: no room of this name is known; add it to scripts/check_layers.py and the CMake lists")
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
             check_includes(path, room, breaches)
+    check_links(breaches)
     for path in sources("apps"):
         if path.suffix in {".h", ".cpp"} and "upper" not in path.relative_to(ROOT).parts:
             check_ground_app(path, breaches)

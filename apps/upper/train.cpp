@@ -28,7 +28,7 @@ constexpr const char* kUsage =
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
-script with its arguments: bash runs it, but starts no program and writes no file (docs/config.md).
+script with its arguments: bash runs it, but starts no program and overwrites no file (docs/config.md).
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml

@@ -25,7 +25,10 @@ int run_verify(const std::vector<std::string>& arguments) {
            "...]\n\n"
            "Trains the config's model for a few steps on synthetic data in float64, on its own layout (ranks as "
            "threads)\n"
-           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. Exit 0 when they agree.\n"
+           "and on one rank, and compares: losses to 1e-12 relative, parameters to 1e-10. What of the config takes "
+           "no\n"
+           "part (schedules, formats) is printed. Exit 0 when they agree, 5 when not, 2 with one rank: nothing to "
+           "compare.\n"
            "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n";
     return kExitOk;
   }
@@ -37,7 +40,13 @@ int run_verify(const std::vector<std::string>& arguments) {
   if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   const int64_t world_size = planned_world_size(config.run);
-  config = checked_config(train::verification_config(config, steps), world_size);
+  MPX_CHECK(world_size > 1, "config", "run.nproc is ", config.run.nproc,
+            ": verify compares a layout with one rank, and this is one rank: nothing was compared; give --nproc N");
+  const config::Config compared = train::verification_config(config, steps);
+  const std::vector<std::string> others = train::left_out(config, compared);
+  config = checked_config(compared, world_size);
+  if (!others.empty()) std::printf("not compared:\n");
+  for (const std::string& line : others) std::printf("  %s\n", line.c_str());
 
   train::LayoutRun on_layout, on_one_rank;
   const auto keep = [&](train::LayoutRun& into, const config::Config& c) {

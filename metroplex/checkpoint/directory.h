@@ -1,8 +1,8 @@
 // The folder that holds a run's checkpoints:
-//   iter_0000100/   complete; iter_0000100.2 when iteration 100 was saved a second time while the first was still in
-//   use latest          the name of the newest complete one, with a checksum; replaced atomically after it is durable
-//   .tmp-* .delete-* leftovers of a save or removal that did not end, swept by the next save
-//   .lock           held while a save is under way
+//   iter_0000100/      complete; iter_0000100.2 when it was saved a second time while the first was in use
+//   latest             the name of the newest complete one, with a checksum; replaced atomically
+//   .tmp-* .delete-*   leftovers of a save or removal that did not end, swept by the next save
+//   .lock              held while a save is under way
 // history.h says which of them are the past of the newest.
 #pragma once
 

@@ -24,7 +24,7 @@ struct Data {
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
   bool eod_mask_loss = false;
-  int64_t num_workers = 1;  // prefetch threads
+  int64_t num_workers = 1;  // threads that read ahead
 };
 
 }  // namespace metroplex::config

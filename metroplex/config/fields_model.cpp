@@ -34,8 +34,6 @@ static void visit_shape(Model& m, FieldList& field) {
         between(1, 1048576));
   field("max_position_embeddings", m.max_position_embeddings,
         "Longest sequence that has positions. 0: train.seq_length.", between(0, 2147483647));
-  field("num_tokentypes", m.num_tokentypes, "Rows of the token-type embedding. 0: the model has none.",
-        between(0, 65536));
   field("position_embedding_type", m.position_embedding_type,
         "Where positions come from: a learned table, rotation of queries and keys, or nowhere.",
         one_of({"learned_absolute", "rope", "none"}));
@@ -119,8 +117,6 @@ static void visit_pipeline(Parallel& p, FieldList& field) {
         "Every stage spelled out: E embedding, t layer, L loss, | next stage, x*3 and (tt|)*4 repeat, commas for the "
         "eye. "
         "Stage s is virtual stage s / pp of rank s % pp. Replaces the four keys above and gives vpp.");
-  field("variable_seq_lengths", p.variable_seq_lengths,
-        "Microbatches of one step may differ in length and in number of samples.");
   field("overlap_p2p_comm", p.overlap_p2p_comm,
         "Pipeline messages run beside computation (interleaved schedule only).");
 }

@@ -4,7 +4,7 @@
 namespace metroplex::config {
 
 void visit(Run& r, FieldList& field) {
-  field("name", r.name, "Name of the run, in logs and TensorBoard.");
+  field("name", r.name, "Name of the run, printed when it starts and kept in its checkpoints' configuration.");
   field("seed", r.seed, "Seed of the weights, of dropout and of the order of the data.", between(0, 4294967295.0));
   field("nproc", r.nproc,
         "Ranks that the program starts by itself on this machine. 0: an outer launcher (torchrun, Slurm, Open MPI) "
@@ -66,7 +66,8 @@ void visit(Data& d, FieldList& field) {
   field("reset_position_ids", d.reset_position_ids, "Positions start again after each end of document.");
   field("reset_attention_mask", d.reset_attention_mask, "Tokens do not attend across an end of document.");
   field("eod_mask_loss", d.eod_mask_loss, "Predicting what follows an end of document does not count in the loss.");
-  field("num_workers", d.num_workers, "Threads that read batches ahead. 0: read when asked.", between(0, 1024));
+  field("num_workers", d.num_workers,
+        "Threads that read microbatches ahead, on every rank that reads. 0: read when asked.", between(0, 1024));
 }
 
 void visit(Checkpoint& c, FieldList& field) {

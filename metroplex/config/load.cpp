@@ -87,6 +87,12 @@ static std::string assign_yaml(const Field& field, const YAML::Node& node) {
 
 namespace {
 
+// Keys that nothing has ever read, in configurations of before: passed over where they say nothing.
+bool is_retired(const std::string& key, const YAML::Node& value) {
+  const bool known = key == "model.num_tokentypes" || key == "parallel.variable_seq_lengths";
+  return known && value.IsScalar() && (value.Scalar() == "0" || value.Scalar() == "false");
+}
+
 // One pass over a YAML document; problems are collected, so that one run tells them all.
 class YamlReader {
  public:
@@ -135,6 +141,7 @@ class YamlReader {
     if (!name.IsScalar()) return problem(name, "a key of section '" + section + "' must be a word");
     const std::string key = section + "." + name.Scalar();
     const Field* field = find(list_, key);
+    if (field == nullptr && is_retired(key, value)) return;
     if (field == nullptr) return problem(name, unknown_key(key, list_));
     if (!seen_.insert(key).second) return problem(name, "key '" + key + "' is written twice");
     if (const std::string wrong = assign_yaml(*field, value); !wrong.empty()) return problem(name, wrong);

@@ -36,7 +36,6 @@ static const std::vector<Row>& model_rows() {
       {"--untie-embeddings-and-output-weights", kNone, "model.untie_embeddings_and_output_weights=true"},
       {"--make-vocab-size-divisible-by", kOne, "model.make_vocab_size_divisible_by=$"},
       {"--vocab-size", kOne, "model.vocab_size=$"},
-      {"--num-tokentypes", kOne, "model.num_tokentypes=$"},
       {"--attention-dropout", kOne, "model.attention_dropout=$"},
       {"--hidden-dropout", kOne, "model.hidden_dropout=$"},
       {"--init-method-std", kOne, "model.init_method_std=$"},
@@ -222,6 +221,7 @@ static const std::vector<Row>& train_rows() {
       {"--log-num-zeros-in-grad", kNone, "train.log_num_zeros_in_grad=true"},
       {"--log-params-norm", kNone, "train.log_params_norm=true"},
       {"--tensorboard-dir", kOne, "train.tensorboard_dir=$"},
+      {"--tensorboard-log-interval", kOne, "train.tensorboard_log_interval=$"},
       {"--timing-log-level", kOne, "train.timing_log_level=$"},
   };
   return kRows;
@@ -236,7 +236,6 @@ static const std::vector<Row>& rows_without_effect() {
   static constexpr const char* kOwnFormat =
       "ignored, checkpoints have one format of their own (docs/checkpoint_format.md)";
   static constexpr const char* kTimers = "ignored, timers are printed as their minimum and maximum over the ranks";
-  static constexpr const char* kTensorBoard = "ignored, TensorBoard gets the numbers of every iteration line";
   static const std::vector<Row> kRows = {
       {"--use-mcore-models", kNone, "", kAlways},
       {"--transformer-impl", kOne, "", kOneWay},
@@ -262,8 +261,7 @@ static const std::vector<Row>& rows_without_effect() {
       {"--log-progress", kNone, "", "ignored, no progress.txt is written; train.metrics_file has the same numbers"},
       {"--log-timers-to-tensorboard", kNone, "", kTimers},
       {"--log-validation-ppl-to-tensorboard", kNone, "", kAlways},
-      {"--tensorboard-queue-size", kOne, "", kTensorBoard},
-      {"--tensorboard-log-interval", kOne, "", kTensorBoard},
+      {"--tensorboard-queue-size", kOne, "", "ignored, every point is written at once"},
       {"--ckpt-format", kOne, "", kOwnFormat},
       {"--use-dist-ckpt", kNone, "", kOwnFormat},
       {"--auto-detect-ckpt-format", kNone, "", kOwnFormat},

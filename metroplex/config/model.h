@@ -28,7 +28,6 @@ struct Model {
   bool add_qkv_bias = false;  // with add_bias_linear off: bias on linear_qkv alone
   bool qk_layernorm = false;
   bool untie_embeddings_and_output_weights = false;
-  int64_t num_tokentypes = 0;  // token-type embedding (GPT), 0: none
   double attention_dropout = 0.0;
   double hidden_dropout = 0.0;
   double init_method_std = 0.02;

@@ -23,7 +23,6 @@ struct Parallel {
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
   std::string pipeline_model_parallel_layout;  // "Et*3|(tt|)*4,tL"; excludes the four above
-  bool variable_seq_lengths = false;           // microbatches may differ in length
   bool overlap_p2p_comm = false;
   bool overlap_grad_reduce = true;
   int64_t ddp_bucket_size = 0;                               // elements; 0: max(40M, 1M * dp)

@@ -14,40 +14,50 @@ struct Loader::State {
   struct Read {
     std::vector<Sample> samples;
     std::exception_ptr failure;
-    bool end = false;
+    bool end = false, done = false;
   };
 
   State(std::shared_ptr<const Dataset> source, const SamplerOptions& options, size_t ahead)
       : dataset(std::move(source)), sampler(options), most(ahead) {}
 
-  // Fills `read.samples`, using the memory of the samples already there.
-  void read_one(Read& read) {
+  // Which samples come next; the sampler goes one micro-batch on. Not for two threads at once.
+  void choose(Read& read, std::vector<int64_t>& indices) {
     try {
-      std::vector<int64_t> indices;
+      indices.clear();
       read.end = !sampler.next(indices);
+    } catch (...) { read.failure = std::current_exception(); }
+  }
+
+  // Fills `read.samples`, using the memory of the samples already there.
+  void fill(Read& read, const std::vector<int64_t>& indices) {
+    try {
       read.samples.resize(indices.size());
       for (size_t i = 0; i < indices.size(); ++i) dataset->get(indices[i], read.samples[i]);
     } catch (...) { read.failure = std::current_exception(); }
   }
 
+  // One of the reading threads. Places are taken in order and filled at the same time.
   void run() {
+    std::vector<int64_t> indices;
+    std::unique_lock lock(mutex);
     for (;;) {
-      Read read;
-      {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [&] { return stop || ready.size() < most; });
-        if (stop) return;
-        read.samples = std::move(spare);
-        spare.clear();
+      changed.wait(lock, [&] { return stop || ended || ready.size() < most; });
+      if (stop || ended) return;
+      ready.push_back(std::make_unique<Read>());
+      Read& read = *ready.back();
+      if (!spare.empty()) {
+        read.samples = std::move(spare.back());
+        spare.pop_back();
       }
-      read_one(read);
-      const bool last = read.end || read.failure;
-      {
-        const std::lock_guard lock(mutex);
-        ready.push_back(std::move(read));
+      choose(read, indices);
+      ended = read.end || read.failure;
+      if (!ended) {
+        lock.unlock();
+        fill(read, indices);
+        lock.lock();
       }
+      read.done = true;
       changed.notify_all();
-      if (last) return;
     }
   }
 
@@ -56,48 +66,50 @@ struct Loader::State {
   size_t most;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Read> ready;
-  std::vector<Sample> spare;  // a used micro-batch, for its memory
-  bool stop = false;
-  std::thread thread;
+  std::deque<std::unique_ptr<Read>> ready;  // in order; the first ones done or being filled
+  std::vector<std::vector<Sample>> spare;   // used micro-batches, for their memory
+  bool stop = false, ended = false;         // ended: the sampler has no more
+  std::vector<std::thread> threads;
 };
 
-Loader::Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, int prefetch) {
-  MPX_ASSERT(dataset != nullptr && prefetch >= 0, "prefetch ", prefetch);
+Loader::Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, int prefetch, int threads) {
+  MPX_ASSERT(dataset != nullptr && prefetch >= 0 && threads >= 1, "prefetch ", prefetch, " by ", threads);
   options.total_samples = dataset->size();
   state_ = std::make_unique<State>(std::move(dataset), options, static_cast<size_t>(prefetch));
-  if (prefetch > 0) state_->thread = std::thread([state = state_.get()] { state->run(); });
+  for (int i = 0; prefetch > 0 && i < threads; ++i)
+    state_->threads.emplace_back([state = state_.get()] { state->run(); });
 }
 
 Loader::~Loader() {
-  if (!state_->thread.joinable()) return;
   {
     const std::lock_guard lock(state_->mutex);
     state_->stop = true;
   }
   state_->changed.notify_all();
-  state_->thread.join();
+  for (std::thread& thread : state_->threads) thread.join();
 }
 
 bool Loader::next(std::vector<Sample>& microbatch) {
   State& state = *state_;
-  if (!state.thread.joinable()) {
+  if (state.threads.empty()) {
     State::Read read;
+    std::vector<int64_t> indices;
     read.samples = std::move(microbatch);
-    state.read_one(read);
+    state.choose(read, indices);
+    if (!read.failure) state.fill(read, indices);
     microbatch = std::move(read.samples);
     if (read.failure) std::rethrow_exception(read.failure);
     return !read.end;
   }
   std::unique_lock lock(state.mutex);
-  state.changed.wait(lock, [&] { return !state.ready.empty(); });
-  State::Read& front = state.ready.front();
+  state.changed.wait(lock, [&] { return !state.ready.empty() && state.ready.front()->done; });
+  State::Read& front = *state.ready.front();
   if (front.failure) std::rethrow_exception(front.failure);  // stays at the front: asking again gives the same answer
   if (front.end) {
     microbatch.clear();
     return false;
   }
-  state.spare = std::move(microbatch);
+  state.spare.push_back(std::move(microbatch));
   microbatch = std::move(front.samples);
   state.ready.pop_front();
   lock.unlock();

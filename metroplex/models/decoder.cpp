@@ -90,10 +90,6 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size, layer);
     positions_->weight().embedding_or_output = true;
   }
-  if (model.num_tokentypes > 0) {
-    tokentypes_.emplace("embedding.tokentype_embeddings", model.num_tokentypes, model.hidden_size, layer);
-    tokentypes_->weight().embedding_or_output = true;
-  }
 }
 
 at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& batch) {
@@ -101,25 +97,19 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
             "with sequence parallelism the sequence length ", batch.tokens.size(1),
             " must be a multiple of the tensor parallel size ", tp_.size());
   const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
-  const at::Tensor types = !tokentypes_                    ? at::Tensor()
-                           : batch.tokentype_ids.defined() ? batch.tokentype_ids
-                                                           : at::zeros_like(batch.tokens);
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
     out = words_.apply(batch.tokens);
     if (positions_) positions_->add_to(out, positions);
-    if (tokentypes_) tokentypes_->add_to(out, types);
     if (fp32_residual_) out = nn::to_wide(out);
   }
-  out = comm::attach(out, {},
-                     [this, tokens = batch.tokens, positions, types](const at::Tensor& dout) -> comm::Gradients {
-                       const at::NoGradGuard no_grad;
-                       words_.add_gradient(dout, tokens);
-                       if (positions_) positions_->add_gradient(dout, positions);
-                       if (tokentypes_) tokentypes_->add_gradient(dout, types);
-                       return {};
-                     });
+  out = comm::attach(out, {}, [this, tokens = batch.tokens, positions](const at::Tensor& dout) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    words_.add_gradient(dout, tokens);
+    if (positions_) positions_->add_gradient(dout, positions);
+    return {};
+  });
   if (!dropout_.active(batch)) return out;
   return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, tp_, sequence_parallel_)}, batch);
 }
@@ -127,7 +117,6 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
 void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
   params.push_back(&words_.weight());
   if (positions_) params.push_back(&positions_->weight());
-  if (tokentypes_) params.push_back(&tokentypes_->weight());
 }
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)

@@ -21,7 +21,7 @@ class EmbeddingSegment final : public nn::Segment {
  public:
   explicit EmbeddingSegment(const ModelContext& context);
   const std::string& name() const override { return name_; }
-  // x is undefined; reads batch.tokens, position_ids (0, 1, ... when undefined), tokentype_ids.
+  // x is undefined; reads batch.tokens and position_ids (0, 1, ... when undefined).
   at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override;
   void collect_params(std::vector<nn::Param*>& params) override;
   const std::shared_ptr<nn::Param>& word_embeddings() const { return words_.shared_weight(); }
@@ -31,7 +31,7 @@ class EmbeddingSegment final : public nn::Segment {
   comm::Group tp_;
   bool sequence_parallel_, fp32_residual_;
   nn::VocabParallelEmbedding words_;
-  std::optional<nn::ReplicatedEmbedding> positions_, tokentypes_;
+  std::optional<nn::ReplicatedEmbedding> positions_;
   nn::DropoutKey dropout_;
 };
 

@@ -1,5 +1,5 @@
 // Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups. Rows of
-// linear_qkv: for each query group [its q heads, k, v]. Core attention takes causal, arbitrary and document masks and
+// linear_qkv: for each query group [its q heads, k, v]. Core attention takes causal and document masks and
 // dropout. Shapes: n heads and g groups of this rank, d head size.
 #pragma once
 

@@ -17,19 +17,14 @@ at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
 bool plain_causal(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
-  return !batch.attention_mask.defined() && !batch.document_ids.defined() && spec.first_query == 0 &&
-         in.q.size(0) == in.k.size(0);
+  return !batch.document_ids.defined() && spec.first_query == 0 && in.q.size(0) == in.k.size(0);
 }
 
 // [b or 1, 1, s_q, s_k] bool, true = hidden; undefined when every query sees every key.
 at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
   const int64_t queries = in.q.size(0), keys = in.k.size(0);
   at::Tensor hidden;
-  if (batch.attention_mask.defined()) {
-    hidden = batch.attention_mask;
-    MPX_CHECK(hidden.size(-2) == queries && hidden.size(-1) == keys, "nn", "attention_mask is ", hidden.size(-2),
-              " x ", hidden.size(-1), " for ", queries, " queries and ", keys, " keys");
-  } else if (queries > 1) {
+  if (queries > 1) {
     hidden = at::ones({queries, keys}, in.q.options().dtype(at::kBool))
                  .triu_(spec.first_query + 1)
                  .view({1, 1, queries, keys});
@@ -54,7 +49,7 @@ at::Tensor additive(const at::Tensor& hidden, at::ScalarType dtype) {
 bool fuses(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
   if (spec.plain || spec.dropout.active(batch)) return false;
   if (in.q.is_cpu()) return true;
-  const bool sees_all = in.q.size(0) == 1 && !batch.attention_mask.defined() && !batch.document_ids.defined();
+  const bool sees_all = in.q.size(0) == 1 && !batch.document_ids.defined();
   return fused_on_gpu(in.q) && (sees_all || plain_causal(in, spec, batch));
 }
 

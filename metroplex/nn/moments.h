@@ -1,5 +1,5 @@
 // The four moments of a segment: before and after its forward, before and after its backward. Whatever goes on around
-// computation hangs here, in one place: gathering sharded parameters ahead, timers, the memory meter.
+// computation hangs here, in one place: gathering sharded parameters ahead, and the memory report.
 #pragma once
 
 namespace metroplex::nn {

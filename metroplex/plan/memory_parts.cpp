@@ -105,8 +105,6 @@ void Builder::embedding() {
     param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}).embedding_or_output =
         true;
   }
-  if (c_.model.num_tokentypes > 0)
-    param("embedding.tokentype_embeddings.weight", {c_.model.num_tokentypes, z_.h}).embedding_or_output = true;
   segment().working = 2 * z_.tokens * z_.h * z_.wide;
 }
 

@@ -46,6 +46,9 @@ struct Assembly {
   std::unique_ptr<optim::LrSchedule> schedule;
   std::optional<optim::GradScaler> scaler;
 
+  bool variable_lengths =
+      false;  // microbatches of a step differ in length, as no data of ours do: set it before a step
+
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
 

@@ -66,8 +66,8 @@ nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
   if (host.loss_mask.defined()) out.mask_sum = host.loss_mask.sum(at::kDouble).item<double>();
-  for (at::Tensor* tensor : {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids,
-                             &out.attention_mask, &out.tokentype_ids, &out.sample_ids}) {
+  for (at::Tensor* tensor :
+       {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids, &out.sample_ids}) {
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   }
   return out;

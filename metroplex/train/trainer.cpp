@@ -203,8 +203,9 @@ BatchStream Job::stream(Split split, int64_t consumed) const {
             " split has no samples; give it a share in data.split");
   std::unique_ptr<data::Loader> loader;
   if (reader()) {
-    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed),
-                                            a_->config.data.num_workers > 0 ? 4 : 0);
+    const int workers = static_cast<int>(a_->config.data.num_workers),
+              ahead = workers > 0 ? std::max(4, 2 * workers) : 0;
+    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed), ahead, std::max(1, workers));
   }
   return {std::move(loader), a_->groups().batch, a_->dtype == at::kDouble ? at::kDouble : at::kFloat,
           a_->world->device(), a_->vocab_size};

@@ -1,5 +1,5 @@
-// The loop: data, steps, the iteration line, evaluation, saving, stopping. One Trainer a rank; all of them run
-// together.
+// The loop: data, steps, the iteration line, evaluation, saving, stopping. Two functions that every rank of a world
+// calls together; what a job is between them is private to trainer.cpp.
 #pragma once
 
 #include <functional>

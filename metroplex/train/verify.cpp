@@ -1,10 +1,17 @@
 #include "train/verify.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "config/batch_schedule.h"
+#include "config/fields.h"
+#include "config/load.h"
 #include "config/validate.h"
+#include "data/gpt_dataset.h"
 #include "train/batch.h"
 #include "train/gather.h"
 #include "train/step.h"
@@ -23,17 +30,33 @@ float synthetic_mask(int64_t sample, int64_t position) {
   return base::philox4x32(kTokenKey + 1, sample, position)[0] % 8 == 0 ? 0.0f : 1.0f;
 }
 
-nn::Microbatch synthetic_batch(const config::Train& train, int64_t first_sample, int64_t vocab_size) {
+// Documents of some six tokens, where the config asks how they are told apart.
+bool ends_document(int64_t sample, int64_t position) {
+  return base::philox4x32(kTokenKey + 2, sample, position)[0] % 6 == 0;
+}
+
+nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sample, int64_t vocab_size) {
+  const config::Train& train = config.train;
+  data::GptOptions masks;
+  masks.eod = vocab_size - 1;
+  masks.reset_position_ids = config.data.reset_position_ids;
+  masks.reset_attention_mask = config.data.reset_attention_mask;
+  masks.eod_mask_loss = config.data.eod_mask_loss;
+  const bool documents = masks.reset_position_ids || masks.reset_attention_mask || masks.eod_mask_loss;
+  const auto token = [&](int64_t sample, int64_t position) {
+    const bool end = documents && ends_document(sample, position);
+    return end ? masks.eod : synthetic_token(sample, position, vocab_size);
+  };
   HostBatch host;
   host.first_sample = first_sample;
-  for (int64_t s = 0; s < train.micro_batch_size; ++s) {
+  for (int64_t s = first_sample; s < first_sample + train.micro_batch_size; ++s) {
     data::Sample sample;
     for (int64_t t = 0; t < train.seq_length; ++t) {
-      sample.tokens.push_back(synthetic_token(first_sample + s, t, vocab_size));
-      sample.labels.push_back(synthetic_token(first_sample + s, t + 1, vocab_size));
-      sample.position_ids.push_back(t);
-      sample.loss_mask.push_back(synthetic_mask(first_sample + s, t));
+      sample.tokens.push_back(token(s, t));
+      sample.labels.push_back(token(s, t + 1));
     }
+    data::fill_masks(masks, sample);
+    for (int64_t t = 0; t < train.seq_length; ++t) sample.loss_mask[static_cast<size_t>(t)] *= synthetic_mask(s, t);
     host.samples.push_back(std::move(sample));
   }
   return stack_samples(host, at::kDouble);
@@ -48,9 +71,17 @@ double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs
 
 config::Config verification_config(config::Config config, int64_t steps) {
   config = config::in_double_precision(config);
-  config.data = {};
-  config.data.mock_data = true;
+  config::Data data;
+  data.mock_data = true;
+  data.reset_position_ids = config.data.reset_position_ids;
+  data.reset_attention_mask = config.data.reset_attention_mask;
+  data.eod_mask_loss = config.data.eod_mask_loss;
+  config.data = std::move(data);
   config.checkpoint = {};
+  if (std::string problem; config.train.global_batch_size == 0 && !config.train.step_batch_size_schedule.empty()) {
+    const auto steps_of = config::read_batch_steps(config.train.step_batch_size_schedule, 0, problem);
+    if (steps_of && !steps_of->empty()) config.train.global_batch_size = steps_of->back().global_batch_size;
+  }
   config.train.train_iters = steps;
   config.train.train_samples = 0;
   config.train.step_batch_size_schedule.clear();
@@ -71,6 +102,34 @@ config::Config verification_config(config::Config config, int64_t steps) {
   return config;
 }
 
+std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared) {
+  static constexpr const char* kNoMatter[] = {
+      "run.",
+      "checkpoint.",
+      "data.",
+      "model.vocab_size",
+      "train.train_iters",
+      "train.train_samples",
+      "train.eval_interval",
+      "train.tensorboard_dir",
+      "train.metrics_file",
+      "optim.lr_decay_iters",
+      "optim.lr_decay_samples",
+  };
+  config::Config here = asked, there = compared;
+  const std::vector<config::Field> asked_fields = config::fields(here), compared_fields = config::fields(there);
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < asked_fields.size(); ++i) {
+    const std::string key = asked_fields[i].key(), value = config::to_text(asked_fields[i]),
+                      other = config::to_text(compared_fields[i]);
+    const bool told = std::none_of(std::begin(kNoMatter), std::end(kNoMatter),
+                                   [&](const char* start) { return key.compare(0, std::strlen(start), start) == 0; });
+    if (told && value != other)
+      lines.push_back(key + ": " + value + " (" + (other.empty() ? "none" : other) + " in the comparison)");
+  }
+  return lines;
+}
+
 config::Config one_rank_config(config::Config config) {
   const int64_t global_batch_size = config.train.global_batch_size;
   config.parallel = {};
@@ -89,7 +148,7 @@ LayoutRun run_layout(const config::Config& config, const comm::World& world, int
     std::vector<nn::Microbatch> batches;
     for (int64_t m = 0; m < count; ++m) {
       const int64_t first = step * t.global_batch_size + (m * dp + a->groups().dp.index()) * t.micro_batch_size;
-      batches.push_back(on_device(synthetic_batch(t, first, vocab_size), world.device()));
+      batches.push_back(on_device(synthetic_batch(config, first, vocab_size), world.device()));
       batches.back().step = step;
     }
     const StepOutcome outcome = train_step(*a, {batches, step + 1, step * t.global_batch_size, false, {}});

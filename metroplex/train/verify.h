@@ -18,13 +18,17 @@ struct LayoutRun {
   std::map<std::string, at::Tensor> params;  // whole, on rank 0; empty elsewhere
 };
 
-// The config in float64 for the comparison: same model and batch, no data, no files, optimizer from the first step
-// on.
+// The config in float64 for the comparison: same model, batch and document masks, made-up tokens, no files, optimizer
+// from the first step on at a constant rate.
 config::Config verification_config(config::Config config, int64_t steps);
+// What of `asked` the comparison leaves out or changes: "key: its value (VALUE in the comparison)"; files, logs and
+// the number of steps, which no layout can change, are not told.
+std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared);
 // The same on one rank.
 config::Config one_rank_config(config::Config config);
 
-// Collective. Tokens are a function of the global sample number alone.
+// Collective. Tokens are a function of the global sample number alone; with document masks some of them end a
+// document.
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps);
 
 struct LayoutDifference {

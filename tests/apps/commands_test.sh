@@ -204,6 +204,14 @@ holds "$(wc -l <<< "$libraries") libraries"
 echo "verify, ranks, schedule, inspect"
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --steps 2
 prints '^EQUAL'
+prints '^  optim.lr_decay_style: cosine \(constant in the comparison\)'
+prints '^  optim.adam_eps: '
+run 0 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --data.reset_attention_mask=true --data.eod_mask_loss=true --steps 1 \
+  --optim.lr_decay_style=constant --optim.lr_warmup_iters=0 --optim.adam_eps=1e-5 --precision.params_dtype=fp64
+prints '^EQUAL'
+grep -q 'not compared' out && fail "verify leaves out what it compares: $(cat out)"
+run 2 verify "${tiny[@]}" "${mock[@]}"
+warns 'nothing was compared'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg

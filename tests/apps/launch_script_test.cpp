@@ -137,8 +137,16 @@ $TOOL also.py
 touch fourth
 rm -f old.log
 cd / && cd - > /dev/null
+set -Eeuo pipefail
+trap 'exit 9' ERR
 echo text > made.txt
 echo text >> made.txt
+cat > made.conf << END
+of $(date +%Y) > nothing
+END
+cat << END >> "made again.conf" 2>&1
+x
+END
 sed -i s/old/new/ old.log
 f() { torchrun pretrain_gpt.py --a "$@" > old.log 2>&1; }
 f 1 'two words' &

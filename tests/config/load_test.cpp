@@ -17,6 +17,13 @@
 
 namespace metroplex::config {
 
+TEST(Retired, KeysThatNothingReadArePassedOverAtRestAndRefusedOtherwise) {
+  EXPECT_NO_THROW(parse("model: {num_tokentypes: 0}\nparallel: {variable_seq_lengths: false}\n"));
+  EXPECT_THROW(parse("model: {num_tokentypes: 2}\n"), base::Error);
+  EXPECT_THROW(parse("parallel: {variable_seq_lengths: true}\n"), base::Error);
+  EXPECT_THROW(parse("", {"model.num_tokentypes=0"}), base::Error);
+}
+
 TEST(Load, TakesAFileThenOverrides) {
   const Config c = parse("model:\n  num_layers: 6\n  rotary_base: 5e5\ntrain: {seq_length: 64}\n",
                          {"--model.num_layers=7", "data.data_path=0.7,wiki,0.3,code"});

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -34,8 +36,8 @@ SamplerOptions two_at_a_time() {
 }
 
 TEST(Loader, GivesTheSameOrderWithAnyPrefetch) {
-  for (const int prefetch : {0, 1, 2, 7}) {
-    Loader loader(std::make_shared<CountingDataset>(11), two_at_a_time(), prefetch);
+  for (const auto& [prefetch, threads] : {std::pair{0, 1}, {1, 1}, {2, 1}, {7, 1}, {1, 3}, {4, 2}, {9, 5}}) {
+    Loader loader(std::make_shared<CountingDataset>(11), two_at_a_time(), prefetch, threads);
     std::vector<Sample> batch;
     for (int64_t i = 0; i < 10; i += 2) {
       ASSERT_TRUE(loader.next(batch));
@@ -49,8 +51,8 @@ TEST(Loader, GivesTheSameOrderWithAnyPrefetch) {
 }
 
 TEST(Loader, ThrowsWhatTheDatasetThrewAtItsPlace) {
-  for (const int prefetch : {0, 3}) {
-    Loader loader(std::make_shared<CountingDataset>(20, 5), two_at_a_time(), prefetch);
+  for (const auto& [prefetch, threads] : {std::pair{0, 1}, {3, 1}, {4, 3}}) {
+    Loader loader(std::make_shared<CountingDataset>(20, 5), two_at_a_time(), prefetch, threads);
     std::vector<Sample> batch;
     EXPECT_TRUE(loader.next(batch));
     EXPECT_TRUE(loader.next(batch));
@@ -70,6 +72,40 @@ TEST(Loader, ReadsAheadButNotTooFar) {
   for (int i = 0; i < 400 && dataset->reads < 6; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(dataset->reads, 6);
+}
+
+// Each read waits until as many are under way as there are threads.
+class MeetingDataset final : public Dataset {
+ public:
+  explicit MeetingDataset(int together) : together_(together) {}
+  int64_t size() const override { return 6; }
+  void get(int64_t index, Sample& out) const override {
+    out.index = index;
+    std::unique_lock lock(mutex_);
+    ++inside_;
+    met_.notify_all();
+    met = met_.wait_for(lock, std::chrono::seconds(20), [&] { return inside_ >= together_; }) && met;
+  }
+  mutable bool met = true;
+
+ private:
+  const int together_;
+  mutable int inside_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable met_;
+};
+
+TEST(Loader, EveryThreadReadsAMicrobatchOfItsOwnAtTheSameTime) {
+  const auto dataset = std::make_shared<MeetingDataset>(3);
+  SamplerOptions options;
+  options.micro_batch_size = 2;
+  Loader loader(dataset, options, 3, 3);
+  std::vector<Sample> batch;
+  for (int64_t i = 0; i < 6; i += 2) {
+    ASSERT_TRUE(loader.next(batch));
+    EXPECT_EQ(batch[0].index, i);
+  }
+  EXPECT_TRUE(dataset->met) << "three threads never read at once";
 }
 
 TEST(Loader, StopsCleanlyAtAnyMoment) {

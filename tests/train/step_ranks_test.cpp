@@ -92,13 +92,13 @@ TEST(LabelSmoothing, ChangesTheLoss) {
 }
 
 TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
-  config::Config config = small_gpt();
-  config.parallel.variable_seq_lengths = true;
+  const config::Config config = small_gpt();
   const auto losses_on = [&](const Cut& layout) {
     const config::Config c = cut(config, layout);
     std::vector<double> seen;
     run_cut(c, layout, [&](const comm::World& world) {
       const auto a = train::assemble(c, world, kVocab);
+      a->variable_lengths = true;
       for (int64_t step = 0; step < 3; ++step) {
         std::vector<nn::Microbatch> batches;
         for (int64_t m = 0; m < 4; ++m) {

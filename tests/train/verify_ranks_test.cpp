@@ -1,0 +1,68 @@
+// What `metroplex verify` compares, and what it says it leaves out.
+#include "train/verify.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+train::LayoutRun run(const config::Config& base, const Cut& layout) {
+  const config::Config config = cut(train::verification_config(base, 2), layout);
+  train::LayoutRun result;
+  run_cut(config, layout, [&](const comm::World& world) {
+    train::LayoutRun mine = train::run_layout(config, world, kVocab, 2);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+TEST(Verify, KeepsEachOfTheDocumentMasks) {
+  const std::vector<double> plain = run(small_gpt(), {}).losses;
+  for (bool config::Data::*mask :
+       {&config::Data::reset_position_ids, &config::Data::reset_attention_mask, &config::Data::eod_mask_loss}) {
+    config::Config config = small_gpt();
+    config.data.*mask = true;
+    const auto one = run(config, {});
+    EXPECT_GT(std::abs(one.losses[0] - plain[0]), 1e-6);
+    const auto difference = train::compare_runs(run(config, {2, 2, 1, 2, true}), one);
+    EXPECT_LE(difference.loss, train::kLossTolerance);
+    EXPECT_LE(difference.parameter, train::kParameterTolerance) << difference.parameter_name;
+  }
+  config::Config attention = small_gpt(), positions = small_gpt();
+  attention.data.reset_position_ids = attention.data.reset_attention_mask = positions.data.reset_position_ids = true;
+  EXPECT_GT(std::abs(run(attention, {}).losses[0] - run(positions, {}).losses[0]), 1e-9) << "attention sees it all";
+}
+
+TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
+  config::Config asked = small_gpt();
+  asked.optim.lr_warmup_iters = 0;
+  asked.optim.lr_decay_style = "constant";
+  asked.optim.adam_eps = 1e-3;
+  asked.data.reset_attention_mask = true;
+  asked.checkpoint.save = "somewhere";
+  EXPECT_EQ(train::left_out(asked, train::verification_config(asked, 3)), Lines{});
+  asked.optim.adam_eps = 1e-8;
+  asked.optim.lr_decay_style = "cosine";
+  asked.optim.lr_warmup_iters = 5;
+  asked.train.step_batch_size_schedule = "0:8 100:16";
+  asked.train.global_batch_size = 0;
+  asked.precision.params_dtype = "bf16";
+  asked.model.sharded_initialization = true;
+  const config::Config compared = train::verification_config(asked, 3);
+  EXPECT_EQ(compared.train.global_batch_size, 16);
+  const Lines lines = train::left_out(asked, compared);
+  for (const char* key : {"optim.adam_eps: ", "optim.lr_decay_style: cosine (constant in",
+                          "optim.lr_warmup_iters: 5 (0", "train.step_batch_size_schedule: 0:8 100:16 (none",
+                          "precision.params_dtype: bf16 (fp64", "model.sharded_initialization: true (false"})
+    EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.starts_with(key);
+    })) << key;
+}
+
+}  // namespace
+}  // namespace metroplex::test
