@@ -295,7 +295,7 @@ TEST(MegatronFlags, WithoutEffectSayWhatHappensInstead) {
     const std::string why = row.why;
     EXPECT_EQ(row.sets[0] == '\0', why.rfind("ignored, ", 0) == 0 || why == "it is always so") << row.flag;
   }
-  for (const char* flag : {"--log-timers-to-tensorboard", "--tensorboard-log-interval 5", "--timing-log-option all",
+  for (const char* flag : {"--log-timers-to-tensorboard", "--tensorboard-queue-size 5", "--timing-log-option all",
                            "--log-progress", "--no-mmap-bin-files", "--ckpt-format torch"}) {
     const Words notes = parse_megatron_args(words(flag), MegatronForm::kSingleFlags).without_effect;
     ASSERT_EQ(notes.size(), 1u) << flag;
