@@ -3,6 +3,7 @@
 // to the largest values that meet in it.
 #include "comm/autograd_node.h"
 #include "nn/activation.h"
+#include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
@@ -119,6 +120,38 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
         check_norm(width, rms, at::kFloat, dtype);
       }
     }
+  }
+}
+
+// The probabilities meet the values as half numbers (fused) or in fp32 (plain), the sums are fp32: one rounding of
+// each probability and one of the result. Scores are near 30 and near each other: rounded to bf16 before the softmax
+// they would change a probability by a tenth.
+void check_attention(bool plain, at::ScalarType dtype) {
+  const int64_t s = 11, b = 2, heads = 4, d = 16;
+  nn::Microbatch batch;
+  batch.sample_ids = at::arange(b, at::kLong);
+  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, 0.0}, 0, 0, plain};
+  std::vector<at::Tensor> qkv;
+  for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
+  nn::CoreSaved saved;
+  const at::Tensor got = nn::core_attention({qkv[0], qkv[1], qkv[2]}, spec, batch, &saved);
+  const auto heads_first = [](const at::Tensor& x) { return x.to(at::kDouble).permute({1, 2, 0, 3}); };
+  const at::Tensor scores = at::matmul(heads_first(qkv[0]), heads_first(qkv[1]).transpose(2, 3)) / 4.0;
+  EXPECT_GT(largest(scores), 20.0);
+  const at::Tensor later = at::ones({s, s}, at::kBool).triu(1);
+  const at::Tensor p = at::softmax(scores.masked_fill(later, -1e300), -1), v = heads_first(qkv[2]);
+  const auto sequence_first = [&](const at::Tensor& x) { return x.permute({2, 0, 1, 3}).reshape({s, b, -1}); };
+  const at::Tensor expected = sequence_first(at::matmul(p, v)), of_values = sequence_first(at::matmul(p, v.abs()));
+  const at::Tensor bound = unit(dtype) * (expected.abs() + of_values) + kSlack * largest(scores) * of_values;
+  const at::Tensor error = (got.to(at::kDouble).view({s, b, -1}) - expected).abs();
+  EXPECT_TRUE((error <= bound).all().item<bool>())
+      << (plain ? "plain" : "fused") << " attention in " << dtype << ": off by up to " << largest(error / bound)
+      << " of what is allowed";
+}
+
+TEST(HalfCoreAttention, ScoresAndSoftmaxAreNotRounded) {
+  for (const auto dtype : kHalfTypes) {
+    for (const bool plain : {false, true}) check_attention(plain, dtype);
   }
 }
 

@@ -35,7 +35,7 @@ optim::GroupFactors read_group(const Json& j) {
   g.min_lr = j.value("min_lr", g.min_lr);
   g.start_wd = j.value("start_wd", g.start_wd);
   g.end_wd = j.value("end_wd", g.end_wd);
-  g.lr_mult = j.value("lr_mult", 1.0);
+  // lr_mult is not read: the recorded scheduler leaves it to the optimizer.
   g.wd_mult = j.value("wd_mult", 1.0);
   return g;
 }
