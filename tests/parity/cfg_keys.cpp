@@ -160,13 +160,13 @@ bool apply_from(const Key (&keys)[N], const std::string& name, const Json& value
 
 }  // namespace
 
-void apply_cfg(const Json& cfg, Config& config) {
+void apply_cfg(const Json& cfg, Config& config, const std::string& where) {
   for (const auto& [name, value] : cfg.items()) {
     const bool same = std::find(std::begin(kSameFunction), std::end(kSameFunction), name) != std::end(kSameFunction);
     const bool known = same || apply_from(kModelKeys, name, value, config) ||
                        apply_from(kParallelKeys, name, value, config) ||
                        apply_from(kTrainKeys, name, value, config) || apply_from(kPrecisionKeys, name, value, config);
-    MPX_CHECK(known, "parity", "config.cfg.", name, " = ", value.dump(), " is not something this build can replay");
+    MPX_CHECK(known, "parity", where, ".", name, " = ", value.dump(), " is not something this build can replay");
   }
 }
 

@@ -21,13 +21,27 @@ void refuse_unknown(const Json& object, const std::set<std::string>& known, cons
   }
 }
 
+const std::set<std::string> kModelKeys = {"num_layers",
+                                          "hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "ffn_hidden_size",
+                                          "tied",
+                                          "activation",
+                                          "position_embedding_type",
+                                          "normalization",
+                                          "gated_linear_unit",
+                                          "add_bias_linear",
+                                          "add_qkv_bias",
+                                          "qk_layernorm",
+                                          "rotary_base",
+                                          "rotary_percent",
+                                          "layernorm_epsilon",
+                                          "kind",
+                                          "max_position_embeddings"};
+
 void read_model(const Json& m, config::Config& c) {
-  refuse_unknown(m,
-                 {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
-                  "ffn_hidden_size", "tied", "activation", "position_embedding_type", "normalization",
-                  "gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "rotary_base",
-                  "rotary_percent", "layernorm_epsilon", "kind", "max_position_embeddings"},
-                 "config.model");
   const std::string kind = m.value("kind", "gpt");
   MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "codegeex", "parity", "config.model.kind '", kind,
             "' is not something this build can replay");
@@ -52,6 +66,9 @@ void read_model(const Json& m, config::Config& c) {
   out.rotary_percent = m.value("rotary_percent", 1.0);
   out.layernorm_epsilon = m.value("layernorm_epsilon", 1e-5);
   out.make_vocab_size_divisible_by = 1;
+  Json rest = m;  // Megatron's other options may stand here too
+  for (const std::string& key : kModelKeys) rest.erase(key);
+  apply_cfg(rest, c, "config.model");
 }
 
 // Python writes NaN and Infinity into JSON; they become null.
@@ -111,6 +128,7 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
   spec.mask_last = j.value("mask_last", int64_t{0});
 
   config::Config& c = spec.config;
+  c.precision.params_dtype = j.value("precision", "fp32");  // options below ask for it
   read_model(j.at("model"), c);
   c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
   c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
@@ -132,7 +150,6 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
   c.optim.weight_decay = j.value("wd", 0.01);
   c.optim.clip_grad = j.value("clip", 1.0);
   c.data.mock_data = true;  // the rules want a source of data; the recipe's tokens are fed directly
-  c.precision.params_dtype = j.value("precision", "fp32");
   c.precision.initial_loss_scale = j.value("initial_loss_scale", c.precision.initial_loss_scale);
   c.precision.loss_scale_window = j.value("loss_scale_window", c.precision.loss_scale_window);
   c.precision.hysteresis = j.value("hysteresis", c.precision.hysteresis);
