@@ -1,6 +1,8 @@
 #include "nn/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include "cuda/kernels/accumulate.h"
 #include "nn/torch_compat.h"
@@ -11,18 +13,29 @@ namespace {
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-bool wide_vectors() {
+// libtorch refuses a direct call of oneDNN, fp32 ones too, where oneDNN could not take bf16: on older processors, and
+// where ONEDNN_MAX_CPU_ISA holds it to what they have.
+bool onednn_is_taken() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") != 0;
+  const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
+  if (!supported || !__builtin_cpu_supports("avx512f")) return false;
+  torch::jit::Stack stack;
+  supported->callBoxed(stack);
+  return stack.back().toBool();
 #else
   return false;
 #endif
 }
 
+bool use_onednn_at_all() {
+  static const bool taken = at::globalContext().hasMKLDNN() && onednn_is_taken();
+  return taken && at::globalContext().userEnabledMkldnn();
+}
+
 // Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
 bool use_onednn(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kFloat && a.is_cpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
-         wide_vectors() && at::globalContext().hasMKLDNN() && at::globalContext().userEnabledMkldnn();
+         use_onednn_at_all();
 }
 
 void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
