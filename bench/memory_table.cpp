@@ -134,11 +134,12 @@ void print(const Row& row) {
   const config::Config config = config_of(row);
   const int ranks = row.tp * row.pp * row.dp;
   std::vector<Outcome> all(static_cast<size_t>(ranks));
-  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)},
+  // Sends that complete when they are received are not copied: the meter of a rank sees what the rank holds.
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                     [&](const comm::World& world) { all[static_cast<size_t>(world.rank())] = run(config, world); });
   const Outcome* most = &all[0];
   for (const Outcome& one : all) {
-    if (one.predicted.use.total() > most->predicted.use.total()) most = &one;
+    if (one.predicted.peak > most->predicted.peak) most = &one;
   }
   const plan::MemoryUse &p = most->predicted.use, &m = most->measured.use;
   std::printf("| %s |", row.name);
@@ -147,13 +148,8 @@ void print(const Row& row) {
   cell(p.optimizer(), m.optimizer());
   cell(p.activations, m.activations);
   cell(p.communication, m.communication);
-  if (row.pp > 1) {  // threads free each other's copies of what is sent: the meter's peak says nothing here
-    std::printf(" %.1f / ? | %.1f / ? |\n", static_cast<double>(p.workspace) / 1024,
-                static_cast<double>(p.total()) / 1024);
-    return;
-  }
   std::printf(" %.1f / %.1f | %.1f / %.1f |\n", static_cast<double>(p.workspace) / 1024,
-              static_cast<double>(m.workspace) / 1024, static_cast<double>(p.total()) / 1024,
+              static_cast<double>(m.workspace) / 1024, static_cast<double>(most->predicted.peak) / 1024,
               static_cast<double>(most->measured.peak) / 1024);
 }
 

@@ -61,7 +61,7 @@ at::Tensor Stage::backward(StageRun run, at::Tensor dy) {
       run.parts.back().input.prefetch();
     }
     if (parts_[p].recomputed) {
-      dy = run_again(parts_[p], last.input.take(), dy, run.batch, next);
+      dy = run_again(parts_[p], last.input.take(), std::move(dy), run.batch, next);
     } else {
       dy = run_backward({parts_[p].begin, next}, std::move(last.run), dy);
     }

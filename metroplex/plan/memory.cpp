@@ -99,13 +99,6 @@ int64_t optimizer_working(const config::Config& config, const RankParts& parts) 
   return config.optim.optimizer == "muon" ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
 }
 
-// A weight gradient of half type is a product of its own, made wide, before it is added to a wide main gradient.
-int64_t gradient_working(const RankParts& parts, int64_t element, int64_t gradient) {
-  int64_t largest = 0;
-  for (const PartParam& param : parts.params) largest = std::max(largest, param.numel());
-  return element == gradient ? 0 : largest * (element + gradient);
-}
-
 int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
   std::vector<int64_t> units{0, 0};
   size_t param = 0;
@@ -133,8 +126,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   const FlatBuckets flat = flat_buckets(parts, flat_request(config, place));
   const int zero = config.parallel.zero_stage();
   const int64_t element = element_bytes(config.precision.params_dtype);
-  const bool as_params = config.precision.main_grads_dtype == "params" || config.precision.params_dtype == "fp64";
-  const int64_t gradient = as_params ? element : 4;
+  const int64_t gradient = memory_sizes(config, request.vocab_size).gradient;
 
   MemoryPrediction out;
   for (const PartParam& param : parts.params) out.use.parameters += param.numel() * element;
@@ -157,8 +149,15 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   out.largest_units = zero == 3 ? two_largest(parts, flat) * element : 0;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = out.gathered + out.gradient_buckets;
-  out.use.workspace =
-      std::max(peaks.working + gradient_working(parts, element, gradient), optimizer_working(config, parts));
+  // Of every microbatch tokens, labels, positions and numbers of samples as 8-byte integers, and the loss mask.
+  const config::Train& train = config.train;
+  const int64_t mask = config.precision.params_dtype == "fp64" ? 8 : 4;
+  out.batches = count * train.micro_batch_size * (train.seq_length * (3 * 8 + mask) + 8);
+  const int64_t held = out.use.total() - out.use.activations - out.use.communication + out.batches;
+  const int64_t losses = parts.chunks.back().layers.has_loss ? count * parts.loss : 0;
+  out.peak = held + std::max(peaks.most, losses + optimizer_working(config, parts));
+  out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
+  out.moments = peaks.moments;
   return out;
 }
 

@@ -1,14 +1,17 @@
 // What a configuration predicts every rank to hold, in bytes, before anything runs: docs/memory.md derives the
 // formula. Parameters, gradients and optimizer state are exact; so are activations and border tensors between two
-// actions of the pipeline; communication buffers are what can exist at most; workspace is a rough guess.
+// actions of the pipeline; communication buffers are what can exist at most; the peak is that of one moment, where
+// what a segment makes stands beside them, without vectors of one row and the insides of operators.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "config/config.h"
+#include "plan/memory_replay.h"
 
 namespace metroplex::plan {
 
@@ -19,7 +22,7 @@ struct MemoryUse {
   int64_t moments = 0;
   int64_t activations = 0;    // with border tensors, at the border of two actions where they are most
   int64_t communication = 0;  // gathered units (ZeRO-3) and passing gradient buckets (ZeRO-2 and 3), each at most
-  int64_t workspace = 0;      // measured: peak less the others; predicted: rough
+  int64_t workspace = 0;      // the peak less the others, or 0: those are not all largest at once
   // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
   // Host memory, also where the rest lies on a GPU.
   int64_t host = 0;
@@ -35,10 +38,13 @@ inline constexpr int64_t kOffloadPiece = int64_t{1} << 22;
 
 struct MemoryPrediction {
   MemoryUse use;
-  int64_t borders = 0;           // of activations: tensors on their way between stages
-  int64_t gathered = 0;          // of communication: ZeRO-3
-  int64_t gradient_buckets = 0;  // of communication: ZeRO-2 and 3
-  int64_t largest_units = 0;     // ZeRO-3: the two largest units, gathered
+  int64_t peak = 0;                   // of everything, in a step
+  int64_t batches = 0;                // of the peak: the step's microbatches
+  int64_t borders = 0;                // of activations: tensors on their way between stages
+  int64_t gathered = 0;               // of communication: ZeRO-3
+  int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3
+  int64_t largest_units = 0;          // ZeRO-3: the two largest units, gathered
+  std::vector<ReplayMoment> moments;  // of the segments in a step, in order
 };
 
 struct MemoryRequest {

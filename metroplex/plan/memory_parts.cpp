@@ -7,37 +7,9 @@
 namespace metroplex::plan {
 namespace {
 
-struct Sizes {
-  int64_t s, b, h, n, g, d, f, vocab;  // n, g, f, vocab: of this tensor-parallel rank
-  int64_t tp, tokens, rows;            // rows: of the region that sequence parallelism splits
-  int64_t element, wide, residual;     // bytes of a number
-  int64_t moments;                     // statistics that a norm keeps of a row
-};
-
-Sizes sizes_of(const config::Config& c, int64_t vocab_size) {
-  const config::Model& m = c.model;
-  Sizes z{};
-  z.tp = c.parallel.tp();
-  z.s = c.train.seq_length;
-  z.b = c.train.micro_batch_size;
-  z.h = m.hidden_size;
-  z.n = m.num_attention_heads / z.tp;
-  z.g = (m.num_query_groups > 0 ? m.num_query_groups : m.num_attention_heads) / z.tp;
-  z.d = m.kv_channels > 0 ? m.kv_channels : z.h / m.num_attention_heads;
-  z.f = m.ffn_hidden_size / z.tp;
-  z.vocab = config::padded_vocab_size(vocab_size, m.make_vocab_size_divisible_by, z.tp) / z.tp;
-  z.tokens = z.s * z.b;
-  z.rows = c.parallel.sequence_parallel ? z.tokens / z.tp : z.tokens;
-  z.element = element_bytes(c.precision.params_dtype);
-  z.wide = wide_bytes(c.precision.params_dtype);
-  z.residual = c.precision.fp32_residual_connection && c.precision.half() ? 4 : z.element;
-  z.moments = m.normalization == "RMSNorm" ? 1 : 2;
-  return z;
-}
-
 class Builder {
  public:
-  Builder(const config::Config& config, int64_t vocab_size) : c_(config), z_(sizes_of(config, vocab_size)) {
+  Builder(const config::Config& config, int64_t vocab_size) : c_(config), z_(memory_sizes(config, vocab_size)) {
     parts_.border = z_.rows * z_.h * z_.residual;
     parts_.loss = z_.wide;
   }
@@ -76,6 +48,7 @@ class Builder {
     param(name + ".weight", {out, in});
     if (bias) param(name + ".bias", {out});
   }
+  WorkRequest work_request() { return {&c_, z_, &parts_.params, &segment().params}; }
   bool remakes(const char* module) const { return c_.memory.recomputes(module); }
 
   void embedding();
@@ -87,10 +60,9 @@ class Builder {
   void keep_norm_input(int64_t element);
   void keep_attention();
   void keep_mlp();
-  void layer_working();
 
   const config::Config& c_;
-  Sizes z_;
+  MemorySizes z_;
   RankParts parts_;
   size_t word_embedding_ = kNone;
 };
@@ -105,7 +77,7 @@ void Builder::embedding() {
     param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}).embedding_or_output =
         true;
   }
-  segment().working = 2 * z_.tokens * z_.h * z_.wide;
+  segment().work = embedding_work(work_request());
 }
 
 void Builder::attention_params(const std::string& name, bool query_from_outside) {
@@ -152,13 +124,6 @@ void Builder::keep_mlp() {
   if (!remakes("activation")) segment().kept.moved += width;
 }
 
-// Gradients of the widest product's two sides, and a third of its size in the wide type for the functions between.
-void Builder::layer_working() {
-  const int64_t gate = c_.model.gated_linear_unit ? 2 : 1;
-  const int64_t widest = std::max({z_.f * gate, (z_.n + 2 * z_.g) * z_.d, z_.h});
-  segment().working = z_.tokens * (widest * (2 * z_.element + z_.wide) + 2 * z_.h * z_.wide);
-}
-
 void Builder::layer_params(const std::string& name, bool query_from_outside) {
   norm_params(name + ".input_layernorm", z_.h);
   attention_params(name + ".self_attention", query_from_outside);
@@ -178,7 +143,7 @@ void Builder::block(int64_t layer) {
   keep_attention();
   keep_norm_input(z_.residual);
   keep_mlp();
-  layer_working();
+  segment().work = block_work(work_request());
 }
 
 void Builder::top_query_layer() {
@@ -195,7 +160,7 @@ void Builder::top_query_layer() {
   keep_attention();
   keep_norm_input(z_.element);
   keep_mlp();
-  layer_working();
+  segment().work = top_query_work(work_request());
 }
 
 void Builder::head(bool final_norm) {
@@ -217,10 +182,33 @@ void Builder::head(bool final_norm) {
     segment().kept.moved += z_.rows * z_.h * z_.element;
   }
   segment().kept.stays += z_.tokens * (z_.vocab * z_.element + z_.wide + 8);  // logits, logsumexp, targets
-  segment().working = 4 * z_.tokens * z_.h * z_.wide;  // the logits become their gradient in place
+  segment().work = head_work(work_request(), final_norm);
 }
 
 }  // namespace
+
+MemorySizes memory_sizes(const config::Config& c, int64_t vocab_size) {
+  const config::Model& m = c.model;
+  MemorySizes z{};
+  z.tp = c.parallel.tp();
+  z.s = c.train.seq_length;
+  z.b = c.train.micro_batch_size;
+  z.h = m.hidden_size;
+  z.n = m.num_attention_heads / z.tp;
+  z.g = (m.num_query_groups > 0 ? m.num_query_groups : m.num_attention_heads) / z.tp;
+  z.d = m.kv_channels > 0 ? m.kv_channels : z.h / m.num_attention_heads;
+  z.f = m.ffn_hidden_size / z.tp;
+  z.vocab = config::padded_vocab_size(vocab_size, m.make_vocab_size_divisible_by, z.tp) / z.tp;
+  z.tokens = z.s * z.b;
+  z.rows = c.parallel.sequence_parallel ? z.tokens / z.tp : z.tokens;
+  z.element = element_bytes(c.precision.params_dtype);
+  z.wide = wide_bytes(c.precision.params_dtype);
+  const bool as_params = c.precision.main_grads_dtype == "params" || c.precision.params_dtype == "fp64";
+  z.gradient = as_params ? z.element : 4;
+  z.residual = c.precision.fp32_residual_connection && c.precision.half() ? 4 : z.element;
+  z.moments = m.normalization == "RMSNorm" ? 1 : 2;
+  return z;
+}
 
 int64_t PartParam::numel() const {
   int64_t n = 1;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/memory_work.h"
 #include "plan/stage_split.h"
 
 namespace metroplex::plan {
@@ -33,7 +34,7 @@ struct PartSegment {
   bool is_block = false;
   Kept kept;  // its input included, its output not
   int64_t input = 0;
-  int64_t working = 0;  // rough: what its forward or backward makes beside what it keeps and hands on
+  Work work;
 };
 
 struct PartChunk {

@@ -52,15 +52,19 @@ class TransientBuckets {
 
   void use(size_t param) {
     const size_t b = flat_.bucket_of[param];
-    if (!open_[b]) held_ += size(b);
-    open_[b] = true;
-    peak_ = std::max(peak_, held_ + flight_);
     if (--round_[param] != 0 || --waiting_[b] != 0) return;
     held_ -= size(b);
     open_[b] = false;
     flight_ = overlap_ ? size(b) : 0;
     begin_round(b);
   }
+  void open(size_t param) {
+    const size_t b = flat_.bucket_of[param];
+    if (!open_[b]) held_ += size(b);
+    open_[b] = true;
+    peak_ = std::max(peak_, held());
+  }
+  int64_t held() const { return held_ + flight_; }
   int64_t peak() const { return peak_; }
 
  private:
@@ -150,6 +154,8 @@ class Walk {
     for (size_t i = 0; i < actions.size();) {
       size_t end = i + 1;
       const Action& action = actions[i];
+      at_ = i;
+      before_ = now();
       if (is_p2p(action.kind)) {
         while (end < actions.size() && action.batch >= 0 && actions[end].batch == action.batch &&
                is_p2p(actions[end].kind))
@@ -163,7 +169,6 @@ class Walk {
       i = end;
     }
     peaks_.gradient_buckets = zero_ >= 2 ? buckets_.peak() : 0;
-    if (zero_ < 3) peaks_.gathered_elements = 0;
     return peaks_;
   }
 
@@ -173,48 +178,101 @@ class Walk {
     int64_t kept = 0;
   };
 
-  Chunk describe(const PartChunk& chunk) {
-    const config::Memory& memory = request_.config->memory;
-    const bool file = memory.offload_activations == "file";
-    const int64_t split = memory.distribute_saved_activations ? request_.config->parallel.tp() : 1;
-    Chunk out{parts_of(chunk, memory), 0};
-    for (const Part& part : out.parts) {
-      int64_t held = 0, working = 0;
-      for (size_t i = part.begin; i < part.end; ++i) {
-        const PartSegment& segment = chunk.segments[i];
-        held += segment.kept.total();
-        working = std::max(working, segment.working);
-        if (!part.recomputed) out.kept += file ? segment.kept.stays : segment.kept.total();
-      }
-      if (part.recomputed && !file) out.kept += chunk.segments[part.begin].input / split;
-      const int64_t back = part.recomputed || file ? held : 0;
-      peaks_.working = std::max(peaks_.working, working + back);
-    }
-    gathers(chunk, out.parts);
+  int64_t split() const {
+    const config::Config& config = *request_.config;
+    return config.memory.distribute_saved_activations ? config.parallel.tp() : 1;
+  }
+  bool file() const { return request_.config->memory.offload_activations == "file"; }
+
+  Chunk describe(const PartChunk& chunk) const {
+    Chunk out{parts_of(chunk, request_.config->memory), 0};
+    for (const Part& part : out.parts) out.kept += kept(chunk, part);
     return out;
   }
-
-  // The segments of one forward and one backward in their order, each with the one that is gathered ahead.
-  void gathers(const PartChunk& chunk, const std::vector<Part>& parts) {
-    const size_t none = chunk.segments.size();
-    for (size_t i = 0; i < none; ++i) gather(chunk, i, i + 1);
-    for (size_t p = parts.size(); p-- > 0;) {
-      const Part& part = parts[p];
-      for (size_t i = part.end; i-- > part.begin;)
-        gather(chunk, i, i > part.begin ? i - 1 : p > 0 ? parts[p - 1].begin : none);
-    }
+  // Between forward and backward.
+  int64_t kept(const PartChunk& chunk, const Part& part) const {
+    const PartSegment& segment = chunk.segments[part.begin];
+    if (part.recomputed) return file() ? 0 : segment.input / split();
+    return file() ? segment.kept.stays : segment.kept.total();
   }
-  void gather(const PartChunk& chunk, size_t segment, size_t ahead) {
-    std::set<size_t> held;
-    for (const size_t s : {segment, ahead}) {
-      if (s >= chunk.segments.size()) continue;
-      for (const size_t param : chunk.segments[s].params) held.insert(request_.flat->bucket_of[param]);
-    }
+
+  // `live` is what the action holds of its own, `gathered` what ZeRO-3 has brought together for it.
+  void look(size_t segment, size_t ahead) {
     int64_t elements = 0;
-    for (const size_t bucket : held) elements += request_.flat->buckets[bucket].size;
+    if (zero_ == 3) {
+      std::set<size_t> held;
+      for (const size_t s : {segment, ahead}) {
+        if (s >= chunk_->segments.size()) continue;
+        for (const size_t param : chunk_->segments[s].params) held.insert(request_.flat->bucket_of[param]);
+      }
+      for (const size_t bucket : held) elements += request_.flat->buckets[bucket].size;
+    }
     peaks_.gathered_elements = std::max(peaks_.gathered_elements, elements);
+    gathered_ = elements * element_bytes(request_.config->precision.params_dtype);
+  }
+  void run(const std::vector<WorkStep>& work, size_t segment, bool back) {
+    int64_t most = now();
+    for (const WorkStep& step : work) {
+      live_ += step.bytes;
+      if (zero_ >= 2 && step.kind == WorkKind::open) buckets_.open(step.param);
+      most = std::max(most, now());
+      if (zero_ >= 2 && step.kind == WorkKind::use) buckets_.use(step.param);
+    }
+    peaks_.most = std::max(peaks_.most, most);
+    peaks_.moments.push_back({at_, segment, back, most - before_});
+    gathered_ = 0;
+  }
+  int64_t now() const {
+    return activations_ + borders_.held() * request_.parts->border + live_ + gathered_ + buckets_.held();
   }
 
+  // As pipeline/stage.cpp: what runs again keeps its first input, and what arrived over a border lives to the end of
+  // the action.
+  void run_forward(const Chunk& how, int64_t arrived) {
+    live_ = arrived;
+    for (const Part& part : how.parts) {
+      for (size_t i = part.begin; i < part.end; ++i) {
+        const PartSegment& segment = chunk_->segments[i];
+        look(i, i + 1);
+        run(segment.work.forward, i, false);
+        if (part.recomputed) live_ -= segment.kept.total();
+        if (i == part.begin && part.recomputed) live_ += kept(*chunk_, part);
+        if (!part.recomputed && file()) live_ -= segment.kept.moved;
+        const bool lost = file() || (part.recomputed && split() > 1);
+        if (i == 0 && lost) live_ += arrived;
+      }
+    }
+  }
+  void run_backward(const Chunk& how, int64_t arrived) {
+    live_ = how.kept + arrived;
+    bool first_gradient = true;
+    const auto back = [&](size_t i, size_t ahead) {
+      look(i, ahead);
+      run(chunk_->segments[i].work.backward, i, true);
+      if (!first_gradient) live_ -= output(i);
+      first_gradient = false;
+    };
+    for (size_t p = how.parts.size(); p-- > 0;) {
+      const Part& part = how.parts[p];
+      const size_t next = p > 0 ? how.parts[p - 1].begin : chunk_->segments.size();
+      if (part.recomputed) {
+        live_ += chunk_->segments[part.begin].input - kept(*chunk_, part);
+        for (size_t i = part.begin; i < part.end; ++i) {
+          look(i, std::min(i + 1, part.end - 1));
+          run(chunk_->segments[i].work.forward, i, false);
+        }
+        live_ -= output(part.end - 1);
+      } else if (file()) {
+        live_ += chunk_->segments[part.begin].kept.moved;
+      }
+      for (size_t i = part.end; i-- > part.begin;) back(i, i > part.begin ? i - 1 : next);
+    }
+  }
+  // Bytes of what a segment hands on.
+  int64_t output(size_t segment) const {
+    if (segment + 1 < chunk_->segments.size()) return chunk_->segments[segment + 1].input;
+    return chunk_->layers.has_loss ? 0 : request_.parts->border;
+  }
   bool first(const Action& a) const { return table_.is_first_stage(request_.pp_rank, a.chunk); }
   bool last(const Action& a) const { return table_.is_last_stage(request_.pp_rank, a.chunk); }
 
@@ -235,8 +293,11 @@ class Walk {
   void compute(const Action& a) {
     const Borders::Key key{a.microbatch, a.chunk};
     const auto chunk = static_cast<size_t>(a.chunk);
+    chunk_ = &request_.parts->chunks[chunk];
+    const int64_t border = request_.parts->border;
     if (a.kind == ActionKind::forward) {
       if (!first(a)) borders_.take(borders_.inputs, key);
+      run_forward(chunks_[chunk], first(a) ? 0 : border);
       activations_ += chunks_[chunk].kept;
       if (last(a)) {
         activations_ += request_.parts->loss;  // stays until the end of the step
@@ -246,22 +307,16 @@ class Walk {
     } else if (a.kind == ActionKind::backward) {
       if (!last(a)) borders_.take(borders_.gradients, key);
       activations_ -= chunks_[chunk].kept;
+      run_backward(chunks_[chunk], last(a) ? 0 : border);
       if (!first(a)) borders_.hold(1);
-      use_params(request_.parts->chunks[chunk]);
     } else if (a.kind == ActionKind::free && !last(a) && table_.num_stages > 1) {
       borders_.release(key);
     }
-  }
-
-  void use_params(const PartChunk& chunk) {
-    if (zero_ < 2) return;
-    for (size_t s = chunk.segments.size(); s-- > 0;) {
-      const auto& params = chunk.segments[s].params;
-      for (size_t i = params.size(); i-- > 0;) buckets_.use(params[i]);
-    }
+    live_ = 0;
   }
 
   void sample() {
+    peaks_.most = std::max(peaks_.most, now());
     const int64_t borders = borders_.held() * request_.parts->border;
     if (activations_ + borders <= peaks_.activations + peaks_.borders) return;
     peaks_.activations = activations_;
@@ -276,6 +331,10 @@ class Walk {
   Borders borders_;
   ReplayPeaks peaks_;
   int64_t activations_ = 0;
+  // Of the action at work.
+  const PartChunk* chunk_ = nullptr;
+  size_t at_ = 0;
+  int64_t before_ = 0, live_ = 0, gathered_ = 0;
 };
 
 }  // namespace

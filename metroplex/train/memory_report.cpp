@@ -159,14 +159,14 @@ std::vector<std::string> memory_lines(const Assembly& a, const MeasuredMemory& m
   at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
   double* values = mine.mutable_data_ptr<double>();
   write(measured.use, measured.peak, values);
-  write(predicted.use, counted(predicted.use, a), values + kColumns);
+  const int64_t elsewhere = a.world->device().is_cpu() ? 0 : predicted.use.host;
+  write(predicted.use, predicted.peak - elsewhere, values + kColumns);
   at::Tensor most = mine.clone();
   comm::all_reduce(most, a.groups().world, comm::ReduceOp::max);
   const double* all = most.const_data_ptr<double>();
-  std::vector<std::string> lines = {
-      " memory in MiB after two steps: measured (predicted); the prediction of workspace, and so of the peak, is "
-      "rough",
-      line("rank 0", values, values + kColumns), line("maximum over ranks", all, all + kColumns)};
+  std::vector<std::string> lines = {" memory in MiB after two steps: measured (predicted)",
+                                    line("rank 0", values, values + kColumns),
+                                    line("maximum over ranks", all, all + kColumns)};
   if (!a.world->device().is_cpu()) lines.push_back(allocator_line());
   return lines;
 }

@@ -46,6 +46,11 @@ TEST(Memory, OneRankInFp32ByHand) {
   EXPECT_EQ(p.use.activations, 2 * block_bytes(4) + head_bytes(4) + 8 * 4);
   EXPECT_EQ(p.borders, 0);
   EXPECT_EQ(p.use.communication, 0);
+  // Most is held where the head's input gradient is made; beside it lie 16 samples: three integers and a mask a
+  // token, and a number each.
+  EXPECT_EQ(p.peak, 16 * kModel + p.use.activations + kTokens * 64 * 4 + p.batches);
+  EXPECT_EQ(p.batches, 16 * (16 * 28 + 8));
+  EXPECT_EQ(p.use.workspace, kTokens * 64 * 4 + p.batches);
 }
 
 TEST(Memory, HalfPrecisionIsEighteenBytesAParameterOrFewerByHand) {
@@ -107,6 +112,57 @@ TEST(Memory, FullRecomputeKeepsInputs) {
   EXPECT_EQ(predict(small(full + "uniform, recompute_num_layers: 2}\n")).use.activations, input + head);
   EXPECT_EQ(predict(small(full + "block, recompute_num_layers: 1}\n")).use.activations,
             input + block_bytes(4) + head);
+}
+
+// What a segment makes and frees in forward leaves what it keeps and its output, in backward the two gradients: the
+// lists of plan/memory_work.h and the sums of plan/memory_parts.h say the same, in every form of a layer.
+TEST(Memory, AForwardLeavesWhatIsKeptAndABackwardNothing) {
+  const auto total = [](const std::vector<plan::WorkStep>& work) {
+    int64_t sum = 0;
+    for (const plan::WorkStep& step : work) sum += step.bytes;
+    return sum;
+  };
+  const auto selective = [](const std::string& modules) {
+    return "memory: {recompute_granularity: selective, recompute_modules: [" + modules + "]}\n";
+  };
+  const std::string bf16 = "precision: {params_dtype: bf16}\n", sp = "parallel: {tensor_model_parallel_size: 2,"
+                                                                     " sequence_parallel: true}\n";
+  std::vector<config::Config> configs{small(""),
+                                      small(bf16),
+                                      small(sp, 2),
+                                      small(bf16 + sp, 2),
+                                      small(selective("core_attn")),
+                                      small(selective("mlp")),
+                                      small(selective("layernorm")),
+                                      small(sp + selective("activation"), 2),
+                                      small(bf16 + selective("core_attn, mlp, layernorm"))};
+  for (const int64_t groups : {1, 2, 4}) {
+    for (const bool norms : {false, true}) {
+      configs.push_back(configs[groups == 1 ? 5 : 2]);
+      configs.back().model.num_query_groups = groups;
+      configs.back().model.qk_layernorm = norms;
+      configs.back().model.gated_linear_unit = true;
+      configs.back().model.attention_dropout = norms ? 0.1 : 0.0;
+    }
+  }
+  const size_t dense = configs.size();
+  for (size_t i = 0; i < dense; ++i) {
+    if (configs[i].model.num_query_groups > 0 && configs[i].model.num_query_groups < 4) continue;
+    configs.push_back(configs[i]);
+    configs.back().model.family = "codegeex";
+  }
+  for (const config::Config& config : configs) {
+    SCOPED_TRACE(config.model.family + " groups " + std::to_string(config.model.num_query_groups) + " " +
+                 config.precision.params_dtype + " tp " + std::to_string(config.parallel.tp()));
+    const plan::RankParts parts = plan::rank_parts(config, 0, 128);
+    const auto& segments = parts.chunks.at(0).segments;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const int64_t output = i + 1 < segments.size() ? segments[i + 1].input : 0;
+      const plan::PartSegment& segment = segments[i];
+      EXPECT_EQ(total(segment.work.forward), segment.kept.total() - segment.input + output) << "segment " << i;
+      EXPECT_EQ(total(segment.work.backward), segment.input - segment.kept.total()) << "segment " << i;
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // positions masked. Losses to 1e-12 relative, parameters to 1e-10 (see train/verify.h for why these).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "comm/launch.h"
@@ -12,12 +13,14 @@
 namespace metroplex::train {
 namespace {
 
-constexpr int64_t kSteps = 3, kVocab = 50, kMicrobatches = 4;
+constexpr int64_t kSteps = 3, kVocab = 50;
 
 struct Layout {
   int64_t tp, pp, vpp, dp;
   bool sp;
   int64_t ranks() const { return tp * pp * dp; }
+  // Four; with virtual stages a multiple of pp.
+  int64_t microbatches() const { return vpp > 1 && 4 % pp != 0 ? 2 * pp : 4; }
 };
 
 config::Config gpt() {
@@ -38,12 +41,20 @@ config::Config llama() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Six blocks and the layer of the top query: with pp 3 and vpp 2 the last of six chunks holds both.
+config::Config codegeex() {
+  config::Config config = gpt();
+  config.model.family = "codegeex";
+  config.model.num_layers = 6;
+  return config;
+}
+
 std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
   std::vector<Layout> layouts;
   for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
     for (int64_t pp = 1; tp * pp <= 8; ++pp) {
       for (int64_t vpp = 1; vpp <= num_layers; ++vpp) {
-        if (num_layers % (pp * vpp) != 0 || (vpp > 1 && (pp == 1 || kMicrobatches % pp != 0))) continue;
+        if (num_layers % (pp * vpp) != 0 || (vpp > 1 && pp == 1)) continue;
         for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
           layouts.push_back({tp, pp, vpp, dp, false});
           if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true});
@@ -71,7 +82,7 @@ config::Config with_layout(config::Config config, const Layout& layout) {
   config.parallel.sequence_parallel = layout.sp;
   config.parallel.overlap_p2p_comm = layout.vpp > 1;  // Megatron's rule for two stages
   config.parallel.ddp_bucket_size = 2000;             // several buckets, reduced while backward runs
-  config.train.global_batch_size = kMicrobatches * layout.dp * config.train.micro_batch_size;
+  config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
   config = verification_config(config, kSteps);
   config::check(config, layout.ranks());
   return config::resolved(config, layout.ranks());
@@ -96,6 +107,20 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
 
 TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
 TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(), 6, 4); }
+
+TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {
+  const auto layouts = all_layouts(6, 4);
+  const auto contains = [&](const Layout& wanted) {
+    return std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
+      return l.tp == wanted.tp && l.pp == wanted.pp && l.vpp == wanted.vpp && l.dp == wanted.dp && l.sp == wanted.sp;
+    });
+  };
+  EXPECT_TRUE(contains({1, 3, 2, 2, false}));
+  EXPECT_TRUE(contains({2, 3, 2, 1, true}));
+  EXPECT_TRUE(contains({2, 1, 1, 3, true}));
+  EXPECT_TRUE(contains({1, 1, 1, 5, false}));
+}
 
 TEST(AnyLayoutEqualsOneRank, ThreeStepsReallyTrain) {
   const config::Config config = with_layout(llama(), {1, 1, 1, 1, false});

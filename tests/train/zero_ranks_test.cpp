@@ -72,6 +72,38 @@ std::vector<Sharded> every_layout() {
   return all;
 }
 
+// Three and five data-parallel ranks, where no power of two divides a bucket evenly, and three pipeline stages of two
+// chunks each: stage 0 too, and as many copies of the optimizer as divide dp. 30 microbatches of 6 layers.
+std::vector<Sharded> odd_layouts() {
+  std::vector<Sharded> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const Cut& layout :
+         {Cut{1, 1, 1, 3, false}, Cut{1, 1, 1, 5, false}, Cut{2, 1, 1, 3, true}, Cut{1, 2, 1, 3, false},
+          Cut{1, 3, 2, 1, false}, Cut{1, 3, 2, 2, false}, Cut{2, 3, 2, 1, true}})
+      all.push_back({layout, stage, 1});
+    if (stage == 0) continue;
+    for (const int64_t instances : {2, 3, 6}) all.push_back({{1, 1, 1, 6, false}, stage, instances});
+    for (const int64_t instances : {3, 5}) all.push_back({{1, 1, 1, instances, false}, stage, instances});
+  }
+  return all;
+}
+
+config::Config six_layers(config::Config config) {
+  config.model.num_layers = 6;
+  config.train.global_batch_size = 30;
+  return config;
+}
+
+TEST(Zero, EveryStageOnOddLayoutsEqualsOneRank) { expect_equal_to_one_rank(six_layers(small_gpt()), odd_layouts()); }
+
+TEST(Zero, ACodegeexOnOddLayoutsEqualsOneRank) {
+  config::Config config = six_layers(small_gpt());
+  config.model.family = "codegeex";
+  std::vector<Sharded> all = odd_layouts();
+  std::erase_if(all, [](const Sharded& how) { return how.instances > 1 || how.stage == 2; });
+  expect_equal_to_one_rank(config, all);
+}
+
 TEST(Zero, EveryStageOfATiedGptEqualsOneRank) { expect_equal_to_one_rank(small_gpt(), every_layout()); }
 
 TEST(Zero, EveryStageOfALlamaEqualsOneRank) {
