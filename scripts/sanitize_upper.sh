@@ -6,8 +6,7 @@
 # of libtorch_cpu.so would hide every race in a backward, because the engine is in its call stack.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-address_suites=(comm_test nn_test optim_test)
-thread_suites=(comm_test)
+suites=(comm_test nn_test optim_test)
 export OMP_NUM_THREADS=1 # OpenMP's own locks are not instrumented: races that are none
 
 under() {
@@ -28,10 +27,9 @@ what=${1:-both}
 [ $# -eq 0 ] || shift
 case "$what" in
   both)
-    under address "${address_suites[@]}"
-    under thread "${thread_suites[@]}"
+    under address "${suites[@]}"
+    under thread "${suites[@]}"
     ;;
-  address) under address "${@:-${address_suites[@]}}" ;;
-  thread) under thread "${@:-${thread_suites[@]}}" ;;
+  address | thread) under "$what" "${@:-${suites[@]}}" ;;
   *) echo "sanitize_upper.sh: address or thread, and suites, not '$what'" >&2; exit 2 ;;
 esac
