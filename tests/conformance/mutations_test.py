@@ -38,7 +38,9 @@ def replay_all(contents):
             results[counts[1]] = int(counts[2]), failures
         elif line.startswith("  FAILED "):
             failures.append(line)
-    check(set(results) == set(contents), f"results of {sorted(results)} for {sorted(contents)}")
+    # A binary without tensors says of some files that no runner knows them.
+    unknown = {name for name in contents if f"{name}: no runner knows this file yet" in run.stdout}
+    check(set(results) | unknown == set(contents), f"results of {sorted(results)} for {sorted(contents)}")
     return results
 
 
@@ -86,6 +88,7 @@ def mutations():
         for _, cases in lists_of(content):
             del cases[4:]
     before = replay_all(contents)
+    contents = {name: content for name, content in contents.items() if name in before}
     expected = {name: break_cases(name.removesuffix(".json"), content, required[name]) for name, content in contents.items()}
     after = replay_all(contents)
     for name in contents:
