@@ -2,6 +2,7 @@
 // below, closer than one copy of any tensor of activations or of one gradient bucket.
 #include "train/memory_report.h"
 #include "train/support.h"
+#include "train/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
@@ -201,16 +202,6 @@ void compare(const config::Config& config, int64_t vocab, const comm::World& wor
   EXPECT_LE(watch.most(), want.peak - kept + bound);
   EXPECT_GE(watch.most(), want.peak - kept - bound);
 }
-
-// oneDNN packs what it multiplies into memory of its own, as much as the machine's instructions want.
-class WithoutOneDnn {
- public:
-  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
-  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
-
- private:
-  bool before_ = at::globalContext().userEnabledMkldnn();
-};
 
 TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheFormulaSays) {
   const WithoutOneDnn without;

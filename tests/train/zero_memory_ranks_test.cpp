@@ -3,6 +3,7 @@
 #include "models/registry.h"
 #include "train/memory_report.h"
 #include "train/support.h"
+#include "train/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
@@ -40,6 +41,7 @@ Held held_of(const train::Assembly& a) {
 
 template <class Body>
 void over_configs(const Body& body) {
+  const WithoutOneDnn without;
   const std::string recompute =
       "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2}\n";
   for (const config::Config& config : {config_of("fp64", false, ""), config_of("fp32", true, ""),
