@@ -8,14 +8,16 @@ metroplex=$(realpath "${1:?usage: $0 path/to/metroplex}")
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 apps=$repository/tests/apps
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_apps.XXXXXX")
-asserted=$(mktemp "${TMPDIR:-/tmp}/metroplex_asserted.XXXXXX") # a byte each: subshells assert too
+asserted=$work/.asserted # a byte each: subshells assert too
+: > "$asserted"
 # A script that has more to clean up defines its own at_exit.
 at_exit() { :; }
 finish() {
   local code=$?
+  kill -KILL $(jobs -p) 2> /dev/null || true # none is left of a test that passed
   at_exit
   [ $code != 0 ] || echo "assertions: $(wc -c < "$asserted")"
-  rm -rf "$work" "$asserted"
+  rm -rf "$work"
 }
 trap finish EXIT
 cd "$work"

@@ -12,7 +12,7 @@ if [ -z "${METROPLEX_DISK:-}" ]; then
   METROPLEX_DISK=limit
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-at_exit() { kill -KILL $(jobs -p) 2> /dev/null || true; umount disk sinks 2> /dev/null || true; }
+at_exit() { umount disk sinks 2> /dev/null || true; }
 make_corpus
 saving=("${tiny[@]}" --nproc 1 --checkpoint.save_interval=1 --train.train_iters=6)
 two=(--nproc 2 --parallel.tensor_model_parallel_size=2)

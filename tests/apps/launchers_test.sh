@@ -90,7 +90,9 @@ for rank in 0 2; do
   [ $took -lt 2000 ] || fail "rank $rank needed $took ms to notice that rank 1 was killed"
   grep -q 'rank 1 (tp 0 pp 0 dp 1) died' err$rank || fail "rank $rank does not name rank 1"
 done
-wait "${pids[1]}" || true
+code=0
+wait "${pids[1]}" || code=$?
+[ $code = 137 ] || fail "the killed rank ended with $code"
 holds "Slurm: a rank killed is named by the others within two seconds, exit code 4"
 
 echo "The launchers themselves"

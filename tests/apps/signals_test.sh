@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Signals, deaths and NaN: what ends a run, with which code, and what it says.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-at_exit() { kill -KILL $(jobs -p) 2> /dev/null || true; } # also of a test that failed
 make_corpus
 long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
 

@@ -77,6 +77,7 @@ bool fits_history(const train::StepOutcome& outcome, const Json& line, bool half
   const bool near =
       half || (std::abs(outcome.loss - loss) <= kLossTolerance &&
                (!has_norm || std::abs(outcome.grad_norm - norm) <= kGradNormTolerance * std::abs(norm)));
+  // The rate comes from the same formula in double: 1e-12 is room for another order of its operations.
   const bool fits = near && std::abs(outcome.lr - line.value("lr_used", outcome.lr)) <= 1e-12 &&
                     outcome.updated == line.value("update_ok", true) &&
                     outcome.loss_scale == line.value("loss_scale_used", outcome.loss_scale);

@@ -6,9 +6,16 @@
 
 namespace metroplex::parity {
 
+// Neighbours of a float near 4 lie 4.8e-7 apart: four of them, for the roundings of the last sums. --plant no_clip,
+// the smallest of the mistakes, is off by 6e-4.
 constexpr double kLossTolerance = 2e-6;
+// 6e-8 a rounding, over sums of a few thousand terms their root: 4e-6, five times. --plant no_clip: 9e-3 (what the
+// norm itself is, is taken before clipping; the steps differ).
 constexpr double kGradNormTolerance = 2e-5;
+// The same for elements, sums and norms of gradients, which are below 1. --plant zero_layer_gradient: 0.7.
 constexpr double kGradientTolerance = 2e-5;
+// Adam moves a parameter by the rate, 5e-3 at most, times a ratio of gradients that is uncertain by 4e-6 / their
+// size: 2e-5 where a gradient is a thousandth of the largest. --plant no_clip: 5e-2.
 constexpr double kParameterTolerance = 2e-5;
 
 // What is added to every key alike leaves the softmax as it is: the gradient of the key's bias, and without rotation

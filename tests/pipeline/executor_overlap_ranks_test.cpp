@@ -1,8 +1,8 @@
 // With an overlapped schedule an exchange is under way while the ranks compute and while the next one is issued.
 #include <algorithm>
 
-#include "comm/backends/backend.h"
 #include "pipeline/toy.h"
+#include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
@@ -31,29 +31,16 @@ class WatchedPending final : public comm::Pending {
 };
 
 // The p2p of another backend, written down.
-class WatchedBackend final : public comm::GroupBackend {
+class WatchedBackend final : public ForwardingBackend {
  public:
-  WatchedBackend(comm::GroupBackend& inner, Events& events) : inner_(inner), events_(events) {}
+  WatchedBackend(comm::GroupBackend& inner, Events& events) : ForwardingBackend(inner), events_(events) {}
   comm::PendingPtr batch_p2p(std::vector<comm::P2pOp> ops) override {
     events_.push_back({What::issue, calls_});
     return std::make_shared<WatchedPending>(inner_.batch_p2p(std::move(ops)), events_, calls_++);
   }
   size_t calls() const { return calls_; }
 
-  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp op) override { return inner_.all_reduce(x, op); }
-  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return inner_.all_gather(out, in); }
-  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp op) override {
-    return inner_.reduce_scatter(out, in, op);
-  }
-  comm::PendingPtr broadcast(at::Tensor x, int root) override { return inner_.broadcast(x, root); }
-  comm::PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
-                              std::vector<int64_t> in_splits) override {
-    return inner_.all_to_all(out, in, std::move(out_splits), std::move(in_splits));
-  }
-  void barrier() override { inner_.barrier(); }
-
  private:
-  comm::GroupBackend& inner_;
   Events& events_;
   size_t calls_ = 0;
 };

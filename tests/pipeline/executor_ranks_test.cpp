@@ -9,14 +9,7 @@
 namespace metroplex::test {
 namespace {
 
-struct Case {
-  const char* schedule;
-  int pp, chunks, microbatches;
-  int group = 0;
-  bool overlap = false;
-};
-
-constexpr Case kCases[] = {
+constexpr ScheduleCase kCases[] = {
     {"none", 1, 1, 3},
     {"none", 1, 4, 2},
     {"gpipe", 2, 1, 5},
@@ -35,20 +28,7 @@ constexpr Case kCases[] = {
     {"interleaved", 4, 2, 8, 4, true},
 };
 
-plan::PipelineTable table_of(const Case& c, bool forward_only) {
-  plan::ScheduleRequest request;
-  request.num_stages = c.pp;
-  request.num_chunks = c.chunks;
-  request.num_microbatches = c.microbatches;
-  request.microbatch_group_size = c.group;
-  request.forward_only = forward_only;
-  request.overlap_p2p = c.overlap;
-  plan::PipelineTable table = plan::build_schedule(c.schedule, request);
-  plan::verify(table);
-  return table;
-}
-
-std::string words(const Case& c) {
+std::string words(const ScheduleCase& c) {
   return base::concat(c.schedule, " pp ", c.pp, " chunks ", c.chunks, " microbatches ", c.microbatches, " group ",
                       c.group, c.overlap ? " overlapped" : "");
 }
@@ -58,7 +38,7 @@ struct Mode {
 };
 
 void run_all(const Mode& mode) {
-  for (const Case& c : kCases) {
+  for (const ScheduleCase& c : kCases) {
     SCOPED_TRACE(words(c));
     const plan::PipelineTable table = table_of(c, mode.forward_only);
     const auto batches = toy_batches(c.microbatches, mode.variable);

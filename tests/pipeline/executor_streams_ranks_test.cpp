@@ -5,8 +5,8 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/backends/backend.h"
 #include "pipeline/toy.h"
+#include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
@@ -40,9 +40,9 @@ class StreamedCall final : public comm::Pending {
   std::exception_ptr error_;
 };
 
-class Stream final : public comm::GroupBackend {
+class Stream final : public ForwardingBackend {
  public:
-  explicit Stream(comm::GroupBackend& inner) : inner_(inner), thread_([this] { work(); }) {}
+  explicit Stream(comm::GroupBackend& inner) : ForwardingBackend(inner), thread_([this] { work(); }) {}
   ~Stream() override {
     {
       const std::lock_guard lock(mutex_);
@@ -60,17 +60,6 @@ class Stream final : public comm::GroupBackend {
     changed_.notify_all();
     return call;
   }
-  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp op) override { return inner_.all_reduce(x, op); }
-  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return inner_.all_gather(out, in); }
-  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp op) override {
-    return inner_.reduce_scatter(out, in, op);
-  }
-  comm::PendingPtr broadcast(at::Tensor x, int root) override { return inner_.broadcast(x, root); }
-  comm::PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
-                              std::vector<int64_t> in_splits) override {
-    return inner_.all_to_all(out, in, std::move(out_splits), std::move(in_splits));
-  }
-  void barrier() override { inner_.barrier(); }
 
  private:
   void work() {
@@ -86,7 +75,6 @@ class Stream final : public comm::GroupBackend {
     }
   }
 
-  comm::GroupBackend& inner_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<StreamedCall>> queue_;
@@ -94,15 +82,9 @@ class Stream final : public comm::GroupBackend {
   std::thread thread_;
 };
 
-struct Size {
-  const char* schedule;
-  int pp, chunks, microbatches, group;
-  bool overlap;
-};
-
 // Every schedule with three stages and more, where a rank's two neighbours are different ranks, and with two.
-std::vector<Size> sizes() {
-  std::vector<Size> all;
+std::vector<ScheduleCase> sizes() {
+  std::vector<ScheduleCase> all;
   for (const int pp : {2, 3, 4}) {
     for (const int microbatches : {1, pp, 2 * pp + 1}) {
       all.push_back({"gpipe", pp, 1, microbatches, 0, false});
@@ -118,17 +100,10 @@ std::vector<Size> sizes() {
   return all;
 }
 
-void run_on_streams(const Size& size, bool forward_only, bool variable) {
+void run_on_streams(const ScheduleCase& size, bool forward_only, bool variable) {
   SCOPED_TRACE(base::concat(size.schedule, " pp ", size.pp, " chunks ", size.chunks, " microbatches ",
                             size.microbatches, " group ", size.group, size.overlap ? " overlapped" : ""));
-  plan::ScheduleRequest request;
-  request.num_stages = size.pp;
-  request.num_chunks = size.chunks;
-  request.num_microbatches = size.microbatches;
-  request.microbatch_group_size = size.group;
-  request.forward_only = forward_only;
-  request.overlap_p2p = size.overlap;
-  const plan::PipelineTable table = plan::build_schedule(size.schedule, request);
+  const plan::PipelineTable table = table_of(size, forward_only);
   const auto batches = toy_batches(size.microbatches, variable);
   const ToyResult expected = toy_by_formula(batches);
   run_ranks(size.pp, {.pp = size.pp},
@@ -142,7 +117,7 @@ void run_on_streams(const Size& size, bool forward_only, bool variable) {
 }
 
 TEST(ExecutorStreams, CallsOfOneShapeThatRunOneAfterTheOtherDoNotDeadlock) {
-  for (const Size& size : sizes()) {
+  for (const ScheduleCase& size : sizes()) {
     run_on_streams(size, false, false);
     ASSERT_FALSE(HasFailure());
   }
@@ -150,7 +125,7 @@ TEST(ExecutorStreams, CallsOfOneShapeThatRunOneAfterTheOtherDoNotDeadlock) {
 
 TEST(ExecutorStreams, CallsOfDifferentShapesThatRunOneAfterTheOtherDoNotDeadlock) {
   for (const bool forward_only : {false, true}) {
-    for (const Size& size : sizes()) {
+    for (const ScheduleCase& size : sizes()) {
       run_on_streams(size, forward_only, true);
       ASSERT_FALSE(HasFailure());
     }

@@ -158,4 +158,24 @@ inline void expect_same(const ToyResult& got, const ToyResult& expected, bool wi
   EXPECT_TRUE(at::allclose(got.gradients, gradients, 1e-13, 0.0)) << got.gradients << gradients;
 }
 
+struct ScheduleCase {
+  const char* schedule;
+  int pp, chunks, microbatches, group = 0;
+  bool overlap = false;
+};
+
+// Built and verified.
+inline plan::PipelineTable table_of(const ScheduleCase& c, bool forward_only) {
+  plan::ScheduleRequest request;
+  request.num_stages = c.pp;
+  request.num_chunks = c.chunks;
+  request.num_microbatches = c.microbatches;
+  request.microbatch_group_size = c.group;
+  request.forward_only = forward_only;
+  request.overlap_p2p = c.overlap;
+  plan::PipelineTable table = plan::build_schedule(c.schedule, request);
+  plan::verify(table);
+  return table;
+}
+
 }  // namespace metroplex::test
