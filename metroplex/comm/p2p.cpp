@@ -11,9 +11,7 @@ constexpr int64_t kMaxDims = 8;
 
 at::Tensor packed(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().contiguous() : tensor; }
 
-}  // namespace
-
-// The number of dims, then the dims.
+// A shape as a message of its own, on the tensor's device: the number of dims, then the dims.
 at::Tensor pack_shape(const at::Tensor& tensor) {
   MPX_CHECK(tensor.dim() <= kMaxDims, "comm", "a tensor of ", tensor.dim(),
             " dims cannot be sent with its shape; at most ", kMaxDims);
@@ -35,6 +33,8 @@ Shape unpack_shape(const at::Tensor& message) {
             " dims was received; at most ", kMaxDims);
   return Shape(numbers + 1, numbers + 1 + numbers[0]);
 }
+
+}  // namespace
 
 Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
   if (ops.empty()) return Handle();

@@ -28,20 +28,13 @@ inline constexpr int kBackwardChannel = 1;
 
 using Shape = std::vector<int64_t>;
 
-// A shape as a message of its own, on the tensor's device: what is sent ahead of a tensor whose receiver does not
-// know its shape. Throws base::Error for more than 8 dims.
-at::Tensor pack_shape(const at::Tensor& tensor);
-// To receive such a message into, on `device`, and what it says.
-at::Tensor empty_shape_message(at::Device device);
-Shape unpack_shape(const at::Tensor& message);
-
 enum class P2pMode { batched, overlapped, plain, ring };
 
 struct P2pOptions {
   P2pMode mode = P2pMode::batched;
-  // The sender tells the shape (pack_shape) before the data; shapes given are ignored. A combined call must then be
-  // met by its mirror on the neighbour (send_forward_recv_backward by send_backward_recv_forward), never by two
-  // single calls.
+  // The sender tells the shape (of at most 8 dims) before the data; shapes given are ignored. A combined call must
+  // then be met by its mirror on the neighbour (send_forward_recv_backward by send_backward_recv_forward), never by
+  // two single calls.
   bool variable_shapes = false;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;

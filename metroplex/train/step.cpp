@@ -144,10 +144,6 @@ void judge(Assembly& a, const StepInput& input, const std::vector<double>& facto
   outcome.updated = outcome.skipped.empty();
 }
 
-}  // namespace
-
-namespace {
-
 // Clips and updates. `unscale` takes the loss scale, and per token the number of tokens, out of the gradients.
 void update(Assembly& a, const StepInput& input, const StepOutcome& outcome, double unscale, Timers& timers) {
   optim::StepArgs args;

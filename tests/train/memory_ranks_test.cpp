@@ -3,6 +3,7 @@
 #include "comm/collectives.h"
 #include "plan/memory_parts.h"
 #include "train/memory_report.h"
+#include "train/memory_yaml.h"
 #include "train/support.h"
 
 namespace metroplex::test {
@@ -30,55 +31,50 @@ config::Config config_of(const Case& c) {
 }
 
 std::vector<Case> cases() {
-  const std::string bf16 = "precision: {params_dtype: bf16}\n";
-  const auto zero = [](const std::string& strategy) {
-    return "parallel: {data_parallel_sharding_strategy: " + strategy + "}\n";
-  };
-  const auto full = [](const std::string& rest) { return "memory: {recompute_granularity: full, " + rest + "}\n"; };
-  const auto some = [](const std::string& modules) {
-    return "memory: {recompute_granularity: selective, recompute_modules: [" + modules + "]}\n";
-  };
   return {
       {"gpt", false, {}, ""},
-      {"gpt bf16", false, {}, bf16},
+      {"gpt bf16", false, {}, kBf16},
       {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
       {"gpt fp16", false, {}, "precision: {params_dtype: fp16, main_grads_dtype: params}\n"},
       {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
       {"llama", true, {}, ""},
-      {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + bf16},
+      {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
-      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, bf16},
+      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
       {"gpt pp 2", false, {1, 2, 1, 1, false}, ""},
-      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, bf16},
-      {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}, bf16},
+      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, kBf16},
+      {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}, kBf16},
       {"gpt pp 2 vpp 2 tp 2 sp", false, {2, 2, 2, 1, true}, ""},
-      {"gpt zero 0 dp 4", false, {1, 1, 1, 4, false}, bf16},
-      {"gpt zero 1 dp 4", false, {1, 1, 1, 4, false}, bf16 + zero("optim")},
-      {"gpt zero 2 dp 4", false, {1, 1, 1, 4, false}, bf16 + zero("optim_grads")},
-      {"gpt zero 3 dp 4", false, {1, 1, 1, 4, false}, bf16 + zero("optim_grads_params")},
+      {"gpt zero 0 dp 4", false, {1, 1, 1, 4, false}, kBf16},
+      {"gpt zero 1 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim")},
+      {"gpt zero 2 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads")},
+      {"gpt zero 3 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads_params")},
       {"llama zero 3 dp 2 tp 2", true, {2, 1, 1, 2, true}, zero("optim_grads_params")},
       {"llama zero 3 dp 2 pp 2 recompute",
        true,
        {1, 2, 1, 2, false},
-       zero("optim_grads_params") + full("recompute_method: uniform, recompute_num_layers: 2")},
-      {"gpt zero 2 dp 2 pp 2 vpp 2", false, {1, 2, 2, 2, false}, bf16 + zero("optim_grads")},
+       zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
+      {"gpt zero 2 dp 2 pp 2 vpp 2", false, {1, 2, 2, 2, false}, kBf16 + zero("optim_grads")},
       {"gpt zero 1 instances",
        false,
        {1, 1, 1, 4, false},
        "parallel: {data_parallel_sharding_strategy: optim, num_distributed_optimizer_instances: 2}\n"},
-      {"gpt full uniform 1", false, {1, 2, 1, 1, false}, full("recompute_method: uniform, recompute_num_layers: 1")},
+      {"gpt full uniform 1",
+       false,
+       {1, 2, 1, 1, false},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 1")},
       {"llama full block 1",
        true,
        {1, 2, 1, 1, false},
-       bf16 + full("recompute_method: block, recompute_num_layers: 1")},
+       kBf16 + full_recompute("recompute_method: block, recompute_num_layers: 1")},
       {"gpt zero-r",
        false,
        {2, 1, 1, 1, false},
-       full("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
-      {"gpt core_attn", false, {}, some("core_attn")},
-      {"llama mlp layernorm", true, {}, bf16 + some("mlp, layernorm")},
-      {"gpt activation", false, {2, 1, 1, 1, true}, some("activation, layernorm")},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+      {"gpt core_attn", false, {}, selective_recompute("core_attn")},
+      {"llama mlp layernorm", true, {}, kBf16 + selective_recompute("mlp, layernorm")},
+      {"gpt activation", false, {2, 1, 1, 1, true}, selective_recompute("activation, layernorm")},
       {"gpt file", false, {}, "memory: {offload_activations: file}\n"},
       {"llama file and full",
        true,
@@ -88,15 +84,16 @@ std::vector<Case> cases() {
       {"gpt remainders 8bit",
        false,
        {1, 1, 1, 2, false},
-       bf16 + zero("optim") + "optim: {store_param_remainders: true, exp_avg_dtype: 8bit, exp_avg_sq_dtype: 8bit}\n"},
-      {"gpt bf16 main and moments", false, {}, bf16 + "optim: {main_params_dtype: bf16, exp_avg_dtype: bf16}\n"},
+       kBf16 + zero("optim") +
+           "optim: {store_param_remainders: true, exp_avg_dtype: 8bit, exp_avg_sq_dtype: 8bit}\n"},
+      {"gpt bf16 main and moments", false, {}, kBf16 + "optim: {main_params_dtype: bf16, exp_avg_dtype: bf16}\n"},
       {"gpt optimizer on the host",
        false,
        {1, 1, 1, 2, false},
-       bf16 + zero("optim_grads") + "optim: {optimizer_cpu_offload: true, exp_avg_dtype: 8bit}\n"},
+       kBf16 + zero("optim_grads") + "optim: {optimizer_cpu_offload: true, exp_avg_dtype: 8bit}\n"},
       {"gpt sgd", false, {}, "optim: {optimizer: sgd}\n"},
-      {"gpt lion", false, {}, bf16 + "optim: {optimizer: lion}\n"},
-      {"llama muon", true, {2, 1, 1, 1, false}, bf16 + "optim: {optimizer: muon}\n"},
+      {"gpt lion", false, {}, kBf16 + "optim: {optimizer: lion}\n"},
+      {"llama muon", true, {2, 1, 1, 1, false}, kBf16 + "optim: {optimizer: muon}\n"},
   };
 }
 

@@ -1,6 +1,7 @@
 // The most that a rank holds in a step, and at most while each segment runs, against the formula: from above and from
 // below, closer than one copy of any tensor of activations or of one gradient bucket.
 #include "train/memory_report.h"
+#include "train/memory_yaml.h"
 #include "train/support.h"
 #include "train/without_onednn.h"
 
@@ -34,63 +35,61 @@ config::Config config_of(const Case& c) {
 }
 
 std::vector<Case> cases() {
-  const std::string bf16 = "precision: {params_dtype: bf16}\n";
-  const auto zero = [](const std::string& strategy) {
-    return "parallel: {data_parallel_sharding_strategy: " + strategy + "}\n";
-  };
-  const auto full = [](const std::string& rest) { return "memory: {recompute_granularity: full, " + rest + "}\n"; };
-  const auto some = [](const std::string& modules) {
-    return "memory: {recompute_granularity: selective, recompute_modules: [" + modules + "]}\n";
-  };
   return {
       {"gpt", false, {}},
-      {"gpt bf16", false, {}, bf16},
+      {"gpt bf16", false, {}, kBf16},
       {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
       {"gpt dropout", false, {}, ", hidden_dropout: 0.1}\n"},
       {"gpt large vocabulary", false, {}, "", 500},
-      {"gpt large vocabulary bf16", false, {}, bf16, 500},
+      {"gpt large vocabulary bf16", false, {}, kBf16, 500},
       {"llama", true, {}},
-      {"llama bf16", true, {}, bf16},
+      {"llama bf16", true, {}, kBf16},
       {"llama fp16", true, {}, "precision: {params_dtype: fp16}\n"},
       {"gpt attention dropout", false, {}, ", attention_dropout: 0.1}\n"},
-      {"gpt attention dropout bf16", false, {}, ", attention_dropout: 0.1}\n" + bf16},
+      {"gpt attention dropout bf16", false, {}, ", attention_dropout: 0.1}\n" + kBf16},
       {"llama attention dropout", true, {}, ", attention_dropout: 0.1}\n"},
-      {"llama qk norm bf16", true, {}, ", qk_layernorm: true}\n" + bf16},
+      {"llama qk norm bf16", true, {}, ", qk_layernorm: true}\n" + kBf16},
       {"gpt fp32 residual", false, {}, "precision: {params_dtype: bf16, fp32_residual_connection: true}\n"},
       {"gpt file", false, {}, "memory: {offload_activations: file}\n"},
       {"gpt zero-r",
        false,
        {2, 1, 1, 1, false},
-       full("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
       {"codegeex", false, {}},
-      {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, bf16},
+      {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, kBf16},
       {"codegeex pp 3 vpp 2", false, {1, 3, 2, 1, false}},
       {"gpt tp 2", false, {2, 1, 1, 1, false}},
       {"gpt tp 2 sp", false, {2, 1, 1, 1, true}},
-      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, bf16},
+      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
       {"llama tp 2 sp large vocabulary", true, {2, 1, 1, 1, true}, "", 500},
       {"gpt pp 2", false, {1, 2, 1, 1, false}},
-      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, bf16},
+      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, kBf16},
       {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}},
       {"gpt zero 0 dp 2", false, {1, 1, 1, 2, false}},
       {"gpt zero 1 dp 2", false, {1, 1, 1, 2, false}, zero("optim")},
-      {"gpt zero 1 dp 4 bf16", false, {1, 1, 1, 4, false}, bf16 + zero("optim")},
+      {"gpt zero 1 dp 4 bf16", false, {1, 1, 1, 4, false}, kBf16 + zero("optim")},
       {"gpt zero 2 dp 2", false, {1, 1, 1, 2, false}, zero("optim_grads")},
-      {"llama zero 2 dp 4 bf16", true, {1, 1, 1, 4, false}, bf16 + zero("optim_grads")},
+      {"llama zero 2 dp 4 bf16", true, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads")},
       {"gpt zero 3 dp 2", false, {1, 1, 1, 2, false}, zero("optim_grads_params")},
-      {"llama zero 3 dp 4 bf16", true, {1, 1, 1, 4, false}, bf16 + zero("optim_grads_params")},
+      {"llama zero 3 dp 4 bf16", true, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads_params")},
       {"llama zero 3 dp 2 tp 2 sp", true, {2, 1, 1, 2, true}, zero("optim_grads_params")},
       {"gpt zero 2 dp 2 pp 2", false, {1, 2, 1, 2, false}, zero("optim_grads")},
-      {"gpt full uniform 1", false, {}, full("recompute_method: uniform, recompute_num_layers: 1")},
-      {"llama full uniform 2 bf16", true, {}, bf16 + full("recompute_method: uniform, recompute_num_layers: 2")},
-      {"gpt full block 2 pp 2", false, {1, 2, 1, 1, false}, full("recompute_method: block, recompute_num_layers: 1")},
-      {"gpt core_attn", false, {}, some("core_attn")},
-      {"llama mlp layernorm", true, {}, some("mlp, layernorm")},
-      {"gpt activation layernorm tp 2 sp", false, {2, 1, 1, 1, true}, some("activation, layernorm")},
+      {"gpt full uniform 1", false, {}, full_recompute("recompute_method: uniform, recompute_num_layers: 1")},
+      {"llama full uniform 2 bf16",
+       true,
+       {},
+       kBf16 + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
+      {"gpt full block 2 pp 2",
+       false,
+       {1, 2, 1, 1, false},
+       full_recompute("recompute_method: block, recompute_num_layers: 1")},
+      {"gpt core_attn", false, {}, selective_recompute("core_attn")},
+      {"llama mlp layernorm", true, {}, selective_recompute("mlp, layernorm")},
+      {"gpt activation layernorm tp 2 sp", false, {2, 1, 1, 1, true}, selective_recompute("activation, layernorm")},
       {"llama zero 3 dp 2 pp 2 recompute",
        true,
        {1, 2, 1, 2, false},
-       zero("optim_grads_params") + full("recompute_method: uniform, recompute_num_layers: 2")},
+       zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
   };
 }
 

@@ -1,0 +1,19 @@
+// YAML of what memory tests switch on.
+#pragma once
+
+#include <string>
+
+namespace metroplex::test {
+
+inline const std::string kBf16 = "precision: {params_dtype: bf16}\n";
+inline std::string zero(const std::string& strategy) {
+  return "parallel: {data_parallel_sharding_strategy: " + strategy + "}\n";
+}
+inline std::string full_recompute(const std::string& rest) {
+  return "memory: {recompute_granularity: full, " + rest + "}\n";
+}
+inline std::string selective_recompute(const std::string& modules) {
+  return "memory: {recompute_granularity: selective, recompute_modules: [" + modules + "]}\n";
+}
+
+}  // namespace metroplex::test
