@@ -1,4 +1,5 @@
 // Descriptions of how weights move, in which formats, and what is kept in memory: optim, precision, memory.
+#include "config/optimizers.h"
 #include "config/section_fields.h"
 
 namespace metroplex::config {
@@ -88,11 +89,10 @@ static void visit_state(Optim& o, FieldList& field) {
 }
 
 void visit(Optim& o, FieldList& field) {
-  field(
-      "optimizer", o.optimizer,
-      "adam is AdamW (decoupled weight decay). lion moves by signs. muon orthogonalises the momentum of matrices and "
-      "leaves embeddings, output layer, norms and biases to AdamW.",
-      one_of({"adam", "sgd", "lion", "muon"}));
+  std::string updates;
+  for (const OptimizerTraits& optimizer : optimizers())
+    updates += (updates.empty() ? "" : " ") + std::string(optimizer.name) + ": " + optimizer.help + ".";
+  field("optimizer", o.optimizer, updates.c_str(), one_of(optimizer_names()));
   visit_learning_rate(o, field);
   visit_decay(o, field);
   visit_rules(o, field);

@@ -8,7 +8,7 @@
 namespace metroplex::config {
 
 struct Optim {
-  std::string optimizer = "adam";  // adam (AdamW) | sgd | lion | muon
+  std::string optimizer = "adam";  // a row of config/optimizers.h
   double lr = 3e-4;
   double min_lr = 0.0;
   std::string lr_decay_style = "linear";  // constant | linear | cosine | inverse-square-root | WSD

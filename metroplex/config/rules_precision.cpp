@@ -1,5 +1,6 @@
 // Rules about number formats, the loss scale, and what the optimizer keeps.
 #include "base/error.h"
+#include "config/optimizers.h"
 #include "config/param_groups.h"
 #include "config/rules.h"
 
@@ -29,15 +30,28 @@ void check_precision(Rules& rules) {
                 "use auto");
 }
 
-// Formats below fp32 are Adam's: its kernel reads and writes them. A float64 run stays float64 throughout.
+// Whether formats below fp32 are not the optimizer's; `rule` then says whose they are.
+static bool refuses_formats(const Optim& o, std::string& rule) {
+  const OptimizerTraits* const chosen = find_optimizer(o.optimizer);
+  if (chosen != nullptr && chosen->low_precision_state) return false;
+  std::string names;
+  for (const OptimizerTraits& optimizer : optimizers()) {
+    if (optimizer.low_precision_state) names += (names.empty() ? "" : " or ") + std::string(optimizer.name);
+  }
+  rule = "is for optim.optimizer = " + names + ", not " + o.optimizer;
+  return true;
+}
+
+// A float64 run stays float64 throughout.
 static void check_moments(Rules& rules) {
   const Optim& o = rules.config.optim;
   const Precision& p = rules.config.precision;
   const std::pair<const char*, const std::string&> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
                                                                 {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+  std::string others;
+  const bool refused = refuses_formats(o, others);
   for (const auto& [key, format] : moments) {
-    rules.require(format == "fp32" || o.optimizer == "adam", key, format,
-                  "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
+    rules.require(format == "fp32" || !refused, key, format, others, "use fp32");
     rules.require(format == "fp32" || p.params_dtype != "fp64", key, format,
                   "would round the state of a run with " + format_of(p), "use fp32, which is fp64 in such a run");
   }
@@ -49,8 +63,9 @@ static void check_main_params(Rules& rules) {
   static constexpr const char* kMain = "optim.main_params_dtype";
   static constexpr const char* kRemainders = "optim.store_param_remainders";
   const bool lower = o.main_params_dtype != "fp32";
-  rules.require(!lower || o.optimizer == "adam", kMain, o.main_params_dtype,
-                "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
+  std::string others;
+  const bool refused = refuses_formats(o, others);
+  rules.require(!lower || !refused, kMain, o.main_params_dtype, others, "use fp32");
   rules.require(!lower || p.half(), kMain, o.main_params_dtype,
                 "is for half-precision parameters, but " + format_of(p), "use fp32: there is no main copy then");
   rules.require(!lower || p.params_dtype != "fp16", kMain, o.main_params_dtype,
@@ -62,16 +77,18 @@ static void check_main_params(Rules& rules) {
   rules.require(!lower, kRemainders, "true",
                 concat("needs ", kMain, " = fp32, not ", o.main_params_dtype, ", which leaves no remainder"),
                 "keep one of the two");
-  rules.require(o.optimizer == "adam", kRemainders, "true", "is for optim.optimizer = adam, not " + o.optimizer,
-                "turn it off");
+  rules.require(!refused, kRemainders, "true", others, "turn it off");
 }
 
 void check_optimizer_state(Rules& rules) {
   const Optim& o = rules.config.optim;
   check_moments(rules);
   check_main_params(rules);
-  rules.require(!o.optimizer_cpu_offload || o.optimizer != "muon", "optim.optimizer_cpu_offload", "true",
-                "takes parameters to the host in pieces, and optim.optimizer = muon needs every matrix whole",
+  const OptimizerTraits* const optimizer = find_optimizer(o.optimizer);
+  const bool whole_matrices = optimizer != nullptr && optimizer->others != nullptr;
+  rules.require(!o.optimizer_cpu_offload || !whole_matrices, "optim.optimizer_cpu_offload", "true",
+                concat("takes parameters to the host in pieces, and optim.optimizer = ", o.optimizer,
+                       " needs every matrix whole"),
                 "turn it off, or use another optimizer");
   for (const std::string& text : o.param_groups) {
     std::string problem;

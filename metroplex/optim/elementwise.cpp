@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/philox.h"
-#include "cuda/device.h"
 #include "cuda/kernels/optimizer_storage.h"
 #include "plan/memory.h"
 
@@ -19,15 +18,10 @@ bool half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::
 
 }  // namespace
 
-Elementwise::Elementwise(const std::string& name, const config::Optim& config, std::vector<Slice> slices,
-                         const OptimizerContext& context)
-    : config_(config), seed_(context.seed) {
-  MPX_CHECK(name == "adam" || name == "sgd" || name == "lion", "optim", "optim.optimizer '", name,
-            "' is unknown; choose adam, sgd, lion or muon");
-  rule_ = name == "adam" ? Rule::adam : name == "sgd" ? Rule::sgd : Rule::lion;
-  if (rule_ == Rule::adam) kinds_ = {"exp_avg", "exp_avg_sq"};
-  if (rule_ == Rule::lion) kinds_ = {"exp_avg"};
-  if (rule_ == Rule::sgd && config.sgd_momentum != 0) kinds_ = {"momentum_buffer"};
+Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update,
+                         const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
+    : config_(config), update_(update), moments_(traits.kept(config)), seed_(context.seed) {
+  MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range has room for two");
   for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
   if (config.optimizer_cpu_offload) make_pieces();
   params_changed();
@@ -48,10 +42,9 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   } else if (!item.in_place) {
     item.main = at::empty({slice.size()}, options.dtype(at::kFloat));
   }
-  for (size_t k = 0; k < kinds_.size(); ++k) {
-    const bool second = k == 1;
-    item.moments.emplace_back(slice.size(), Stored::Form{second ? config_.exp_avg_sq_dtype : config_.exp_avg_dtype,
-                                                         dtype == at::kDouble, second, device});
+  for (const config::OptimizerMoment& moment : moments_) {
+    item.moments.emplace_back(slice.size(),
+                              Stored::Form{config_.*moment.dtype, dtype == at::kDouble, moment.non_negative, device});
   }
   return item;
 }
@@ -141,26 +134,8 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) cons
 
 void Elementwise::update(Item& item, const Part& part, const StepArgs& args) const {
   if (part.values.numel() == 0) return;
-  const kernels::OptimizerRange range = range_of(item, part);
-  const GroupRates& rates = args.rates.at(item.group);
-  const auto run = [&](auto on_cpu, auto on_gpu, const auto& hyper) {
-    part.values.is_cuda() ? on_gpu(range, hyper, cuda::current_stream()) : on_cpu(range, hyper);
-  };
-  switch (rule_) {
-    case Rule::adam:
-      run(kernels::adam_step, kernels::adam_step_cuda,
-          kernels::AdamHyper{rates.lr, config_.adam_beta1, config_.adam_beta2, config_.adam_eps, rates.weight_decay,
-                             args.grad_factor, steps_ + 1});
-      break;
-    case Rule::sgd:
-      run(kernels::sgd_step, kernels::sgd_step_cuda,
-          kernels::SgdHyper{rates.lr, config_.sgd_momentum, rates.weight_decay, args.grad_factor, steps_ == 0});
-      break;
-    case Rule::lion:
-      run(kernels::lion_step, kernels::lion_step_cuda,
-          kernels::LionHyper{rates.lr, config_.lion_beta1, config_.lion_beta2, rates.weight_decay, args.grad_factor});
-      break;
-  }
+  update_(config_,
+          {range_of(item, part), args.rates.at(item.group), args.grad_factor, steps_ + 1, part.values.is_cuda()});
 }
 
 void Elementwise::step(const StepArgs& args) {
@@ -182,8 +157,8 @@ std::vector<State> Elementwise::state() {
       all.push_back({slice.param, kind, slice.begin, slice.end, dtype, std::move(values)});
     };
     if (!item.in_place) add("main", at::kFloat, [this, &item] { return main_values(item); });
-    for (size_t k = 0; k < kinds_.size(); ++k)
-      add(kinds_[k], item.moments[k].values_dtype(), [&item, k] { return item.moments[k].values(); });
+    for (size_t k = 0; k < moments_.size(); ++k)
+      add(moments_[k].kind, item.moments[k].values_dtype(), [&item, k] { return item.moments[k].values(); });
   }
   return all;
 }
@@ -195,9 +170,10 @@ void Elementwise::restore(const State& state, const at::Tensor& values) {
       set_main(item, values);
       return;
     }
-    const auto kind = std::find(kinds_.begin(), kinds_.end(), state.kind);
-    MPX_ASSERT(kind != kinds_.end(), "state of kind ", state.kind);
-    item.moments[static_cast<size_t>(kind - kinds_.begin())].set(values);
+    const auto kind = std::find_if(moments_.begin(), moments_.end(),
+                                   [&](const config::OptimizerMoment& m) { return state.kind == m.kind; });
+    MPX_ASSERT(kind != moments_.end(), "state of kind ", state.kind);
+    item.moments[static_cast<size_t>(kind - moments_.begin())].set(values);
     return;
   }
   MPX_ASSERT(false, "state of ", state.param->name, ", which is not updated here");

@@ -1,22 +1,44 @@
-// AdamW, SGD and Lion: updates that look at one element at a time, so that they work on any slice of a parameter, and
-// on any piece of a slice: with optim.optimizer_cpu_offload the state lies on the host and the step is done there.
+// What optimizers share that look at one element at a time (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments
+// of every slice, however they are stored, and their checkpoint. An update works on any range of a slice: with
+// optim.optimizer_cpu_offload the state lies on the host and the step is done there, piece by piece.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "config/optimizers.h"
+#include "cuda/device.h"
 #include "optim/host_pieces.h"
 #include "optim/optimizer.h"
 #include "optim/stored.h"
 
 namespace metroplex::optim {
 
+// One update of one range.
+struct ElementwiseStep {
+  cuda::kernels::OptimizerRange range;
+  GroupRates rates;
+  double grad_factor = 1.0;
+  int64_t step = 1;  // of this update, from 1
+  bool on_gpu = false;
+
+  // Calls one of a kernel's twins (cuda/kernels/optimizer_step.h).
+  template <class Hyper>
+  void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&),
+           void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, CUstream_st*),
+           const Hyper& hyper) const {
+    on_gpu ? on_gpu_twin(range, hyper, cuda::current_stream()) : on_cpu_twin(range, hyper);
+  }
+};
+using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseStep& step);
+
 class Elementwise final : public Optimizer {
  public:
-  // `name`: adam | sgd | lion.
-  Elementwise(const std::string& name, const config::Optim& config, std::vector<Slice> slices,
-              const OptimizerContext& context);
+  // Keeps what `traits` says of every slice.
+  Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update, const config::Optim& config,
+              std::vector<Slice> slices, const OptimizerContext& context);
 
   void step(const StepArgs& args) override;
   std::vector<State> state() override;
@@ -27,7 +49,6 @@ class Elementwise final : public Optimizer {
   void set_steps(int64_t steps) override { steps_ = steps; }
 
  private:
-  enum class Rule { adam, sgd, lion };
   struct Item {
     Slice slice;
     size_t group = 0;
@@ -49,8 +70,8 @@ class Elementwise final : public Optimizer {
   void set_main(Item& item, const at::Tensor& values) const;
 
   config::Optim config_;
-  Rule rule_;
-  std::vector<std::string> kinds_;  // of the moments
+  ElementwiseUpdate* update_;
+  std::vector<config::OptimizerMoment> moments_;
   std::vector<Item> items_;
   struct Piece {
     size_t item;

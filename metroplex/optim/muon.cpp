@@ -46,12 +46,13 @@ double muon_scale(const std::string& mode, int64_t rows, int64_t columns) {
   return std::sqrt(std::max(1.0, m / n));
 }
 
-Muon::Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
+Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
+           const OptimizerContext& context)
     : config_(config),
       tp_(context.tp),
       shard_(context.shard),
       options_(context.tensor.dtype(main_type(c10::typeMetaToScalarType(context.tensor.dtype())))),
-      others_("adam", config, others_of(slices), context) {
+      others_(make_optimizer(traits.others, config, others_of(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
     if (!is_matrix(*param)) continue;
     Matrix matrix;
@@ -106,11 +107,11 @@ void Muon::step(const StepArgs& args) {
     matrix.main.mul_(1.0 - rates.lr * rates.weight_decay).sub_(direction, rates.lr);
     if (!matrix.slice.values.is_same(matrix.main)) matrix.slice.values.copy_(matrix.main);
   }
-  others_.step(args);
+  others_->step(args);
 }
 
 std::vector<State> Muon::state() {
-  std::vector<State> all = others_.state();
+  std::vector<State> all = others_->state();
   for (const Matrix& matrix : matrices_) {
     const Slice& slice = matrix.slice;
     if (slice.size() == 0) continue;
@@ -127,7 +128,7 @@ void Muon::restore(const State& state, const at::Tensor& values) {
   const auto found =
       std::find_if(matrices_.begin(), matrices_.end(), [&](const Matrix& m) { return m.param == state.param; });
   if (found == matrices_.end()) {
-    others_.restore(state, values);
+    others_->restore(state, values);
     return;
   }
   if (state.kind == "main") {
@@ -140,14 +141,14 @@ void Muon::restore(const State& state, const at::Tensor& values) {
 }
 
 void Muon::params_changed() {
-  others_.params_changed();
+  others_->params_changed();
   for (Matrix& matrix : matrices_) {
     if (matrix.slice.size() > 0) matrix.main.copy_(matrix.slice.values);
   }
 }
 
 Optimizer::Bytes Muon::bytes() const {
-  Bytes bytes = others_.bytes();
+  Bytes bytes = others_->bytes();
   for (const Matrix& matrix : matrices_) {
     if (matrix.slice.size() == 0) continue;
     if (matrix.slice.values.scalar_type() != matrix.main.scalar_type())

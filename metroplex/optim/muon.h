@@ -1,16 +1,18 @@
 // Muon (Jordan et al., kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
 // semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which the ranks that share it put
 // together (tensor parallel, ZeRO); each of them then takes the same steps and keeps its own part. Embeddings, the
-// output layer and everything one-dimensional are updated by AdamW.
+// output layer and everything one-dimensional are another optimizer's (OptimizerTraits::others).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/group.h"
-#include "optim/elementwise.h"
+#include "config/optimizers.h"
+#include "optim/optimizer.h"
 
 namespace metroplex::optim {
 
@@ -22,15 +24,16 @@ double muon_scale(const std::string& mode, int64_t rows, int64_t columns);
 
 class Muon final : public Optimizer {
  public:
-  Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context);
+  Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
+       const OptimizerContext& context);
 
   void step(const StepArgs& args) override;
   std::vector<State> state() override;
   void restore(const State& state, const at::Tensor& values) override;
   void params_changed() override;
   Bytes bytes() const override;
-  int64_t steps() const override { return others_.steps(); }
-  void set_steps(int64_t steps) override { others_.set_steps(steps); }
+  int64_t steps() const override { return others_->steps(); }
+  void set_steps(int64_t steps) override { others_->set_steps(steps); }
 
  private:
   struct Matrix {
@@ -46,7 +49,7 @@ class Muon final : public Optimizer {
   comm::Group tp_, shard_;
   at::TensorOptions options_;  // of main parameters
   std::vector<Matrix> matrices_;
-  Elementwise others_;
+  std::unique_ptr<Optimizer> others_;
 };
 
 }  // namespace metroplex::optim

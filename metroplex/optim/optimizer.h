@@ -60,8 +60,10 @@ struct OptimizerContext {
   uint64_t seed = 1234;                 // of stochastic rounding
 };
 
-// adam: AdamW with decoupled decay (Loshchilov & Hutter, arXiv:1711.05101). sgd: torch.optim.SGD's momentum, decay
-// added to the gradient. lion: Chen et al., arXiv:2302.06675. muon: muon.h. Throws on an unknown name.
+// The optimizer `name`, a row of config/optimizers.h, with the settings of `config`. Throws on an unknown one.
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name, const config::Optim& config,
+                                          std::vector<Slice> slices, const OptimizerContext& context);
+// config.optimizer.
 std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<Slice> slices,
                                           const OptimizerContext& context);
 

@@ -2,8 +2,10 @@
 #include "optim/optimizer.h"
 
 #include <cmath>
+#include <map>
 
 #include "base/error.h"
+#include "config/optimizers.h"
 #include "optim/tools.h"
 
 namespace metroplex::test {
@@ -157,8 +159,36 @@ TEST(Optimizer, StateHasANameAndThePlaceOfItsParameter) {
   EXPECT_EQ(names("sgd"), (std::vector<std::string>{"weight momentum_buffer", "bias momentum_buffer"}));
 }
 
+// What the rules and the memory formula read is what the optimizers keep.
+TEST(Optimizer, EveryRowOfTheTableKeepsTheMomentsItNames) {
+  for (const config::OptimizerTraits& traits : config::optimizers()) {
+    for (const double momentum : {0.0, 0.9}) {
+      const config::Optim config = optim_config(traits.name, {at::kFloat, 0.1, 1.0, momentum});
+      std::vector<nn::Param> params = two_params(at::kBFloat16);
+      const Made made(config, params);
+      std::map<std::string, std::vector<std::string>> kinds;
+      int64_t moment_bytes = 0;
+      for (const optim::State& state : made->state()) {
+        kinds[state.param->name].push_back(state.kind);
+        if (state.kind != "main") moment_bytes += static_cast<int64_t>(state.values().nbytes());
+      }
+      EXPECT_EQ(made->bytes().moments, moment_bytes) << traits.name;
+      const config::OptimizerTraits* const others =
+          traits.others == nullptr ? &traits : config::find_optimizer(traits.others);
+      ASSERT_NE(others, nullptr) << traits.name;
+      const auto expected = [&](const config::OptimizerTraits& of) {
+        std::vector<std::string> list{"main"};
+        for (const config::OptimizerMoment& moment : of.kept(config)) list.emplace_back(moment.kind);
+        return list;
+      };
+      EXPECT_EQ(kinds["weight"], expected(traits)) << traits.name;
+      EXPECT_EQ(kinds["bias"], expected(*others)) << traits.name;
+    }
+  }
+}
+
 TEST(Optimizer, GoesOnBitForBitFromItsStateAndStepCount) {
-  for (const char* name : {"adam", "sgd", "lion", "muon"}) {
+  for (const std::string& name : config::optimizer_names()) {
     const Case c{at::kFloat, 0.1, 0.7};
     std::vector<nn::Param> straight = two_params(c.dtype), resumed = two_params(c.dtype);
     const Made first(optim_config(name, c), straight);
