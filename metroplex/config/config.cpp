@@ -6,14 +6,12 @@
 
 namespace metroplex::config {
 
-int Parallel::zero_stage() const {
-  static constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
-  const auto* const found =
-      std::find(std::begin(kStrategies), std::end(kStrategies), data_parallel_sharding_strategy);
-  MPX_CHECK(found != std::end(kStrategies), "config", "parallel.data_parallel_sharding_strategy '",
+Sharding Parallel::sharding() const {
+  const std::optional<Sharding> found = find_sharding(data_parallel_sharding_strategy);
+  MPX_CHECK(found.has_value(), "config", "parallel.data_parallel_sharding_strategy '",
             data_parallel_sharding_strategy,
             "' is unknown; choose no_shard, optim, optim_grads or optim_grads_params");
-  return static_cast<int>(found - std::begin(kStrategies));
+  return *found;
 }
 
 bool Memory::recomputes(const std::string& module) const {

@@ -132,7 +132,7 @@ static void visit_data_parallel(Parallel& p, FieldList& field) {
       "main "
       "parameters and optimizer state, at the same traffic. optim_grads (ZeRO-2): gradients too. optim_grads_params "
       "(ZeRO-3): parameters too, gathered block by block around their use, for half as much traffic again.",
-      one_of({"no_shard", "optim", "optim_grads", "optim_grads_params"}));
+      one_of(sharding_strategies()));
   field("num_distributed_optimizer_instances", p.num_distributed_optimizer_instances,
         "Cut the data-parallel ranks into so many groups: sharded inside a group, replicated across. Keeps gathers "
         "inside a node where the whole is not needed to fit.",

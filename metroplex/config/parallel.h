@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config/sharding.h"
+
 namespace metroplex::config {
 
 struct Parallel {
@@ -27,13 +29,12 @@ struct Parallel {
   bool overlap_grad_reduce = true;
   int64_t ddp_bucket_size = 0;                               // elements; 0: max(40M, 1M * dp)
   std::string data_parallel_sharding_strategy = "no_shard";  // ZeRO 0-3: no_shard | optim | optim_grads |
-                                                             // optim_grads_params
+                                                             // optim_grads_params: config/sharding.h
   int64_t num_distributed_optimizer_instances = 1;           // shard inside dp / this many ranks, replicate across
   bool overlap_param_gather = true;                          // ZeRO-1 and 2: gather a bucket when it is first needed
   bool align_param_gather = false;                           // every pp rank gathers at its own step's start
 
-  // The level of ZeRO: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
-  int zero_stage() const;
+  Sharding sharding() const;  // of data_parallel_sharding_strategy; throws on an unknown one
   int64_t tp() const { return tensor_model_parallel_size; }
   int64_t pp() const { return pipeline_model_parallel_size; }
   int64_t vpp() const { return virtual_pipeline_model_parallel_size; }

@@ -13,16 +13,16 @@ void check_sharding(Rules& rules) {
   static constexpr const char* kStrategy = "parallel.data_parallel_sharding_strategy";
   static constexpr const char* kInstances = "parallel.num_distributed_optimizer_instances";
   const std::string& strategy = p.data_parallel_sharding_strategy;
-  const bool shards = strategy != "no_shard";
+  const Sharding sharding = find_sharding(strategy).value_or(Sharding{true});  // another rule refuses an unknown one
   const int64_t instances = p.num_distributed_optimizer_instances, ranks = rules.dp * p.cp();
-  rules.require(shards || instances == 1, kInstances, instances,
+  rules.require(sharding.any() || instances == 1, kInstances, instances,
                 concat("has no meaning with ", kStrategy, " = no_shard, where every rank holds all of it"),
                 "set it to 1, or use optim, optim_grads or optim_grads_params");
   rules.require(ranks == 0 || ranks % instances == 0, kInstances, instances,
                 concat("must divide the ", ranks, " data-parallel ranks"), concat("choose a divisor of ", ranks));
   rules.require(
-      !p.align_param_gather || ((strategy == "optim" || strategy == "optim_grads") && p.overlap_param_gather),
-      "parallel.align_param_gather", "true",
+      !p.align_param_gather || (sharding.gathers_updates() && p.overlap_param_gather), "parallel.align_param_gather",
+      "true",
       concat("needs parallel.overlap_param_gather and ", kStrategy, " = optim or optim_grads, not ", strategy),
       "turn it off");
 }

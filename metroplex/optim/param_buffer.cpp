@@ -13,9 +13,8 @@ ParamBuffer::ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group s
       shard_(std::move(shard)),
       options_(std::move(options)),
       buckets_(layout_->buckets().size()) {
-  if (options_.zero_stage > 0) {
-    const bool parts = options_.zero_stage == 3;
-    kept_ = at::zeros({parts ? layout_->own_numel() : layout_->numel()}, options_.tensor);
+  if (options_.sharding.any()) {
+    kept_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, options_.tensor);
   }
   take_values();
 }
@@ -30,14 +29,14 @@ void ParamBuffer::take_values() {
     if (!param.data.defined()) nn::materialize(param, options_.tensor);
     const size_t b = layout_->bucket_of(i);
     at::Tensor view = param.data;
-    if (options_.zero_stage == 1 || options_.zero_stage == 2) {
+    if (options_.sharding.gathers_updates()) {
       view = layout_->param_view(layout_->bucket(kept_, b), i);
       view.copy_(param.data);
       param.data = view;
     }
     if (piece != layout_->own_pieces().end() && piece->param == &param) {
       at::Tensor own = view.view(-1).narrow(0, piece->begin, piece->size());
-      if (options_.zero_stage == 3) {
+      if (options_.sharding.parameters) {
         const int64_t at = piece->own - layout_->buckets()[b].own_begin;
         const at::Tensor kept = layout_->own_part(kept_, b).narrow(0, at, piece->size());
         kept.copy_(own);
@@ -46,7 +45,7 @@ void ParamBuffer::take_values() {
       own_values_.push_back(own);
       ++piece;
     }
-    if (options_.zero_stage == 3) param.data = at::Tensor();
+    if (options_.sharding.parameters) param.data = at::Tensor();
   }
 }
 
@@ -54,7 +53,7 @@ void ParamBuffer::start(size_t b) {
   Bucket& bucket = buckets_[b];
   if (bucket.in_flight) return;
   bucket.in_flight = true;
-  if (options_.zero_stage == 3) {
+  if (options_.sharding.gathers_units()) {
     const FlatBucket& range = layout_->buckets()[b];
     bucket.data = at::empty({range.end - range.begin}, options_.tensor);
     const at::Tensor own = layout_->own_part(kept_, b);
@@ -74,13 +73,13 @@ void ParamBuffer::finish(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.handle.wait();
   bucket.in_flight = bucket.stale = false;
-  if (options_.zero_stage != 3) return;
+  if (!options_.sharding.gathers_units()) return;
   for (const size_t i : layout_->buckets()[b].params)
     layout_->params()[i]->data = layout_->param_view(bucket.data, i);
 }
 
 void ParamBuffer::updated() {
-  if (options_.zero_stage == 0 || options_.zero_stage == 3) return;
+  if (!options_.sharding.gathers_updates()) return;
   for (Bucket& bucket : buckets_) {
     bucket.handle.wait();  // of a gather that began with the values before: they are gathered once more
     bucket.in_flight = false;
@@ -96,7 +95,7 @@ void ParamBuffer::updated() {
 
 void ParamBuffer::acquire(size_t b) {
   Bucket& bucket = buckets_[b];
-  if (options_.zero_stage == 3) {
+  if (options_.sharding.gathers_units()) {
     if (bucket.users++ > 0) return;
     start(b);
     finish(b);
@@ -113,11 +112,11 @@ void ParamBuffer::acquire(size_t b) {
 }
 
 void ParamBuffer::prefetch(size_t b) {
-  if (options_.zero_stage == 3 && buckets_[b].users == 0) start(b);
+  if (options_.sharding.gathers_units() && buckets_[b].users == 0) start(b);
 }
 
 void ParamBuffer::release(size_t b) {
-  if (options_.zero_stage != 3) return;
+  if (!options_.sharding.gathers_units()) return;
   Bucket& bucket = buckets_[b];
   MPX_ASSERT(bucket.users > 0, "bucket ", b, " is released more often than it was acquired");
   if (--bucket.users > 0) return;

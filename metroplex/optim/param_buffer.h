@@ -11,13 +11,14 @@
 
 #include "comm/collectives.h"
 #include "comm/group.h"
+#include "config/sharding.h"
 #include "nn/moments.h"
 #include "optim/flat_layout.h"
 
 namespace metroplex::optim {
 
 struct ParamBufferOptions {
-  int zero_stage = 0;
+  config::Sharding sharding;
   // ZeRO-1 and 2: gather while the next forward runs, a bucket ahead of its use. `align`: all of them right after the
   // update, so that every pipeline stage gathers at the same time.
   bool overlap = true, align = false;
@@ -27,7 +28,7 @@ struct ParamBufferOptions {
 class ParamBuffer {
  public:
   // Takes the values of the layout's parameters over, making those that are deferred one by one. Without sharding
-  // (stage 0) parameters keep their own storage and everything below does nothing.
+  // parameters keep their own storage and everything below does nothing.
   ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options);
   ~ParamBuffer();
   ParamBuffer(const ParamBuffer&) = delete;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/optimizers.h"
 #include "plan/memory_parts.h"
 #include "plan/memory_replay.h"
 #include "plan/schedules/registry.h"
@@ -25,7 +26,7 @@ Place place_of(const MemoryRequest& request) {
   Place place;
   place.pp = grid.coordinates(request.rank).pp;
   place.dp = grid.size(Axis::dp);
-  if (request.config.parallel.zero_stage() == 0) return place;
+  if (!request.config.parallel.sharding().any()) return place;
   const topology::AxisSet axes{Axis::dp, Axis::cp};
   place.shard_size = grid.size(axes) / request.config.parallel.num_distributed_optimizer_instances;
   place.shard_index = grid.index_in_group(request.rank, axes) % place.shard_size;
@@ -35,11 +36,10 @@ Place place_of(const MemoryRequest& request) {
 FlatRequest flat_request(const config::Config& config, const Place& place) {
   const config::Parallel& p = config.parallel;
   FlatRequest request;
-  request.zero_stage = p.zero_stage();
+  request.sharding = p.sharding();
   request.parts = place.shard_size;
   request.index = place.shard_index;
-  const bool cut = p.overlap_grad_reduce || request.zero_stage == 2;
-  request.bucket_size = request.zero_stage == 3 || !cut ? 0 : p.ddp_bucket_size;
+  request.bucket_size = request.sharding.bucket_size(p);
   return request;
 }
 
@@ -60,25 +60,26 @@ int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {
   return (dtype == "bf16" ? 2 : 4) * size;
 }
 
+// A matrix to an optimizer that takes those as a whole.
+bool matrix(const PartParam& param) { return param.shape.size() == 2 && !param.embedding_or_output; }
+
+const config::OptimizerTraits& optimizer_of(const config::Optim& o) {
+  const config::OptimizerTraits* const found = config::find_optimizer(o.optimizer);
+  MPX_ASSERT(found != nullptr, "optim.optimizer '", o.optimizer, "' has passed the rules");
+  return *found;
+}
+
 // Main parameters and moments of `size` elements of one parameter.
 void add_state(const config::Config& config, const PartParam& param, int64_t size, MemoryUse& use) {
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
   const bool fp64 = precision.params_dtype == "fp64";
-  const bool matrix = o.optimizer == "muon" && param.shape.size() == 2 && !param.embedding_or_output;
-  if (matrix) {
-    if (precision.half()) use.main_parameters += 4 * size;
-    use.moments += (fp64 ? 8 : 4) * size;
-    return;
-  }
+  const config::OptimizerTraits* optimizer = &optimizer_of(o);
+  if (optimizer->others != nullptr && !matrix(param)) optimizer = config::find_optimizer(optimizer->others);
   const bool in_place = !precision.half() || (precision.params_dtype == "bf16" && o.main_params_dtype == "bf16");
   if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
-  if (o.optimizer == "sgd") {
-    if (o.sgd_momentum != 0) use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
-    return;
-  }
-  use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
-  if (o.optimizer != "lion") use.moments += state_bytes(size, o.exp_avg_sq_dtype, fp64);
+  for (const config::OptimizerMoment& moment : optimizer->kept(o))
+    use.moments += state_bytes(size, o.*moment.dtype, fp64);
 }
 
 // Two pieces of gradients and values lie on the host at a time.
@@ -89,14 +90,12 @@ void move_state_to_host(const FlatBuckets& flat, int64_t bytes_of_element, Memor
   use.main_parameters = use.moments = 0;
 }
 
-// Newton-Schulz: the matrix, two products and the result, wide.
 int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
   int64_t largest = 0;
   for (const PartParam& param : parts.params) {
-    const bool matrix = param.shape.size() == 2 && !param.embedding_or_output;
-    if (matrix) largest = std::max(largest, param.numel() * config.parallel.tp());
+    if (matrix(param)) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
-  return config.optim.optimizer == "muon" ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
+  return optimizer_of(config.optim).whole_matrices * largest * wide_bytes(config.precision.params_dtype);
 }
 
 int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
@@ -124,14 +123,14 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   const Place place = place_of(request);
   const RankParts parts = rank_parts(config, place.pp, request.vocab_size);
   const FlatBuckets flat = flat_buckets(parts, flat_request(config, place));
-  const int zero = config.parallel.zero_stage();
+  const config::Sharding sharding = config.parallel.sharding();
   const int64_t element = element_bytes(config.precision.params_dtype);
   const int64_t gradient = memory_sizes(config, request.vocab_size).gradient;
 
   MemoryPrediction out;
   for (const PartParam& param : parts.params) out.use.parameters += param.numel() * element;
-  if (zero > 0) out.use.parameters = (zero == 3 ? flat.own_numel : flat.numel) * element;
-  out.use.gradients = (zero >= 2 ? flat.own_numel : flat.numel) * gradient;
+  if (sharding.any()) out.use.parameters = (sharding.parameters ? flat.own_numel : flat.numel) * element;
+  out.use.gradients = (sharding.gradients ? flat.own_numel : flat.numel) * gradient;
   for (size_t i = 0; i < parts.params.size(); ++i) {
     if (flat.own[i] > 0) add_state(config, parts.params[i], flat.own[i], out.use);
   }
@@ -146,7 +145,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   out.borders = peaks.borders;
   out.gathered = peaks.gathered_elements * element;
   out.gradient_buckets = peaks.gradient_buckets;
-  out.largest_units = zero == 3 ? two_largest(parts, flat) * element : 0;
+  out.largest_units = sharding.gathers_units() ? two_largest(parts, flat) * element : 0;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = out.gathered + out.gradient_buckets;
   // Of every microbatch tokens, labels, positions and numbers of samples as 8-byte integers, and the loss mask.

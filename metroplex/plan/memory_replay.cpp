@@ -145,7 +145,7 @@ class Borders {
 class Walk {
  public:
   Walk(const PipelineTable& table, const ReplayRequest& request)
-      : table_(table), request_(request), buckets_(request), zero_(request.config->parallel.zero_stage()) {
+      : table_(table), request_(request), buckets_(request), sharding_(request.config->parallel.sharding()) {
     for (const PartChunk& chunk : request.parts->chunks) chunks_.push_back(describe(chunk));
   }
 
@@ -168,7 +168,7 @@ class Walk {
       sample();
       i = end;
     }
-    peaks_.gradient_buckets = zero_ >= 2 ? buckets_.peak() : 0;
+    peaks_.gradient_buckets = sharding_.transient_gradients() ? buckets_.peak() : 0;
     return peaks_;
   }
 
@@ -199,7 +199,7 @@ class Walk {
   // `live` is what the action holds of its own, `gathered` what ZeRO-3 has brought together for it.
   void look(size_t segment, size_t ahead) {
     int64_t elements = 0;
-    if (zero_ == 3) {
+    if (sharding_.gathers_units()) {
       std::set<size_t> held;
       for (const size_t s : {segment, ahead}) {
         if (s >= chunk_->segments.size()) continue;
@@ -214,9 +214,9 @@ class Walk {
     int64_t most = now();
     for (const WorkStep& step : work) {
       live_ += step.bytes;
-      if (zero_ >= 2 && step.kind == WorkKind::open) buckets_.open(step.param);
+      if (sharding_.transient_gradients() && step.kind == WorkKind::open) buckets_.open(step.param);
       most = std::max(most, now());
-      if (zero_ >= 2 && step.kind == WorkKind::use) buckets_.use(step.param);
+      if (sharding_.transient_gradients() && step.kind == WorkKind::use) buckets_.use(step.param);
     }
     peaks_.most = std::max(peaks_.most, most);
     peaks_.moments.push_back({at_, segment, back, most - before_});
@@ -326,7 +326,7 @@ class Walk {
   const PipelineTable& table_;
   const ReplayRequest& request_;
   TransientBuckets buckets_;
-  int zero_;
+  config::Sharding sharding_;
   std::vector<Chunk> chunks_;
   Borders borders_;
   ReplayPeaks peaks_;
@@ -344,7 +344,7 @@ FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request) {
   for (const PartChunk& chunk : parts.chunks) {
     for (const PartSegment& segment : chunk.segments) units.push_back(segment.num_own);
   }
-  if (request.zero_stage < 3) units = {parts.params.size()};
+  if (!request.sharding.gathers_units()) units = {parts.params.size()};
   FlatBuckets flat;
   flat.bucket_of.resize(parts.params.size());
   flat.own.resize(parts.params.size());
@@ -355,7 +355,7 @@ FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request) {
     for (size_t i = first; i < end; ++i) wanted.push_back({parts.params[i].numel(), parts.params[i].tied});
     BucketOptions options;
     options.bucket_size = request.bucket_size;
-    if (request.zero_stage > 0) options = distributed_optimizer_buckets(request.bucket_size, request.parts);
+    if (request.sharding.any()) options = distributed_optimizer_buckets(request.bucket_size, request.parts);
     const BucketPlan plan = plan_buckets(wanted, options);
     for (const Bucket& bucket : plan.buckets) flat.buckets.push_back({bucket.end - bucket.begin, {}});
     for (size_t i = first; i < end; ++i) {

@@ -28,7 +28,7 @@ struct FlatBuckets {
 };
 
 struct FlatRequest {
-  int zero_stage = 0;
+  config::Sharding sharding;
   int64_t bucket_size = 0;  // 0: one bucket
   int64_t parts = 1, index = 0;
 };

@@ -6,7 +6,6 @@
 #include "comm/collectives.h"
 #include "models/registry.h"
 #include "nn/param_init.h"
-#include "plan/buckets.h"
 #include "plan/schedules/registry.h"
 #include "plan/stage_split.h"
 #include "plan/verify.h"
@@ -105,16 +104,13 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
   return units;
 }
 
-std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, int zero_stage,
-                                                     const std::vector<size_t>& units) {
-  const config::Parallel& p = a.config.parallel;
+std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, const std::vector<size_t>& units) {
   optim::FlatLayoutOptions options;
-  const int64_t size = p.ddp_bucket_size > 0 ? p.ddp_bucket_size : plan::default_bucket_size(a.data_parallel.size());
-  options.bucket_size = zero_stage == 3 ? 0 : p.overlap_grad_reduce || zero_stage == 2 ? size : 0;
-  options.sharded = zero_stage > 0;
+  options.bucket_size = a.sharding.bucket_size(a.config.parallel);
+  options.sharded = a.sharding.any();
   options.parts = a.data_parallel.shard.size();
   options.index = a.data_parallel.shard.index();
-  if (zero_stage == 3) options.units = units;
+  if (a.sharding.gathers_units()) options.units = units;
   return std::make_shared<const optim::FlatLayout>(a.params, options);
 }
 
@@ -135,17 +131,17 @@ std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const 
   return buckets;
 }
 
-void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units) {
+void make_buffers(Assembly& a, const std::vector<size_t>& units) {
   const config::Parallel& p = a.config.parallel;
-  const auto layout = make_layout(a, zero_stage, units);
+  const auto layout = make_layout(a, units);
   optim::ParamBufferOptions params;
-  params.zero_stage = zero_stage;
+  params.sharding = a.sharding;
   params.overlap = p.overlap_param_gather;
   params.align = p.align_param_gather;
   params.tensor = at::TensorOptions().dtype(a.dtype).device(a.world->device());
   a.param_buffer = std::make_unique<optim::ParamBuffer>(layout, a.data_parallel.shard, params);
   for (const auto& stage : a.stages) {
-    if (zero_stage == 0) break;
+    if (!a.sharding.any()) break;
     a.gathers.push_back(std::make_unique<optim::SegmentGather>(*a.param_buffer, buckets_of(*stage, *layout)));
     stage->set_moments(a.gathers.back().get());
   }
@@ -155,7 +151,7 @@ void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units)
   grads.device = a.world->device();
   grads.overlap = p.overlap_grad_reduce;
   grads.average = !a.config.train.calculate_per_token_loss;
-  grads.transient_buckets = zero_stage >= 2;
+  grads.transient_buckets = a.sharding.transient_gradients();
   a.gradients = std::make_unique<optim::GradBuffer>(layout, a.data_parallel, grads);
   a.slices = optim::own_slices(*a.param_buffer, *a.gradients);
 }
@@ -170,12 +166,12 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
   const comm::Groups& groups = world.groups();
-  const int zero_stage = forward_only ? 0 : config.parallel.zero_stage();
-  a->data_parallel = zero_stage == 0 ? optim::DataParallel{comm::Group(), groups.dp_cp}
-                                     : optim::DataParallel{groups.intra_dp_cp, groups.inter_dp_cp};
+  if (!forward_only) a->sharding = config.parallel.sharding();
+  a->data_parallel = a->sharding.any() ? optim::DataParallel{groups.intra_dp_cp, groups.inter_dp_cp}
+                                       : optim::DataParallel{comm::Group(), groups.dp_cp};
 
   models::ModelContext context = model_context(*a);
-  context.deferred_initialization = zero_stage == 3;
+  context.deferred_initialization = a->sharding.gathers_units();
   const std::vector<size_t> units = build_stages(*a, context);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
@@ -183,7 +179,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (forward_only) {
     for (nn::Param* param : a->params) a->slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
   } else {
-    make_buffers(*a, zero_stage, units);
+    make_buffers(*a, units);
   }
   if (context.init_streams && config.model.tied()) {
     share_tied_embedding(*a);

@@ -34,7 +34,8 @@ struct Assembly {
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::unique_ptr<pipeline::Executor> executor;
 
-  // Who shares optimizer state, gradients and parameters, as the ZeRO stage says.
+  config::Sharding sharding;  // nothing in a forward-only assembly
+  // Who shares what `sharding` says.
   optim::DataParallel data_parallel;
   std::unique_ptr<optim::ParamBuffer> param_buffer;
   std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage, where parameters are gathered

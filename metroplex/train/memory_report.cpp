@@ -37,7 +37,7 @@ class MemoryReport::Sampler final : public nn::Moments {
 
 MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter) : a_(assembly), meter_(meter) {
   MPX_ASSERT(a_.gradients != nullptr, "a forward-only assembly has no training step");
-  if (a_.config.parallel.zero_stage() < 2) return;
+  if (!a_.sharding.transient_gradients()) return;
   for (size_t s = 0; s < a_.stages.size(); ++s) {
     samplers_.push_back(std::make_unique<Sampler>(*this, a_.gathers.at(s).get()));
     a_.stages[s]->set_moments(samplers_.back().get());

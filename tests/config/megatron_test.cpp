@@ -91,7 +91,7 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
   EXPECT_EQ(c.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
   EXPECT_EQ(c.optim.lr_warmup_fraction, 0.01);
   EXPECT_EQ(c.precision.params_dtype, "bf16");
-  EXPECT_EQ(c.parallel.zero_stage(), 1);
+  EXPECT_EQ(c.parallel.sharding().stage(), 1);
   EXPECT_TRUE(c.memory.recomputes("core_attn"));
   EXPECT_EQ(c.run.backend, "auto");
   EXPECT_NO_THROW(check(c, 8));

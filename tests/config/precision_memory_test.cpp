@@ -271,11 +271,11 @@ TEST(Config, KnowsItsLevelOfZeroAndWhatItRecomputes) {
   for (const auto& [strategy, level] : levels) {
     Parallel p;
     p.data_parallel_sharding_strategy = strategy;
-    EXPECT_EQ(p.zero_stage(), level);
+    EXPECT_EQ(p.sharding().stage(), level);
   }
   Parallel unknown;
   unknown.data_parallel_sharding_strategy = "all";
-  EXPECT_NE(error_of([&] { unknown.zero_stage(); }).find("optim_grads_params"), std::string::npos);
+  EXPECT_NE(error_of([&] { unknown.sharding(); }).find("optim_grads_params"), std::string::npos);
   Memory memory;
   EXPECT_FALSE(memory.recomputes("core_attn"));
   memory.recompute_granularity = "selective";

@@ -17,7 +17,7 @@ std::unique_ptr<optim::ParamBuffer> make_buffer(std::vector<nn::Param>& params, 
   options.index = shard.index();
   auto layout = std::make_shared<const optim::FlatLayout>(pointers(params), options);
   return std::make_unique<optim::ParamBuffer>(
-      layout, shard, optim::ParamBufferOptions{1, true, align, at::TensorOptions().dtype(at::kDouble)});
+      layout, shard, optim::ParamBufferOptions{{true}, true, align, at::TensorOptions().dtype(at::kDouble)});
 }
 
 void write(const optim::ParamBuffer& buffer, double value) {

@@ -80,7 +80,7 @@ const Key kParallelKeys[] = {
     {"bucket_size", [](Config& c, const Json& v) { c.parallel.ddp_bucket_size = v; }},
     {"use_distributed_optimizer",
      [](Config& c, const Json& v) {
-       if (v.get<bool>() && c.parallel.zero_stage() == 0) c.parallel.data_parallel_sharding_strategy = "optim";
+       if (v.get<bool>() && !c.parallel.sharding().any()) c.parallel.data_parallel_sharding_strategy = "optim";
      }},
     {"data_parallel_sharding_strategy",
      [](Config& c, const Json& v) { c.parallel.data_parallel_sharding_strategy = v; }},
