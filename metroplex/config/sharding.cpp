@@ -1,7 +1,5 @@
 #include "config/sharding.h"
 
-#include "config/parallel.h"
-
 namespace metroplex::config {
 namespace {
 
@@ -25,11 +23,6 @@ std::optional<Sharding> find_sharding(const std::string& strategy) {
     if (strategy == known.name) return known.sharding;
   }
   return std::nullopt;
-}
-
-int64_t Sharding::bucket_size(const Parallel& parallel) const {
-  if (gathers_units()) return 0;
-  return parallel.overlap_grad_reduce || transient_gradients() ? parallel.ddp_bucket_size : 0;
 }
 
 }  // namespace metroplex::config

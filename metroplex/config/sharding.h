@@ -2,14 +2,11 @@
 // arXiv:1910.02054) as three policies, each of which takes in those before it. Whoever acts on a stage asks here.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace metroplex::config {
-
-struct Parallel;
 
 struct Sharding {
   bool optimizer_state = false;  // main parameters and moments: a rank updates its own slices only
@@ -25,9 +22,6 @@ struct Sharding {
   bool gathers_units() const { return parameters; }
   // A bucket of gradients exists from the first one that goes into it until it is reduced, once a microbatch.
   bool transient_gradients() const { return gradients; }
-  // Elements of a bucket; 0: one bucket, or one a unit. `parallel` is resolved.
-  int64_t bucket_size(const Parallel& parallel) const;
-
   int stage() const { return int{optimizer_state} + int{gradients} + int{parameters}; }  // 0 to 3, for names
 };
 

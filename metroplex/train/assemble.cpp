@@ -6,6 +6,7 @@
 #include "comm/collectives.h"
 #include "models/registry.h"
 #include "nn/param_init.h"
+#include "plan/buckets.h"
 #include "plan/schedules/registry.h"
 #include "plan/stage_split.h"
 #include "plan/verify.h"
@@ -26,15 +27,10 @@ const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_on
   const auto key = std::make_pair(num_microbatches, forward_only);
   const auto found = tables_.find(key);
   if (found != tables_.end()) return found->second;
-  const config::Parallel& p = config.parallel;
-  plan::ScheduleRequest request;
-  request.num_stages = static_cast<int>(p.pp());
-  request.num_chunks = static_cast<int>(stages.size());
-  request.num_microbatches = num_microbatches;
-  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
+  plan::ScheduleRequest request =
+      plan::schedule_request(config.parallel, static_cast<int>(stages.size()), num_microbatches);
   request.forward_only = forward_only;
-  request.overlap_p2p = p.overlap_p2p_comm;
-  plan::PipelineTable table = plan::build_schedule(p.pipeline_schedule, request);
+  plan::PipelineTable table = plan::build_schedule(config.parallel.pipeline_schedule, request);
   plan::verify(table);
   return tables_.emplace(key, std::move(table)).first->second;
 }
@@ -106,7 +102,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
 
 std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, const std::vector<size_t>& units) {
   optim::FlatLayoutOptions options;
-  options.bucket_size = a.sharding.bucket_size(a.config.parallel);
+  options.bucket_size = plan::gradient_bucket_size(a.config.parallel, a.data_parallel.size());
   options.sharded = a.sharding.any();
   options.parts = a.data_parallel.shard.size();
   options.index = a.data_parallel.shard.index();
