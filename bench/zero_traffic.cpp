@@ -63,7 +63,7 @@ Counted counted_step(train::Assembly& a, comm::Traffic& traffic, int64_t microba
 }
 
 Counted formula(const train::Assembly& a, int stage, int64_t m) {
-  const optim::FlatLayout& layout = a.gradients->layout();
+  const distributed::FlatLayout& layout = a.gradients->layout();
   const auto b = static_cast<int64_t>(layout.buckets().size());
   const int64_t gradients = layout.numel() * 4, params = layout.numel() * 2;
   if (stage == 0) return {{b, gradients}, {}, {}};

@@ -62,6 +62,7 @@ metroplex_room(comm TORCH LINKS metroplex_base metroplex_topology metroplex_cuda
 metroplex_room(nn TORCH LINKS metroplex_base metroplex_config metroplex_topology metroplex_cuda metroplex_comm)
 metroplex_room(models TORCH LINKS metroplex_nn)
 metroplex_room(pipeline TORCH LINKS metroplex_nn metroplex_plan)
-metroplex_room(optim TORCH LINKS metroplex_nn metroplex_plan)
+metroplex_room(distributed TORCH LINKS metroplex_nn metroplex_plan)
+metroplex_room(optim TORCH LINKS metroplex_distributed)
 metroplex_room(train TORCH LINKS metroplex_models metroplex_pipeline metroplex_optim metroplex_data metroplex_checkpoint metroplex_sim)
 include(Apps)

@@ -26,8 +26,9 @@ UPPER = {
     "nn": ["base", "config", "topology", "cuda", "comm"],
     "models": ["base", "config", "comm", "nn", "cuda", "topology"],
     "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
-    "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
-    "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "models", "pipeline", "optim"],
+    "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
+    "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn", "distributed"],
+    "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "models", "pipeline", "distributed", "optim"],
 }
 ROOMS = GROUND | UPPER
 TORCH = re.compile(r"<(ATen|torch|c10)/")

@@ -33,8 +33,8 @@ struct Param {
   Init init = Init::normal;
   std::vector<int64_t> local_shape;        // of the local part, also while `data` is away (ZeRO-3)
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
-  at::Tensor data;       // the local part; undefined between uses when it is sharded over dp (optim/param_buffer)
-  at::Tensor main_grad;  // same shape; a view of the gradient buffer (optim/grad_buffer)
+  at::Tensor data;       // the local part; undefined between uses when the data-parallel ranks share it
+  at::Tensor main_grad;  // same shape; a view of the gradient buffer (distributed/grad_buffer)
 
   bool weight_decay = true;  // false for biases and 1-D tensors
   bool partial_grad_over_tp =

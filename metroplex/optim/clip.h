@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "comm/group.h"
-#include "optim/slice.h"
+#include "distributed/slice.h"
 
 namespace metroplex::optim {
+
+using distributed::Slice;
 
 struct GradientStats {
   double norm = 0;            // l2 over the whole model, of the gradients as they are (not unscaled)

@@ -13,9 +13,11 @@
 #include "comm/group.h"
 #include "config/config.h"
 #include "optim/param_groups.h"
-#include "optim/slice.h"
+#include "distributed/slice.h"
 
 namespace metroplex::optim {
+
+using distributed::Slice;
 
 struct StepArgs {
   std::vector<GroupRates> rates;  // one a group of the optimizer's ParamGroups

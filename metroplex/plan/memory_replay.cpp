@@ -36,7 +36,7 @@ std::vector<Part> parts_of(const PartChunk& chunk, const config::Memory& memory)
   return parts;
 }
 
-// Gradient buckets that come and go, see optim/grad_buffer.h.
+// Gradient buckets that come and go, see distributed/grad_buffer.h.
 class TransientBuckets {
  public:
   TransientBuckets(const ReplayRequest& request)

@@ -15,7 +15,7 @@
 
 namespace metroplex::plan {
 
-// Parameters in one flat range, as optim/flat_layout.h lays them.
+// Parameters in one flat range, as distributed/flat_layout.h lays them.
 struct FlatBuckets {
   struct Bucket {
     int64_t size = 0;  // elements, padding included

@@ -49,7 +49,7 @@ namespace {
 // With sharded initialisation the last stage's copy of the word embedding starts as zeros: the sum is the first
 // stage's. Both stages hold the same slice of it: a tied parameter has a bucket of its own.
 void share_tied_embedding(Assembly& a) {
-  for (const optim::Slice& slice : a.slices) {
+  for (const distributed::Slice& slice : a.slices) {
     if (slice.param->tied) comm::all_reduce(slice.values, a.groups().embedding);
   }
 }
@@ -100,18 +100,18 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
   return units;
 }
 
-std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, const std::vector<size_t>& units) {
-  optim::FlatLayoutOptions options;
+std::shared_ptr<const distributed::FlatLayout> make_layout(const Assembly& a, const std::vector<size_t>& units) {
+  distributed::FlatLayoutOptions options;
   options.bucket_size = plan::gradient_bucket_size(a.config.parallel, a.data_parallel.size());
   options.sharded = a.sharding.any();
   options.parts = a.data_parallel.shard.size();
   options.index = a.data_parallel.shard.index();
   if (a.sharding.gathers_units()) options.units = units;
-  return std::make_shared<const optim::FlatLayout>(a.params, options);
+  return std::make_shared<const distributed::FlatLayout>(a.params, options);
 }
 
 // What every segment of a stage reads, as buckets.
-std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const optim::FlatLayout& layout) {
+std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const distributed::FlatLayout& layout) {
   std::vector<std::vector<size_t>> buckets;
   for (const auto& segment : stage.segments()) {
     std::vector<nn::Param*> params;
@@ -130,26 +130,26 @@ std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const 
 void make_buffers(Assembly& a, const std::vector<size_t>& units) {
   const config::Parallel& p = a.config.parallel;
   const auto layout = make_layout(a, units);
-  optim::ParamBufferOptions params;
+  distributed::ParamBufferOptions params;
   params.sharding = a.sharding;
   params.overlap = p.overlap_param_gather;
   params.align = p.align_param_gather;
   params.tensor = at::TensorOptions().dtype(a.dtype).device(a.world->device());
-  a.param_buffer = std::make_unique<optim::ParamBuffer>(layout, a.data_parallel.shard, params);
+  a.param_buffer = std::make_unique<distributed::ParamBuffer>(layout, a.data_parallel.shard, params);
   for (const auto& stage : a.stages) {
     if (!a.sharding.any()) break;
-    a.gathers.push_back(std::make_unique<optim::SegmentGather>(*a.param_buffer, buckets_of(*stage, *layout)));
+    a.gathers.push_back(std::make_unique<distributed::SegmentGather>(*a.param_buffer, buckets_of(*stage, *layout)));
     stage->set_moments(a.gathers.back().get());
   }
-  optim::GradBufferOptions grads;
+  distributed::GradBufferOptions grads;
   const bool as_params = a.config.precision.main_grads_dtype == "params";
   grads.dtype = a.dtype == at::kDouble || as_params ? a.dtype : at::kFloat;
   grads.device = a.world->device();
   grads.overlap = p.overlap_grad_reduce;
   grads.average = !a.config.train.calculate_per_token_loss;
   grads.transient_buckets = a.sharding.transient_gradients();
-  a.gradients = std::make_unique<optim::GradBuffer>(layout, a.data_parallel, grads);
-  a.slices = optim::own_slices(*a.param_buffer, *a.gradients);
+  a.gradients = std::make_unique<distributed::GradBuffer>(layout, a.data_parallel, grads);
+  a.slices = distributed::own_slices(*a.param_buffer, *a.gradients);
 }
 
 }  // namespace
@@ -163,8 +163,8 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->vocab_size = vocab_size;
   const comm::Groups& groups = world.groups();
   if (!forward_only) a->sharding = config.parallel.sharding();
-  a->data_parallel = a->sharding.any() ? optim::DataParallel{groups.intra_dp_cp, groups.inter_dp_cp}
-                                       : optim::DataParallel{comm::Group(), groups.dp_cp};
+  a->data_parallel = a->sharding.any() ? distributed::DataParallel{groups.intra_dp_cp, groups.inter_dp_cp}
+                                       : distributed::DataParallel{comm::Group(), groups.dp_cp};
 
   models::ModelContext context = model_context(*a);
   context.deferred_initialization = a->sharding.gathers_units();

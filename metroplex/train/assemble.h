@@ -9,13 +9,13 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "optim/clip.h"
-#include "optim/grad_buffer.h"
+#include "distributed/grad_buffer.h"
 #include "optim/grad_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
-#include "optim/param_buffer.h"
+#include "distributed/param_buffer.h"
 #include "optim/param_groups.h"
-#include "optim/slice.h"
+#include "distributed/slice.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
@@ -36,12 +36,12 @@ struct Assembly {
 
   config::Sharding sharding;  // nothing in a forward-only assembly
   // Who shares what `sharding` says.
-  optim::DataParallel data_parallel;
-  std::unique_ptr<optim::ParamBuffer> param_buffer;
+  distributed::DataParallel data_parallel;
+  std::unique_ptr<distributed::ParamBuffer> param_buffer;
   std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage, where parameters are gathered
-  std::vector<optim::Slice> slices;                   // what this rank updates; forward-only: all it has
+  std::vector<distributed::Slice> slices;             // what this rank updates; forward-only: all it has
   // Null or empty in a forward-only assembly.
-  std::unique_ptr<optim::GradBuffer> gradients;
+  std::unique_ptr<distributed::GradBuffer> gradients;
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LrSchedule> schedule;

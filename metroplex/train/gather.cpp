@@ -93,7 +93,7 @@ std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vec
 
 std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Part part) {
   std::vector<PartOfParam> parts;
-  for (const optim::Slice& slice : a.slices)
+  for (const distributed::Slice& slice : a.slices)
     parts.push_back({slice.param, slice.begin, slice.end, part == Part::data ? slice.values : slice.gradient});
   const bool narrow = part == Part::data || a.dtype == at::kDouble;
   return gather_parts(a, parts, narrow ? a.dtype : at::kFloat);

@@ -30,7 +30,7 @@ void hand_over(const at::Tensor& values, int64_t begin, int64_t end, const check
 
 std::vector<Held> held_weights(const Assembly& a) {
   std::vector<Held> all;
-  for (const optim::Slice& slice : a.slices) {
+  for (const distributed::Slice& slice : a.slices) {
     all.push_back({slice.param, "weight", slice.begin, slice.begin + slice.values.numel(), slice.values.scalar_type(),
                    [values = slice.values] { return values; }});
   }

@@ -75,7 +75,7 @@ void check_losses(Assembly& a, const std::vector<double>& losses, int64_t iterat
 // Gradients of parameters that several ranks hold in part: norms under sequence parallelism, the tied embedding.
 // These ranks hold the same slices.
 void reduce_shared_gradients(Assembly& a) {
-  for (const optim::Slice& slice : a.slices) {
+  for (const distributed::Slice& slice : a.slices) {
     if (slice.param->partial_grad_over_tp) comm::all_reduce(slice.gradient, a.groups().tp);
     if (slice.param->tied) comm::all_reduce(slice.gradient, a.groups().embedding);
   }
@@ -110,7 +110,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& 
 // Collective: every rank knows that some gradient is not finite, and those that hold it name it.
 void refuse_gradients(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
   const int64_t m = culprit(a, input, factors);
-  const optim::Slice* const found = optim::first_nonfinite(a.slices);
+  const distributed::Slice* const found = optim::first_nonfinite(a.slices);
   const std::string mine = found == nullptr ? std::string()
                                             : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
                                                            a.world->grid().describe(a.world->rank()), ")");

@@ -35,7 +35,7 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
 // Every parameter gets its whole values on a copy of its own, of which the own part is written: float32, then the
 // type that the recorded run computes in.
 void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
-  for (const optim::Slice& slice : a.slices) {
+  for (const distributed::Slice& slice : a.slices) {
     nn::Param whole = *slice.param;
     const bool flat = whole.global_shape.size() == 1;
     whole.data = at::zeros(whole.local_shape, at::kFloat);
@@ -62,7 +62,7 @@ config::Config config_of(const Spec& spec, const ReplayOptions& options) {
 }
 
 void zero_layer(const train::Assembly& a) {
-  for (const optim::Slice& slice : a.slices) {
+  for (const distributed::Slice& slice : a.slices) {
     if (slice.param->name.find("layers.0.") != std::string::npos) slice.gradient.zero_();
   }
 }
@@ -82,7 +82,7 @@ train::StepOutcome skipped_step(train::Assembly& a, const std::vector<nn::Microb
 
 std::vector<at::Tensor> copies_of(const train::Assembly& a) {
   std::vector<at::Tensor> copies;
-  for (const optim::Slice& slice : a.slices) copies.push_back(slice.values.clone());
+  for (const distributed::Slice& slice : a.slices) copies.push_back(slice.values.clone());
   return copies;
 }
 

@@ -108,7 +108,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     const auto segments = models::build_stage(context, {0, config.model.num_layers, true, true});
     EXPECT_EQ(meter.bytes(), 0);
     std::vector<nn::Param*> params;
-    optim::FlatLayoutOptions options;
+    distributed::FlatLayoutOptions options;
     options.sharded = true;
     options.parts = 8;
     options.index = world.groups().dp.index();
@@ -121,8 +121,9 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
       }
       options.units.push_back(params.size() - known);
     }
-    const auto layout = std::make_shared<const optim::FlatLayout>(params, options);
-    const optim::ParamBuffer buffer(layout, world.groups().dp, {3, true, false, at::TensorOptions(context.dtype)});
+    const auto layout = std::make_shared<const distributed::FlatLayout>(params, options);
+    const distributed::ParamBuffer buffer(layout, world.groups().dp,
+                                          {{true, true, true}, true, false, at::TensorOptions(context.dtype)});
     const plan::MemoryPrediction predicted = plan::predict_memory({config, world.size(), world.rank(), kVocab, 2});
     EXPECT_EQ(meter.bytes(), predicted.use.parameters);
     EXPECT_GT(meter.peak_bytes(), predicted.use.parameters);

@@ -34,7 +34,7 @@ Counted step_of(config::Config config, int stage, int64_t microbatches) {
     a->param_buffer->settle();
     comm::barrier(world.groups().world);
     if (world.rank() != 0) return;
-    const optim::FlatLayout& layout_of = a->gradients->layout();
+    const distributed::FlatLayout& layout_of = a->gradients->layout();
     counted.buckets = static_cast<int64_t>(layout_of.buckets().size());
     counted.padded = layout_of.numel();
     counted.segments = static_cast<int64_t>(a->stages[0]->segments().size());

@@ -1,8 +1,8 @@
 // Where gradients lie, when they are reduced, and that a wrong number of them is noticed.
-#include "optim/grad_buffer.h"
+#include "distributed/grad_buffer.h"
 
 #include "comm/backends/sim.h"
-#include "optim/tools.h"
+#include "distributed/tools.h"
 #include "plan/buckets.h"
 #include "support/run_ranks.h"
 
@@ -23,16 +23,17 @@ struct Setup {
 };
 
 // Without sharding: every rank of `dp` keeps all gradients.
-std::unique_ptr<optim::GradBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& dp,
-                                               const Setup& setup) {
-  optim::FlatLayoutOptions layout;
+std::unique_ptr<distributed::GradBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& dp,
+                                                     const Setup& setup) {
+  distributed::FlatLayoutOptions layout;
   layout.bucket_size = setup.overlap ? setup.bucket_size : 0;
-  optim::GradBufferOptions options;
+  distributed::GradBufferOptions options;
   options.dtype = params[0].data.scalar_type();
   options.overlap = setup.overlap;
   options.average = setup.average;
-  return std::make_unique<optim::GradBuffer>(std::make_shared<optim::FlatLayout>(pointers(params), layout),
-                                             optim::DataParallel{comm::Group(), dp}, options);
+  return std::make_unique<distributed::GradBuffer>(
+      std::make_shared<distributed::FlatLayout>(pointers(params), layout),
+      distributed::DataParallel{comm::Group(), dp}, options);
 }
 
 void add(nn::Param& param, double value) {

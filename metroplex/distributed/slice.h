@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "nn/param.h"
-#include "optim/grad_buffer.h"
-#include "optim/param_buffer.h"
+#include "distributed/grad_buffer.h"
+#include "distributed/param_buffer.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 struct Slice {
   nn::Param* param = nullptr;
@@ -28,4 +28,4 @@ std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradi
 // Every parameter whole, from Param::data and Param::main_grad.
 std::vector<Slice> whole_slices(const std::vector<nn::Param*>& params);
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

@@ -1,4 +1,4 @@
-#include "optim/param_buffer.h"
+#include "distributed/param_buffer.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "nn/param_init.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 ParamBuffer::ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options)
     : layout_(std::move(layout)),
@@ -145,4 +145,4 @@ void SegmentGather::after(int segment, nn::Pass) {
   for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.release(bucket);
 }
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

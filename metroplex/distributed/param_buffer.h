@@ -13,9 +13,9 @@
 #include "comm/group.h"
 #include "config/sharding.h"
 #include "nn/moments.h"
-#include "optim/flat_layout.h"
+#include "distributed/flat_layout.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 struct ParamBufferOptions {
   config::Sharding sharding;
@@ -90,4 +90,4 @@ class SegmentGather final : public nn::Moments {
   std::vector<std::vector<size_t>> buckets_;
 };
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

@@ -1,26 +1,26 @@
 // Values that change while others are on their way: what is read is always what was written last.
-#include "optim/param_buffer.h"
+#include "distributed/param_buffer.h"
 
 #include "comm/collectives.h"
-#include "optim/tools.h"
+#include "distributed/tools.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
 namespace {
 
-std::unique_ptr<optim::ParamBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& shard,
-                                                bool align) {
-  optim::FlatLayoutOptions options;
+std::unique_ptr<distributed::ParamBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& shard,
+                                                      bool align) {
+  distributed::FlatLayoutOptions options;
   options.bucket_size = 10;
   options.sharded = true;
   options.parts = shard.size();
   options.index = shard.index();
-  auto layout = std::make_shared<const optim::FlatLayout>(pointers(params), options);
-  return std::make_unique<optim::ParamBuffer>(
-      layout, shard, optim::ParamBufferOptions{{true}, true, align, at::TensorOptions().dtype(at::kDouble)});
+  auto layout = std::make_shared<const distributed::FlatLayout>(pointers(params), options);
+  return std::make_unique<distributed::ParamBuffer>(
+      layout, shard, distributed::ParamBufferOptions{{true}, true, align, at::TensorOptions().dtype(at::kDouble)});
 }
 
-void write(const optim::ParamBuffer& buffer, double value) {
+void write(const distributed::ParamBuffer& buffer, double value) {
   for (const at::Tensor& own : buffer.own_values()) own.fill_(value);
 }
 

@@ -15,9 +15,9 @@
 #include "comm/collectives.h"
 #include "comm/group.h"
 #include "nn/param.h"
-#include "optim/flat_layout.h"
+#include "distributed/flat_layout.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 // The data-parallel ranks: those that share the state between them, and those that hold the same part of it.
 struct DataParallel {
@@ -99,4 +99,4 @@ class GradBuffer {
   bool armed_ = false;
 };
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

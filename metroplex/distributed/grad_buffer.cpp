@@ -1,4 +1,4 @@
-#include "optim/grad_buffer.h"
+#include "distributed/grad_buffer.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options)
     : layout_(std::move(layout)),
@@ -148,4 +148,4 @@ void GradBuffer::finish() {
   if (dp_.shard.size() > 1) reduce_over_replicas();
 }
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

@@ -1,10 +1,10 @@
-#include "optim/slice.h"
+#include "distributed/slice.h"
 
 #include <algorithm>
 
 #include "base/error.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 int64_t Slice::padding() const {
   const int64_t first = param->numel() - param->padding_numel();
@@ -29,4 +29,4 @@ std::vector<Slice> whole_slices(const std::vector<nn::Param*>& params) {
   return slices;
 }
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

@@ -11,7 +11,7 @@
 #include "nn/param.h"
 #include "plan/buckets.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 // Own elements of one parameter: [begin, end) of its local tensor lie at `own` of the own parts put end to end.
 struct OwnPiece {
@@ -68,4 +68,4 @@ class FlatLayout {
   int64_t numel_ = 0, own_numel_ = 0;
 };
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed

@@ -1,11 +1,11 @@
-#include "optim/flat_layout.h"
+#include "distributed/flat_layout.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
 
-namespace metroplex::optim {
+namespace metroplex::distributed {
 
 FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& options)
     : params_(std::move(params)),
@@ -80,4 +80,4 @@ at::Tensor FlatLayout::param_view(const at::Tensor& bucket_data, size_t param) c
   return bucket_data.narrow(0, offset_in_bucket_[param], params_[param]->numel()).view(params_[param]->local_shape);
 }
 
-}  // namespace metroplex::optim
+}  // namespace metroplex::distributed
