@@ -4,9 +4,14 @@ namespace metroplex::nn {
 
 void set_tensor_parallel(LayerContext& context, const comm::Group& tp, bool sequence_parallel) {
   context.tp = tp;
-  context.sp = sequence_parallel ? tp : comm::Group();
-  context.tp_dense = sequence_parallel ? comm::Group() : tp;
-  context.sp_axes = sequence_parallel ? topology::Axis::tp : topology::AxisSet();
+  context.sp = context.tp_dense = comm::Group();
+  context.sp_axes = {};
+  if (sequence_parallel) {
+    context.sp = tp;
+    context.sp_axes = topology::Axis::tp;
+  } else {
+    context.tp_dense = tp;
+  }
 }
 
 }  // namespace metroplex::nn

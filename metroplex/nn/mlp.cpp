@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "comm/autograd_node.h"
+#include "config/derived.h"
 
 namespace metroplex::nn {
 namespace {
@@ -12,7 +13,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
   spec.name = name + ".linear_fc1";
   spec.in_features = model.hidden_size;
   spec.gated = model.gated_linear_unit;
-  const int64_t width = ffn_width(model);
+  const int64_t width = config::ffn_width(model);
   spec.out_features = width * (spec.gated ? 2 : 1);
   if (spec.gated) spec.parts = {{"gate", 0, 0, width, false}, {"up", 0, width, width, false}};
   spec.bias = model.add_bias_linear;
@@ -23,7 +24,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
 LinearSpec second_layer(const std::string& name, const config::Model& model) {
   LinearSpec spec;
   spec.name = name + ".linear_fc2";
-  spec.in_features = ffn_width(model);
+  spec.in_features = config::ffn_width(model);
   spec.out_features = model.hidden_size;
   spec.bias = model.add_bias_linear;
   spec.skip_bias_add = true;
@@ -32,11 +33,6 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
 }
 
 }  // namespace
-
-int64_t ffn_width(const config::Model& model) {
-  if (model.ffn_hidden_size > 0) return model.ffn_hidden_size;
-  return model.gated_linear_unit ? 8 * model.hidden_size / 3 / 64 * 64 : 4 * model.hidden_size;
-}
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
     : activation_{activation_from_name(model.activation), model.gated_linear_unit},
