@@ -56,9 +56,6 @@ int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {
   return (dtype == "bf16" ? 2 : 4) * size;
 }
 
-// A matrix to an optimizer that takes those as a whole.
-bool matrix(const PartParam& param) { return param.shape.size() == 2 && !param.embedding_or_output; }
-
 const config::OptimizerTraits& optimizer_of(const config::Optim& o) {
   const config::OptimizerTraits* const found = config::find_optimizer(o.optimizer);
   MPX_ASSERT(found != nullptr, "optim.optimizer '", o.optimizer, "' has passed the rules");
@@ -71,7 +68,7 @@ void add_state(const config::Config& config, const PartParam& param, int64_t siz
   const config::Precision& precision = config.precision;
   const bool fp64 = precision.params_dtype == "fp64";
   const config::OptimizerTraits* optimizer = &optimizer_of(o);
-  if (optimizer->others != nullptr && !matrix(param)) optimizer = config::find_optimizer(optimizer->others);
+  if (optimizer->others != nullptr && !param.has_matrices()) optimizer = config::find_optimizer(optimizer->others);
   const bool in_place = !precision.half() || (precision.params_dtype == "bf16" && o.main_params_dtype == "bf16");
   if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
   for (const config::OptimizerMoment& moment : optimizer->kept(o))
@@ -89,7 +86,7 @@ void move_state_to_host(const FlatBuckets& flat, int64_t bytes_of_element, Memor
 int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
   int64_t largest = 0;
   for (const PartParam& param : parts.params) {
-    if (matrix(param)) largest = std::max(largest, param.numel() * config.parallel.tp());
+    if (param.has_matrices()) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
   return optimizer_of(config.optim).whole_matrices * largest * wide_bytes(config.precision.params_dtype);
 }
