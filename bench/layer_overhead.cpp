@@ -162,7 +162,7 @@ class Pair {
 
   void our_blocks() {
     const auto& segments = assembly_->stages.at(0)->segments();  // embedding, layers, head
-    assembly_->gradients->begin_step(1);
+    assembly_->families.begin_step(1);
     std::vector<nn::SegmentRun> runs(kLayers);
     at::Tensor x = x_;
     for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(*segments[i + 1], x, batches_[0], &runs[i]);
@@ -177,11 +177,11 @@ class Pair {
 
   double our_model() {
     pipeline::Stage& stage = *assembly_->stages.at(0);
-    assembly_->gradients->begin_step(1);
+    assembly_->families.begin_step(1);
     pipeline::StageRun run;
     const at::Tensor loss = stage.forward({}, batches_[0], &run);
     stage.backward(std::move(run), loss_gradient_);
-    assembly_->gradients->finish();
+    assembly_->families.finish_gradients();
     return loss.item<double>() * loss_gradient_.item<double>();
   }
   double bare_model() {

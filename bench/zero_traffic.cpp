@@ -56,14 +56,14 @@ Counted counted_step(train::Assembly& a, comm::Traffic& traffic, int64_t microba
   for (int64_t step = 0; step < 2; ++step) {
     traffic.clear();
     train::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
-    a.param_buffer->settle();
+    a.families.settle();
   }
   return {traffic.of("dp-cp", "all_reduce"), traffic.of("dp-cp", "reduce_scatter"),
           traffic.of("dp-cp", "all_gather")};
 }
 
 Counted formula(const train::Assembly& a, int stage, int64_t m) {
-  const distributed::FlatLayout& layout = a.gradients->layout();
+  const distributed::FlatLayout& layout = a.families.all().front().gradients->layout();
   const auto b = static_cast<int64_t>(layout.buckets().size());
   const int64_t gradients = layout.numel() * 4, params = layout.numel() * 2;
   if (stage == 0) return {{b, gradients}, {}, {}};

@@ -81,7 +81,7 @@ void GradBuffer::used(size_t param) {
 
 void GradBuffer::reduce(size_t b) {
   Bucket& bucket = buckets_[b];
-  if (options_.average && dp_.size() > 1) bucket.data.mul_(1.0 / dp_.size());
+  if (options_.factor != 1.0) bucket.data.mul_(options_.factor);
   if (options_.transient_buckets) {
     take_off(b);
     return;

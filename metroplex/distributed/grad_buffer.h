@@ -24,13 +24,14 @@ struct DataParallel {
   comm::Group shard;     // without sharding a group of one
   comm::Group replicas;  // without sharding all data-parallel ranks
   int size() const { return shard.size() * replicas.size(); }
+  bool first() const { return shard.first() && replicas.first(); }
 };
 
 struct GradBufferOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
   bool overlap = true;             // reduce a bucket as soon as it is ready; else all of them in finish()
-  bool average = true;             // divide by the number of data-parallel ranks (off for a per-token loss)
+  double factor = 1.0;             // of the sum over the data-parallel ranks
   bool transient_buckets = false;  // ZeRO-2 and 3
 };
 

@@ -136,13 +136,13 @@ void ParamBuffer::settle() {
 }
 
 void SegmentGather::before(int segment, nn::Pass, int next) {
-  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.acquire(bucket);
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(segment)]) of.buffer->acquire(of.bucket);
   if (next < 0) return;
-  for (const size_t bucket : buckets_[static_cast<size_t>(next)]) buffer_.prefetch(bucket);
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(next)]) of.buffer->prefetch(of.bucket);
 }
 
 void SegmentGather::after(int segment, nn::Pass) {
-  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.release(bucket);
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(segment)]) of.buffer->release(of.bucket);
 }
 
 }  // namespace metroplex::distributed

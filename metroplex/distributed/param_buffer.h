@@ -77,17 +77,21 @@ class ParamBuffer {
   std::vector<at::Tensor> own_values_;
 };
 
-// Hangs a ParamBuffer on the moments of one stage. `buckets` lists those of each segment.
+struct ParamBucket {
+  ParamBuffer* buffer;
+  size_t bucket;
+  bool operator==(const ParamBucket&) const = default;
+};
+
+// Hangs ParamBuffers on the moments of one stage. `buckets` lists those of each segment.
 class SegmentGather final : public nn::Moments {
  public:
-  SegmentGather(ParamBuffer& buffer, std::vector<std::vector<size_t>> buckets)
-      : buffer_(buffer), buckets_(std::move(buckets)) {}
+  explicit SegmentGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}
   void before(int segment, nn::Pass pass, int next) override;
   void after(int segment, nn::Pass pass) override;
 
  private:
-  ParamBuffer& buffer_;
-  std::vector<std::vector<size_t>> buckets_;
+  std::vector<std::vector<ParamBucket>> buckets_;
 };
 
 }  // namespace metroplex::distributed

@@ -4,14 +4,6 @@
 
 namespace metroplex::nn {
 
-int64_t Param::numel() const {
-  int64_t product = 1;
-  for (const int64_t size : local_shape) product *= size;
-  return product;
-}
-
-int64_t Param::padding_numel() const { return topology::padding_numel(global_shape, placement); }
-
 namespace {
 
 void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad)>& add) {

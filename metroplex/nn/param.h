@@ -10,23 +10,21 @@
 #include <string>
 #include <vector>
 
-#include "topology/placement.h"
+#include "nn/named_tensor.h"
 
 namespace metroplex::nn {
 
 enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones };
 
-struct Param {
-  std::string name;                   // global: layer numbers count over the whole model
-  std::vector<int64_t> global_shape;  // unsharded, vocabulary unpadded
-  topology::Placement placement;
+struct Param : NamedTensor {
   Init init = Init::normal;
-  std::vector<int64_t> local_shape;        // of the local part, also while `data` is away (ZeRO-3)
+  at::ScalarType dtype = at::kFloat;       // that `data` will have, while it is away
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
-  at::Tensor data;       // the local part; undefined between uses when the data-parallel ranks share it
-  at::Tensor main_grad;  // same shape; a view of the gradient buffer (distributed/grad_buffer)
+  at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
+  // A copy of a part of another parameter (ECHO's experts in spare slots): has values and a gradient, which its home
+  // sends and fetches; nobody updates, counts or saves it.
+  bool clone = false;
 
-  bool owner = true;            // false: another holder of placement.shared counts and saves it (train/sharing.h)
   int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
@@ -38,13 +36,9 @@ struct Param {
   at::Tensor microbatch_grad;  // fp16 with several uses a microbatch: their sum, until the last one
   int uses_of_microbatch = 0;  // that are in it
 
-  int64_t numel() const;          // of the local part
-  int64_t padding_numel() const;  // of it: rows of a cut dim in no range
-  bool cut() const { return !placement.cuts.empty(); }
+  at::ScalarType scalar_type() const { return data.defined() ? data.scalar_type() : dtype; }
   bool decays() const { return topology::decays(placement, global_shape.size()); }
   bool has_matrices() const { return topology::has_matrices(placement, global_shape.size()); }
-  // Of all ranks that hold the same elements at one data-parallel place, exactly one says true.
-  bool counts(const topology::Coordinates& at) const { return owner && topology::counts(placement, at); }
 };
 
 }  // namespace metroplex::nn

@@ -91,9 +91,10 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.global_shape = std::move(spec.shape);
   param.placement = std::move(spec.placement);
   param.init = spec.init;
+  param.dtype = spec.dtype.value_or(context.dtype);
   param.local_shape = topology::local_shape(param.global_shape, param.placement);
   param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
-  if (!context.deferred) materialize(param, at::TensorOptions().dtype(context.dtype).device(context.device));
+  if (!context.deferred) materialize(param, at::TensorOptions().dtype(param.dtype).device(context.device));
   return param;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // unsharded
   topology::Placement placement;
   Init init = Init::normal;
+  std::optional<at::ScalarType> dtype = std::nullopt;  // unset: the context's
 };
 
 // Describes the local part, and unless the context defers it, allocates it and gives it its first values.

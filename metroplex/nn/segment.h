@@ -24,6 +24,8 @@ class Segment {
   // Appends pointers that stay valid for the segment's life, in forward order; all that the segment reads, so that a
   // shared one is told by several segments.
   virtual void collect_params(std::vector<Param*>& params) = 0;
+  // Appends its state without gradient, likewise.
+  virtual void collect_buffers(std::vector<Buffer*>& /*buffers*/) {}
   // One of the model's num_layers, which is what full recompute counts.
   virtual bool is_block() const { return false; }
 };

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "comm/collectives.h"
 #include "cuda/device.h"
 #include "cuda/kernels/optimizer_sums.h"
@@ -57,36 +58,51 @@ class Sums {
   at::Tensor on_gpu_;  // a GradientSums
 };
 
-at::Tensor reduced(const at::Tensor& numbers, const ModelRanks& ranks) {
-  comm::all_reduce(numbers, ranks.model_parallel);
-  comm::all_reduce(numbers, ranks.shard);
-  return numbers.cpu();
+// [3] on the host: the numbers of all parts, each summed over its ranks.
+at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(const NormPart& part)) {
+  at::Tensor sum;
+  for (const NormPart& part : parts) {
+    const at::Tensor numbers = numbers_of(part);
+    comm::all_reduce(numbers, part.ranks.model_parallel);
+    comm::all_reduce(numbers, part.ranks.shard);
+    sum = sum.defined() ? sum.add_(numbers) : numbers;
+  }
+  MPX_ASSERT(sum.defined(), "the norm of no parameters");
+  return sum.cpu();
 }
 
-}  // namespace
-
-GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks& ranks) {
-  Sums counted(ranks.device), others(ranks.device);
+at::Tensor gradient_numbers(const NormPart& part) {
+  Sums counted(part.ranks.device), others(part.ranks.device);
   int64_t padding = 0;
-  for (const Slice& slice : slices) {
-    const bool counts = slice.param->counts(ranks.at);
+  for (const Slice& slice : part.slices) {
+    const bool counts = slice.param->counts(part.ranks.at);
     (counts ? counted : others).add(slice.gradient);
     if (counts) padding += slice.padding();
   }
   const at::Tensor numbers = counted.numbers();
   numbers.narrow(0, 1, 1).add_(others.numbers().narrow(0, 1, 1));
   numbers.narrow(0, 2, 1).sub_(padding);
-  const at::Tensor host = reduced(numbers, ranks);
+  return numbers;
+}
+
+at::Tensor value_numbers(const NormPart& part) {
+  Sums sums(part.ranks.device);
+  for (const Slice& slice : part.slices) {
+    if (slice.param->counts(part.ranks.at)) sums.add(slice.values);
+  }
+  return sums.numbers();
+}
+
+}  // namespace
+
+GradientStats gradient_stats(const std::vector<NormPart>& parts) {
+  const at::Tensor host = reduced(parts, gradient_numbers);
   const double* values = host.const_data_ptr<double>();
   return {std::sqrt(values[0]), static_cast<int64_t>(values[2]), static_cast<int64_t>(values[1])};
 }
 
-double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks) {
-  Sums sums(ranks.device);
-  for (const Slice& slice : slices) {
-    if (slice.param->counts(ranks.at)) sums.add(slice.values);
-  }
-  return std::sqrt(reduced(sums.numbers(), ranks).const_data_ptr<double>()[0]);
+double params_norm(const std::vector<NormPart>& parts) {
+  return std::sqrt(reduced(parts, value_numbers).const_data_ptr<double>()[0]);
 }
 
 double clip_coefficient(double norm, double max_norm) {

@@ -27,12 +27,18 @@ struct ModelRanks {
   at::Device device = at::kCPU;
 };
 
-// Collective over `ranks`; every member gets the same bits. Gradients must be final (reduced over dp). The host waits
-// once, for the result.
-GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks& ranks);
+// The slices of one family of parameters; refers to a list that outlives it.
+struct NormPart {
+  const std::vector<Slice>& slices;
+  ModelRanks ranks;
+};
+
+// Sums of every part over its ranks, added up: every rank gets the same bits. Collective over the ranks of all parts.
+// Gradients must be final (reduced over dp). The host waits once, for the result.
+GradientStats gradient_stats(const std::vector<NormPart>& parts);
 
 // l2 norm of the parameters, counted the same way.
-double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks);
+double params_norm(const std::vector<NormPart>& parts);
 
 // max_norm / (norm + 1e-6) when that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
 double clip_coefficient(double norm, double max_norm);

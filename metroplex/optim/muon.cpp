@@ -72,8 +72,8 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
            const OptimizerContext& context)
     : config_(config),
       axes_(context.axes),
-      shard_(context.shard),
-      options_(context.tensor.dtype(main_type(c10::typeMetaToScalarType(context.tensor.dtype())))),
+      families_(context.families),
+      device_(context.device),
       others_(make_optimizer(traits.others, config, others_of(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
     MPX_ASSERT(param->local_shape.size() <= 2 || param->has_matrices(), param->name, " of ",
@@ -96,10 +96,11 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
 // `own`, this rank's slice, and those of all ranks that share its matrices.
 at::Tensor Muon::put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const {
   at::Tensor local = own;
-  if (shard_.size() > 1) {
-    local = at::zeros({param.numel()}, options_);
+  const comm::Group shard = families_ == nullptr ? comm::Group() : families_->of(param).data_parallel.shard;
+  if (shard.size() > 1) {
+    local = at::zeros({param.numel()}, at::TensorOptions().dtype(main_type(param.dtype)).device(device_));
     if (slice.size() > 0) local.narrow(0, slice.begin, slice.size()).copy_(own);
-    comm::all_reduce(local, shard_);
+    comm::all_reduce(local, shard);
   }
   local = local.view(param.local_shape);
   for (const topology::Cut& cut : param.placement.cuts) {

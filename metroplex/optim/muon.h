@@ -49,8 +49,8 @@ class Muon final : public Optimizer {
 
   config::Optim config_;
   comm::Groups axes_;
-  comm::Group shard_;
-  at::TensorOptions options_;  // of main parameters
+  const distributed::ParamFamilies* families_;
+  at::Device device_;
   std::vector<Matrix> matrices_;
   std::unique_ptr<Optimizer> others_;
 };

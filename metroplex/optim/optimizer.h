@@ -14,7 +14,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "optim/param_groups.h"
-#include "distributed/slice.h"
+#include "distributed/families.h"
 
 namespace metroplex::optim {
 
@@ -59,9 +59,10 @@ class Optimizer {
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // outlives the optimizer
   comm::Groups axes;                    // of this rank: muon puts matrices together over those that cut them
-  comm::Group shard;                    // and over this one
-  at::TensorOptions tensor;             // of parameters
-  uint64_t seed = 1234;                 // of stochastic rounding
+  at::Device device = at::kCPU;         // of parameters
+  // Outlive the optimizer; muon asks which ranks share a parameter. Null: nobody does.
+  const distributed::ParamFamilies* families = nullptr;
+  uint64_t seed = 1234;  // of stochastic rounding
 };
 
 // The optimizer `name`, a row of config/optimizers.h, with the settings of `config`. Throws on an unknown one.

@@ -6,7 +6,6 @@
 #include "comm/collectives.h"
 #include "models/registry.h"
 #include "nn/param_init.h"
-#include "plan/buckets.h"
 #include "plan/schedules/registry.h"
 #include "plan/stage_split.h"
 #include "plan/verify.h"
@@ -44,6 +43,16 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   return {{s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype, variable_lengths};
 }
 
+std::vector<optim::NormPart> Assembly::norm_parts() const {
+  std::vector<optim::NormPart> parts;
+  for (const distributed::ParamFamily& family : families.all()) {
+    if (family.key.clones) continue;
+    parts.push_back(
+        {family.slices, {world->coordinates(), family.model_parallel, family.data_parallel.shard, world->device()}});
+  }
+  return parts;
+}
+
 namespace {
 
 models::ModelContext model_context(const Assembly& a) {
@@ -67,7 +76,7 @@ models::ModelContext model_context(const Assembly& a) {
 }
 
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each segment brought.
-std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
+std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
@@ -79,7 +88,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
     if (slice.pp_rank != a.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(place), {}});
     pipeline::Segments segments =
-        models::build_stage(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
+        build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
     auto kept = pipeline::stage_memory(memory, segments, a.groups().tp, store);
     a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments), std::move(kept)));
     for (const auto& segment : a.stages.back()->segments()) {
@@ -92,110 +101,76 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
         chunks.back().params.push_back(param);
       }
       units.push_back(a.params.size() - before);
+      segment->collect_buffers(a.buffers);
     }
   }
   a.shared = find_shared(*a.world, chunks);
   return units;
 }
 
-std::shared_ptr<const distributed::FlatLayout> make_layout(const Assembly& a, const std::vector<size_t>& units) {
-  distributed::FlatLayoutOptions options;
-  options.bucket_size = plan::gradient_bucket_size(a.config.parallel, a.data_parallel.size());
-  options.sharded = a.sharding.any();
-  options.parts = a.data_parallel.shard.size();
-  options.index = a.data_parallel.shard.index();
-  if (a.sharding.gathers_units()) options.units = units;
-  return std::make_shared<const distributed::FlatLayout>(a.params, options);
-}
-
-// What every segment of a stage reads, as buckets.
-std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const distributed::FlatLayout& layout) {
-  std::vector<std::vector<size_t>> buckets;
-  for (const auto& segment : stage.segments()) {
-    std::vector<nn::Param*> params;
-    segment->collect_params(params);
-    std::vector<size_t> mine;
-    for (nn::Param* param : params) {
-      const auto at = std::find(layout.params().begin(), layout.params().end(), param) - layout.params().begin();
-      const size_t bucket = layout.bucket_of(static_cast<size_t>(at));
-      if (std::find(mine.begin(), mine.end(), bucket) == mine.end()) mine.push_back(bucket);
-    }
-    buckets.push_back(std::move(mine));
-  }
-  return buckets;
-}
-
-void make_buffers(Assembly& a, const std::vector<size_t>& units) {
-  const config::Parallel& p = a.config.parallel;
-  const auto layout = make_layout(a, units);
-  distributed::ParamBufferOptions params;
-  params.sharding = a.sharding;
-  params.overlap = p.overlap_param_gather;
-  params.align = p.align_param_gather;
-  params.tensor = at::TensorOptions().dtype(a.dtype).device(a.world->device());
-  a.param_buffer = std::make_unique<distributed::ParamBuffer>(layout, a.data_parallel.shard, params);
+void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
+  distributed::FamilyOptions options;
+  options.parallel = &a.config.parallel;
+  options.sharding = a.sharding;
+  options.forward_only = forward_only;
+  options.average = !a.config.train.calculate_per_token_loss;
+  options.gradients_as_params = a.config.precision.main_grads_dtype == "params";
+  options.device = a.world->device();
+  options.units = std::move(units);
+  a.families = distributed::ParamFamilies(*a.world, a.params, options);
+  a.slices = a.families.slices();
   for (const auto& stage : a.stages) {
-    if (!a.sharding.any()) break;
-    a.gathers.push_back(std::make_unique<distributed::SegmentGather>(*a.param_buffer, buckets_of(*stage, *layout)));
+    std::vector<std::vector<nn::Param*>> segments;
+    for (const auto& segment : stage->segments()) segment->collect_params(segments.emplace_back());
+    a.gathers.push_back(a.families.make_gather(segments));
     stage->set_moments(a.gathers.back().get());
   }
-  distributed::GradBufferOptions grads;
-  const bool as_params = a.config.precision.main_grads_dtype == "params";
-  grads.dtype = a.dtype == at::kDouble || as_params ? a.dtype : at::kFloat;
-  grads.device = a.world->device();
-  grads.overlap = p.overlap_grad_reduce;
-  grads.average = !a.config.train.calculate_per_token_loss;
-  grads.transient_buckets = a.sharding.transient_gradients();
-  a.gradients = std::make_unique<distributed::GradBuffer>(layout, a.data_parallel, grads);
-  a.slices = distributed::own_slices(*a.param_buffer, *a.gradients);
+}
+
+void make_optimizer(Assembly& a) {
+  std::vector<nn::Param*> updated;
+  std::copy_if(a.params.begin(), a.params.end(), std::back_inserter(updated),
+               [](const nn::Param* param) { return !param->clone; });
+  a.param_groups = std::make_unique<optim::ParamGroups>(a.config.optim, updated);
+  optim::OptimizerContext context;
+  context.groups = a.param_groups.get();
+  context.axes = a.groups();
+  context.device = a.world->device();
+  context.families = &a.families;
+  context.seed = static_cast<uint64_t>(a.config.run.seed);
+  a.optimizer = optim::make_optimizer(a.config.optim, a.slices, context);
 }
 
 }  // namespace
 
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
-                                   bool forward_only) {
+                                   bool forward_only, const StageBuilder& build) {
   auto a = std::make_unique<Assembly>();
   a->config = config;
   a->world = &world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
-  const comm::Groups& groups = world.groups();
   if (!forward_only) a->sharding = config.parallel.sharding();
-  a->data_parallel = a->sharding.any() ? distributed::DataParallel{groups.intra_dp_cp, groups.inter_dp_cp}
-                                       : distributed::DataParallel{comm::Group(), groups.dp_cp};
-
   models::ModelContext context = model_context(*a);
   context.deferred_initialization = a->sharding.gathers_units();
-  const std::vector<size_t> units = build_stages(*a, context);
+  std::vector<size_t> units = build_stages(*a, context, build);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
-  a->executor = std::make_unique<pipeline::Executor>(stages, groups.pp);
-  if (forward_only) {
-    for (nn::Param* param : a->params) a->slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
-  } else {
-    make_buffers(*a, units);
-  }
+  a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);
+  make_families(*a, std::move(units), forward_only);
   if (context.init_streams && !a->shared.empty()) {
     share_values(a->shared, a->slices);
-    if (a->param_buffer) {
-      a->param_buffer->updated();
-      a->param_buffer->settle();  // whoever loads other values next writes where a gather would read
-    }
+    a->families.updated();
+    a->families.settle();  // whoever loads other values next writes where a gather would read
   }
   if (forward_only) return a;
 
-  a->param_groups = std::make_unique<optim::ParamGroups>(config.optim, a->params);
-  optim::OptimizerContext optimizer;
-  optimizer.groups = a->param_groups.get();
-  optimizer.axes = groups;
-  optimizer.shard = a->data_parallel.shard;
-  optimizer.tensor = at::TensorOptions().dtype(a->dtype).device(world.device());
-  optimizer.seed = static_cast<uint64_t>(config.run.seed);
-  a->optimizer = optim::make_optimizer(config.optim, a->slices, optimizer);
+  make_optimizer(*a);
   a->scaler = optim::make_grad_scaler(config.precision);
   // The schedules count samples; iterations are turned into samples by the full batch size.
   config::Config lengths = config;
-  lengths.train.global_batch_size = run_length(config, microbatch_schedule(config, groups.dp.size())).full_batch_size;
+  lengths.train.global_batch_size =
+      run_length(config, microbatch_schedule(config, a->groups().dp.size())).full_batch_size;
   a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
   return a;
 }

@@ -1,6 +1,7 @@
 // The one place where everything meets: from a resolved config and a World to what a rank needs to train.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -8,14 +9,13 @@
 
 #include "comm/world.h"
 #include "config/config.h"
+#include "distributed/families.h"
+#include "models/registry.h"
 #include "optim/clip.h"
-#include "distributed/grad_buffer.h"
 #include "optim/grad_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
-#include "distributed/param_buffer.h"
 #include "optim/param_groups.h"
-#include "distributed/slice.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
@@ -36,14 +36,12 @@ struct Assembly {
   std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
   std::unique_ptr<pipeline::Executor> executor;
 
-  config::Sharding sharding;  // nothing in a forward-only assembly
-  // Who shares what `sharding` says.
-  distributed::DataParallel data_parallel;
-  std::unique_ptr<distributed::ParamBuffer> param_buffer;
-  std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage, where parameters are gathered
+  std::vector<nn::Buffer*> buffers;                   // state without gradient, of all stages
+  config::Sharding sharding;                          // nothing in a forward-only assembly
+  distributed::ParamFamilies families;                // with values and gradients
+  std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage; null where nothing is gathered
   std::vector<distributed::Slice> slices;             // what this rank updates; forward-only: all it has
   // Null or empty in a forward-only assembly.
-  std::unique_ptr<distributed::GradBuffer> gradients;
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LrSchedule> schedule;
@@ -55,9 +53,7 @@ struct Assembly {
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
 
-  optim::ModelRanks model_ranks() const {
-    return {world->coordinates(), groups().model_parallel, data_parallel.shard, world->device()};
-  }
+  std::vector<optim::NormPart> norm_parts() const;  // one a family
 
   // The schedule for this many microbatches: built and verified once, then kept.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);
@@ -67,10 +63,15 @@ struct Assembly {
   std::map<std::pair<int, bool>, plan::PipelineTable> tables_;
 };
 
+// Makes the segments of one chunk.
+using StageBuilder =
+    std::function<pipeline::Segments(const models::ModelContext& context, const models::StageSlice& slice)>;
+
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
-// Requires config resolved and checked for world.size() ranks. Collective.
+// Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the
+// model is not config's family. Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
-                                   bool forward_only = false);
+                                   bool forward_only = false, const StageBuilder& build = models::build_stage);
 
 at::ScalarType scalar_type(const std::string& params_dtype);
 

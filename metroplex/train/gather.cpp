@@ -82,7 +82,9 @@ std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vec
                                                at::ScalarType dtype) {
   std::string mine;
   for (const PartOfParam& part : parts) {
-    if (a.data_parallel.replicas.first() && part.param->counts(a.world->coordinates())) put_part(mine, part, dtype);
+    if (a.families.data_parallel(part.param->placement.grid).replicas.first() &&
+        part.param->counts(a.world->coordinates()))
+      put_part(mine, part, dtype);
   }
   std::map<std::string, at::Tensor> whole;
   for (const std::string& bytes : comm::gather_strings(mine, a.groups().world)) {

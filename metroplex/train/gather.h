@@ -17,7 +17,7 @@ enum class Part { data, main_grad };
 
 // A tensor shaped like a parameter, in part: [begin, end) of the local tensor.
 struct PartOfParam {
-  const nn::Param* param;
+  const nn::NamedTensor* param;
   int64_t begin, end;
   at::Tensor values;  // [end - begin]
 };

@@ -37,6 +37,15 @@ std::vector<Held> held_weights(const Assembly& a) {
   return all;
 }
 
+std::vector<Held> held_buffers(const Assembly& a) {
+  std::vector<Held> all;
+  for (const nn::Buffer* buffer : a.buffers) {
+    const at::Tensor values = buffer->data.view(-1);
+    all.push_back({buffer, "buffer", 0, buffer->numel(), values.scalar_type(), [values] { return values; }});
+  }
+  return all;
+}
+
 std::vector<Held> held_state(const Assembly& a) {
   std::vector<Held> all = held_weights(a);
   if (!a.optimizer) return all;

@@ -15,9 +15,9 @@
 
 namespace metroplex::train {
 
-// One tensor (a weight, a moment): the elements [begin, end) of the local one.
+// One tensor (a weight, a moment, a buffer): the elements [begin, end) of the local one.
 struct Held {
-  const nn::Param* param;
+  const nn::NamedTensor* param;
   std::string kind;  // as in docs/checkpoint_format.md
   int64_t begin, end;
   at::ScalarType dtype;
@@ -25,6 +25,8 @@ struct Held {
 };
 
 std::vector<Held> held_weights(const Assembly& assembly);
+// State without gradient, of kind "buffer".
+std::vector<Held> held_buffers(const Assembly& assembly);
 // With main parameters and moments; of a forward-only assembly there are none.
 std::vector<Held> held_state(const Assembly& assembly);
 

@@ -36,7 +36,7 @@ class MemoryReport::Sampler final : public nn::Moments {
 };
 
 MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter) : a_(assembly), meter_(meter) {
-  MPX_ASSERT(a_.gradients != nullptr, "a forward-only assembly has no training step");
+  MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
   if (!a_.sharding.transient_gradients()) return;
   for (size_t s = 0; s < a_.stages.size(); ++s) {
     samplers_.push_back(std::make_unique<Sampler>(*this, a_.gathers.at(s).get()));
@@ -57,14 +57,14 @@ MemoryReport::~MemoryReport() {
 }
 
 void MemoryReport::sample() {
-  most_gathered_ = std::max(most_gathered_, a_.param_buffer->gathered_bytes());
-  most_passing_ = std::max(most_passing_, a_.gradients->passing_bytes());
+  most_gathered_ = std::max(most_gathered_, a_.families.gathered_bytes());
+  most_passing_ = std::max(most_passing_, a_.families.passing_bytes());
 }
 
 int64_t MemoryReport::borders() const { return (static_cast<int64_t>(a_.executor->live()) - runs_) * border_; }
 
 int64_t MemoryReport::rest() const {
-  return meter_.bytes() - borders() - a_.param_buffer->gathered_bytes() - a_.gradients->passing_bytes();
+  return meter_.bytes() - borders() - a_.families.gathered_bytes() - a_.families.passing_bytes();
 }
 
 void MemoryReport::begin_step(const nn::Microbatch& first) {
@@ -91,13 +91,8 @@ void MemoryReport::after_action(const plan::Action& action) {
 MeasuredMemory MemoryReport::end_step() const {
   MeasuredMemory out;
   plan::MemoryUse& use = out.use;
-  const at::Tensor& kept = a_.param_buffer->kept();
-  if (kept.defined()) {
-    use.parameters = static_cast<int64_t>(kept.nbytes());
-  } else {
-    for (const nn::Param* param : a_.params) use.parameters += static_cast<int64_t>(param->data.nbytes());
-  }
-  use.gradients = static_cast<int64_t>(a_.gradients->kept().nbytes());
+  use.parameters = a_.families.values_bytes();
+  use.gradients = a_.families.gradients_bytes();
   const optim::Optimizer::Bytes state = a_.optimizer->bytes();
   use.main_parameters = state.main_params;
   use.moments = state.moments;

@@ -16,8 +16,8 @@ constexpr NamedType kTypes[] = {{files::Dtype::kF64, at::kDouble},
 
 }  // namespace
 
-std::vector<topology::BoxRange> box_ranges(const nn::Param& param, int64_t begin, int64_t end) {
-  return topology::box_ranges(param.global_shape, param.placement, begin, end);
+std::vector<topology::BoxRange> box_ranges(const nn::NamedTensor& tensor, int64_t begin, int64_t end) {
+  return topology::box_ranges(tensor.global_shape, tensor.placement, begin, end);
 }
 
 files::Dtype file_dtype(at::ScalarType dtype) {

@@ -14,7 +14,7 @@
 namespace metroplex::train {
 
 // Elements [begin, end) of the flat local tensor; padding is left out.
-std::vector<topology::BoxRange> box_ranges(const nn::Param& param, int64_t begin, int64_t end);
+std::vector<topology::BoxRange> box_ranges(const nn::NamedTensor& tensor, int64_t begin, int64_t end);
 
 files::Dtype file_dtype(at::ScalarType dtype);
 // Throws base::Error for a type that no parameter or optimizer state has.

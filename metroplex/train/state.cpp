@@ -68,9 +68,14 @@ optim::ScheduleArgs schedule_from(const Json& j) {
 }
 
 // Ranks that hold the same share the writing: entry i is written by replica i mod their number.
-bool writes_here(const Assembly& a, const nn::Param& param, size_t ordinal) {
-  const comm::Group& replicas = a.data_parallel.replicas;
-  return param.counts(a.world->coordinates()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
+bool writes_here(const Assembly& a, const nn::NamedTensor& tensor, size_t ordinal) {
+  const comm::Group& replicas = a.families.data_parallel(tensor.placement.grid).replicas;
+  return tensor.counts(a.world->coordinates()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
+}
+
+// No data-parallel ranks share a buffer: all of them hold it whole.
+bool writes_buffer_here(const Assembly& a, const nn::NamedTensor& buffer) {
+  return buffer.counts(a.world->coordinates()) && a.families.data_parallel(buffer.placement.grid).first();
 }
 
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
@@ -79,6 +84,12 @@ void load_weights(Assembly& a, checkpoint::Reader& reader) {
     const bool exact = !a.config.precision.half() && reader.find(held.param->name, "main") != nullptr;
     fill(reader, held, held.values(), exact ? "main" : "weight");
     for (const char* kind : {"weight", "main"}) reader.take(held.param->name, kind);  // one stands for the other
+  }
+}
+
+void load_buffers(Assembly& a, checkpoint::Reader& reader) {
+  for (const Held& held : held_buffers(a)) {
+    fill(reader, held, held.values(), held.kind);
   }
 }
 
@@ -101,7 +112,8 @@ void load_optimizer(Assembly& a, checkpoint::Reader& reader, bool moments) {
 void check_all_taken(checkpoint::Reader& reader, checkpoint::Exchange& exchange, bool moments, bool allowed,
                      LoadOutcome& outcome) {
   for (const files::ManifestTensor& tensor : reader.manifest().tensors) {
-    if (!moments && tensor.kind != "weight" && tensor.kind != "main") reader.take(tensor.name, tensor.kind);
+    if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
+      reader.take(tensor.name, tensor.kind);
   }
   const std::vector<std::string> left = reader.untaken(exchange);
   if (left.empty()) return;
@@ -208,6 +220,9 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
     for (const Held& held : a.config.checkpoint.no_save_optim ? held_weights(a) : held_state(a)) {
       if (writes_here(a, *held.param, ordinal++)) add_pieces(held, pieces);
     }
+    for (const Held& held : held_buffers(a)) {
+      if (writes_buffer_here(a, *held.param)) add_pieces(held, pieces);
+    }
     return pieces;
   };
   const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, describe, exchange);
@@ -237,8 +252,9 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   if (with_optimizer) check_optimizer(a.config, reader.manifest(), outcome.path);
-  if (a.param_buffer) a.param_buffer->settle();  // own values are read while a gather is under way
+  a.families.settle();  // own values are read while a gather is under way
   load_weights(a, reader);
+  load_buffers(a, reader);
   if (a.optimizer) load_optimizer(a, reader, with_optimizer);
   check_all_taken(reader, exchange, with_optimizer, !allowed.empty(), outcome);
   if (with_optimizer) {
@@ -247,7 +263,7 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
         a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
   }
-  if (a.param_buffer) a.param_buffer->updated();
+  a.families.updated();
   outcome.loaded = true;
   const int64_t consumed = reader.manifest().consumed_samples;
   outcome.position = {reader.manifest().iteration, consumed, extra.value("scheduled_samples", consumed),

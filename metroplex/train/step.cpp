@@ -85,12 +85,13 @@ void reduce_shared_gradients(Assembly& a) {
 std::vector<at::Tensor> forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,
                                          const std::vector<double>& factors) {
   const auto count = static_cast<int64_t>(batches.size());
-  a.gradients->begin_step(count);
+  a.families.begin_step(count);
+  for (nn::Buffer* buffer : a.buffers) buffer->pending.zero_();
   return a.executor->run(a.table(static_cast<int>(count), false), batches, factors, a.border(batches.at(0)));
 }
 
 void finish_gradients(Assembly& a) {
-  a.gradients->finish();
+  a.families.finish_gradients();
   reduce_shared_gradients(a);
 }
 
@@ -103,7 +104,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& 
     forward_backward(a, std::vector(copies, input.batches[m]),
                      std::vector(copies, factors[m] / static_cast<double>(copies)));
     finish_gradients(a);
-    if (optim::gradient_stats(a.slices, a.model_ranks()).num_nonfinite > 0) return static_cast<int64_t>(m);
+    if (optim::gradient_stats(a.norm_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
   }
   return -1;
 }
@@ -153,7 +154,8 @@ void update(Assembly& a, const StepInput& input, const StepOutcome& outcome, dou
       a.config.optim.clip_grad > 0 ? optim::clip_coefficient(outcome.grad_norm, a.config.optim.clip_grad) : 1.0;
   args.grad_factor = clip * unscale;
   timers.measure("optimizer-inner-step", 1, [&] { a.optimizer->step(args); });
-  timers.measure("params-all-gather", 1, [&] { a.param_buffer->updated(); });
+  for (nn::Buffer* buffer : a.buffers) buffer->apply(*buffer);
+  timers.measure("params-all-gather", 1, [&] { a.families.updated(); });
 }
 
 }  // namespace
@@ -176,7 +178,7 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   const double unscale =
       (per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0) * (a.scaler ? a.scaler->inv_scale() : 1.0);
   const optim::GradientStats stats =
-      timers.measure("optimizer-clip-main-grad", 1, [&] { return optim::gradient_stats(a.slices, a.model_ranks()); });
+      timers.measure("optimizer-clip-main-grad", 1, [&] { return optim::gradient_stats(a.norm_parts()); });
   outcome.loss = totals.weight > 0 ? totals.loss / totals.weight : 0.0;
   outcome.grad_norm = stats.norm * unscale;
   outcome.num_zeros = a.config.train.log_num_zeros_in_grad ? stats.num_zeros : -1;

@@ -161,7 +161,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
   for (int split = 0; split < 3; ++split) present[split] = datasets_[split] != nullptr;
   comm::broadcast(present, 0, a_->groups().batch);
   for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
-  if (a_->gradients) {
+  if (a_->optimizer) {
     a_->executor->set_observer([this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
       if (memory_) memory_->after_action(action);
@@ -296,7 +296,7 @@ double Job::tflops_per_rank(double seconds) const {
 }
 
 void Job::report_step(const StepOutcome& outcome, double seconds) {
-  if (a_->config.train.log_params_norm) params_norm_ = optim::params_norm(a_->slices, a_->model_ranks());
+  if (a_->config.train.log_params_norm) params_norm_ = optim::params_norm(a_->norm_parts());
   if (!metrics_) return;
   StepMetrics m;
   m.iteration = position_.iteration;

@@ -30,7 +30,7 @@ std::unique_ptr<distributed::GradBuffer> make_buffer(std::vector<nn::Param>& par
   distributed::GradBufferOptions options;
   options.dtype = params[0].data.scalar_type();
   options.overlap = setup.overlap;
-  options.average = setup.average;
+  options.factor = setup.average ? 1.0 / dp.size() : 1.0;
   return std::make_unique<distributed::GradBuffer>(
       std::make_shared<distributed::FlatLayout>(pointers(params), layout),
       distributed::DataParallel{comm::Group(), dp}, options);

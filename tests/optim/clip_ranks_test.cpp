@@ -77,11 +77,11 @@ void check(int tp, int pp) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
     const auto slices = distributed::whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats(slices, ranks_of(world));
+    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
     EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
     EXPECT_EQ(stats.num_zeros, kZeros);
     EXPECT_EQ(stats.num_nonfinite, 0);
-    EXPECT_NEAR(optim::params_norm(slices, ranks_of(world)), plain_norm(), 1e-13);
+    EXPECT_NEAR(optim::params_norm({{slices, ranks_of(world)}}), plain_norm(), 1e-13);
     all[static_cast<size_t>(world.rank())] = stats;
   });
   for (const auto& stats : all) EXPECT_EQ(stats.norm, all[0].norm) << "ranks differ in the last bit";
@@ -98,7 +98,7 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
     if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
     const auto slices = distributed::whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats(slices, ranks_of(world));
+    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);
     EXPECT_EQ(optim::first_nonfinite(slices) != nullptr, world.rank() == 2);

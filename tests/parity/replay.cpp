@@ -44,7 +44,7 @@ void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
     });
     slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
   }
-  a.param_buffer->updated();
+  a.families.updated();
   a.optimizer->params_changed();
 }
 
@@ -88,7 +88,7 @@ std::vector<at::Tensor> copies_of(const train::Assembly& a) {
 
 void write_back(train::Assembly& a, const std::vector<at::Tensor>& copies) {
   for (size_t i = 0; i < copies.size(); ++i) a.slices[i].values.copy_(copies[i]);
-  a.param_buffer->updated();
+  a.families.updated();
   a.optimizer->params_changed();
 }
 

@@ -26,15 +26,15 @@ Counted step_of(config::Config config, int stage, int64_t microbatches) {
   comm::run_threads(4, topology::RankGrid(4, config.parallel), options, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
     step_at(*a, 0);
-    a->param_buffer->settle();
+    a->families.settle();
     comm::barrier(world.groups().world);
     if (world.rank() == 0) traffic->clear();
     comm::barrier(world.groups().world);
     step_at(*a, 1);
-    a->param_buffer->settle();
+    a->families.settle();
     comm::barrier(world.groups().world);
     if (world.rank() != 0) return;
-    const distributed::FlatLayout& layout_of = a->gradients->layout();
+    const distributed::FlatLayout& layout_of = a->families.all().front().gradients->layout();
     counted.buckets = static_cast<int64_t>(layout_of.buckets().size());
     counted.padded = layout_of.numel();
     counted.segments = static_cast<int64_t>(a->stages[0]->segments().size());

@@ -1,0 +1,231 @@
+#include "distributed/families.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+#include <tuple>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "plan/buckets.h"
+
+namespace metroplex::distributed {
+namespace {
+
+using topology::Axis;
+using topology::Grid;
+
+// Runs of equal length that share state inside, and the ranks at the same place of all runs.
+DataParallel cut_into_runs(const comm::World& world, const comm::Group& group, int64_t runs) {
+  const comm::Groups& groups = world.groups();
+  if (group.ranks() == groups.dp_cp.ranks()) return {groups.intra_dp_cp, groups.inter_dp_cp};
+  const auto size = static_cast<int64_t>(group.size());
+  MPX_CHECK(size % runs == 0, "distributed", "parallel.num_distributed_optimizer_instances ", runs,
+            " must divide the ", size, " ranks that hold the same experts; choose a divisor");
+  if (runs == 1) return {group, comm::Group()};
+  const int64_t run = size / runs, at = group.index();
+  std::vector<int> own, peers;
+  for (int64_t i = 0; i < size; ++i) {
+    const int rank = group.ranks()[static_cast<size_t>(i)];
+    if (i / run == at / run) own.push_back(rank);
+    if (i % run == at % run) peers.push_back(rank);
+  }
+  return {world.make_group("intra-edp", own), world.make_group("inter-edp", peers)};
+}
+
+DataParallel data_parallel_of(const comm::World& world, Grid grid, const FamilyOptions& options) {
+  const comm::Groups& groups = world.groups();
+  if (!options.sharding.any()) return {comm::Group(), grid == Grid::dense ? groups.dp_cp : groups.edp};
+  if (grid == Grid::dense) return {groups.intra_dp_cp, groups.inter_dp_cp};
+  return cut_into_runs(world, groups.edp, options.parallel->num_distributed_optimizer_instances);
+}
+
+comm::Group model_parallel_of(const comm::World& world, Grid grid) {
+  const comm::Group& dense = world.groups().model_parallel;
+  if (grid == Grid::dense) return dense;
+  const topology::Ranks ranks = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep, Axis::pp});
+  return ranks == dense.ranks() ? dense : world.make_group("etp-ep-pp", ranks);
+}
+
+// Those of all stages, in one order.
+std::vector<FamilyKey> find_keys(const comm::Group& pp, const std::vector<nn::Param*>& params) {
+  std::ostringstream mine;
+  std::vector<FamilyKey> keys;
+  for (const nn::Param* param : params) {
+    const FamilyKey key = family_of(*param);
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+    keys.push_back(key);
+    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.clones << '\n';
+  }
+  for (const std::string& text : comm::all_gather_strings(mine.str(), pp)) {
+    std::istringstream lines(text);
+    int grid = 0, dtype = 0;
+    for (bool clones = false; lines >> grid >> dtype >> clones;) {
+      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype), clones};
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+    }
+  }
+  std::sort(keys.begin(), keys.end(), [](const FamilyKey& a, const FamilyKey& b) {
+    return std::tuple(a.clones, a.grid, a.dtype) < std::tuple(b.clones, b.grid, b.dtype);
+  });
+  return keys;
+}
+
+// Of the units of all parameters, the family's.
+std::vector<size_t> units_of(const ParamFamily& family, const std::vector<nn::Param*>& params,
+                             const std::vector<size_t>& units) {
+  std::vector<size_t> own;
+  size_t next = 0;
+  for (const size_t unit : units) {
+    const auto begin = params.begin() + static_cast<std::ptrdiff_t>(next);
+    own.push_back(
+        static_cast<size_t>(std::count_if(begin, begin + static_cast<std::ptrdiff_t>(unit),
+                                          [&](const nn::Param* p) { return family_of(*p) == family.key; })));
+    next += unit;
+  }
+  return own;
+}
+
+std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const config::Sharding& sharding,
+                                              const FamilyOptions& options, std::vector<size_t> units) {
+  FlatLayoutOptions layout;
+  layout.bucket_size = plan::gradient_bucket_size(*options.parallel, family.data_parallel.size());
+  layout.sharded = sharding.any();
+  layout.parts = family.data_parallel.shard.size();
+  layout.index = family.data_parallel.shard.index();
+  if (sharding.gathers_units()) layout.units = std::move(units);
+  return std::make_shared<const FlatLayout>(family.params, layout);
+}
+
+void make_buffers(ParamFamily& family, const FamilyOptions& options, double factor, std::vector<size_t> units) {
+  const config::Parallel& p = *options.parallel;
+  const config::Sharding sharding = family.key.clones ? config::Sharding() : options.sharding;
+  const auto layout = make_layout(family, sharding, options, std::move(units));
+  ParamBufferOptions values;
+  values.sharding = sharding;
+  values.overlap = p.overlap_param_gather;
+  values.align = p.align_param_gather;
+  values.tensor = at::TensorOptions().dtype(family.key.dtype).device(options.device);
+  family.values = std::make_unique<ParamBuffer>(layout, family.data_parallel.shard, values);
+  GradBufferOptions gradients;
+  const bool as_params = family.key.dtype == at::kDouble || options.gradients_as_params;
+  gradients.dtype = as_params ? family.key.dtype : at::kFloat;
+  gradients.device = options.device;
+  gradients.overlap = p.overlap_grad_reduce;
+  gradients.factor = factor;
+  gradients.transient_buckets = sharding.transient_gradients();
+  family.gradients = std::make_unique<GradBuffer>(layout, family.data_parallel, gradients);
+  if (!family.key.clones) family.slices = own_slices(*family.values, *family.gradients);
+}
+
+template <class Add>
+int64_t sum_over(const std::vector<ParamFamily>& families, const Add& add) {
+  return std::accumulate(families.begin(), families.end(), int64_t{0},
+                         [&](int64_t sum, const ParamFamily& family) { return sum + add(family); });
+}
+
+}  // namespace
+
+FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.clone}; }
+
+ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params,
+                             const FamilyOptions& options)
+    : dense_(data_parallel_of(world, Grid::dense, options)), expert_(data_parallel_of(world, Grid::expert, options)) {
+  for (nn::Param* param : params) param->dtype = param->scalar_type();
+  // An expert's gradient holds the tokens of all ranks that send to it: the sum over edp is the one over all
+  // data-parallel ranks of the dense grid, and has the same factor.
+  const double mean = options.average ? 1.0 / world.groups().dp_cp.size() : 1.0;
+  for (const FamilyKey& key : find_keys(world.groups().pp, params)) {
+    ParamFamily& family = families_.emplace_back();
+    family.key = key;
+    std::copy_if(params.begin(), params.end(), std::back_inserter(family.params),
+                 [&](const nn::Param* param) { return family_of(*param) == key; });
+    if (!key.clones) {
+      family.data_parallel = data_parallel(key.grid);
+      family.model_parallel = model_parallel_of(world, key.grid);
+    }
+  }
+  for (ParamFamily& family : families_) {
+    if (options.forward_only) {
+      for (nn::Param* param : family.params)
+        if (!param->clone) family.slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
+      continue;
+    }
+    make_buffers(family, options, family.key.clones ? 1.0 : mean, units_of(family, params, options.units));
+  }
+}
+
+const ParamFamily& ParamFamilies::of(const nn::Param& param) const {
+  const FamilyKey key = family_of(param);
+  const auto found =
+      std::find_if(families_.begin(), families_.end(), [&](const ParamFamily& family) { return family.key == key; });
+  MPX_ASSERT(found != families_.end(), param.name, " is of no family");
+  return *found;
+}
+
+std::vector<Slice> ParamFamilies::slices() const {
+  std::vector<Slice> all;
+  for (const ParamFamily& family : families_) all.insert(all.end(), family.slices.begin(), family.slices.end());
+  return all;
+}
+
+void ParamFamilies::begin_step(int64_t num_microbatches) {
+  for (const ParamFamily& family : families_) family.gradients->begin_step(num_microbatches);
+}
+
+void ParamFamilies::finish_gradients() {
+  for (const ParamFamily& family : families_) family.gradients->finish();
+}
+
+void ParamFamilies::updated() {
+  for (const ParamFamily& family : families_) {
+    if (family.values) family.values->updated();
+  }
+}
+
+void ParamFamilies::settle() {
+  for (const ParamFamily& family : families_) {
+    if (family.values) family.values->settle();
+  }
+}
+
+std::unique_ptr<nn::Moments> ParamFamilies::make_gather(const std::vector<std::vector<nn::Param*>>& segments) const {
+  std::vector<std::vector<ParamBucket>> gathered;
+  bool any = false;
+  for (const std::vector<nn::Param*>& params : segments) {
+    std::vector<ParamBucket>& mine = gathered.emplace_back();
+    for (const nn::Param* param : params) {
+      const ParamFamily& family = of(*param);
+      if (!family.values || !family.values->kept().defined()) continue;
+      const auto at = std::find(family.params.begin(), family.params.end(), param) - family.params.begin();
+      const ParamBucket bucket{family.values.get(), family.values->layout().bucket_of(static_cast<size_t>(at))};
+      if (std::find(mine.begin(), mine.end(), bucket) == mine.end()) mine.push_back(bucket);
+      any = true;
+    }
+  }
+  return any ? std::make_unique<SegmentGather>(std::move(gathered)) : nullptr;
+}
+
+int64_t ParamFamilies::values_bytes() const {
+  return sum_over(families_, [](const ParamFamily& family) {
+    const at::Tensor& kept = family.values->kept();
+    if (kept.defined()) return static_cast<int64_t>(kept.nbytes());
+    int64_t bytes = 0;
+    for (const nn::Param* param : family.params) bytes += static_cast<int64_t>(param->data.nbytes());
+    return bytes;
+  });
+}
+
+int64_t ParamFamilies::gradients_bytes() const {
+  return sum_over(families_, [](const ParamFamily& f) { return static_cast<int64_t>(f.gradients->kept().nbytes()); });
+}
+
+int64_t ParamFamilies::gathered_bytes() const {
+  return sum_over(families_, [](const ParamFamily& family) { return family.values->gathered_bytes(); });
+}
+
+int64_t ParamFamilies::passing_bytes() const {
+  return sum_over(families_, [](const ParamFamily& family) { return family.gradients->passing_bytes(); });
+}
+
+}  // namespace metroplex::distributed
