@@ -88,9 +88,7 @@ void load_weights(Assembly& a, checkpoint::Reader& reader) {
 }
 
 void load_buffers(Assembly& a, checkpoint::Reader& reader) {
-  for (const Held& held : held_buffers(a)) {
-    fill(reader, held, held.values(), held.kind);
-  }
+  for (const Held& held : held_buffers(a)) { fill(reader, held, held.values(), held.kind); }
 }
 
 // Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as

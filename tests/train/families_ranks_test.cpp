@@ -1,0 +1,221 @@
+// Parameters of three families train on every layout of up to 8 ranks and in every ZeRO stage as on one rank, norm
+// and clipped updates included; and state without gradient goes with them.
+#include "base/error.h"
+#include "train/state.h"
+#include "train/support.h"
+#include "train/toy_experts.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+
+struct How {
+  int64_t tp = 1, pp = 1, dp = 1, ep = 1, etp = 1;
+  int stage = 0;
+  int64_t instances = 1;
+  int64_t ranks() const { return tp * pp * dp; }
+};
+
+std::string words(const How& h) {
+  return base::concat("tp ", h.tp, " pp ", h.pp, " dp ", h.dp, " ep ", h.ep, " etp ", h.etp, " ZeRO ", h.stage,
+                      " instances ", h.instances);
+}
+
+config::Config toy_config(const How& how) {
+  config::Config config = small_gpt();
+  config.model.hidden_size = 8;
+  config.train.global_batch_size = 16;
+  config.train.log_num_zeros_in_grad = true;
+  config.optim.optimizer = "sgd";
+  config.optim.lr = 0.5;
+  config.optim.lr_decay_style = "constant";
+  config.optim.clip_grad = 0.05;
+  config::Parallel& p = config.parallel;
+  p.tensor_model_parallel_size = how.tp;
+  p.pipeline_model_parallel_size = how.pp;
+  p.expert_model_parallel_size = how.ep;
+  p.expert_tensor_parallel_size = how.etp;
+  p.sequence_parallel = how.tp > 1;
+  p.ddp_bucket_size = 100;
+  p.data_parallel_sharding_strategy = kStrategies[how.stage];
+  p.num_distributed_optimizer_instances = how.instances;
+  return config::resolved(config, how.ranks());
+}
+
+struct Leg {
+  std::string load, save;
+  int64_t from = 0, to = 3;
+};
+
+struct Result {
+  std::map<std::string, at::Tensor> state;
+  std::vector<double> losses, norms;
+  std::vector<int64_t> zeros;
+  size_t families = 0;
+};
+
+std::map<std::string, at::Tensor> whole_buffers(const train::Assembly& a) {
+  std::vector<train::PartOfParam> parts;
+  for (const nn::Buffer* buffer : a.buffers) parts.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
+  return train::gather_parts(a, parts, at::kDouble);
+}
+
+Result trained(config::Config config, const How& how, at::ScalarType router, const Leg& leg = {}) {
+  SCOPED_TRACE(words(how));
+  config.checkpoint.load = leg.load;
+  config.checkpoint.save = leg.save;
+  Result result;
+  run_cut(config, Cut{how.tp, how.pp, 1, how.dp, how.tp > 1}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab, false, toy_experts(world, router));
+    if (!leg.load.empty()) { EXPECT_TRUE(train::load_state(*a, leg.load).loaded); }
+    Result mine;
+    mine.families = a->families.all().size();
+    for (int64_t step = leg.from; step < leg.to; ++step) {
+      const train::StepOutcome outcome = step_at(*a, step);
+      mine.losses.push_back(outcome.loss);
+      mine.norms.push_back(outcome.grad_norm);
+      mine.zeros.push_back(outcome.num_zeros);
+    }
+    a->families.settle();
+    mine.state = whole_state(*a);
+    for (auto& [name, tensor] : whole_buffers(*a)) mine.state[name] = tensor;
+    if (!leg.save.empty()) {
+      const auto saved = train::save_state(*a, {leg.to, leg.to * config.train.global_batch_size, 0});
+      EXPECT_TRUE(saved.saved) << saved.problem;
+    }
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+void expect_close(const Result& got, const Result& want, double tolerance) {
+  ASSERT_EQ(got.losses.size(), want.losses.size());
+  for (size_t i = 0; i < want.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], want.losses[i], tolerance * std::abs(want.losses[i])) << "loss of step " << i;
+    EXPECT_NEAR(got.norms[i], want.norms[i], tolerance * want.norms[i]) << "norm of step " << i;
+  }
+  EXPECT_EQ(got.zeros, want.zeros);
+  ASSERT_EQ(got.state.size(), want.state.size());
+  for (const auto& [name, tensor] : want.state) {
+    ASSERT_TRUE(got.state.count(name)) << name;
+    const double off = (got.state.at(name) - tensor).abs().max().item<double>();
+    EXPECT_LE(off, tolerance * tensor.abs().max().item<double>()) << name;
+  }
+}
+
+std::vector<How> layouts() {
+  return {{.dp = 2, .ep = 2},
+          {.dp = 4, .ep = 2},
+          {.dp = 8, .ep = 4},
+          {.tp = 2, .dp = 1, .ep = 2},
+          {.tp = 2, .dp = 1, .ep = 1, .etp = 2},
+          {.tp = 2, .dp = 2, .ep = 4},
+          {.tp = 2, .dp = 2, .ep = 2, .etp = 2},
+          {.tp = 2, .dp = 4, .ep = 4},
+          {.tp = 2, .dp = 4, .ep = 2, .etp = 2},
+          {.tp = 4, .dp = 2, .ep = 2, .etp = 1},
+          {.pp = 2, .dp = 2, .ep = 2},
+          {.pp = 2, .dp = 4, .ep = 2},
+          {.tp = 2, .pp = 2, .dp = 2, .ep = 2},
+          {.tp = 2, .pp = 2, .dp = 2, .ep = 1, .etp = 2}};
+}
+
+std::vector<How> in_every_stage(const std::vector<How>& cuts) {
+  std::vector<How> all;
+  for (How how : cuts) {
+    for (how.stage = 0; how.stage < 4; ++how.stage) all.push_back(how);
+  }
+  return all;
+}
+
+// A router in fp64 is a dense parameter like others, and nothing is rounded.
+TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
+  const Result one = trained(toy_config({}), {}, at::kDouble);
+  EXPECT_EQ(one.families, 2u);
+  EXPECT_GT(one.norms[0], 0.05) << "clipping takes part";
+  for (const How& how : in_every_stage(layouts())) {
+    SCOPED_TRACE(words(how));
+    expect_close(trained(toy_config(how), how, at::kDouble), one, 1e-11);
+  }
+}
+
+// The router's gradient is rounded to fp32 a microbatch and a reduction: a dozen roundings of 2^-24.
+TEST(ParamFamilies, ARouterInFp32IsAFamilyOfItsOwn) {
+  const Result one = trained(toy_config({}), {}, at::kFloat);
+  EXPECT_EQ(one.families, 3u);
+  for (const How& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .pp = 2, .dp = 2, .ep = 4}})) {
+    SCOPED_TRACE(words(how));
+    expect_close(trained(toy_config(how), how, at::kFloat), one, 2e-6);
+  }
+}
+
+TEST(ParamFamilies, PerTokenLossesAreSummedInEveryFamily) {
+  const auto per_token = [](const How& how) {
+    config::Config config = toy_config(how);
+    config.train.calculate_per_token_loss = true;
+    return config;
+  };
+  const Result one = trained(per_token({}), {}, at::kDouble);
+  for (const How& how : {How{.tp = 2, .dp = 2, .ep = 2, .stage = 1}, How{.dp = 4, .ep = 2, .stage = 3}})
+    expect_close(trained(per_token(how), how, at::kDouble), one, 1e-11);
+}
+
+TEST(ParamFamilies, RunsOfDataParallelRanksCutBothGrids) {
+  const Result one = trained(toy_config({}), {}, at::kDouble);
+  for (How how : {How{.dp = 8, .ep = 2, .instances = 2}, How{.tp = 2, .dp = 4, .ep = 2, .instances = 2}}) {
+    for (how.stage = 1; how.stage < 4; ++how.stage) {
+      SCOPED_TRACE(words(how));
+      expect_close(trained(toy_config(how), how, at::kDouble), one, 1e-11);
+    }
+  }
+}
+
+TEST(ParamFamilies, MuonTakesEveryExpertAsAMatrixInEveryStage) {
+  const auto muon = [](const How& how) {
+    config::Config config = toy_config(how);
+    config.optim.optimizer = "muon";
+    config.optim.lr = 0.01;
+    return config;
+  };
+  const Result one = trained(muon({}), {}, at::kDouble);
+  for (const How& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .dp = 2, .ep = 2, .etp = 2}})) {
+    SCOPED_TRACE(words(how));
+    expect_close(trained(muon(how), how, at::kDouble), one, 1e-6);
+  }
+}
+
+// Buffers too: each lies whole in the checkpoint, wherever its parts were.
+TEST(ParamFamilies, ACheckpointGoesOnInAnotherLayoutAndStage) {
+  const Folder folder;
+  const Result straight = trained(toy_config({}), {}, at::kDouble, {"", "", 0, 4});
+  std::string load;
+  const How hows[] = {{.tp = 2, .dp = 2, .ep = 4, .stage = 1},
+                      {.pp = 2, .dp = 4, .ep = 2, .stage = 3},
+                      {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 2},
+                      {}};
+  Result last;
+  for (int64_t step = 0; step < 4; ++step) {
+    const std::string save = folder.at("step" + std::to_string(step));
+    last = trained(toy_config(hows[step]), hows[step], at::kDouble, {load, save, step, step + 1});
+    load = save;
+    EXPECT_NEAR(last.losses.at(0), straight.losses.at(static_cast<size_t>(step)), 1e-11);
+  }
+  last.losses = straight.losses, last.norms = straight.norms, last.zeros = straight.zeros;
+  expect_close(last, straight, 1e-11);
+  EXPECT_GT(last.state.at("layers.0.router.expert_bias").abs().max().item<double>(), 0.0);
+}
+
+TEST(ParamFamilies, ASkippedStepLeavesStateWithoutGradientAsItWas) {
+  const How how{.dp = 2, .ep = 2};
+  config::Config config = toy_config(how);
+  const Result before = trained(config, how, at::kDouble, {"", "", 0, 0});
+  config.precision.grad_norm_skip_threshold = 1e-9;
+  const Result after = trained(config, how, at::kDouble, {"", "", 0, 2});
+  expect_equal_state(after.state, before.state);
+  const Result once = trained(toy_config(how), how, at::kDouble, {"", "", 0, 1});
+  EXPECT_GT(once.state.at("layers.1.experts.load").abs().max().item<double>(), 0.0);
+}
+
+}  // namespace
+}  // namespace metroplex::test
