@@ -25,7 +25,7 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
 
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
   if (before_use) before_use();
-  if (data.scalar_type() == at::kHalf) {
+  if (scalar_type() == at::kHalf) {
     accumulate_fp16(*this, add);
   } else {
     add(main_grad);

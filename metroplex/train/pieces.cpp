@@ -12,7 +12,8 @@ struct NamedType {
 constexpr NamedType kTypes[] = {{files::Dtype::kF64, at::kDouble},
                                 {files::Dtype::kF32, at::kFloat},
                                 {files::Dtype::kBF16, at::kBFloat16},
-                                {files::Dtype::kF16, at::kHalf}};
+                                {files::Dtype::kF16, at::kHalf},
+                                {files::Dtype::kI64, at::kLong}};
 
 }  // namespace
 
@@ -33,7 +34,7 @@ at::ScalarType scalar_type_of(files::Dtype dtype) {
     if (type.file == dtype) return type.scalar;
   }
   MPX_CHECK(false, "checkpoint", "a tensor of dtype ", files::dtype_name(dtype),
-            " is neither a parameter nor optimizer state; F64, F32, BF16 and F16 are");
+            " is neither a parameter, optimizer state nor a buffer; F64, F32, BF16, F16 and I64 are");
   return at::kFloat;
 }
 

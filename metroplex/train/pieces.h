@@ -17,7 +17,7 @@ namespace metroplex::train {
 std::vector<topology::BoxRange> box_ranges(const nn::NamedTensor& tensor, int64_t begin, int64_t end);
 
 files::Dtype file_dtype(at::ScalarType dtype);
-// Throws base::Error for a type that no parameter or optimizer state has.
+// Throws base::Error for a type that no parameter, optimizer state or buffer has.
 at::ScalarType scalar_type_of(files::Dtype dtype);
 
 }  // namespace metroplex::train

@@ -1,0 +1,122 @@
+// Which parameters go together, over which ranks they are summed, and what a clone is left out of.
+#include "distributed/families.h"
+
+#include "base/error.h"
+#include "distributed/tools.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+config::Parallel parallel_of(int ep) {
+  config::Parallel parallel;
+  parallel.expert_model_parallel_size = ep;
+  parallel.expert_tensor_parallel_size = 1;
+  return parallel;
+}
+
+distributed::FamilyOptions options_of(const config::Parallel& parallel, const config::Sharding& sharding) {
+  distributed::FamilyOptions options;
+  options.parallel = &parallel;
+  options.sharding = sharding;
+  return options;
+}
+
+// A dense one, an expert of this rank, a router in fp32, and a clone of some expert.
+std::vector<nn::Param> four_params() {
+  std::vector<nn::Param> params{make_param("dense", values({6}, 1)), make_param("expert", values({6}, 2)),
+                                make_param("router", values({6}, 3, at::kFloat)),
+                                make_param("clone", values({6}, 4))};
+  params[1].placement.grid = params[3].placement.grid = topology::Grid::expert;
+  params[3].clone = true;
+  return params;
+}
+
+void run_experts(int ranks, const config::Parallel& parallel, const comm::RankBody& body) {
+  comm::run_threads(ranks, topology::RankGrid(ranks, parallel), {std::chrono::seconds(60)}, body);
+}
+
+// Every rank adds its number, counted from 1.
+void accumulate(std::vector<nn::Param>& params, int rank) {
+  for (nn::Param& param : params) param.accumulate([&](at::Tensor& grad) { grad.add_(rank + 1); });
+}
+
+constexpr config::Sharding kStages[] = {{}, {true}, {true, true}, {true, true, true}};
+
+TEST(ParamFamilies, EachIsSummedOverItsOwnRanksTimesTheSameFactor) {
+  const config::Parallel parallel = parallel_of(2);
+  for (const config::Sharding& sharding : kStages) {
+    SCOPED_TRACE(sharding.stage());
+    run_experts(4, parallel, [&](const comm::World& world) {
+      std::vector<nn::Param> params = four_params();
+      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
+      ASSERT_EQ(families.all().size(), 4u);
+      families.begin_step(1);
+      accumulate(params, world.rank());
+      families.finish_gradients();
+      // edp are the ranks of the same ep index: 0 and 2, 1 and 3.
+      const double dense = (1 + 2 + 3 + 4) / 4.0, expert = (world.rank() % 2 == 0 ? 1 + 3 : 2 + 4) / 4.0;
+      for (const distributed::Slice& slice : families.slices()) {
+        const double expected = slice.param == &params[1] ? expert : dense;
+        EXPECT_TRUE(at::all(slice.gradient == expected).item<bool>()) << slice.param->name;
+        EXPECT_EQ(slice.gradient.scalar_type(), slice.param->dtype);
+      }
+    });
+  }
+}
+
+TEST(ParamFamilies, ACloneHasValuesAndItsOwnGradientAndNothingElse) {
+  const config::Parallel parallel = parallel_of(2);
+  for (const config::Sharding& sharding : kStages) {
+    SCOPED_TRACE(sharding.stage());
+    run_experts(4, parallel, [&](const comm::World& world) {
+      std::vector<nn::Param> params = four_params();
+      const nn::Param& clone = params[3];
+      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
+      for (int step = 0; step < 2; ++step) {
+        families.begin_step(1);
+        accumulate(params, world.rank());
+        families.finish_gradients();
+        families.updated();
+        EXPECT_TRUE(at::all(clone.main_grad == world.rank() + 1).item<bool>()) << "not reduced, and new every step";
+        EXPECT_TRUE(at::equal(clone.data, values({6}, 4))) << "whole in every stage";
+      }
+      for (const distributed::Slice& slice : families.slices()) EXPECT_NE(slice.param, &clone);
+      EXPECT_TRUE(families.of(clone).slices.empty());
+    });
+  }
+}
+
+TEST(ParamFamilies, AreTheSameOnEveryPipelineStage) {
+  config::Parallel parallel = parallel_of(2);
+  parallel.pipeline_model_parallel_size = 2;
+  run_experts(4, parallel, [&](const comm::World& world) {
+    std::vector<nn::Param> params = four_params();
+    if (!world.groups().pp.first()) params.resize(1);
+    const distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true}));
+    std::vector<distributed::FamilyKey> keys;
+    for (const distributed::ParamFamily& family : families.all()) keys.push_back(family.key);
+    using topology::Grid;
+    EXPECT_EQ(keys, (std::vector<distributed::FamilyKey>{{Grid::dense, at::kFloat, false},
+                                                         {Grid::dense, at::kDouble, false},
+                                                         {Grid::expert, at::kDouble, false},
+                                                         {Grid::expert, at::kDouble, true}}));
+  });
+}
+
+TEST(ParamFamilies, OptimizerInstancesMustDivideTheRanksThatHoldTheSameExperts) {
+  config::Parallel parallel = parallel_of(4);
+  parallel.num_distributed_optimizer_instances = 2;
+  run_experts(4, parallel, [&](const comm::World& world) {
+    std::vector<nn::Param> params = four_params();
+    try {
+      const distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true}));
+      ADD_FAILURE() << "one rank was cut in two";
+    } catch (const base::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("num_distributed_optimizer_instances"), std::string::npos);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test
