@@ -42,7 +42,9 @@ at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sh
   context.axes = sharing.axes;
   context.shard = sharing.shard;
   context.tensor = at::TensorOptions().dtype(at::kDouble);
-  const auto flat = [&](const at::Tensor& x) { return x.view(-1).narrow(0, range.first, range.second - range.first); };
+  const auto flat = [&](const at::Tensor& x) {
+    return x.view(-1).narrow(0, range.first, range.second - range.first);
+  };
   std::vector<optim::Slice> slices;
   if (range.first < range.second)
     slices.push_back({&param, range.first, range.second, flat(param.data), flat(param.main_grad)});
@@ -58,7 +60,8 @@ nn::Param local_param(const at::Tensor& data, const at::Tensor& gradient, topolo
   for (const topology::Cut& cut : placement.cuts) {
     const auto rows = [&](const at::Tensor& x) {
       std::vector<at::Tensor> ranges;
-      for (const topology::RowRange& range : cut.ranges) ranges.push_back(x.narrow(cut.dim, range.global, range.size));
+      for (const topology::RowRange& range : cut.ranges)
+        ranges.push_back(x.narrow(cut.dim, range.global, range.size));
       return at::cat(ranges, cut.dim);
     };
     local = rows(local);
@@ -109,11 +112,11 @@ TEST(MuonRanks, EveryExpertOfAStackIsAMatrixOfItsOwn) {
     sharing.axes.ep = ep;
     const at::Tensor before = values({4, 8, 5}, 1), gradient = values({4, 8, 5}, 11);
     const topology::RowRange gate{0, 2 * etp.index(), 2}, up{2, 4 + 2 * etp.index(), 2};
-    nn::Param param = local_param(before, gradient,
-                                  {.grid = topology::Grid::expert,
-                                   .cuts = {topology::even_cut(0, Axis::ep, 4, 2, ep.index()),
-                                            {1, Axis::etp, {gate, up}}},
-                                   .parts = topology::expert_parts("experts", 4, "linear_fc1.weight")});
+    nn::Param param =
+        local_param(before, gradient,
+                    {.grid = topology::Grid::expert,
+                     .cuts = {topology::even_cut(0, Axis::ep, 4, 2, ep.index()), {1, Axis::etp, {gate, up}}},
+                     .parts = topology::expert_parts("experts", 4, "linear_fc1.weight")});
     step_of(param, {0, param.numel()}, sharing);
     EXPECT_LT(difference(param, stepped_experts(before, gradient)), kTolerance);
   });
@@ -125,8 +128,9 @@ TEST(MuonRanks, AStackThatIsSplitByZeroTakesTheStepsOfWholeExperts) {
     Sharing sharing;
     sharing.shard = world.groups().dp;
     const at::Tensor before = values({3, 4, 5}, 1), gradient = values({3, 4, 5}, 11);
-    nn::Param param = local_param(before, gradient, {.grid = topology::Grid::expert,
-                                                     .parts = topology::expert_parts("experts", 3, "linear_fc2.weight")});
+    nn::Param param = local_param(
+        before, gradient,
+        {.grid = topology::Grid::expert, .parts = topology::expert_parts("experts", 3, "linear_fc2.weight")});
     const std::pair<int64_t, int64_t> ranges[] = {{0, 27}, {27, 60}, {0, 0}};
     const auto range = ranges[world.rank()];
     step_of(param, range, sharing);

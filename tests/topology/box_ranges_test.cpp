@@ -177,8 +177,7 @@ TEST(BoxRanges, BoxesOfEveryKindOfPlacementAreThoseOfTheList) {
   EXPECT_EQ(boxes({4, 4, 3}, experts, 0, 12),
             "(2,1,0)+(1,1,3)[0,3)@0 (2,3,0)+(1,1,3)[0,3)@3 (3,1,0)+(1,1,3)[0,3)@6 (3,3,0)+(1,1,3)[0,3)@9 ")
       << "gate and up of two experts";
-  const Placement second{.grid = Grid::expert,
-                         .cuts = {{0, Axis::ep, {{0, 2, 2}}}, {2, Axis::etp, {{0, 3, 3}}}}};
+  const Placement second{.grid = Grid::expert, .cuts = {{0, Axis::ep, {{0, 2, 2}}}, {2, Axis::etp, {{0, 3, 3}}}}};
   EXPECT_EQ(boxes({4, 4, 6}, second, 0, 24), "(2,0,3)+(2,4,3)[0,24)@0 ") << "an even cut of two dims is one box";
 }
 

@@ -16,9 +16,9 @@ struct Fold {
   int world, tp, cp, pp, ep, etp;
   const char* order = "tp-cp-ep-dp-pp";
 };
-constexpr Fold kFolds[] = {{1, 1, 1, 1, 1, 1},  {8, 2, 1, 1, 4, 1},  {8, 2, 1, 2, 2, 1}, {8, 2, 2, 1, 2, 2},
-                           {16, 2, 2, 2, 4, 1}, {16, 4, 1, 2, 2, 2}, {16, 1, 2, 1, 8, 1}, {24, 2, 1, 3, 4, 1},
-                           {16, 2, 1, 2, 2, 2, "tp-ep-dp-pp-cp"}};
+constexpr Fold kFolds[] = {{1, 1, 1, 1, 1, 1},  {8, 2, 1, 1, 4, 1},  {8, 2, 1, 2, 2, 1},
+                           {8, 2, 2, 1, 2, 2},  {16, 2, 2, 2, 4, 1}, {16, 4, 1, 2, 2, 2},
+                           {16, 1, 2, 1, 8, 1}, {24, 2, 1, 3, 4, 1}, {16, 2, 1, 2, 2, 2, "tp-ep-dp-pp-cp"}};
 
 RankGrid grid_of(const Fold& fold) {
   config::Parallel parallel;
@@ -37,14 +37,10 @@ struct Form {
   Grid grid;
   AxisSet axes[2];
 };
-const Form kForms[] = {{Grid::dense, {{}, {}}},
-                       {Grid::dense, {Axis::tp, {}}},
-                       {Grid::dense, {{}, Axis::tp}},
-                       {Grid::expert, {{}, {}}},
-                       {Grid::expert, {Axis::ep, {}}},
-                       {Grid::expert, {Axis::ep, Axis::etp}},
-                       {Grid::expert, {{}, Axis::etp}},
-                       {Grid::expert, {{Axis::etp, Axis::ep}, {}}}};
+const Form kForms[] = {{Grid::dense, {{}, {}}},         {Grid::dense, {Axis::tp, {}}},
+                       {Grid::dense, {{}, Axis::tp}},   {Grid::expert, {{}, {}}},
+                       {Grid::expert, {Axis::ep, {}}},  {Grid::expert, {Axis::ep, Axis::etp}},
+                       {Grid::expert, {{}, Axis::etp}}, {Grid::expert, {{Axis::etp, Axis::ep}, {}}}};
 
 Placement placement_of(const Form& form, const RankGrid& grid, int rank) {
   Placement placement{.grid = form.grid};
@@ -92,8 +88,8 @@ TEST(Placement, OfAllRanksThatHoldAnElementAtOneDataParallelPlaceExactlyOneCount
     std::map<std::pair<int, int>, std::map<int64_t, int>> counting, holding;
     for (int rank = 0; rank < grid.world_size(); ++rank) {
       const Placement placement = placement_of(form, grid, rank);
-      const auto place = std::make_pair(grid.coordinates(rank).pp,
-                                        grid.index_in_group(rank, data_parallel_axes(form.grid)));
+      const auto place =
+          std::make_pair(grid.coordinates(rank).pp, grid.index_in_group(rank, data_parallel_axes(form.grid)));
       for (const int64_t element : elements_of(placement)) {
         ++holding[place][element];
         counting[place][element] += counts(placement, grid.coordinates(rank)) ? 1 : 0;
@@ -118,8 +114,8 @@ TEST(Placement, EveryElementOfAStageIsWrittenByExactlyOneRank) {
       std::map<std::pair<int, int64_t>, int> writers;
       for (int rank = 0; rank < grid.world_size(); ++rank) {
         const Placement placement = placement_of(form, grid, rank);
-        const bool writes = counts(placement, grid.coordinates(rank)) &&
-                            ordinal % grid.size(data) == grid.index_in_group(rank, data);
+        const bool writes =
+            counts(placement, grid.coordinates(rank)) && ordinal % grid.size(data) == grid.index_in_group(rank, data);
         for (const int64_t element : elements_of(placement))
           writers[{grid.coordinates(rank).pp, element}] += writes ? 1 : 0;
       }

@@ -100,7 +100,8 @@ TEST(Sharing, FirstAndLastStageMeetInTheEmbeddingGroupAndOthersInOneOfTheirOwn) 
 TEST(Sharing, WhatNoSliceOfThisRankHoldsIsLeftOut) {
   on_four_stages([](int, Stage& stage) {
     train::sum_shared_gradients(stage.shared, {});  // all slices on other data-parallel ranks: nobody waits
-    for (const nn::Param& param : stage.params) EXPECT_EQ(param.main_grad[0].item<double>(), 10 * param.data[0].item<double>());
+    for (const nn::Param& param : stage.params)
+      EXPECT_EQ(param.main_grad[0].item<double>(), 10 * param.data[0].item<double>());
   });
 }
 
