@@ -1,6 +1,8 @@
 // Muon on matrices that several groups share, and on stacks of them: every rank's part is that of the whole matrix.
 #include <ATen/ATen.h>
 
+#include <stdexcept>
+
 #include "comm/collectives.h"
 #include "optim/muon.h"
 #include "optim/tools.h"
@@ -143,7 +145,7 @@ TEST(MuonRanks, AStackThatIsSplitByZeroTakesTheStepsOfWholeExperts) {
 
 TEST(MuonRanks, AWeightOfThreeDimsThatNamesNoMatricesIsRefused) {
   nn::Param param = local_param(values({3, 4, 5}, 1), values({3, 4, 5}, 11), {});
-  EXPECT_THROW(step_of(param, {0, param.numel()}, {}), base::Error);
+  EXPECT_THROW(step_of(param, {0, param.numel()}, {}), std::logic_error);
 }
 
 }  // namespace

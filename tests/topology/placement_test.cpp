@@ -18,7 +18,7 @@ struct Fold {
 };
 constexpr Fold kFolds[] = {{1, 1, 1, 1, 1, 1},  {8, 2, 1, 1, 4, 1},  {8, 2, 1, 2, 2, 1},
                            {8, 2, 2, 1, 2, 2},  {16, 2, 2, 2, 4, 1}, {16, 4, 1, 2, 2, 2},
-                           {16, 1, 2, 1, 8, 1}, {24, 2, 1, 3, 4, 1}, {16, 2, 1, 2, 2, 2, "tp-ep-dp-pp-cp"}};
+                           {16, 1, 2, 1, 8, 1}, {24, 2, 1, 3, 4, 1}, {16, 2, 2, 2, 2, 2, "tp-cp-ep-pp-dp"}};
 
 RankGrid grid_of(const Fold& fold) {
   config::Parallel parallel;
