@@ -136,14 +136,16 @@ void ParamBuffer::settle() {
   }
 }
 
-void SegmentGather::before(int segment, nn::Pass, int next) {
-  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.acquire(bucket);
-  if (next < 0) return;
-  for (const size_t bucket : buckets_[static_cast<size_t>(next)]) buffer_.prefetch(bucket);
+void BlockGather::before(const nn::Turn& turn) {
+  if (!turn.enters_block) return;
+  for (const size_t bucket : buckets_[static_cast<size_t>(turn.block)]) buffer_.acquire(bucket);
+  if (turn.next < 0) return;
+  for (const size_t bucket : buckets_[static_cast<size_t>(turn.next)]) buffer_.prefetch(bucket);
 }
 
-void SegmentGather::after(int segment, nn::Pass) {
-  for (const size_t bucket : buckets_[static_cast<size_t>(segment)]) buffer_.release(bucket);
+void BlockGather::after(const nn::Turn& turn) {
+  if (!turn.leaves_block) return;
+  for (const size_t bucket : buckets_[static_cast<size_t>(turn.block)]) buffer_.release(bucket);
 }
 
 }  // namespace metroplex::optim

@@ -46,7 +46,10 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
             ", which parallel.sequence_parallel needs; pad it or turn that off");
   const bool wide = config.precision.fp32_residual_connection && config.precision.half();
-  return {{s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype, variable_lengths};
+  return {{{nn::kHiddenStates,
+            {s / parts, batch.tokens.size(0), config.model.hidden_size},
+            wide ? at::kFloat : dtype}},
+          variable_lengths};
 }
 
 namespace {
@@ -80,7 +83,7 @@ models::ModelContext model_context(const Assembly& a) {
   return context;
 }
 
-// Builds this rank's chunks and lists their parameters. Returns how many new ones each segment brought.
+// Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory);
@@ -88,20 +91,21 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
   std::vector<size_t> units;
   for (const plan::StageLayers& slice : plan::split_stages(a.config.parallel, a.config.model.num_layers)) {
     if (slice.pp_rank != a.groups().pp.index()) continue;
-    pipeline::Segments segments =
+    nn::Blocks blocks =
         models::build_stage(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
-    auto kept = pipeline::stage_memory(memory, segments, a.groups().tp, store);
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments), std::move(kept)));
-    for (const auto& segment : a.stages.back()->segments()) {
+    auto kept = pipeline::stage_memory(memory, blocks, a.groups().tp, store);
+    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(kept)));
+    for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
-      std::vector<nn::Param*> of_segment;
-      segment->collect_params(of_segment);
-      for (nn::Param* param : of_segment) {
+      for (nn::Param* param : nn::params_of(block)) {
         if (std::find(a.params.begin(), a.params.end(), param) == a.params.end()) a.params.push_back(param);
       }
       units.push_back(a.params.size() - before);
     }
   }
+  std::vector<const nn::Blocks*> all;
+  for (const auto& stage : a.stages) all.push_back(&stage->blocks());
+  nn::count_uses(all);
   return units;
 }
 
@@ -118,14 +122,12 @@ std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, int zero
   return std::make_shared<const optim::FlatLayout>(a.params, options);
 }
 
-// What every segment of a stage reads, as buckets.
+// What every block of a stage reads, as buckets.
 std::vector<std::vector<size_t>> buckets_of(const pipeline::Stage& stage, const optim::FlatLayout& layout) {
   std::vector<std::vector<size_t>> buckets;
-  for (const auto& segment : stage.segments()) {
-    std::vector<nn::Param*> params;
-    segment->collect_params(params);
+  for (const nn::Block& block : stage.blocks()) {
     std::vector<size_t> mine;
-    for (nn::Param* param : params) {
+    for (nn::Param* param : nn::params_of(block)) {
       const auto at = std::find(layout.params().begin(), layout.params().end(), param) - layout.params().begin();
       const size_t bucket = layout.bucket_of(static_cast<size_t>(at));
       if (std::find(mine.begin(), mine.end(), bucket) == mine.end()) mine.push_back(bucket);
@@ -146,8 +148,8 @@ void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units)
   a.param_buffer = std::make_unique<optim::ParamBuffer>(layout, a.data_parallel.shard, params);
   for (const auto& stage : a.stages) {
     if (zero_stage == 0) break;
-    a.gathers.push_back(std::make_unique<optim::SegmentGather>(*a.param_buffer, buckets_of(*stage, *layout)));
-    stage->set_moments(a.gathers.back().get());
+    a.gathers.push_back(std::make_unique<optim::BlockGather>(*a.param_buffer, buckets_of(*stage, *layout)));
+    stage->listen("parameter gather", *a.gathers.back());
   }
   optim::GradBufferOptions grads;
   const bool as_params = a.config.precision.main_grads_dtype == "params";
