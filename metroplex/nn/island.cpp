@@ -33,10 +33,15 @@ Values cut(const Values& in, const std::shared_ptr<Gradients>& gradients) {
   return out;
 }
 
-Values through(const Island& island, Values values, SegmentContext& context) {
-  for (Segment* segment : island.segments) values = segment->forward(values, context);
-  for (Values::Entry& entry : values) entry.value.make(context.batch);
-  return values;
+// What the last segment read is held until its sums are made: plan/memory_work.h counts it.
+Values through(const Island& island, Values in, SegmentContext& context) {
+  Values out = island.segments.front()->forward(in, context);
+  for (size_t i = 1; i < island.segments.size(); ++i) {
+    in = std::move(out);
+    out = island.segments[i]->forward(in, context);
+  }
+  for (Values::Entry& entry : out) entry.value.make(context.batch);
+  return out;
 }
 
 torch::autograd::Edge edge_of(const at::Tensor& x) {
