@@ -41,10 +41,9 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
             ", which parallel.sequence_parallel needs; pad it or turn that off");
   const bool wide = config.precision.fp32_residual_connection && config.precision.half();
-  return {{{nn::kHiddenStates,
-            {s / parts, batch.tokens.size(0), config.model.hidden_size},
-            wide ? at::kFloat : dtype}},
-          variable_lengths};
+  return {
+      {{nn::kHiddenStates, {s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype}},
+      variable_lengths};
 }
 
 namespace {

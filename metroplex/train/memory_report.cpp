@@ -50,7 +50,8 @@ void MemoryReport::sample() {
 }
 
 int64_t MemoryReport::rest() const {
-  return meter_.bytes() - a_.executor->border_bytes() - a_.param_buffer->gathered_bytes() - a_.gradients->passing_bytes();
+  return meter_.bytes() - a_.executor->border_bytes() - a_.param_buffer->gathered_bytes() -
+         a_.gradients->passing_bytes();
 }
 
 void MemoryReport::begin_step() {
