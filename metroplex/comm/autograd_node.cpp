@@ -28,15 +28,15 @@ class ClosureNode final : public torch::autograd::Node {
 
 }  // namespace
 
-at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward,
-                  WithoutGradient without) {
+at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward, WithoutGradient without) {
   if (!at::GradMode::is_enabled()) return out;
   torch::autograd::edge_list edges;
   for (const at::Tensor& input : inputs) {
     edges.push_back(input.defined() && input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
                                                              : torch::autograd::Edge());
   }
-  std::shared_ptr<torch::autograd::Node> node(new ClosureNode(std::move(backward), without), torch::autograd::deleteNode);
+  std::shared_ptr<torch::autograd::Node> node(new ClosureNode(std::move(backward), without),
+                                              torch::autograd::deleteNode);
   node->set_next_edges(std::move(edges));
   torch::autograd::set_history(out, node);
   return out;

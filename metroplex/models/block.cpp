@@ -34,8 +34,7 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       attention_({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope)) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x =
-      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
   const at::Tensor query = query_from_outside_ ? in.tensor(kQueries) : at::Tensor();
   const at::Tensor attended = attention_.forward(x.normed, context.batch, query);
   const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
@@ -58,8 +57,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       mlp_(name_, model, context) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x =
-      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
   const at::Tensor out = mlp_.forward(x.normed);
   const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
   return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), place}}};

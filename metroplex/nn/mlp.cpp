@@ -52,7 +52,7 @@ at::Tensor Mlp::forward(const Input& in) {
   const Saved saved = saving_.remakes(Leaf::fc1) ? Saved::remade([this, bias, input = kept.again] {
     return activation_saved(fc1_.forward({input.get(), input}), bias);
   })
-                                  : saving_.keep(x_saved);
+                                                 : saving_.keep(x_saved);
   out = comm::attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> comm::Gradients {
     return {activation_backward(dy, saved.get(), bias, activation_)};
   });

@@ -29,10 +29,10 @@ struct Param : NamedTensor {
   int calls_per_use = 1;        // calls of accumulate() that complete one segment's use
   int uses_per_microbatch = 1;  // segments that read it, see count_uses() (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. Whoever hears before_use first
-  // may make main_grad; on_use is told in reverse order of joining. An fp16 parameter's gradient of one microbatch is rounded to fp16, use by use and
-  // as their sum, before it is added: what fp16 cannot hold is an overflow, as in Megatron-LM, where autograd makes
-  // it.
+  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. Whoever hears before_use
+  // first may make main_grad; on_use is told in reverse order of joining. An fp16 parameter's gradient of one
+  // microbatch is rounded to fp16, use by use and as their sum, before it is added: what fp16 cannot hold is an
+  // overflow, as in Megatron-LM, where autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   base::Listeners<std::function<void()>> before_use, on_use;
   // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or

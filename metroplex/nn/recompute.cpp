@@ -47,7 +47,8 @@ KeptInput::KeptInput(const Values& in, const comm::Group& split_over, Activation
     parts.push_back(std::move(part));
   }
   if (store != nullptr) store->begin();
-  for (size_t i = 0; i < parts.size(); ++i) kept_[i].saved = store != nullptr ? store->keep(parts[i]) : Saved(parts[i]);
+  for (size_t i = 0; i < parts.size(); ++i)
+    kept_[i].saved = store != nullptr ? store->keep(parts[i]) : Saved(parts[i]);
   parts.clear();
   if (store != nullptr) set_ = store->end();
 }

@@ -24,8 +24,7 @@ struct RecomputedChunk {
 
 // memory.recompute_granularity = full: uniform cuts the stage's layers into chunks of recompute_num_layers (the last
 // may be shorter), block takes the first recompute_num_layers, each for itself. In order; empty otherwise.
-std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory,
-                                               const Blocks& blocks);
+std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
 // The inputs of a chunk from forward to backward. All have been made.
 class KeptInput {

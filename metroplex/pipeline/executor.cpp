@@ -159,8 +159,8 @@ void Executor::forward(const Step& step, const Action& action) {
     for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
   }
   StageRun* run = step.table.forward_only ? nullptr : &runs_[key];
-  const nn::Values y = stages_[action.chunk]->forward(x, step.batches[action.microbatch], run,
-                                                      &step.result.terms[action.microbatch]);
+  const nn::Values y =
+      stages_[action.chunk]->forward(x, step.batches[action.microbatch], run, &step.result.terms[action.microbatch]);
   if (step.table.is_last_stage(step.rank, action.chunk)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
     step.result.last[action.microbatch] = y.begin()->value.tensor();

@@ -41,8 +41,8 @@ struct BorderShape {
 
 // What one run gives on this rank.
 struct PipelineOutput {
-  std::vector<at::Tensor> last;       // of the last stage, one a microbatch: summed loss or logits; else empty
-  std::vector<nn::LossTerms> terms;   // one list a microbatch: what the segments of this rank reported
+  std::vector<at::Tensor> last;      // of the last stage, one a microbatch: summed loss or logits; else empty
+  std::vector<nn::LossTerms> terms;  // one list a microbatch: what the segments of this rank reported
 };
 
 // What happened, for timers and the memory meter: called once for every action, right after it. The actions of one

@@ -52,7 +52,8 @@ Stage::Stage(nn::Blocks blocks, StageMemory memory)
                " to ", chunk.end, " cannot be run again as one");
     done = chunk.end;
   }
-  for (const nn::Block& block : blocks_) MPX_ASSERT(!block.segments.empty(), "block ", block.name, " has no segments");
+  for (const nn::Block& block : blocks_)
+    MPX_ASSERT(!block.segments.empty(), "block ", block.name, " has no segments");
   whole_ = cut_of(blocks_, memory_.recomputed, false);
   everywhere_ = cut_of(blocks_, memory_.recomputed, true);
 }
@@ -64,8 +65,8 @@ void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
 void Stage::unlisten(const std::string& name) { listeners_.remove(name); }
 
 const Cut& Stage::cut(bool all) const {
-  const bool everywhere = all || std::any_of(listeners_.begin(), listeners_.end(),
-                                             [](const auto& entry) { return entry.listener.cuts; });
+  const bool everywhere =
+      all || std::any_of(listeners_.begin(), listeners_.end(), [](const auto& entry) { return entry.listener.cuts; });
   return everywhere ? everywhere_ : whole_;
 }
 

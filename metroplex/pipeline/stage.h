@@ -28,7 +28,7 @@ StageMemory stage_memory(const config::Memory& memory, const nn::Blocks& blocks,
 struct Cut {
   struct Place {
     nn::Island island;
-    int block = 0, segment = 0;  // where it begins; the segment counts within the block
+    int block = 0, segment = 0;      // where it begins; the segment counts within the block
     bool first = true, last = true;  // of its block
   };
   struct Part {  // islands [begin, end): one, or those of a chunk

@@ -44,7 +44,8 @@ void ForwardCursor::advance() {
   const int next = block_after(cut_, island_, cut_.places.size());
   const nn::Turn turn = turn_of(place, nn::Pass::forward, next == place.block ? -1 : next);
   stage_.tell_before(turn);
-  x_ = nn::run_forward(place.island, x_, {call_.batch, stage_.memory().store.get(), nullptr, call_.terms}, island_run);
+  x_ =
+      nn::run_forward(place.island, x_, {call_.batch, stage_.memory().store.get(), nullptr, call_.terms}, island_run);
   stage_.tell_after(turn);
   if (++island_ == part.end) ++part_;
 }

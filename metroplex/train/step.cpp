@@ -234,8 +234,8 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
 
 LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
   const bool per_token = a.config.train.calculate_per_token_loss;
-  const std::vector<double> losses =
-      on_host(a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))).last);
+  const std::vector<double> losses = on_host(
+      a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))).last);
   Totals mine = own_totals(a, losses, batches, per_token);
   mine.stop = stop;
   const Totals totals = reduce_totals(mine, *a.world);

@@ -24,7 +24,7 @@ struct StepInput {
 };
 
 struct StepOutcome {
-  double loss = 0;  // over the global batch
+  double loss = 0;                      // over the global batch
   std::map<std::string, double> terms;  // loss terms by name, over the global batch
   double lr = 0;
   double grad_norm = 0;   // unscaled, before clipping

@@ -189,8 +189,8 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
             nn::run_forward(island, in(), {batch}, nullptr);  // grows the table of rotary positions
             const int64_t before = meter.bytes();
             nn::IslandRun run;
-            at::Tensor y = nn::run_forward(island, in(), {batch, context.saving.store.get()}, &run)
-                               .tensor(nn::kHiddenStates);
+            at::Tensor y =
+                nn::run_forward(island, in(), {batch, context.saving.store.get()}, &run).tensor(nn::kHiddenStates);
             const auto output = static_cast<int64_t>(y.nbytes());
             const Sizes size{s, b, static_cast<int64_t>(y.element_size()), dtype == at::kDouble ? 8 : 4};
             EXPECT_EQ(meter.bytes() - before - output, bytes_of_block(variant.model, size, place, form));

@@ -47,8 +47,8 @@ at::Tensor gradients_of(pipeline::Stage& stage) {
 struct Diary final : nn::Moments {
   std::string text;
   void before(const nn::Turn& turn) override {
-    text += (turn.pass == nn::Pass::forward ? " F" : " B") + std::to_string(turn.block) + ">" +
-            std::to_string(turn.next);
+    text +=
+        (turn.pass == nn::Pass::forward ? " F" : " B") + std::to_string(turn.block) + ">" + std::to_string(turn.next);
   }
   void after(const nn::Turn&) override { text += "."; }
 };

@@ -142,9 +142,7 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
       const auto a = train::assemble(config, world, kVocab);
       if (world.rank() == 5) {
         nn::Param& param = *a->params.back();
-        param.on_use.add("test", [&param] {
-          param.main_grad.view(-1)[0] = std::numeric_limits<double>::infinity();
-        });
+        param.on_use.add("test", [&param] { param.main_grad.view(-1)[0] = std::numeric_limits<double>::infinity(); });
       }
       const auto outcome = train::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}});
       EXPECT_FALSE(outcome.updated);
