@@ -161,13 +161,13 @@ class Pair {
         loss_gradient_(at::full({}, 1.0 / static_cast<double>(sizes.sequence * sizes.batch))) {}
 
   void our_blocks() {
-    const auto& segments = assembly_->stages.at(0)->segments();  // embedding, layers, head
+    const auto& islands = assembly_->stages.at(0)->cut().places;  // embedding, layers, head
     assembly_->families.begin_step(1);
-    std::vector<nn::SegmentRun> runs(kLayers);
-    at::Tensor x = x_;
-    for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(*segments[i + 1], x, batches_[0], &runs[i]);
-    at::Tensor dy = dy_;
-    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
+    std::vector<nn::IslandRun> runs(kLayers);
+    nn::Values x(nn::kHiddenStates, x_);
+    for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(islands[i + 1].island, x, {batches_[0]}, &runs[i]);
+    nn::Gradients dy{dy_};
+    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 0);
   }
   void bare_blocks() {
     bare_.clear_gradients();
@@ -179,8 +179,8 @@ class Pair {
     pipeline::Stage& stage = *assembly_->stages.at(0);
     assembly_->families.begin_step(1);
     pipeline::StageRun run;
-    const at::Tensor loss = stage.forward({}, batches_[0], &run);
-    stage.backward(std::move(run), loss_gradient_);
+    const at::Tensor loss = stage.forward({}, batches_[0], &run).tensor(nn::kLoss);
+    stage.backward(std::move(run), {loss_gradient_}, 0);
     assembly_->families.finish_gradients();
     return loss.item<double>() * loss_gradient_.item<double>();
   }

@@ -110,11 +110,10 @@ Outcome run(const config::Config& config, const comm::World& world) {
   cuda::MemoryMeter meter;
   const auto a = train::assemble(config, world, 1000);
   train::MemoryReport report(*a, meter);
-  a->executor->set_observer([&](const plan::Action& action, double) { report.after_action(action); });
   const auto batches = batches_of(*a);
   train::train_step(*a, {batches, 1, 0, false, {}});
   for (int64_t step = 1; step <= (config.parallel.pp() > 1 ? 12 : 1); ++step) {
-    report.begin_step(batches.at(0));
+    report.begin_step();
     train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
   return {report.end_step(), train::predicted_memory(*a, static_cast<int64_t>(batches.size()))};

@@ -13,8 +13,13 @@ using Gradients = std::vector<at::Tensor>;
 // Gets the gradient of the output, returns one gradient an input (undefined where there is none).
 using Backward = std::function<Gradients(const at::Tensor& dy)>;
 
+// What happens where no gradient of the output came: nothing, and the inputs get none; or the closure is called with
+// an undefined one.
+enum class WithoutGradient { skip, call };
+
 // Makes `out` the differentiable result of `inputs`. `out` must be a fresh tensor without history (computed under
 // NoGradGuard). Without grad mode it is handed back as it is. `inputs` may be empty: parameters are not leaves.
-at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward);
+at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward,
+                  WithoutGradient without = WithoutGradient::skip);
 
 }  // namespace metroplex::comm

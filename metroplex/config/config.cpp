@@ -20,6 +20,14 @@ bool Memory::recomputes(const std::string& module) const {
   return std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
 }
 
+LeafSet Memory::recomputed_leaves() const {
+  LeafSet leaves;
+  for (const Module& module : kModules) {
+    if (recomputes(module.name)) leaves |= module.leaves;
+  }
+  return leaves;
+}
+
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tp) {
   MPX_CHECK(vocab_size > 0 && divisible_by > 0 && tp > 0, "config", "cannot pad a vocabulary of ", vocab_size,
             " to a multiple of ", divisible_by, " * tp ", tp, "; all three must be at least 1");

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config/leaf.h"
+
 namespace metroplex::config {
 
 struct Memory {
@@ -20,6 +22,7 @@ struct Memory {
 
   bool recomputes_all() const { return recompute_granularity == "full"; }
   bool recomputes(const std::string& module) const;
+  LeafSet recomputed_leaves() const;  // of all modules that selective recomputes
 };
 
 }  // namespace metroplex::config

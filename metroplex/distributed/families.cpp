@@ -189,10 +189,10 @@ void ParamFamilies::settle() {
   }
 }
 
-std::unique_ptr<nn::Moments> ParamFamilies::make_gather(const std::vector<std::vector<nn::Param*>>& segments) const {
+std::unique_ptr<nn::Moments> ParamFamilies::make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const {
   std::vector<std::vector<ParamBucket>> gathered;
   bool any = false;
-  for (const std::vector<nn::Param*>& params : segments) {
+  for (const std::vector<nn::Param*>& params : blocks) {
     std::vector<ParamBucket>& mine = gathered.emplace_back();
     for (const nn::Param* param : params) {
       const ParamFamily& family = of(*param);
@@ -203,7 +203,7 @@ std::unique_ptr<nn::Moments> ParamFamilies::make_gather(const std::vector<std::v
       any = true;
     }
   }
-  return any ? std::make_unique<SegmentGather>(std::move(gathered)) : nullptr;
+  return any ? std::make_unique<BlockGather>(std::move(gathered)) : nullptr;
 }
 
 int64_t ParamFamilies::values_bytes() const {

@@ -8,6 +8,8 @@
 
 namespace metroplex::distributed {
 
+static constexpr const char* kListener = "gradient buffer";
+
 GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options)
     : layout_(std::move(layout)),
       dp_(std::move(dp)),
@@ -24,8 +26,8 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
   }
   for (size_t i = 0; i < layout_->params().size(); ++i) {
     nn::Param& param = *layout_->params()[i];
-    if (transient) param.before_use = [this, i] { make_bucket(layout_->bucket_of(i)); };
-    param.on_use = [this, i] { used(i); };
+    if (transient) param.before_use.add(kListener, [this, i] { make_bucket(layout_->bucket_of(i)); });
+    param.on_use.add(kListener, [this, i] { used(i); });
   }
   size_t param = 0;
   for (const OwnPiece& piece : layout_->own_pieces()) {
@@ -36,7 +38,10 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
 }
 
 GradBuffer::~GradBuffer() {
-  for (nn::Param* param : layout_->params()) param->on_use = param->before_use = nullptr;
+  for (nn::Param* param : layout_->params()) {
+    param->before_use.remove(kListener);
+    param->on_use.remove(kListener);
+  }
 }
 
 at::Tensor GradBuffer::own_part(size_t b) const {

@@ -37,7 +37,7 @@ struct GradBufferOptions {
 
 class GradBuffer {
  public:
-  // Sets main_grad, before_use and on_use of every parameter of the layout, which outlives the buffer.
+  // Sets main_grad of every parameter of the layout, which outlives the buffer, and listens to its uses.
   GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options);
   ~GradBuffer();
   GradBuffer(const GradBuffer&) = delete;

@@ -135,14 +135,16 @@ void ParamBuffer::settle() {
   }
 }
 
-void SegmentGather::before(int segment, nn::Pass, int next) {
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(segment)]) of.buffer->acquire(of.bucket);
-  if (next < 0) return;
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(next)]) of.buffer->prefetch(of.bucket);
+void BlockGather::before(const nn::Turn& turn) {
+  if (!turn.enters_block) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.block)]) of.buffer->acquire(of.bucket);
+  if (turn.next < 0) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.next)]) of.buffer->prefetch(of.bucket);
 }
 
-void SegmentGather::after(int segment, nn::Pass) {
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(segment)]) of.buffer->release(of.bucket);
+void BlockGather::after(const nn::Turn& turn) {
+  if (!turn.leaves_block) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.block)]) of.buffer->release(of.bucket);
 }
 
 }  // namespace metroplex::distributed

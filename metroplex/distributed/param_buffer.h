@@ -1,6 +1,6 @@
 // Parameters that the data-parallel ranks share between them. ZeRO-1 and 2: all values lie in one flat range; after
-// an update each bucket is gathered again, at the latest when a segment needs it. ZeRO-3: only the own part stays;
-// the buckets of a segment are gathered before its forward and its backward, one segment ahead, and freed after.
+// an update each bucket is gathered again, at the latest when a block needs it. ZeRO-3: only the own part stays;
+// the buckets of a block are gathered before its forward and its backward, one block ahead, and freed after.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -83,12 +83,12 @@ struct ParamBucket {
   bool operator==(const ParamBucket&) const = default;
 };
 
-// Hangs ParamBuffers on the moments of one stage. `buckets` lists those of each segment.
-class SegmentGather final : public nn::Moments {
+// Hangs ParamBuffers on the moments of one stage. `buckets` lists those of each block.
+class BlockGather final : public nn::Moments {
  public:
-  explicit SegmentGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}
-  void before(int segment, nn::Pass pass, int next) override;
-  void after(int segment, nn::Pass pass) override;
+  explicit BlockGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}
+  void before(const nn::Turn& turn) override;
+  void after(const nn::Turn& turn) override;
 
  private:
   std::vector<std::vector<ParamBucket>> buckets_;

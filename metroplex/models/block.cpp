@@ -3,8 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "nn/dropout_norm.h"
-#include "nn/recompute.h"
+#include "nn/value.h"
 
 namespace metroplex::models {
 
@@ -23,31 +22,58 @@ std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model) {
   return std::make_shared<nn::RopeTable>(rotary, model.rotary_base);
 }
 
-Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
-             std::shared_ptr<nn::RopeTable> rope)
-    : spec_(spec),
+AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
+                                   std::shared_ptr<nn::RopeTable> rope)
+    : name_(spec.name + ".self_attention"),
+      tp_(context.tp),
       sp_(context.sp),
+      query_from_outside_(spec.query_from_outside),
       saving_(context.saving),
-      attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout},
-      mlp_dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout},
-      input_norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
-      attention_({spec.name + ".self_attention", spec.layer, false}, model, context, std::move(rope)),
-      mlp_norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
-      mlp_(spec.name + ".mlp", model, context) {}
+      dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout},
+      norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
+      attention_({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope)) {}
 
-at::Tensor Block::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
-  const nn::SequencePlace place = nn::sequence_place(x_sbh, sp_);
-  const at::Tensor attended = attention_.forward(nn::normalize(input_norm_, x_sbh, saving_), batch);
-  const nn::BiasDropoutAdd attention_sum{attention_dropout_, attention_.output_bias(), place};
-  const auto [h, normed] = nn::bias_dropout_add_norm(attended, x_sbh, {attention_sum, &mlp_norm_, saving_}, batch);
-  return nn::bias_dropout_add(mlp_.forward(normed), h, {mlp_dropout_, mlp_.output_bias(), place}, batch);
+nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
+  const nn::ResidualAndNorm x =
+      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const at::Tensor query = query_from_outside_ ? in.tensor(kQueries) : at::Tensor();
+  const at::Tensor attended = attention_.forward(x.normed, context.batch, query);
+  const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
+  return {nn::kHiddenStates, nn::PendingSum{attended, x.h, {dropout_, attention_.output_bias(), place}}};
 }
 
-void Block::collect_params(std::vector<nn::Param*>& params) {
-  input_norm_.collect_params(params);
+void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
+  norm_.collect_params(params);
   attention_.collect_params(params);
-  mlp_norm_.collect_params(params);
+}
+
+FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Model& model,
+                                       const nn::LayerContext& context)
+    : name_(spec.name + ".mlp"),
+      tp_(context.tp),
+      sp_(context.sp),
+      saving_(context.saving),
+      dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout},
+      norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
+      mlp_(name_, model, context) {}
+
+nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
+  const nn::ResidualAndNorm x =
+      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const at::Tensor out = mlp_.forward(x.normed);
+  const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
+  return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), place}}};
+}
+
+void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
+  norm_.collect_params(params);
   mlp_.collect_params(params);
+}
+
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const config::Model& model,
+                        const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope) {
+  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
+  block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model, context));
 }
 
 }  // namespace metroplex::models

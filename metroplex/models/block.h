@@ -1,4 +1,5 @@
-// One pre-norm transformer layer as one segment: h = x + dropout(attention(norm(x))), y = h + dropout(mlp(norm(h))).
+// A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and
+// y = h + dropout(mlp(norm(h))). Both sums leave their segment pending, so that the norm behind takes them fused.
 #pragma once
 
 #include <memory>
@@ -19,30 +20,52 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
 // Null where the model has no rotary positions. One table serves all layers of a stage.
 std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model);
 
-struct BlockSpec {
+struct LayerSpec {
   std::string name;   // decoder.layers.<global number>
   int64_t layer = 0;  // global number: key of dropout and of the cache
+  // The queries come from the value kQueries, [s (/tp), b, h], instead of the hidden states.
+  bool query_from_outside = false;
 };
+inline constexpr const char* kQueries = "queries";
 
-class Block final : public nn::Segment {
+class AttentionSegment final : public nn::Segment {
  public:
-  Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
-        std::shared_ptr<nn::RopeTable> rope);
-
-  const std::string& name() const override { return spec_.name; }
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override;
+  AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
+                   std::shared_ptr<nn::RopeTable> rope);
+  const std::string& name() const override { return name_; }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  bool is_block() const override { return true; }
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
 
  private:
-  BlockSpec spec_;
-  comm::Group sp_;
+  std::string name_;
+  comm::Group tp_, sp_;
+  bool query_from_outside_;
   nn::SavePolicy saving_;
-  nn::DropoutKey attention_dropout_, mlp_dropout_;
-  nn::Norm input_norm_;
+  nn::DropoutKey dropout_;
+  nn::Norm norm_;
   nn::SelfAttention attention_;
-  nn::Norm mlp_norm_;
+};
+
+class FeedForwardSegment final : public nn::Segment {
+ public:
+  FeedForwardSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context);
+  const std::string& name() const override { return name_; }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
+  void collect_params(std::vector<nn::Param*>& params) override;
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+
+ private:
+  std::string name_;
+  comm::Group tp_, sp_;
+  nn::SavePolicy saving_;
+  nn::DropoutKey dropout_;
+  nn::Norm norm_;
   nn::Mlp mlp_;
 };
+
+// Appends attention part and feed-forward part.
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const config::Model& model,
+                        const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope);
 
 }  // namespace metroplex::models

@@ -9,7 +9,7 @@
 #include "comm/collectives.h"
 #include "models/block.h"
 #include "nn/attention.h"
-#include "nn/recompute.h"
+#include "nn/value.h"
 #include "nn/wide.h"
 
 namespace metroplex::models {
@@ -30,22 +30,7 @@ std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
 // `words`: the word embedding of the same stage, or null.
 std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& words) {
   if (!context.model.tied()) return vocabulary_param("output_layer.weight", topology::Role::output, context);
-  if (!words) return make_word_embeddings(context);
-  words->uses_per_microbatch = 2;
-  return words;
-}
-
-// sum over tokens of mask * loss, in double inside; losses and mask [s, b].
-at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
-  at::Tensor sum;
-  {
-    const at::NoGradGuard no_grad;
-    sum = (losses.detach().to(at::kDouble) * mask).sum().to(losses.scalar_type());
-  }
-  return comm::attach(sum, {losses}, [mask, dtype = losses.scalar_type()](const at::Tensor& dy) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    return {(mask * dy).to(dtype)};
-  });
+  return words ? words : make_word_embeddings(context);
 }
 
 }  // namespace
@@ -89,7 +74,8 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
   }
 }
 
-at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& batch) {
+nn::Values EmbeddingSegment::forward(const nn::Values&, nn::SegmentContext& context) {
+  const nn::Microbatch& batch = context.batch;
   MPX_CHECK(batch.tokens.size(1) % sp_.size() == 0, "models", "with sequence parallelism the sequence length ",
             batch.tokens.size(1), " must be a multiple of the tensor parallel size ", sp_.size());
   const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
@@ -106,8 +92,8 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
     if (positions_) positions_->add_gradient(dout, positions);
     return {};
   });
-  if (!dropout_.active(batch)) return out;
-  return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, sp_)}, batch);
+  if (!dropout_.active(batch)) return {nn::kHiddenStates, out};
+  return {nn::kHiddenStates, nn::PendingSum{out, {}, {dropout_, nullptr, nn::sequence_place(out, sp_)}}};
 }
 
 void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
@@ -124,16 +110,18 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
   if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, layer), layer);
 }
 
-at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
+nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
+  const nn::Microbatch& batch = context.batch;
+  const at::Tensor& x_sbh = in.tensor(nn::kHiddenStates);
   const at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
-    return comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size);
+    return {nn::kLogits, comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size)};
   }
   const at::Tensor losses = nn::vocab_parallel_cross_entropy(logits, batch.labels.t().contiguous(), loss_);
   const at::Tensor mask = batch.loss_mask.defined() ? batch.loss_mask.t()
                                                     : at::ones(losses.sizes(), losses.options().requires_grad(false));
-  return masked_sum(losses, mask);
+  return {nn::kLoss, nn::masked_sum(losses, mask)};
 }
 
 void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
@@ -141,28 +129,31 @@ void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   output_.collect_params(params);
 }
 
-std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice,
-                                                        BeforeHead before_head) {
+nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
   MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models",
             "layers ", slice.first_layer, " to ", slice.first_layer + slice.num_layers, " of a model of ",
             context.model.num_layers, " layers");
-  std::vector<std::unique_ptr<nn::Segment>> segments;
+  nn::Blocks blocks;
+  const auto add = [&](std::unique_ptr<nn::Segment> segment) {
+    blocks.push_back({segment->name(), false, {}});
+    blocks.back().segments.push_back(std::move(segment));
+  };
   std::shared_ptr<nn::Param> words;
   if (slice.has_embedding) {
     auto embedding = std::make_unique<EmbeddingSegment>(context);
     words = embedding->word_embeddings();
-    segments.push_back(std::move(embedding));
+    add(std::move(embedding));
   }
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
-    const BlockSpec spec{"decoder.layers." + std::to_string(layer), layer};
-    segments.push_back(std::make_unique<Block>(spec, context.model, layer_context(context), rope));
+    blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
+    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context.model, layer_context(context), rope);
   }
   if (slice.has_loss) {
-    if (before_head != nullptr) segments.push_back(before_head(context));
-    segments.push_back(std::make_unique<HeadSegment>(context, words, before_head == nullptr));
+    if (before_head != nullptr) blocks.push_back(before_head(context));
+    add(std::make_unique<HeadSegment>(context, words, before_head == nullptr));
   }
-  return segments;
+  return blocks;
 }
 
 }  // namespace metroplex::models

@@ -21,8 +21,9 @@ class EmbeddingSegment final : public nn::Segment {
  public:
   explicit EmbeddingSegment(const ModelContext& context);
   const std::string& name() const override { return name_; }
-  // x is undefined; reads batch.tokens and position_ids (0, 1, ... when undefined).
-  at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override;
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+  // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
   const std::shared_ptr<nn::Param>& word_embeddings() const { return words_.shared_weight(); }
 
@@ -40,7 +41,8 @@ class HeadSegment final : public nn::Segment {
   // `tied` is the word embedding of the same stage, or null. Without `final_norm` the input is used as it is.
   HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm);
   const std::string& name() const override { return name_; }
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override;
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
 
  private:
@@ -55,10 +57,9 @@ class HeadSegment final : public nn::Segment {
 // Positions of a microbatch: batch.position_ids, or 0, 1, ... after what the cache holds.
 at::Tensor positions_of(const nn::Microbatch& batch);
 
-// Embedding, layers and head as the slice says; `before_head` may put a segment between the last layer and the head,
+// Embedding, layers and head as the slice says; `before_head` may put a block between the last layer and the head,
 // which then has no norm of its own.
-using BeforeHead = std::unique_ptr<nn::Segment> (*)(const ModelContext& context);
-std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& context, const StageSlice& slice,
-                                                        BeforeHead before_head);
+using BeforeHead = nn::Block (*)(const ModelContext& context);
+nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head);
 
 }  // namespace metroplex::models

@@ -3,7 +3,7 @@
 
 namespace metroplex::models {
 
-Segments build_gpt(const ModelContext& context, const StageSlice& slice) {
+nn::Blocks build_gpt(const ModelContext& context, const StageSlice& slice) {
   return build_decoder(context, slice, nullptr);
 }
 

@@ -4,7 +4,7 @@
 
 namespace metroplex::models {
 
-Segments build_llama(const ModelContext& context, const StageSlice& slice) {
+nn::Blocks build_llama(const ModelContext& context, const StageSlice& slice) {
   const config::Model& model = context.model;
   MPX_CHECK(model.normalization == "RMSNorm" && model.position_embedding_type == "rope" && model.gated_linear_unit &&
                 !model.add_bias_linear,

@@ -8,7 +8,7 @@ namespace {
 
 struct Family {
   const char* name;
-  Segments (*build)(const ModelContext& context, const StageSlice& slice);
+  nn::Blocks (*build)(const ModelContext& context, const StageSlice& slice);
 };
 
 constexpr Family kFamilies[] = {{"gpt", build_gpt}, {"codegeex", build_codegeex}, {"llama", build_llama}};
@@ -21,7 +21,7 @@ std::vector<std::string> family_names() {
   return names;
 }
 
-Segments build_stage(const ModelContext& context, const StageSlice& slice) {
+nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice) {
   MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size,
             " tokens; set model.vocab_size or give a tokenizer");
   MPX_ASSERT(!context.model.sharded_initialization || context.init_streams,

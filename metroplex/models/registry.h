@@ -1,4 +1,4 @@
-// Builds the segments of any slice of a model. A model family is one file and one line of the table in registry.cpp.
+// Builds the blocks of any slice of a model. A model family is one file and one line of the table in registry.cpp.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +38,10 @@ struct ModelContext {
   std::shared_ptr<nn::InitStreams> init_streams;
 };
 
-// Segments in forward order: embedding (its input is undefined), layers, head. The head returns, where batch.labels
-// is defined, the scalar sum over the microbatch of loss_mask * loss of each token (at least fp32); otherwise the
-// logits [s, b, vocab_size], gathered and without padding.
-std::vector<std::unique_ptr<nn::Segment>> build_stage(const ModelContext& context, const StageSlice& slice);
+// Blocks in forward order: embedding (it takes no values), layers, head. The head returns, where batch.labels is
+// defined, kLoss: the scalar sum over the microbatch of loss_mask * loss of each token (at least fp32); otherwise
+// kLogits [s, b, vocab_size], gathered and without padding. Between them passes kHiddenStates.
+nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice);
 
 // The families that model.family may name.
 std::vector<std::string> family_names();

@@ -61,7 +61,7 @@ struct SelfAttention::Kept {
   Saved raw_q, raw_k;
   Saved q, k, v;  // as the core takes them
   Saved out, logsumexp, probabilities;
-  CoreSaved again;  // with saving.core_attention instead of the above, once it has been made
+  CoreSaved again;  // where the core is remade, instead of the above, once it has been made
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -157,7 +157,7 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
   out = comm::attach(out, {fused, query}, [this, batch, kept](const at::Tensor& dout) -> comm::Gradients {
     return core_backward(dout, batch, *kept);
   });
-  if (!saving_.core_attention) return out;
+  if (!saving_.remakes(Leaf::core_attn)) return out;
   return {
       out, Saved::remade([this, batch, kept] {
         CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
@@ -175,12 +175,12 @@ void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& saved, Kept& ke
     kept.raw_q = saving_.keep(raw.q);
     kept.raw_k = saving_.keep(raw.k);
   }
-  if (!q_norm_ || !saving_.core_attention) {
+  if (!q_norm_ || !saving_.remakes(Leaf::core_attn)) {
     kept.q = saving_.keep(saved.in.q);
     kept.k = saving_.keep(saved.in.k);
   }
   kept.v = saving_.keep(saved.in.v);
-  if (saving_.core_attention) return;
+  if (saving_.remakes(Leaf::core_attn)) return;
   if (saved.logsumexp.defined()) {
     kept.out = saving_.keep(saved.out);
     kept.logsumexp = saving_.keep(saved.logsumexp);
@@ -192,7 +192,7 @@ void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& saved, Kept& ke
 std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept) {
   const at::NoGradGuard no_grad;
   CoreSaved saved = std::move(kept.again);
-  if (!saving_.core_attention) {
+  if (!saving_.remakes(Leaf::core_attn)) {
     saved = {
         {kept.q.get(), kept.k.get(), kept.v.get()}, kept.out.get(), kept.logsumexp.get(), kept.probabilities.get()};
   }

@@ -72,7 +72,7 @@ class SelfAttention {
                 std::shared_ptr<RopeTable> rope);
 
   // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
-  // source of the queries where the spec says so. With saving.core_attention the core's result is made again.
+  // source of the queries where the spec says so. Where the core is remade its result is made again.
   at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {});
   Param* output_bias() { return proj_.bias(); }
   void collect_params(std::vector<Param*>& params);

@@ -19,6 +19,7 @@ struct Kept {
 };
 
 comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tensor& dh) {
+  if (!dy.defined() && !dh.defined()) return {at::Tensor(), at::Tensor()};
   if (!dy.defined()) return {bias_dropout_add_backward(dh, kept.sum), dh};
   NormSaved saved = kept.statistics;
   saved.x = kept.h.get();
@@ -39,13 +40,14 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
   kept.h = how.saving.keep(sum.out);
   // The norm's node points at that of h, so the engine runs it first: it leaves its gradient here and hands on none.
   const auto waiting = std::make_shared<at::Tensor>();
-  const at::Tensor h = comm::attach(sum.out, {x_sbh, residual},
-                                    [kept, waiting](const at::Tensor& dh) { return backward(kept, *waiting, dh); });
+  const at::Tensor h = comm::attach(
+      sum.out, {x_sbh, residual}, [kept, waiting](const at::Tensor& dh) { return backward(kept, *waiting, dh); },
+      comm::WithoutGradient::call);
   Input out = comm::attach(normed, {h}, [waiting](const at::Tensor& dy) -> comm::Gradients {
     *waiting = dy;
     return {at::Tensor()};
   });
-  if (how.saving.layernorm)
+  if (how.saving.remakes(Leaf::norm))
     out.again = Saved::remade([norm = how.norm, x = kept.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
 }

@@ -12,7 +12,7 @@ namespace metroplex::nn {
 
 struct ResidualAndNorm {
   at::Tensor h;
-  Input normed;  // with saving.layernorm the layers behind it do not keep it
+  Input normed;  // where the policy remakes norms, the layers behind it do not keep it
 };
 struct BiasDropoutAddNorm {
   BiasDropoutAdd add;
@@ -20,7 +20,7 @@ struct BiasDropoutAddNorm {
   const SavePolicy& saving;
 };
 
-// The bits of bias_dropout_add (dropout.h) and normalize (recompute.h), forward and backward. Overwrites x likewise.
+// The bits of bias_dropout_add (dropout.h) and normalize (norm.h), forward and backward. Overwrites x likewise.
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch);
 

@@ -111,4 +111,16 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                       });
 }
 
+at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
+  at::Tensor sum;
+  {
+    const at::NoGradGuard no_grad;
+    sum = (losses.detach().to(at::kDouble) * mask).sum().to(losses.scalar_type());
+  }
+  return comm::attach(sum, {losses}, [mask, dtype = losses.scalar_type()](const at::Tensor& dy) -> comm::Gradients {
+    const at::NoGradGuard no_grad;
+    return {(mask * dy).to(dtype)};
+  });
+}
+
 }  // namespace metroplex::nn

@@ -25,4 +25,7 @@ struct CrossEntropySpec {
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const CrossEntropySpec& spec);
 
+// The scalar sum over tokens of mask * loss, in double inside, in the type of the losses; both [s, b].
+at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask);
+
 }  // namespace metroplex::nn

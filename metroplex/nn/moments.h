@@ -1,18 +1,27 @@
-// The four moments of a segment: before and after its forward, before and after its backward. Whatever goes on around
-// computation hangs here, in one place: gathering sharded parameters ahead, and the memory report.
+// The moments of an island of a stage: before and after its forward, before and after its backward. Whatever goes on
+// around computation hangs here, in one place: gathering sharded parameters ahead, and the memory report.
 #pragma once
 
 namespace metroplex::nn {
 
 enum class Pass { forward, backward };
 
-// Segments are counted within one stage. A forward that backward repeats (recompute) is announced as a forward.
+// Whose turn it is. A forward that backward repeats (recompute) is a forward.
+struct Turn {
+  Pass pass = Pass::forward;
+  int block = 0;     // counted within one stage
+  int next = -1;     // the block whose turn comes after this one in the same call of the stage; -1: none
+  int segment = 0;   // of the block: where the island begins
+  int segments = 1;  // in the island
+  // The first and the last island of the block in this pass; both, unless a border inside the block is cut.
+  bool enters_block = true, leaves_block = true;
+};
+
 class Moments {
  public:
   virtual ~Moments() = default;
-  // `next` is the segment whose turn comes after this one in the same call of the stage; -1: none.
-  virtual void before(int segment, Pass pass, int next) = 0;
-  virtual void after(int segment, Pass pass) = 0;
+  virtual void before(const Turn& turn) = 0;
+  virtual void after(const Turn& turn) = 0;
 };
 
 }  // namespace metroplex::nn

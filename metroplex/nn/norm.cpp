@@ -201,4 +201,19 @@ void Norm::collect_params(std::vector<Param*>& params) {
   if (!spec_.rms) params.push_back(&bias_);
 }
 
+Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {
+  NormSaved raw;
+  at::Tensor out = norm.apply(x, &raw);
+  if (!at::GradMode::is_enabled()) return out;
+  const Saved kept = saving.keep(x);
+  raw.x = at::Tensor();
+  out = comm::attach(out, {x}, [&norm, kept, raw](const at::Tensor& dy) -> comm::Gradients {
+    NormSaved whole = raw;
+    whole.x = kept.get();
+    return {norm.backward(dy, whole)};
+  });
+  if (!saving.remakes(Leaf::norm)) return out;
+  return {out, Saved::remade([&norm, kept] { return norm.apply(kept.get(), nullptr); })};
+}
+
 }  // namespace metroplex::nn

@@ -10,6 +10,7 @@
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 #include "nn/param.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -56,5 +57,8 @@ class Norm {
   NormSpec spec_;
   Param weight_, bias_;  // bias_ is empty with rms
 };
+
+// norm(x) as the input of the layers behind it, which do not keep it where the policy remakes norms.
+Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving);
 
 }  // namespace metroplex::nn

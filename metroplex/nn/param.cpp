@@ -2,35 +2,52 @@
 
 #include <ATen/ops/zeros_like.h>
 
+#include "base/error.h"
+
 namespace metroplex::nn {
 
 namespace {
 
+void tell_before_use(const Param& param) {
+  for (const auto& [name, call] : param.before_use) call();
+}
+
 void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad)>& add) {
-  at::Tensor one_use = at::zeros_like(param.main_grad);
-  add(one_use);
-  one_use = one_use.to(at::kHalf);
-  if (param.uses_per_microbatch == 1) {
-    param.main_grad.add_(one_use);
-    return;
+  at::Tensor one_call = at::zeros_like(param.main_grad);
+  add(one_call);
+  one_call = one_call.to(at::kHalf);
+  param.microbatch_grad = param.microbatch_grad.defined() ? param.microbatch_grad.add_(one_call) : one_call;
+}
+
+// The last use of a microbatch hands its fp16 sum over.
+void end_use(Param& param) {
+  if (++param.uses_of_microbatch == param.uses_per_microbatch) {
+    if (param.microbatch_grad.defined()) param.main_grad.add_(param.microbatch_grad);
+    param.microbatch_grad.reset();
+    param.uses_of_microbatch = 0;
   }
-  param.microbatch_grad = param.uses_of_microbatch == 0 ? one_use : param.microbatch_grad.add_(one_use);
-  if (++param.uses_of_microbatch < param.uses_per_microbatch) return;
-  param.main_grad.add_(param.microbatch_grad);
-  param.microbatch_grad.reset();
-  param.uses_of_microbatch = 0;
+  for (auto entry = param.on_use.rbegin(); entry != param.on_use.rend(); ++entry) entry->listener();
 }
 
 }  // namespace
 
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
-  if (before_use) before_use();
+  tell_before_use(*this);
   if (scalar_type() == at::kHalf) {
     accumulate_fp16(*this, add);
   } else {
     add(main_grad);
   }
-  if (on_use) on_use();
+  if (++calls_of_backward % calls_per_use == 0) end_use(*this);
+}
+
+void Param::end_backward(int segments) {
+  MPX_ASSERT(calls_of_backward <= segments * calls_per_use, "parameter ", name, " got ", calls_of_backward,
+             " gradients from ", segments, " segments of ", calls_per_use, " each");
+  for (int uses = calls_of_backward / calls_per_use; uses < segments; ++uses) {
+    tell_before_use(*this);
+    end_use(*this);
+  }
 }
 
 }  // namespace metroplex::nn

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/listeners.h"
 #include "nn/named_tensor.h"
 
 namespace metroplex::nn {
@@ -25,15 +26,22 @@ struct Param : NamedTensor {
   // sends and fetches; nobody updates, counts or saves it.
   bool clone = false;
 
-  int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
+  int calls_per_use = 1;        // calls of accumulate() that complete one segment's use
+  int uses_per_microbatch = 1;  // segments that read it, see count_uses() (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
-  // which may make it, and on_use. An fp16 parameter's gradient of one microbatch is rounded to fp16, use by use and
+  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. Whoever hears before_use first
+  // may make main_grad; on_use is told in reverse order of joining. An fp16 parameter's gradient of one microbatch is rounded to fp16, use by use and
   // as their sum, before it is added: what fp16 cannot hold is an overflow, as in Megatron-LM, where autograd makes
   // it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
-  std::function<void()> before_use, on_use;
-  at::Tensor microbatch_grad;  // fp16 with several uses a microbatch: their sum, until the last one
+  base::Listeners<std::function<void()>> before_use, on_use;
+  // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
+  // not in full, count when it ends.
+  void begin_backward() { calls_of_backward = 0; }
+  void end_backward(int segments);
+
+  int calls_of_backward = 0;   // of accumulate()
+  at::Tensor microbatch_grad;  // fp16: sum of the calls of a microbatch, until its last use
   int uses_of_microbatch = 0;  // that are in it
 
   at::ScalarType scalar_type() const { return data.defined() ? data.scalar_type() : dtype; }

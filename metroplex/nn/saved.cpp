@@ -119,8 +119,7 @@ std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& mem
 }
 
 SavePolicy save_policy(const config::Memory& memory, std::shared_ptr<ActivationStore> store) {
-  return {memory.recomputes("core_attn"), memory.recomputes("mlp"), memory.recomputes("layernorm"),
-          memory.recomputes("activation"), std::move(store)};
+  return {memory.recomputed_leaves(), std::move(store)};
 }
 
 }  // namespace metroplex::nn

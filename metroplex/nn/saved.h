@@ -9,9 +9,13 @@
 #include <memory>
 #include <vector>
 
+#include "config/leaf.h"
 #include "config/memory.h"
 
 namespace metroplex::nn {
+
+using config::Leaf;
+using config::LeafSet;
 
 class Saved {
  public:
@@ -88,9 +92,10 @@ std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& mem
 
 // How layers keep what their backward needs.
 struct SavePolicy {
-  bool core_attention = false, mlp = false, layernorm = false, activation = false;  // recomputed
-  std::shared_ptr<ActivationStore> store;                                           // null: memory
+  LeafSet remade;                          // not kept, but made again by backward
+  std::shared_ptr<ActivationStore> store;  // null: memory
 
+  bool remakes(Leaf leaf) const { return remade.has(leaf); }
   Saved keep(const at::Tensor& x) const { return store ? store->keep(x) : Saved(x.detach()); }
   Saved keep(const Input& in) const { return in.again.defined() ? in.again : keep(in.x); }
 };

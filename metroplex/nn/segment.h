@@ -1,48 +1,78 @@
-// A segment is an autograd island: forward cuts the graph at its border, backward runs the engine on the edges that
-// forward left. What a microbatch still holds is exactly its SegmentRuns. Outputs are freed by dropping handles.
+// A segment is a part of a block with a border on which something may hang: it takes and returns named values. A
+// block, such as a transformer layer, is a list of segments; a stage is a list of blocks. How many neighbouring
+// segments run as one is not theirs to know (island.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/edge.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/group.h"
 #include "nn/microbatch.h"
 #include "nn/param.h"
-#include "nn/saved.h"
+#include "nn/value.h"
 
 namespace metroplex::nn {
+
+// An auxiliary loss of one microbatch: the scalar sum over its tokens, as the loss of the head is.
+struct LossTerm {
+  std::string name;
+  at::Tensor sum;
+};
+using LossTerms = std::vector<LossTerm>;
+
+// Where the tensors that leave a segment are allocated.
+class OutputPool {
+ public:
+  virtual ~OutputPool() = default;
+  virtual at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
+};
+
+// What a forward is handed beside its values.
+struct SegmentContext {
+  const Microbatch& batch;
+  OutputPool* pool = nullptr;  // null: at::empty
+  bool again = false;          // backward repeats this forward: what is counted once has been counted
+  LossTerms terms;             // appended to by segments; backward enters each with the microbatch's factor
+
+  at::Tensor empty_output(at::IntArrayRef sizes, const at::TensorOptions& options) const;
+};
+
+// What must be known of a segment before it runs, so that it can be captured or run beside others.
+struct SegmentTraits {
+  bool needs_host = false;          // the host reads results of the device
+  bool static_shapes = true;        // those of the outputs follow from those of the inputs
+  std::vector<comm::Group> groups;  // that it speaks on
+};
 
 class Segment {
  public:
   virtual ~Segment() = default;
   virtual const std::string& name() const = 0;
-  // x_sbh: [s (/tp with sequence parallelism), b, h], undefined for a first segment that reads batch.tokens.
-  virtual at::Tensor forward(const at::Tensor& x_sbh, const Microbatch& batch) = 0;
+  // Empty for a first segment, which reads the microbatch alone. A tensor that leaves must not be held by its own way
+  // back, so that dropping its handle frees it.
+  virtual Values forward(const Values& in, SegmentContext& context) = 0;
   // Appends pointers that stay valid for the segment's life, in forward order; all that the segment reads, so that a
   // shared one is told by several segments.
   virtual void collect_params(std::vector<Param*>& params) = 0;
   // Appends its state without gradient, likewise.
   virtual void collect_buffers(std::vector<Buffer*>& /*buffers*/) {}
-  // One of the model's num_layers, which is what full recompute counts.
-  virtual bool is_block() const { return false; }
+  virtual SegmentTraits traits() const { return {}; }
 };
 
-// What one forward of one microbatch left behind. Movable; consumed by backward. The input itself lives only as long
-// as something that backward needs.
-struct SegmentRun {
-  std::shared_ptr<at::Tensor> dx;  // where the input's gradient arrives; null where there was no input
-  torch::autograd::Edge output;    // where the output's gradient enters
-  SavedSet saved;                  // what lies elsewhere until then
+struct Block {
+  std::string name;
+  bool is_layer = false;  // one of the model's num_layers, which is what full recompute counts
+  std::vector<std::unique_ptr<Segment>> segments;
 };
+using Blocks = std::vector<Block>;
 
-// With `run`, the forward is differentiable and leaves its run there; without (evaluation) nothing is kept. With
-// `store`, what the layers keep through it is moved away before the return.
-at::Tensor run_forward(Segment& segment, const at::Tensor& x, const Microbatch& batch, SegmentRun* run,
-                       ActivationStore* store = nullptr);
-// Gradient of the input (undefined when there was none). Runs in the caller's thread.
-at::Tensor run_backward(SegmentRun run, const at::Tensor& dy);
+// All parameters that the segments list, each once, in the order in which they are first told.
+std::vector<Param*> params_of(const Block& block);
+std::vector<Param*> params_of(const Blocks& blocks);
+// Sets Param::uses_per_microbatch: the number of segments that list the parameter.
+void count_uses(const std::vector<const Blocks*>& stages);
 
 }  // namespace metroplex::nn

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <chrono>
 
@@ -18,6 +19,7 @@ struct Executor::Step {
   const std::vector<nn::Microbatch>& batches;
   const std::vector<double>& loss_gradients;
   const BorderShape& border;
+  PipelineOutput& result;
   int rank;  // row of the table
 };
 
@@ -28,7 +30,27 @@ int channel_of(ActionKind kind) {
                                                                               : comm::kBackwardChannel;
 }
 
+bool goes_forward(ActionKind kind) { return channel_of(kind) == comm::kForwardChannel; }
+
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  return bytes;
+}
+
 }  // namespace
+
+int64_t BorderValue::bytes() const {
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const int64_t size : sizes) bytes *= size;
+  return bytes;
+}
+
+int64_t BorderShape::bytes() const {
+  int64_t bytes = 0;
+  for (const BorderValue& value : values) bytes += value.bytes();
+  return bytes;
+}
 
 void Executor::Call::wait() {
   handle.wait();
@@ -37,16 +59,27 @@ void Executor::Call::wait() {
 
 Executor::Executor(std::vector<Stage*> stages, comm::Group pp) : stages_(std::move(stages)), pp_(std::move(pp)) {}
 
-std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                                      const std::vector<double>& loss_gradients, const BorderShape& border) {
+int64_t Executor::border_bytes() const {
+  int64_t bytes = 0;
+  for (const auto* tensors : {&inputs_, &outputs_, &gradients_, &input_gradients_}) {
+    for (const auto& [key, of_key] : *tensors) bytes += bytes_of(of_key);
+  }
+  for (const auto& [flight, tensors] : leaving_) bytes += bytes_of(tensors);
+  return bytes;
+}
+
+PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
+                             const std::vector<double>& loss_gradients, const BorderShape& border) {
   MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
              "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
              pp_.size(), " x ", stages_.size());
   MPX_ASSERT(static_cast<int>(batches.size()) == table.num_microbatches, "the table is for ", table.num_microbatches,
              " microbatches");
-  const Step step{table, batches, loss_gradients, border, pp_.index()};
+  PipelineOutput result;
+  const Step step{table, batches, loss_gradients, border, result, pp_.index()};
+  result.last.resize(table.is_last_stage(step.rank, table.num_chunks - 1) ? batches.size() : 0);
+  result.terms.resize(batches.size());
   const std::vector<Action>& actions = table.ranks[step.rank];
-  std::vector<at::Tensor> losses(table.is_last_stage(step.rank, table.num_chunks - 1) ? batches.size() : 0);
   for (size_t i = 0; i < actions.size();) {
     const auto start = std::chrono::steady_clock::now();
     const Action& action = actions[i];
@@ -57,7 +90,7 @@ std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const st
         ++end;
       exchange(step, &actions[i], &actions[i] + (end - i));
     } else if (action.kind == ActionKind::forward) {
-      forward(step, action, losses);
+      forward(step, action);
     } else if (action.kind == ActionKind::backward) {
       backward(step, action);
     } else if (action.kind == ActionKind::free) {
@@ -65,19 +98,21 @@ std::vector<at::Tensor> Executor::run(const plan::PipelineTable& table, const st
     } else {
       MPX_ASSERT(false, "action ", plan::action_name(action.kind), " has no interpreter");
     }
-    if (observer_) {
+    if (!observers_.empty()) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
       const double share = elapsed.count() / static_cast<double>(end - i);
-      for (size_t a = i; a < end; ++a) observer_(actions[a], share);
+      for (size_t a = i; a < end; ++a) {
+        for (const auto& [name, observer] : observers_) observer(actions[a], share);
+      }
     }
     i = end;
   }
   drop_sent(0);
   MPX_ASSERT(live() == 0, live(), " tensors of the pipeline outlived their step");
-  return losses;
+  return result;
 }
 
-at::Tensor Executor::take(std::map<Key, at::Tensor>& from, std::map<Key, Flight>& flights, Key key) {
+Executor::Tensors Executor::take(std::map<Key, Tensors>& from, std::map<Key, Flight>& flights, Key key) {
   const auto flight = flights.find(key);
   if (flight != flights.end()) {
     flight->second->wait();
@@ -86,9 +121,9 @@ at::Tensor Executor::take(std::map<Key, at::Tensor>& from, std::map<Key, Flight>
   }
   const auto found = from.find(key);
   MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second, " runs before its tensor came");
-  at::Tensor tensor = std::move(found->second);
+  Tensors tensors = std::move(found->second);
   from.erase(found);
-  return tensor;
+  return tensors;
 }
 
 // The output has been sent, or is not sent at all.
@@ -101,8 +136,8 @@ void Executor::release(Key key) {
   if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
 }
 
-void Executor::leave(Flight flight, at::Tensor tensor) {
-  leaving_.emplace_back(std::move(flight), std::move(tensor));
+void Executor::leave(Flight flight, Tensors tensors) {
+  leaving_.emplace_back(std::move(flight), std::move(tensors));
   drop_sent(kMostLeaving);
 }
 
@@ -115,18 +150,34 @@ void Executor::drop_sent(size_t most_left) {
   }
 }
 
-void Executor::forward(const Step& step, const Action& action, std::vector<at::Tensor>& losses) {
+void Executor::forward(const Step& step, const Action& action) {
   const Key key{action.microbatch, action.chunk};
-  at::Tensor x;
-  if (!step.table.is_first_stage(step.rank, action.chunk)) x = take(inputs_, inputs_in_flight_, key);
+  const auto& border = step.border.values;
+  nn::Values x;
+  if (!step.table.is_first_stage(step.rank, action.chunk)) {
+    Tensors came = take(inputs_, inputs_in_flight_, key);
+    for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
+  }
   StageRun* run = step.table.forward_only ? nullptr : &runs_[key];
-  at::Tensor y = stages_[action.chunk]->forward(x, step.batches[action.microbatch], run);
+  const nn::Values y = stages_[action.chunk]->forward(x, step.batches[action.microbatch], run,
+                                                      &step.result.terms[action.microbatch]);
   if (step.table.is_last_stage(step.rank, action.chunk)) {
-    losses[action.microbatch] = y;
-  } else if (step.table.num_stages == 1) {
-    inputs_[{action.microbatch, action.chunk + 1}] = y;  // the next stage is ours too
+    MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
+    step.result.last[action.microbatch] = y.begin()->value.tensor();
+    return;
+  }
+  Tensors leave;
+  for (const auto& [name, value] : y) {
+    const size_t i = leave.size();
+    MPX_ASSERT(i < border.size() && border[i].name == name && border[i].dtype == value.tensor().scalar_type(),
+               "the stage gives ", name, " where another value crosses the border");
+    leave.push_back(step.table.num_stages == 1 ? value.tensor() : value.tensor().contiguous());
+  }
+  MPX_ASSERT(leave.size() == border.size(), "the stage gives ", leave.size(), " of ", border.size(), " values");
+  if (step.table.num_stages == 1) {
+    inputs_[{action.microbatch, action.chunk + 1}] = std::move(leave);  // the next stage is ours too
   } else {
-    outputs_[key] = y.contiguous();
+    outputs_[key] = std::move(leave);
   }
 }
 
@@ -134,43 +185,49 @@ void Executor::backward(const Step& step, const Action& action) {
   const Key key{action.microbatch, action.chunk};
   const auto run = runs_.find(key);
   MPX_ASSERT(run != runs_.end(), "backward of microbatch ", key.first, " before its forward");
-  at::Tensor dy;
+  const double factor = step.loss_gradients[action.microbatch];
+  Tensors dy;
   if (step.table.is_last_stage(step.rank, action.chunk)) {
-    const bool wide = step.border.dtype == at::kDouble;
-    dy = at::full({}, step.loss_gradients[action.microbatch],
-                  at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(step.batches[0].tokens.device()));
+    dy = {at::full({}, factor, step.result.last[action.microbatch].options())};
   } else {
     dy = take(gradients_, gradients_in_flight_, key);
   }
   StageRun consumed = std::move(run->second);
   runs_.erase(run);
-  at::Tensor dx = stages_[action.chunk]->backward(std::move(consumed), dy);
+  Tensors dx = stages_[action.chunk]->backward(std::move(consumed), dy, factor);
   if (step.table.is_first_stage(step.rank, action.chunk)) return;
   if (step.table.num_stages == 1) {
-    gradients_[{action.microbatch, action.chunk - 1}] = dx;
-  } else {
-    input_gradients_[key] = dx.contiguous();
+    gradients_[{action.microbatch, action.chunk - 1}] = std::move(dx);
+    return;
   }
+  for (size_t i = 0; i < dx.size(); ++i) {
+    const BorderValue& value = step.border.values[i];
+    if (!value.differentiable()) continue;
+    // A value that nothing after it read: the stage before waits for its gradient all the same.
+    dx[i] = dx[i].defined() ? dx[i].contiguous()
+                            : at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
+  }
+  input_gradients_[key] = std::move(dx);
 }
 
-at::Tensor& Executor::incoming_slot(const Action& action) {
+Executor::Tensors& Executor::slot(const Action& action) {
   const Key key{action.microbatch, action.chunk};
-  return action.kind == ActionKind::recv_forward ? inputs_[key] : gradients_[key];
-}
-
-at::Tensor Executor::outgoing_tensor(const Action& action) {
-  const Key key{action.microbatch, action.chunk};
-  auto& from = action.kind == ActionKind::send_forward ? outputs_ : input_gradients_;
+  if (!plan::is_send(action.kind)) return (goes_forward(action.kind) ? inputs_ : gradients_)[key];
+  auto& from = goes_forward(action.kind) ? outputs_ : input_gradients_;
   const auto found = from.find(key);
   MPX_ASSERT(found != from.end(), "nothing to send for microbatch ", key.first, " of chunk ", key.second);
   return found->second;
 }
 
+at::TensorOptions Executor::options_of(const Step& step, const BorderValue& value) {
+  return at::TensorOptions().dtype(value.dtype).device(step.batches[0].tokens.device());
+}
+
 // Of a tensor that crosses a border. Every stage has every microbatch, so nobody has to be told: a message with the
 // shape, waited for before the tensor's own call can be issued, makes two calls of one, and then neighbours can wait
 // for each other under tables that are right.
-std::vector<int64_t> Executor::sizes_of(const Step& step, int microbatch) {
-  std::vector<int64_t> sizes = step.border.sizes;
+std::vector<int64_t> Executor::sizes_of(const Step& step, const BorderValue& value, int microbatch) {
+  std::vector<int64_t> sizes = value.sizes;
   if (!step.border.variable) return sizes;
   const at::Tensor &first = step.batches[0].tokens, &own = step.batches[static_cast<size_t>(microbatch)].tokens;
   MPX_CHECK(sizes[0] * own.size(1) % first.size(1) == 0, "data", "microbatch ", microbatch, " has ", own.size(1),
@@ -181,13 +238,17 @@ std::vector<int64_t> Executor::sizes_of(const Step& step, int microbatch) {
 }
 
 void Executor::exchange(const Step& step, const Action* begin, const Action* end) {
-  const at::TensorOptions options =
-      at::TensorOptions().dtype(step.border.dtype).device(step.batches[0].tokens.device());
   std::vector<comm::P2pOp> ops;
   for (const Action* a = begin; a != end; ++a) {
     const bool sends = plan::is_send(a->kind);
-    if (!sends) incoming_slot(*a) = at::empty(sizes_of(step, a->microbatch), options);
-    ops.push_back({sends, sends ? outgoing_tensor(*a) : incoming_slot(*a), a->peer, channel_of(a->kind)});
+    Tensors& tensors = slot(*a);
+    tensors.resize(step.border.values.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const BorderValue& value = step.border.values[i];
+      if (!goes_forward(a->kind) && !value.differentiable()) continue;
+      if (!sends) tensors[i] = at::empty(sizes_of(step, value, a->microbatch), options_of(step, value));
+      ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});
+    }
   }
   const auto flight = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
   for (const Action* a = begin; a != end; ++a) {

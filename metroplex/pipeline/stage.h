@@ -1,19 +1,19 @@
-// A stage is one model chunk of one pipeline rank: a list of segments, run as islands one after another. Around them
-// hang, in this one place, the four moments of a segment, full recompute and offload.
+// A stage is one model chunk of one pipeline rank: a list of blocks, whose segments run as islands one after another.
+// Around them hang, in this one place, the moments of an island, full recompute and offload.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "base/listeners.h"
 #include "comm/group.h"
 #include "config/memory.h"
+#include "nn/island.h"
 #include "nn/moments.h"
 #include "nn/recompute.h"
-#include "nn/segment.h"
 
 namespace metroplex::pipeline {
-
-using Segments = std::vector<std::unique_ptr<nn::Segment>>;
 
 // What a stage keeps between forward and backward; by default everything its layers ask for, in memory.
 struct StageMemory {
@@ -21,55 +21,74 @@ struct StageMemory {
   comm::Group split_over;                       // holds the inputs of recomputed chunks in equal parts; one: whole
   std::shared_ptr<nn::ActivationStore> store;   // null: memory
 };
-StageMemory stage_memory(const config::Memory& memory, const Segments& segments, const comm::Group& tp,
+StageMemory stage_memory(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
                          std::shared_ptr<nn::ActivationStore> store);
+
+// The islands of a stage in forward order.
+struct Cut {
+  struct Place {
+    nn::Island island;
+    int block = 0, segment = 0;  // where it begins; the segment counts within the block
+    bool first = true, last = true;  // of its block
+  };
+  struct Part {  // islands [begin, end): one, or those of a chunk
+    size_t begin, end;
+    bool recomputed;
+  };
+  std::vector<Place> places;
+  std::vector<Part> parts;
+};
 
 // What one forward of one microbatch holds until its backward.
 struct StageRun {
-  // One segment, or a chunk that will run again.
+  // One island, or a chunk that will run again.
   struct Part {
-    nn::SegmentRun run;
+    nn::IslandRun run;
     nn::KeptInput input;
   };
+  const Cut* cut = nullptr;  // of the stage
   std::vector<Part> parts;
   nn::Microbatch batch;
 };
 
 class Stage {
  public:
-  explicit Stage(Segments segments, StageMemory memory = {});
+  explicit Stage(nn::Blocks blocks, StageMemory memory = {});
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
 
-  // Null: none. Told of every forward and backward of a segment, with or without a run.
-  void set_moments(nn::Moments* moments) { moments_ = moments; }
+  // Told of every forward and backward of an island, with or without a run: `before` in order of joining, `after` in
+  // reverse. Who only looks leaves islands whole; with `cuts` every border between segments is cut from the next
+  // forward on.
+  void listen(std::string name, nn::Moments& moments, bool cuts = false);
+  void unlisten(const std::string& name);
 
-  // x_sbh is undefined on the first stage. With `run` the forward is differentiable and fills it.
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch, StageRun* run);
-  // Gradient of the input, undefined on the first stage. Consumes the run, segment by segment from the end.
-  at::Tensor backward(StageRun run, at::Tensor dy);
+  // `x` is empty on the first stage. With `run` the forward is differentiable and fills it. `terms` gets the loss
+  // terms of the segments.
+  nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr);
+  // Gradients of the inputs, none on the first stage. `dy` has one an output. Consumes the run, island by island from
+  // the end.
+  nn::Gradients backward(StageRun run, nn::Gradients dy, double loss_factor);
 
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order, a shared one once
-  const Segments& segments() const { return segments_; }
+  const nn::Blocks& blocks() const { return blocks_; }
+  // How the next forward cuts the stage; every border with `all`.
+  const Cut& cut(bool all = false) const;
+  const StageMemory& memory() const { return memory_; }
+
+  // Around one island; for the cursors.
+  void tell_before(const nn::Turn& turn) const;
+  void tell_after(const nn::Turn& turn) const;
 
  private:
-  struct Part {  // segments [begin, end): one, or a chunk
-    size_t begin, end;
-    bool recomputed;
+  struct Listener {
+    nn::Moments* moments;
+    bool cuts;
   };
-  // Which segment, and whose turn comes after it.
-  struct Turn {
-    size_t segment;
-    int next;
-  };
-  at::Tensor run_forward(Turn turn, const at::Tensor& x, const nn::Microbatch& batch, nn::SegmentRun* run,
-                         nn::ActivationStore* store);
-  at::Tensor run_backward(Turn turn, nn::SegmentRun run, const at::Tensor& dy);
-  // Forward and backward of a recomputed chunk; `next`: whose turn comes after it.
-  at::Tensor run_again(const Part& part, at::Tensor x, at::Tensor dy, const nn::Microbatch& batch, int next);
-
-  Segments segments_;
+  nn::Blocks blocks_;
   StageMemory memory_;
-  nn::Moments* moments_ = nullptr;
-  std::vector<Part> parts_;
+  base::Listeners<Listener> listeners_;
+  Cut whole_, everywhere_;  // blocks as islands; segments as islands
   std::vector<nn::Param*> params_;
 };
 

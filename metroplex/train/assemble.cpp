@@ -40,7 +40,11 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
             ", which parallel.sequence_parallel needs; pad it or turn that off");
   const bool wide = config.precision.fp32_residual_connection && config.precision.half();
-  return {{s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype, variable_lengths};
+  pipeline::BorderShape border{
+      {{nn::kHiddenStates, {s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype}},
+      variable_lengths};
+  border.values.insert(border.values.end(), also_crosses.begin(), also_crosses.end());
+  return border;
 }
 
 std::vector<optim::NormPart> Assembly::norm_parts() const {
@@ -75,7 +79,7 @@ models::ModelContext model_context(const Assembly& a) {
   return context;
 }
 
-// Builds this rank's chunks and lists their parameters. Returns how many new ones each segment brought.
+// Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory);
@@ -87,24 +91,24 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     const plan::StageLayers& slice = slices[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(place), {}});
-    pipeline::Segments segments =
-        build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
-    auto kept = pipeline::stage_memory(memory, segments, a.groups().tp, store);
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments), std::move(kept)));
-    for (const auto& segment : a.stages.back()->segments()) {
+    nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
+    auto kept = pipeline::stage_memory(memory, blocks, a.groups().tp, store);
+    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(kept)));
+    for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
-      std::vector<nn::Param*> of_segment;
-      segment->collect_params(of_segment);
-      for (nn::Param* param : of_segment) {
+      for (nn::Param* param : nn::params_of(block)) {
         if (std::find(a.params.begin(), a.params.end(), param) != a.params.end()) continue;
         a.params.push_back(param);
         chunks.back().params.push_back(param);
       }
       units.push_back(a.params.size() - before);
-      segment->collect_buffers(a.buffers);
+      for (const auto& segment : block.segments) segment->collect_buffers(a.buffers);
     }
   }
   a.shared = find_shared(*a.world, chunks);
+  std::vector<const nn::Blocks*> all;
+  for (const auto& stage : a.stages) all.push_back(&stage->blocks());
+  nn::count_uses(all);
   return units;
 }
 
@@ -120,10 +124,10 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   a.families = distributed::ParamFamilies(*a.world, a.params, options);
   a.slices = a.families.slices();
   for (const auto& stage : a.stages) {
-    std::vector<std::vector<nn::Param*>> segments;
-    for (const auto& segment : stage->segments()) segment->collect_params(segments.emplace_back());
-    a.gathers.push_back(a.families.make_gather(segments));
-    stage->set_moments(a.gathers.back().get());
+    std::vector<std::vector<nn::Param*>> blocks;
+    for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::params_of(block));
+    a.gathers.push_back(a.families.make_gather(blocks));
+    if (a.gathers.back()) stage->listen("parameter gather", *a.gathers.back());
   }
 }
 

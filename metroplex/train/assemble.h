@@ -49,6 +49,7 @@ struct Assembly {
 
   bool variable_lengths =
       false;  // microbatches of a step differ in length, as no data of ours do: set it before a step
+  std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }
@@ -63,9 +64,9 @@ struct Assembly {
   std::map<std::pair<int, bool>, plan::PipelineTable> tables_;
 };
 
-// Makes the segments of one chunk.
+// Makes the blocks of one chunk.
 using StageBuilder =
-    std::function<pipeline::Segments(const models::ModelContext& context, const models::StageSlice& slice)>;
+    std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
 
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
 // Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the

@@ -102,7 +102,7 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   const comm::Group& pp = a.groups().pp;
   while (static_cast<int64_t>(made.size()) < options.max_new_tokens) {
     const nn::Microbatch batch = on_device(tokens_at(input, cache.length, &cache), a.world->device());
-    const auto outputs = a.executor->run(table, {batch}, {}, a.border(batch));
+    const std::vector<at::Tensor> outputs = a.executor->run(table, {batch}, {}, a.border(batch)).last;
     cache.length += static_cast<int64_t>(input.size());
     at::Tensor next = at::zeros({1}, at::kLong);
     if (a.last_stage()) next.fill_(sample_token(outputs.at(0)[-1][0], options, cache.length));

@@ -16,44 +16,32 @@ static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
   return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
 }
 
+static constexpr const char* kListener = "memory report";
+
 // Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
 class MemoryReport::Sampler final : public nn::Moments {
  public:
-  Sampler(MemoryReport& report, nn::Moments* inner) : report_(report), inner_(inner) {}
-  nn::Moments* inner() const { return inner_; }
-  void before(int segment, nn::Pass pass, int next) override {
-    if (inner_ != nullptr) inner_->before(segment, pass, next);
-    report_.sample();
-  }
-  void after(int segment, nn::Pass pass) override {
-    report_.sample();
-    if (inner_ != nullptr) inner_->after(segment, pass);
-  }
+  explicit Sampler(MemoryReport& report) : report_(report) {}
+  void before(const nn::Turn&) override { report_.sample(); }
+  void after(const nn::Turn&) override { report_.sample(); }
 
  private:
   MemoryReport& report_;
-  nn::Moments* inner_;
 };
 
-MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter) : a_(assembly), meter_(meter) {
+MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter)
+    : a_(assembly), meter_(meter), sampler_(std::make_unique<Sampler>(*this)) {
   MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
+  a_.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
   if (!a_.sharding.transient_gradients()) return;
-  for (size_t s = 0; s < a_.stages.size(); ++s) {
-    samplers_.push_back(std::make_unique<Sampler>(*this, a_.gathers.at(s).get()));
-    a_.stages[s]->set_moments(samplers_.back().get());
-  }
-  for (nn::Param* param : a_.params) {
-    on_use_.push_back(std::move(param->on_use));
-    param->on_use = [this, i = on_use_.size() - 1] {
-      sample();
-      if (on_use_[i]) on_use_[i]();
-    };
-  }
+  for (const auto& stage : a_.stages) stage->listen(kListener, *sampler_);
+  for (nn::Param* param : a_.params) param->on_use.add(kListener, [this] { sample(); });
 }
 
 MemoryReport::~MemoryReport() {
-  for (size_t s = 0; s < samplers_.size(); ++s) a_.stages[s]->set_moments(samplers_[s]->inner());
-  for (size_t i = 0; i < on_use_.size(); ++i) a_.params[i]->on_use = std::move(on_use_[i]);
+  a_.executor->observers().remove(kListener);
+  for (const auto& stage : a_.stages) stage->unlisten(kListener);
+  for (nn::Param* param : a_.params) param->on_use.remove(kListener);
 }
 
 void MemoryReport::sample() {
@@ -61,29 +49,23 @@ void MemoryReport::sample() {
   most_passing_ = std::max(most_passing_, a_.families.passing_bytes());
 }
 
-int64_t MemoryReport::borders() const { return (static_cast<int64_t>(a_.executor->live()) - runs_) * border_; }
-
 int64_t MemoryReport::rest() const {
-  return meter_.bytes() - borders() - a_.families.gathered_bytes() - a_.families.passing_bytes();
+  return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.passing_bytes();
 }
 
-void MemoryReport::begin_step(const nn::Microbatch& first) {
-  const pipeline::BorderShape border = a_.border(first);
-  border_ = static_cast<int64_t>(c10::elementSize(border.dtype));
-  for (const int64_t size : border.sizes) border_ *= size;
-  runs_ = most_gathered_ = most_passing_ = 0;
+void MemoryReport::begin_step() {
+  begun_ = true;
+  most_gathered_ = most_passing_ = 0;
   at_ = 0;
   meter_.reset_peak();
   last_ = rest();
 }
 
 void MemoryReport::after_action(const plan::Action& action) {
-  if (border_ == 0) return;  // before the first begin_step()
-  if (action.kind == plan::ActionKind::forward) ++runs_;
-  if (action.kind == plan::ActionKind::backward) --runs_;
+  if (!begun_) return;
   const int64_t now = rest(), added = plan::is_p2p(action.kind) ? 0 : now - last_;
   last_ = now;
-  if (at_ == actions_.size()) actions_.push_back({added, borders()});
+  if (at_ == actions_.size()) actions_.push_back({added, a_.executor->border_bytes()});
   actions_[at_].added = std::min(actions_[at_].added, added);
   ++at_;
 }

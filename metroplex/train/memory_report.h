@@ -7,7 +7,6 @@
 // last. Repeated steps correct the activations; the peak stays a little off with pp.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,22 +34,19 @@ class MemoryReport {
 
   // The microbatches have been made. Not for the first step: what grows once (rotary tables) is there. Of several
   // steps of the same shape the least that every action added counts.
-  void begin_step(const nn::Microbatch& first);
-  void after_action(const plan::Action& action);  // of the executor, see ActionObserver
+  void begin_step();
   MeasuredMemory end_step() const;
 
  private:
   class Sampler;
+  void after_action(const plan::Action& action);
   void sample();
-  int64_t borders() const;
   int64_t rest() const;
 
   Assembly& a_;
   cuda::MemoryMeter& meter_;
-  std::vector<std::unique_ptr<Sampler>> samplers_;  // one a stage
-  std::vector<std::function<void()>> on_use_;       // what the parameters had
-  int64_t border_ = 0;                              // bytes of one border tensor
-  int64_t runs_ = 0;                                // forwards that wait for their backward
+  std::unique_ptr<Sampler> sampler_;
+  bool begun_ = false;
   int64_t last_ = 0;  // the meter less border tensors and buffers, after the action before
   struct Action {
     int64_t added = 0, borders = 0;

@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
+#include <sstream>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -11,6 +12,8 @@
 
 namespace metroplex::train {
 namespace {
+
+using NamedSums = std::map<std::string, double>;
 
 double counted_tokens(const nn::Microbatch& batch) {
   return batch.loss_mask.is_cpu() ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
@@ -36,16 +39,16 @@ std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, boo
 
 // What each rank adds to the sums over the world.
 struct Totals {
-  double loss = 0, weight = 0, tokens = 0, stop = 0;
+  double loss = 0, weight = 0, tokens = 0, stop = 0, terms = 0;
 };
 
 Totals reduce_totals(const Totals& mine, const comm::World& world) {
   const at::Tensor sums =
-      at::tensor({mine.loss, mine.weight, mine.tokens, mine.stop}, at::kDouble).to(world.device());
+      at::tensor({mine.loss, mine.weight, mine.tokens, mine.stop, mine.terms}, at::kDouble).to(world.device());
   comm::all_reduce(sums, world.groups().world);
   const at::Tensor host = sums.cpu();
   const double* v = host.const_data_ptr<double>();
-  return {v[0], v[1], v[2], v[3]};
+  return {v[0], v[1], v[2], v[3], v[4]};
 }
 
 // Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts.
@@ -60,6 +63,35 @@ Totals own_totals(Assembly& a, const std::vector<double>& losses, const std::vec
     totals.weight += per_token ? tokens : 1.0;
   }
   return totals;
+}
+
+// Of the loss terms that this rank's segments reported, summed over its microbatches as the loss is. Tensor-parallel
+// ranks hold the same: the first one counts.
+NamedSums own_terms(Assembly& a, const std::vector<nn::LossTerms>& terms, const std::vector<nn::Microbatch>& batches,
+                    bool per_token) {
+  NamedSums sums;
+  if (!a.groups().tp.first()) return sums;
+  for (size_t m = 0; m < terms.size(); ++m) {
+    for (const nn::LossTerm& term : terms[m]) {
+      const double sum = term.sum.item<double>();
+      sums[term.name] += per_token ? sum : sum / std::max(counted_tokens(batches[m]), 1.0);
+    }
+  }
+  return sums;
+}
+
+// Over the world, in order of ranks, which know the names of their own stages only.
+NamedSums reduce_terms(const NamedSums& mine, const comm::World& world) {
+  std::ostringstream text;
+  text.precision(17);
+  for (const auto& [name, sum] : mine) text << name << '\n' << sum << '\n';
+  NamedSums sums;
+  for (const std::string& of_rank : comm::all_gather_strings(text.str(), world.groups().world)) {
+    std::istringstream lines(of_rank);
+    std::string name, sum;
+    while (std::getline(lines, name) && std::getline(lines, sum)) sums[name] += std::stod(sum);
+  }
+  return sums;
 }
 
 void check_losses(Assembly& a, const std::vector<double>& losses, int64_t iteration) {
@@ -82,8 +114,8 @@ void reduce_shared_gradients(Assembly& a) {
   sum_shared_gradients(a.shared, a.slices);
 }
 
-std::vector<at::Tensor> forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,
-                                         const std::vector<double>& factors) {
+pipeline::PipelineOutput forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,
+                                          const std::vector<double>& factors) {
   const auto count = static_cast<int64_t>(batches.size());
   a.families.begin_step(count);
   for (nn::Buffer* buffer : a.buffers) buffer->pending.zero_();
@@ -167,19 +199,27 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
   const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
-  const std::vector<double> losses =
-      timers.measure("forward-backward", 1, [&] { return on_host(forward_backward(a, input.batches, factors)); });
+  std::vector<double> losses;
+  NamedSums terms;
+  timers.measure("forward-backward", 1, [&] {
+    const pipeline::PipelineOutput output = forward_backward(a, input.batches, factors);
+    losses = on_host(output.last);
+    terms = own_terms(a, output.terms, input.batches, per_token);
+  });
   check_losses(a, losses, input.iteration);
   timers.measure("all-grads-sync", 1, [&] { finish_gradients(a); });
 
   Totals mine = own_totals(a, losses, input.batches, per_token);
   mine.stop = input.stop;
+  mine.terms = static_cast<double>(terms.size());
   const Totals totals = reduce_totals(mine, *a.world);
+  if (totals.terms > 0) terms = reduce_terms(terms, *a.world);
   const double unscale =
       (per_token ? 1.0 / std::max(totals.tokens, 1.0) : 1.0) * (a.scaler ? a.scaler->inv_scale() : 1.0);
   const optim::GradientStats stats =
       timers.measure("optimizer-clip-main-grad", 1, [&] { return optim::gradient_stats(a.norm_parts()); });
   outcome.loss = totals.weight > 0 ? totals.loss / totals.weight : 0.0;
+  for (const auto& [name, sum] : terms) outcome.terms[name] = totals.weight > 0 ? sum / totals.weight : 0.0;
   outcome.grad_norm = stats.norm * unscale;
   outcome.num_zeros = a.config.train.log_num_zeros_in_grad ? stats.num_zeros : -1;
   outcome.tokens = totals.tokens;
@@ -195,7 +235,7 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
 LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   const std::vector<double> losses =
-      on_host(a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))));
+      on_host(a.executor->run(a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches.at(0))).last);
   Totals mine = own_totals(a, losses, batches, per_token);
   mine.stop = stop;
   const Totals totals = reduce_totals(mine, *a.world);

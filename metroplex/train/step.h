@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct StepInput {
 
 struct StepOutcome {
   double loss = 0;  // over the global batch
+  std::map<std::string, double> terms;  // loss terms by name, over the global batch
   double lr = 0;
   double grad_norm = 0;   // unscaled, before clipping
   double loss_scale = 1;  // that this step used

@@ -162,9 +162,8 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
   comm::broadcast(present, 0, a_->groups().batch);
   for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
   if (a_->optimizer) {
-    a_->executor->set_observer([this](const plan::Action& action, double seconds) {
+    a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
-      if (memory_) memory_->after_action(action);
     });
   }
 }
@@ -366,7 +365,7 @@ StepOutcome Job::step_once(BatchStream& batches) {
   const bool second = position_.iteration == first_iteration_ + 1;
   if (meter_ && second) {
     memory_ = std::make_unique<MemoryReport>(*a_, *meter_);
-    memory_->begin_step(micro.at(0));
+    memory_->begin_step();
   }
   const StepOutcome outcome = train_step(
       *a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_});

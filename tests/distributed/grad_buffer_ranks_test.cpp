@@ -201,7 +201,7 @@ TEST(GradBuffer, GradientsStartAtZeroAndUsesOutsideAStepDoNotCount) {
     add(params[0], 1);
     EXPECT_EQ(params[0].main_grad[0].item<double>(), 2.0);
   }
-  EXPECT_FALSE(params[0].on_use) << "a buffer that is gone is not called";
+  EXPECT_TRUE(params[0].on_use.empty()) << "a buffer that is gone is not called";
 }
 
 }  // namespace

@@ -19,18 +19,20 @@ Passed run_model(const config::Model& model, at::ScalarType dtype, bool fp32_res
   context.vocab_size = 37;
   context.dtype = dtype;
   context.fp32_residual_connection = fp32_residual;
-  const Segments segments = models::build_stage(context, {0, model.num_layers, true, true});
-  const std::vector<nn::Param*> params = params_of(segments);
+  const nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
+  const std::vector<nn::Param*> params = nn::params_of(blocks);
   shake_vectors(params);
   for (nn::Param* param : params) param->data.copy_(param->data.to(at::kBFloat16));  // the same numbers in all types
   give_main_grad(params);
   const nn::Microbatch batch = small_batch(2, 12, 37);
-  train_step(segments, batch, 1.0);
+  train_step(blocks, batch, 1.0);
   Passed result;
   result.words_grad = params.front()->main_grad;
-  for (size_t i = 0; i + 1 < segments.size(); ++i) {
-    result.stream = nn::run_forward(*segments[i], result.stream, batch, nullptr);
-    EXPECT_EQ(result.stream.scalar_type(), fp32_residual ? at::kFloat : dtype) << "after segment " << i;
+  nn::Values x;
+  for (size_t i = 0; i + 1 < blocks.size(); ++i) {
+    x = nn::run_forward(nn::make_island(blocks[i]), x, {batch}, nullptr);
+    result.stream = x.tensor(nn::kHiddenStates);
+    EXPECT_EQ(result.stream.scalar_type(), fp32_residual ? at::kFloat : dtype) << "after block " << i;
   }
   return result;
 }

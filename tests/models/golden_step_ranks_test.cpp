@@ -86,8 +86,8 @@ void check_first_step(const Case& which, const comm::Group& tp) {
   const Json run = Json::parse(stream);
   const Json& config = run.at("config");
   const models::ModelContext context = context_of(config, tp, which.sequence_parallel);
-  const Segments segments = models::build_stage(context, {0, context.model.num_layers, true, true});
-  const auto params = params_of(segments);
+  const nn::Blocks blocks = models::build_stage(context, {0, context.model.num_layers, true, true});
+  const auto params = nn::params_of(blocks);
   give_main_grad(params);
   for (nn::Param* param : params) fill_by_recipe(*param);
   const int64_t mbs = config.at("mbs"), seq = config.at("seq"), masked = config.value("mask_last", int64_t{0});
@@ -95,7 +95,7 @@ void check_first_step(const Case& which, const comm::Group& tp) {
   const auto tokens = static_cast<double>(mbs * (seq - masked) * microbatches);
   double loss = 0;
   for (int64_t m = 0; m < microbatches; ++m)
-    loss += train_step(segments, batch_by_recipe(m * mbs, mbs, seq, context.vocab_size, masked), 1 / tokens) / tokens;
+    loss += train_step(blocks, batch_by_recipe(m * mbs, mbs, seq, context.vocab_size, masked), 1 / tokens) / tokens;
   EXPECT_NEAR(loss, run.at("history")[0].at("loss").get<double>(), 2e-6);
   double squares = 0;
   for (nn::Param* param : params) {

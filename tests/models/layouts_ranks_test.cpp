@@ -71,20 +71,20 @@ struct Outcome {
 };
 
 Outcome run_model(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
-  const Segments segments =
+  const nn::Blocks blocks =
       models::build_stage(context_of(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
-  const auto params = params_of(segments);
+  const auto params = nn::params_of(blocks);
   give_main_grad(params);
   Outcome outcome;
   nn::Microbatch batch = batch_of(variant);
-  outcome.loss = train_step(segments, batch, 0.25);
+  outcome.loss = train_step(blocks, batch, 0.25);
   for (nn::Param* param : params) {
     outcome.weights[param->name] = whole(*param, param->data, tp);
     outcome.gradients[param->name] = whole_gradient(*param, tp);
   }
   batch.labels = at::Tensor();
   batch.training = false;
-  outcome.logits = evaluate(segments, batch);
+  outcome.logits = evaluate(blocks, batch);
   return outcome;
 }
 
@@ -117,13 +117,13 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
     SCOPED_TRACE(variant.name);
     const Outcome one = run_model(variant, {}, false);
     const models::ModelContext context = context_of(variant, {}, false);
-    Segments chain = models::build_stage(context, {0, 1, true, false});
+    nn::Blocks chain = models::build_stage(context, {0, 1, true, false});
     for (const models::StageSlice& slice :
          {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false},
           models::StageSlice{2, 0, false, true}}) {
-      for (auto& segment : models::build_stage(context, slice)) chain.push_back(std::move(segment));
+      for (nn::Block& block : models::build_stage(context, slice)) chain.push_back(std::move(block));
     }
-    const auto params = params_of(chain);
+    const auto params = nn::params_of(chain);
     give_main_grad(params);
     EXPECT_DOUBLE_EQ(train_step(chain, batch_of(variant), 0.25), one.loss);
     at::Tensor tied;
@@ -150,13 +150,14 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
 
 TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
   for (const Variant& variant : variants()) {
-    const Segments segments =
+    const nn::Blocks blocks =
         models::build_stage(context_of(variant, {}, false), {0, variant.model.num_layers, true, true});
-    const auto params = params_of(segments);
+    const auto params = nn::params_of(blocks);
     give_main_grad(params);
     std::map<std::string, int> uses;
-    for (nn::Param* param : params) param->on_use = [&uses, param] { ++uses[param->name]; };
-    train_step(segments, batch_of(variant), 1.0);
+    nn::count_uses({&blocks});
+    for (nn::Param* param : params) param->on_use.add("test", [&uses, param] { ++uses[param->name]; });
+    train_step(blocks, batch_of(variant), 1.0);
     for (nn::Param* param : params)
       EXPECT_EQ(uses[param->name], param->uses_per_microbatch) << variant.name << ": " << param->name;
   }
@@ -164,21 +165,21 @@ TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
 
 TEST(Dropout, StepAndSampleChooseTheMaskAndEvaluationHasNone) {
   Variant variant = variants()[2];
-  const Segments segments = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
-  give_main_grad(params_of(segments));
+  const nn::Blocks blocks = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
+  give_main_grad(nn::params_of(blocks));
   nn::Microbatch batch = batch_of(variant);
-  const double loss = train_step(segments, batch, 1.0);
-  EXPECT_EQ(train_step(segments, batch, 1.0), loss);
+  const double loss = train_step(blocks, batch, 1.0);
+  EXPECT_EQ(train_step(blocks, batch, 1.0), loss);
   batch.step += 1;
-  EXPECT_NE(train_step(segments, batch, 1.0), loss);
+  EXPECT_NE(train_step(blocks, batch, 1.0), loss);
   batch.step -= 1;
   batch.sample_ids = batch.sample_ids + 1;
-  EXPECT_NE(train_step(segments, batch, 1.0), loss);
+  EXPECT_NE(train_step(blocks, batch, 1.0), loss);
   batch.training = false;
-  const double quiet = train_step(segments, batch, 1.0);
+  const double quiet = train_step(blocks, batch, 1.0);
   variant.model.attention_dropout = variant.model.hidden_dropout = 0;
-  const Segments without = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
-  give_main_grad(params_of(without));
+  const nn::Blocks without = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
+  give_main_grad(nn::params_of(without));
   batch.training = true;
   EXPECT_DOUBLE_EQ(train_step(without, batch, 1.0), quiet);
 }
@@ -189,17 +190,17 @@ TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {
     for (const int tp : {1, 2}) {
       SCOPED_TRACE(variant.name);
       run_ranks(tp, [&](const comm::World& world) {
-        const Segments segments =
+        const nn::Blocks blocks =
             models::build_stage(context_of(variant, world.groups().tp, false), {0, 2, true, true});
         nn::Microbatch batch = small_batch(2, 9, kVocab);
         batch.labels = batch.position_ids = at::Tensor();
         batch.training = false;
-        const at::Tensor tokens = batch.tokens, expected = evaluate(segments, batch);
+        const at::Tensor tokens = batch.tokens, expected = evaluate(blocks, batch);
         nn::KvCache cache;
         batch.cache = &cache;
         for (const int64_t count : {int64_t{4}, int64_t{1}, int64_t{3}, int64_t{1}}) {
           batch.tokens = tokens.narrow(1, cache.length, count).contiguous();
-          EXPECT_LT(relative_difference(evaluate(segments, batch), expected.narrow(0, cache.length, count)), 1e-12);
+          EXPECT_LT(relative_difference(evaluate(blocks, batch), expected.narrow(0, cache.length, count)), 1e-12);
           cache.length += count;
         }
       });
@@ -223,15 +224,15 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   context.model.activation = "tanh";
   EXPECT_THROW(models::build_stage(context, {0, 2, true, true}), base::Error);
   context.model = small_gpt();
-  const Segments segments = models::build_stage(context, {0, 2, true, true});
+  const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
   nn::Microbatch batch = small_batch(1, 17, kVocab);
-  EXPECT_THROW(evaluate(segments, batch), base::Error);  // 17 positions, 16 in the table
+  EXPECT_THROW(evaluate(blocks, batch), base::Error);  // 17 positions, 16 in the table
   batch = small_batch(1, 8, kVocab);
   batch.tokens[0][3] = kVocab;
-  EXPECT_THROW(evaluate(segments, batch), base::Error);
+  EXPECT_THROW(evaluate(blocks, batch), base::Error);
   batch = small_batch(1, 8, kVocab);
   batch.labels[0][3] = -1;
-  EXPECT_THROW(evaluate(segments, batch), base::Error);
+  EXPECT_THROW(evaluate(blocks, batch), base::Error);
 }
 
 TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
@@ -240,11 +241,11 @@ TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
     const Outcome exact = run_model(variant, {}, false);
     models::ModelContext context = context_of(variant, {}, false);
     context.dtype = at::kBFloat16;
-    const Segments segments = models::build_stage(context, {0, 2, true, true});
-    const auto params = params_of(segments);
+    const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
+    const auto params = nn::params_of(blocks);
     give_main_grad(params);
     // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss moves less.
-    EXPECT_NEAR(train_step(segments, batch_of(variant), 0.25), exact.loss, 4e-3 * exact.loss);
+    EXPECT_NEAR(train_step(blocks, batch_of(variant), 0.25), exact.loss, 4e-3 * exact.loss);
     for (nn::Param* param : params) {
       const at::Tensor expected = exact.gradients.at(param->name);
       EXPECT_EQ(param->main_grad.scalar_type(), at::kFloat);
@@ -260,8 +261,8 @@ TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
     models::ModelContext context = context_of({"", small_gpt()}, world.groups().tp, false);
     context.model.sharded_initialization = true;
     context.init_streams = nn::make_init_streams(nn::rng_seeds(1234, {world.groups().tp.index(), 0, 0, 0}));
-    const Segments segments = models::build_stage(context, {0, 2, true, true});
-    for (nn::Param* param : params_of(segments)) {
+    const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
+    for (nn::Param* param : nn::params_of(blocks)) {
       if (param->data.dim() < 2) continue;
       const at::Tensor both = comm::all_gather(param->data.unsqueeze(0), 0, world.groups().tp);
       EXPECT_EQ(at::equal(both[0], both[1]), !param->cut()) << param->name;

@@ -92,18 +92,19 @@ models::ModelContext context_of(const config::Model& model, const Place& place, 
 // Loss and the gradients of all parameters, as this rank has them.
 std::vector<at::Tensor> outcome(const Variant& variant, const Place& place, const Form& form) {
   const models::ModelContext context = context_of(variant.model, place, form.memory());
-  const Segments segments = models::build_stage(context, {0, variant.model.num_layers, true, true});
-  const auto params = params_of(segments);
+  const nn::Blocks blocks = models::build_stage(context, {0, variant.model.num_layers, true, true});
+  const auto params = nn::params_of(blocks);
   give_main_grad(params);
   shake_vectors(params);
   const nn::Microbatch batch = small_batch(3, 8, kVocab);
-  std::vector<nn::SegmentRun> runs(segments.size());
-  at::Tensor x;
-  for (size_t i = 0; i < segments.size(); ++i)
-    x = nn::run_forward(*segments[i], x, batch, &runs[i], context.saving.store.get());
-  std::vector<at::Tensor> all{x};
-  at::Tensor dy = at::full({}, 0.25, x.options());
-  for (size_t i = segments.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
+  const std::vector<nn::Island> islands = islands_of(blocks);
+  std::vector<nn::IslandRun> runs(islands.size());
+  nn::Values x;
+  for (size_t i = 0; i < islands.size(); ++i)
+    x = nn::run_forward(islands[i], x, {batch, context.saving.store.get()}, &runs[i]);
+  std::vector<at::Tensor> all{x.tensor(nn::kLoss)};
+  nn::Gradients dy{at::full({}, 0.25, all[0].options())};
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 0);
   for (nn::Param* param : params) all.push_back(param->main_grad);
   return all;
 }
@@ -176,21 +177,24 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
           for (const Form& form : all) {
             SCOPED_TRACE(form.name());
             const models::ModelContext context = context_of(variant.model, place, form.memory());
-            const Segments blocks = models::build_stage(context, {0, 2, false, false});
-            give_main_grad(params_of(blocks));
+            const nn::Blocks blocks = models::build_stage(context, {0, 2, false, false});
+            give_main_grad(nn::params_of(blocks));
             const nn::Microbatch batch = small_batch(b, s, kVocab);
             const cuda::MemoryMeter meter;
             const auto input = [&, rows = sequence_parallel ? s / tp : s] {
               return at::ones({rows, b, variant.model.hidden_size}, dtype);
             };
-            nn::run_forward(*blocks[0], input(), batch, nullptr);  // grows the table of rotary positions
+            const nn::Island island = nn::make_island(blocks[0]);
+            const auto in = [&] { return nn::Values(nn::kHiddenStates, input()); };
+            nn::run_forward(island, in(), {batch}, nullptr);  // grows the table of rotary positions
             const int64_t before = meter.bytes();
-            nn::SegmentRun run;
-            at::Tensor y = nn::run_forward(*blocks[0], input(), batch, &run, context.saving.store.get());
+            nn::IslandRun run;
+            at::Tensor y = nn::run_forward(island, in(), {batch, context.saving.store.get()}, &run)
+                               .tensor(nn::kHiddenStates);
             const auto output = static_cast<int64_t>(y.nbytes());
             const Sizes size{s, b, static_cast<int64_t>(y.element_size()), dtype == at::kDouble ? 8 : 4};
             EXPECT_EQ(meter.bytes() - before - output, bytes_of_block(variant.model, size, place, form));
-            nn::run_backward(std::move(run), y);
+            nn::run_backward(std::move(run), {y}, 0);
             y = at::Tensor();
             EXPECT_EQ(meter.bytes(), before);
           }

@@ -9,37 +9,35 @@
 #include <vector>
 
 #include "models/registry.h"
+#include "nn/island.h"
 #include "nn/tools.h"
 
 namespace metroplex::test {
 
-using Segments = std::vector<std::unique_ptr<nn::Segment>>;
-
-inline std::vector<nn::Param*> params_of(const Segments& segments) {
-  std::vector<nn::Param*> told, params;
-  for (const auto& segment : segments) segment->collect_params(told);
-  for (nn::Param* param : told) {  // a shared one once
-    if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
-  }
-  return params;
+// One island a block, as a stage runs them.
+inline std::vector<nn::Island> islands_of(const nn::Blocks& blocks) {
+  std::vector<nn::Island> islands;
+  for (const nn::Block& block : blocks) islands.push_back(nn::make_island(block));
+  return islands;
 }
 
 // Forward and backward of one microbatch; the loss is scaled by `factor` in backward. Returns the summed loss.
-inline double train_step(const Segments& segments, const nn::Microbatch& batch, double factor) {
-  std::vector<nn::SegmentRun> runs(segments.size());
-  at::Tensor x;
-  for (size_t i = 0; i < segments.size(); ++i) x = nn::run_forward(*segments[i], x, batch, &runs[i]);
-  const double loss = x.item<double>();
-  at::Tensor dy = at::full({}, factor, x.options());
-  for (size_t i = segments.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
-  EXPECT_FALSE(dy.defined());
-  return loss;
+inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, double factor) {
+  const std::vector<nn::Island> islands = islands_of(blocks);
+  std::vector<nn::IslandRun> runs(islands.size());
+  nn::Values x;
+  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
+  const at::Tensor loss = x.tensor(nn::kLoss);
+  nn::Gradients dy{at::full({}, factor, loss.options())};
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, factor);
+  EXPECT_TRUE(dy.empty());
+  return loss.item<double>();
 }
 
-inline at::Tensor evaluate(const Segments& segments, const nn::Microbatch& batch) {
-  at::Tensor x;
-  for (const auto& segment : segments) x = nn::run_forward(*segment, x, batch, nullptr);
-  return x;
+inline at::Tensor evaluate(const nn::Blocks& blocks, const nn::Microbatch& batch) {
+  nn::Values x;
+  for (const nn::Block& block : blocks) x = nn::run_forward(nn::make_island(block), x, {batch}, nullptr);
+  return x.begin()->value.tensor();
 }
 
 // Biases that are zero and norms that are one hide what is left out.

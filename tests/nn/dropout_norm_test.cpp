@@ -214,7 +214,7 @@ TEST(DropoutNorm, EvaluationDropsNothingAndKeepsNoHistory) {
 TEST(DropoutNorm, ARecomputedNormIsMadeAgainOutOfTheSum) {
   Layer layer({6, 2, 40, true, true, 0.3, at::kFloat, at::kBFloat16});
   EXPECT_FALSE(layer.one_call().normed.again.defined());
-  layer.saving.layernorm = true;
+  layer.saving.remade = {nn::Leaf::norm};
   const nn::ResidualAndNorm out = layer.one_call();
   ASSERT_TRUE(out.normed.again.defined());
   const at::Tensor again = out.normed.again.get();

@@ -111,7 +111,7 @@ void check_memory(const plan::PipelineTable& table) {
     pipeline::Executor executor(toy.pointers(), world.groups().pp);
     std::vector<int> seen;
     std::vector<Action> actions;
-    executor.set_observer([&](const Action& action, double seconds) {
+    executor.observers().add("test", [&](const Action& action, double seconds) {
       EXPECT_GE(seconds, 0.0);
       actions.push_back(action);
       seen.push_back(static_cast<int>(executor.live()));
@@ -142,7 +142,7 @@ TEST(ExecutorMemory, TheLastStageOfOneForwardOneBackwardHoldsOneMicrobatch) {
     const ToyStages toy(2, 1, world.rank());
     pipeline::Executor executor(toy.pointers(), world.groups().pp);
     size_t peak = 0;
-    executor.set_observer([&](const Action&, double) { peak = std::max(peak, executor.live()); });
+    executor.observers().add("test", [&](const Action&, double) { peak = std::max(peak, executor.live()); });
     executor.run(table, batches, toy_factors(16), toy_border(batches, false));
     // Last stage: a run, its gradient on the way out, and the next input. First stage: two runs, two outputs (the one
     // of the warm-up went alone, so nothing tells that it has arrived), a gradient.
@@ -156,16 +156,16 @@ TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
   const auto batches = toy_batches(6);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
     std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inputs;
-    std::vector<std::unique_ptr<nn::Segment>> segments;
+    nn::Blocks blocks;
     class Watch final : public nn::Segment {
      public:
       Watch(std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>& seen, std::unique_ptr<nn::Segment> inner)
           : seen_(seen), inner_(std::move(inner)) {}
       const std::string& name() const override { return inner_->name(); }
       void collect_params(std::vector<nn::Param*>& params) override { inner_->collect_params(params); }
-      at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override {
-        if (x.defined()) seen_.push_back(x.storage().getWeakStorageImpl());
-        return inner_->forward(x, batch);
+      nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+        for (const auto& [name, x] : in) seen_.push_back(x.tensor().storage().getWeakStorageImpl());
+        return inner_->forward(in, context);
       }
 
      private:
@@ -173,12 +173,13 @@ TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
       std::unique_ptr<nn::Segment> inner_;
     };
     for (int64_t i = 0; i < 4; ++i) {
-      segments.push_back(std::make_unique<Watch>(inputs, std::make_unique<ToyLayer>(4 * world.rank() + i)));
+      blocks.push_back(
+          one_segment(std::make_unique<Watch>(inputs, std::make_unique<ToyLayer>(4 * world.rank() + i))));
     }
-    pipeline::Stage stage(std::move(segments));
+    pipeline::Stage stage(std::move(blocks));
     pipeline::Executor executor({&stage}, world.groups().pp);
     size_t most = 0;
-    executor.set_observer([&](const Action&, double) {
+    executor.observers().add("test", [&](const Action&, double) {
       size_t alive = 0;
       for (const auto& input : inputs) alive += !input.expired();
       most = std::max(most, alive);

@@ -74,7 +74,7 @@ TEST(ExecutorOverlap, AnExchangeIsUnderWayDuringTheNextComputationAndTheNextExch
                 const auto watched = std::make_shared<WatchedBackend>(pp.backend(), events);
                 const ToyStages toy(4, 2, pp.index());
                 pipeline::Executor executor(toy.pointers(), comm::Group("pp", pp.ranks(), pp.index(), watched));
-                executor.set_observer([&](const plan::Action& action, double) {
+                executor.observers().add("test", [&](const plan::Action& action, double) {
                   if (plan::is_compute(action.kind)) events.push_back({What::compute, watched->calls()});
                 });
                 executor.run(table, batches, toy_factors(request.num_microbatches), toy_border(batches, false));

@@ -13,25 +13,15 @@
 namespace metroplex::test {
 namespace {
 
-// A toy layer that counts as a layer of the model, except for the first and the last one.
-class ToyBlock final : public nn::Segment {
- public:
-  ToyBlock(int64_t layer, std::function<void(const nn::Microbatch&)> on_forward = {})
-      : block_(layer > 0 && layer + 1 < kToyLayers), inner_(layer, std::move(on_forward)) {}
-  const std::string& name() const override { return inner_.name(); }
-  void collect_params(std::vector<nn::Param*>& params) override { inner_.collect_params(params); }
-  at::Tensor forward(const at::Tensor& x, const nn::Microbatch& batch) override { return inner_.forward(x, batch); }
-  bool is_block() const override { return block_; }
+// Blocks that count as layers of the model, except for the first and the last one.
+nn::Block toy_block(int64_t layer, const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
+  return one_segment(std::make_unique<ToyLayer>(layer, on_forward), layer > 0 && layer + 1 < kToyLayers);
+}
 
- private:
-  bool block_;
-  ToyLayer inner_;
-};
-
-pipeline::Segments toy_segments(const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
-  pipeline::Segments segments;
-  for (int64_t i = 0; i < kToyLayers; ++i) segments.push_back(std::make_unique<ToyBlock>(i, on_forward));
-  return segments;
+nn::Blocks toy_blocks(const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
+  nn::Blocks blocks;
+  for (int64_t i = 0; i < kToyLayers; ++i) blocks.push_back(toy_block(i, on_forward));
+  return blocks;
 }
 
 config::Memory full(const std::string& method, int64_t layers) {
@@ -42,10 +32,10 @@ config::Memory full(const std::string& method, int64_t layers) {
   return memory;
 }
 
-std::unique_ptr<pipeline::Stage> make_stage(pipeline::Segments segments, const config::Memory& memory,
+std::unique_ptr<pipeline::Stage> make_stage(nn::Blocks blocks, const config::Memory& memory,
                                             const comm::Group& tp = {}) {
-  auto how = pipeline::stage_memory(memory, segments, tp, nn::make_activation_store(memory));
-  return std::make_unique<pipeline::Stage>(std::move(segments), std::move(how));
+  auto how = pipeline::stage_memory(memory, blocks, tp, nn::make_activation_store(memory));
+  return std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
 }
 
 at::Tensor gradients_of(pipeline::Stage& stage) {
@@ -56,16 +46,17 @@ at::Tensor gradients_of(pipeline::Stage& stage) {
 
 struct Diary final : nn::Moments {
   std::string text;
-  void before(int segment, nn::Pass pass, int next) override {
-    text += (pass == nn::Pass::forward ? " F" : " B") + std::to_string(segment) + ">" + std::to_string(next);
+  void before(const nn::Turn& turn) override {
+    text += (turn.pass == nn::Pass::forward ? " F" : " B") + std::to_string(turn.block) + ">" +
+            std::to_string(turn.next);
   }
-  void after(int, nn::Pass) override { text += "."; }
+  void after(const nn::Turn&) override { text += "."; }
 };
 
 // Toy layers 0 to 7, of which 1 to 6 are blocks.
 std::string chunks_of(const config::Memory& memory) {
   std::string text;
-  for (const auto& [begin, end] : nn::recomputed_chunks(memory, toy_segments()))
+  for (const auto& [begin, end] : nn::recomputed_chunks(memory, toy_blocks()))
     text += "[" + std::to_string(begin) + "," + std::to_string(end) + ")";
   return text;
 }
@@ -85,12 +76,12 @@ TEST(StageMoments, TellWhoseTurnItIsAndWhoIsNext) {
   const auto batches = toy_batches(1);
   const auto diary_of = [&](const config::Memory& memory, bool evaluate) {
     Diary diary;
-    const auto stage = make_stage(toy_segments(), memory);
-    stage->set_moments(&diary);
+    const auto stage = make_stage(toy_blocks(), memory);
+    stage->listen("diary", diary);
     pipeline::StageRun run;
-    const at::Tensor loss = stage->forward({}, batches[0], evaluate ? nullptr : &run);
+    const at::Tensor loss = stage->forward({}, batches[0], evaluate ? nullptr : &run).tensor(nn::kLoss);
     diary.text += " |";
-    if (!evaluate) stage->backward(std::move(run), at::ones_like(loss));
+    if (!evaluate) stage->backward(std::move(run), {at::ones_like(loss)}, 1);
     return diary.text;
   };
   const std::string forward = " F0>1. F1>2. F2>3. F3>4. F4>5. F5>6. F6>7. F7>-1. |";
@@ -105,10 +96,10 @@ TEST(StageMoments, TellWhoseTurnItIsAndWhoIsNext) {
 TEST(StageRecompute, IsBitEqualAndRunsEachRecomputedBlockTwice) {
   const auto batches = toy_batches(1);
   const auto run_once = [&](const config::Memory& memory, int* forwards) {
-    const auto stage = make_stage(toy_segments([&](const nn::Microbatch&) { ++*forwards; }), memory);
+    const auto stage = make_stage(toy_blocks([&](const nn::Microbatch&) { ++*forwards; }), memory);
     pipeline::StageRun run;
-    const at::Tensor loss = stage->forward({}, batches[0], &run);
-    stage->backward(std::move(run), at::ones_like(loss));
+    const at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
+    stage->backward(std::move(run), {at::ones_like(loss)}, 1);
     return std::make_pair(loss, gradients_of(*stage));
   };
   int forwards = 0;
@@ -133,13 +124,13 @@ TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
   const auto batches = toy_batches(1);
   const int64_t row = 4 * 2 * kToyWidth * 8;
   const auto held = [&](const config::Memory& memory, const comm::Group& tp) {
-    const auto stage = make_stage(toy_segments(), memory, tp);
+    const auto stage = make_stage(toy_blocks(), memory, tp);
     const cuda::MemoryMeter meter;
     pipeline::StageRun run;
-    at::Tensor loss = stage->forward({}, batches[0], &run);
+    at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
     const int64_t bytes = meter.bytes() - static_cast<int64_t>(loss.nbytes());
     const at::Tensor dy = at::ones_like(loss);
-    stage->backward(std::move(run), dy);
+    stage->backward(std::move(run), {dy}, 1);
     EXPECT_EQ(meter.bytes(), static_cast<int64_t>(loss.nbytes() + dy.nbytes()));
     loss = at::Tensor();
     return bytes;
@@ -161,17 +152,17 @@ TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
 
 TEST(StageRecompute, InputsSplitOverRanksComeBackWhole) {
   const auto batches = toy_batches(1);
-  const auto plain = make_stage(toy_segments(), {});
+  const auto plain = make_stage(toy_blocks(), {});
   pipeline::StageRun run;
-  at::Tensor loss = plain->forward({}, batches[0], &run);
-  plain->backward(std::move(run), at::ones_like(loss));
+  at::Tensor loss = plain->forward({}, batches[0], &run).tensor(nn::kLoss);
+  plain->backward(std::move(run), {at::ones_like(loss)}, 1);
   run_ranks(2, [&](const comm::World& world) {
     config::Memory memory = full("uniform", 2);
     memory.distribute_saved_activations = true;
-    const auto stage = make_stage(toy_segments(), memory, world.groups().tp);
+    const auto stage = make_stage(toy_blocks(), memory, world.groups().tp);
     pipeline::StageRun split;
-    const at::Tensor again = stage->forward({}, batches[0], &split);
-    stage->backward(std::move(split), at::ones_like(again));
+    const at::Tensor again = stage->forward({}, batches[0], &split).tensor(nn::kLoss);
+    stage->backward(std::move(split), {at::ones_like(again)}, 1);
     EXPECT_TRUE(at::equal(again, loss));
     EXPECT_TRUE(at::equal(gradients_of(*stage), gradients_of(*plain)));
   });
@@ -190,12 +181,12 @@ TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
     for (const char* granularity : {"none", "full"}) {
       config::Memory memory = full("uniform", 2);
       memory.recompute_granularity = granularity;
-      pipeline::Segments mine;
-      for (int64_t i = 0; i < 4; ++i) mine.push_back(std::make_unique<ToyBlock>(4 * world.rank() + i));
+      nn::Blocks mine;
+      for (int64_t i = 0; i < 4; ++i) mine.push_back(toy_block(4 * world.rank() + i));
       const auto stage = make_stage(std::move(mine), memory);
       pipeline::Executor executor({stage.get()}, world.groups().pp);
       live.emplace_back();
-      executor.set_observer([&](const plan::Action&, double) { live.back().push_back(executor.live()); });
+      executor.observers().add("live", [&](const plan::Action&, double) { live.back().push_back(executor.live()); });
       executor.run(table, batches, toy_factors(6), toy_border(batches, false));
       EXPECT_EQ(executor.live(), 0u);
       const at::Tensor got = gradients_of(*stage);

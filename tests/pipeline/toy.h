@@ -36,7 +36,9 @@ class ToyLayer final : public nn::Segment {
   const std::string& name() const override { return name_; }
   void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&param_); }
 
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const nn::Microbatch& batch = context.batch;
+    const at::Tensor x_sbh = layer_ == 0 ? at::Tensor() : in.tensor(nn::kHiddenStates);
     if (on_forward_) on_forward_(batch);
     const at::Tensor tokens = batch.tokens.t().unsqueeze(-1).to(at::kDouble).contiguous();
     const at::Tensor x = layer_ == 0 ? tokens : x_sbh.detach(), y = x * param_.data;
@@ -51,7 +53,7 @@ class ToyLayer final : public nn::Segment {
       if (layer_ == 0) return {};
       return {dy * param_.data};
     };
-    return comm::attach(last ? (mask * y * y).sum() : y, inputs, backward);
+    return {last ? nn::kLoss : nn::kHiddenStates, comm::attach(last ? (mask * y * y).sum() : y, inputs, backward)};
   }
 
  private:
@@ -60,6 +62,12 @@ class ToyLayer final : public nn::Segment {
   std::function<void(const nn::Microbatch&)> on_forward_;
   nn::Param param_;
 };
+
+inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer = false) {
+  nn::Block block{segment->name(), is_layer, {}};
+  block.segments.push_back(std::move(segment));
+  return block;
+}
 
 // `length` is the sequence length of microbatch 0; with `growing` each one is longer than the one before.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
@@ -89,13 +97,13 @@ struct ToyStages {
   // The layers of pipeline rank `rank`: chunk c holds stage c * pp + rank.
   ToyStages(int pp, int chunks, int rank, const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      std::vector<std::unique_ptr<nn::Segment>> segments;
+      nn::Blocks blocks;
       const int64_t stage = chunk * pp + rank, num_stages = pp * chunks;
       for (int64_t layer = kToyLayers * stage / num_stages; layer < kToyLayers * (stage + 1) / num_stages; ++layer) {
         layers.push_back(layer);
-        segments.push_back(std::make_unique<ToyLayer>(layers.back(), on_forward));
+        blocks.push_back(one_segment(std::make_unique<ToyLayer>(layers.back(), on_forward)));
       }
-      stages.push_back(std::make_unique<pipeline::Stage>(std::move(segments)));
+      stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks)));
       for (nn::Param* param : stages.back()->params()) params.push_back(param);
     }
   }
@@ -107,7 +115,8 @@ struct ToyStages {
 };
 
 inline pipeline::BorderShape toy_border(const std::vector<nn::Microbatch>& batches, bool variable) {
-  return {{batches[0].tokens.size(1), batches[0].tokens.size(0), kToyWidth}, at::kDouble, variable};
+  return {{{nn::kHiddenStates, {batches[0].tokens.size(1), batches[0].tokens.size(0), kToyWidth}, at::kDouble}},
+          variable};
 }
 
 // What a step leaves, the same on every rank of the pipeline.
@@ -121,7 +130,7 @@ inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table
   const ToyStages toy(table.num_stages, table.num_chunks, pp.index());
   pipeline::Executor executor(toy.pointers(), pp);
   const auto factors = table.forward_only ? std::vector<double>{} : toy_factors(table.num_microbatches);
-  const auto losses = executor.run(table, batches, factors, toy_border(batches, variable));
+  const auto losses = executor.run(table, batches, factors, toy_border(batches, variable)).last;
   EXPECT_EQ(losses.size(), pp.last() ? batches.size() : 0u);
   EXPECT_EQ(executor.live(), 0u);
   ToyResult result{at::zeros({table.num_microbatches}, at::kDouble), at::zeros({kToyLayers, kToyWidth}, at::kDouble)};

@@ -59,18 +59,18 @@ Outcome run_stage(const config::Model& model, const Place& place, const config::
   context.sequence_parallel = place.sequence_parallel;
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
-  auto segments = models::build_stage(context, {0, model.num_layers, true, true});
-  auto how = pipeline::stage_memory(memory, segments, place.tp, store);
-  pipeline::Stage stage(std::move(segments), std::move(how));
+  auto blocks = models::build_stage(context, {0, model.num_layers, true, true});
+  auto how = pipeline::stage_memory(memory, blocks, place.tp, store);
+  pipeline::Stage stage(std::move(blocks), std::move(how));
   give_main_grad(stage.params());
   shake_vectors(stage.params());
   const nn::Microbatch batch = small_batch(kBatch, kSequence, kVocab);
   stage.forward({}, batch, nullptr);  // grows the table of rotary positions
   const cuda::MemoryMeter meter;
   pipeline::StageRun run;
-  at::Tensor loss = stage.forward({}, batch, &run);
+  at::Tensor loss = stage.forward({}, batch, &run).tensor(nn::kLoss);
   const int64_t held = meter.bytes();
-  stage.backward(std::move(run), at::full({}, 0.25, loss.options()));
+  stage.backward(std::move(run), {at::full({}, 0.25, loss.options())}, 0);
   EXPECT_EQ(meter.bytes(), static_cast<int64_t>(loss.nbytes()));
   Outcome outcome{{loss}, held};
   for (nn::Param* param : stage.params()) outcome.tensors.push_back(param->main_grad);

@@ -103,11 +103,10 @@ void measure(const config::Config& config, const comm::World& world,
   cuda::MemoryMeter meter;
   const auto a = train::assemble(config, world, kVocab);
   train::MemoryReport report(*a, meter);
-  a->executor->set_observer([&](const plan::Action& action, double) { report.after_action(action); });
   step_at(*a, 0);
   for (int64_t step = 1; step <= (config.parallel.pp() > 1 ? 12 : 1); ++step) {
     const auto batches = batches_of(*a, step);
-    report.begin_step(batches.at(0));
+    report.begin_step();
     train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
   check(*a, report.end_step());

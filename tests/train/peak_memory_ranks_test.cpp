@@ -103,20 +103,16 @@ class Watch {
   };
 
   Watch(train::Assembly& a, cuda::MemoryMeter& meter) : a_(a), meter_(meter) {
-    for (size_t s = 0; s < a.stages.size(); ++s) {
-      nn::Moments* const inner = a.gathers.empty() ? nullptr : a.gathers.at(s).get();
-      around_.push_back(std::make_unique<Around>(*this, inner));
-      a.stages[s]->set_moments(around_.back().get());
-    }
-    a.executor->set_observer([this](const plan::Action&, double) {
+    for (const auto& stage : a.stages) stage->listen("watch", around_);
+    a.executor->observers().add("watch", [this](const plan::Action&, double) {
       see();
       before_ = meter_.bytes();
       ++action_;
     });
   }
   ~Watch() {
-    for (size_t s = 0; s < around_.size(); ++s) a_.stages[s]->set_moments(around_[s]->inner);
-    a_.executor->set_observer({});
+    for (const auto& stage : a_.stages) stage->unlisten("watch");
+    a_.executor->observers().remove("watch");
   }
 
   void begin() {
@@ -134,18 +130,13 @@ class Watch {
 
  private:
   struct Around final : nn::Moments {
-    Around(Watch& watch, nn::Moments* inner) : watch(watch), inner(inner) {}
-    void before(int segment, nn::Pass pass, int next) override {
-      watch.see();
-      if (inner != nullptr) inner->before(segment, pass, next);
-    }
-    void after(int segment, nn::Pass pass) override {
-      watch.moments.push_back(
-          {watch.action_, static_cast<size_t>(segment), pass == nn::Pass::backward, watch.see() - watch.before_});
-      if (inner != nullptr) inner->after(segment, pass);
+    explicit Around(Watch& watch) : watch(watch) {}
+    void before(const nn::Turn&) override { watch.see(); }
+    void after(const nn::Turn& turn) override {
+      watch.moments.push_back({watch.action_, static_cast<size_t>(turn.block), turn.pass == nn::Pass::backward,
+                               watch.see() - watch.before_});
     }
     Watch& watch;
-    nn::Moments* inner;
   };
   int64_t see() {
     const int64_t most = meter_.peak_bytes();
@@ -156,7 +147,7 @@ class Watch {
 
   train::Assembly& a_;
   cuda::MemoryMeter& meter_;
-  std::vector<std::unique_ptr<Around>> around_;
+  Around around_{*this};
   size_t action_ = 0;
   int64_t start_ = 0, before_ = 0, most_ = 0, behind_ = 0;
 };

@@ -67,13 +67,12 @@ Expected expected_with_scale(const Cut& layout, int steps, double scale, bool le
     double largest = 0, now = scale;
     std::map<const nn::Param*, at::Tensor> before;
     for (nn::Param* param : a->params) {
-      param->on_use = [&, param, counted = param->on_use] {
+      param->on_use.add("test", [&, param] {
         at::Tensor& sum = before[param];
         const at::Tensor added = sum.defined() ? param->main_grad - sum : param->main_grad;
         largest = std::max(largest, added.abs().max().item<double>());
         sum = param->main_grad.clone();
-        counted();
-      };
+      });
     }
     int64_t scheduled = 0;
     for (int64_t step = 0; step < steps; ++step) {
@@ -143,10 +142,9 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
       const auto a = train::assemble(config, world, kVocab);
       if (world.rank() == 5) {
         nn::Param& param = *a->params.back();
-        param.on_use = [&param, counted = param.on_use] {
+        param.on_use.add("test", [&param] {
           param.main_grad.view(-1)[0] = std::numeric_limits<double>::infinity();
-          counted();
-        };
+        });
       }
       const auto outcome = train::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}});
       EXPECT_FALSE(outcome.updated);
@@ -232,10 +230,9 @@ std::string message_of_nan(const config::Config& config, const Cut& layout, int 
       });
       int uses = 0;
       if (world.rank() == rank) {
-        param.on_use = [&, counted = param.on_use] {
+        param.on_use.add("test", [&] {
           if (poisoned(uses++)) param.main_grad.view(-1)[3] = std::numeric_limits<double>::quiet_NaN();
-          counted();
-        };
+        });
       }
       train::train_step(*a, {batches_of(*a, 0), 9, 0, false, {}});
     });

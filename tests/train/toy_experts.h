@@ -1,6 +1,7 @@
-// A small hand-made model with parameters of three families: dense ones, experts cut over ep and etp of the folded
-// grid, and a router in a number format of its own; and with state without gradient of both grids. Every rank has its
-// own tokens; experts see those of all ranks of etp and ep, by an all-gather and a reduce-scatter.
+// A small hand-made model with all that a mixture of experts asks of the house: blocks of four segments with integers
+// between them and between stages, a loss term, a parameter that is never read; parameters of three families (dense,
+// experts cut in two dims over ep and etp of the folded grid, a router in a number format of its own), and state
+// without gradient of both grids. Every rank has its own tokens; experts see those of all ranks of etp and ep.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -53,120 +54,212 @@ inline nn::Buffer make_buffer(const std::string& name, std::vector<int64_t> shap
   return buffer;
 }
 
-class ToyEmbedding final : public nn::Segment {
+// A segment with one name, its parameters and its state.
+class ToySegment : public nn::Segment {
  public:
-  ToyEmbedding(const ToyContext& context, int64_t vocab) : sp_(context.layer.sp) {
+  explicit ToySegment(std::string name) : name_(std::move(name)) {}
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>& params) override {
+    params.insert(params.end(), params_.begin(), params_.end());
+  }
+  void collect_buffers(std::vector<nn::Buffer*>& buffers) override {
+    buffers.insert(buffers.end(), buffers_.begin(), buffers_.end());
+  }
+
+ protected:
+  std::string name_;
+  std::vector<nn::Param*> params_;
+  std::vector<nn::Buffer*> buffers_;
+};
+
+constexpr const char* kExpertIndex = "expert_index";  // [tokens] int64: the preferred expert of the last router
+
+class ToyEmbedding final : public ToySegment {
+ public:
+  ToyEmbedding(const ToyContext& context, int64_t vocab) : ToySegment("embedding"), sp_(context.layer.sp) {
     topology::Placement placement;
     placement.partial = context.layer.sp_axes;
     placement.role = topology::Role::embedding;
     table_ = nn::make_param({"embedding.weight", {vocab, context.hidden}, placement}, context.layer);
+    params_ = {&table_};
   }
-  const std::string& name() const override { return name_; }
-  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&table_); }
-  at::Tensor forward(const at::Tensor&, const nn::Microbatch& batch) override {
-    return leaf(table_).index({comm::own_slice(batch.tokens.t().contiguous(), 0, sp_)}).mul(20.0);
+  nn::Values forward(const nn::Values&, nn::SegmentContext& context) override {
+    const at::Tensor tokens = comm::own_slice(context.batch.tokens.t().contiguous(), 0, sp_);
+    nn::Values out(nn::kHiddenStates, leaf(table_).index({tokens}).mul(20.0));
+    out.add(kExpertIndex, tokens.reshape({-1}).remainder(kExperts));
+    return out;
   }
 
  private:
-  std::string name_ = "embedding";
   comm::Group sp_;
   nn::Param table_;
 };
 
-// x + (expert mixture of tanh(x W)).
-class ToyLayer final : public nn::Segment {
+// A layer is x + scale[i] * (expert mixture of h), h = tanh(x W), i the preferred expert of a token: four segments.
+// Behind each border lie several tensors, the integers among them.
+
+// hidden_states, expert_index (of the layer before) -> the same and h. Lists a parameter that it never reads.
+class ToyDense final : public ToySegment {
  public:
-  ToyLayer(const ToyContext& context, int64_t number) : c_(context), name_(base::concat("layers.", number)) {
-    topology::Placement dense, router;
-    dense.partial = router.partial = c_.layer.sp_axes;
-    router.role = topology::Role::router;
-    dense_ = nn::make_param({name_ + ".dense.weight", {c_.hidden, c_.hidden}, dense}, c_.layer);
-    router_ = nn::make_param(
-        {name_ + ".router.weight", {c_.hidden, kExperts}, router, nn::Init::normal, c_.router_dtype}, c_.layer);
-    const topology::Cut over_ep = topology::even_cut(0, topology::Axis::ep, kExperts, c_.ep, c_.at.ep);
-    topology::Placement experts;
-    experts.grid = topology::Grid::expert;
-    experts.cuts = {over_ep, topology::even_cut(1, topology::Axis::etp, kExpertWidth, c_.etp, c_.at.etp)};
-    experts.parts = topology::expert_parts(name_ + ".experts", kExperts, "weight");
-    experts_ = nn::make_param({name_ + ".experts.weight", {kExperts, kExpertWidth, c_.hidden}, experts}, c_.layer);
-    make_buffers(over_ep);
+  ToyDense(const ToyContext& c, const std::string& layer) : ToySegment(layer + ".dense"), hidden_(c.hidden) {
+    topology::Placement placement;
+    placement.partial = c.layer.sp_axes;
+    weight_ = nn::make_param({name_ + ".weight", {c.hidden, c.hidden}, placement}, c.layer);
+    unused_ = nn::make_param({name_ + ".unused", {c.hidden, 3}, placement}, c.layer);
+    params_ = {&unused_, &weight_};
   }
-  const std::string& name() const override { return name_; }
-  bool is_block() const override { return true; }
-  void collect_params(std::vector<nn::Param*>& params) override {
-    params.insert(params.end(), {&dense_, &router_, &experts_});
-  }
-  void collect_buffers(std::vector<nn::Buffer*>& buffers) override {
-    buffers.insert(buffers.end(), {&bias_, &load_});
+  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
+    const at::Tensor x = in.tensor(nn::kHiddenStates);
+    nn::Values out = in;
+    out.add("h", at::tanh(at::mm(x.reshape({-1, hidden_}), leaf(weight_)).mul(10.0)));
+    return out;
   }
 
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
-    const at::Tensor x = x_sbh.reshape({-1, c_.hidden});
-    const at::Tensor h = at::tanh(at::mm(x, leaf(dense_)).mul(10.0));
-    const at::Tensor shares = at::softmax(at::mm(h, leaf(router_).to(at::kDouble)).mul(10.0).add(bias_.data), -1);
-    const at::Tensor tokens = comm::gather_from_sequence(h, 0, c_.experts),
-                     weights = comm::gather_from_sequence(shares, 0, c_.experts);
-    const at::Tensor experts = leaf(experts_);
-    const int64_t count = experts.size(0), first = c_.at.ep * count;
+ private:
+  int64_t hidden_;
+  nn::Param weight_, unused_;
+};
+
+// Adds shares [tokens, experts] and a new expert_index; reports the loss term "balance", the sum of squared shares.
+class ToyRouter final : public ToySegment {
+ public:
+  ToyRouter(const ToyContext& c, const std::string& layer)
+      : ToySegment(layer + ".router"), sp_(c.layer.sp), dp_cp_(c.dp_cp) {
+    topology::Placement placement;
+    placement.partial = c.layer.sp_axes;
+    placement.role = topology::Role::router;
+    weight_ = nn::make_param(
+        {name_ + ".weight", {c.hidden, kExperts}, placement, nn::Init::normal, c.router_dtype}, c.layer);
+    params_ = {&weight_};
+    // Equal everywhere: it follows from all tokens.
+    bias_ = make_buffer(name_ + ".expert_bias", {kExperts}, {});
+    bias_.apply = [this](nn::Buffer& buffer) {
+      comm::all_reduce(buffer.pending, sp_);
+      comm::all_reduce(buffer.pending, dp_cp_);
+      buffer.data.add_(buffer.pending.mean() - buffer.pending, 0.01);
+    };
+    buffers_ = {&bias_};
+  }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const at::Tensor before = at::one_hot(in.tensor(kExpertIndex), kExperts).to(at::kDouble);
+    const at::Tensor logits = at::mm(in.tensor("h"), leaf(weight_).to(at::kDouble)).mul(10.0);
+    const at::Tensor shares = at::softmax(logits + bias_.data + 0.1 * before, -1);
+    if (context.batch.training && !context.again) bias_.pending.add_(shares.detach().sum(0));
+    context.terms.push_back({"balance", comm::reduce_from_group(shares.square().sum(), sp_)});
+    nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
+    out.add("h", in.tensor("h")).add("shares", shares).add(kExpertIndex, shares.detach().argmax(-1));
+    return out;
+  }
+
+ private:
+  comm::Group sp_, dp_cp_;
+  nn::Param weight_;
+  nn::Buffer bias_;
+};
+
+// h and shares of all ranks of etp and ep -> this rank's tokens' mixture. One parameter, cut in two dims.
+class ToyExpertStack final : public ToySegment {
+ public:
+  ToyExpertStack(const ToyContext& c, const std::string& layer)
+      : ToySegment(layer + ".experts"), group_(c.experts), edp_(c.edp), first_(c.at.ep * (kExperts / c.ep)) {
+    const topology::Cut over_ep = topology::even_cut(0, topology::Axis::ep, kExperts, c.ep, c.at.ep);
+    topology::Placement placement;
+    placement.grid = topology::Grid::expert;
+    placement.cuts = {over_ep, topology::even_cut(1, topology::Axis::etp, kExpertWidth, c.etp, c.at.etp)};
+    placement.parts = topology::expert_parts(name_, kExperts, "weight");
+    weight_ = nn::make_param({name_ + ".weight", {kExperts, kExpertWidth, c.hidden}, placement}, c.layer);
+    params_ = {&weight_};
+    // Lies where its expert does.
+    topology::Placement where;
+    where.grid = topology::Grid::expert;
+    where.cuts = {over_ep};
+    load_ = make_buffer(name_ + ".load", {kExperts}, where);
+    load_.apply = [this](nn::Buffer& buffer) {
+      comm::all_reduce(buffer.pending, edp_);
+      buffer.data.add_(buffer.pending);
+    };
+    buffers_ = {&load_};
+  }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const at::Tensor tokens = comm::gather_from_sequence(in.tensor("h"), 0, group_),
+                     shares = comm::gather_from_sequence(in.tensor("shares"), 0, group_),
+                     preferred = comm::all_gather(in.tensor(kExpertIndex), 0, group_), experts = leaf(weight_);
+    const int64_t count = experts.size(0);
     at::Tensor sum = at::zeros_like(tokens);
     for (int64_t e = 0; e < count; ++e) {
       const at::Tensor w = experts.select(0, e);
-      sum = sum + weights.select(1, first + e).unsqueeze(1) * at::mm(at::tanh(at::mm(tokens, w.t()).mul(10.0)), w);
+      const at::Tensor share = shares.select(1, first_ + e) + 0.5 * preferred.eq(first_ + e);
+      sum = sum + share.unsqueeze(1) * at::mm(at::tanh(at::mm(tokens, w.t()).mul(10.0)), w);
     }
-    if (batch.training) gather_state(shares.detach(), weights.detach().narrow(1, first, count));
-    return (x + comm::reduce_scatter_to_group(sum, 0, c_.experts)).view(x_sbh.sizes());
+    if (context.batch.training && !context.again)
+      load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
+    nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
+    out.add(kExpertIndex, in.tensor(kExpertIndex));
+    out.add("mixture", comm::reduce_scatter_to_group(sum, 0, group_));
+    return out;
+  }
+  nn::SegmentTraits traits() const override { return {.groups = {group_}}; }
+
+ private:
+  comm::Group group_, edp_;
+  int64_t first_;
+  nn::Param weight_;
+  nn::Buffer load_;
+};
+
+class ToyCombine final : public ToySegment {
+ public:
+  ToyCombine(const ToyContext& c, const std::string& layer) : ToySegment(layer + ".combine") {
+    topology::Placement placement;
+    placement.partial = c.layer.sp_axes;
+    placement.role = topology::Role::norm;
+    scale_ = nn::make_param({name_ + ".scale", {kExperts}, placement, nn::Init::ones}, c.layer);
+    params_ = {&scale_};
+  }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
+    const at::Tensor x = in.tensor(nn::kHiddenStates), index = in.tensor(kExpertIndex);
+    const at::Tensor scaled = in.tensor("mixture") * leaf(scale_).index({index}).unsqueeze(1);
+    nn::Values out(nn::kHiddenStates, x + scaled.view(x.sizes()));
+    out.add(kExpertIndex, index);
+    return out;
   }
 
  private:
-  // The bias is equal everywhere and follows from all tokens; the load lies where its expert does.
-  void make_buffers(const topology::Cut& over_ep) {
-    bias_ = make_buffer(name_ + ".router.expert_bias", {kExperts}, {});
-    bias_.apply = [c = &c_](nn::Buffer& buffer) {
-      comm::all_reduce(buffer.pending, c->layer.sp);
-      comm::all_reduce(buffer.pending, c->dp_cp);
-      buffer.data.add_(buffer.pending.mean() - buffer.pending, 0.01);
-    };
-    topology::Placement placement;
-    placement.grid = topology::Grid::expert;
-    placement.cuts = {over_ep};
-    load_ = make_buffer(name_ + ".experts.load", {kExperts}, placement);
-    load_.apply = [c = &c_](nn::Buffer& buffer) {
-      comm::all_reduce(buffer.pending, c->edp);
-      buffer.data.add_(buffer.pending);
-    };
-  }
-  void gather_state(const at::Tensor& own, const at::Tensor& of_all) {
-    bias_.pending.add_(own.sum(0));
-    load_.pending.add_(of_all.sum(0));
-  }
-
-  ToyContext c_;
-  std::string name_;
-  nn::Param dense_, router_, experts_;
-  nn::Buffer bias_, load_;
+  nn::Param scale_;
 };
 
 // Sum over the microbatch of mask times (x v)^2; the head's gradient is whole on every tensor-parallel rank.
-class ToyHead final : public nn::Segment {
+class ToyHead final : public ToySegment {
  public:
-  explicit ToyHead(const ToyContext& context) : sp_(context.layer.sp) {
+  explicit ToyHead(const ToyContext& context) : ToySegment("head"), sp_(context.layer.sp) {
     topology::Placement placement;
     placement.role = topology::Role::bias;
     weight_ = nn::make_param({"head.weight", {context.hidden}, placement}, context.layer);
+    params_ = {&weight_};
   }
-  const std::string& name() const override { return name_; }
-  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&weight_); }
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
-    const at::Tensor whole = comm::gather_from_group(x_sbh, 0, sp_);
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const at::Tensor whole = comm::gather_from_group(in.tensor(nn::kHiddenStates), 0, sp_);
     const at::Tensor y = at::matmul(whole, leaf(weight_)).mul(10.0).sub(0.5);
-    return (y.square() * batch.loss_mask.t()).sum();
+    return {nn::kLoss, (y.square() * context.batch.loss_mask.t()).sum()};
   }
 
  private:
-  std::string name_ = "head";
   comm::Group sp_;
   nn::Param weight_;
 };
+
+template <class... Segments>
+nn::Block toy_block(std::string name, bool is_layer, std::unique_ptr<Segments>... segments) {
+  nn::Block block{std::move(name), is_layer, {}};
+  (block.segments.push_back(std::move(segments)), ...);
+  return block;
+}
+
+// What crosses a stage border beside the hidden states: the preferred expert of each of this rank's tokens.
+inline std::vector<pipeline::BorderValue> toy_border(const config::Config& config) {
+  const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
+  return {{kExpertIndex, {config.train.seq_length / parts * config.train.micro_batch_size}, at::kLong}};
+}
 
 inline train::StageBuilder toy_experts(const comm::World& world, at::ScalarType router_dtype) {
   using topology::Axis;
@@ -187,12 +280,17 @@ inline train::StageBuilder toy_experts(const comm::World& world, at::ScalarType 
     c.etp = world.grid().size(Axis::etp);
     c.hidden = model.model.hidden_size;
     c.router_dtype = router_dtype;
-    pipeline::Segments segments;
-    if (slice.has_embedding) segments.push_back(std::make_unique<ToyEmbedding>(c, model.vocab_size));
-    for (int64_t i = 0; i < slice.num_layers; ++i)
-      segments.push_back(std::make_unique<ToyLayer>(c, slice.first_layer + i));
-    if (slice.has_loss) segments.push_back(std::make_unique<ToyHead>(c));
-    return segments;
+    nn::Blocks blocks;
+    if (slice.has_embedding)
+      blocks.push_back(toy_block("embedding", false, std::make_unique<ToyEmbedding>(c, model.vocab_size)));
+    for (int64_t i = slice.first_layer; i < slice.first_layer + slice.num_layers; ++i) {
+      const std::string layer = base::concat("layers.", i);
+      blocks.push_back(toy_block(layer, true, std::make_unique<ToyDense>(c, layer),
+                                 std::make_unique<ToyRouter>(c, layer), std::make_unique<ToyExpertStack>(c, layer),
+                                 std::make_unique<ToyCombine>(c, layer)));
+    }
+    if (slice.has_loss) blocks.push_back(toy_block("head", false, std::make_unique<ToyHead>(c)));
+    return blocks;
   };
 }
 

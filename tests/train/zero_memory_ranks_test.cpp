@@ -80,7 +80,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
     step_at(*a, 0);
     const auto batches = batches_of(*a, 1);
     train::MemoryReport report(*a, meter);
-    report.begin_step(batches.at(0));
+    report.begin_step();
     const int64_t before = meter.bytes();
     train::train_step(*a, {batches, 2, config.train.global_batch_size, false, {}});
     const train::MeasuredMemory measured = report.end_step();
@@ -105,18 +105,16 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     context.vocab_size = kVocab;
     context.dtype = train::scalar_type(config.precision.params_dtype);
     context.deferred_initialization = true;
-    const auto segments = models::build_stage(context, {0, config.model.num_layers, true, true});
+    const auto blocks = models::build_stage(context, {0, config.model.num_layers, true, true});
     EXPECT_EQ(meter.bytes(), 0);
     std::vector<nn::Param*> params;
     distributed::FlatLayoutOptions options;
     options.sharded = true;
     options.parts = 8;
     options.index = world.groups().dp.index();
-    for (const auto& segment : segments) {
-      std::vector<nn::Param*> told;
-      segment->collect_params(told);
+    for (const nn::Block& block : blocks) {
       const size_t known = params.size();
-      for (nn::Param* param : told) {
+      for (nn::Param* param : nn::params_of(block)) {
         if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
       }
       options.units.push_back(params.size() - known);

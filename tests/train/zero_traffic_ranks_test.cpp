@@ -37,7 +37,7 @@ Counted step_of(config::Config config, int stage, int64_t microbatches) {
     const distributed::FlatLayout& layout_of = a->families.all().front().gradients->layout();
     counted.buckets = static_cast<int64_t>(layout_of.buckets().size());
     counted.padded = layout_of.numel();
-    counted.segments = static_cast<int64_t>(a->stages[0]->segments().size());
+    counted.segments = static_cast<int64_t>(a->stages[0]->blocks().size());
     counted.ranks = 4;
     counted.all_reduce = traffic->of("dp-cp", "all_reduce");
     counted.reduce_scatter = traffic->of("dp-cp", "reduce_scatter");

@@ -1,0 +1,45 @@
+#include "nn/value.h"
+
+#include "base/error.h"
+
+namespace metroplex::nn {
+
+const at::Tensor& Value::tensor() const {
+  MPX_ASSERT(!pending(), "a sum is read before it has been made");
+  return tensor_;
+}
+
+void Value::make(const Microbatch& batch) {
+  if (!pending()) return;
+  tensor_ = bias_dropout_add(sum_->x, sum_->residual, sum_->how, batch);
+  sum_.reset();
+}
+
+Values& Values::add(std::string name, Value value) {
+  MPX_ASSERT(!has(name), "two values are called ", name);
+  entries_.push_back({std::move(name), std::move(value)});
+  return *this;
+}
+
+const Value* Values::find(std::string_view name) const {
+  for (const Entry& entry : entries_) {
+    if (entry.name == name) return &entry.value;
+  }
+  return nullptr;
+}
+
+const Value& Values::at(std::string_view name) const {
+  const Value* const found = find(name);
+  MPX_ASSERT(found != nullptr, "a segment wants the value ", name, ", which the one before does not give");
+  return *found;
+}
+
+ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch) {
+  if (value.pending()) {
+    const PendingSum& sum = value.sum();
+    return bias_dropout_add_norm(sum.x, sum.residual, {sum.how, &norm, saving}, batch);
+  }
+  return {value.tensor(), normalize(norm, value.tensor(), saving)};
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,80 @@
+// What passes from one segment to the next: a short list of named values, integers among them. A value is a tensor or
+// a sum that has not been made yet, which the norm behind it takes in the same pass over memory. Where a tensor must
+// exist (the border of an island) it is made; both ways give the same bits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "nn/dropout.h"
+#include "nn/dropout_norm.h"
+
+namespace metroplex::nn {
+
+// Names that every model uses. hidden_states: [s (/tp with sequence parallelism), b, h].
+inline constexpr const char* kHiddenStates = "hidden_states";
+inline constexpr const char* kLoss = "loss";      // scalar: sum over the microbatch of mask times loss
+inline constexpr const char* kLogits = "logits";  // [s, b, vocabulary]
+
+// residual + dropout(x + bias), with the arguments of bias_dropout_add; x is a fresh result that no one else reads.
+struct PendingSum {
+  at::Tensor x, residual;
+  BiasDropoutAdd how;
+};
+
+class Value {
+ public:
+  Value() = default;
+  Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}  // NOLINT: a plain tensor is a value
+  Value(PendingSum sum) : sum_(std::move(sum)) {}           // NOLINT: and so is a sum
+
+  bool pending() const { return sum_.has_value(); }
+  const PendingSum& sum() const { return *sum_; }
+  // Asserts that it is not pending.
+  const at::Tensor& tensor() const;
+  // The tensor, made where it was pending; differentiable in grad mode.
+  void make(const Microbatch& batch);
+
+ private:
+  at::Tensor tensor_;
+  std::optional<PendingSum> sum_;
+};
+
+class Values {
+ public:
+  struct Entry {
+    std::string name;
+    Value value;
+  };
+
+  Values() = default;
+  Values(std::string name, Value value) { add(std::move(name), std::move(value)); }
+
+  // Asserts that the name is new.
+  Values& add(std::string name, Value value);
+  bool has(std::string_view name) const { return find(name) != nullptr; }
+  // Assert that it is there; tensor() also that it has been made.
+  const Value& at(std::string_view name) const;
+  const at::Tensor& tensor(std::string_view name) const { return at(name).tensor(); }
+
+  size_t size() const { return entries_.size(); }
+  bool empty() const { return entries_.empty(); }
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+  auto begin() { return entries_.begin(); }
+  auto end() { return entries_.end(); }
+
+ private:
+  const Value* find(std::string_view name) const;
+  std::vector<Entry> entries_;
+};
+
+// The value and its norm: fused where the value is pending.
+ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch);
+
+}  // namespace metroplex::nn

@@ -1,0 +1,63 @@
+// One microbatch on its way through a stage, an island at a time; Stage::forward and backward are these from end to
+// end. Whoever puts something between the segments (another microbatch, a capture) asks for `every_segment`: then
+// every border is cut, with the same bits.
+#pragma once
+
+#include "pipeline/stage.h"
+
+namespace metroplex::pipeline {
+
+class ForwardCursor {
+ public:
+  struct Call {
+    const nn::Microbatch& batch;  // outlives the cursor
+    StageRun* run = nullptr;      // null: evaluation
+    nn::LossTerms* terms = nullptr;
+    bool every_segment = false;
+  };
+  // `x` is empty on the first stage.
+  ForwardCursor(Stage& stage, nn::Values x, const Call& call);
+
+  bool done() const { return island_ == cut_.places.size(); }
+  // The next island. Not when done.
+  void advance();
+  // The outputs; once, when done.
+  nn::Values take();
+
+ private:
+  Stage& stage_;
+  const Cut& cut_;
+  Call call_;
+  nn::Values x_;
+  size_t island_ = 0, part_ = 0;
+};
+
+class BackwardCursor {
+ public:
+  BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, double loss_factor);
+
+  bool done() const { return run_.parts.empty() && repeated_.empty() && !repeating_; }
+  // The next island's backward, or, of a chunk that is run again, the next forward.
+  void advance();
+  // Gradients of the inputs; once, when done.
+  nn::Gradients take();
+
+ private:
+  void begin_part();
+  void forward_again();
+  void backward(nn::IslandRun run, size_t island);
+  int block_before(size_t part, int block) const;
+
+  Stage& stage_;
+  StageRun run_;
+  nn::Gradients dy_;
+  double loss_factor_;
+  // The part at work, where it is run again: its forwards first.
+  Cut::Part part_{};
+  size_t part_index_ = 0;
+  bool repeating_ = false;
+  nn::Values x_;
+  std::vector<nn::IslandRun> repeated_;
+};
+
+}  // namespace metroplex::pipeline
