@@ -72,7 +72,6 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
            const OptimizerContext& context)
     : config_(config),
       axes_(context.axes),
-      families_(context.families),
       device_(context.device),
       others_(make_optimizer(traits.others, config, others_of(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
@@ -82,6 +81,7 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
     Matrix matrix;
     matrix.param = param;
     matrix.group = context.groups->of(*param);
+    if (context.shard_of) matrix.shard = context.shard_of(*param);
     for (const Slice& slice : slices) {
       if (slice.param == param) matrix.slice = slice;
     }
@@ -94,13 +94,14 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
 }
 
 // `own`, this rank's slice, and those of all ranks that share its matrices.
-at::Tensor Muon::put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const {
+at::Tensor Muon::put_together(const Matrix& matrix, const at::Tensor& own) const {
+  const nn::Param& param = *matrix.param;
+  const Slice& slice = matrix.slice;
   at::Tensor local = own;
-  const comm::Group shard = families_ == nullptr ? comm::Group() : families_->of(param).data_parallel.shard;
-  if (shard.size() > 1) {
+  if (matrix.shard.size() > 1) {
     local = at::zeros({param.numel()}, at::TensorOptions().dtype(main_type(param.dtype)).device(device_));
     if (slice.size() > 0) local.narrow(0, slice.begin, slice.size()).copy_(own);
-    comm::all_reduce(local, shard);
+    comm::all_reduce(local, matrix.shard);
   }
   local = local.view(param.local_shape);
   for (const topology::Cut& cut : param.placement.cuts) {
@@ -142,7 +143,7 @@ at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
     matrix.momentum.lerp_(gradient, 1.0 - config_.muon_momentum);
     direction = config_.muon_use_nesterov ? gradient.lerp(matrix.momentum, config_.muon_momentum) : matrix.momentum;
   }
-  at::Tensor whole = put_together(*matrix.param, slice, direction);
+  at::Tensor whole = put_together(matrix, direction);
   if (slice.size() == 0) return direction;
   const topology::Placement& placement = matrix.param->placement;
   const int stack = stack_dim(placement);

@@ -40,16 +40,16 @@ class Muon final : public Optimizer {
     const nn::Param* param = nullptr;
     Slice slice;  // empty where the whole of it lies on other ranks of the shard group
     size_t group = 0;
+    comm::Group shard;
     at::Tensor main, momentum;  // of the slice, flat
   };
   at::Tensor update(Matrix& matrix, double grad_factor) const;
-  at::Tensor put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const;
+  at::Tensor put_together(const Matrix& matrix, const at::Tensor& own) const;
   at::Tensor orthogonalized(const at::Tensor& matrix) const;
   at::Tensor orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const;
 
   config::Optim config_;
   comm::Groups axes_;
-  const distributed::ParamFamilies* families_;
   at::Device device_;
   std::vector<Matrix> matrices_;
   std::unique_ptr<Optimizer> others_;

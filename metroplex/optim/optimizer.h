@@ -14,7 +14,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "optim/param_groups.h"
-#include "distributed/families.h"
+#include "distributed/slice.h"
 
 namespace metroplex::optim {
 
@@ -58,10 +58,10 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // outlives the optimizer
-  comm::Groups axes;                    // of this rank: muon puts matrices together over those that cut them
-  at::Device device = at::kCPU;         // of parameters
-  // Outlive the optimizer; muon asks which ranks share a parameter. Null: nobody does.
-  const distributed::ParamFamilies* families = nullptr;
+  comm::Groups axes;  // of this rank: muon puts matrices together over those that cut them, and over shard_of
+  at::Device device = at::kCPU;  // of parameters
+  // Over which a parameter's state is shared, asked when the optimizer is made; empty: over nobody.
+  std::function<comm::Group(const nn::Param& param)> shard_of = {};
   uint64_t seed = 1234;  // of stochastic rounding
 };
 

@@ -140,7 +140,7 @@ void make_optimizer(Assembly& a) {
   context.groups = a.param_groups.get();
   context.axes = a.groups();
   context.device = a.world->device();
-  context.families = &a.families;
+  context.shard_of = [&](const nn::Param& param) { return a.families.of(param).data_parallel.shard; };
   context.seed = static_cast<uint64_t>(a.config.run.seed);
   a.optimizer = optim::make_optimizer(a.config.optim, a.slices, context);
 }

@@ -24,6 +24,7 @@ inline nn::Param make_param(const std::string& name, const at::Tensor& data) {
   nn::Param param;
   param.name = name;
   param.data = data;
+  param.dtype = data.scalar_type();
   param.global_shape = param.local_shape = data.sizes().vec();
   return param;
 }

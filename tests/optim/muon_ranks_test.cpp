@@ -5,7 +5,7 @@
 
 #include "comm/collectives.h"
 #include "optim/muon.h"
-#include "optim/tools.h"
+#include "distributed/tools.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
@@ -42,12 +42,11 @@ at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sh
   optim::OptimizerContext context;
   context.groups = &groups;
   context.axes = sharing.axes;
-  context.shard = sharing.shard;
-  context.tensor = at::TensorOptions().dtype(at::kDouble);
+  context.shard_of = [&](const nn::Param&) { return sharing.shard; };
   const auto flat = [&](const at::Tensor& x) {
     return x.view(-1).narrow(0, range.first, range.second - range.first);
   };
-  std::vector<optim::Slice> slices;
+  std::vector<distributed::Slice> slices;
   if (range.first < range.second)
     slices.push_back({&param, range.first, range.second, flat(param.data), flat(param.main_grad)});
   const auto muon = optim::make_optimizer(config, slices, context);

@@ -48,7 +48,7 @@ struct Stage {
 
   std::vector<nn::Param> params;
   std::vector<train::ChunkParams> chunks;
-  std::vector<optim::Slice> slices;
+  std::vector<distributed::Slice> slices;
   std::vector<train::SharedParam> shared;
 };
 
