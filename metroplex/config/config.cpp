@@ -6,18 +6,8 @@
 
 namespace metroplex::config {
 
-int Parallel::zero_stage() const {
-  static constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
-  const auto* const found =
-      std::find(std::begin(kStrategies), std::end(kStrategies), data_parallel_sharding_strategy);
-  MPX_CHECK(found != std::end(kStrategies), "config", "parallel.data_parallel_sharding_strategy '",
-            data_parallel_sharding_strategy,
-            "' is unknown; choose no_shard, optim, optim_grads or optim_grads_params");
-  return static_cast<int>(found - std::begin(kStrategies));
-}
-
 bool Memory::recomputes(const std::string& module) const {
-  if (recompute_granularity != "selective") return false;
+  if (recompute_granularity != Recompute::selective) return false;
   if (recompute_modules.empty()) return module == "core_attn";
   return std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
 }

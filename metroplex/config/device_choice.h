@@ -19,7 +19,7 @@ struct Machine {
 };
 
 struct DeviceChoice {
-  std::string backend;  // threads | gloo | nccl
+  Backend backend;      // threads, gloo or nccl
   int64_t gpu = -1;     // of this process' ranks; -1: the CPU
 };
 

@@ -11,7 +11,7 @@ static std::string format_of(const Precision& p) { return "precision.params_dtyp
 
 static void check_loss_scale(Rules& rules) {
   const Precision& p = rules.config.precision;
-  rules.require(p.loss_scale == 0 || p.params_dtype != "fp64", "precision.loss_scale", p.loss_scale,
+  rules.require(p.loss_scale == 0 || p.params_dtype != ParamsDtype::fp64, "precision.loss_scale", p.loss_scale,
                 "has no meaning with " + format_of(p) + ", whose gradients do not underflow", "leave it 0");
   rules.require(p.min_loss_scale <= p.initial_loss_scale, "precision.min_loss_scale", p.min_loss_scale,
                 "must not exceed precision.initial_loss_scale = " + number_text(p.initial_loss_scale), "lower it");
@@ -22,9 +22,9 @@ void check_precision(Rules& rules) {
   check_loss_scale(rules);
   rules.require(!p.fp32_residual_connection || p.half(), "precision.fp32_residual_connection", "true",
                 "needs half-precision activations, but " + format_of(p), "turn it off, or use bf16 or fp16");
-  rules.require(p.main_grads_dtype != "fp32" || p.params_dtype != "fp64", "precision.main_grads_dtype",
+  rules.require(p.main_grads_dtype != MainGradsDtype::fp32 || p.params_dtype != ParamsDtype::fp64, "precision.main_grads_dtype",
                 p.main_grads_dtype, "would round the gradients of " + format_of(p), "use auto");
-  rules.require(p.main_grads_dtype != "params" || p.params_dtype != "fp32", "precision.main_grads_dtype",
+  rules.require(p.main_grads_dtype != MainGradsDtype::params || p.params_dtype != ParamsDtype::fp32, "precision.main_grads_dtype",
                 p.main_grads_dtype, "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway",
                 "use auto");
 }
@@ -36,9 +36,9 @@ static void check_moments(Rules& rules) {
   const std::pair<const char*, const std::string&> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
                                                                 {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
   for (const auto& [key, format] : moments) {
-    rules.require(format == "fp32" || o.optimizer == "adam", key, format,
+    rules.require(format == MomentDtype::fp32 || o.optimizer == OptimizerKind::adam, key, format,
                   "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
-    rules.require(format == "fp32" || p.params_dtype != "fp64", key, format,
+    rules.require(format == MomentDtype::fp32 || p.params_dtype != ParamsDtype::fp64, key, format,
                   "would round the state of a run with " + format_of(p), "use fp32, which is fp64 in such a run");
   }
 }
@@ -48,21 +48,21 @@ static void check_main_params(Rules& rules) {
   const Precision& p = rules.config.precision;
   static constexpr const char* kMain = "optim.main_params_dtype";
   static constexpr const char* kRemainders = "optim.store_param_remainders";
-  const bool lower = o.main_params_dtype != "fp32";
-  rules.require(!lower || o.optimizer == "adam", kMain, o.main_params_dtype,
+  const bool lower = o.main_params_dtype != MainParamsDtype::fp32;
+  rules.require(!lower || o.optimizer == OptimizerKind::adam, kMain, o.main_params_dtype,
                 "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
   rules.require(!lower || p.half(), kMain, o.main_params_dtype,
                 "is for half-precision parameters, but " + format_of(p), "use fp32: there is no main copy then");
-  rules.require(!lower || p.params_dtype != "fp16", kMain, o.main_params_dtype,
+  rules.require(!lower || p.params_dtype != ParamsDtype::fp16, kMain, o.main_params_dtype,
                 "has fewer digits than the parameters it should keep exact: " + format_of(p), "use fp32");
   if (!o.store_param_remainders) return;
-  rules.require(p.params_dtype == "bf16", kRemainders, "true",
+  rules.require(p.params_dtype == ParamsDtype::bf16, kRemainders, "true",
                 "needs parameters that are the upper half of an fp32 number, but " + format_of(p),
                 "turn it off, or use bf16");
   rules.require(!lower, kRemainders, "true",
                 concat("needs ", kMain, " = fp32, not ", o.main_params_dtype, ", which leaves no remainder"),
                 "keep one of the two");
-  rules.require(o.optimizer == "adam", kRemainders, "true", "is for optim.optimizer = adam, not " + o.optimizer,
+  rules.require(o.optimizer == OptimizerKind::adam, kRemainders, "true", "is for optim.optimizer = adam, not " + o.optimizer,
                 "turn it off");
 }
 
@@ -70,7 +70,7 @@ void check_optimizer_state(Rules& rules) {
   const Optim& o = rules.config.optim;
   check_moments(rules);
   check_main_params(rules);
-  rules.require(!o.optimizer_cpu_offload || o.optimizer != "muon", "optim.optimizer_cpu_offload", "true",
+  rules.require(!o.optimizer_cpu_offload || o.optimizer != OptimizerKind::muon, "optim.optimizer_cpu_offload", "true",
                 "takes parameters to the host in pieces, and optim.optimizer = muon needs every matrix whole",
                 "turn it off, or use another optimizer");
   for (const std::string& text : o.param_groups) {
@@ -81,7 +81,7 @@ void check_optimizer_state(Rules& rules) {
     if (!rule) continue;
     const double start = rule->start_wd.value_or(o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay);
     const double end = rule->end_wd.value_or(o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay);
-    rules.require(start <= end && (start == end || o.weight_decay_incr_style != "constant"), "optim.param_groups",
+    rules.require(start <= end && (start == end || o.weight_decay_incr_style != WeightDecayIncr::constant), "optim.param_groups",
                   text,
                   base::concat("takes the weight decay from ", start, " to ", end,
                                "; it may only grow, and not where optim.weight_decay_incr_style is constant"),

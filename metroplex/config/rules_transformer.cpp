@@ -248,8 +248,8 @@ TransformerSettings transformer_settings(const Config& config) {
   s.account_for_loss = p.account_for_loss_in_pipeline_split;
   if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
   const Memory& memory = config.memory;
-  if (memory.recompute_granularity != "none") s.recompute_granularity = memory.recompute_granularity;
-  if (!memory.recompute_method.empty()) s.recompute_method = memory.recompute_method;
+  if (memory.recompute_granularity != Recompute::none) s.recompute_granularity = memory.recompute_granularity.text();
+  if (memory.recompute_method != RecomputeMethod::none) s.recompute_method = memory.recompute_method.text();
   s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
   if (!memory.recompute_modules.empty()) s.recompute_modules = memory.recompute_modules;
   s.distribute_saved_activations = memory.distribute_saved_activations;
