@@ -43,7 +43,7 @@ int code_of(const std::exception_ptr& failure) {
 }
 
 config::DeviceChoice device_choice(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
-                            int64_t world_size) {
+                                   int64_t world_size) {
   config::Machine machine;
   const int capability = cuda::compute_capability();
   if (!cuda::kernels::compiled()) {

@@ -38,8 +38,7 @@ using Assignments = std::map<std::string, std::string>;
 
 class Parser {
  public:
-  Parser(const std::vector<std::string>& tokens, Form form)
-      : tokens_(tokens), whole_(form == Form::kWholeCommand) {}
+  Parser(const std::vector<std::string>& tokens, Form form) : tokens_(tokens), whole_(form == Form::kWholeCommand) {}
 
   Arguments run() {
     if (whole_) {
@@ -338,8 +337,6 @@ class Parser {
 
 }  // namespace
 
-Arguments parse_arguments(const std::vector<std::string>& tokens, Form form) {
-  return Parser(tokens, form).run();
-}
+Arguments parse_arguments(const std::vector<std::string>& tokens, Form form) { return Parser(tokens, form).run(); }
 
 }  // namespace metroplex::megatron

@@ -20,8 +20,7 @@ struct Arguments {
 // Tokens are --flag value..., --flag=value and --flag. Throws base::Error("config") for a value that is missing or of
 // the wrong type, for flags that contradict one another, for those that Megatron removed, and, in a whole command,
 // for required ones that are missing.
-Arguments parse_arguments(const std::vector<std::string>& tokens,
-                                 Form form = Form::kWholeCommand);
+Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Form::kWholeCommand);
 
 // Whether a flag that is not known decides what is computed or learned (--num-experts, --use-rope-scaling), by name.
 bool defines_the_model(const std::string& flag);

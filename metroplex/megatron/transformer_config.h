@@ -1,6 +1,6 @@
 // Megatron's TransformerConfig for dense models, whole: the rules that keys of ours fall under
-// (config/rules_transformer.h), those about options that only Megatron has, and what it derives. An oracle: its answers
-// are compared with recorded ones, so that the rules which every run is held to are Megatron's.
+// (config/rules_transformer.h), those about options that only Megatron has, and what it derives. An oracle: its
+// answers are compared with recorded ones, so that the rules which every run is held to are Megatron's.
 #pragma once
 
 #include <cstdint>

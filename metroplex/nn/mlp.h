@@ -13,7 +13,6 @@
 
 namespace metroplex::nn {
 
-
 class Mlp {
  public:
   // Parameters are <name>.linear_fc1.* [ffn (x 2 when gated: [gate; up]), h] and <name>.linear_fc2.* [h, ffn].

@@ -99,7 +99,8 @@ PipelineLayout parse_layout(const std::string& text, int64_t num_stages) {
   layout.num_stages = num_stages;
   std::string problem;
   const auto stages = config::unrolled_layout(text, problem);
-  MPX_CHECK(stages.has_value(), "plan", "parallel.pipeline_model_parallel_layout '", text, "' cannot be read: ", problem);
+  MPX_CHECK(stages.has_value(), "plan", "parallel.pipeline_model_parallel_layout '", text,
+            "' cannot be read: ", problem);
   for (const std::string& letters : *stages) {
     auto& stage = layout.stages.emplace_back();
     for (const char c : letters) {

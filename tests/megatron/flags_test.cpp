@@ -61,8 +61,7 @@ TEST(MegatronFlags, AWholeCommandBringsMegatronsDefaults) {
 }
 
 TEST(MegatronFlags, SingleFlagsSetWhatTheySayAndNothingElse) {
-  const Arguments args =
-      parse_arguments(words("--tensor-model-parallel-size 2 --swiglu"), Form::kSingleFlags);
+  const Arguments args = parse_arguments(words("--tensor-model-parallel-size 2 --swiglu"), Form::kSingleFlags);
   EXPECT_EQ(args.assignments, (Words{"model.activation=silu", "model.gated_linear_unit=true",
                                      "parallel.tensor_model_parallel_size=2"}));
 }
@@ -230,15 +229,14 @@ TEST(MegatronFlags, SingleOnesOfShardingSetTheStrategyAlone) {
 }
 
 TEST(MegatronFlags, ThatAreWhatTheProgramDoesAnywayAreKnownWithThatValueOnly) {
-  const Arguments args = parse_arguments(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"),
-                                                Form::kSingleFlags);
+  const Arguments args =
+      parse_arguments(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"), Form::kSingleFlags);
   EXPECT_EQ(args.without_effect, (Words{"--muon-tp-mode duplicated: it is always so",
                                         "--muon-coefficient-type quintic: it is always so"}));
   EXPECT_EQ(parse_arguments(words("--muon-tp-mode blockwise"), Form::kSingleFlags).not_known_yet,
             (Words{"--muon-tp-mode blockwise"}));
-  EXPECT_EQ(
-      parse_arguments(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
-      (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
+  EXPECT_EQ(parse_arguments(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
+            (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
 }
 
 TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedTheirSwitch) {

@@ -85,7 +85,7 @@ inline at::Tensor reduce_scatter_to_group(const at::Tensor& x, int64_t dim, cons
 
 // See all_to_all in collectives.h.
 inline at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<int64_t>& out_splits,
-                           const std::vector<int64_t>& in_splits, const Group& group) {
+                                  const std::vector<int64_t>& in_splits, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return all_to_all(data, out_splits, in_splits, group); },
       [out_splits, in_splits, group](const at::Tensor& dy) {

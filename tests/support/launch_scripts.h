@@ -22,7 +22,8 @@ class LaunchScripts : public ::testing::Test {
 
   LaunchScripts() : home_(std::filesystem::current_path()) {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::temp_directory_path() / (std::string("metroplex_") + test->name() + std::to_string(getpid()));
+    folder_ = std::filesystem::temp_directory_path() /
+              (std::string("metroplex_") + test->name() + std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
     std::filesystem::current_path(folder_);
   }
@@ -43,7 +44,8 @@ class LaunchScripts : public ::testing::Test {
   }
   Words files() const {
     Words names;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(".")) names.push_back(entry.path().filename().string());
+    for (const auto& entry : std::filesystem::recursive_directory_iterator("."))
+      names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
   }

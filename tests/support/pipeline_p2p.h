@@ -80,7 +80,9 @@ class PipelineP2p {
 
 inline constexpr int64_t kMaxDims = 8;
 
-inline at::Tensor packed(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().contiguous() : tensor; }
+inline at::Tensor packed(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach().contiguous() : tensor;
+}
 
 // A shape as a message of its own, on the tensor's device: the number of dims, then the dims.
 inline at::Tensor pack_shape(const at::Tensor& tensor) {
@@ -133,7 +135,8 @@ inline void PipelineP2p::send_backward(const at::Tensor& input_gradient, bool fi
   communicate_and_wait(transfer);
 }
 
-inline at::Tensor PipelineP2p::send_forward_recv_backward(const at::Tensor& output, const Shape& shape, bool last) const {
+inline at::Tensor PipelineP2p::send_forward_recv_backward(const at::Tensor& output, const Shape& shape,
+                                                          bool last) const {
   if (last) return at::Tensor();
   Transfer transfer;
   transfer.to_next = output;
@@ -143,7 +146,7 @@ inline at::Tensor PipelineP2p::send_forward_recv_backward(const at::Tensor& outp
 }
 
 inline at::Tensor PipelineP2p::send_backward_recv_forward(const at::Tensor& input_gradient, const Shape& shape,
-                                                   bool first) const {
+                                                          bool first) const {
   if (first) return at::Tensor();
   Transfer transfer;
   transfer.to_prev = input_gradient;
@@ -152,7 +155,8 @@ inline at::Tensor PipelineP2p::send_backward_recv_forward(const at::Tensor& inpu
   return communicate_and_wait(transfer).from_prev;
 }
 
-inline Received PipelineP2p::send_forward_recv_forward(const at::Tensor& output, bool recv_prev, const Shape& shape) const {
+inline Received PipelineP2p::send_forward_recv_forward(const at::Tensor& output, bool recv_prev,
+                                                       const Shape& shape) const {
   Transfer transfer;
   transfer.to_next = output;
   transfer.from_prev = recv_prev;
@@ -161,7 +165,7 @@ inline Received PipelineP2p::send_forward_recv_forward(const at::Tensor& output,
 }
 
 inline Received PipelineP2p::send_backward_recv_backward(const at::Tensor& input_gradient, bool recv_next,
-                                                  const Shape& shape) const {
+                                                         const Shape& shape) const {
   Transfer transfer;
   transfer.to_prev = input_gradient;
   transfer.from_next = recv_next;
