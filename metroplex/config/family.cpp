@@ -26,10 +26,15 @@ std::vector<std::string> family_names() {
   return names;
 }
 
-const Family& family(const std::string& name) {
+const Family* find_family(const std::string& name) {
   for (const Family& family : families()) {
-    if (name == family.name) return family;
+    if (name == family.name) return &family;
   }
+  return nullptr;
+}
+
+const Family& family(const std::string& name) {
+  if (const Family* found = find_family(name)) return *found;
   const std::string nearest = base::nearest_name(name, family_names());
   base::throw_error("config", base::concat("model.family = '", name, "' is unknown",
                                            nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));

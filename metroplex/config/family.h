@@ -17,7 +17,9 @@ struct Family {
 };
 
 std::vector<std::string> family_names();
-// Throws base::Error("config") with the nearest name when there is none of this name.
+// Null where there is none of this name.
+const Family* find_family(const std::string& name);
+// Throws base::Error("config") with the nearest name instead.
 const Family& family(const std::string& name);
 
 }  // namespace metroplex::config

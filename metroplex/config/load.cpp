@@ -240,7 +240,8 @@ void Draft::assign(const std::vector<std::string>& assignments) {
 Config Draft::finish() const {
   Config config = config_;
   const std::vector<Field> list = fields(config);
-  for (const auto& [key, value] : family(config_.model.family).presets) {
+  const Family* family = find_family(config_.model.family);  // an unknown one is check()'s to refuse
+  for (const auto& [key, value] : family == nullptr ? std::vector<Preset>{} : family->presets) {
     if (given_.contains(key)) continue;
     const Field* field = find(list, key);
     MPX_ASSERT(field != nullptr && assign_scalar(*field, value), "preset ", key);

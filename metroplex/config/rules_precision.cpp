@@ -33,7 +33,7 @@ void check_precision(Rules& rules) {
 static void check_moments(Rules& rules) {
   const Optim& o = rules.config.optim;
   const Precision& p = rules.config.precision;
-  const std::pair<const char*, const std::string&> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
+  const std::pair<const char*, Choice<MomentDtype>> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
                                                                 {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
   for (const auto& [key, format] : moments) {
     rules.require(format == MomentDtype::fp32 || o.optimizer == OptimizerKind::adam, key, format,

@@ -72,7 +72,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
                context);
   }
   if (model.qk_layernorm) {
-    const bool rms = model.normalization == "RMSNorm";
+    const bool rms = model.normalization == config::Normalization::RMSNorm;
     q_norm_.emplace(NormSpec{spec.name + ".q_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},
                     context);
     k_norm_.emplace(NormSpec{spec.name + ".k_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},

@@ -19,12 +19,12 @@ bool half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::
 
 }  // namespace
 
-Elementwise::Elementwise(const std::string& name, const config::Optim& config, std::vector<Slice> slices,
+Elementwise::Elementwise(config::OptimizerKind kind, const config::Optim& config, std::vector<Slice> slices,
                          const OptimizerContext& context)
     : config_(config), seed_(context.seed) {
-  MPX_CHECK(name == "adam" || name == "sgd" || name == "lion", "optim", "optim.optimizer '", name,
-            "' is unknown; choose adam, sgd, lion or muon");
-  rule_ = name == "adam" ? Rule::adam : name == "sgd" ? Rule::sgd : Rule::lion;
+  using config::OptimizerKind;
+  MPX_ASSERT(kind != OptimizerKind::muon, "not element by element");
+  rule_ = kind == OptimizerKind::adam ? Rule::adam : kind == OptimizerKind::sgd ? Rule::sgd : Rule::lion;
   if (rule_ == Rule::adam) kinds_ = {"exp_avg", "exp_avg_sq"};
   if (rule_ == Rule::lion) kinds_ = {"exp_avg"};
   if (rule_ == Rule::sgd && config.sgd_momentum != 0) kinds_ = {"momentum_buffer"};
@@ -38,7 +38,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   item.slice = slice;
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
-  const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == "bf16";
+  const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == config::MainParamsDtype::bf16;
   const at::Device device = config_.optimizer_cpu_offload ? at::Device(at::kCPU) : slice.values.device();
   const auto options = at::TensorOptions().device(device);
   item.in_place = !half(dtype) || bf16_alone;

@@ -15,7 +15,7 @@ namespace metroplex::optim {
 class Elementwise final : public Optimizer {
  public:
   // `name`: adam | sgd | lion.
-  Elementwise(const std::string& name, const config::Optim& config, std::vector<Slice> slices,
+  Elementwise(config::OptimizerKind kind, const config::Optim& config, std::vector<Slice> slices,
               const OptimizerContext& context);
 
   void step(const StepArgs& args) override;

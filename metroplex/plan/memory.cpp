@@ -49,31 +49,31 @@ PipelineTable table_of(const config::Config& config, size_t chunks, int64_t num_
                         schedule_request(config.parallel, static_cast<int>(chunks), microbatches));
 }
 
-int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {
+int64_t state_bytes(int64_t size, config::MomentDtype dtype, bool fp64) {
   if (fp64) return 8 * size;
-  if (dtype == "8bit") return size + 4 * ((size + kStateBlock - 1) / kStateBlock);
-  return (dtype == "bf16" ? 2 : 4) * size;
+  if (dtype == config::MomentDtype::eight_bit) return size + 4 * ((size + kStateBlock - 1) / kStateBlock);
+  return (dtype == config::MomentDtype::bf16 ? 2 : 4) * size;
 }
 
 // Main parameters and moments of `size` elements of one parameter.
 void add_state(const config::Config& config, const PartParam& param, int64_t size, MemoryUse& use) {
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
-  const bool fp64 = precision.params_dtype == "fp64";
-  const bool matrix = o.optimizer == "muon" && param.shape.size() == 2 && !param.embedding_or_output;
+  const bool fp64 = precision.params_dtype == config::ParamsDtype::fp64;
+  const bool matrix = o.optimizer == config::OptimizerKind::muon && param.shape.size() == 2 && !param.embedding_or_output;
   if (matrix) {
     if (precision.half()) use.main_parameters += 4 * size;
     use.moments += (fp64 ? 8 : 4) * size;
     return;
   }
-  const bool in_place = !precision.half() || (precision.params_dtype == "bf16" && o.main_params_dtype == "bf16");
+  const bool in_place = !precision.half() || (precision.params_dtype == config::ParamsDtype::bf16 && o.main_params_dtype == config::MainParamsDtype::bf16);
   if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
-  if (o.optimizer == "sgd") {
+  if (o.optimizer == config::OptimizerKind::sgd) {
     if (o.sgd_momentum != 0) use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
     return;
   }
   use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
-  if (o.optimizer != "lion") use.moments += state_bytes(size, o.exp_avg_sq_dtype, fp64);
+  if (o.optimizer != config::OptimizerKind::lion) use.moments += state_bytes(size, o.exp_avg_sq_dtype, fp64);
 }
 
 // Two pieces of gradients and values lie on the host at a time.
@@ -91,7 +91,7 @@ int64_t optimizer_working(const config::Config& config, const RankParts& parts) 
     const bool matrix = param.shape.size() == 2 && !param.embedding_or_output;
     if (matrix) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
-  return config.optim.optimizer == "muon" ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
+  return config.optim.optimizer == config::OptimizerKind::muon ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
 }
 
 int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
@@ -146,7 +146,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   out.use.communication = out.gathered + out.gradient_buckets;
   // Of every microbatch tokens, labels, positions and numbers of samples as 8-byte integers, and the loss mask.
   const config::Train& train = config.train;
-  const int64_t mask = config.precision.params_dtype == "fp64" ? 8 : 4;
+  const int64_t mask = config.precision.params_dtype == config::ParamsDtype::fp64 ? 8 : 4;
   out.batches = count * train.micro_batch_size * (train.seq_length * (3 * 8 + mask) + 8);
   const int64_t held = out.use.total() - out.use.activations - out.use.communication + out.batches;
   const int64_t losses = parts.chunks.back().layers.has_loss ? count * parts.loss : 0;

@@ -14,13 +14,18 @@
 
 namespace metroplex::train {
 
-at::ScalarType scalar_type(const std::string& params_dtype) {
-  if (params_dtype == "fp64") return at::kDouble;
-  if (params_dtype == "bf16") return at::kBFloat16;
-  if (params_dtype == "fp16") return at::kHalf;
-  MPX_CHECK(params_dtype == "fp32", "config", "precision.params_dtype '", params_dtype,
-            "' is unknown; choose fp32, fp64, bf16 or fp16");
-  return at::kFloat;
+at::ScalarType scalar_type(config::ParamsDtype params_dtype) {
+  switch (params_dtype) {
+    case config::ParamsDtype::fp32:
+      return at::kFloat;
+    case config::ParamsDtype::fp64:
+      return at::kDouble;
+    case config::ParamsDtype::bf16:
+      return at::kBFloat16;
+    case config::ParamsDtype::fp16:
+      return at::kHalf;
+  }
+  MPX_ASSERT(false, "params_dtype ", config::text_of(params_dtype));
 }
 
 const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_only) {
@@ -143,7 +148,7 @@ void make_buffers(Assembly& a, int zero_stage, const std::vector<size_t>& units)
     stage->set_moments(a.gathers.back().get());
   }
   optim::GradBufferOptions grads;
-  const bool as_params = a.config.precision.main_grads_dtype == "params";
+  const bool as_params = a.config.precision.main_grads_dtype == config::MainGradsDtype::params;
   grads.dtype = a.dtype == at::kDouble || as_params ? a.dtype : at::kFloat;
   grads.device = a.world->device();
   grads.overlap = p.overlap_grad_reduce;

@@ -69,6 +69,6 @@ struct Assembly {
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false);
 
-at::ScalarType scalar_type(const std::string& params_dtype);
+at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 
 }  // namespace metroplex::train

@@ -193,7 +193,7 @@ data::SamplerOptions Job::sampler_options(int64_t consumed) const {
   options.micro_batch_size = a_->config.train.micro_batch_size;
   options.dp_index = a_->groups().dp.index();
   options.dp_size = a_->groups().dp.size();
-  options.type = a_->config.data.dataloader_type == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
+  options.type = a_->config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic : data::SamplerType::single;
   options.data_sharding = a_->config.data.data_sharding;
   return options;
 }
@@ -216,7 +216,7 @@ std::vector<nn::Microbatch> Job::next_batches(BatchStream& stream, int64_t count
   const int64_t mbs = a_->config.train.micro_batch_size, dp = a_->groups().dp.size(),
                 dp_index = a_->groups().dp.index();
   // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
-  const bool by_sample = a_->config.data.dataloader_type == "cyclic";
+  const bool by_sample = a_->config.data.dataloader_type == config::Dataloader::cyclic;
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
     auto batch = by_sample ? stream.next({first_sample + m * mbs * dp + dp_index, dp})

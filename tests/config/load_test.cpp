@@ -231,16 +231,16 @@ TEST(Dump, WritesEveryKeyAndTheLoadedFormKeepsPresetsOut) {
 
 TEST(Family, PresetsOnlyWhatWasNotGiven) {
   const Config llama = parse("model:\n  family: llama\n");
-  EXPECT_EQ(llama.model.normalization, "RMSNorm");
-  EXPECT_EQ(llama.model.position_embedding_type, "rope");
-  EXPECT_EQ(llama.model.activation, "silu");
+  EXPECT_EQ(llama.model.normalization, Normalization::RMSNorm);
+  EXPECT_EQ(llama.model.position_embedding_type, PositionEmbedding::rope);
+  EXPECT_EQ(llama.model.activation, Activation::silu);
   EXPECT_TRUE(llama.model.gated_linear_unit);
   EXPECT_FALSE(llama.model.add_bias_linear);
   EXPECT_TRUE(llama.model.untie_embeddings_and_output_weights);
   const Config mine = parse("model:\n  family: llama\n  add_bias_linear: true\n", {"model.normalization=LayerNorm"});
   EXPECT_TRUE(mine.model.add_bias_linear);
-  EXPECT_EQ(mine.model.normalization, "LayerNorm");
-  EXPECT_EQ(mine.model.activation, "silu");
+  EXPECT_EQ(mine.model.normalization, Normalization::LayerNorm);
+  EXPECT_EQ(mine.model.activation, Activation::silu);
   EXPECT_TRUE(differences(parse("model:\n  family: gpt\n"), Config{}).empty());
 }
 

@@ -17,15 +17,15 @@ optim::ScheduleArgs read_args(const Json& j) {
   a.min_lr = j.at("min_lr");
   a.lr_warmup_steps = j.at("lr_warmup_steps");
   a.lr_decay_steps = j.at("lr_decay_steps");
-  a.lr_decay_style = j.at("lr_decay_style");
+  a.lr_decay_style = j.at("lr_decay_style").get<std::string>();
   a.start_wd = j.value("start_wd", a.start_wd);
   a.end_wd = j.value("end_wd", a.end_wd);
   a.wd_incr_steps = j.value("wd_incr_steps", a.wd_incr_steps);
-  a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style);
+  a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style.text());
   if (j.contains("wsd_decay_steps") && !j.at("wsd_decay_steps").is_null())
     a.wsd_decay_steps = j.at("wsd_decay_steps");
   if (j.contains("lr_wsd_decay_style") && !j.at("lr_wsd_decay_style").is_null())
-    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style");
+    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style").get<std::string>();
   return a;
 }
 
