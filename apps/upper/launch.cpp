@@ -71,9 +71,9 @@ void make_deterministic() {
 
 int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
              const comm::RankBody& body) {
-  MPX_CHECK(config.run.backend != config::Backend::threads, "config", "run.backend threads makes all ranks in one process, but ",
-            launch.launcher, " started this one as rank ", launch.rank, " of ", launch.world_size,
-            "; use gloo or nccl, or start metroplex without it");
+  MPX_CHECK(config.run.backend != config::Backend::threads, "config",
+            "run.backend threads makes all ranks in one process, but ", launch.launcher, " started this one as rank ",
+            launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
   const config::DeviceChoice where = device_choice(config.run, launch, grid.world_size());
   comm::ProcessOptions options;
   options.backend = where.backend == config::Backend::nccl ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;

@@ -36,7 +36,8 @@ int run_verify(const std::vector<std::string>& arguments) {
   config::Config config = parsed.config;
   take_script_ranks(config.run, parsed.script_ranks);
   config.run.backend = config::Backend::threads;
-  if (config.run.device == config::Device::automatic) config.run.device = config::Device::cpu;  // both runs on the same one
+  if (config.run.device == config::Device::automatic)
+    config.run.device = config::Device::cpu;  // both runs on the same one
   if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   const int64_t world_size = planned_world_size(config.run);

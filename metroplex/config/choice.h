@@ -1,5 +1,5 @@
-// A key whose value is one of a few words. Each such key has an enum and beside it one table of {enumerator, word}: from
-// there the words are in YAML, options, --help, errors, the printed and the saved config. A Choice holds the
+// A key whose value is one of a few words. Each such key has an enum and beside it one table of {enumerator, word}:
+// from there the words are in YAML, options, --help, errors, the printed and the saved config. A Choice holds the
 // enumerator, compares as it, and prints as its word.
 #pragma once
 

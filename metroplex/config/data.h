@@ -11,17 +11,15 @@ namespace metroplex::config {
 
 enum class TokenizerType { none, bytes, sentencepiece, bpe };
 template <>
-inline constexpr Word<TokenizerType> kWords<TokenizerType>[] = {
-    {TokenizerType::none, "none"},
-    {TokenizerType::bytes, "bytes"},
-    {TokenizerType::sentencepiece, "sentencepiece"},
-    {TokenizerType::bpe, "bpe"}};
+inline constexpr Word<TokenizerType> kWords<TokenizerType>[] = {{TokenizerType::none, "none"},
+                                                                {TokenizerType::bytes, "bytes"},
+                                                                {TokenizerType::sentencepiece, "sentencepiece"},
+                                                                {TokenizerType::bpe, "bpe"}};
 
 enum class Dataloader { single, cyclic };
 template <>
-inline constexpr Word<Dataloader> kWords<Dataloader>[] = {
-    {Dataloader::single, "single"},
-    {Dataloader::cyclic, "cyclic"}};
+inline constexpr Word<Dataloader> kWords<Dataloader>[] = {{Dataloader::single, "single"},
+                                                          {Dataloader::cyclic, "cyclic"}};
 
 // Its keys, each with type, default and help: data_keys.inc.
 struct Data {

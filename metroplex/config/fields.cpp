@@ -246,7 +246,7 @@ std::string broken_limit(const Field& field) {
                               return limits.choices.empty() ||
                                      std::count(limits.choices.begin(), limits.choices.end(), *value) > 0;
                             },
-                            [](const auto&) { return true; }},
+                            [](const ChoiceMember&) { return true; }, [](const auto*) { return true; }},
                  field.member);
   return holds ? "" : "must be " + expectation(field);
 }

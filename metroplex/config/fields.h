@@ -1,6 +1,6 @@
-// Every knob, once: a line of <section>_keys.inc says type, name, default, what the value may be, and a help paragraph.
-// The section's struct is made of it, and YAML, --section.key=value, --help, the saved run and the per-key checks all
-// walk the same list.
+// Every knob, once: a line of <section>_keys.inc says type, name, default, what the value may be, and a help
+// paragraph. The section's struct is made of it, and YAML, --section.key=value, --help, the saved run and the per-key
+// checks all walk the same list.
 #pragma once
 
 #include <cstdint>

@@ -76,8 +76,8 @@ static std::string assign_yaml(const Field& field, const YAML::Node& node) {
     **list = std::move(items);
     return "";
   }
-  const bool text = std::holds_alternative<std::string*>(field.member) ||
-                    std::holds_alternative<ChoiceMember>(field.member);
+  const bool text =
+      std::holds_alternative<std::string*>(field.member) || std::holds_alternative<ChoiceMember>(field.member);
   if (!node.IsScalar() || (!text && node.Tag() == "!")) return wrong_type(field, yaml_text(node));
   return assign_scalar(field, node.Scalar()) ? "" : wrong_type(field, yaml_text(node));
 }

@@ -12,23 +12,17 @@ namespace metroplex::config {
 enum class Recompute { none, full, selective };
 template <>
 inline constexpr Word<Recompute> kWords<Recompute>[] = {
-    {Recompute::none, "none"},
-    {Recompute::full, "full"},
-    {Recompute::selective, "selective"}};
+    {Recompute::none, "none"}, {Recompute::full, "full"}, {Recompute::selective, "selective"}};
 
 enum class RecomputeMethod { none, uniform, block };
 template <>
 inline constexpr Word<RecomputeMethod> kWords<RecomputeMethod>[] = {
-    {RecomputeMethod::none, ""},
-    {RecomputeMethod::uniform, "uniform"},
-    {RecomputeMethod::block, "block"}};
+    {RecomputeMethod::none, ""}, {RecomputeMethod::uniform, "uniform"}, {RecomputeMethod::block, "block"}};
 
 enum class Offload { none, host, file };
 template <>
 inline constexpr Word<Offload> kWords<Offload>[] = {
-    {Offload::none, "none"},
-    {Offload::host, "host"},
-    {Offload::file, "file"}};
+    {Offload::none, "none"}, {Offload::host, "host"}, {Offload::file, "file"}};
 
 // Its keys, each with type, default and help: memory_keys.inc.
 struct Memory {

@@ -17,19 +17,14 @@ inline constexpr Word<PositionEmbedding> kWords<PositionEmbedding>[] = {
 
 enum class Normalization { LayerNorm, RMSNorm };
 template <>
-inline constexpr Word<Normalization> kWords<Normalization>[] = {
-    {Normalization::LayerNorm, "LayerNorm"},
-    {Normalization::RMSNorm, "RMSNorm"}};
+inline constexpr Word<Normalization> kWords<Normalization>[] = {{Normalization::LayerNorm, "LayerNorm"},
+                                                                {Normalization::RMSNorm, "RMSNorm"}};
 
 enum class Activation { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
 template <>
 inline constexpr Word<Activation> kWords<Activation>[] = {
-    {Activation::gelu, "gelu"},
-    {Activation::gelu_tanh, "gelu_tanh"},
-    {Activation::quick_gelu, "quick_gelu"},
-    {Activation::silu, "silu"},
-    {Activation::relu, "relu"},
-    {Activation::squared_relu, "squared_relu"}};
+    {Activation::gelu, "gelu"}, {Activation::gelu_tanh, "gelu_tanh"}, {Activation::quick_gelu, "quick_gelu"},
+    {Activation::silu, "silu"}, {Activation::relu, "relu"},           {Activation::squared_relu, "squared_relu"}};
 
 // Its keys, each with type, default and help: model_keys.inc.
 struct Model {

@@ -11,55 +11,47 @@ namespace metroplex::config {
 
 enum class OptimizerKind { adam, sgd, lion, muon };
 template <>
-inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {
-    {OptimizerKind::adam, "adam"},
-    {OptimizerKind::sgd, "sgd"},
-    {OptimizerKind::lion, "lion"},
-    {OptimizerKind::muon, "muon"}};
+inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {{OptimizerKind::adam, "adam"},
+                                                                {OptimizerKind::sgd, "sgd"},
+                                                                {OptimizerKind::lion, "lion"},
+                                                                {OptimizerKind::muon, "muon"}};
 
 enum class LrDecay { constant, linear, cosine, inverse_square_root, WSD };
 template <>
-inline constexpr Word<LrDecay> kWords<LrDecay>[] = {
-    {LrDecay::constant, "constant"},
-    {LrDecay::linear, "linear"},
-    {LrDecay::cosine, "cosine"},
-    {LrDecay::inverse_square_root, "inverse-square-root"},
-    {LrDecay::WSD, "WSD"}};
+inline constexpr Word<LrDecay> kWords<LrDecay>[] = {{LrDecay::constant, "constant"},
+                                                    {LrDecay::linear, "linear"},
+                                                    {LrDecay::cosine, "cosine"},
+                                                    {LrDecay::inverse_square_root, "inverse-square-root"},
+                                                    {LrDecay::WSD, "WSD"}};
 
 enum class WsdDecay { linear, cosine, exponential, minus_sqrt };
 template <>
-inline constexpr Word<WsdDecay> kWords<WsdDecay>[] = {
-    {WsdDecay::linear, "linear"},
-    {WsdDecay::cosine, "cosine"},
-    {WsdDecay::exponential, "exponential"},
-    {WsdDecay::minus_sqrt, "minus_sqrt"}};
+inline constexpr Word<WsdDecay> kWords<WsdDecay>[] = {{WsdDecay::linear, "linear"},
+                                                      {WsdDecay::cosine, "cosine"},
+                                                      {WsdDecay::exponential, "exponential"},
+                                                      {WsdDecay::minus_sqrt, "minus_sqrt"}};
 
 enum class WeightDecayIncr { constant, linear, cosine };
 template <>
-inline constexpr Word<WeightDecayIncr> kWords<WeightDecayIncr>[] = {
-    {WeightDecayIncr::constant, "constant"},
-    {WeightDecayIncr::linear, "linear"},
-    {WeightDecayIncr::cosine, "cosine"}};
+inline constexpr Word<WeightDecayIncr> kWords<WeightDecayIncr>[] = {{WeightDecayIncr::constant, "constant"},
+                                                                    {WeightDecayIncr::linear, "linear"},
+                                                                    {WeightDecayIncr::cosine, "cosine"}};
 
 enum class MuonScale { spectral, unit_rms_norm, shape_scaling };
 template <>
-inline constexpr Word<MuonScale> kWords<MuonScale>[] = {
-    {MuonScale::spectral, "spectral"},
-    {MuonScale::unit_rms_norm, "unit_rms_norm"},
-    {MuonScale::shape_scaling, "shape_scaling"}};
+inline constexpr Word<MuonScale> kWords<MuonScale>[] = {{MuonScale::spectral, "spectral"},
+                                                        {MuonScale::unit_rms_norm, "unit_rms_norm"},
+                                                        {MuonScale::shape_scaling, "shape_scaling"}};
 
 enum class MainParamsDtype { fp32, bf16 };
 template <>
-inline constexpr Word<MainParamsDtype> kWords<MainParamsDtype>[] = {
-    {MainParamsDtype::fp32, "fp32"},
-    {MainParamsDtype::bf16, "bf16"}};
+inline constexpr Word<MainParamsDtype> kWords<MainParamsDtype>[] = {{MainParamsDtype::fp32, "fp32"},
+                                                                    {MainParamsDtype::bf16, "bf16"}};
 
 enum class MomentDtype { fp32, bf16, eight_bit };
 template <>
 inline constexpr Word<MomentDtype> kWords<MomentDtype>[] = {
-    {MomentDtype::fp32, "fp32"},
-    {MomentDtype::bf16, "bf16"},
-    {MomentDtype::eight_bit, "8bit"}};
+    {MomentDtype::fp32, "fp32"}, {MomentDtype::bf16, "bf16"}, {MomentDtype::eight_bit, "8bit"}};
 
 // Its keys, each with type, default and help: optim_keys.inc.
 struct Optim {

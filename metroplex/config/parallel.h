@@ -10,21 +10,19 @@ namespace metroplex::config {
 
 enum class Schedule { automatic, none, gpipe, one_f_one_b, interleaved };
 template <>
-inline constexpr Word<Schedule> kWords<Schedule>[] = {
-    {Schedule::automatic, "auto"},
-    {Schedule::none, "none"},
-    {Schedule::gpipe, "gpipe"},
-    {Schedule::one_f_one_b, "1f1b"},
-    {Schedule::interleaved, "interleaved"}};
+inline constexpr Word<Schedule> kWords<Schedule>[] = {{Schedule::automatic, "auto"},
+                                                      {Schedule::none, "none"},
+                                                      {Schedule::gpipe, "gpipe"},
+                                                      {Schedule::one_f_one_b, "1f1b"},
+                                                      {Schedule::interleaved, "interleaved"}};
 
 // In the order of ZeRO's stages, 0 to 3.
 enum class Sharding { no_shard, optim, optim_grads, optim_grads_params };
 template <>
-inline constexpr Word<Sharding> kWords<Sharding>[] = {
-    {Sharding::no_shard, "no_shard"},
-    {Sharding::optim, "optim"},
-    {Sharding::optim_grads, "optim_grads"},
-    {Sharding::optim_grads_params, "optim_grads_params"}};
+inline constexpr Word<Sharding> kWords<Sharding>[] = {{Sharding::no_shard, "no_shard"},
+                                                      {Sharding::optim, "optim"},
+                                                      {Sharding::optim_grads, "optim_grads"},
+                                                      {Sharding::optim_grads_params, "optim_grads_params"}};
 
 // Its keys, each with type, default and help: parallel_keys.inc.
 struct Parallel {

@@ -11,18 +11,15 @@ namespace metroplex::config {
 
 enum class ParamsDtype { fp32, fp64, bf16, fp16 };
 template <>
-inline constexpr Word<ParamsDtype> kWords<ParamsDtype>[] = {
-    {ParamsDtype::fp32, "fp32"},
-    {ParamsDtype::fp64, "fp64"},
-    {ParamsDtype::bf16, "bf16"},
-    {ParamsDtype::fp16, "fp16"}};
+inline constexpr Word<ParamsDtype> kWords<ParamsDtype>[] = {{ParamsDtype::fp32, "fp32"},
+                                                            {ParamsDtype::fp64, "fp64"},
+                                                            {ParamsDtype::bf16, "bf16"},
+                                                            {ParamsDtype::fp16, "fp16"}};
 
 enum class MainGradsDtype { automatic, fp32, params };
 template <>
 inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
-    {MainGradsDtype::automatic, "auto"},
-    {MainGradsDtype::fp32, "fp32"},
-    {MainGradsDtype::params, "params"}};
+    {MainGradsDtype::automatic, "auto"}, {MainGradsDtype::fp32, "fp32"}, {MainGradsDtype::params, "params"}};
 
 // Its keys, each with type, default and help: precision_keys.inc.
 struct Precision {

@@ -21,7 +21,8 @@ void check_sharding(Rules& rules) {
   rules.require(ranks == 0 || ranks % instances == 0, kInstances, instances,
                 concat("must divide the ", ranks, " data-parallel ranks"), concat("choose a divisor of ", ranks));
   rules.require(
-      !p.align_param_gather || ((strategy == Sharding::optim || strategy == Sharding::optim_grads) && p.overlap_param_gather),
+      !p.align_param_gather ||
+          ((strategy == Sharding::optim || strategy == Sharding::optim_grads) && p.overlap_param_gather),
       "parallel.align_param_gather", "true",
       concat("needs parallel.overlap_param_gather and ", kStrategy, " = optim or optim_grads, not ", strategy),
       "turn it off");

@@ -71,8 +71,8 @@ static void check_widths(Rules& rules) {
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
   const auto rotated = static_cast<int64_t>(static_cast<double>(head) * m.rotary_percent);
   rules.require(
-      m.position_embedding_type != PositionEmbedding::rope || (rotated > 0 && rotated % 2 == 0), "model.rotary_percent",
-      m.rotary_percent,
+      m.position_embedding_type != PositionEmbedding::rope || (rotated > 0 && rotated % 2 == 0),
+      "model.rotary_percent", m.rotary_percent,
       concat("must leave an even number of rotated channels, not ", rotated, " of the ", head, " a head has"),
       "choose an even head width (model.kv_channels) or another share");
 }
@@ -127,8 +127,8 @@ void check_pipeline(Rules& rules) {
   rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
                 "use auto, or set virtual stages");
-  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1, "parallel.pipeline_schedule",
-                order,
+  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
+                "parallel.pipeline_schedule", order,
                 of("knows no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
   rules.require(!p.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");

@@ -22,11 +22,12 @@ void check_precision(Rules& rules) {
   check_loss_scale(rules);
   rules.require(!p.fp32_residual_connection || p.half(), "precision.fp32_residual_connection", "true",
                 "needs half-precision activations, but " + format_of(p), "turn it off, or use bf16 or fp16");
-  rules.require(p.main_grads_dtype != MainGradsDtype::fp32 || p.params_dtype != ParamsDtype::fp64, "precision.main_grads_dtype",
-                p.main_grads_dtype, "would round the gradients of " + format_of(p), "use auto");
-  rules.require(p.main_grads_dtype != MainGradsDtype::params || p.params_dtype != ParamsDtype::fp32, "precision.main_grads_dtype",
-                p.main_grads_dtype, "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway",
+  rules.require(p.main_grads_dtype != MainGradsDtype::fp32 || p.params_dtype != ParamsDtype::fp64,
+                "precision.main_grads_dtype", p.main_grads_dtype, "would round the gradients of " + format_of(p),
                 "use auto");
+  rules.require(p.main_grads_dtype != MainGradsDtype::params || p.params_dtype != ParamsDtype::fp32,
+                "precision.main_grads_dtype", p.main_grads_dtype,
+                "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway", "use auto");
 }
 
 // Formats below fp32 are Adam's: its kernel reads and writes them. A float64 run stays float64 throughout.
@@ -34,7 +35,7 @@ static void check_moments(Rules& rules) {
   const Optim& o = rules.config.optim;
   const Precision& p = rules.config.precision;
   const std::pair<const char*, Choice<MomentDtype>> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
-                                                                {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+                                                                 {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
   for (const auto& [key, format] : moments) {
     rules.require(format == MomentDtype::fp32 || o.optimizer == OptimizerKind::adam, key, format,
                   "is for optim.optimizer = adam, not " + o.optimizer, "use fp32");
@@ -62,8 +63,8 @@ static void check_main_params(Rules& rules) {
   rules.require(!lower, kRemainders, "true",
                 concat("needs ", kMain, " = fp32, not ", o.main_params_dtype, ", which leaves no remainder"),
                 "keep one of the two");
-  rules.require(o.optimizer == OptimizerKind::adam, kRemainders, "true", "is for optim.optimizer = adam, not " + o.optimizer,
-                "turn it off");
+  rules.require(o.optimizer == OptimizerKind::adam, kRemainders, "true",
+                "is for optim.optimizer = adam, not " + o.optimizer, "turn it off");
 }
 
 void check_optimizer_state(Rules& rules) {
@@ -81,8 +82,8 @@ void check_optimizer_state(Rules& rules) {
     if (!rule) continue;
     const double start = rule->start_wd.value_or(o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay);
     const double end = rule->end_wd.value_or(o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay);
-    rules.require(start <= end && (start == end || o.weight_decay_incr_style != WeightDecayIncr::constant), "optim.param_groups",
-                  text,
+    rules.require(start <= end && (start == end || o.weight_decay_incr_style != WeightDecayIncr::constant),
+                  "optim.param_groups", text,
                   base::concat("takes the weight decay from ", start, " to ", end,
                                "; it may only grow, and not where optim.weight_decay_incr_style is constant"),
                   "give start_wd and end_wd together, or set the style to linear or cosine");

@@ -11,17 +11,12 @@ namespace metroplex::config {
 enum class Backend { automatic, threads, gloo, nccl };
 template <>
 inline constexpr Word<Backend> kWords<Backend>[] = {
-    {Backend::automatic, "auto"},
-    {Backend::threads, "threads"},
-    {Backend::gloo, "gloo"},
-    {Backend::nccl, "nccl"}};
+    {Backend::automatic, "auto"}, {Backend::threads, "threads"}, {Backend::gloo, "gloo"}, {Backend::nccl, "nccl"}};
 
 enum class Device { automatic, cpu, cuda };
 template <>
 inline constexpr Word<Device> kWords<Device>[] = {
-    {Device::automatic, "auto"},
-    {Device::cpu, "cpu"},
-    {Device::cuda, "cuda"}};
+    {Device::automatic, "auto"}, {Device::cpu, "cpu"}, {Device::cuda, "cuda"}};
 
 // Its keys, each with type, default and help: run_keys.inc.
 struct Run {

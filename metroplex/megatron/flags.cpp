@@ -198,7 +198,8 @@ class Parser {
         set(std::string("optim.") + moment + "=$", later_[moment] == "fp8" ? "8bit" : later_[moment], moment);
     }
     const config::Config c = draft();
-    const bool remainders = later("precision_aware") && later("bf16") && c.optim.main_params_dtype == config::MainParamsDtype::fp32 &&
+    const bool remainders = later("precision_aware") && later("bf16") &&
+                            c.optim.main_params_dtype == config::MainParamsDtype::fp32 &&
                             c.optim.optimizer == config::OptimizerKind::adam;
     if (whole_ && remainders) set("optim.store_param_remainders=true", "", "Megatron's default");
   }

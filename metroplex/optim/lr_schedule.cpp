@@ -81,7 +81,7 @@ double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) cons
     const int64_t anneal_start = args_.lr_decay_steps - args_.wsd_decay_steps;
     if (num_steps <= anneal_start) return max_lr;
     coefficient = wsd_coefficient(*args_.lr_wsd_decay_style, static_cast<double>(num_steps - anneal_start) /
-                                                                static_cast<double>(args_.wsd_decay_steps));
+                                                                 static_cast<double>(args_.wsd_decay_steps));
   }
   return min_lr + coefficient * (max_lr - min_lr);
 }
@@ -96,7 +96,8 @@ double LrSchedule::weight_decay(int64_t num_steps, const GroupFactors& group) co
     return end * group.wd_mult;
   }
   const double ratio = static_cast<double>(num_steps) / static_cast<double>(args_.wd_incr_steps);
-  const double coefficient = args_.wd_incr_style == WeightDecayIncr::linear ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
+  const double coefficient =
+      args_.wd_incr_style == WeightDecayIncr::linear ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
   return (start + coefficient * (end - start)) * group.wd_mult;
 }
 

@@ -17,7 +17,7 @@ struct ScheduleArgs {
   double start_wd = 0, end_wd = 0;
   int64_t wd_incr_steps = 1;
   config::Choice<config::WeightDecayIncr> wd_incr_style = config::WeightDecayIncr::constant;
-  int64_t wsd_decay_steps = 0;                                          // required by WSD
+  int64_t wsd_decay_steps = 0;                                           // required by WSD
   std::optional<config::Choice<config::WsdDecay>> lr_wsd_decay_style{};  // required by WSD
 
   bool operator==(const ScheduleArgs&) const = default;

@@ -7,7 +7,8 @@ namespace metroplex::optim {
 
 std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<Slice> slices,
                                           const OptimizerContext& context) {
-  if (config.optimizer == config::OptimizerKind::muon) return std::make_unique<Muon>(config, std::move(slices), context);
+  if (config.optimizer == config::OptimizerKind::muon)
+    return std::make_unique<Muon>(config, std::move(slices), context);
   return std::make_unique<Elementwise>(config.optimizer, config, std::move(slices), context);
 }
 

@@ -31,10 +31,10 @@ kernels::Number number_of(at::ScalarType dtype) {
 
 Stored::Stored(int64_t size, const Form& form) : second_(form.second) {
   const bool blocks = !form.wide && form.dtype == config::MomentDtype::eight_bit;
-  const at::ScalarType type = form.wide                                ? at::kDouble
-                              : blocks                                 ? at::kByte
+  const at::ScalarType type = form.wide                                 ? at::kDouble
+                              : blocks                                  ? at::kByte
                               : form.dtype == config::MomentDtype::bf16 ? at::kBFloat16
-                                                                       : at::kFloat;
+                                                                        : at::kFloat;
   const auto options = at::TensorOptions().device(form.device);
   data_ = at::zeros({size}, options.dtype(type));
   if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, options.dtype(at::kFloat));

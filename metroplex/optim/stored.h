@@ -14,8 +14,8 @@ class Stored {
   Stored() = default;
   struct Form {
     config::MomentDtype dtype = config::MomentDtype::fp32;  // a wide array ignores it
-    bool wide = false;    // float64
-    bool second = false;  // never negative
+    bool wide = false;                                      // float64
+    bool second = false;                                    // never negative
     at::Device device = at::kCPU;
   };
   // Zeros.

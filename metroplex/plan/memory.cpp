@@ -60,13 +60,15 @@ void add_state(const config::Config& config, const PartParam& param, int64_t siz
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
   const bool fp64 = precision.params_dtype == config::ParamsDtype::fp64;
-  const bool matrix = o.optimizer == config::OptimizerKind::muon && param.shape.size() == 2 && !param.embedding_or_output;
+  const bool matrix =
+      o.optimizer == config::OptimizerKind::muon && param.shape.size() == 2 && !param.embedding_or_output;
   if (matrix) {
     if (precision.half()) use.main_parameters += 4 * size;
     use.moments += (fp64 ? 8 : 4) * size;
     return;
   }
-  const bool in_place = !precision.half() || (precision.params_dtype == config::ParamsDtype::bf16 && o.main_params_dtype == config::MainParamsDtype::bf16);
+  const bool in_place = !precision.half() || (precision.params_dtype == config::ParamsDtype::bf16 &&
+                                              o.main_params_dtype == config::MainParamsDtype::bf16);
   if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
   if (o.optimizer == config::OptimizerKind::sgd) {
     if (o.sgd_momentum != 0) use.moments += state_bytes(size, o.exp_avg_dtype, fp64);
@@ -91,7 +93,9 @@ int64_t optimizer_working(const config::Config& config, const RankParts& parts) 
     const bool matrix = param.shape.size() == 2 && !param.embedding_or_output;
     if (matrix) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
-  return config.optim.optimizer == config::OptimizerKind::muon ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
+  return config.optim.optimizer == config::OptimizerKind::muon
+             ? 5 * largest * wide_bytes(config.precision.params_dtype)
+             : 0;
 }
 
 int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {

@@ -30,7 +30,8 @@ bool matters(const std::string& name, const Config& here, const Config& there) {
   if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
   if (name == "rotary_base" || name == "rotary_percent") return either(config::PositionEmbedding::rope);
   // The others are one decoder with other presets, and each of these is a key of its own.
-  if (name == "family") return config::family(here.model.family).top_query || config::family(there.model.family).top_query;
+  if (name == "family")
+    return config::family(here.model.family).top_query || config::family(there.model.family).top_query;
   return true;
 }
 

@@ -193,7 +193,8 @@ data::SamplerOptions Job::sampler_options(int64_t consumed) const {
   options.micro_batch_size = a_->config.train.micro_batch_size;
   options.dp_index = a_->groups().dp.index();
   options.dp_size = a_->groups().dp.size();
-  options.type = a_->config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic : data::SamplerType::single;
+  options.type = a_->config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic
+                                                                               : data::SamplerType::single;
   options.data_sharding = a_->config.data.data_sharding;
   return options;
 }

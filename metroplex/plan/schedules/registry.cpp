@@ -57,8 +57,8 @@ PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const Sc
   parallel.virtual_pipeline_model_parallel_size = request.num_chunks;
   parallel.pipeline_schedule = schedule;
   const config::Schedule resolved = config::schedule(parallel);
-  const auto* const entry =
-      std::find_if(std::begin(kSchedules), std::end(kSchedules), [&](const Entry& e) { return e.schedule == resolved; });
+  const auto* const entry = std::find_if(std::begin(kSchedules), std::end(kSchedules),
+                                         [&](const Entry& e) { return e.schedule == resolved; });
   MPX_ASSERT(entry != std::end(kSchedules), "no builder for schedule ", schedule);
   return entry->build(request);
 }
