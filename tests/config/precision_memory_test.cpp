@@ -274,8 +274,8 @@ TEST(Config, KnowsItsLevelOfZeroAndWhatItRecomputes) {
     EXPECT_EQ(p.zero_stage(), level);
   }
   Parallel unknown;
-  unknown.data_parallel_sharding_strategy = "all";
-  EXPECT_NE(error_of([&] { unknown.zero_stage(); }).find("optim_grads_params"), std::string::npos);
+  EXPECT_NE(error_of([&] { unknown.data_parallel_sharding_strategy = "all"; }).find("optim_grads_params"),
+            std::string::npos);
   Memory memory;
   EXPECT_FALSE(memory.recomputes("core_attn"));
   memory.recompute_granularity = "selective";
