@@ -180,8 +180,9 @@ class Checker {
   void recompute() {
     if (!s_.recompute_granularity) return;
     const std::string& granularity = *s_.recompute_granularity;
-    const bool selective = granularity == "selective";
-    if (!selective && granularity != "full")
+    const std::optional<Recompute> known = value_of<Recompute>(granularity);
+    const bool selective = known == Recompute::selective;
+    if (!selective && known != Recompute::full)
       refuse("memory.recompute_granularity", granularity, "must be full or selective", "choose one of them");
     if (s_.recompute_method && !among(*s_.recompute_method, {"uniform", "block"})) {
       refuse("memory.recompute_method", *s_.recompute_method, "must be uniform or block", "choose one of them");
