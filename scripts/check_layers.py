@@ -36,7 +36,7 @@ PROGRAMS = {
     "apps": [*GROUND],
     "apps/upper": [*GROUND, "cuda", "comm", "train"],
     "bench": ["train", *UPPER["train"]],
-    "tests/support": ["base", "config", "megatron", "topology", "sim", "cuda", "comm"],
+    "tests/support": ["base", "config", "megatron", "topology", "plan", "sim", "cuda", "comm"],
     "tests/apps": [*GROUND],
     "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "sim", "data"],
     "tests/conformance/tensor": [*ROOMS],

@@ -6,9 +6,9 @@
 #include <functional>
 
 #include "base/error.h"
-#include "plan/megatron_order.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
+#include "support/megatron_captures.h"
 
 namespace metroplex::plan {
 namespace {

@@ -106,11 +106,11 @@ std::string check_load(const Json& item) {
                                                            {"min_lr", merged.min_lr},
                                                            {"lr_warmup_steps", merged.lr_warmup_steps},
                                                            {"lr_decay_steps", merged.lr_decay_steps},
-                                                           {"lr_decay_style", merged.lr_decay_style},
+                                                           {"lr_decay_style", merged.lr_decay_style.text()},
                                                            {"start_wd", merged.start_wd},
                                                            {"end_wd", merged.end_wd},
                                                            {"wd_incr_steps", merged.wd_incr_steps},
-                                                           {"wd_incr_style", merged.wd_incr_style}}) {
+                                                           {"wd_incr_style", merged.wd_incr_style.text()}}) {
     const std::string problem = compare(got, item.at(key));
     if (!problem.empty()) return std::string(key) + ": " + problem;
   }
@@ -123,7 +123,7 @@ std::string check_load(const Json& item) {
   const bool stale = merged.start_wd != item.at("args").at("start_wd") ||
                      merged.end_wd != item.at("args").at("end_wd") ||
                      merged.wd_incr_steps != item.at("args").at("wd_incr_steps") ||
-                     merged.wd_incr_style != item.at("args").at("wd_incr_style");
+                     merged.wd_incr_style.text() != item.at("args").at("wd_incr_style");
   return stale ? "" : compare_near(schedule.weight_decay(steps), item.at("wd_after"), 0, kRelative);
 }
 
