@@ -1,7 +1,7 @@
 // metroplex-torch: what `metroplex` becomes for a command with tensors.
 #include <vector>
 
-#include "commands.h"
+#include "apps/commands.h"
 #include "program.h"
 #include "upper/commands.h"
 #include "upper/launch.h"
