@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "nn/layer_context.h"
 #include "nn/param.h"
-#include "nn/param_init.h"
 #include "nn/saved.h"
 
 namespace metroplex::nn {
@@ -24,9 +24,10 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and its gradient
   Init init = Init::normal;
-  bool gather_output = false;     // column: every rank gets all output features
-  bool input_is_parallel = true;  // row: the input is already split; false: each rank takes its slice
-  bool gated = false;             // column: the output is two halves [gate; up], each split over tp
+  bool gather_output = false;              // column: every rank gets all output features
+  bool input_is_parallel = true;           // row: the input is already split; false: each rank takes its slice
+  bool gated = false;                      // column: the output is two halves [gate; up], each split over tp
+  std::vector<topology::Part> parts = {};  // of the output features, named within weight and bias
 };
 
 class ColumnParallelLinear {
@@ -42,9 +43,9 @@ class ColumnParallelLinear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_;
+  comm::Group tp_, sp_, tp_dense_;
   SavePolicy saving_;
-  bool sequence_parallel_ = false, gather_output_ = false, skip_bias_add_ = false;
+  bool gather_output_ = false, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 
@@ -60,9 +61,9 @@ class RowParallelLinear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_;
+  comm::Group tp_, sp_, tp_dense_;
   SavePolicy saving_;
-  bool sequence_parallel_ = false, input_is_parallel_ = true, skip_bias_add_ = false;
+  bool input_is_parallel_ = true, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 
