@@ -1,9 +1,15 @@
-// The commands without tensors. A new one: its file, its line here and in main.cpp's table.
+// The table of all commands, and those without tensors. A new one: its file, its line here and in commands.cpp; one
+// with tensors has its line in commands.cpp and in upper/main.cpp.
 #pragma once
+
+#include <span>
 
 #include "command.h"
 
 namespace metroplex::apps {
+
+// In the order of --help; what needs tensors has kNeedsTorch.
+std::span<const Command> commands();
 
 int run_preprocess(const std::vector<std::string>& arguments);
 int run_tokenizer(const std::vector<std::string>& arguments);

@@ -42,6 +42,7 @@ foreach(script IN LISTS app_tests)
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200 RUN_SERIAL ON)  # they measure seconds
 endforeach()
 add_test(NAME layers COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/scripts/check_layers.py")
+add_test(NAME layers_breaches COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/check_layers_test.py")
 add_test(NAME format COMMAND bash "${CMAKE_SOURCE_DIR}/scripts/check_format.sh")
 
 # What bench/*.md measures; built by name only.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Holds the house in order: who may include whom, file sizes, what headers may pull in. Exit 1 with every breach."""
+"""Holds the house in order: who may include whom, file sizes, what headers may pull in. Exit 1 with every breach.
+   check_layers.py [ROOT]     ROOT: another tree of the same form; by default the one this script lies in"""
 import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 MAX_LINES = 600
 
 # A room may include itself and these. Ground floor first: nothing there sees torch.
@@ -31,6 +32,31 @@ UPPER = {
     "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "models", "pipeline", "distributed", "optim"],
 }
 ROOMS = GROUND | UPPER
+# What is no room, by folder, and the rooms it may include; the tests of a room may include what it may, and support.
+PROGRAMS = {
+    "apps": [*GROUND],
+    "apps/upper": [*GROUND, "cuda", "comm", "train"],
+    "bench": ["train", *UPPER["train"]],
+    "tests/support": ["base", "config", "megatron", "topology", "plan", "sim", "cuda", "comm"],
+    "tests/apps": [*GROUND],
+    "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "sim", "data"],
+    "tests/conformance/tensor": [*ROOMS],
+    "tests/parity": [*ROOMS],
+    "tests/fuzz": ["base", "files", "text", "data", "config"],
+}
+# The target of each, for its link list: the name in CMake, and the file.
+TARGETS = {
+    "apps": ("metroplex_apps", "GroundFloor.cmake"),
+    "apps/upper": ("metroplex_upper_apps", "Apps.cmake"),
+    "bench": ("${name}", "Apps.cmake"),
+    "tests/apps": ("apps_test", "GroundFloor.cmake"),
+    "tests/conformance": ("metroplex_vectors", "GroundFloor.cmake"),
+    "tests/conformance/tensor": ("metroplex_vectors", "Apps.cmake"),
+    "tests/parity": ("metroplex_parity", "Apps.cmake"),
+    "tests/fuzz": ("${name}", "GroundFloor.cmake"),
+}
+# Folders of programs that others include by name, and who may.
+INNER = {"upper": ["apps/upper", "tests/parity"]}
 TORCH = re.compile(r"<(ATen|torch|c10)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -70,20 +96,54 @@ def check_includes(path, room, breaches):
             breaches.append(f"{where}:{number}: fmt and spdlog stay out of headers")
 
 
-def check_ground_app(path, breaches):
-    """`metroplex` itself starts without torch; commands with tensors are in apps/upper/."""
+def folder_of(path):
+    """The key of PROGRAMS that a file outside the rooms falls under, or the room whose test it is."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    for depth in range(len(parts), 0, -1):
+        if "/".join(parts[:depth]) in PROGRAMS:
+            return "/".join(parts[:depth])
+    return "/".join(parts[:2])
+
+
+def check_program(path, breaches):
+    """Programs and tests. `metroplex` itself starts without torch, so apps/ does not see it; apps/upper/ does."""
+    folder = folder_of(path)
+    where = path.relative_to(ROOT)
+    room = folder.removeprefix("tests/")
+    if folder in PROGRAMS:
+        allowed = set(PROGRAMS[folder])
+    elif room in ROOMS:
+        allowed = {room, *ROOMS[room]}
+    else:
+        breaches.append(f"{where}: no folder {folder} is known; add it to scripts/check_layers.py")
+        return
     for number, line in enumerate(path.read_text().splitlines(), 1):
         match = INCLUDE.match(line)
-        if match and (TORCH.search(f"<{match.group(2)}") or match.group(2).split("/")[0] in {*UPPER, "upper"}):
-            breaches.append(f"{path.relative_to(ROOT)}:{number}: what needs tensors belongs into apps/upper/")
+        if not match:
+            continue
+        angle, target = match.groups()
+        first = target.split("/")[0]
+        if angle == '"' and "/" in target and first in ROOMS and first not in allowed:
+            breaches.append(f"{where}:{number}: {folder}/ may not include {first}/ (allowed: {', '.join(sorted(allowed))})")
+        if angle == '"' and first in INNER and "/" in target and folder not in INNER[first]:
+            breaches.append(f"{where}:{number}: {folder}/ may not include {first}/")
+        if angle == "<" and TORCH.search(f"<{target}") and allowed <= set(GROUND):
+            breaches.append(f"{where}:{number}: {folder}/ sees the ground floor only; what needs tensors belongs elsewhere")
+
+
+def room_links():
+    """Room -> the rooms that CMake links it with."""
+    text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("GroundFloor.cmake", "UpperFloor.cmake"))
+    return {room: rooms_in(words) for room, words in re.findall(r"metroplex_room\((\w+)([^)]*)\)", text)}
+
+
+def rooms_in(words):
+    return {word.removeprefix("metroplex_") for word in words.split() if word.removeprefix("metroplex_") in ROOMS}
 
 
 def check_links(breaches):
     """What CMake links a room with is what it may include, no more; and what it may include, it links with, if by way of another."""
-    text = "\n".join((ROOT / "cmake" / name).read_text() for name in ("GroundFloor.cmake", "UpperFloor.cmake"))
-    links = {}
-    for room, words in re.findall(r"metroplex_room\((\w+)([^)]*)\)", text):
-        links[room] = {word.removeprefix("metroplex_") for word in words.split() if word.startswith("metroplex_")}
+    links = room_links()
 
     def reach(room):
         return links[room].union(*(reach(other) for other in links[room]))
@@ -96,6 +156,35 @@ def check_links(breaches):
             breaches.append(f"cmake: {room} is linked with {extra}, which it may not include")
         for missing in sorted(set(allowed) - reach(room)):
             breaches.append(f"cmake: {room} may include {missing}, and is not linked with it")
+    if set(links) >= set(ROOMS):
+        check_program_links(reach, breaches)
+
+
+def check_program_links(reach, breaches):
+    """The same for programs: linked with what they may include, and through other programs with what those are."""
+    direct = {}
+    for name in ("GroundFloor.cmake", "Apps.cmake"):
+        text = (ROOT / "cmake" / name).read_text()
+        for target, words in re.findall(r"target_link_libraries\(([\w${}]+)([^)]*)\)", text):
+            direct.setdefault((target, name), set()).update(words.split())
+        for target, words in re.findall(r'metroplex_test\((\w+) "\w*"([^)]*)\)', text):
+            direct.setdefault((target, name), set()).update(words.split())
+    programs = {key[0]: key for key in direct if key[0].startswith("metroplex_")}
+
+    def rooms_of(key):
+        words = " ".join(direct.get(key, set()))
+        found = rooms_in(words)
+        found = found.union(*(reach(room) for room in found))
+        return found.union(*(rooms_of(programs[word]) for word in words.split() if word in programs and programs[word] != key))
+
+    for folder, key in TARGETS.items():
+        linked = rooms_of(key)
+        if folder == "tests/conformance/tensor":  # the same program, with more
+            linked |= rooms_of(TARGETS["tests/conformance"])
+        for extra in sorted(rooms_in(" ".join(direct.get(key, set()))) - set(PROGRAMS[folder])):
+            breaches.append(f"cmake: {folder} ({key[0]}) is linked with {extra}, which it may not include")
+        for missing in sorted(set(PROGRAMS[folder]) - linked):
+            breaches.append(f"cmake: {folder} ({key[0]}) may include {missing}, and is not linked with it")
 
 
 def check_shape(path, breaches):
@@ -127,9 +216,9 @@ def main():
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
             check_includes(path, room, breaches)
     check_links(breaches)
-    for path in sources("apps"):
-        if path.suffix in {".h", ".cpp"} and "upper" not in path.relative_to(ROOT).parts:
-            check_ground_app(path, breaches)
+    for path in sources("apps", "bench", "tests"):
+        if path.suffix in {".h", ".cpp"}:
+            check_program(path, breaches)
     count = 0
     for path in sources("metroplex", "apps", "tests", "bench", "scripts", "cmake"):
         check_shape(path, breaches)

@@ -1,4 +1,4 @@
-// The commands with tensors. A new one: its file, its line here, in this folder's main.cpp and in ../main.cpp.
+// The commands with tensors. A new one: its file, its line here, in this folder's main.cpp and in ../commands.cpp.
 #pragma once
 
 #include "command.h"

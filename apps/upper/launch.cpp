@@ -71,12 +71,12 @@ void make_deterministic() {
 
 int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
              const comm::RankBody& body) {
-  MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ",
-            launch.launcher, " started this one as rank ", launch.rank, " of ", launch.world_size,
-            "; use gloo or nccl, or start metroplex without it");
+  MPX_CHECK(config.run.backend != config::Backend::threads, "config",
+            "run.backend threads makes all ranks in one process, but ", launch.launcher, " started this one as rank ",
+            launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
   const config::DeviceChoice where = device_choice(config.run, launch, grid.world_size());
   comm::ProcessOptions options;
-  options.backend = where.backend == "nccl" ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
+  options.backend = where.backend == config::Backend::nccl ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
@@ -132,7 +132,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
   if (launch) return run_here(config, grid, *launch, body);
   const config::DeviceChoice where = device_choice(config.run, launch, world_size);
-  if (where.backend != "threads") return spawn_here(config, grid, command_line);
+  if (where.backend != config::Backend::threads) return spawn_here(config, grid, command_line);
   comm::ThreadsOptions options;
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);

@@ -1,4 +1,7 @@
 // metroplex-torch: what `metroplex` becomes for a command with tensors.
+#include <vector>
+
+#include "apps/commands.h"
 #include "program.h"
 #include "upper/commands.h"
 #include "upper/launch.h"
@@ -6,16 +9,31 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr Command kCommands[] = {
-    {"train", "train a model", run_train},
-    {"eval", "loss and perplexity of a checkpoint", run_eval},
-    {"generate", "continue a text with a checkpoint", run_generate},
-    {"verify", "prove that a config gives the same result on its layout as on one rank", run_verify},
+struct TensorCommand {
+  const char* name;
+  RunCommand run;
 };
+
+constexpr TensorCommand kTensorCommands[] = {
+    {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify}};
+
+// The commands of the table that have a body here.
+std::vector<Command> with_bodies() {
+  std::vector<Command> found;
+  for (Command command : commands()) {
+    for (const TensorCommand& known : kTensorCommands) {
+      if (std::string(command.name) != known.name) continue;
+      command.run = known.run;
+      found.push_back(command);
+    }
+  }
+  return found;
+}
 
 }  // namespace
 }  // namespace metroplex::apps
 
 int main(int argc, char** argv) {
-  return metroplex::apps::run_program({metroplex::apps::kCommands, metroplex::apps::message_of}, argc, argv);
+  const auto commands = metroplex::apps::with_bodies();
+  return metroplex::apps::run_program({commands, metroplex::apps::message_of}, argc, argv);
 }

@@ -6,13 +6,13 @@
 namespace metroplex::apps {
 
 std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data) {
-  if (data.tokenizer_type == "none" && data.tokenizer_model.empty()) return nullptr;
-  return text::load_tokenizer(data.tokenizer_type, data.tokenizer_model, data.vocab_file, data.merge_file);
+  if (data.tokenizer_type == config::TokenizerType::none && data.tokenizer_model.empty()) return nullptr;
+  return text::load_tokenizer(data.tokenizer_type.text(), data.tokenizer_model, data.vocab_file, data.merge_file);
 }
 
 std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Data& data) {
   return std::make_shared<const text::TokenizerFiles>(
-      text::read_tokenizer_files(data.tokenizer_type, data.tokenizer_model, data.vocab_file, data.merge_file));
+      text::read_tokenizer_files(data.tokenizer_type.text(), data.tokenizer_model, data.vocab_file, data.merge_file));
 }
 
 train::TokenizerFacts tokenizer_facts(config::Config& config) {

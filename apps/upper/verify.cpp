@@ -35,8 +35,9 @@ int run_verify(const std::vector<std::string>& arguments) {
   const int64_t steps = whole_number("--steps", steps_text, 1);
   config::Config config = parsed.config;
   take_script_ranks(config.run, parsed.script_ranks);
-  config.run.backend = "threads";
-  if (config.run.device == "auto") config.run.device = "cpu";  // both runs on the same one
+  config.run.backend = config::Backend::threads;
+  if (config.run.device == config::Device::automatic)
+    config.run.device = config::Device::cpu;  // both runs on the same one
   if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
   const int64_t world_size = planned_world_size(config.run);

@@ -6,16 +6,8 @@
 
 namespace metroplex::config {
 
-Sharding Parallel::sharding() const {
-  const std::optional<Sharding> found = find_sharding(data_parallel_sharding_strategy);
-  MPX_CHECK(found.has_value(), "config", "parallel.data_parallel_sharding_strategy '",
-            data_parallel_sharding_strategy,
-            "' is unknown; choose no_shard, optim, optim_grads or optim_grads_params");
-  return *found;
-}
-
 bool Memory::recomputes(const std::string& module) const {
-  if (recompute_granularity != "selective") return false;
+  if (recompute_granularity != Recompute::selective) return false;
   if (recompute_modules.empty()) return module == "core_attn";
   return std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
 }

@@ -5,26 +5,27 @@
 #include <string>
 #include <vector>
 
+#include "config/choice.h"
+
 namespace metroplex::config {
 
+enum class TokenizerType { none, bytes, sentencepiece, bpe };
+template <>
+inline constexpr Word<TokenizerType> kWords<TokenizerType>[] = {{TokenizerType::none, "none"},
+                                                                {TokenizerType::bytes, "bytes"},
+                                                                {TokenizerType::sentencepiece, "sentencepiece"},
+                                                                {TokenizerType::bpe, "bpe"}};
+
+enum class Dataloader { single, cyclic };
+template <>
+inline constexpr Word<Dataloader> kWords<Dataloader>[] = {{Dataloader::single, "single"},
+                                                          {Dataloader::cyclic, "cyclic"}};
+
+// Its keys, each with type, default and help: data_keys.inc.
 struct Data {
-  std::vector<std::string> data_path;        // PREFIX, or WEIGHT PREFIX pairs; empty with mock_data
-  std::vector<std::string> train_data_path;  // blend per split: excludes data_path and split
-  std::vector<std::string> valid_data_path;
-  std::vector<std::string> test_data_path;
-  std::string split = "969, 30, 1";
-  bool mock_data = false;
-  std::string data_cache_path;          // empty: cache/ beside the first dataset
-  std::string tokenizer_type = "none";  // none | bytes | sentencepiece | bpe (tokenizer.json or vocab+merges)
-  std::string tokenizer_model;
-  std::string vocab_file;
-  std::string merge_file;
-  std::string dataloader_type = "single";  // single | cyclic
-  bool data_sharding = true;               // cyclic only
-  bool reset_position_ids = false;
-  bool reset_attention_mask = false;
-  bool eod_mask_loss = false;
-  int64_t num_workers = 1;  // threads that read ahead
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/data_keys.inc"
+#undef KEY
 };
 
 }  // namespace metroplex::config

@@ -20,10 +20,10 @@ int64_t virtual_stages(const Parallel& parallel) {
   return count >= parallel.pp() && count % parallel.pp() == 0 ? count / parallel.pp() : parallel.vpp();
 }
 
-std::string schedule_name(const Parallel& parallel) {
-  if (parallel.pipeline_schedule != "auto") return parallel.pipeline_schedule;
-  if (parallel.pp() == 1) return "none";
-  return virtual_stages(parallel) > 1 ? "interleaved" : "1f1b";
+Schedule schedule(const Parallel& parallel) {
+  if (parallel.pipeline_schedule != Schedule::automatic) return parallel.pipeline_schedule;
+  if (parallel.pp() == 1) return Schedule::none;
+  return virtual_stages(parallel) > 1 ? Schedule::interleaved : Schedule::one_f_one_b;
 }
 
 int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "config/config.h"
 
@@ -15,7 +14,7 @@ int64_t ffn_width(const Model& model);
 int64_t virtual_stages(const Parallel& parallel);
 // parallel.pipeline_schedule, or the plainest that fits: none for one stage, 1f1b for one chunk a rank, interleaved
 // for several.
-std::string schedule_name(const Parallel& parallel);
+Schedule schedule(const Parallel& parallel);
 // parallel.ddp_bucket_size where it is 0: max(40M, 1M * dp) elements, as Megatron has it.
 int64_t default_bucket_size(int64_t dp);
 

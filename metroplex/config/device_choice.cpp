@@ -11,16 +11,16 @@ bool each_has_a_gpu(const Machine& m) {
 }
 
 bool uses_gpus(const Run& run, const Machine& m) {
-  if (run.device == "cuda" || run.backend == "nccl") return true;
-  if (run.device == "cpu" || run.backend == "gloo") return false;
-  return m.num_gpus > 0 && (run.backend == "threads" ? m.local_ranks == 1 : each_has_a_gpu(m));
+  if (run.device == Device::cuda || run.backend == Backend::nccl) return true;
+  if (run.device == Device::cpu || run.backend == Backend::gloo) return false;
+  return m.num_gpus > 0 && (run.backend == Backend::threads ? m.local_ranks == 1 : each_has_a_gpu(m));
 }
 
-std::string backend_of(const Run& run, const Machine& m, bool gpus) {
-  if (run.backend != "auto") return run.backend;
+Backend backend_of(const Run& run, const Machine& m, bool gpus) {
+  if (run.backend != Backend::automatic) return run.backend;
   const bool alone = m.launcher.empty() && m.local_ranks == 1;
-  if (gpus) return alone ? "threads" : "nccl";
-  return m.launcher.empty() ? "threads" : "gloo";
+  if (gpus) return alone ? Backend::threads : Backend::nccl;
+  return m.launcher.empty() ? Backend::threads : Backend::gloo;
 }
 
 }  // namespace
@@ -29,10 +29,10 @@ DeviceChoice choose_device(const Run& run, const Machine& m) {
   const bool gpus = uses_gpus(run, m);
   DeviceChoice choice{backend_of(run, m, gpus), -1};
   if (!gpus) return choice;
-  const std::string asked = run.device == "cuda" ? "run.device = cuda" : "run.backend = nccl";
+  const std::string asked = run.device == Device::cuda ? "run.device = cuda" : "run.backend = nccl";
   MPX_CHECK(m.num_gpus > 0, "config", asked, " computes on GPUs, but ", m.no_gpu,
             "; use run.device = cpu with run.backend = ", m.launcher.empty() ? "threads" : "gloo");
-  const bool shared = choice.backend == "threads";
+  const bool shared = choice.backend == Backend::threads;
   MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " wants one GPU for each of the ", m.local_ranks,
             " ranks of this machine, but there are ", m.num_gpus, "; start at most ", m.num_gpus,
             ", or put all ranks on one GPU with run.device = cuda and run.backend = threads");

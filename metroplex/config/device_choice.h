@@ -19,8 +19,8 @@ struct Machine {
 };
 
 struct DeviceChoice {
-  std::string backend;  // threads | gloo | nccl
-  int64_t gpu = -1;     // of this process' ranks; -1: the CPU
+  Backend backend;   // threads, gloo or nccl
+  int64_t gpu = -1;  // of this process' ranks; -1: the CPU
 };
 
 // Slurm and Open MPI may show every process its own GPU alone: a single one then counts as the rank's own, and NCCL

@@ -15,6 +15,8 @@ static std::string join(const std::vector<std::string>& words, const std::string
   return text;
 }
 
+Limits any() { return {}; }
+
 Limits one_of(std::vector<std::string> choices) {
   Limits limits;
   limits.choices = std::move(choices);
@@ -39,6 +41,12 @@ Limits between(double low, double high) {
 Limits from_to_below(double low, double high) {
   Limits limits = between(low, high);
   limits.high_excluded = true;
+  return limits;
+}
+
+Limits above_up_to(double low, double high) {
+  Limits limits = between(low, high);
+  limits.low_excluded = true;
   return limits;
 }
 
@@ -97,7 +105,7 @@ std::vector<std::string> all_keys() {
 }
 
 std::string type_name(const Field& field) {
-  static constexpr const char* kNames[] = {"true or false", "an integer", "a number", "text", "a list"};
+  static constexpr const char* kNames[] = {"true or false", "an integer", "a number", "text", "a list", "a word"};
   return kNames[field.member.index()];
 }
 
@@ -176,6 +184,7 @@ static std::string write(const Field& field, bool for_yaml) {
                                  return yaml_infinity ? *value < 0 ? "-.inf" : ".inf" : number_text(*value);
                                },
                                [&](const std::string* value) { return text(*value); },
+                               [&](const ChoiceMember& choice) { return text(choice.text(choice.member)); },
                                [&](const std::vector<std::string>* value) {
                                  std::vector<std::string> items;
                                  for (const auto& item : *value) items.push_back(text(item));
@@ -217,6 +226,7 @@ bool assign_scalar(const Field& field, const std::string& text) {
                                  *member = text;
                                  return true;
                                },
+                               [&](const ChoiceMember& choice) { return choice.assign(choice.member, text); },
                                [&](std::vector<std::string>*) { return false; }},
                     field.member);
 }
@@ -236,7 +246,7 @@ std::string broken_limit(const Field& field) {
                               return limits.choices.empty() ||
                                      std::count(limits.choices.begin(), limits.choices.end(), *value) > 0;
                             },
-                            [](const auto*) { return true; }},
+                            [](const ChoiceMember&) { return true; }, [](const auto*) { return true; }},
                  field.member);
   return holds ? "" : "must be " + expectation(field);
 }

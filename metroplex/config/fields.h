@@ -1,6 +1,6 @@
-// Every knob, once. A section struct is described in one place (fields_model.cpp, fields_optim.cpp, fields_run.cpp):
-// name, member, a help paragraph, and what the value may be. YAML, --section.key=value, --help, the saved run and the
-// per-key checks all walk the same list.
+// Every knob, once: a line of <section>_keys.inc says type, name, default, what the value may be, and a help
+// paragraph. The section's struct is made of it, and YAML, --section.key=value, --help, the saved run and the per-key
+// checks all walk the same list.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace metroplex::config {
 
 // What one value may be by itself; rules between keys live in validate.h.
 struct Limits {
-  std::vector<std::string> choices;  // of a string; empty: any text
+  std::vector<std::string> choices;  // of a string, and the words of a Choice; empty: any text
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
@@ -23,14 +23,23 @@ struct Limits {
   bool infinite = false;  // inf is a value
 };
 
+Limits any();
 Limits one_of(std::vector<std::string> choices);
 Limits at_least(double low);
 Limits above(double low);
 Limits between(double low, double high);        // [low, high]
 Limits from_to_below(double low, double high);  // [low, high)
+Limits above_up_to(double low, double high);    // (low, high]
 Limits or_infinite(Limits limits);
 
-using Member = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
+// A Choice (choice.h) of whatever enum.
+struct ChoiceMember {
+  void* member;
+  const char* (*text)(const void* member);
+  bool (*assign)(void* member, const std::string& text);  // false: no word of the table
+};
+
+using Member = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, ChoiceMember>;
 
 // One knob of one Config object. Valid as long as that object is.
 struct Field {
@@ -65,7 +74,7 @@ std::string quoted(const std::string& text);
 // The fewest digits that read back to the same double; a whole number keeps ".0".
 std::string number_text(double value);
 
-// Reads one scalar into a bool, integer, number or text field. False when it is not one; the field is then unchanged.
+// Reads one scalar into a field that is no list. False when it is not one; the field is then unchanged.
 bool assign_scalar(const Field& field, const std::string& text);
 
 // "" when the value is inside the field's own limits, else the rule it breaks.

@@ -8,19 +8,13 @@
 #include <yaml-cpp/yaml.h>
 
 #include "base/error.h"
+#include "config/family.h"
 #include "config/fields.h"
 
 namespace metroplex::config {
 
 constexpr size_t kMaxFileBytes = 1 << 20;
 constexpr size_t kMaxProblems = 20;
-
-std::vector<Preset> family_presets(const std::string& family) {
-  if (family != "llama") return {};
-  return {{"model.normalization", "RMSNorm"}, {"model.position_embedding_type", "rope"},
-          {"model.activation", "silu"},       {"model.gated_linear_unit", "true"},
-          {"model.add_bias_linear", "false"}, {"model.untie_embeddings_and_output_weights", "true"}};
-}
 
 static const Field* find(const std::vector<Field>& list, const std::string& key) {
   for (const Field& field : list) {
@@ -57,7 +51,9 @@ static std::string unknown_key(const std::string& key, const std::vector<Field>&
 }
 
 static std::string wrong_type(const Field& field, const std::string& value) {
-  return field.key() + " = " + shortened(value) + ": expected " + expectation(field);
+  const std::string problem = field.key() + " = " + shortened(value) + ": expected " + expectation(field);
+  const std::string nearest = value.size() < 200 ? base::nearest_name(value, field.limits.choices) : "";
+  return nearest.empty() ? problem : problem + "; did you mean " + nearest + "?";
 }
 
 // Which kind of YAML value this is, in the words of a message.
@@ -80,7 +76,8 @@ static std::string assign_yaml(const Field& field, const YAML::Node& node) {
     **list = std::move(items);
     return "";
   }
-  const bool text = std::holds_alternative<std::string*>(field.member);
+  const bool text =
+      std::holds_alternative<std::string*>(field.member) || std::holds_alternative<ChoiceMember>(field.member);
   if (!node.IsScalar() || (!text && node.Tag() == "!")) return wrong_type(field, yaml_text(node));
   return assign_scalar(field, node.Scalar()) ? "" : wrong_type(field, yaml_text(node));
 }
@@ -243,7 +240,8 @@ void Draft::assign(const std::vector<std::string>& assignments) {
 Config Draft::finish() const {
   Config config = config_;
   const std::vector<Field> list = fields(config);
-  for (const auto& [key, value] : family_presets(config_.model.family)) {
+  const Family* family = find_family(config_.model.family);  // an unknown one is check()'s to refuse
+  for (const auto& [key, value] : family == nullptr ? std::vector<Preset>{} : family->presets) {
     if (given_.contains(key)) continue;
     const Field* field = find(list, key);
     MPX_ASSERT(field != nullptr && assign_scalar(*field, value), "preset ", key);

@@ -5,7 +5,6 @@
 
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -43,9 +42,5 @@ Config parse_saved(const std::string& yaml);
 
 // Keys in which two configurations differ: "section.key".
 std::vector<std::string> differences(const Config& a, const Config& b);
-
-// What a family presets, as (key, value); empty for gpt.
-using Preset = std::pair<std::string, std::string>;
-std::vector<Preset> family_presets(const std::string& family);
 
 }  // namespace metroplex::config

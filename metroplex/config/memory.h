@@ -5,22 +5,33 @@
 #include <string>
 #include <vector>
 
+#include "config/choice.h"
 #include "config/leaf.h"
 
 namespace metroplex::config {
 
-struct Memory {
-  std::string recompute_granularity = "none";  // none | full | selective
-  std::string recompute_method;                // full: uniform | block
-  int64_t recompute_num_layers = 0;            // uniform: layers a chunk; block: the first layers of a model chunk
-  std::vector<std::string>
-      recompute_modules;                      // selective: core_attn | mlp | layernorm | activation; empty: core_attn
-  bool distribute_saved_activations = false;  // ZeRO-R: what full recompute keeps is split over tp
-  std::string offload_activations = "none";   // none | host | file
-  std::string offload_directory;              // file: where; empty: the system's temporary folder
-  bool log_memory = true;                     // after step 2, beside what the configuration predicts
+enum class Recompute { none, full, selective };
+template <>
+inline constexpr Word<Recompute> kWords<Recompute>[] = {
+    {Recompute::none, "none"}, {Recompute::full, "full"}, {Recompute::selective, "selective"}};
 
-  bool recomputes_all() const { return recompute_granularity == "full"; }
+enum class RecomputeMethod { none, uniform, block };
+template <>
+inline constexpr Word<RecomputeMethod> kWords<RecomputeMethod>[] = {
+    {RecomputeMethod::none, ""}, {RecomputeMethod::uniform, "uniform"}, {RecomputeMethod::block, "block"}};
+
+enum class Offload { none, host, file };
+template <>
+inline constexpr Word<Offload> kWords<Offload>[] = {
+    {Offload::none, "none"}, {Offload::host, "host"}, {Offload::file, "file"}};
+
+// Its keys, each with type, default and help: memory_keys.inc.
+struct Memory {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/memory_keys.inc"
+#undef KEY
+
+  bool recomputes_all() const { return recompute_granularity == Recompute::full; }
   bool recomputes(const std::string& module) const;
   LeafSet recomputed_leaves() const;  // of all modules that selective recomputes
 };

@@ -28,6 +28,16 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+const char* optimizer_help() {
+  static const std::string kHelp = [] {
+    std::string all;
+    for (const OptimizerTraits& optimizer : optimizers())
+      all += (all.empty() ? "" : " ") + std::string(optimizer.name) + ": " + optimizer.help + ".";
+    return all;
+  }();
+  return kHelp.c_str();
+}
+
 const OptimizerTraits* find_optimizer(const std::string& name) {
   for (const OptimizerTraits& optimizer : optimizers()) {
     if (name == optimizer.name) return &optimizer;

@@ -4,26 +4,32 @@
 
 #include <cstdint>
 #include <limits>
-#include <string>
+
+#include "config/choice.h"
 
 namespace metroplex::config {
 
-struct Precision {
-  std::string params_dtype = "fp32";      // fp32 | fp64 | bf16 | fp16: parameters and activations
-  bool fp32_residual_connection = false;  // the residual stream, between blocks and stages too
-  std::string main_grads_dtype = "auto";  // auto | fp32 | params; auto: fp32, and fp64 in an fp64 run
-  double loss_scale = 0.0;                // constant; 0: dynamic in an fp16 run, else none
-  double initial_loss_scale = 4294967296.0;
-  double min_loss_scale = 1.0;
-  int64_t loss_scale_window = 1000;
-  int64_t hysteresis = 2;
-  bool check_for_nan_in_grad = true;  // off in fp16 with dynamic scaling, which expects them
-  bool check_for_large_grads = false;
-  double grad_norm_skip_threshold = std::numeric_limits<double>::infinity();
+enum class ParamsDtype { fp32, fp64, bf16, fp16 };
+template <>
+inline constexpr Word<ParamsDtype> kWords<ParamsDtype>[] = {{ParamsDtype::fp32, "fp32"},
+                                                            {ParamsDtype::fp64, "fp64"},
+                                                            {ParamsDtype::bf16, "bf16"},
+                                                            {ParamsDtype::fp16, "fp16"}};
 
-  bool half() const { return params_dtype == "bf16" || params_dtype == "fp16"; }
-  bool scales_loss() const { return params_dtype == "fp16" || loss_scale > 0; }
-  bool scales_dynamically() const { return params_dtype == "fp16" && loss_scale == 0; }
+enum class MainGradsDtype { automatic, fp32, params };
+template <>
+inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
+    {MainGradsDtype::automatic, "auto"}, {MainGradsDtype::fp32, "fp32"}, {MainGradsDtype::params, "params"}};
+
+// Its keys, each with type, default and help: precision_keys.inc.
+struct Precision {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/precision_keys.inc"
+#undef KEY
+
+  bool half() const { return params_dtype == ParamsDtype::bf16 || params_dtype == ParamsDtype::fp16; }
+  bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
+  bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };
 
 }  // namespace metroplex::config

@@ -22,7 +22,7 @@ static void fill_model(Config& c) {
 
 static void fill_parallel(Parallel& p, int64_t dp) {
   p.virtual_pipeline_model_parallel_size = virtual_stages(p);
-  p.pipeline_schedule = schedule_name(p);
+  p.pipeline_schedule = schedule(p);
   fill(p.expert_tensor_parallel_size, p.tp());
   fill(p.microbatch_group_size_per_vp_stage, p.pp());
   fill(p.ddp_bucket_size, default_bucket_size(dp));
@@ -43,7 +43,8 @@ static void fill_schedule(Config& c) {
 // With dynamic loss scaling a gradient that is not finite is what the scaler waits for.
 static void fill_formats(Config& c) {
   Precision& p = c.precision;
-  if (p.main_grads_dtype == "auto") p.main_grads_dtype = p.params_dtype == "fp64" ? "params" : "fp32";
+  if (p.main_grads_dtype == MainGradsDtype::automatic)
+    p.main_grads_dtype = p.params_dtype == ParamsDtype::fp64 ? MainGradsDtype::params : MainGradsDtype::fp32;
   if (p.scales_dynamically()) p.check_for_nan_in_grad = c.train.check_for_nan_in_loss = false;
 }
 
@@ -54,7 +55,7 @@ Config resolved(const Config& config, int64_t world_size) {
   fill_model(c);
   fill_schedule(c);
   fill_formats(c);
-  const bool selective = c.memory.recompute_granularity == "selective";
+  const bool selective = c.memory.recompute_granularity == Recompute::selective;
   if (selective && c.memory.recompute_modules.empty()) c.memory.recompute_modules = {"core_attn"};
   if (c.train.step_batch_size_schedule.empty()) fill(c.train.global_batch_size, c.train.micro_batch_size * dp);
   return c;
@@ -63,9 +64,9 @@ Config resolved(const Config& config, int64_t world_size) {
 Config in_double_precision(const Config& config) {
   Config c = config;
   const Optim optim;
-  c.precision.params_dtype = "fp64";
+  c.precision.params_dtype = ParamsDtype::fp64;
   c.precision.fp32_residual_connection = false;
-  c.precision.main_grads_dtype = "auto";
+  c.precision.main_grads_dtype = MainGradsDtype::automatic;
   c.precision.loss_scale = 0;
   c.precision.check_for_nan_in_grad = c.train.check_for_nan_in_loss = true;
   c.optim.main_params_dtype = optim.main_params_dtype;

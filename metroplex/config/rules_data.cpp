@@ -78,19 +78,20 @@ static void check_tokenizer(Rules& rules) {
   const Data& d = rules.config.data;
   const int64_t vocab = rules.config.model.vocab_size;
   const bool pair = !d.vocab_file.empty() && !d.merge_file.empty();
-  rules.require(d.tokenizer_type != "none" || vocab > 0, "model.vocab_size", vocab,
+  rules.require(d.tokenizer_type != TokenizerType::none || vocab > 0, "model.vocab_size", vocab,
                 "must be given with data.tokenizer_type = none",
                 "say how many tokens there are, or name a tokenizer");
-  rules.require(d.tokenizer_type != "bytes" || vocab == 0 || vocab >= 256, "model.vocab_size", vocab,
+  rules.require(d.tokenizer_type != TokenizerType::bytes || vocab == 0 || vocab >= 256, "model.vocab_size", vocab,
                 "is less than the 256 bytes of data.tokenizer_type = bytes", "leave it 0");
-  rules.require(d.tokenizer_type != "sentencepiece" || !d.tokenizer_model.empty(), "data.tokenizer_model", "nothing",
-                "must name a .model file with data.tokenizer_type = sentencepiece", "name the file");
+  rules.require(d.tokenizer_type != TokenizerType::sentencepiece || !d.tokenizer_model.empty(),
+                "data.tokenizer_model", "nothing", "must name a .model file with data.tokenizer_type = sentencepiece",
+                "name the file");
   rules.require(
-      d.tokenizer_type != "bpe" || pair || !d.tokenizer_model.empty(), "data.tokenizer_model", "nothing",
+      d.tokenizer_type != TokenizerType::bpe || pair || !d.tokenizer_model.empty(), "data.tokenizer_model", "nothing",
       "must name a tokenizer.json with data.tokenizer_type = bpe (or give data.vocab_file and data.merge_file)",
       "name the file");
-  rules.require(d.tokenizer_type != "bpe" || d.vocab_file.empty() == d.merge_file.empty(), "data.vocab_file",
-                d.vocab_file, "goes together with data.merge_file", "give both or neither");
+  rules.require(d.tokenizer_type != TokenizerType::bpe || d.vocab_file.empty() == d.merge_file.empty(),
+                "data.vocab_file", d.vocab_file, "goes together with data.merge_file", "give both or neither");
 }
 
 void check_data(Rules& rules) {
@@ -100,8 +101,8 @@ void check_data(Rules& rules) {
   check_tokenizer(rules);
   const Checkpoint& c = rules.config.checkpoint;
   rules.require(
-      d.dataloader_type != "cyclic" || !d.data_sharding || (c.save.empty() && c.load.empty()), "data.data_sharding",
-      "true",
+      d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
+      "data.data_sharding", "true",
       "a cyclic loader whose ranks shuffle shares of their own cannot go on where it stopped on another number of "
       "data-parallel ranks, so it goes with neither checkpoint.save nor checkpoint.load",
       "set data.data_sharding to false, or data.dataloader_type to single");

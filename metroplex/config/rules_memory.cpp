@@ -12,8 +12,8 @@ void check_sharding(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   static constexpr const char* kStrategy = "parallel.data_parallel_sharding_strategy";
   static constexpr const char* kInstances = "parallel.num_distributed_optimizer_instances";
-  const std::string& strategy = p.data_parallel_sharding_strategy;
-  const Sharding sharding = find_sharding(strategy).value_or(Sharding{true});  // another rule refuses an unknown one
+  const Choice<ShardingStrategy> strategy = p.data_parallel_sharding_strategy;
+  const Sharding sharding = p.sharding();
   const int64_t instances = p.num_distributed_optimizer_instances, ranks = rules.dp * p.cp();
   rules.require(sharding.any() || instances == 1, kInstances, instances,
                 concat("has no meaning with ", kStrategy, " = no_shard, where every rank holds all of it"),
@@ -85,9 +85,9 @@ void check_recompute(Rules& rules) {
   check_saved_activations(rules);
   if (m.recomputes_all()) return check_full_recompute(rules);
   const std::string granularity = "memory.recompute_granularity = " + m.recompute_granularity;
-  rules.require(m.recompute_method.empty(), "memory.recompute_method", m.recompute_method,
+  rules.require(m.recompute_method == RecomputeMethod::none, "memory.recompute_method", m.recompute_method,
                 "is for full recompute, but " + granularity, "leave it empty or use full");
-  if (m.recompute_granularity != "none") return;
+  if (m.recompute_granularity != Recompute::none) return;
   rules.require(m.recompute_num_layers == 0, "memory.recompute_num_layers", m.recompute_num_layers,
                 "is for full recompute, but " + granularity, "leave it 0 or use full");
   rules.require(m.recompute_modules.empty(), "memory.recompute_modules",
@@ -98,12 +98,12 @@ void check_recompute(Rules& rules) {
 void check_offload(Rules& rules) {
   const Memory& m = rules.config.memory;
   const Run& run = rules.config.run;
-  rules.require(m.offload_activations != "host" || run.device == "cuda" || run.backend == "nccl",
+  rules.require(m.offload_activations != Offload::host || run.device == Device::cuda || run.backend == Backend::nccl,
                 "memory.offload_activations", m.offload_activations,
                 "moves activations from GPUs, but run.device = " + run.device +
-                    (run.device == "cpu" ? " has them in host memory already" : " may compute on the CPU"),
+                    (run.device == Device::cpu ? " has them in host memory already" : " may compute on the CPU"),
                 "use file, or recompute, or say run.device = cuda");
-  rules.require(m.offload_directory.empty() || m.offload_activations == "file", "memory.offload_directory",
+  rules.require(m.offload_directory.empty() || m.offload_activations == Offload::file, "memory.offload_directory",
                 m.offload_directory, "is for memory.offload_activations = file, not " + m.offload_activations,
                 "leave it empty or use file");
 }

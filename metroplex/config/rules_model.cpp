@@ -71,8 +71,8 @@ static void check_widths(Rules& rules) {
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
   const auto rotated = static_cast<int64_t>(static_cast<double>(head) * m.rotary_percent);
   rules.require(
-      m.position_embedding_type != "rope" || (rotated > 0 && rotated % 2 == 0), "model.rotary_percent",
-      m.rotary_percent,
+      m.position_embedding_type != PositionEmbedding::rope || (rotated > 0 && rotated % 2 == 0),
+      "model.rotary_percent", m.rotary_percent,
       concat("must leave an even number of rotated channels, not ", rotated, " of the ", head, " a head has"),
       "choose an even head width (model.kv_channels) or another share");
 }
@@ -88,7 +88,7 @@ void check_model(Rules& rules) {
       !rules.config.parallel.sequence_parallel || tp == 1 || seq % tp == 0, "train.seq_length", seq,
       "must be a multiple of " + of("parallel.tensor_model_parallel_size", tp) + " with parallel.sequence_parallel",
       "choose another length or turn sequence_parallel off");
-  rules.require(!m.gated_linear_unit || m.activation != "squared_relu", "model.activation", m.activation,
+  rules.require(!m.gated_linear_unit || m.activation != Activation::squared_relu, "model.activation", m.activation,
                 "has no gated form (model.gated_linear_unit is true)", "use silu or gelu, or turn the gate off");
 }
 
@@ -121,13 +121,14 @@ void check_pipeline(Rules& rules) {
   const std::string stages = of("parallel.pipeline_model_parallel_size", p.pp());
   rules.require(vpp == 1 || p.pp() > 1, "parallel.virtual_pipeline_model_parallel_size", vpp,
                 "needs a pipeline, but " + stages, "set it to 1 or use more pipeline stages");
-  const std::string schedule = schedule_name(p);
-  rules.require(schedule != "none" || p.pp() == 1, "parallel.pipeline_schedule", schedule,
+  const Choice<Schedule> order = schedule(p);
+  rules.require(order != Schedule::none || p.pp() == 1, "parallel.pipeline_schedule", order,
                 "needs one stage, but " + stages, "use auto");
-  rules.require(schedule != "interleaved" || vpp > 1, "parallel.pipeline_schedule", schedule,
+  rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
                 "use auto, or set virtual stages");
-  rules.require((schedule != "1f1b" && schedule != "gpipe") || vpp == 1, "parallel.pipeline_schedule", schedule,
+  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
+                "parallel.pipeline_schedule", order,
                 of("knows no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
   rules.require(!p.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");

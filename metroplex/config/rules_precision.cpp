@@ -12,7 +12,7 @@ static std::string format_of(const Precision& p) { return "precision.params_dtyp
 
 static void check_loss_scale(Rules& rules) {
   const Precision& p = rules.config.precision;
-  rules.require(p.loss_scale == 0 || p.params_dtype != "fp64", "precision.loss_scale", p.loss_scale,
+  rules.require(p.loss_scale == 0 || p.params_dtype != ParamsDtype::fp64, "precision.loss_scale", p.loss_scale,
                 "has no meaning with " + format_of(p) + ", whose gradients do not underflow", "leave it 0");
   rules.require(p.min_loss_scale <= p.initial_loss_scale, "precision.min_loss_scale", p.min_loss_scale,
                 "must not exceed precision.initial_loss_scale = " + number_text(p.initial_loss_scale), "lower it");
@@ -23,11 +23,12 @@ void check_precision(Rules& rules) {
   check_loss_scale(rules);
   rules.require(!p.fp32_residual_connection || p.half(), "precision.fp32_residual_connection", "true",
                 "needs half-precision activations, but " + format_of(p), "turn it off, or use bf16 or fp16");
-  rules.require(p.main_grads_dtype != "fp32" || p.params_dtype != "fp64", "precision.main_grads_dtype",
-                p.main_grads_dtype, "would round the gradients of " + format_of(p), "use auto");
-  rules.require(p.main_grads_dtype != "params" || p.params_dtype != "fp32", "precision.main_grads_dtype",
-                p.main_grads_dtype, "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway",
+  rules.require(p.main_grads_dtype != MainGradsDtype::fp32 || p.params_dtype != ParamsDtype::fp64,
+                "precision.main_grads_dtype", p.main_grads_dtype, "would round the gradients of " + format_of(p),
                 "use auto");
+  rules.require(p.main_grads_dtype != MainGradsDtype::params || p.params_dtype != ParamsDtype::fp32,
+                "precision.main_grads_dtype", p.main_grads_dtype,
+                "is for half-precision parameters, but " + format_of(p) + " is fp32 anyway", "use auto");
 }
 
 // Whether formats below fp32 are not the optimizer's; `rule` then says whose they are.
@@ -46,13 +47,13 @@ static bool refuses_formats(const Optim& o, std::string& rule) {
 static void check_moments(Rules& rules) {
   const Optim& o = rules.config.optim;
   const Precision& p = rules.config.precision;
-  const std::pair<const char*, const std::string&> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
-                                                                {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+  const std::pair<const char*, Choice<MomentDtype>> moments[] = {{"optim.exp_avg_dtype", o.exp_avg_dtype},
+                                                                 {"optim.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
   std::string others;
   const bool refused = refuses_formats(o, others);
   for (const auto& [key, format] : moments) {
-    rules.require(format == "fp32" || !refused, key, format, others, "use fp32");
-    rules.require(format == "fp32" || p.params_dtype != "fp64", key, format,
+    rules.require(format == MomentDtype::fp32 || !refused, key, format, others, "use fp32");
+    rules.require(format == MomentDtype::fp32 || p.params_dtype != ParamsDtype::fp64, key, format,
                   "would round the state of a run with " + format_of(p), "use fp32, which is fp64 in such a run");
   }
 }
@@ -62,16 +63,16 @@ static void check_main_params(Rules& rules) {
   const Precision& p = rules.config.precision;
   static constexpr const char* kMain = "optim.main_params_dtype";
   static constexpr const char* kRemainders = "optim.store_param_remainders";
-  const bool lower = o.main_params_dtype != "fp32";
+  const bool lower = o.main_params_dtype != MainParamsDtype::fp32;
   std::string others;
   const bool refused = refuses_formats(o, others);
   rules.require(!lower || !refused, kMain, o.main_params_dtype, others, "use fp32");
   rules.require(!lower || p.half(), kMain, o.main_params_dtype,
                 "is for half-precision parameters, but " + format_of(p), "use fp32: there is no main copy then");
-  rules.require(!lower || p.params_dtype != "fp16", kMain, o.main_params_dtype,
+  rules.require(!lower || p.params_dtype != ParamsDtype::fp16, kMain, o.main_params_dtype,
                 "has fewer digits than the parameters it should keep exact: " + format_of(p), "use fp32");
   if (!o.store_param_remainders) return;
-  rules.require(p.params_dtype == "bf16", kRemainders, "true",
+  rules.require(p.params_dtype == ParamsDtype::bf16, kRemainders, "true",
                 "needs parameters that are the upper half of an fp32 number, but " + format_of(p),
                 "turn it off, or use bf16");
   rules.require(!lower, kRemainders, "true",
@@ -98,8 +99,8 @@ void check_optimizer_state(Rules& rules) {
     if (!rule) continue;
     const double start = rule->start_wd.value_or(o.start_weight_decay < 0 ? o.weight_decay : o.start_weight_decay);
     const double end = rule->end_wd.value_or(o.end_weight_decay < 0 ? o.weight_decay : o.end_weight_decay);
-    rules.require(start <= end && (start == end || o.weight_decay_incr_style != "constant"), "optim.param_groups",
-                  text,
+    rules.require(start <= end && (start == end || o.weight_decay_incr_style != WeightDecayIncr::constant),
+                  "optim.param_groups", text,
                   base::concat("takes the weight decay from ", start, " to ", end,
                                "; it may only grow, and not where optim.weight_decay_incr_style is constant"),
                   "give start_wd and end_wd together, or set the style to linear or cosine");

@@ -31,7 +31,7 @@ std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& t, std::s
 // Microbatches of one batch, against what the interleaved schedule can deal out.
 static void check_interleaved(Rules& rules, const char* key, int64_t microbatches) {
   const Parallel& p = rules.config.parallel;
-  if (virtual_stages(p) == 1 || schedule_name(p) != "interleaved") return;
+  if (virtual_stages(p) == 1 || schedule(p) != Schedule::interleaved) return;
   const int64_t group = p.microbatch_group_size_per_vp_stage == 0 ? p.pp() : p.microbatch_group_size_per_vp_stage;
   const bool deals = microbatches >= group && (microbatches % group == 0 || microbatches % group >= p.pp());
   rules.require(deals, key, concat(microbatches, " microbatches"),
@@ -124,7 +124,7 @@ static void check_schedule_parts(Rules& rules) {
   const char* last_key = by_samples ? "optim.lr_wsd_decay_samples" : "optim.lr_wsd_decay_iters";
   rules.require(warmup == 0 || decay == 0 || warmup < decay, warmup_key, warmup,
                 concat("must be shorter than the decay of ", decay), "shorten the warm-up or lengthen the decay");
-  const bool wsd = o.lr_decay_style == "WSD";
+  const bool wsd = o.lr_decay_style == LrDecay::WSD;
   rules.require(!wsd || last > 0, last_key, last, "must be given with optim.lr_decay_style = WSD",
                 "say how long the last part is");
   rules.require(!wsd || decay == 0 || last <= decay, last_key, last, concat("must not exceed the decay of ", decay),
@@ -154,7 +154,7 @@ void check_optim(Rules& rules) {
   const double unset = -1;
   const std::pair<const char*, double> ends[] = {{"optim.start_weight_decay", o.start_weight_decay},
                                                  {"optim.end_weight_decay", o.end_weight_decay}};
-  const bool constant = o.weight_decay_incr_style == "constant";
+  const bool constant = o.weight_decay_incr_style == WeightDecayIncr::constant;
   for (const auto& [key, value] : ends) {
     rules.require(!constant || value == unset || value == o.weight_decay, key, value,
                   "has no meaning with optim.weight_decay_incr_style = constant",

@@ -180,8 +180,9 @@ class Checker {
   void recompute() {
     if (!s_.recompute_granularity) return;
     const std::string& granularity = *s_.recompute_granularity;
-    const bool selective = granularity == "selective";
-    if (!selective && granularity != "full")
+    const std::optional<Recompute> known = value_of<Recompute>(granularity);
+    const bool selective = known == Recompute::selective;
+    if (!selective && known != Recompute::full)
       refuse("memory.recompute_granularity", granularity, "must be full or selective", "choose one of them");
     if (s_.recompute_method && !among(*s_.recompute_method, {"uniform", "block"})) {
       refuse("memory.recompute_method", *s_.recompute_method, "must be uniform or block", "choose one of them");
@@ -248,8 +249,8 @@ TransformerSettings transformer_settings(const Config& config) {
   s.account_for_loss = p.account_for_loss_in_pipeline_split;
   if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
   const Memory& memory = config.memory;
-  if (memory.recompute_granularity != "none") s.recompute_granularity = memory.recompute_granularity;
-  if (!memory.recompute_method.empty()) s.recompute_method = memory.recompute_method;
+  if (memory.recompute_granularity != Recompute::none) s.recompute_granularity = memory.recompute_granularity.text();
+  if (memory.recompute_method != RecomputeMethod::none) s.recompute_method = memory.recompute_method.text();
   s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
   if (!memory.recompute_modules.empty()) s.recompute_modules = memory.recompute_modules;
   s.distribute_saved_activations = memory.distribute_saved_activations;

@@ -4,19 +4,25 @@
 #include <cstdint>
 #include <string>
 
+#include "config/choice.h"
+
 namespace metroplex::config {
 
+enum class Backend { automatic, threads, gloo, nccl };
+template <>
+inline constexpr Word<Backend> kWords<Backend>[] = {
+    {Backend::automatic, "auto"}, {Backend::threads, "threads"}, {Backend::gloo, "gloo"}, {Backend::nccl, "nccl"}};
+
+enum class Device { automatic, cpu, cuda };
+template <>
+inline constexpr Word<Device> kWords<Device>[] = {
+    {Device::automatic, "auto"}, {Device::cpu, "cpu"}, {Device::cuda, "cuda"}};
+
+// Its keys, each with type, default and help: run_keys.inc.
 struct Run {
-  std::string name = "metroplex";
-  int64_t seed = 1234;
-  int64_t nproc = 0;             // ranks started by our own launcher; 0: the launcher's environment decides, else 1
-  std::string backend = "auto";  // auto | threads | gloo | nccl
-  std::string device = "auto";   // auto | cpu | cuda; see device_choice.h
-  int64_t threads_per_rank = 0;  // 0: cores / local ranks, at least 1
-  int64_t distributed_timeout_minutes = 10;
-  int64_t master_port = 0;          // 0: a free one
-  std::string network_interface{};  // of the control plane and of gloo: "eth0"; empty: GLOO_SOCKET_IFNAME, else found
-  bool deterministic_mode = false;
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/run_keys.inc"
+#undef KEY
 };
 
 }  // namespace metroplex::config

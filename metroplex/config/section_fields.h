@@ -1,10 +1,12 @@
 // Inside the room: what a section's description is written with. Not for other rooms; they use fields.h.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "config/choice.h"
 #include "config/fields.h"
 
 namespace metroplex::config {
@@ -14,8 +16,18 @@ class FieldList {
   explicit FieldList(std::string section) : section_(std::move(section)) {}
 
   template <class T>
-  void operator()(const char* name, T& member, const char* help, Limits limits = {}) {
+  void operator()(const char* name, T& member, const char* help, Limits limits) {
     list_.push_back(Field{section_, name, Member(&member), help, std::move(limits)});
+  }
+  template <class E>
+  void operator()(const char* name, Choice<E>& member, const char* help, Limits) {
+    const ChoiceMember choice{&member, [](const void* of) { return static_cast<const Choice<E>*>(of)->text(); },
+                              [](void* of, const std::string& text) {
+                                const std::optional<E> value = value_of<E>(text);
+                                if (value) *static_cast<Choice<E>*>(of) = *value;
+                                return value.has_value();
+                              }};
+    list_.push_back(Field{section_, name, choice, help, one_of(words_of<E>())});
   }
   std::vector<Field> take() { return std::move(list_); }
 

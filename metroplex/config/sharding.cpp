@@ -1,28 +1,18 @@
 #include "config/sharding.h"
 
+#include "base/error.h"
+
 namespace metroplex::config {
-namespace {
 
-struct Strategy {
-  const char* name;
-  Sharding sharding;
-};
-constexpr Strategy kStrategies[] = {
-    {"no_shard", {}}, {"optim", {true}}, {"optim_grads", {true, true}}, {"optim_grads_params", {true, true, true}}};
-
-}  // namespace
-
-std::vector<std::string> sharding_strategies() {
-  std::vector<std::string> names;
-  for (const Strategy& strategy : kStrategies) names.emplace_back(strategy.name);
-  return names;
-}
-
-std::optional<Sharding> find_sharding(const std::string& strategy) {
-  for (const Strategy& known : kStrategies) {
-    if (strategy == known.name) return known.sharding;
+Sharding sharding_of(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::no_shard: return {};
+    case ShardingStrategy::optim: return {true, false, false};
+    case ShardingStrategy::optim_grads: return {true, true, false};
+    case ShardingStrategy::optim_grads_params: return {true, true, true};
   }
-  return std::nullopt;
+  MPX_ASSERT(false, "a sharding strategy without a meaning");
+  return {};
 }
 
 }  // namespace metroplex::config

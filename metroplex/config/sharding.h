@@ -2,11 +2,17 @@
 // arXiv:1910.02054) as three policies, each of which takes in those before it. Whoever acts on a stage asks here.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <vector>
+#include "config/choice.h"
 
 namespace metroplex::config {
+
+enum class ShardingStrategy { no_shard, optim, optim_grads, optim_grads_params };
+template <>
+inline constexpr Word<ShardingStrategy> kWords<ShardingStrategy>[] = {
+    {ShardingStrategy::no_shard, "no_shard"},
+    {ShardingStrategy::optim, "optim"},
+    {ShardingStrategy::optim_grads, "optim_grads"},
+    {ShardingStrategy::optim_grads_params, "optim_grads_params"}};
 
 struct Sharding {
   bool optimizer_state = false;  // main parameters and moments: a rank updates its own slices only
@@ -25,7 +31,6 @@ struct Sharding {
   int stage() const { return int{optimizer_state} + int{gradients} + int{parameters}; }  // 0 to 3, for names
 };
 
-std::vector<std::string> sharding_strategies();  // choices of parallel.data_parallel_sharding_strategy
-std::optional<Sharding> find_sharding(const std::string& strategy);
+Sharding sharding_of(ShardingStrategy strategy);
 
 }  // namespace metroplex::config

@@ -198,7 +198,8 @@ class Parser {
         set(std::string("optim.") + moment + "=$", later_[moment] == "fp8" ? "8bit" : later_[moment], moment);
     }
     const config::Config c = draft();
-    const bool remainders = later("precision_aware") && later("bf16") && c.optim.main_params_dtype == "fp32" &&
+    const bool remainders = later("precision_aware") && later("bf16") &&
+                            c.optim.main_params_dtype == config::MainParamsDtype::fp32 &&
                             c.optim.optimizer == "adam";
     if (whole_ && remainders) set("optim.store_param_remainders=true", "", "Megatron's default");
   }
@@ -219,8 +220,7 @@ class Parser {
       set("parallel.align_param_gather=$", later_["align_param_gather"], "--align-param-gather");
     // On by default, but only the interleaved schedule heeds it.
     const config::Parallel p = draft().parallel;
-    const auto sharding = config::find_sharding(strategy);
-    const bool gathers = p.overlap_param_gather && sharding && sharding->gathers_updates();
+    const bool gathers = p.overlap_param_gather && p.sharding().gathers_updates();
     const bool wanted = !later("align_param_gather") || later_["align_param_gather"] == "true";
     if (whole_ && gathers && wanted && config::virtual_stages(p) > 1)
       set("parallel.align_param_gather=true", "", "Megatron's default");
@@ -320,9 +320,10 @@ class Parser {
     }
     MPX_CHECK(missing.empty(), "config", "Megatron arguments: missing ", missing,
               "; Megatron has no default for them");
-    const bool llama = assigned("model.position_embedding_type", "rope") &&
-                       assigned("model.normalization", "RMSNorm") && assigned("model.activation", "silu") &&
-                       assigned("model.gated_linear_unit", "true");
+    const config::Model m = draft().model;
+    const bool llama = m.position_embedding_type == config::PositionEmbedding::rope &&
+                       m.normalization == config::Normalization::RMSNorm &&
+                       m.activation == config::Activation::silu && m.gated_linear_unit;
     if (llama) assigned_["model.family"] = "llama";
   }
 

@@ -8,13 +8,12 @@
 namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context) {
-  MPX_CHECK(model.normalization == "LayerNorm" || model.normalization == "RMSNorm", "models",
-            "model.normalization = '", model.normalization, "' is unknown; use LayerNorm or RMSNorm");
-  return {name, model.hidden_size, model.normalization == "RMSNorm", model.layernorm_epsilon, context.sp_axes};
+  return {name, model.hidden_size, model.normalization == config::Normalization::RMSNorm, model.layernorm_epsilon,
+          context.sp_axes};
 }
 
 std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model) {
-  if (model.position_embedding_type != "rope") return nullptr;
+  if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
   const int64_t head_dim = nn::head_layout(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,

@@ -68,7 +68,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
       dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
-  if (model.position_embedding_type == "learned_absolute") {
+  if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
                        topology::Role::embedding, layer);
   }

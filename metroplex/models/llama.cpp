@@ -6,7 +6,8 @@ namespace metroplex::models {
 
 nn::Blocks build_llama(const ModelContext& context, const StageSlice& slice) {
   const config::Model& model = context.model;
-  MPX_CHECK(model.normalization == "RMSNorm" && model.position_embedding_type == "rope" && model.gated_linear_unit &&
+  MPX_CHECK(model.normalization == config::Normalization::RMSNorm &&
+                model.position_embedding_type == config::PositionEmbedding::rope && model.gated_linear_unit &&
                 !model.add_bias_linear,
             "models",
             "model.family = llama means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true "

@@ -16,17 +16,6 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-struct NamedActivation {
-  const char* name;
-  kernels::Activation kind;
-};
-constexpr NamedActivation kActivations[] = {{"gelu", kernels::Activation::gelu},
-                                            {"gelu_tanh", kernels::Activation::gelu_tanh},
-                                            {"quick_gelu", kernels::Activation::quick_gelu},
-                                            {"silu", kernels::Activation::silu},
-                                            {"relu", kernels::Activation::relu},
-                                            {"squared_relu", kernels::Activation::squared_relu}};
-
 bool is_wide(const at::Tensor& x) { return x.scalar_type() == wide_type(x.scalar_type()); }
 
 at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
@@ -51,13 +40,22 @@ at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const Activa
 
 }  // namespace
 
-kernels::Activation activation_from_name(const std::string& name) {
-  for (const auto& [known, kind] : kActivations) {
-    if (name == known) return kind;
+kernels::Activation activation_kind(config::Choice<config::Activation> activation) {
+  switch (activation) {
+    case config::Activation::gelu:
+      return kernels::Activation::gelu;
+    case config::Activation::gelu_tanh:
+      return kernels::Activation::gelu_tanh;
+    case config::Activation::quick_gelu:
+      return kernels::Activation::quick_gelu;
+    case config::Activation::silu:
+      return kernels::Activation::silu;
+    case config::Activation::relu:
+      return kernels::Activation::relu;
+    case config::Activation::squared_relu:
+      return kernels::Activation::squared_relu;
   }
-  MPX_CHECK(false, "nn", "model.activation = '", name,
-            "' is unknown; use gelu, gelu_tanh, quick_gelu, silu, relu or squared_relu");
-  return kernels::Activation::gelu;
+  MPX_ASSERT(false, "activation ", activation);
 }
 
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {

@@ -3,15 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-
+#include "config/model.h"
 #include "cuda/kernels/activation.h"
 #include "nn/param.h"
 
 namespace metroplex::nn {
 
-// gelu (exact erf) | gelu_tanh | quick_gelu | silu | relu | squared_relu. Throws on other names.
-cuda::kernels::Activation activation_from_name(const std::string& name);
+// What the kernels call it.
+cuda::kernels::Activation activation_kind(config::Choice<config::Activation> activation);
 
 struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;

@@ -81,7 +81,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
                context);
   }
   if (model.qk_layernorm) {
-    const bool rms = model.normalization == "RMSNorm";
+    const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name) {  // a rank sees its own heads
       return NormSpec{spec.name + name,        layout_.head_dim,   rms,
                       model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm};

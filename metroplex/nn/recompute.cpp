@@ -11,9 +11,9 @@ namespace metroplex::nn {
 
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks) {
   if (!memory.recomputes_all()) return {};
-  const bool uniform = memory.recompute_method == "uniform";
-  MPX_CHECK(uniform || memory.recompute_method == "block", "nn", "memory.recompute_method '", memory.recompute_method,
-            "' is unknown; choose uniform or block");
+  const bool uniform = memory.recompute_method == config::RecomputeMethod::uniform;
+  MPX_CHECK(memory.recompute_method != config::RecomputeMethod::none, "nn",
+            "memory.recompute_method is empty with recompute_granularity full; choose uniform or block");
   MPX_CHECK(memory.recompute_num_layers > 0, "nn", "memory.recompute_num_layers = ", memory.recompute_num_layers,
             " with recompute_granularity full; it must be at least 1");
   const auto count = static_cast<size_t>(memory.recompute_num_layers);

@@ -111,11 +111,15 @@ Saved ActivationStore::keep(const at::Tensor& x) {
 }
 
 std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory) {
-  if (memory.offload_activations == "none") return nullptr;
-  if (memory.offload_activations == "host") return make_host_store();
-  MPX_CHECK(memory.offload_activations == "file", "nn", "memory.offload_activations '", memory.offload_activations,
-            "' is unknown; choose none, host or file");
-  return make_file_store(memory.offload_directory);
+  switch (memory.offload_activations) {
+    case config::Offload::none:
+      return nullptr;
+    case config::Offload::host:
+      return make_host_store();
+    case config::Offload::file:
+      return make_file_store(memory.offload_directory);
+  }
+  MPX_ASSERT(false, "offload_activations ", memory.offload_activations);
 }
 
 SavePolicy save_policy(const config::Memory& memory, std::shared_ptr<ActivationStore> store) {

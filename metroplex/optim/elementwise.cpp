@@ -32,7 +32,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   item.slice = slice;
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
-  const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == "bf16";
+  const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == config::MainParamsDtype::bf16;
   const at::Device device = config_.optimizer_cpu_offload ? at::Device(at::kCPU) : slice.values.device();
   const auto options = at::TensorOptions().device(device);
   item.in_place = !half(dtype) || bf16_alone;

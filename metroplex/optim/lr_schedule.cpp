@@ -3,23 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "base/error.h"
 
 namespace metroplex::optim {
 namespace {
 
-const std::set<std::string> kDecayStyles{"constant", "linear", "cosine", "inverse-square-root", "WSD"};
-const std::set<std::string> kWsdStyles{"linear", "cosine", "exponential", "minus_sqrt"};
-const std::set<std::string> kWdStyles{"constant", "linear", "cosine"};
+using config::LrDecay;
+using config::WeightDecayIncr;
+using config::WsdDecay;
 
 double cosine_coefficient(double ratio) { return 0.5 * (std::cos(M_PI * ratio) + 1.0); }
 
-double wsd_coefficient(const std::string& style, double ratio) {
-  if (style == "linear") return 1.0 - ratio;
-  if (style == "cosine") return cosine_coefficient(ratio);
-  if (style == "exponential") return 2.0 * std::pow(0.5, ratio) - 1.0;
+double wsd_coefficient(WsdDecay style, double ratio) {
+  if (style == WsdDecay::linear) return 1.0 - ratio;
+  if (style == WsdDecay::cosine) return cosine_coefficient(ratio);
+  if (style == WsdDecay::exponential) return 2.0 * std::pow(0.5, ratio) - 1.0;
   return 1.0 - std::sqrt(ratio);  // minus_sqrt
 }
 
@@ -32,20 +31,15 @@ void check_args(const ScheduleArgs& a) {
   MPX_CHECK(a.lr_warmup_steps < a.lr_decay_steps, "config", "warm-up of ", a.lr_warmup_steps,
             " samples does not end before the decay at ", a.lr_decay_steps,
             "; shorten optim.lr_warmup_* or lengthen optim.lr_decay_*");
-  MPX_CHECK(kDecayStyles.count(a.lr_decay_style), "config", "optim.lr_decay_style '", a.lr_decay_style,
-            "' is unknown; nearest: '", base::nearest_name(a.lr_decay_style, kDecayStyles),
-            "' of constant, linear, cosine, inverse-square-root, WSD");
-  if (a.lr_decay_style == "WSD") {
+  if (a.lr_decay_style == LrDecay::WSD) {
     MPX_CHECK(a.wsd_decay_steps > 0, "config", "optim.lr_decay_style WSD needs optim.lr_wsd_decay_iters or _samples");
-    MPX_CHECK(kWsdStyles.count(a.lr_wsd_decay_style), "config", "optim.lr_wsd_decay_style '", a.lr_wsd_decay_style,
-              a.lr_wsd_decay_style.empty() ? "' is missing, which optim.lr_decay_style WSD needs;" : "' is unknown;",
-              " choose linear, cosine, exponential or minus_sqrt");
+    MPX_CHECK(a.lr_wsd_decay_style.has_value(), "config",
+              "optim.lr_wsd_decay_style is missing, which optim.lr_decay_style WSD needs; choose linear, cosine, "
+              "exponential or minus_sqrt");
   }
   MPX_CHECK(a.start_wd >= 0 && a.end_wd >= a.start_wd, "config", "weight decay goes from ", a.start_wd, " to ",
             a.end_wd, "; it must start at 0 or more and may only grow");
-  MPX_CHECK(kWdStyles.count(a.wd_incr_style), "config", "optim.weight_decay_incr_style '", a.wd_incr_style,
-            "' is unknown; choose constant, linear or cosine");
-  MPX_CHECK(a.wd_incr_style != "constant" || a.start_wd == a.end_wd, "config",
+  MPX_CHECK(a.wd_incr_style != WeightDecayIncr::constant || a.start_wd == a.end_wd, "config",
             "constant weight decay cannot go from ", a.start_wd, " to ", a.end_wd,
             "; set optim.weight_decay_incr_style to linear or cosine");
 }
@@ -69,9 +63,9 @@ double LrSchedule::lr(int64_t num_steps, const GroupFactors& group) const {
 }
 
 double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) const {
-  if (args_.lr_decay_style == "constant") return max_lr;
+  if (args_.lr_decay_style == LrDecay::constant) return max_lr;
   if (num_steps > args_.lr_decay_steps) return min_lr;
-  if (args_.lr_decay_style == "inverse-square-root") {
+  if (args_.lr_decay_style == LrDecay::inverse_square_root) {
     const double warmup = static_cast<double>(std::max<int64_t>(args_.lr_warmup_steps, 1));
     const double now = static_cast<double>(std::max<int64_t>(num_steps, 1));
     return std::max(min_lr, max_lr * std::sqrt(warmup) / std::sqrt(now));
@@ -79,15 +73,15 @@ double LrSchedule::decayed(int64_t num_steps, double max_lr, double min_lr) cons
   const double ratio = static_cast<double>(num_steps - args_.lr_warmup_steps) /
                        static_cast<double>(args_.lr_decay_steps - args_.lr_warmup_steps);
   double coefficient = 0;
-  if (args_.lr_decay_style == "linear") {
+  if (args_.lr_decay_style == LrDecay::linear) {
     coefficient = 1.0 - ratio;
-  } else if (args_.lr_decay_style == "cosine") {
+  } else if (args_.lr_decay_style == LrDecay::cosine) {
     coefficient = cosine_coefficient(ratio);
   } else {
     const int64_t anneal_start = args_.lr_decay_steps - args_.wsd_decay_steps;
     if (num_steps <= anneal_start) return max_lr;
-    coefficient = wsd_coefficient(args_.lr_wsd_decay_style, static_cast<double>(num_steps - anneal_start) /
-                                                                static_cast<double>(args_.wsd_decay_steps));
+    coefficient = wsd_coefficient(*args_.lr_wsd_decay_style, static_cast<double>(num_steps - anneal_start) /
+                                                                 static_cast<double>(args_.wsd_decay_steps));
   }
   return min_lr + coefficient * (max_lr - min_lr);
 }
@@ -96,13 +90,14 @@ double LrSchedule::weight_decay(int64_t num_steps, const GroupFactors& group) co
   const double start = std::isnan(group.start_wd) ? args_.start_wd : group.start_wd;
   const double end = std::isnan(group.end_wd) ? args_.end_wd : group.end_wd;
   if (num_steps > args_.wd_incr_steps) return end * group.wd_mult;
-  if (args_.wd_incr_style == "constant") {
+  if (args_.wd_incr_style == WeightDecayIncr::constant) {
     MPX_CHECK(start == end, "config", "constant weight decay of a parameter group cannot go from ", start, " to ",
               end, "; set optim.weight_decay_incr_style to linear or cosine");
     return end * group.wd_mult;
   }
   const double ratio = static_cast<double>(num_steps) / static_cast<double>(args_.wd_incr_steps);
-  const double coefficient = args_.wd_incr_style == "linear" ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
+  const double coefficient =
+      args_.wd_incr_style == WeightDecayIncr::linear ? ratio : 0.5 * (std::cos(M_PI * (1.0 - ratio)) + 1.0);
   return (start + coefficient * (end - start)) * group.wd_mult;
 }
 

@@ -3,8 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <string>
+#include <optional>
 
 #include "config/config.h"
 
@@ -14,12 +13,12 @@ namespace metroplex::optim {
 struct ScheduleArgs {
   double init_lr = 0, max_lr = 0, min_lr = 0;
   int64_t lr_warmup_steps = 0, lr_decay_steps = 1;
-  std::string lr_decay_style = "linear";
+  config::Choice<config::LrDecay> lr_decay_style = config::LrDecay::linear;
   double start_wd = 0, end_wd = 0;
   int64_t wd_incr_steps = 1;
-  std::string wd_incr_style = "constant";
-  int64_t wsd_decay_steps = 0;     // required by WSD
-  std::string lr_wsd_decay_style;  // required by WSD
+  config::Choice<config::WeightDecayIncr> wd_incr_style = config::WeightDecayIncr::constant;
+  int64_t wsd_decay_steps = 0;                                           // required by WSD
+  std::optional<config::Choice<config::WsdDecay>> lr_wsd_decay_style{};  // required by WSD
 
   bool operator==(const ScheduleArgs&) const = default;
 };

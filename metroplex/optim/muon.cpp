@@ -59,12 +59,10 @@ at::Tensor newton_schulz(const at::Tensor& x, int64_t steps) {
   return tall ? y.t().contiguous() : y;
 }
 
-double muon_scale(const std::string& mode, int64_t rows, int64_t columns) {
+double muon_scale(config::MuonScale mode, int64_t rows, int64_t columns) {
   const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
-  if (mode == "spectral") return std::sqrt(std::max(m, n));
-  if (mode == "unit_rms_norm") return std::sqrt(m / n);
-  MPX_CHECK(mode == "shape_scaling", "optim", "optim.muon_scale_mode '", mode,
-            "' is unknown; choose spectral, unit_rms_norm or shape_scaling");
+  if (mode == config::MuonScale::spectral) return std::sqrt(std::max(m, n));
+  if (mode == config::MuonScale::unit_rms_norm) return std::sqrt(m / n);
   return std::sqrt(std::max(1.0, m / n));
 }
 

@@ -20,7 +20,7 @@ namespace metroplex::optim {
 // X <- a X + (b A + c A^2) X with A = X X^T and (a, b, c) = (3.4445, -4.7750, 2.0315), after division by the norm.
 at::Tensor newton_schulz(const at::Tensor& x, int64_t steps);
 // spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).
-double muon_scale(const std::string& mode, int64_t rows, int64_t columns);
+double muon_scale(config::MuonScale mode, int64_t rows, int64_t columns);
 
 class Muon final : public Optimizer {
  public:

@@ -30,14 +30,11 @@ kernels::Number number_of(at::ScalarType dtype) {
 }
 
 Stored::Stored(int64_t size, const Form& form) : second_(form.second) {
-  const std::string& dtype = form.dtype;
-  MPX_CHECK(dtype == "fp32" || dtype == "bf16" || dtype == "8bit", "optim", "optimizer state in '", dtype,
-            "' is unknown; choose fp32, bf16 or 8bit");
-  const bool blocks = !form.wide && dtype == "8bit";
-  const at::ScalarType type = form.wide         ? at::kDouble
-                              : blocks          ? at::kByte
-                              : dtype == "bf16" ? at::kBFloat16
-                                                : at::kFloat;
+  const bool blocks = !form.wide && form.dtype == config::MomentDtype::eight_bit;
+  const at::ScalarType type = form.wide                                 ? at::kDouble
+                              : blocks                                  ? at::kByte
+                              : form.dtype == config::MomentDtype::bf16 ? at::kBFloat16
+                                                                        : at::kFloat;
   const auto options = at::TensorOptions().device(form.device);
   data_ = at::zeros({size}, options.dtype(type));
   if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, options.dtype(at::kFloat));

@@ -4,8 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-
+#include "config/optim.h"
 #include "cuda/kernels/optimizer_step.h"
 
 namespace metroplex::optim {
@@ -14,9 +13,9 @@ class Stored {
  public:
   Stored() = default;
   struct Form {
-    std::string dtype;    // fp32 | bf16 | 8bit; a wide array ignores it
-    bool wide = false;    // float64
-    bool second = false;  // never negative
+    config::MomentDtype dtype = config::MomentDtype::fp32;  // a wide array ignores it
+    bool wide = false;                                      // float64
+    bool second = false;                                    // never negative
     at::Device device = at::kCPU;
   };
   // Zeros.

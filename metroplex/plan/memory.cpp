@@ -50,10 +50,10 @@ PipelineTable table_of(const config::Config& config, size_t chunks, int64_t num_
                         schedule_request(config.parallel, static_cast<int>(chunks), microbatches));
 }
 
-int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {
+int64_t state_bytes(int64_t size, config::MomentDtype dtype, bool fp64) {
   if (fp64) return 8 * size;
-  if (dtype == "8bit") return size + 4 * ((size + kStateBlock - 1) / kStateBlock);
-  return (dtype == "bf16" ? 2 : 4) * size;
+  if (dtype == config::MomentDtype::eight_bit) return size + 4 * ((size + kStateBlock - 1) / kStateBlock);
+  return (dtype == config::MomentDtype::bf16 ? 2 : 4) * size;
 }
 
 const config::OptimizerTraits& optimizer_of(const config::Optim& o) {
@@ -66,10 +66,11 @@ const config::OptimizerTraits& optimizer_of(const config::Optim& o) {
 void add_state(const config::Config& config, const PartParam& param, int64_t size, MemoryUse& use) {
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
-  const bool fp64 = precision.params_dtype == "fp64";
+  const bool fp64 = precision.params_dtype == config::ParamsDtype::fp64;
   const config::OptimizerTraits* optimizer = &optimizer_of(o);
   if (optimizer->others != nullptr && !param.has_matrices()) optimizer = config::find_optimizer(optimizer->others);
-  const bool in_place = !precision.half() || (precision.params_dtype == "bf16" && o.main_params_dtype == "bf16");
+  const bool in_place = !precision.half() || (precision.params_dtype == config::ParamsDtype::bf16 &&
+                                              o.main_params_dtype == config::MainParamsDtype::bf16);
   if (!in_place) use.main_parameters += (o.store_param_remainders ? 2 : 4) * size;
   for (const config::OptimizerMoment& moment : optimizer->kept(o))
     use.moments += state_bytes(size, o.*moment.dtype, fp64);
@@ -143,7 +144,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   out.use.communication = out.gathered + out.gradient_buckets;
   // Of every microbatch tokens, labels, positions and numbers of samples as 8-byte integers, and the loss mask.
   const config::Train& train = config.train;
-  const int64_t mask = config.precision.params_dtype == "fp64" ? 8 : 4;
+  const int64_t mask = config.precision.params_dtype == config::ParamsDtype::fp64 ? 8 : 4;
   out.batches = count * train.micro_batch_size * (train.seq_length * (3 * 8 + mask) + 8);
   const int64_t held = out.use.total() - out.use.activations - out.use.communication + out.batches;
   const int64_t losses = parts.chunks.back().layers.has_loss ? count * parts.loss : 0;

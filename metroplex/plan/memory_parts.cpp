@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "config/family.h"
 
 namespace metroplex::plan {
 namespace {
@@ -22,7 +23,7 @@ class Builder {
     if (layers.has_embedding) embedding();
     for (int64_t layer = 0; layer < layers.num_layers; ++layer) block(layers.first_layer + layer);
     if (!layers.has_loss) return;
-    const bool top_query = c_.model.family == "codegeex";
+    const bool top_query = config::family(c_.model.family).top_query;
     if (top_query) top_query_layer();
     head(!top_query);
   }
@@ -44,7 +45,7 @@ class Builder {
   }
   void norm_params(const std::string& name, int64_t width, Role role = Role::norm) {
     param(name + ".weight", {width}, role);
-    if (c_.model.normalization != "RMSNorm") param(name + ".bias", {width}, Role::bias);
+    if (c_.model.normalization != config::Normalization::RMSNorm) param(name + ".bias", {width}, Role::bias);
   }
   void linear_params(const std::string& name, int64_t out, int64_t in, bool bias) {
     param(name + ".weight", {out, in});
@@ -73,7 +74,7 @@ void Builder::embedding() {
   begin_segment();
   word_embedding_ = parts_.params.size();
   param("embedding.word_embeddings.weight", {z_.vocab, z_.h}, Role::embedding).shared = c_.model.tied();
-  if (c_.model.position_embedding_type == "learned_absolute") {
+  if (c_.model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}, Role::embedding);
   }
   segment().work = embedding_work(work_request());
@@ -201,10 +202,11 @@ MemorySizes memory_sizes(const config::Config& c, int64_t vocab_size) {
   z.rows = c.parallel.sequence_parallel ? z.tokens / z.tp : z.tokens;
   z.element = element_bytes(c.precision.params_dtype);
   z.wide = wide_bytes(c.precision.params_dtype);
-  const bool as_params = c.precision.main_grads_dtype == "params" || c.precision.params_dtype == "fp64";
+  const bool as_params = c.precision.main_grads_dtype == config::MainGradsDtype::params ||
+                         c.precision.params_dtype == config::ParamsDtype::fp64;
   z.gradient = as_params ? z.element : 4;
   z.residual = c.precision.fp32_residual_connection && c.precision.half() ? 4 : z.element;
-  z.moments = m.normalization == "RMSNorm" ? 1 : 2;
+  z.moments = m.normalization == config::Normalization::RMSNorm ? 1 : 2;
   return z;
 }
 
@@ -214,14 +216,12 @@ int64_t PartParam::numel() const {
   return n;
 }
 
-int64_t element_bytes(const std::string& dtype) {
-  if (dtype == "fp64") return 8;
-  MPX_CHECK(dtype == "fp32" || dtype == "bf16" || dtype == "fp16", "plan", "precision.params_dtype '", dtype,
-            "' is unknown; choose fp32, fp64, bf16 or fp16");
-  return dtype == "fp32" ? 4 : 2;
+int64_t element_bytes(config::ParamsDtype dtype) {
+  if (dtype == config::ParamsDtype::fp64) return 8;
+  return dtype == config::ParamsDtype::fp32 ? 4 : 2;
 }
 
-int64_t wide_bytes(const std::string& dtype) { return std::max<int64_t>(4, element_bytes(dtype)); }
+int64_t wide_bytes(config::ParamsDtype dtype) { return std::max<int64_t>(4, element_bytes(dtype)); }
 
 RankParts rank_parts(const config::Config& config, int64_t pp_rank, int64_t vocab_size) {
   Builder builder(config, vocab_size);

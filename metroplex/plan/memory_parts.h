@@ -52,8 +52,8 @@ struct RankParts {
 };
 
 // Bytes of a number of precision.params_dtype, and of what is computed "in fp32".
-int64_t element_bytes(const std::string& params_dtype);
-int64_t wide_bytes(const std::string& params_dtype);
+int64_t element_bytes(config::ParamsDtype params_dtype);
+int64_t wide_bytes(config::ParamsDtype params_dtype);
 
 // `config` is resolved. Every tensor-parallel rank of a stage holds the same shapes.
 RankParts rank_parts(const config::Config& config, int64_t pp_rank, int64_t vocab_size);

@@ -18,7 +18,7 @@ struct Part {
 };
 
 std::vector<Part> parts_of(const PartChunk& chunk, const config::Memory& memory) {
-  const bool full = memory.recomputes_all(), uniform = memory.recompute_method == "uniform";
+  const bool full = memory.recomputes_all(), uniform = memory.recompute_method == config::RecomputeMethod::uniform;
   const auto count = static_cast<size_t>(std::max<int64_t>(1, memory.recompute_num_layers));
   std::vector<Part> parts;
   size_t recomputed = 0;
@@ -182,7 +182,7 @@ class Walk {
     const config::Config& config = *request_.config;
     return config.memory.distribute_saved_activations ? config.parallel.tp() : 1;
   }
-  bool file() const { return request_.config->memory.offload_activations == "file"; }
+  bool file() const { return request_.config->memory.offload_activations == config::Offload::file; }
 
   Chunk describe(const PartChunk& chunk) const {
     Chunk out{parts_of(chunk, request_.config->memory), 0};

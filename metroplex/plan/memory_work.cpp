@@ -63,7 +63,8 @@ class Writer {
           param.name.compare(param.name.size() - ending.size(), ending.size(), ending) != 0)
         continue;
       back_.open(index);
-      const bool rounds = r_.config->precision.params_dtype == "fp16", mixed = z_.gradient != z_.element;
+      const bool rounds = r_.config->precision.params_dtype == config::ParamsDtype::fp16,
+                 mixed = z_.gradient != z_.element;
       Held one_use = back_.make(rounds ? param.numel() * z_.gradient : 0);
       if (product && mixed) back_.touch(param.numel() * z_.element);
       if (rounds && mixed) back_.touch(param.numel() * z_.element);

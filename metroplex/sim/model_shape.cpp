@@ -20,7 +20,7 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.padded_vocab_size = padded_vocab_size;
   shape.seq_length = config.train.seq_length;
   shape.gated_linear_unit = model.gated_linear_unit;
-  shape.rms_norm = model.normalization == "RMSNorm";
+  shape.rms_norm = model.normalization == config::Normalization::RMSNorm;
   shape.linear_bias = model.add_bias_linear;
   shape.tied_embedding = model.tied();
   return shape;

@@ -13,13 +13,18 @@
 
 namespace metroplex::train {
 
-at::ScalarType scalar_type(const std::string& params_dtype) {
-  if (params_dtype == "fp64") return at::kDouble;
-  if (params_dtype == "bf16") return at::kBFloat16;
-  if (params_dtype == "fp16") return at::kHalf;
-  MPX_CHECK(params_dtype == "fp32", "config", "precision.params_dtype '", params_dtype,
-            "' is unknown; choose fp32, fp64, bf16 or fp16");
-  return at::kFloat;
+at::ScalarType scalar_type(config::ParamsDtype params_dtype) {
+  switch (params_dtype) {
+    case config::ParamsDtype::fp32:
+      return at::kFloat;
+    case config::ParamsDtype::fp64:
+      return at::kDouble;
+    case config::ParamsDtype::bf16:
+      return at::kBFloat16;
+    case config::ParamsDtype::fp16:
+      return at::kHalf;
+  }
+  MPX_ASSERT(false, "params_dtype ", config::text_of(params_dtype));
 }
 
 const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_only) {
@@ -118,7 +123,7 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   options.sharding = a.sharding;
   options.forward_only = forward_only;
   options.average = !a.config.train.calculate_per_token_loss;
-  options.gradients_as_params = a.config.precision.main_grads_dtype == "params";
+  options.gradients_as_params = a.config.precision.main_grads_dtype == config::MainGradsDtype::params;
   options.device = a.world->device();
   options.units = std::move(units);
   a.families = distributed::ParamFamilies(*a.world, a.params, options);

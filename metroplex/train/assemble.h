@@ -74,6 +74,6 @@ using StageBuilder =
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false, const StageBuilder& build = models::build_stage);
 
-at::ScalarType scalar_type(const std::string& params_dtype);
+at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 
 }  // namespace metroplex::train

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/family.h"
 #include "config/fields.h"
 #include "config/load.h"
 
@@ -19,25 +20,28 @@ using config::Field;
 const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by", "attention_dropout", "hidden_dropout",
                                           "init_method_std", "sharded_initialization"};
 
+const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
+
 bool matters(const std::string& name, const Config& here, const Config& there) {
   if (kSameFunction.contains(name)) return false;
-  const auto either = [&](const char* type) {
+  const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };
-  if (name == "max_position_embeddings") return either("learned_absolute");
-  if (name == "rotary_base" || name == "rotary_percent") return either("rope");
+  if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
+  if (name == "rotary_base" || name == "rotary_percent") return either(config::PositionEmbedding::rope);
   // The others are one decoder with other presets, and each of these is a key of its own.
-  if (name == "family") return here.model.family == "codegeex" || there.model.family == "codegeex";
+  if (name == "family")
+    return config::family(here.model.family).top_query || config::family(there.model.family).top_query;
   return true;
 }
 
 void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest& manifest, const Config& saved,
                    std::vector<Difference>& out) {
-  if (tokenizer == nullptr || tokenizer->type == "none") return;
+  if (tokenizer == nullptr || tokenizer->type == kNoTokenizer) return;
   const auto extra = nlohmann::json::parse(manifest.extra);
   const auto carried = extra.value("tokenizer", nlohmann::json());
-  const std::string type = carried.is_object() ? carried.value("type", "") : saved.data.tokenizer_type;
-  if (type.empty() || type == "none") return;
+  const std::string type = carried.is_object() ? carried.value("type", "") : saved.data.tokenizer_type.text();
+  if (type.empty() || type == kNoTokenizer) return;
   if (type != tokenizer->type) {
     out.push_back({"data.tokenizer_type", tokenizer->type, type});
   } else if (carried.is_object() && carried.value("checksum", "") != tokenizer->checksum) {
@@ -83,7 +87,7 @@ std::vector<Difference> check_compatible(const Config& config, const text::Token
 }
 
 void check_optimizer(const Config& config, const files::Manifest& manifest, const std::string& path) {
-  const std::string saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
+  const config::Choice saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
   MPX_CHECK(saved == config.optim.optimizer, "checkpoint", "optim.optimizer is ", config.optim.optimizer,
             " here and was ", saved, " in '", path,
             "', whose moments mean nothing to it; set it as in the checkpoint, or checkpoint.no_load_optim to begin "

@@ -88,7 +88,7 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
   MPX_CHECK(longest <= a.config.model.max_position_embeddings ||
-                a.config.model.position_embedding_type != "learned_absolute",
+                a.config.model.position_embedding_type != config::PositionEmbedding::learned_absolute,
             "config", "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ",
             longest, " positions, the model has ", a.config.model.max_position_embeddings,
             "; shorten the prompt or lower --max-new-tokens");

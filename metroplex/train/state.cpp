@@ -41,13 +41,13 @@ Json schedule_json(const optim::ScheduleArgs& s) {
           {"min_lr", s.min_lr},
           {"lr_warmup_steps", s.lr_warmup_steps},
           {"lr_decay_steps", s.lr_decay_steps},
-          {"lr_decay_style", s.lr_decay_style},
+          {"lr_decay_style", s.lr_decay_style.text()},
           {"start_wd", s.start_wd},
           {"end_wd", s.end_wd},
           {"wd_incr_steps", s.wd_incr_steps},
-          {"wd_incr_style", s.wd_incr_style},
+          {"wd_incr_style", s.wd_incr_style.text()},
           {"wsd_decay_steps", s.wsd_decay_steps},
-          {"lr_wsd_decay_style", s.lr_wsd_decay_style}};
+          {"lr_wsd_decay_style", s.lr_wsd_decay_style ? s.lr_wsd_decay_style->text() : ""}};
 }
 
 optim::ScheduleArgs schedule_from(const Json& j) {
@@ -57,13 +57,13 @@ optim::ScheduleArgs schedule_from(const Json& j) {
   s.min_lr = j.at("min_lr");
   s.lr_warmup_steps = j.at("lr_warmup_steps");
   s.lr_decay_steps = j.at("lr_decay_steps");
-  s.lr_decay_style = j.at("lr_decay_style");
+  s.lr_decay_style = j.at("lr_decay_style").get<std::string>();
   s.start_wd = j.at("start_wd");
   s.end_wd = j.at("end_wd");
   s.wd_incr_steps = j.at("wd_incr_steps");
-  s.wd_incr_style = j.at("wd_incr_style");
+  s.wd_incr_style = j.at("wd_incr_style").get<std::string>();
   s.wsd_decay_steps = j.at("wsd_decay_steps");
-  s.lr_wsd_decay_style = j.at("lr_wsd_decay_style");
+  if (const std::string style = j.at("lr_wsd_decay_style"); !style.empty()) s.lr_wsd_decay_style = style;
   return s;
 }
 

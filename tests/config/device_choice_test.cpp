@@ -68,7 +68,7 @@ TEST(DeviceChoice, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
     SCOPED_TRACE(base::concat(c.device, " ", c.backend, ", ", c.machine.local_ranks, " ranks of ", c.machine.launcher,
                               " on ", c.machine.num_gpus, " GPUs"));
     const DeviceChoice got = choose_device(run_with(c.device, c.backend), c.machine);
-    EXPECT_EQ(got.backend, c.wanted_backend);
+    EXPECT_STREQ(text_of(got.backend), c.wanted_backend);
     EXPECT_EQ(got.gpu, c.wanted_gpu);
   }
 }

@@ -200,6 +200,9 @@ TEST(Dump, AnyKeyOfAnySectionComesBackChanged) {
     if (auto* const* number = std::get_if<double*>(&field.member)) **number = 0.3;
     if (auto* const* text = std::get_if<std::string*>(&field.member)) **text += "x";
     if (auto* const* list = std::get_if<std::vector<std::string>*>(&field.member)) **list = {"a b=1", "c, d"};
+    if (std::holds_alternative<ChoiceMember>(field.member)) {
+      EXPECT_TRUE(assign_scalar(field, field.limits.choices.back()));
+    }
     changed.push_back(field.key());
   }
   EXPECT_EQ(differences(other, Config{}), changed);
@@ -231,16 +234,16 @@ TEST(Dump, WritesEveryKeyAndTheLoadedFormKeepsPresetsOut) {
 
 TEST(Family, PresetsOnlyWhatWasNotGiven) {
   const Config llama = parse("model:\n  family: llama\n");
-  EXPECT_EQ(llama.model.normalization, "RMSNorm");
-  EXPECT_EQ(llama.model.position_embedding_type, "rope");
-  EXPECT_EQ(llama.model.activation, "silu");
+  EXPECT_EQ(llama.model.normalization, Normalization::RMSNorm);
+  EXPECT_EQ(llama.model.position_embedding_type, PositionEmbedding::rope);
+  EXPECT_EQ(llama.model.activation, Activation::silu);
   EXPECT_TRUE(llama.model.gated_linear_unit);
   EXPECT_FALSE(llama.model.add_bias_linear);
   EXPECT_TRUE(llama.model.untie_embeddings_and_output_weights);
   const Config mine = parse("model:\n  family: llama\n  add_bias_linear: true\n", {"model.normalization=LayerNorm"});
   EXPECT_TRUE(mine.model.add_bias_linear);
-  EXPECT_EQ(mine.model.normalization, "LayerNorm");
-  EXPECT_EQ(mine.model.activation, "silu");
+  EXPECT_EQ(mine.model.normalization, Normalization::LayerNorm);
+  EXPECT_EQ(mine.model.activation, Activation::silu);
   EXPECT_TRUE(differences(parse("model:\n  family: gpt\n"), Config{}).empty());
 }
 
@@ -259,9 +262,15 @@ TEST(Fields, EveryKeyIsUniqueHelpfulAndInsideItsOwnLimitsByDefault) {
 // they must reach all of it but padding.
 TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
   Config config;
-  std::map<std::string, size_t> bytes;
+  std::map<std::string, size_t> bytes, choices;
   for (const Field& field : fields(config)) {
-    bytes[field.section] += std::visit([](auto* member) { return sizeof *member; }, field.member);
+    bytes[field.section] += std::visit(
+        [](auto member) {
+          if constexpr (std::is_pointer_v<decltype(member)>) return sizeof *member;
+          else return sizeof(Choice<Backend>);
+        },
+        field.member);
+    choices[field.section] += std::holds_alternative<ChoiceMember>(field.member) ? 1 : 0;
   }
   const std::map<std::string, size_t> sizes = {
       {"run", sizeof(config::Run)},       {"model", sizeof(Model)},         {"parallel", sizeof(Parallel)},
@@ -270,7 +279,8 @@ TEST(Fields, ReachEveryByteOfEverySectionButPadding) {
   ASSERT_EQ(bytes.size(), sizes.size());
   for (const auto& [section, size] : sizes) {
     EXPECT_LE(bytes[section], size) << section;
-    EXPECT_GE(bytes[section] + 64, size) << section;  // 7 bytes at most behind each of at most 9 runs of bools
+    // 7 bytes at most behind each of at most 9 runs of bools, 4 behind a choice
+    EXPECT_GE(bytes[section] + 64 + 4 * choices[section], size) << section;
   }
 }
 

@@ -241,7 +241,7 @@ TEST(Precision, InDoubleEveryAcceptedRunIsAccepted) {
   for (const auto& overrides : allowed()) {
     for (const Config& c : {good(overrides), resolved(good(overrides), kWorld)}) {
       const Config wide = in_double_precision(c);
-      EXPECT_EQ(wide.precision.params_dtype, "fp64");
+      EXPECT_EQ(wide.precision.params_dtype, ParamsDtype::fp64);
       EXPECT_EQ(described(violations(wide, kWorld)), "nothing") << overrides[0];
       EXPECT_TRUE(resolved(wide, kWorld).precision.check_for_nan_in_grad);
     }
@@ -252,10 +252,10 @@ TEST(Resolved, WritesOutTheFormatOfGradientsAndWhatIsChecked) {
   const auto precision = [](const std::string& format) {
     return resolved(good({"precision.params_dtype=" + format}), kWorld).precision;
   };
-  EXPECT_EQ(precision("fp32").main_grads_dtype, "fp32");
-  EXPECT_EQ(precision("bf16").main_grads_dtype, "fp32");
-  EXPECT_EQ(precision("fp16").main_grads_dtype, "fp32");
-  EXPECT_EQ(precision("fp64").main_grads_dtype, "params");
+  EXPECT_EQ(precision("fp32").main_grads_dtype, MainGradsDtype::fp32);
+  EXPECT_EQ(precision("bf16").main_grads_dtype, MainGradsDtype::fp32);
+  EXPECT_EQ(precision("fp16").main_grads_dtype, MainGradsDtype::fp32);
+  EXPECT_EQ(precision("fp64").main_grads_dtype, MainGradsDtype::params);
   EXPECT_TRUE(precision("bf16").check_for_nan_in_grad);
   EXPECT_FALSE(precision("fp16").check_for_nan_in_grad);
   EXPECT_FALSE(resolved(good({"precision.params_dtype=fp16"}), kWorld).train.check_for_nan_in_loss);
@@ -274,8 +274,8 @@ TEST(Config, KnowsItsLevelOfZeroAndWhatItRecomputes) {
     EXPECT_EQ(p.sharding().stage(), level);
   }
   Parallel unknown;
-  unknown.data_parallel_sharding_strategy = "all";
-  EXPECT_NE(error_of([&] { unknown.sharding(); }).find("optim_grads_params"), std::string::npos);
+  EXPECT_NE(error_of([&] { unknown.data_parallel_sharding_strategy = "all"; }).find("optim_grads_params"),
+            std::string::npos);
   Memory memory;
   EXPECT_FALSE(memory.recomputes("core_attn"));
   memory.recompute_granularity = "selective";

@@ -321,7 +321,7 @@ TEST(Resolved, FillsWhatIsDerived) {
   EXPECT_EQ(c.model.num_query_groups, 4);
   EXPECT_EQ(c.model.max_position_embeddings, 32);
   EXPECT_EQ(c.parallel.vpp(), 2);
-  EXPECT_EQ(c.parallel.pipeline_schedule, "interleaved");
+  EXPECT_EQ(c.parallel.pipeline_schedule, Schedule::interleaved);
   EXPECT_EQ(c.parallel.expert_tensor_parallel_size, 2);
   EXPECT_EQ(c.parallel.microbatch_group_size_per_vp_stage, 2);
   EXPECT_EQ(c.parallel.ddp_bucket_size, 40000000);
@@ -414,7 +414,7 @@ TEST(Examples, PassTheChecks) {
   const Config tiny = load(folder + "llama_tiny.yaml");
   EXPECT_NO_THROW(check(tiny, 8));
   const Config full = resolved(tiny, 8);
-  EXPECT_EQ(full.parallel.pipeline_schedule, "interleaved");
+  EXPECT_EQ(full.parallel.pipeline_schedule, Schedule::interleaved);
   EXPECT_EQ(full.model.ffn_hidden_size, 768);
   const Model& m = full.model;
   const int64_t attention =

@@ -5,10 +5,10 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "conformance/report.h"
-#include "data/cut.h"
 #include "data/numpy_random.h"
 #include "data/sampler.h"
 #include "plan/buckets.h"
+#include "support/cut.h"
 
 namespace metroplex::conformance {
 

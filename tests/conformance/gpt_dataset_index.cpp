@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "conformance/report.h"
-#include "data/cut.h"
 #include "data/gpt_dataset.h"
+#include "support/cut.h"
 
 namespace metroplex::conformance {
 

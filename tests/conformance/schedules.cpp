@@ -2,9 +2,9 @@
 // the builder makes must do the same work in the same order, verified.
 #include "base/error.h"
 #include "conformance/report.h"
-#include "plan/megatron_order.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
+#include "support/megatron_captures.h"
 
 namespace metroplex::conformance {
 namespace {

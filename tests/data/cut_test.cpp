@@ -1,4 +1,4 @@
-#include "data/cut.h"
+#include "support/cut.h"
 
 #include <algorithm>
 

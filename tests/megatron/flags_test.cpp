@@ -53,11 +53,11 @@ TEST(MegatronFlags, AWholeCommandBringsMegatronsDefaults) {
   EXPECT_EQ(c.model.hidden_dropout, 0.1);
   EXPECT_EQ(c.model.attention_dropout, 0.1);
   EXPECT_EQ(c.train.log_interval, 100);
-  EXPECT_EQ(c.model.activation, "gelu_tanh");
+  EXPECT_EQ(c.model.activation, Activation::gelu_tanh);
   EXPECT_FALSE(c.parallel.overlap_grad_reduce);
   EXPECT_EQ(whole("--hidden-dropout 0").model.hidden_dropout, 0.0);
-  EXPECT_EQ(whole("--no-bias-gelu-fusion").model.activation, "gelu");
-  EXPECT_EQ(whole("--disable-bias-linear").model.activation, "gelu");
+  EXPECT_EQ(whole("--no-bias-gelu-fusion").model.activation, Activation::gelu);
+  EXPECT_EQ(whole("--disable-bias-linear").model.activation, Activation::gelu);
 }
 
 TEST(MegatronFlags, SingleFlagsSetWhatTheySayAndNothingElse) {
@@ -91,10 +91,10 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
   EXPECT_EQ(c.parallel.order, "tp-cp-ep-pp-dp");
   EXPECT_EQ(c.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
   EXPECT_EQ(c.optim.lr_warmup_fraction, 0.01);
-  EXPECT_EQ(c.precision.params_dtype, "bf16");
+  EXPECT_EQ(c.precision.params_dtype, ParamsDtype::bf16);
   EXPECT_EQ(c.parallel.sharding().stage(), 1);
   EXPECT_TRUE(c.memory.recomputes("core_attn"));
-  EXPECT_EQ(c.run.backend, "auto");
+  EXPECT_EQ(c.run.backend, Backend::automatic);
   EXPECT_NO_THROW(check(c, 8));
 }
 

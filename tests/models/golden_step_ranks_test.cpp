@@ -61,10 +61,10 @@ models::ModelContext context_of(const Json& config, const comm::Group& tp, bool 
   model.num_query_groups = m.value("num_query_groups", int64_t{0});
   model.ffn_hidden_size = m.value("ffn_hidden_size", int64_t{0});
   model.gated_linear_unit = m.value("gated_linear_unit", false);
-  model.activation = m.at("activation");
+  model.activation = m.at("activation").get<std::string>();
   model.add_bias_linear = m.value("add_bias_linear", true);
   model.normalization = m.value("normalization", "LayerNorm");
-  model.position_embedding_type = m.at("position_embedding_type");
+  model.position_embedding_type = m.at("position_embedding_type").get<std::string>();
   model.qk_layernorm = m.value("qk_layernorm", false);
   model.untie_embeddings_and_output_weights = !m.at("tied").get<bool>();
   model.max_position_embeddings = config.at("seq");

@@ -142,7 +142,7 @@ int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Plac
   const int64_t tp = place.tp.size(), tokens = size.s * size.b, rows = place.sequence_parallel ? tokens / tp : tokens;
   const nn::HeadLayout heads = nn::head_layout(model, static_cast<int>(tp));
   const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = config::ffn_width(model) / tp;
-  const int64_t moments = model.normalization == "RMSNorm" ? 1 : 2;
+  const int64_t moments = model.normalization == config::Normalization::RMSNorm ? 1 : 2;
   const bool core = recomputes("core_attn"), mlp = recomputes("mlp"), norm = recomputes("layernorm");
   int64_t small = 2 * rows * moments * size.wide;  // of the norms
   int64_t large = 2 * rows * model.hidden_size;    // inputs of the norms

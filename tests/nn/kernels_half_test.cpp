@@ -59,7 +59,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
   nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   nn::Param* const added = with_bias ? &bias : nullptr;
-  const nn::ActivationSpec spec{nn::activation_from_name(name), gated};
+  const nn::ActivationSpec spec{nn::activation_kind(name), gated};
   const at::Tensor x = leaf((sample({3, 5, 34}, 3) * 6).to(dtype)), same = exact(x), b = exact(bias.data);
   const at::Tensor dy = sample({3, 5, gated ? 17 : 34}, 4, dtype), z = with_bias ? same + b : same;
   const at::Tensor expected =

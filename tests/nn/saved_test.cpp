@@ -110,8 +110,7 @@ TEST(ActivationStore, WhatIsKeptOutsideASetOrByTheHostStaysInMemory) {
   nn::SavedSet set = store->end();
   set.restore();
   EXPECT_TRUE(kept.get().is_alias_of(x));
-  memory.offload_activations = "tape";
-  EXPECT_THROW(nn::make_activation_store(memory), base::Error);
+  EXPECT_THROW(memory.offload_activations = "tape", base::Error);
 }
 
 TEST(ActivationStore, AFolderThatIsNotThereIsAnErrorWithItsName) {

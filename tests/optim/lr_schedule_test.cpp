@@ -142,15 +142,17 @@ TEST(LrSchedule, EachWrongArgumentIsRefusedByItsName) {
       {[](auto& a) { a.lr_decay_style = "cosin"; }, "cosine"},
       {[](auto& a) { a.lr_decay_style = "WSD"; }, "lr_wsd_decay"},
       {[](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 5, a.lr_wsd_decay_style = "x"; }, "'x'"},
-      {[](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 5, a.lr_wsd_decay_style = ""; }, "is missing"},
+      {[](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 5, a.lr_wsd_decay_style.reset(); }, "is missing"},
       {[](auto& a) { a.start_wd = 0.5, a.end_wd = 0.1, a.wd_incr_style = "linear"; }, "0.5 to 0.1"},
       {[](auto& a) { a.start_wd = 0, a.end_wd = 0.1; }, "constant weight decay"},
       {[](auto& a) { a.wd_incr_style = "steep"; }, "steep"},
   };
   for (const Wrong& w : wrong) {
     optim::ScheduleArgs args = optim::schedule_args(in_iterations());
-    w.spoil(args);
-    const std::string message = refusal([&] { optim::LrSchedule schedule(args); });
+    const std::string message = refusal([&] {
+      w.spoil(args);
+      optim::LrSchedule schedule(args);
+    });
     EXPECT_NE(message.find(w.named), std::string::npos) << "looked for " << w.named << " in: " << message;
   }
 }

@@ -24,7 +24,7 @@ constexpr double kRate = 0.02, kDecay = 0.1;
 
 // One step from values(shape, 1) and gradient values(shape, 11), of one matrix.
 at::Tensor stepped(const at::Tensor& before, const at::Tensor& gradient) {
-  const double scale = optim::muon_scale("spectral", before.size(0), before.size(1));
+  const double scale = optim::muon_scale(config::MuonScale::spectral, before.size(0), before.size(1));
   // Nesterov of the first step: lerp(gradient, 0.1 gradient, 0.9) = 0.19 gradient; its length does not matter.
   return before * (1 - kRate * kDecay) - kRate * scale * optim::newton_schulz(gradient, 5);
 }

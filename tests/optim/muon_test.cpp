@@ -33,10 +33,10 @@ TEST(NewtonSchulz, OfATransposedMatrixIsTheTransposed) {
 }
 
 TEST(MuonScale, IsTheNamedRule) {
-  EXPECT_DOUBLE_EQ(optim::muon_scale("spectral", 4, 16), 4.0);
-  EXPECT_DOUBLE_EQ(optim::muon_scale("unit_rms_norm", 16, 4), 2.0);
-  EXPECT_DOUBLE_EQ(optim::muon_scale("shape_scaling", 4, 16), 1.0);
-  EXPECT_DOUBLE_EQ(optim::muon_scale("shape_scaling", 16, 4), 2.0);
+  EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::spectral, 4, 16), 4.0);
+  EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::unit_rms_norm, 16, 4), 2.0);
+  EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::shape_scaling, 4, 16), 1.0);
+  EXPECT_DOUBLE_EQ(optim::muon_scale(config::MuonScale::shape_scaling, 16, 4), 2.0);
 }
 
 TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {

@@ -90,7 +90,7 @@ bool fits_history(const train::StepOutcome& outcome, const Json& line, bool half
 
 bool fits_fp32(const Spec& spec, const Trajectory& ours) {
   const Json& recorded = spec.json;
-  const bool rotary = spec.config.model.position_embedding_type == "rope";
+  const bool rotary = spec.config.model.position_embedding_type == config::PositionEmbedding::rope;
   bool good = true;
   if (!ours.gradients.empty() && recorded.contains("grads_iter1") && recorded.at("grads_iter1").is_object())
     good = compare_all("gradients of iteration 1", ours.gradients, recorded.at("grads_iter1"),

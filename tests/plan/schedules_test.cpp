@@ -6,9 +6,9 @@
 #include <functional>
 
 #include "base/error.h"
-#include "plan/megatron_order.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
+#include "support/megatron_captures.h"
 
 namespace metroplex::plan {
 namespace {
@@ -116,7 +116,8 @@ TEST(None, RunsTheChunksOfOneRankWithoutAnySendOrReceive) {
 }
 
 TEST(ForwardOnly, HasNoBackwardAndFreesEveryOutputThatItSends) {
-  for (const std::string& name : schedule_names()) {
+  for (const std::string& name : config::words_of<config::Schedule>()) {
+    if (name == "auto") continue;
     const int stages = name == "none" ? 1 : 3, chunks = name == "interleaved" ? 2 : 1;
     const auto table = build_schedule(name, {stages, chunks, 6, 0, true});
     const auto report = verify(table);

@@ -1,5 +1,6 @@
 // Full recompute of whole models, split over ranks (ZeRO-R) and offloaded: the bits of keeping everything, in every
 // type, with dropout, over tensor-parallel ranks; and what a stage then holds, in bytes.
+#include "base/error.h"
 #include "cuda/memory_meter.h"
 #include "models/tools.h"
 #include "pipeline/stage.h"
@@ -21,9 +22,8 @@ config::Memory memory_of(const std::string& method, int64_t layers, bool distrib
 }
 
 std::string describe(const config::Memory& memory) {
-  return memory.recompute_granularity + " " + memory.recompute_method + " " +
-         std::to_string(memory.recompute_num_layers) + (memory.distribute_saved_activations ? " split " : " ") +
-         memory.offload_activations;
+  return base::concat(memory.recompute_granularity, " ", memory.recompute_method, " ", memory.recompute_num_layers,
+                      memory.distribute_saved_activations ? " split " : " ", memory.offload_activations);
 }
 
 std::vector<config::Model> variants() {

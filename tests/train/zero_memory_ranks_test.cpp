@@ -46,7 +46,7 @@ void over_configs(const Body& body) {
       "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2}\n";
   for (const config::Config& config : {config_of("fp64", false, ""), config_of("fp32", true, ""),
                                        config_of("fp64", true, recompute), config_of("bf16", false, "")}) {
-    SCOPED_TRACE(config.precision.params_dtype + " " + config.model.family);
+    SCOPED_TRACE(config.precision.params_dtype.text() + (" " + config.model.family));
     run_cut(config, kCut, [&](const comm::World& world) {
       SCOPED_TRACE("rank " + std::to_string(world.rank()));
       body(config, world);

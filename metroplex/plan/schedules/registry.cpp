@@ -1,5 +1,8 @@
 #include "plan/schedules/registry.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/error.h"
 #include "config/derived.h"
 #include "plan/schedules/gpipe.h"
@@ -11,27 +14,21 @@ namespace metroplex::plan {
 namespace {
 
 struct Entry {
-  const char* name;
+  config::Schedule schedule;
   PipelineTable (*build)(const ScheduleRequest& request);
 };
 
 constexpr Entry kSchedules[] = {
-    {"none", build_none},
-    {"gpipe", build_gpipe},
-    {"1f1b", build_one_f_one_b},
-    {"interleaved", build_interleaved},
+    {config::Schedule::none, build_none},
+    {config::Schedule::gpipe, build_gpipe},
+    {config::Schedule::one_f_one_b, build_one_f_one_b},
+    {config::Schedule::interleaved, build_interleaved},
 };
 
 // Far above any real step, low enough that counts of actions stay int.
 constexpr int kMostActionsPerRank = 1 << 24;
 
 }  // namespace
-
-std::vector<std::string> schedule_names() {
-  std::vector<std::string> names;
-  for (const Entry& entry : kSchedules) names.emplace_back(entry.name);
-  return names;
-}
 
 ScheduleRequest schedule_request(const config::Parallel& p, int num_chunks, int num_microbatches) {
   ScheduleRequest request;
@@ -43,7 +40,7 @@ ScheduleRequest schedule_request(const config::Parallel& p, int num_chunks, int 
   return request;
 }
 
-PipelineTable build_schedule(const std::string& name, const ScheduleRequest& request) {
+PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const ScheduleRequest& request) {
   MPX_CHECK(request.num_stages >= 1, "plan", "pipeline_model_parallel_size ", request.num_stages,
             " must be at least 1");
   MPX_CHECK(request.num_chunks >= 1, "plan", "virtual_pipeline_model_parallel_size ", request.num_chunks,
@@ -58,15 +55,12 @@ PipelineTable build_schedule(const std::string& name, const ScheduleRequest& req
   config::Parallel parallel;
   parallel.pipeline_model_parallel_size = request.num_stages;
   parallel.virtual_pipeline_model_parallel_size = request.num_chunks;
-  parallel.pipeline_schedule = name;
-  const std::string resolved = config::schedule_name(parallel);
-  for (const Entry& entry : kSchedules) {
-    if (resolved == entry.name) return entry.build(request);
-  }
-  const std::string near = base::nearest_name(name, schedule_names());
-  base::throw_error("plan", base::concat("pipeline_schedule '", name, "' is not known; ",
-                                         near.empty() ? "choose auto, none, gpipe, 1f1b or interleaved"
-                                                      : "did you mean '" + near + "'?"));
+  parallel.pipeline_schedule = schedule;
+  const config::Schedule resolved = config::schedule(parallel);
+  const auto* const entry = std::find_if(std::begin(kSchedules), std::end(kSchedules),
+                                         [&](const Entry& e) { return e.schedule == resolved; });
+  MPX_ASSERT(entry != std::end(kSchedules), "no builder for schedule ", schedule);
+  return entry->build(request);
 }
 
 }  // namespace metroplex::plan

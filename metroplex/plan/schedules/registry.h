@@ -1,8 +1,5 @@
-// The schedules by name. "auto" takes the one that config/derived.h names.
+// The schedules and their builders; auto is what config/derived.h makes of it.
 #pragma once
-
-#include <string>
-#include <vector>
 
 #include "config/parallel.h"
 #include "plan/pipeline_table.h"
@@ -21,11 +18,7 @@ struct ScheduleRequest {
 // What the configuration of a run asks for.
 ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches);
 
-// Throws base::Error("plan") when the schedule cannot be built from these numbers or is not known (with the
-// nearest name).
-PipelineTable build_schedule(const std::string& name, const ScheduleRequest& request);
-
-// Names in the order of the table, without "auto".
-std::vector<std::string> schedule_names();
+// Throws base::Error("plan") when the schedule cannot be built from these numbers.
+PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const ScheduleRequest& request);
 
 }  // namespace metroplex::plan

@@ -17,15 +17,15 @@ optim::ScheduleArgs read_args(const Json& j) {
   a.min_lr = j.at("min_lr");
   a.lr_warmup_steps = j.at("lr_warmup_steps");
   a.lr_decay_steps = j.at("lr_decay_steps");
-  a.lr_decay_style = j.at("lr_decay_style");
+  a.lr_decay_style = j.at("lr_decay_style").get<std::string>();
   a.start_wd = j.value("start_wd", a.start_wd);
   a.end_wd = j.value("end_wd", a.end_wd);
   a.wd_incr_steps = j.value("wd_incr_steps", a.wd_incr_steps);
-  a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style);
+  a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style.text());
   if (j.contains("wsd_decay_steps") && !j.at("wsd_decay_steps").is_null())
     a.wsd_decay_steps = j.at("wsd_decay_steps");
   if (j.contains("lr_wsd_decay_style") && !j.at("lr_wsd_decay_style").is_null())
-    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style");
+    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style").get<std::string>();
   return a;
 }
 
@@ -106,11 +106,11 @@ std::string check_load(const Json& item) {
                                                            {"min_lr", merged.min_lr},
                                                            {"lr_warmup_steps", merged.lr_warmup_steps},
                                                            {"lr_decay_steps", merged.lr_decay_steps},
-                                                           {"lr_decay_style", merged.lr_decay_style},
+                                                           {"lr_decay_style", merged.lr_decay_style.text()},
                                                            {"start_wd", merged.start_wd},
                                                            {"end_wd", merged.end_wd},
                                                            {"wd_incr_steps", merged.wd_incr_steps},
-                                                           {"wd_incr_style", merged.wd_incr_style}}) {
+                                                           {"wd_incr_style", merged.wd_incr_style.text()}}) {
     const std::string problem = compare(got, item.at(key));
     if (!problem.empty()) return std::string(key) + ": " + problem;
   }
@@ -123,7 +123,7 @@ std::string check_load(const Json& item) {
   const bool stale = merged.start_wd != item.at("args").at("start_wd") ||
                      merged.end_wd != item.at("args").at("end_wd") ||
                      merged.wd_incr_steps != item.at("args").at("wd_incr_steps") ||
-                     merged.wd_incr_style != item.at("args").at("wd_incr_style");
+                     merged.wd_incr_style.text() != item.at("args").at("wd_incr_style");
   return stale ? "" : compare_near(schedule.weight_decay(steps), item.at("wd_after"), 0, kRelative);
 }
 

@@ -1,10 +1,19 @@
-#include "data/cut.h"
+// How Megatron cuts and joins sequences for attention, as recorded: positions of a context-parallel rank, borders of
+// packed documents.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/error.h"
 
 namespace metroplex::data {
 
-std::vector<int64_t> zigzag_positions(int64_t sequence_length, int64_t cp_size, int64_t cp_index) {
+// Positions of context-parallel rank `cp_index`: of 2 * cp_size equal chunks it has number cp_index and its mirror
+// image, so that causal attention costs every rank the same. Throws base::Error unless 2 * cp_size divides the length
+// (cp_size > 1).
+inline std::vector<int64_t> zigzag_positions(int64_t sequence_length, int64_t cp_size, int64_t cp_index) {
   MPX_ASSERT(cp_size >= 1 && cp_index >= 0 && cp_index < cp_size, "cp rank ", cp_index, " of ", cp_size);
   const int64_t chunks = cp_size == 1 ? 1 : 2 * cp_size;
   MPX_CHECK(sequence_length % chunks == 0, "data", "sequence length ", sequence_length,
@@ -20,7 +29,8 @@ std::vector<int64_t> zigzag_positions(int64_t sequence_length, int64_t cp_size, 
   return positions;
 }
 
-std::vector<int32_t> document_borders(std::span<const int32_t> document_ids) {
+// Borders of the documents of a sample: 0, end of the first, ..., length.
+inline std::vector<int32_t> document_borders(std::span<const int32_t> document_ids) {
   std::vector<int32_t> borders{0};
   for (size_t i = 1; i < document_ids.size(); ++i) {
     if (document_ids[i] != document_ids[i - 1]) borders.push_back(static_cast<int32_t>(i));
@@ -29,7 +39,8 @@ std::vector<int32_t> document_borders(std::span<const int32_t> document_ids) {
   return borders;
 }
 
-std::vector<int32_t> merge_borders(const std::vector<std::vector<int32_t>>& rows, int64_t sequence_length) {
+// Borders of the rows of a micro-batch laid end to end, repeated entries (padding of the rows' lists) left out.
+inline std::vector<int32_t> merge_borders(const std::vector<std::vector<int32_t>>& rows, int64_t sequence_length) {
   std::vector<int32_t> merged;
   for (size_t row = 0; row < rows.size(); ++row) {
     const auto start = static_cast<int32_t>(static_cast<int64_t>(row) * sequence_length);

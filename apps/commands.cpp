@@ -1,0 +1,19 @@
+#include "commands.h"
+
+namespace metroplex::apps {
+
+constexpr Command kCommands[] = {
+    {"train", "train a model", kNeedsTorch},
+    {"eval", "loss and perplexity of a checkpoint", kNeedsTorch},
+    {"generate", "continue a text with a checkpoint", kNeedsTorch},
+    {"verify", "prove that a config gives the same result on its layout as on one rank", kNeedsTorch},
+    {"preprocess", "text or jsonl -> indexed dataset", run_preprocess},
+    {"tokenizer", "train, use and look at tokenizers", run_tokenizer},
+    {"ranks", "draw who is where: the rank map and its groups", run_ranks},
+    {"schedule", "draw a pipeline schedule", run_schedule},
+    {"inspect", "what is in a checkpoint or dataset; checksums; compare two checkpoints", run_inspect},
+};
+
+std::span<const Command> commands() { return kCommands; }
+
+}  // namespace metroplex::apps

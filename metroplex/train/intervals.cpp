@@ -1,0 +1,57 @@
+#include "train/intervals.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace metroplex::train {
+
+static bool at_multiple(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
+
+bool more_steps(const config::Train& t, const Position& position) {
+  return t.train_samples > 0 ? position.consumed_train_samples < t.train_samples : position.iteration < t.train_iters;
+}
+
+Due due_after(const config::Config& config, const Position& position, bool stop_asked) {
+  const config::Train& t = config.train;
+  Due due;
+  due.last = !more_steps(t, position);
+  due.leave = !due.last && (stop_asked || at_multiple(position.iteration, t.exit_interval));
+  due.log = at_multiple(position.iteration, t.log_interval) || due.last || stop_asked;
+  due.save = at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_asked || due.leave;
+  due.evaluate = !due.last && !due.leave && at_multiple(position.iteration, t.eval_interval);
+  return due;
+}
+
+// As in Megatron-LM, the loss does not count where nothing was updated.
+void Interval::add(const StepOutcome& outcome, int64_t tokens) {
+  if (!std::isfinite(outcome.loss)) ++nan_;
+  if (outcome.updated) {
+    loss_ += outcome.loss;
+    ++updates_;
+  } else {
+    ++skipped_;
+  }
+  tokens_ += static_cast<double>(tokens);
+  ++steps_;
+}
+
+void Interval::describe(IterationMetrics& m) const {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
+  m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(steps_);
+  m.lm_loss = loss_ / static_cast<double>(std::max<int64_t>(1, updates_));
+  m.skipped_iterations = skipped_;
+  m.nan_iterations = nan_;
+  m.tokens_per_second = tokens_ / elapsed;
+}
+
+void Interval::begin() { *this = Interval(); }
+
+bool LargestNorm::unexpectedly_large(double norm) {
+  constexpr int kFirst = 100;  // norms that only teach
+  const bool large = seen_ >= kFirst && norm > kFactor * largest_;
+  if (std::isfinite(norm)) largest_ = std::max(largest_, norm);
+  ++seen_;
+  return large;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,100 @@
+#include "train/run_data.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "data/build.h"
+#include "data/sampler.h"
+#include "train/long_work.h"
+
+namespace metroplex::train {
+
+static data::SampleCounts wanted_samples(const config::Config& config, const RunLength& length, bool evaluate_only) {
+  data::SampleCountOptions options;
+  options.train_iters = length.iterations;
+  options.train_samples = length.samples;
+  options.global_batch_size = length.full_batch_size;
+  options.eval_interval =
+      evaluate_only ? std::max<int64_t>(1, config.train.eval_interval) : config.train.eval_interval;
+  // Without evaluations in between there are none at the end either: no samples are asked for.
+  options.eval_iters = evaluate_only || config.train.eval_interval > 0 ? config.train.eval_iters : 0;
+  return data::sample_counts(options);
+}
+
+RunData::RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only)
+    : a_(a) {
+  build(length, tokenizer, forward_only);
+  tell_peers();
+}
+
+void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only) {
+  const config::Config& config = a_.config;
+  const data::SampleCounts counts = wanted_samples(config, length, forward_only);
+  data::BuildOptions options;
+  options.sequence_length = config.train.seq_length;
+  options.seed = static_cast<uint64_t>(config.run.seed);
+  options.sizes = {counts.train, counts.valid, counts.test};
+  options.eod = tokenizer.eod;
+  options.vocab_size = tokenizer.vocab_size;
+  const auto splits = std::make_shared<data::Splits>();
+  do_with_peers(
+      [splits, options, data = config.data, reads = reads()] {
+        if (reads) *splits = data::build_datasets(data, options);
+      },
+      *a_.world);
+  datasets_ = {splits->train, splits->valid, splits->test};
+}
+
+void RunData::tell_peers() {
+  at::Tensor present = at::zeros({3}, at::kLong);
+  for (int split = 0; split < 3; ++split) present[split] = datasets_[split] != nullptr;
+  comm::broadcast(present, 0, a_.groups().batch);
+  for (int split = 0; split < 3; ++split) present_[split] = present[split].item<int64_t>() != 0;
+}
+
+data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
+  data::SamplerOptions options;
+  options.consumed_samples = consumed;
+  options.micro_batch_size = a_.config.train.micro_batch_size;
+  options.dp_index = a_.groups().dp.index();
+  options.dp_size = a_.groups().dp.size();
+  options.type = a_.config.data.dataloader_type == config::Dataloader::cyclic ? data::SamplerType::cyclic
+                                                                              : data::SamplerType::single;
+  options.data_sharding = a_.config.data.data_sharding;
+  return options;
+}
+
+BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
+  MPX_CHECK(present_[split], "data", "the ", kSplitNames[split],
+            " split has no samples; give it a share in data.split");
+  std::unique_ptr<data::Loader> loader;
+  if (reads()) {
+    const int workers = static_cast<int>(a_.config.data.num_workers),
+              ahead = workers > 0 ? std::max(4, 2 * workers) : 0;
+    loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
+                                            std::max(1, workers));
+  }
+  return {std::move(loader), a_.groups().batch, a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
+          a_.world->device(), a_.vocab_size};
+}
+
+std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {
+  const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
+  // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
+  const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < wanted.count; ++m) {
+    auto batch = by_sample ? stream.next({wanted.first_sample + m * mbs * dp + dp_index, dp})
+                           : stream.next({wanted.first_sample + (m * dp + dp_index) * mbs, 1});
+    MPX_CHECK(batch.has_value(), "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
+              wanted.first_sample + m * dp * mbs, "; give more data, or fewer iterations");
+    batch->step = wanted.iteration;
+    batches.push_back(std::move(*batch));
+  }
+  return batches;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,50 @@
+// The data of a run: its three datasets, and streams of microbatches from any sample on. Only the ranks that read
+// hold datasets; which splits have samples every rank knows.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "data/sample.h"
+#include "nn/microbatch.h"
+#include "train/assemble.h"
+#include "train/batch.h"
+#include "train/run_length.h"
+#include "train/trainer.h"
+
+namespace metroplex::train {
+
+enum Split { kTrain, kValid, kTest };
+inline constexpr const char* kSplitNames[] = {"training", "validation", "test"};
+
+class RunData {
+ public:
+  // Builds the datasets of a run of that length. `a` must outlive it. Collective.
+  RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only);
+
+  bool has(Split split) const { return present_[split]; }
+  // Throws base::Error("data") where the split has no samples.
+  BatchStream stream(Split split, int64_t consumed_samples) const;
+
+  struct Wanted {
+    int64_t count;         // microbatches
+    int64_t first_sample;  // of the split, over all data-parallel ranks
+    int64_t iteration;     // Microbatch::step
+    Split split;           // for the message when the data ends
+  };
+  std::vector<nn::Microbatch> next(BatchStream& stream, const Wanted& wanted) const;
+
+ private:
+  bool reads() const { return a_.groups().batch.first(); }
+  void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only);
+  void tell_peers();
+  data::SamplerOptions sampler_options(int64_t consumed) const;
+
+  const Assembly& a_;
+  std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;  // on reading ranks
+  std::array<bool, 3> present_{};                                 // on every rank
+};
+
+}  // namespace metroplex::train

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""scripts/check_layers.py finds what is planted: each breach in a copy of the tree's sources, and none without one."""
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FOLDERS = ("metroplex", "apps", "bench", "cmake", "scripts", "tests")
+
+# (file, text that is put into it, words of the breach); a text with -> replaces what stands left of it.
+BREACHES = [
+    ("metroplex/config/load.cpp", '#include "megatron/flags.h"\n', "config/ may not include megatron/"),
+    ("metroplex/optim/clip.cpp", '#include "models/registry.h"\n', "optim/ may not include models/"),
+    ("metroplex/plan/buckets.cpp", "#include <ATen/ATen.h>\n", "plan/ is on the ground floor and sees no torch"),
+    ("metroplex/nn/linear.cpp", "#include <torch/torch.h>\n", "torch/torch.h is never included"),
+    ("metroplex/train/step.cpp", "#include <torch/csrc/distributed/c10d/Store.hpp>\n", "c10d belongs into comm/"),
+    ("metroplex/nn/linear.h", "#include <ATen/ATen.h>\n", "a header includes <ATen/core/Tensor.h> at most"),
+    ("metroplex/plan/draw.h", "#include <fmt/format.h>\n", "fmt and spdlog stay out of headers"),
+    ("metroplex/cuda/kernels/norm.cu", "#include <ATen/ATen.h>\n", "a .cu file takes pointers and sizes"),
+    ("metroplex/base/error.cpp", "thread_local int counter = 0;\n", "no thread_local state"),
+    ("metroplex/base/error.cpp", "void leave() { exit(1); }\n", "only apps/ ends the process"),
+    ("metroplex/base/error.h", "#pragma once -> ", "a header needs #pragma once"),
+    ("metroplex/cellar/wine.cpp", "\n", "no room of this name is known"),
+    ("metroplex/plan/long.cpp", "\n" * 601, "more than 600 is two files"),
+    ("apps/ranks.cpp", '#include "train/trainer.h"\n', "apps/ may not include train/"),
+    ("apps/ranks.cpp", '#include "upper/launch.h"\n', "apps/ may not include upper/"),
+    ("apps/ranks.cpp", "#include <ATen/ATen.h>\n", "sees the ground floor only"),
+    ("apps/upper/train.cpp", '#include "models/registry.h"\n', "apps/upper/ may not include models/"),
+    ("bench/gpt2_step.cpp", '#include "megatron/flags.h"\n', "bench/ may not include megatron/"),
+    ("tests/support/run_ranks.h", '#include "nn/linear.h"\n', "tests/support/ may not include nn/"),
+    ("tests/plan/buckets_test.cpp", '#include "data/blend.h"\n', "tests/plan/ may not include data/"),
+    ("tests/elsewhere/some_test.cpp", "\n", "no folder tests/elsewhere is known"),
+    ("cmake/GroundFloor.cmake", "metroplex_room(plan LINKS -> metroplex_room(plan LINKS metroplex_data ", "plan is linked with data"),
+    ("cmake/UpperFloor.cmake", "LINKS metroplex_nn metroplex_plan) -> LINKS metroplex_nn)", "may include plan, and is not linked"),
+    ("cmake/GroundFloor.cmake", "PUBLIC metroplex_megatron metroplex_plan -> PUBLIC metroplex_plan", "apps (metroplex_apps) may include megatron"),
+    ("cmake/Apps.cmake", "PRIVATE metroplex_train) -> PRIVATE metroplex_models)", "bench (${name}) may include train"),
+    ("cmake/Apps.cmake", "metroplex_apps metroplex_train) -> metroplex_apps metroplex_train metroplex_models)", "apps/upper (metroplex_upper_apps) is linked with models"),
+    ("cmake/GroundFloor.cmake", 'metroplex_test(apps_test "" metroplex_apps -> metroplex_test(apps_test "" metroplex_train', "tests/apps (apps_test) is linked with train"),
+]
+
+
+def run(tree):
+    result = subprocess.run([sys.executable, ROOT / "scripts/check_layers.py", tree], capture_output=True, text=True)
+    return result.returncode, result.stdout + result.stderr
+
+
+def plant(path, text):
+    """Returns what puts the file back."""
+    old = path.read_text() if path.exists() else None
+    path.parent.mkdir(exist_ok=True)
+    if " -> " in text:
+        left, right = text.split(" -> ")
+        assert left in old, f"{path} has no {left}"
+        path.write_text(old.replace(left, right))
+    else:
+        path.write_text((old or "") + text)
+    return (lambda: path.write_text(old)) if old is not None else path.unlink
+
+
+def main():
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder)
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("vectors", "golden", "manifest_corpus", "__pycache__"))
+        code, text = run(tree)
+        if code != 0:
+            wrong.append(f"the tree as it is: exit {code}\n{text}")
+        for file, planted, words in BREACHES:
+            put_back = plant(tree / file, planted)
+            code, text = run(tree)
+            put_back()
+            if code != 1 or words not in text:
+                wrong.append(f"{file} with {planted.strip()[:70]!r}: expected '{words}', got exit {code}\n{text}")
+    for line in wrong:
+        print(line)
+    print(f"check_layers_test: {len(BREACHES)} breaches, {len(wrong)} not found")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
