@@ -50,6 +50,16 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   return groups;
 }
 
+World World::recorded(cuda::Recorder& recorder) const {
+  World world = *this;
+  Groups& g = world.groups_;
+  for (Group* group : {&g.world, &g.tp, &g.cp, &g.dp, &g.pp, &g.dp_cp, &g.model_parallel, &g.intra_dp_cp,
+                       &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.batch})
+    *group = group->recorded(recorder);
+  world.target_.recorder = &recorder;
+  return world;
+}
+
 GroupFactory shared(GroupFactory factory) {
   using Made = std::map<std::vector<int>, std::shared_ptr<GroupBackend>>;
   return [factory = std::move(factory), made = std::make_shared<Made>()](const std::string& name,

@@ -11,6 +11,7 @@
 
 #include "comm/failure.h"
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "topology/rank_grid.h"
 
 namespace metroplex::comm {
@@ -31,19 +32,23 @@ struct Groups {
 class World {
  public:
   World(int rank, topology::RankGrid grid, Groups groups, c10::Device device = c10::kCPU)
-      : rank_(rank), grid_(std::move(grid)), groups_(std::move(groups)), device_(device) {}
+      : rank_(rank), grid_(std::move(grid)), groups_(std::move(groups)), target_{device} {}
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(grid_.world_size()); }
   const topology::RankGrid& grid() const { return grid_; }
   const Groups& groups() const { return groups_; }
   // Where this rank computes: its tensors live here, and it is the current device of the rank's thread.
-  c10::Device device() const { return device_; }
+  c10::Device device() const { return target_.device; }
+  const cuda::Target& target() const { return target_; }
+  // The same rank, whose calls of groups and of kernels with its target `recorder` is told of. It outlives the world,
+  // and what is made with it.
+  World recorded(cuda::Recorder& recorder) const;
 
  private:
   int rank_;
   topology::RankGrid grid_;
   Groups groups_;
-  c10::Device device_;
+  cuda::Target target_;
 };
 
 // Makes the communicator of `ranks` (two or more, in group order) for the calling rank.

@@ -14,13 +14,13 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, bool
   return {name, model.hidden_size, model.normalization == "RMSNorm", model.layernorm_epsilon, sequence_parallel};
 }
 
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model) {
+std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target) {
   if (model.position_embedding_type != "rope") return nullptr;
   const int64_t head_dim = nn::head_layout(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
             " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
-  return std::make_shared<nn::RopeTable>(rotary, model.rotary_base);
+  return std::make_shared<nn::RopeTable>(rotary, model.rotary_base, target);
 }
 
 Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
@@ -29,8 +29,9 @@ Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerC
       tp_(context.tp),
       sequence_parallel_(context.sequence_parallel),
       saving_(context.saving),
-      attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout},
-      mlp_dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout},
+      attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout,
+                         context.target},
+      mlp_dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout, context.target},
       input_norm_(norm_spec(spec.name + ".input_layernorm", model, context.sequence_parallel), context),
       attention_({spec.name + ".self_attention", spec.layer, false}, model, context, std::move(rope)),
       mlp_norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context.sequence_parallel), context),

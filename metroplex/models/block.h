@@ -16,7 +16,7 @@ namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, bool sequence_parallel);
 // Null where the model has no rotary positions. One table serves all layers of a stage.
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model);
+std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target);
 
 struct BlockSpec {
   std::string name;   // decoder.layers.<global number>

@@ -30,9 +30,9 @@ class TopQuerySegment final : public nn::Segment {
                   layer_context(context)),
         mlp_(name_ + ".mlp", context.model, layer_context(context)),
         attention_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::attention_output,
-                           context.model.hidden_dropout},
+                           context.model.hidden_dropout, context.target},
         mlp_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::mlp_output,
-                     context.model.hidden_dropout} {}
+                     context.model.hidden_dropout, context.target} {}
 
   const std::string& name() const override { return name_; }
 

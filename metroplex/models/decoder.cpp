@@ -53,9 +53,10 @@ at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
 nn::LayerContext layer_context(const ModelContext& context) {
   nn::LayerContext layer;
   layer.tp = context.tp;
+  layer.cp = context.cp;
   layer.sequence_parallel = context.sequence_parallel;
   layer.dtype = context.dtype;
-  layer.device = context.device;
+  layer.target = context.target;
   layer.seed = context.seed;
   layer.init_std = context.model.init_method_std;
   layer.num_layers = context.model.num_layers;
@@ -73,8 +74,9 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context) {
 
 at::Tensor positions_of(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
-  const int64_t first = batch.cache != nullptr ? batch.cache->length : 0;
-  return at::arange(first, first + batch.tokens.size(1), batch.tokens.options()).expand(batch.tokens.sizes());
+  const nn::SequenceRows rows = nn::rows_of(batch);
+  if (rows.rows.defined()) return rows.rows.expand(batch.tokens.sizes());
+  return at::arange(rows.first, rows.first + batch.tokens.size(1), batch.tokens.options()).expand(batch.tokens.sizes());
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
@@ -83,7 +85,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
       fp32_residual_(context.fp32_residual_connection),
       words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size,
              layer_context(context)),
-      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
+      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
   if (model.position_embedding_type == "learned_absolute") {
@@ -121,7 +123,7 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
     : tp_(context.tp),
-      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing},
+      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
       output_(output_weight(context, tied), layer_context(context)) {
   if (final_norm)
@@ -159,7 +161,7 @@ std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& cont
     words->tied = context.model.tied();
     segments.push_back(std::move(embedding));
   }
-  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model);
+  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model, context.target);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     const BlockSpec spec{"decoder.layers." + std::to_string(layer), layer};
     segments.push_back(std::make_unique<Block>(spec, context.model, layer_context(context), rope));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cuda/kernels/activation.h"
+#include "cuda/launch_point.h"
 #include "nn/param.h"
 
 namespace metroplex::nn {
@@ -16,6 +17,7 @@ cuda::kernels::Activation activation_from_name(const std::string& name);
 struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;
   bool gated = false;
+  cuda::Target target;
 };
 
 // x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width]. Overwrites x, which must be a fresh

@@ -29,6 +29,7 @@ class ReplicatedEmbedding {
  private:
   at::Tensor local_indices(const at::Tensor& indices_bs) const;
   comm::Group tp_;
+  cuda::Target target_;
   bool sequence_parallel_ = false;
   Param weight_;
 };
@@ -50,6 +51,7 @@ class VocabParallelEmbedding {
 
  private:
   comm::Group tp_;
+  cuda::Target target_;
   bool sequence_parallel_ = false;
   VocabularyPart part_;
   int64_t vocab_size_ = 0;

@@ -55,16 +55,17 @@ Shard output_shard(const LinearSpec& spec, const comm::Group& tp) {
 
 }  // namespace
 
-void accumulate_weight_gradient(Param& weight, const at::Tensor& dy, const at::Tensor& x) {
-  weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(main_grad, dy, x); });
+void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy, const at::Tensor& x) {
+  weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(target, main_grad, dy, x); });
 }
 
-void accumulate_bias_gradient(Param& bias, const at::Tensor& dy) {
-  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(main_grad, dy); });
+void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy) {
+  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(target, main_grad, dy); });
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      target_(context.target),
       saving_(context.saving),
       sequence_parallel_(context.sequence_parallel),
       gather_output_(spec.gather_output),
@@ -77,6 +78,7 @@ ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerCo
 
 ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
     : tp_(context.tp),
+      target_(context.target),
       saving_(context.saving),
       sequence_parallel_(context.sequence_parallel),
       weight_(std::move(weight)) {}
@@ -87,7 +89,7 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
   {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = sequence_parallel_ ? comm::all_gather(in.x, 0, tp_) : in.x;
-    out = linear_product(whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
+    out = linear_product(target_, whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
     if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
   if (!at::GradMode::is_enabled()) return out;
@@ -97,12 +99,12 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
         const at::Tensor x = saved.get();
         InFlight input = sequence_parallel_ ? start_gather(x, tp_) : InFlight{x, {}, {}};
         const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
-        at::Tensor dx = linear_input_gradient(dy, weight_->data);
+        at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
         const at::Tensor whole = input.wait();
         InFlight reduced =
             sequence_parallel_ ? start_reduce_scatter(dx, tp_) : InFlight{dx, comm::all_reduce_async(dx, tp_), {}};
-        accumulate_weight_gradient(*weight_, dy, whole);
-        if (adds_bias) accumulate_bias_gradient(*bias_, dy);
+        accumulate_weight_gradient(target_, *weight_, dy, whole);
+        if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
         return {reduced.wait()};
       });
 }
@@ -114,6 +116,7 @@ void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
 
 RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      target_(context.target),
       saving_(context.saving),
       sequence_parallel_(context.sequence_parallel),
       input_is_parallel_(spec.input_is_parallel),
@@ -135,7 +138,7 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
   {
     const at::NoGradGuard no_grad;
     part = input_is_parallel_ ? in.x : comm::own_slice(in.x, -1, tp_);
-    out = linear_product(part, weight_->data);
+    out = linear_product(target_, part, weight_->data);
     if (sequence_parallel_) {
       out = comm::reduce_scatter(out, 0, tp_);
     } else {
@@ -148,9 +151,9 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
   return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = sequence_parallel_ ? comm::all_gather(dy_local, 0, tp_) : dy_local;
-    at::Tensor dx = linear_input_gradient(dy, weight_->data);
-    accumulate_weight_gradient(*weight_, dy, saved.get());
-    if (adds_bias) accumulate_bias_gradient(*bias_, dy_local);
+    at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
+    accumulate_weight_gradient(target_, *weight_, dy, saved.get());
+    if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
     return {input_is_parallel_ ? dx : comm::all_gather(dx, -1, tp_)};
   });
 }

@@ -37,7 +37,7 @@ int64_t ffn_width(const config::Model& model) {
 }
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
-    : activation_{activation_from_name(model.activation), model.gated_linear_unit},
+    : activation_{activation_from_name(model.activation), model.gated_linear_unit, context.target},
       saving_(context.saving),
       fc1_(first_layer(name, model), context),
       fc2_(second_layer(name, model), context) {}

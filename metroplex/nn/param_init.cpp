@@ -118,7 +118,7 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.init = spec.init;
   param.local_shape = local;
   param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
-  if (!context.deferred) materialize(param, at::TensorOptions().dtype(context.dtype).device(context.device));
+  if (!context.deferred) materialize(param, at::TensorOptions().dtype(context.dtype).device(context.target.memory()));
   return param;
 }
 

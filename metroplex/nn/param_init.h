@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "nn/param.h"
 #include "nn/saved.h"
 
@@ -38,9 +39,10 @@ std::shared_ptr<InitStreams> make_init_streams(const RngSeeds& seeds);
 // What every layer of a rank is made with.
 struct LayerContext {
   comm::Group tp;
+  comm::Group cp;  // members hold parts of the sequence (Microbatch::rows)
   bool sequence_parallel = false;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
+  cuda::Target target;
   uint64_t seed = 1234;
   double init_std = 0.02;
   int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal

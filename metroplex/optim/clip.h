@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "optim/slice.h"
 
 namespace metroplex::optim {
@@ -20,7 +21,7 @@ struct GradientStats {
 // sharded over data-parallel ranks, the sharding group. All of them compute on the same kind of device.
 struct ModelRanks {
   comm::Group tp, model_parallel, shard;
-  at::Device device = at::kCPU;
+  cuda::Target target;
 };
 
 // Collective over `ranks`; every member gets the same bits. Gradients must be final (reduced over dp). The host waits
@@ -34,6 +35,6 @@ double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks);
 double clip_coefficient(double norm, double max_norm);
 
 // The first slice with an Inf or NaN in its gradient, or null.
-const Slice* first_nonfinite(const std::vector<Slice>& slices);
+const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target);
 
 }  // namespace metroplex::optim

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/philox.h"
-#include "cuda/device.h"
 #include "cuda/kernels/optimizer_storage.h"
 #include "plan/memory.h"
 
@@ -21,7 +20,8 @@ bool half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::
 
 Elementwise::Elementwise(const std::string& name, const config::Optim& config, std::vector<Slice> slices,
                          const OptimizerContext& context)
-    : config_(config), seed_(context.seed) {
+    : config_(config), seed_(context.seed), target_(context.target) {
+  if (config.optimizer_cpu_offload) target_.device = at::kCPU;
   MPX_CHECK(name == "adam" || name == "sgd" || name == "lion", "optim", "optim.optimizer '", name,
             "' is unknown; choose adam, sgd, lion or muon");
   rule_ = name == "adam" ? Rule::adam : name == "sgd" ? Rule::sgd : Rule::lion;
@@ -39,8 +39,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
   const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == "bf16";
-  const at::Device device = config_.optimizer_cpu_offload ? at::Device(at::kCPU) : slice.values.device();
-  const auto options = at::TensorOptions().device(device);
+  const auto options = at::TensorOptions().device(target_.memory());
   item.in_place = !half(dtype) || bf16_alone;
   if (!item.in_place && config_.store_param_remainders) {
     MPX_CHECK(dtype == at::kBFloat16, "optim", "optim.store_param_remainders is for bf16 parameters");
@@ -51,7 +50,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   for (size_t k = 0; k < kinds_.size(); ++k) {
     const bool second = k == 1;
     item.moments.emplace_back(slice.size(), Stored::Form{second ? config_.exp_avg_sq_dtype : config_.exp_avg_dtype,
-                                                         dtype == at::kDouble, second, device});
+                                                         dtype == at::kDouble, second, target_});
   }
   return item;
 }
@@ -83,12 +82,8 @@ at::Tensor Elementwise::main_values(const Item& item) const {
   at::Tensor out = at::empty(param.sizes(), param.options().dtype(at::kFloat));
   const auto* upper = static_cast<const uint16_t*>(param.const_data_ptr());
   const auto* lower = static_cast<const uint16_t*>(item.remainder.const_data_ptr());
-  auto* const to = out.mutable_data_ptr<float>();
-  if (out.is_cuda()) {
-    kernels::join_floats_cuda(upper, lower, out.numel(), to, cuda::current_stream());
-  } else {
-    kernels::join_floats(upper, lower, out.numel(), to);
-  }
+  cuda::launch(target_, {"join_floats", {&param, &item.remainder}, {&out}}, kernels::join_floats,
+               kernels::join_floats_cuda, upper, lower, out.numel(), out.mutable_data_ptr<float>());
   return out;
 }
 
@@ -104,11 +99,8 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   const at::Tensor param = at::empty(wide.sizes(), wide.options().dtype(at::kBFloat16));
   auto* const upper = static_cast<uint16_t*>(param.mutable_data_ptr());
   auto* const lower = static_cast<uint16_t*>(item.remainder.mutable_data_ptr());
-  if (param.is_cuda()) {
-    kernels::split_floats_cuda(wide.const_data_ptr<float>(), wide.numel(), upper, lower, cuda::current_stream());
-  } else {
-    kernels::split_floats(wide.const_data_ptr<float>(), wide.numel(), upper, lower);
-  }
+  cuda::launch(target_, {"split_floats", {&wide}, {&param, &item.remainder}}, kernels::split_floats,
+               kernels::split_floats_cuda, wide.const_data_ptr<float>(), wide.numel(), upper, lower);
   item.slice.values.copy_(param);
 }
 
@@ -143,21 +135,30 @@ void Elementwise::update(Item& item, const Part& part, const StepArgs& args) con
   if (part.values.numel() == 0) return;
   const kernels::OptimizerRange range = range_of(item, part);
   const GroupRates& rates = args.rates.at(item.group);
-  const auto run = [&](auto on_cpu, auto on_gpu, const auto& hyper) {
-    part.values.is_cuda() ? on_gpu(range, hyper, cuda::current_stream()) : on_cpu(range, hyper);
+  const auto moment = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].data() : nullptr; };
+  const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
+  const at::Tensor* const old_values = item.in_place || item.remainder.defined() ? &part.values : nullptr;
+  const auto run = [&](const char* name, auto on_cpu, auto on_gpu, const auto& hyper) {
+    cuda::launch(target_,
+                 {name,
+                  {&part.gradient, old_values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
+                  {&part.values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
+                  {{"lr", rates.lr}, {"weight_decay", rates.weight_decay}, {"grad_factor", args.grad_factor},
+                   {"steps", steps_}, {"noise_key", range.noise_key}}},
+                 on_cpu, on_gpu, range, hyper);
   };
   switch (rule_) {
     case Rule::adam:
-      run(kernels::adam_step, kernels::adam_step_cuda,
+      run("adam_step", kernels::adam_step, kernels::adam_step_cuda,
           kernels::AdamHyper{rates.lr, config_.adam_beta1, config_.adam_beta2, config_.adam_eps, rates.weight_decay,
                              args.grad_factor, steps_ + 1});
       break;
     case Rule::sgd:
-      run(kernels::sgd_step, kernels::sgd_step_cuda,
+      run("sgd_step", kernels::sgd_step, kernels::sgd_step_cuda,
           kernels::SgdHyper{rates.lr, config_.sgd_momentum, rates.weight_decay, args.grad_factor, steps_ == 0});
       break;
     case Rule::lion:
-      run(kernels::lion_step, kernels::lion_step_cuda,
+      run("lion_step", kernels::lion_step, kernels::lion_step_cuda,
           kernels::LionHyper{rates.lr, config_.lion_beta1, config_.lion_beta2, rates.weight_decay, args.grad_factor});
       break;
   }

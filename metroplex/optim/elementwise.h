@@ -59,6 +59,7 @@ class Elementwise final : public Optimizer {
   std::vector<Piece> pieces_;       // with offload: of `host_`
   std::optional<HostPieces> host_;  // with offload
   uint64_t seed_;
+  cuda::Target target_;  // of the step and its state
   int64_t steps_ = 0;
 };
 

@@ -12,6 +12,7 @@
 
 #include "comm/group.h"
 #include "config/config.h"
+#include "cuda/launch_point.h"
 #include "optim/param_groups.h"
 #include "optim/slice.h"
 
@@ -58,6 +59,7 @@ struct OptimizerContext {
   comm::Group tp, shard;                // muon puts matrices together over them
   at::TensorOptions tensor;             // of parameters
   uint64_t seed = 1234;                 // of stochastic rounding
+  cuda::Target target;                  // of parameters
 };
 
 // adam: AdamW with decoupled decay (Loshchilov & Hutter, arXiv:1711.05101). sgd: torch.optim.SGD's momentum, decay

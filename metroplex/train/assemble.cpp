@@ -67,8 +67,9 @@ models::ModelContext model_context(const Assembly& a) {
   context.sequence_parallel = config.parallel.sequence_parallel;
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
+  context.cp = a.groups().cp;
   context.dtype = a.dtype;
-  context.device = a.world->device();
+  context.target = a.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
@@ -200,6 +201,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   optimizer.tp = groups.tp;
   optimizer.shard = a->data_parallel.shard;
   optimizer.tensor = at::TensorOptions().dtype(a->dtype).device(world.device());
+  optimizer.target = world.target();
   optimizer.seed = static_cast<uint64_t>(config.run.seed);
   a->optimizer = optim::make_optimizer(config.optim, a->slices, optimizer);
   a->scaler = optim::make_grad_scaler(config.precision);

@@ -53,7 +53,7 @@ struct Assembly {
   bool last_stage() const { return groups().pp.last(); }
 
   optim::ModelRanks model_ranks() const {
-    return {groups().tp, groups().model_parallel, data_parallel.shard, world->device()};
+    return {groups().tp, groups().model_parallel, data_parallel.shard, world->target()};
   }
 
   // The schedule for this many microbatches: built and verified once, then kept.

@@ -110,7 +110,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& 
 // Collective: every rank knows that some gradient is not finite, and those that hold it name it.
 void refuse_gradients(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
   const int64_t m = culprit(a, input, factors);
-  const optim::Slice* const found = optim::first_nonfinite(a.slices);
+  const optim::Slice* const found = optim::first_nonfinite(a.slices, a.world->target());
   const std::string mine = found == nullptr ? std::string()
                                             : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
                                                            a.world->grid().describe(a.world->rank()), ")");

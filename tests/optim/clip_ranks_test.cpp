@@ -58,7 +58,7 @@ std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
   return params;
 }
 
-optim::ModelRanks ranks_of(const comm::Groups& groups) { return {groups.tp, groups.model_parallel, comm::Group()}; }
+optim::ModelRanks ranks_of(const comm::Groups& groups) { return {groups.tp, groups.model_parallel, comm::Group(), {}}; }
 
 double plain_norm() {
   double sum = whole_embedding().square().sum().item<double>();
@@ -99,7 +99,7 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     const auto stats = optim::gradient_stats(slices, ranks_of(groups));
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);
-    EXPECT_EQ(optim::first_nonfinite(slices) != nullptr, world.rank() == 2);
+    EXPECT_EQ(optim::first_nonfinite(slices, {}) != nullptr, world.rank() == 2);
   });
 }
 
