@@ -261,6 +261,36 @@ TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
   }
 }
 
+// The data itself makes the gradients: one position of one microbatch of the last data-parallel rank.
+TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsUpdated) {
+  for (const Cut& layout : {Cut{1, 1, 1, 1, false}, Cut{1, 2, 1, 2, false}, Cut{2, 2, 1, 2, true},
+                            Cut{1, 2, 2, 2, false}, Cut{2, 1, 1, 2, false}}) {
+    for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+      config::Config config = small_gpt();
+      config.parallel.data_parallel_sharding_strategy = strategy;
+      config.train.check_for_nan_in_loss = false;
+      config = cut(config, layout);
+      for (const size_t blamed : {size_t{0}, size_t{3}}) {
+        SCOPED_TRACE(testing::Message() << strategy << " tp " << layout.tp << " pp " << layout.pp << " vpp "
+                                        << layout.vpp << " microbatch " << blamed);
+        run_cut(config, layout, [&](const comm::World& world) {
+          const auto a = train::assemble(config, world, kVocab);
+          step_at(*a, 0);
+          const auto before = whole_state(*a);
+          auto batches = batches_of(*a, 1);
+          if (a->groups().dp.last()) batches.at(blamed).loss_mask[0][1] = std::numeric_limits<double>::quiet_NaN();
+          std::string message;
+          try {
+            train::train_step(*a, {batches, 2, config.train.global_batch_size, false, {}});
+          } catch (const base::Error& error) { message = error.what(); }
+          expect_words(message, {"iteration 2", "microbatch " + std::to_string(blamed) + ";"}, "rank");
+          expect_equal_state(whole_state(*a), before);
+        });
+      }
+    }
+  }
+}
+
 TEST(NotFinite, TheMicrobatchIsNamedWithVirtualStagesToo) {
   const Cut layout{1, 2, 2, 2, false};
   // Four microbatches, then four copies of each.
