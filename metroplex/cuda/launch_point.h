@@ -50,7 +50,7 @@ class Recorder {
 struct Target {
   at::Device device = at::kCPU;
   Recorder* recorder = nullptr;  // outlives whoever has the target
-  bool meta = false;             // tensors are on the meta device: the paths of `device` are taken, nothing is computed
+  bool meta = false;  // tensors are on the meta device: the paths of `device` are taken, nothing is computed
 
   bool gpu() const { return device.is_cuda(); }
   at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // where tensors are made
@@ -86,9 +86,9 @@ void start(const Target& target, OnCpu on_cpu, OnGpu on_gpu, const Args&... args
 // the two are functions, or lambdas without captures.
 template <class OnCpu, class OnGpu, class... Args>
 void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
-  static_assert((std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>) &&
-                    (std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
-                "what a lambda captured is gone at a replay: hand it over as an argument");
+  static_assert(
+      (std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>)&&(std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
+      "what a lambda captured is gone at a replay: hand it over as an argument");
   if (target.recorder == nullptr) return start(target, on_cpu, on_gpu, args...);
   record(*target.recorder, operands, [target, on_cpu, on_gpu, kept = std::tuple<Args...>(args...)] {
     std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);

@@ -76,7 +76,8 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
   const nn::SequenceRows rows = nn::rows_of(batch);
   if (rows.rows.defined()) return rows.rows.expand(batch.tokens.sizes());
-  return at::arange(rows.first, rows.first + batch.tokens.size(1), batch.tokens.options()).expand(batch.tokens.sizes());
+  return at::arange(rows.first, rows.first + batch.tokens.size(1), batch.tokens.options())
+      .expand(batch.tokens.sizes());
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)

@@ -39,7 +39,9 @@ at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const Activa
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(spec.target,
-                 {"activation_forward", {&x, &bias}, {is_wide(x) ? &x : nullptr, &out},
+                 {"activation_forward",
+                  {&x, &bias},
+                  {is_wide(x) ? &x : nullptr, &out},
                   {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
                  kernels::activation_forward<T>, kernels::activation_forward_cuda<T>, elements<T>(x),
                  elements<kernels::Wide<T>>(bias), elements<T>(out), shape);
@@ -88,7 +90,9 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(spec.target,
-                 {"activation_backward", {&gradient, &x, &added}, {&dx},
+                 {"activation_backward",
+                  {&gradient, &x, &added},
+                  {&dx},
                   {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
                  kernels::activation_backward<T>, kernels::activation_backward_cuda<T>, elements<T>(gradient),
                  elements<T>(x), elements<kernels::Wide<T>>(added), elements<T>(dx), shape);

@@ -150,14 +150,13 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
     return core_backward(dout, batch, *kept);
   });
   if (!saving_.core_attention) return out;
-  return {
-      out, Saved::remade([this, batch, kept] {
-        CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
-        if (q_norm_) {
-          in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.queries, nullptr);
-        }
-        return core_attention(in, kept->spec, batch, &kept->again);
-      })};
+  return {out, Saved::remade([this, batch, kept] {
+            CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
+            if (q_norm_) {
+              in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.queries, nullptr);
+            }
+            return core_attention(in, kept->spec, batch, &kept->again);
+          })};
 }
 
 // Made again are the core's results, and behind a norm its queries and keys.

@@ -53,7 +53,8 @@ at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Mi
   if (batch.document_ids.defined()) {
     const at::Tensor ids = batch.document_ids;
     const int64_t whole = spec.keys.rows.defined() ? spec.keys.whole : spec.keys.first + keys;
-    MPX_CHECK(ids.size(1) == whole, "nn", "document_ids cover ", ids.size(1), " positions, the attention sees ", whole);
+    MPX_CHECK(ids.size(1) == whole, "nn", "document_ids cover ", ids.size(1), " positions, the attention sees ",
+              whole);
     const at::Tensor of_queries = of_rows(ids, spec.queries, queries), of_keys = of_rows(ids, spec.keys, keys);
     const at::Tensor other = of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1);
     hidden = hidden.defined() ? hidden.logical_or(other) : other;
@@ -155,8 +156,8 @@ at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Micr
   at::Tensor out, logsumexp;
   if (saved != nullptr) saved->in = in;
   if (fuses(in, spec, batch)) {
-    std::tie(out, logsumexp) =
-        fused_attention(spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)}, fused_mask(in, spec, batch));
+    std::tie(out, logsumexp) = fused_attention(spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)},
+                                               fused_mask(in, spec, batch));
   } else {
     out = plain_forward(in, spec, batch, saved).to(in.q.scalar_type());
   }

@@ -52,8 +52,12 @@ template <class In, class Out>
 void run_as(const cuda::Target& target, const BiasDropoutAddOperands& pass, const DropoutMask& mask) {
   const kernels::DropoutShape& shape = mask.shape;
   cuda::launch(target,
-               {"bias_dropout_add", {&pass.x, &pass.bias, &pass.residual, &mask.samples, &mask.rows}, {&pass.out},
-                {{"key", shape.key}, {"step", shape.rows.step}, {"probability", shape.probability},
+               {"bias_dropout_add",
+                {&pass.x, &pass.bias, &pass.residual, &mask.samples, &mask.rows},
+                {&pass.out},
+                {{"key", shape.key},
+                 {"step", shape.rows.step},
+                 {"probability", shape.probability},
                  {"first_row", shape.rows.first_row}}},
                kernels::bias_dropout_add<In, Out>, kernels::bias_dropout_add_cuda<In, Out>,
                pass.elements_as<In, Out>(), shape);

@@ -32,7 +32,8 @@ comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tenso
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch) {
   const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.add.bias);
-  Kept kept{how.norm, {how.add.bias, hidden_mask(x_sbh, how.add, batch), x_sbh.scalar_type(), how.add.key.target}, {}, {}};
+  Kept kept{
+      how.norm, {how.add.bias, hidden_mask(x_sbh, how.add, batch), x_sbh.scalar_type(), how.add.key.target}, {}, {}};
   const at::Tensor normed = how.norm->apply(sum, kept.sum.mask, &kept.statistics);
   kept.statistics.x = at::Tensor();
   if (!at::GradMode::is_enabled()) return {sum.out, normed};

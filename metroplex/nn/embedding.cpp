@@ -37,20 +37,19 @@ class ScatterIndices {
  public:
   ScatterIndices(const cuda::Target& target, const at::Tensor& indices)
       : target_(target), indices_(indices.view({-1})) {
-    if (target_.gpu())
-      std::tie(indices_, order_) = indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+    if (target_.gpu()) std::tie(indices_, order_) = indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   }
   template <class Table, class Dout>
   void add(const at::Tensor& table, const at::Tensor& rows) const {
     const kernels::TableShape shape = table_shape(table, indices_);
     const kernels::SortedIndices index{indices_.const_data_ptr<int64_t>(),
                                        order_.defined() ? order_.const_data_ptr<int64_t>() : nullptr};
-    cuda::launch(target_, {"scatter_add_rows", {&table, &indices_, &order_, &rows}, {&table}},
-                 [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& s) {
-                   kernels::scatter_add_rows<Table, Dout>(to, from.indices, dout, s);
-                 },
-                 kernels::scatter_add_rows_cuda<Table, Dout>, elements<Table>(table), index, elements<Dout>(rows),
-                 shape);
+    cuda::launch(
+        target_, {"scatter_add_rows", {&table, &indices_, &order_, &rows}, {&table}},
+        [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& s) {
+          kernels::scatter_add_rows<Table, Dout>(to, from.indices, dout, s);
+        },
+        kernels::scatter_add_rows_cuda<Table, Dout>, elements<Table>(table), index, elements<Dout>(rows), shape);
   }
 
  private:

@@ -55,7 +55,8 @@ Shard output_shard(const LinearSpec& spec, const comm::Group& tp) {
 
 }  // namespace
 
-void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy, const at::Tensor& x) {
+void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy,
+                                const at::Tensor& x) {
   weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(target, main_grad, dy, x); });
 }
 

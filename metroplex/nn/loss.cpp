@@ -51,10 +51,12 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
     const kernels::RowStatistics<A> out{elements<A>(maximum), base, base + shape.rows,
                                         smooth.weight > 0 ? base + 2 * shape.rows : nullptr};
     cuda::launch(spec.target,
-                 {"cross_entropy_statistics", {&logits, &local_targets, &sums}, {&maximum, &sums},
+                 {"cross_entropy_statistics",
+                  {&logits, &local_targets, &sums},
+                  {&maximum, &sums},
                   {{"columns", shape.columns}}},
-                 kernels::cross_entropy_statistics<T>, kernels::cross_entropy_statistics_cuda<T>,
-                 elements<T>(logits), local_targets.const_data_ptr<int64_t>(), out, shape);
+                 kernels::cross_entropy_statistics<T>, kernels::cross_entropy_statistics_cuda<T>, elements<T>(logits),
+                 local_targets.const_data_ptr<int64_t>(), out, shape);
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -85,7 +87,9 @@ void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_target
     const kernels::CrossEntropyGradient<A> gradient{elements<A>(rows.logsumexp), elements<A>(scale),
                                                     1 - smooth.weight, smooth.each};
     cuda::launch(spec.target,
-                 {"cross_entropy_backward", {&logits, &local_targets, &rows.logsumexp, &scale}, {&logits},
+                 {"cross_entropy_backward",
+                  {&logits, &local_targets, &rows.logsumexp, &scale},
+                  {&logits},
                   {{"columns", shape.columns}, {"on_target", gradient.on_target}, {"uniform", gradient.uniform}}},
                  kernels::cross_entropy_backward<T>, kernels::cross_entropy_backward_cuda<T>, elements<T>(logits),
                  local_targets.const_data_ptr<int64_t>(), gradient, shape);

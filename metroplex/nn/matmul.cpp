@@ -34,18 +34,19 @@ bool use_onednn_at_all() {
 
 // Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
 bool use_onednn(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == at::kFloat && !target.gpu() &&
-         a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) && use_onednn_at_all();
+  return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
+         use_onednn_at_all();
 }
 
 // out = a b, or out += a b: called past libtorch's dispatcher.
 void onednn_product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                     bool adds) {
-  cuda::launch(target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}},
-               [](const at::Tensor& to, const at::Tensor& left, const at::Tensor& right, float beta) {
-                 at::native::mkldnn_matmul(left, right, to, beta, 1.0F);
-               },
-               cuda::CpuOnly{}, out, a, b, adds ? 1.0F : 0.0F);
+  cuda::launch(
+      target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}},
+      [](const at::Tensor& to, const at::Tensor& left, const at::Tensor& right, float beta) {
+        at::native::mkldnn_matmul(left, right, to, beta, 1.0F);
+      },
+      cuda::CpuOnly{}, out, a, b, adds ? 1.0F : 0.0F);
 }
 
 void product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {

@@ -15,7 +15,8 @@ struct RowRun {
   int64_t first = 0, count = 0;
 };
 
-// Where the s rows of a tensor lie in the whole sequence: row i is row first + i; or, where `rows` is defined, rows[i].
+// Where the s rows of a tensor lie in the whole sequence: row i is row first + i; or, where `rows` is defined,
+// rows[i].
 struct SequenceRows {
   int64_t first = 0;
   at::Tensor rows;    // [s] int64, in any order

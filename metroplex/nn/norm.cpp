@@ -78,13 +78,12 @@ struct Norm::Backward {
     dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
       using In = decltype(in);
       using Out = decltype(narrow);
-      cuda::launch(target,
-                   {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
-                   [](const kernels::NormBackward<In, Out>& p, kernels::Wide<In>*, const kernels::NormShape& s) {
-                     kernels::norm_backward(p, s);
-                   },
-                   kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines),
-                   shape);
+      cuda::launch(
+          target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
+          [](const kernels::NormBackward<In, Out>& p, kernels::Wide<In>*, const kernels::NormShape& s) {
+            kernels::norm_backward(p, s);
+          },
+          kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines), shape);
     });
   }
 };
@@ -106,7 +105,9 @@ at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
     using In = decltype(in);
     using Out = decltype(narrow);
     cuda::launch(target_,
-                 {"norm_forward", {&call.x, &call.weight, &call.bias}, {&call.out, &call.mean, &call.rstd},
+                 {"norm_forward",
+                  {&call.x, &call.weight, &call.bias},
+                  {&call.out, &call.mean, &call.rstd},
                   {{"epsilon", spec_.epsilon}, {"rms", spec_.rms}}},
                  kernels::norm_forward<In, Out>, kernels::norm_forward_cuda<In, Out>, call.operands<In, Out>(),
                  call.shape);
@@ -125,8 +126,11 @@ at::Tensor Norm::apply(const BiasDropoutAddOperands& sum, const DropoutMask& mas
                  {"dropout_norm_forward",
                   {&sum.x, &sum.bias, &sum.residual, &mask.samples, &mask.rows, &call.weight, &call.bias},
                   {&sum.out, &call.out, &call.mean, &call.rstd},
-                  {{"epsilon", spec_.epsilon}, {"key", mask.shape.key}, {"step", mask.shape.rows.step},
-                   {"probability", mask.shape.probability}, {"first_row", mask.shape.rows.first_row}}},
+                  {{"epsilon", spec_.epsilon},
+                   {"key", mask.shape.key},
+                   {"step", mask.shape.rows.step},
+                   {"probability", mask.shape.probability},
+                   {"first_row", mask.shape.rows.first_row}}},
                  kernels::dropout_norm_forward<In, Out>, kernels::dropout_norm_forward_cuda<In, Out>,
                  sum.elements_as<Out, In>(), call.operands<In, Out>(), shape);
   });
@@ -180,18 +184,20 @@ Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, 
       using In = decltype(in);
       using Out = decltype(narrow);
       using T = kernels::Wide<In>;
-      cuda::launch(target_,
-                   {"dropout_norm_backward",
-                    {&call.dy, &call.x, &call.weight, &call.mean, &call.rstd, &call.add, &sum.mask.samples,
-                     &sum.mask.rows},
-                    {&call.dx, &gradients.dx, &call.dweight, &call.dbias, &call.lines},
-                    {{"key", sum.mask.shape.key}, {"step", sum.mask.shape.rows.step},
-                     {"probability", sum.mask.shape.probability}, {"first_row", sum.mask.shape.rows.first_row}}},
-                   [](const kernels::NormBackward<In, Out>& p, Out* dx, T*, const kernels::DropoutNormShape& s) {
-                     kernels::dropout_norm_backward(p, dx, s);
-                   },
-                   kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(),
-                   elements<Out>(gradients.dx), elements<T>(call.lines), shape);
+      cuda::launch(
+          target_,
+          {"dropout_norm_backward",
+           {&call.dy, &call.x, &call.weight, &call.mean, &call.rstd, &call.add, &sum.mask.samples, &sum.mask.rows},
+           {&call.dx, &gradients.dx, &call.dweight, &call.dbias, &call.lines},
+           {{"key", sum.mask.shape.key},
+            {"step", sum.mask.shape.rows.step},
+            {"probability", sum.mask.shape.probability},
+            {"first_row", sum.mask.shape.rows.first_row}}},
+          [](const kernels::NormBackward<In, Out>& p, Out* dx, T*, const kernels::DropoutNormShape& s) {
+            kernels::dropout_norm_backward(p, dx, s);
+          },
+          kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(), elements<Out>(gradients.dx),
+          elements<T>(call.lines), shape);
     });
   }
   accumulate(call);

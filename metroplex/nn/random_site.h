@@ -1,5 +1,5 @@
-// Every place of the model that draws random numbers has a key of its own: seed, layer, site. What is drawn with it is
-// a function of the key and a position (base/philox.h), so no layout, recompute or resuming changes it.
+// Every place of the model that draws random numbers has a key of its own: seed, layer, site. What is drawn with it
+// is a function of the key and a position (base/philox.h), so no layout, recompute or resuming changes it.
 #pragma once
 
 #include <cstdint>

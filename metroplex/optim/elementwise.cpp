@@ -139,13 +139,17 @@ void Elementwise::update(Item& item, const Part& part, const StepArgs& args) con
   const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
   const at::Tensor* const old_values = item.in_place || item.remainder.defined() ? &part.values : nullptr;
   const auto run = [&](const char* name, auto on_cpu, auto on_gpu, const auto& hyper) {
-    cuda::launch(target_,
-                 {name,
-                  {&part.gradient, old_values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
-                  {&part.values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
-                  {{"lr", rates.lr}, {"weight_decay", rates.weight_decay}, {"grad_factor", args.grad_factor},
-                   {"steps", steps_}, {"noise_key", range.noise_key}}},
-                 on_cpu, on_gpu, range, hyper);
+    cuda::launch(
+        target_,
+        {name,
+         {&part.gradient, old_values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
+         {&part.values, &item.main, &item.remainder, moment(0), scales(0), moment(1), scales(1)},
+         {{"lr", rates.lr},
+          {"weight_decay", rates.weight_decay},
+          {"grad_factor", args.grad_factor},
+          {"steps", steps_},
+          {"noise_key", range.noise_key}}},
+        on_cpu, on_gpu, range, hyper);
   };
   switch (rule_) {
     case Rule::adam:

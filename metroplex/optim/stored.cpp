@@ -45,12 +45,13 @@ Stored::Stored(int64_t size, const Form& form) : second_(form.second), target_(f
 at::Tensor Stored::values() const {
   if (!scales_.defined()) return data_.scalar_type() == at::kBFloat16 ? data_.to(at::kFloat) : data_;
   at::Tensor out = at::empty(data_.sizes(), data_.options().dtype(at::kFloat));
-  cuda::launch(target_, {"block8_decode", {&data_, &scales_}, {&out}, {{"is_signed", !second_}}},
-               [](const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* to) {
-                 kernels::block8_decode(codes, scales, n, is_signed, to);
-               },
-               kernels::block8_decode_cuda, data_.const_data_ptr<uint8_t>(), scales_.const_data_ptr<float>(),
-               data_.numel(), !second_, out.mutable_data_ptr<float>());
+  cuda::launch(
+      target_, {"block8_decode", {&data_, &scales_}, {&out}, {{"is_signed", !second_}}},
+      [](const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* to) {
+        kernels::block8_decode(codes, scales, n, is_signed, to);
+      },
+      kernels::block8_decode_cuda, data_.const_data_ptr<uint8_t>(), scales_.const_data_ptr<float>(), data_.numel(),
+      !second_, out.mutable_data_ptr<float>());
   return out;
 }
 

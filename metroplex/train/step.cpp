@@ -12,8 +12,10 @@
 namespace metroplex::train {
 namespace {
 
+// Of the whole sequence.
 double counted_tokens(const nn::Microbatch& batch) {
-  return batch.loss_mask.is_cpu() ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
+  return batch.loss_mask.is_cpu() && !batch.rows.defined() ? batch.loss_mask.sum(at::kDouble).item<double>()
+                                                           : batch.mask_sum;
 }
 
 // The one place where the host waits for the losses of a step.
@@ -24,11 +26,13 @@ std::vector<double> on_host(const std::vector<at::Tensor>& losses) {
 }
 
 // The factor of each microbatch's summed loss in the loss of the step: per-microbatch means, averaged; or, per token,
-// 1 (the division by all tokens follows when they have been counted).
-std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token, double loss_scale) {
+// 1 (the division by all tokens follows when they have been counted). Ranks that hold parts of a sequence add up to
+// its mean, but are averaged over with the others: `parts` of them.
+std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token, double loss_scale,
+                                 int parts) {
   std::vector<double> factors;
   for (const nn::Microbatch& batch : batches) {
-    const double mean = 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size()));
+    const double mean = parts / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size()));
     factors.push_back(loss_scale * (per_token ? 1.0 : mean));
   }
   return factors;
@@ -48,15 +52,17 @@ Totals reduce_totals(const Totals& mine, const comm::World& world) {
   return {v[0], v[1], v[2], v[3]};
 }
 
-// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts.
+// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts. Losses of
+// parts of a sequence add up, the sequence counts once.
 Totals own_totals(Assembly& a, const std::vector<double>& losses, const std::vector<nn::Microbatch>& batches,
                   bool per_token) {
   Totals totals;
   if (!a.last_stage() || !a.groups().tp.first()) return totals;
   for (size_t m = 0; m < losses.size(); ++m) {
     const double loss = losses[m], tokens = counted_tokens(batches[m]);
-    totals.tokens += tokens;
     totals.loss += per_token ? loss : loss / std::max(tokens, 1.0);
+    if (!a.groups().cp.first()) continue;
+    totals.tokens += tokens;
     totals.weight += per_token ? tokens : 1.0;
   }
   return totals;
@@ -163,7 +169,8 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
-  const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
+  const std::vector<double> factors =
+      loss_factors(input.batches, per_token, outcome.loss_scale, a.groups().cp.size());
   const std::vector<double> losses =
       timers.measure("forward-backward", 1, [&] { return on_host(forward_backward(a, input.batches, factors)); });
   check_losses(a, losses, input.iteration);

@@ -205,8 +205,8 @@ TEST(HalfCrossEntropy, LossIsFp32AndTheGradientLiesInTheLogits) {
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
       const at::Tensor logits = fresh(x);
-      const at::Tensor got =
-          nn::vocab_parallel_cross_entropy(logits, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
+      const at::Tensor got = nn::vocab_parallel_cross_entropy(
+          logits, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
       EXPECT_EQ(got.scalar_type(), at::kFloat);
       expect_rounded(got, expected, kSlack, "loss");
       const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];

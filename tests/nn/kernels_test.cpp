@@ -223,8 +223,8 @@ TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
       const at::Tensor fresh =
           comm::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
-      const at::Tensor got =
-          nn::vocab_parallel_cross_entropy(fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
+      const at::Tensor got = nn::vocab_parallel_cross_entropy(
+          fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
       const double tolerance = dtype == at::kDouble ? kDouble : 1e-6;  // fp32: sums of 37 terms
       EXPECT_LT(relative_difference(got, expected), tolerance);
       EXPECT_LT(relative_difference(gradient(got, mine, dy), gradient(expected, x, dy.to(at::kDouble))), tolerance);

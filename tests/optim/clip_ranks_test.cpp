@@ -58,7 +58,9 @@ std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
   return params;
 }
 
-optim::ModelRanks ranks_of(const comm::Groups& groups) { return {groups.tp, groups.model_parallel, comm::Group(), {}}; }
+optim::ModelRanks ranks_of(const comm::Groups& groups) {
+  return {groups.tp, groups.model_parallel, comm::Group(), {}};
+}
 
 double plain_norm() {
   double sum = whole_embedding().square().sum().item<double>();

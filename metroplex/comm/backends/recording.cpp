@@ -76,7 +76,9 @@ class RecordingBackend final : public GroupBackend {
     return issue({"gather", group_, {in}, std::move(writes), {}, {}},
                  [=, b = inner_] { return b->gather(out, in, index, size); });
   }
-  void barrier() override { recorder_.run({"barrier", group_, {}, {}, {}, [b = inner_] { b->barrier(); }}); }
+  void barrier() override {
+    recorder_.run({"barrier", group_, {}, {}, {}, [b = inner_] { b->barrier(); }});
+  }
 
  private:
   PendingPtr issue(cuda::Operation operation, std::function<PendingPtr()> start) {
