@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "config/load.h"
-#include "config/megatron_flags.h"
 #include "config/validate.h"
-#include "launch_script.h"
+#include "megatron/flags.h"
+#include "megatron/launch_script.h"
 
 namespace metroplex::apps {
 namespace {
@@ -66,7 +66,7 @@ std::string name_of(const std::string& option) { return option.substr(0, option.
 constexpr const char* kIgnore = "--ignore-unknown-flags";
 
 // `strict`: flags of the command line itself, where nothing is passed over without being told to.
-void add_megatron(config::Draft& draft, const config::MegatronArgs& args, RunArguments& out, bool strict,
+void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArguments& out, bool strict,
                   bool ignore) {
   draft.assign(args.assignments);
   for (const std::string& flag : args.without_effect) out.notes.push_back(flag);
@@ -96,18 +96,18 @@ void add_script(config::Draft& draft, const std::string& path, Words& words, Run
   if (!words.done() && words.peek() == "--") {
     for (words.next(); !words.done();) arguments.push_back(words.next());
   }
-  const LaunchScript script = read_launch_script(path, arguments);
+  const megatron::LaunchScript script = megatron::read_launch_script(path, arguments);
   const auto given = static_cast<int64_t>(arguments.size());
   try {
     for (size_t i = 0; i < script.flags.size(); ++i) {
       MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
                 "' is followed by an empty word; is a variable not set?");
     }
-    const bool another = config::trains_another_model(script.program);
+    const bool another = megatron::trains_another_model(script.program);
     MPX_CHECK(!another || ignore, "config", script.program, " trains another model than a GPT; write a script of ",
               "pretrain_gpt.py, or add ", kIgnore, " to train a GPT with its flags");
     if (another) out.notes.push_back("a GPT is trained, not the model of " + script.program);
-    add_megatron(draft, config::parse_megatron_args(script.flags), out, false, ignore);
+    add_megatron(draft, megatron::parse_arguments(script.flags), out, false, ignore);
   } catch (const base::Error& error) {
     const std::string text = std::string(error.what()).substr(error.room().size() + 3);
     const std::string hint = script.arguments_named <= given
@@ -133,7 +133,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     draft.assign(base::concat("run.seed=", config::parse(base_yaml).run.seed));
   }
   const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
-  std::vector<std::string> overrides, megatron, allowed;
+  std::vector<std::string> overrides, flags, allowed;
   Words words(arguments);
   while (!words.done()) {
     const std::string word = words.next();
@@ -163,14 +163,14 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     } else if (is_option(word) && name.find('.') != std::string::npos) {
       overrides.push_back(name.substr(2) + "=" + words.value(word));
     } else if (is_option(word)) {
-      megatron.push_back(word);
-      while (!words.done() && !is_option(words.peek())) megatron.push_back(words.next());
+      flags.push_back(word);
+      while (!words.done() && !is_option(words.peek())) flags.push_back(words.next());
     } else {
       draft.merge_file(word);
     }
   }
-  if (!megatron.empty())
-    add_megatron(draft, config::parse_megatron_args(megatron, config::MegatronForm::kSingleFlags), out, true, ignore);
+  if (!flags.empty())
+    add_megatron(draft, megatron::parse_arguments(flags, megatron::Form::kSingleFlags), out, true, ignore);
   if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + joined(allowed));
   draft.assign(overrides);
   out.config = draft.finish();

@@ -11,6 +11,7 @@ MAX_LINES = 600
 GROUND = {
     "base": [],
     "config": ["base"],
+    "megatron": ["base", "config"],
     "files": ["base"],
     "text": ["base", "files"],
     "topology": ["base", "config"],

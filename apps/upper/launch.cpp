@@ -15,7 +15,7 @@
 #include "comm/launch.h"
 #include "comm/network.h"
 #include "comm/spawn.h"
-#include "config/placement.h"
+#include "config/device_choice.h"
 #include "cuda/device.h"
 #include "cuda/kernels/compiled.h"
 #include "program.h"
@@ -42,8 +42,8 @@ int code_of(const std::exception_ptr& failure) {
   _exit(code_of(failure));
 }
 
-config::Placement placement(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
-                            int64_t world_size) {
+config::DeviceChoice device_choice(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
+                                   int64_t world_size) {
   config::Machine machine;
   const int capability = cuda::compute_capability();
   if (!cuda::kernels::compiled()) {
@@ -59,7 +59,7 @@ config::Placement placement(const config::Run& run, const std::optional<comm::La
     machine.launcher = launch->launcher;
     machine.local_rank = launch->local_rank;
   }
-  return config::place_ranks(run, machine);
+  return config::choose_device(run, machine);
 }
 
 void make_deterministic() {
@@ -74,7 +74,7 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   MPX_CHECK(config.run.backend != "threads", "config", "run.backend threads makes all ranks in one process, but ",
             launch.launcher, " started this one as rank ", launch.rank, " of ", launch.world_size,
             "; use gloo or nccl, or start metroplex without it");
-  const config::Placement where = placement(config.run, launch, grid.world_size());
+  const config::DeviceChoice where = device_choice(config.run, launch, grid.world_size());
   comm::ProcessOptions options;
   options.backend = where.backend == "nccl" ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
   options.gpu = static_cast<int>(where.gpu);
@@ -131,7 +131,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
             " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
   const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
   if (launch) return run_here(config, grid, *launch, body);
-  const config::Placement where = placement(config.run, launch, world_size);
+  const config::DeviceChoice where = device_choice(config.run, launch, world_size);
   if (where.backend != "threads") return spawn_here(config, grid, command_line);
   comm::ThreadsOptions options;
   options.gpu = static_cast<int>(where.gpu);

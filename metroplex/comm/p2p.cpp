@@ -1,40 +1,10 @@
 #include "comm/p2p.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include "base/error.h"
 
 namespace metroplex::comm {
-namespace {
-
-constexpr int64_t kMaxDims = 8;
-
-at::Tensor packed(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().contiguous() : tensor; }
-
-// A shape as a message of its own, on the tensor's device: the number of dims, then the dims.
-at::Tensor pack_shape(const at::Tensor& tensor) {
-  MPX_CHECK(tensor.dim() <= kMaxDims, "comm", "a tensor of ", tensor.dim(),
-            " dims cannot be sent with its shape; at most ", kMaxDims);
-  at::Tensor message = at::zeros({1 + kMaxDims}, at::kLong);
-  auto* numbers = message.mutable_data_ptr<int64_t>();
-  numbers[0] = tensor.dim();
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) numbers[1 + dim] = tensor.size(dim);
-  return message.to(tensor.device());
-}
-
-at::Tensor empty_shape_message(at::Device device) {
-  return at::empty({1 + kMaxDims}, at::TensorOptions().dtype(at::kLong).device(device));
-}
-
-Shape unpack_shape(const at::Tensor& message) {
-  const at::Tensor host = message.cpu();
-  const auto* numbers = host.const_data_ptr<int64_t>();
-  MPX_CHECK(numbers[0] >= 0 && numbers[0] <= kMaxDims, "comm", "a shape of ", numbers[0],
-            " dims was received; at most ", kMaxDims);
-  return Shape(numbers + 1, numbers + 1 + numbers[0]);
-}
-
-}  // namespace
 
 Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
   if (ops.empty()) return Handle();
@@ -43,130 +13,6 @@ Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
     op.tensor = op.tensor.detach();
   }
   return Handle(group.backend().batch_p2p(std::move(ops)));
-}
-
-PipelineP2p::PipelineP2p(Group pp, P2pOptions options) : pp_(std::move(pp)), options_(options) {}
-
-at::Tensor PipelineP2p::recv_forward(const Shape& shape, bool first) const {
-  Transfer transfer;
-  transfer.from_prev = !first;
-  transfer.shape_prev = shape;
-  return communicate_and_wait(transfer).from_prev;
-}
-
-at::Tensor PipelineP2p::recv_backward(const Shape& shape, bool last) const {
-  Transfer transfer;
-  transfer.from_next = !last;
-  transfer.shape_next = shape;
-  return communicate_and_wait(transfer).from_next;
-}
-
-void PipelineP2p::send_forward(const at::Tensor& output, bool last) const {
-  Transfer transfer;
-  if (!last) transfer.to_next = output;
-  communicate_and_wait(transfer);
-}
-
-void PipelineP2p::send_backward(const at::Tensor& input_gradient, bool first) const {
-  Transfer transfer;
-  if (!first) transfer.to_prev = input_gradient;
-  communicate_and_wait(transfer);
-}
-
-at::Tensor PipelineP2p::send_forward_recv_backward(const at::Tensor& output, const Shape& shape, bool last) const {
-  if (last) return at::Tensor();
-  Transfer transfer;
-  transfer.to_next = output;
-  transfer.from_next = true;
-  transfer.shape_next = shape;
-  return communicate_and_wait(transfer).from_next;
-}
-
-at::Tensor PipelineP2p::send_backward_recv_forward(const at::Tensor& input_gradient, const Shape& shape,
-                                                   bool first) const {
-  if (first) return at::Tensor();
-  Transfer transfer;
-  transfer.to_prev = input_gradient;
-  transfer.from_prev = true;
-  transfer.shape_prev = shape;
-  return communicate_and_wait(transfer).from_prev;
-}
-
-Received PipelineP2p::send_forward_recv_forward(const at::Tensor& output, bool recv_prev, const Shape& shape) const {
-  Transfer transfer;
-  transfer.to_next = output;
-  transfer.from_prev = recv_prev;
-  transfer.shape_prev = shape;
-  return communicate(transfer);
-}
-
-Received PipelineP2p::send_backward_recv_backward(const at::Tensor& input_gradient, bool recv_next,
-                                                  const Shape& shape) const {
-  Transfer transfer;
-  transfer.to_prev = input_gradient;
-  transfer.from_next = recv_next;
-  transfer.shape_next = shape;
-  return communicate(transfer);
-}
-
-Received PipelineP2p::send_forward_backward_recv_forward_backward(const Transfer& transfer) const {
-  return communicate(transfer);
-}
-
-Received PipelineP2p::communicate_and_wait(const Transfer& transfer) const {
-  Received received = communicate(transfer);
-  received.handle.wait();
-  return received;
-}
-
-Received PipelineP2p::communicate(const Transfer& wanted) const {
-  Transfer transfer = wanted;
-  transfer.to_next = packed(wanted.to_next);
-  transfer.to_prev = packed(wanted.to_prev);
-  if (options_.variable_shapes) exchange_shapes(transfer);
-  const auto options = at::TensorOptions().dtype(options_.dtype).device(options_.device);
-  Received received;
-  if (transfer.from_prev) received.from_prev = at::empty(transfer.shape_prev, options);
-  if (transfer.from_next) received.from_next = at::empty(transfer.shape_next, options);
-  received.handle = issue(transfer, received);
-  if (options_.mode != P2pMode::overlapped) received.handle.wait();
-  return received;
-}
-
-void PipelineP2p::exchange_shapes(Transfer& transfer) const {
-  Transfer shapes;
-  Received received;
-  if (transfer.to_next.defined()) shapes.to_next = pack_shape(transfer.to_next);
-  if (transfer.to_prev.defined()) shapes.to_prev = pack_shape(transfer.to_prev);
-  if (transfer.from_prev) received.from_prev = empty_shape_message(options_.device);
-  if (transfer.from_next) received.from_next = empty_shape_message(options_.device);
-  issue(shapes, received).wait();
-  if (transfer.from_prev) transfer.shape_prev = unpack_shape(received.from_prev);
-  if (transfer.from_next) transfer.shape_next = unpack_shape(received.from_next);
-}
-
-Handle PipelineP2p::issue(const Transfer& transfer, const Received& received) const {
-  const int size = pp_.size();
-  const int next = (pp_.index() + 1) % size;
-  const int prev = (pp_.index() + size - 1) % size;
-  const bool ring = options_.mode == P2pMode::ring;
-  const int backward = ring ? kForwardChannel : kBackwardChannel;
-  const P2pOp send_next{true, transfer.to_next, next, kForwardChannel};
-  const P2pOp recv_prev{false, received.from_prev, prev, kForwardChannel};
-  const P2pOp send_prev{true, transfer.to_prev, prev, backward};
-  const P2pOp recv_next{false, received.from_next, next, backward};
-  // What leaves one rank for the previous one reaches that rank from its next one: with two ranks on one channel the
-  // receives must come in this order.
-  std::vector<P2pOp> order{send_prev, recv_next, send_next, recv_prev};
-  if (options_.mode == P2pMode::plain) {
-    if (pp_.index() % 2 == 0) order = {send_next, recv_prev, send_prev, recv_next};
-    else order = {recv_prev, send_next, recv_next, send_prev};
-  }
-  std::erase_if(order, [](const P2pOp& op) { return !op.tensor.defined(); });
-  MPX_ASSERT(order.empty() || size > 1, "a pipeline of one stage has no neighbours");
-  if (options_.mode != P2pMode::plain) return batch_p2p(std::move(order), pp_);
-  for (const P2pOp& op : order) batch_p2p({op}, pp_).wait();
-  return Handle();
 }
 
 }  // namespace metroplex::comm

@@ -1,8 +1,8 @@
 // Derived values, written out.
 #include <algorithm>
 
+#include "config/derived.h"
 #include "config/rules.h"
-#include "config/transformer_rules.h"
 #include "config/validate.h"
 
 namespace metroplex::config {
@@ -13,20 +13,19 @@ static void fill(int64_t& value, int64_t derived) {
 
 static void fill_model(Config& c) {
   Model& m = c.model;
-  m.ffn_hidden_size = effective_ffn(m);
-  const TransformerSettings s = transformer_resolved(transformer_settings(c));
-  fill(m.kv_channels, *s.kv_channels);
-  fill(m.num_query_groups, *s.num_query_groups);
+  m.ffn_hidden_size = ffn_width(m);
+  fill(m.kv_channels, m.hidden_size / m.num_attention_heads);
+  fill(m.num_query_groups, m.num_attention_heads);
   fill(m.max_position_embeddings, c.train.seq_length);
   if (m.add_bias_linear) m.add_qkv_bias = true;
 }
 
 static void fill_parallel(Parallel& p, int64_t dp) {
-  p.virtual_pipeline_model_parallel_size = effective_vpp(p);
-  p.pipeline_schedule = effective_schedule(p);
+  p.virtual_pipeline_model_parallel_size = virtual_stages(p);
+  p.pipeline_schedule = schedule_name(p);
   fill(p.expert_tensor_parallel_size, p.tp());
   fill(p.microbatch_group_size_per_vp_stage, p.pp());
-  fill(p.ddp_bucket_size, std::max<int64_t>(40000000, 1000000 * dp));
+  fill(p.ddp_bucket_size, default_bucket_size(dp));
   if (p.tp() == 1) p.sequence_parallel = false;
 }
 

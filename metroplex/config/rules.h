@@ -59,10 +59,4 @@ void check_loop(Rules& rules);
 // cannot be read (`problem` says why).
 std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& train, std::string& problem);
 
-// Model chunks a pipeline rank holds: counted in the layout string when there is one.
-int64_t effective_vpp(const Parallel& parallel);
-std::string effective_schedule(const Parallel& parallel);
-// model.ffn_hidden_size, or 4h, or int(8h/3/64)*64 with gated_linear_unit (which is 0 for very small h).
-int64_t effective_ffn(const Model& model);
-
 }  // namespace metroplex::config

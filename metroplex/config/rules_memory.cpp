@@ -79,7 +79,7 @@ static void check_saved_activations(Rules& rules) {
                 "choose sizes that divide");
 }
 
-// What Megatron refuses of recomputation stands in transformer_rules.cpp.
+// What Megatron refuses of recomputation stands in rules_transformer.cpp.
 void check_recompute(Rules& rules) {
   const Memory& m = rules.config.memory;
   check_saved_activations(rules);

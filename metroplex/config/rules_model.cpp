@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "config/layout.h"
+#include "config/derived.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -47,13 +47,6 @@ void check_not_built_yet(Rules& rules) {
       "set it to 0");
 }
 
-int64_t effective_ffn(const Model& model) {
-  if (model.ffn_hidden_size > 0) return model.ffn_hidden_size;
-  if (!model.gated_linear_unit) return 4 * model.hidden_size;
-  // 2/3 of 4h, so that three matrices hold about what two of 4h would; in whole multiples of 64.
-  return static_cast<int64_t>(static_cast<double>(4 * model.hidden_size) * 2 / 3 / 64) * 64;
-}
-
 static void check_widths(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp();
@@ -68,7 +61,7 @@ static void check_widths(Rules& rules) {
   rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
                 "must be a multiple of " + tensor_ranks + ": a key/value head lives on one rank",
                 "choose a tensor-parallel size that divides the query groups");
-  const int64_t ffn = effective_ffn(m);
+  const int64_t ffn = ffn_width(m);
   rules.require(
       ffn > 0, "model.ffn_hidden_size", ffn,
       concat("cannot be derived as int(8/3 * ", of("model.hidden_size", m.hidden_size), " / 64) * 64, which is 0"),
@@ -99,20 +92,6 @@ void check_model(Rules& rules) {
                 "has no gated form (model.gated_linear_unit is true)", "use silu or gelu, or turn the gate off");
 }
 
-int64_t effective_vpp(const Parallel& parallel) {
-  std::string problem;
-  if (parallel.pipeline_model_parallel_layout.empty() || parallel.pp() < 1) return parallel.vpp();
-  const auto stages = unrolled_layout(parallel.pipeline_model_parallel_layout, problem);
-  const int64_t count = stages ? static_cast<int64_t>(stages->size()) : 0;
-  return count >= parallel.pp() && count % parallel.pp() == 0 ? count / parallel.pp() : parallel.vpp();
-}
-
-std::string effective_schedule(const Parallel& parallel) {
-  if (parallel.pipeline_schedule != "auto") return parallel.pipeline_schedule;
-  if (parallel.pp() == 1) return "none";
-  return effective_vpp(parallel) > 1 ? "interleaved" : "1f1b";
-}
-
 static void check_even_split(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const int64_t layers = rules.config.model.num_layers, stages = p.pp() * p.vpp();
@@ -137,12 +116,12 @@ static void check_even_split(Rules& rules) {
 
 void check_pipeline(Rules& rules) {
   const Parallel& p = rules.config.parallel;
-  const int64_t vpp = effective_vpp(p);
+  const int64_t vpp = virtual_stages(p);
   check_even_split(rules);
   const std::string stages = of("parallel.pipeline_model_parallel_size", p.pp());
   rules.require(vpp == 1 || p.pp() > 1, "parallel.virtual_pipeline_model_parallel_size", vpp,
                 "needs a pipeline, but " + stages, "set it to 1 or use more pipeline stages");
-  const std::string schedule = effective_schedule(p);
+  const std::string schedule = schedule_name(p);
   rules.require(schedule != "none" || p.pp() == 1, "parallel.pipeline_schedule", schedule,
                 "needs one stage, but " + stages, "use auto");
   rules.require(schedule != "interleaved" || vpp > 1, "parallel.pipeline_schedule", schedule,

@@ -1,4 +1,4 @@
-// Rules about where ranks compute and how they talk, as far as no machine is needed to tell (placement.h has the
+// Rules about where ranks compute and how they talk, as far as no machine is needed to tell (device_choice.h has the
 // rest).
 #include "config/rules.h"
 

@@ -1,5 +1,6 @@
 // Rules about batch sizes, lengths and schedules of a run.
 #include "config/batch_schedule.h"
+#include "config/derived.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -30,7 +31,7 @@ std::optional<std::vector<int64_t>> scheduled_batch_sizes(const Train& t, std::s
 // Microbatches of one batch, against what the interleaved schedule can deal out.
 static void check_interleaved(Rules& rules, const char* key, int64_t microbatches) {
   const Parallel& p = rules.config.parallel;
-  if (effective_vpp(p) == 1 || effective_schedule(p) != "interleaved") return;
+  if (virtual_stages(p) == 1 || schedule_name(p) != "interleaved") return;
   const int64_t group = p.microbatch_group_size_per_vp_stage == 0 ? p.pp() : p.microbatch_group_size_per_vp_stage;
   const bool deals = microbatches >= group && (microbatches % group == 0 || microbatches % group >= p.pp());
   rules.require(deals, key, concat(microbatches, " microbatches"),

@@ -11,7 +11,7 @@ struct Run {
   int64_t seed = 1234;
   int64_t nproc = 0;             // ranks started by our own launcher; 0: the launcher's environment decides, else 1
   std::string backend = "auto";  // auto | threads | gloo | nccl
-  std::string device = "auto";   // auto | cpu | cuda; see placement.h
+  std::string device = "auto";   // auto | cpu | cuda; see device_choice.h
   int64_t threads_per_rank = 0;  // 0: cores / local ranks, at least 1
   int64_t distributed_timeout_minutes = 10;
   int64_t master_port = 0;          // 0: a free one

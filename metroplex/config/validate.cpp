@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "config/fields.h"
 #include "config/rules.h"
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
 
 namespace metroplex::config {
 

@@ -1,5 +1,5 @@
 // Whether a configuration can run on so many ranks, before any tensor is made. violations() finds everything that is
-// wrong at once: each key's own limits, what Megatron's TransformerConfig refuses (transformer_rules.h), and the
+// wrong at once: each key's own limits, what Megatron's TransformerConfig refuses (rules_transformer.h), and the
 // stricter rules that span sections. resolved() fills every 0 that means "derived".
 #pragma once
 

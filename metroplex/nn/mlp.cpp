@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "comm/autograd_node.h"
+#include "config/derived.h"
 
 namespace metroplex::nn {
 namespace {
@@ -12,7 +13,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
   spec.name = name + ".linear_fc1";
   spec.in_features = model.hidden_size;
   spec.gated = model.gated_linear_unit;
-  spec.out_features = ffn_width(model) * (spec.gated ? 2 : 1);
+  spec.out_features = config::ffn_width(model) * (spec.gated ? 2 : 1);
   spec.bias = model.add_bias_linear;
   spec.skip_bias_add = true;
   return spec;
@@ -21,7 +22,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
 LinearSpec second_layer(const std::string& name, const config::Model& model) {
   LinearSpec spec;
   spec.name = name + ".linear_fc2";
-  spec.in_features = ffn_width(model);
+  spec.in_features = config::ffn_width(model);
   spec.out_features = model.hidden_size;
   spec.bias = model.add_bias_linear;
   spec.skip_bias_add = true;
@@ -30,11 +31,6 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
 }
 
 }  // namespace
-
-int64_t ffn_width(const config::Model& model) {
-  if (model.ffn_hidden_size > 0) return model.ffn_hidden_size;
-  return model.gated_linear_unit ? 8 * model.hidden_size / 3 / 64 * 64 : 4 * model.hidden_size;
-}
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
     : activation_{activation_from_name(model.activation), model.gated_linear_unit, context.target},

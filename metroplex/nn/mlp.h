@@ -13,9 +13,6 @@
 
 namespace metroplex::nn {
 
-// The width between fc1 and fc2: ffn_hidden_size, or what Megatron derives when it is 0 (see config/model.h).
-int64_t ffn_width(const config::Model& model);
-
 class Mlp {
  public:
   // Parameters are <name>.linear_fc1.* [ffn (x 2 when gated: [gate; up]), h] and <name>.linear_fc2.* [h, ffn].

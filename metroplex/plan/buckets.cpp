@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "config/derived.h"
 
 namespace metroplex::plan {
 namespace {
@@ -83,8 +84,6 @@ std::pair<int64_t, int64_t> bucket_shard(const Bucket& bucket, int64_t dp, int64
   return {bucket.begin + dp_index * share, bucket.begin + (dp_index + 1) * share};
 }
 
-int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
-
 std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request) {
   if (!request.overlap_grad_reduce) return std::nullopt;
   if (request.num_buckets) {
@@ -92,7 +91,17 @@ std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request) {
               ", must be positive");
     return request.num_parameters / *request.num_buckets;
   }
-  return request.bucket_size ? *request.bucket_size : default_bucket_size(request.dp);
+  return request.bucket_size ? *request.bucket_size : config::default_bucket_size(request.dp);
+}
+
+int64_t gradient_bucket_size(const config::Parallel& p, int64_t dp) {
+  const int zero_stage = p.zero_stage();
+  if (zero_stage == 3) return 0;
+  BucketSizeRequest request;
+  if (p.ddp_bucket_size > 0) request.bucket_size = p.ddp_bucket_size;
+  request.dp = dp;
+  request.overlap_grad_reduce = p.overlap_grad_reduce || zero_stage == 2;
+  return resolve_bucket_size(request).value_or(0);
 }
 
 }  // namespace metroplex::plan

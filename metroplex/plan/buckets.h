@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "config/parallel.h"
+
 namespace metroplex::plan {
 
 struct BucketOptions {
@@ -60,6 +62,7 @@ struct BucketSizeRequest {
 };
 // Elements a bucket: nothing (one bucket) without overlap, else as asked, else max(40M, 1M * dp).
 std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request);
-int64_t default_bucket_size(int64_t dp);
+// Those of a run's gradients; 0: one bucket, as without overlap and with ZeRO-3, whose buckets are its units.
+int64_t gradient_bucket_size(const config::Parallel& parallel, int64_t dp);
 
 }  // namespace metroplex::plan

@@ -4,11 +4,10 @@
 #include <cctype>
 
 #include "base/error.h"
+#include "config/layout.h"
 
 namespace metroplex::plan {
 namespace {
-
-constexpr size_t kMostLetters = 1 << 20;
 
 struct Letter {
   char letter;
@@ -18,64 +17,6 @@ constexpr Letter kLetters[] = {
     {'E', LayerKind::embedding}, {'t', LayerKind::decoder}, {'m', LayerKind::mtp}, {'L', LayerKind::loss}};
 constexpr LayerKind kKinds[] = {LayerKind::embedding, LayerKind::decoder, LayerKind::mtp, LayerKind::loss,
                                 LayerKind::encoder};
-
-class LayoutReader {
- public:
-  explicit LayoutReader(const std::string& text) : text_(text) {
-    for (const char c : text) {
-      if (c != ',') stripped_ += c;
-    }
-  }
-
-  // The string with every repetition written out: letters and '|' only.
-  std::string unrolled() {
-    while (at_ < stripped_.size()) {
-      std::string item;
-      if (stripped_[at_] == '(') {
-        const size_t close = stripped_.find(')', at_);
-        MPX_CHECK(close != std::string::npos, "plan", where(), "'(' is never closed");
-        item = stripped_.substr(at_ + 1, close - at_ - 1);
-        at_ = close + 1;
-        MPX_CHECK(item.find('(') == std::string::npos, "plan", where(),
-                  "groups cannot be nested; write one of them out");
-        MPX_CHECK(!item.empty(), "plan", where(), "'()' holds nothing");
-        MPX_CHECK(at_ < stripped_.size() && stripped_[at_] == '*', "plan", where(), "'(", item,
-                  ")' lacks its count; write (", item, ")*n");
-        append(LayoutReader(item, text_).unrolled(), repetition());
-      } else {
-        item = stripped_[at_++];
-        MPX_CHECK(item != "*" && item != ")", "plan", where(), "'", item,
-                  "' has nothing before it that it could belong to");
-        append(item, at_ < stripped_.size() && stripped_[at_] == '*' ? repetition() : 1);
-      }
-    }
-    return std::move(result_);
-  }
-
- private:
-  LayoutReader(const std::string& part, const std::string& whole) : text_(whole), stripped_(part) {}
-
-  std::string where() const { return "parallel.pipeline_model_parallel_layout '" + text_ + "': "; }
-
-  size_t repetition() {
-    size_t end = ++at_;
-    while (end < stripped_.size() && std::isdigit(static_cast<unsigned char>(stripped_[end]))) ++end;
-    MPX_CHECK(end > at_ && end - at_ <= 7, "plan", where(), "'*' needs a count of at most 7 digits after it");
-    const size_t count = std::stoul(stripped_.substr(at_, end - at_));
-    at_ = end;
-    return count;
-  }
-
-  void append(const std::string& item, size_t count) {
-    MPX_CHECK(item.empty() || count <= (kMostLetters - result_.size()) / item.size(), "plan", where(),
-              "holds more than ", kMostLetters, " layers");
-    for (size_t i = 0; i < count; ++i) result_ += item;
-  }
-
-  const std::string& text_;
-  std::string stripped_, result_;
-  size_t at_ = 0;
-};
 
 void check_stage_count(const PipelineLayout& layout) {
   MPX_CHECK(layout.num_stages >= 1, "plan", "pipeline_model_parallel_size ", layout.num_stages,
@@ -156,17 +97,18 @@ int64_t PipelineLayout::count(LayerKind kind) const {
 PipelineLayout parse_layout(const std::string& text, int64_t num_stages) {
   PipelineLayout layout;
   layout.num_stages = num_stages;
-  layout.stages.emplace_back();
-  for (const char c : LayoutReader(text).unrolled()) {
-    if (c == '|') {
-      layout.stages.emplace_back();
-      continue;
+  std::string problem;
+  const auto stages = config::unrolled_layout(text, problem);
+  MPX_CHECK(stages.has_value(), "plan", "parallel.pipeline_model_parallel_layout '", text,
+            "' cannot be read: ", problem);
+  for (const std::string& letters : *stages) {
+    auto& stage = layout.stages.emplace_back();
+    for (const char c : letters) {
+      const Letter* letter =
+          std::find_if(std::begin(kLetters), std::end(kLetters), [c](const Letter& l) { return l.letter == c; });
+      MPX_ASSERT(letter != std::end(kLetters), "letter ", c);
+      stage.push_back(letter->kind);
     }
-    const Letter* letter =
-        std::find_if(std::begin(kLetters), std::end(kLetters), [c](const Letter& l) { return l.letter == c; });
-    MPX_CHECK(letter != std::end(kLetters), "plan", "parallel.pipeline_model_parallel_layout '", text, "': letter '",
-              c, "' is none of E (embedding), t (transformer layer), m (mtp), L (loss), |");
-    layout.stages.back().push_back(letter->kind);
   }
   check_stage_count(layout);
   return layout;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "plan/buckets.h"
 #include "plan/memory_parts.h"
 #include "plan/memory_replay.h"
 #include "plan/schedules/registry.h"
@@ -38,20 +39,14 @@ FlatRequest flat_request(const config::Config& config, const Place& place) {
   request.zero_stage = p.zero_stage();
   request.parts = place.shard_size;
   request.index = place.shard_index;
-  const bool cut = p.overlap_grad_reduce || request.zero_stage == 2;
-  request.bucket_size = request.zero_stage == 3 || !cut ? 0 : p.ddp_bucket_size;
+  request.bucket_size = gradient_bucket_size(p, place.shard_size * p.num_distributed_optimizer_instances);
   return request;
 }
 
 PipelineTable table_of(const config::Config& config, size_t chunks, int64_t num_microbatches) {
-  const config::Parallel& p = config.parallel;
-  ScheduleRequest request;
-  request.num_stages = static_cast<int>(p.pp());
-  request.num_chunks = static_cast<int>(chunks);
-  request.num_microbatches = static_cast<int>(num_microbatches);
-  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
-  request.overlap_p2p = p.overlap_p2p_comm;
-  return build_schedule(p.pipeline_schedule, request);
+  const auto microbatches = static_cast<int>(num_microbatches);
+  return build_schedule(config.parallel.pipeline_schedule,
+                        schedule_request(config.parallel, static_cast<int>(chunks), microbatches));
 }
 
 int64_t state_bytes(int64_t size, const std::string& dtype, bool fp64) {

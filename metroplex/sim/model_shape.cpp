@@ -1,6 +1,7 @@
 #include "sim/model_shape.h"
 
 #include "base/error.h"
+#include "config/derived.h"
 
 namespace metroplex::sim {
 
@@ -15,8 +16,7 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.num_attention_heads = model.num_attention_heads;
   shape.num_query_groups = or_else(model.num_query_groups, model.num_attention_heads);
   shape.kv_channels = or_else(model.kv_channels, model.hidden_size / model.num_attention_heads);
-  shape.ffn_hidden_size = or_else(
-      model.ffn_hidden_size, model.gated_linear_unit ? 8 * model.hidden_size / 3 / 64 * 64 : 4 * model.hidden_size);
+  shape.ffn_hidden_size = config::ffn_width(model);
   shape.padded_vocab_size = padded_vocab_size;
   shape.seq_length = config.train.seq_length;
   shape.gated_linear_unit = model.gated_linear_unit;

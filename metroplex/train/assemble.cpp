@@ -27,15 +27,10 @@ const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_on
   const auto key = std::make_pair(num_microbatches, forward_only);
   const auto found = tables_.find(key);
   if (found != tables_.end()) return found->second;
-  const config::Parallel& p = config.parallel;
-  plan::ScheduleRequest request;
-  request.num_stages = static_cast<int>(p.pp());
-  request.num_chunks = static_cast<int>(stages.size());
-  request.num_microbatches = num_microbatches;
-  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
+  plan::ScheduleRequest request =
+      plan::schedule_request(config.parallel, static_cast<int>(stages.size()), num_microbatches);
   request.forward_only = forward_only;
-  request.overlap_p2p = p.overlap_p2p_comm;
-  plan::PipelineTable table = plan::build_schedule(p.pipeline_schedule, request);
+  plan::PipelineTable table = plan::build_schedule(config.parallel.pipeline_schedule, request);
   plan::verify(table);
   return tables_.emplace(key, std::move(table)).first->second;
 }
@@ -108,10 +103,8 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
 
 std::shared_ptr<const optim::FlatLayout> make_layout(const Assembly& a, int zero_stage,
                                                      const std::vector<size_t>& units) {
-  const config::Parallel& p = a.config.parallel;
   optim::FlatLayoutOptions options;
-  const int64_t size = p.ddp_bucket_size > 0 ? p.ddp_bucket_size : plan::default_bucket_size(a.data_parallel.size());
-  options.bucket_size = zero_stage == 3 ? 0 : p.overlap_grad_reduce || zero_stage == 2 ? size : 0;
+  options.bucket_size = plan::gradient_bucket_size(a.config.parallel, a.data_parallel.size());
   options.sharded = zero_stage > 0;
   options.parts = a.data_parallel.shard.size();
   options.index = a.data_parallel.shard.index();

@@ -1,6 +1,6 @@
 // Every pair of forward and backward against the unsharded computation with autograd, in float64. Sums of up to four
 // terms are taken in another order than there: 1e-14 relative is some tens of rounding errors.
-#include "comm/differentiable.h"
+#include "support/differentiable.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -10,9 +10,9 @@
 
 #include "comm/backends/gloo.h"
 #include "comm/collectives.h"
-#include "comm/p2p.h"
 #include "support/collective_checks.h"
 #include "support/notes.h"
+#include "support/pipeline_p2p.h"
 #include "support/run_processes.h"
 
 namespace metroplex::comm {

@@ -1,4 +1,4 @@
-#include "comm/p2p.h"
+#include "support/pipeline_p2p.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

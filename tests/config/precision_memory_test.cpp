@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "config/support.h"
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
 
 namespace metroplex::config {
 

@@ -10,7 +10,7 @@
 #include "config/fields.h"
 #include "config/layout.h"
 #include "config/support.h"
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
 
 namespace metroplex::config {
 
@@ -391,7 +391,6 @@ TEST(TransformerRules, AgreeWithEveryRecordedPlacementOfLayers) {
   for (const auto& one : file.at("cases")) {
     TransformerSettings s;
     s.num_layers = one.at("num_layers");
-    s.hidden_size = 32;
     s.num_attention_heads = 4;
     s.pp = one.at("pp");
     const auto maybe = [&](const char* name, std::optional<int64_t>& member) {

@@ -4,16 +4,16 @@
 #include <map>
 #include <string>
 
-#include "config/transformer_rules.h"
 #include "conformance/report.h"
+#include "megatron/transformer_config.h"
 
 namespace metroplex::conformance {
 
-using config::TransformerSettings;
+using megatron::TransformerConfig;
 
 namespace {
 
-using Setter = void (*)(TransformerSettings& settings, const Json& value);
+using Setter = void (*)(TransformerConfig& settings, const Json& value);
 
 std::optional<int64_t> maybe(const Json& value) {
   return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
@@ -133,7 +133,7 @@ std::string waits_for(const Json& kwargs) {
 
 Json optional_json(const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); }
 
-std::string compare_resolved(const TransformerSettings& s, const Json& expected) {
+std::string compare_resolved(const TransformerConfig& s, const Json& expected) {
   const std::map<std::string, Json> got = {
       {"ffn_hidden_size", optional_json(s.ffn_hidden_size)},
       {"kv_channels", optional_json(s.kv_channels)},
@@ -153,18 +153,18 @@ std::string compare_resolved(const TransformerSettings& s, const Json& expected)
 }
 
 std::string run_case(const Json& one) {
-  TransformerSettings settings;
+  TransformerConfig settings;
   settings.num_layers = 4;
   settings.hidden_size = 32;
   settings.num_attention_heads = 4;
   for (const auto& [name, value] : one.at("kwargs").items()) {
     if (const auto setter = kSetters.find(name); setter != kSetters.end()) setter->second(settings, value);
   }
-  const auto violations = transformer_violations(settings);
+  const auto found = megatron::violations(settings);
   const bool expected = one.at("ok");
-  if (expected && !violations.empty()) return "refused: " + violations[0].key + " " + violations[0].rule;
-  if (!expected && violations.empty()) return "accepted, expected " + one.value("error", std::string("a refusal"));
-  return expected ? compare_resolved(transformer_resolved(settings), one.value("resolved", Json::object())) : "";
+  if (expected && !found.empty()) return "refused: " + found[0].key + " " + found[0].rule;
+  if (!expected && found.empty()) return "accepted, expected " + one.value("error", std::string("a refusal"));
+  return expected ? compare_resolved(megatron::resolved(settings), one.value("resolved", Json::object())) : "";
 }
 
 }  // namespace

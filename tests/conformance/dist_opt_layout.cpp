@@ -2,6 +2,7 @@
 // of every data-parallel rank, the padding rules and the default size of a bucket; integers, all equal.
 #include <algorithm>
 
+#include "config/derived.h"
 #include "conformance/report.h"
 #include "plan/buckets.h"
 
@@ -129,7 +130,7 @@ void run_dist_opt_layout(const Json& file, Report& report) {
   }
   for (const Json& row : cases(file, "default_bucket_size_when_overlap"))
     report.check("default " + row.dump(),
-                 [&] { return compare_list(plan::default_bucket_size(row.at("dp")), row, "default"); });
+                 [&] { return compare_list(config::default_bucket_size(row.at("dp")), row, "default"); });
 }
 
 }  // namespace metroplex::conformance

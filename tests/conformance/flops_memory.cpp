@@ -2,7 +2,7 @@
 // products of at most a few dozen doubles: 1e-12 relative leaves room for another order of summation.
 #include "conformance/report.h"
 #include "sim/flops.h"
-#include "sim/memory.h"
+#include "support/theoretical_memory.h"
 
 namespace metroplex::conformance {
 namespace {

@@ -1,5 +1,6 @@
 // Recompute by module and offload of whole models: the bits of keeping everything, in every type, with dropout, over
 // tensor-parallel ranks; and what a block then keeps, in bytes.
+#include "config/derived.h"
 #include "cuda/memory_meter.h"
 #include "models/tools.h"
 #include "nn/attention.h"
@@ -139,7 +140,7 @@ int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Plac
   const auto recomputes = [memory = form.memory()](const char* module) { return memory.recomputes(module); };
   const int64_t tp = place.tp.size(), tokens = size.s * size.b, rows = place.sequence_parallel ? tokens / tp : tokens;
   const nn::HeadLayout heads = nn::head_layout(model, static_cast<int>(tp));
-  const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = nn::ffn_width(model) / tp;
+  const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = config::ffn_width(model) / tp;
   const int64_t moments = model.normalization == "RMSNorm" ? 1 : 2;
   const bool core = recomputes("core_attn"), mlp = recomputes("mlp"), norm = recomputes("layernorm");
   int64_t small = 2 * rows * moments * size.wide;  // of the norms

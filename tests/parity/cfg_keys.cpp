@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
 
 namespace metroplex::parity {
 namespace {

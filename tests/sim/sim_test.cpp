@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "sim/flops.h"
-#include "sim/memory.h"
+#include "support/theoretical_memory.h"
 
 namespace metroplex::sim {
 namespace {

@@ -1,6 +1,7 @@
 #include "plan/schedules/registry.h"
 
 #include "base/error.h"
+#include "config/derived.h"
 #include "plan/schedules/gpipe.h"
 #include "plan/schedules/interleaved.h"
 #include "plan/schedules/none.h"
@@ -32,10 +33,14 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
-std::string resolve_schedule_name(const std::string& name, const ScheduleRequest& request) {
-  if (name != "auto") return name;
-  if (request.num_stages == 1) return "none";
-  return request.num_chunks == 1 ? "1f1b" : "interleaved";
+ScheduleRequest schedule_request(const config::Parallel& p, int num_chunks, int num_microbatches) {
+  ScheduleRequest request;
+  request.num_stages = static_cast<int>(p.pp());
+  request.num_chunks = num_chunks;
+  request.num_microbatches = num_microbatches;
+  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
+  request.overlap_p2p = p.overlap_p2p_comm;
+  return request;
 }
 
 PipelineTable build_schedule(const std::string& name, const ScheduleRequest& request) {
@@ -50,7 +55,11 @@ PipelineTable build_schedule(const std::string& name, const ScheduleRequest& req
             ")");
   MPX_CHECK(request.microbatch_group_size >= 0, "plan", "microbatch_group_size_per_vp_stage ",
             request.microbatch_group_size, " must not be negative; 0 means pipeline_model_parallel_size");
-  const std::string resolved = resolve_schedule_name(name, request);
+  config::Parallel parallel;
+  parallel.pipeline_model_parallel_size = request.num_stages;
+  parallel.virtual_pipeline_model_parallel_size = request.num_chunks;
+  parallel.pipeline_schedule = name;
+  const std::string resolved = config::schedule_name(parallel);
   for (const Entry& entry : kSchedules) {
     if (resolved == entry.name) return entry.build(request);
   }

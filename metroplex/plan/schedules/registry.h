@@ -1,10 +1,10 @@
-// The schedules by name. "auto" takes the plainest one that fits: none for one stage and one chunk, 1f1b for one
-// chunk a rank, interleaved for several.
+// The schedules by name. "auto" takes the one that config/derived.h names.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "config/parallel.h"
 #include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
@@ -18,14 +18,14 @@ struct ScheduleRequest {
   bool overlap_p2p = false;  // interleaved: receives are posted one action ahead of their use
 };
 
+// What the configuration of a run asks for.
+ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches);
+
 // Throws base::Error("plan") when the schedule cannot be built from these numbers or is not known (with the
 // nearest name).
 PipelineTable build_schedule(const std::string& name, const ScheduleRequest& request);
 
 // Names in the order of the table, without "auto".
 std::vector<std::string> schedule_names();
-
-// What "auto" stands for here; any other name is returned as it is.
-std::string resolve_schedule_name(const std::string& name, const ScheduleRequest& request);
 
 }  // namespace metroplex::plan

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace metroplex::apps {
+namespace metroplex::megatron {
 
 struct LaunchScript {
   std::string program;             // "pretrain_gpt.py"; empty for a file of flags alone
@@ -21,4 +21,4 @@ struct LaunchScript {
 // printed.
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
 
-}  // namespace metroplex::apps
+}  // namespace metroplex::megatron

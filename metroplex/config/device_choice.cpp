@@ -1,4 +1,4 @@
-#include "config/placement.h"
+#include "config/device_choice.h"
 
 #include "base/error.h"
 
@@ -25,19 +25,19 @@ std::string backend_of(const Run& run, const Machine& m, bool gpus) {
 
 }  // namespace
 
-Placement place_ranks(const Run& run, const Machine& m) {
+DeviceChoice choose_device(const Run& run, const Machine& m) {
   const bool gpus = uses_gpus(run, m);
-  Placement placement{backend_of(run, m, gpus), -1};
-  if (!gpus) return placement;
+  DeviceChoice choice{backend_of(run, m, gpus), -1};
+  if (!gpus) return choice;
   const std::string asked = run.device == "cuda" ? "run.device = cuda" : "run.backend = nccl";
   MPX_CHECK(m.num_gpus > 0, "config", asked, " computes on GPUs, but ", m.no_gpu,
             "; use run.device = cpu with run.backend = ", m.launcher.empty() ? "threads" : "gloo");
-  const bool shared = placement.backend == "threads";
+  const bool shared = choice.backend == "threads";
   MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " wants one GPU for each of the ", m.local_ranks,
             " ranks of this machine, but there are ", m.num_gpus, "; start at most ", m.num_gpus,
             ", or put all ranks on one GPU with run.device = cuda and run.backend = threads");
-  placement.gpu = shared || m.num_gpus < m.local_ranks ? 0 : m.local_rank;
-  return placement;
+  choice.gpu = shared || m.num_gpus < m.local_ranks ? 0 : m.local_rank;
+  return choice;
 }
 
 }  // namespace metroplex::config

@@ -1,6 +1,6 @@
-#include "config/megatron_table.h"
+#include "megatron/flag_table.h"
 
-namespace metroplex::config {
+namespace metroplex::megatron {
 
 using Row = FlagRow;
 constexpr Take kNone = Take::kNone, kOne = Take::kOne, kList = Take::kList, kThree = Take::kThree,
@@ -276,7 +276,7 @@ static const std::vector<Row>& rows_without_effect() {
   return kRows;
 }
 
-const std::vector<FlagRow>& megatron_table() {
+const std::vector<FlagRow>& flag_table() {
   static const std::vector<FlagRow> kTable = [] {
     std::vector<FlagRow> all;
     for (const auto* rows : {&model_rows(), &parallel_rows(), &optim_rows(), &precision_rows(), &memory_rows(),
@@ -288,7 +288,7 @@ const std::vector<FlagRow>& megatron_table() {
   return kTable;
 }
 
-const std::vector<std::pair<const char*, const char*>>& megatron_fixed() {
+const std::vector<std::pair<const char*, const char*>>& fixed_flags() {
   static const std::vector<std::pair<const char*, const char*>> kFixed = {
       {"--muon-tp-mode", "duplicated"},
       {"--muon-tp-mode", "distributed"},
@@ -299,7 +299,7 @@ const std::vector<std::pair<const char*, const char*>>& megatron_fixed() {
   return kFixed;
 }
 
-const std::vector<std::pair<const char*, const char*>>& megatron_removed() {
+const std::vector<std::pair<const char*, const char*>>& removed_flags() {
   static const std::vector<std::pair<const char*, const char*>> kRemoved = {
       {"--batch-size", "use --micro-batch-size"},
       {"--warmup", "use --lr-warmup-fraction"},
@@ -309,7 +309,7 @@ const std::vector<std::pair<const char*, const char*>>& megatron_removed() {
   return kRemoved;
 }
 
-const std::vector<const char*>& megatron_defaults() {
+const std::vector<const char*>& defaults() {
   static const std::vector<const char*> kDefaults = {
       "model.family=gpt",
       "model.position_embedding_type=learned_absolute",
@@ -330,7 +330,7 @@ const std::vector<const char*>& megatron_defaults() {
   return kDefaults;
 }
 
-const std::vector<const char*>& megatron_required() {
+const std::vector<const char*>& required_keys() {
   static const std::vector<const char*> kRequired = {"model.num_layers",
                                                      "model.hidden_size",
                                                      "model.num_attention_heads",
@@ -341,7 +341,7 @@ const std::vector<const char*>& megatron_required() {
   return kRequired;
 }
 
-const std::vector<std::pair<const char*, const char*>>& megatron_tokenizers() {
+const std::vector<std::pair<const char*, const char*>>& tokenizers() {
   static const std::vector<std::pair<const char*, const char*>> kTypes = {
       {"NullTokenizer", "none"},
       {"GPT2BPETokenizer", "bpe"},
@@ -354,4 +354,4 @@ const std::vector<std::pair<const char*, const char*>>& megatron_tokenizers() {
   return kTypes;
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

@@ -1,5 +1,5 @@
 // Megatron's spellings: single flags, whole commands, launch scripts.
-#include "config/megatron_flags.h"
+#include "megatron/flags.h"
 
 #include <algorithm>
 #include <iterator>
@@ -10,11 +10,13 @@
 #include <gtest/gtest.h>
 
 #include "config/fields.h"
-#include "config/megatron_table.h"
 #include "config/support.h"
 #include "config/validate.h"
+#include "megatron/flag_table.h"
 
-namespace metroplex::config {
+namespace metroplex::megatron {
+
+using namespace config;
 
 using Words = std::vector<std::string>;
 
@@ -28,13 +30,13 @@ static const char* const kMinimal =
     "--micro-batch-size 1 --lr 1e-3 ";
 
 static Config whole(const std::string& flags) {
-  return load("", parse_megatron_args(words(kMinimal + flags)).assignments);
+  return load("", parse_arguments(words(kMinimal + flags)).assignments);
 }
 
 TEST(MegatronFlags, EveryRowSetsAKeyThatExistsAndIsFoundByItsName) {
   const Words keys = all_keys();
   std::set<std::string> seen;
-  for (const FlagRow& row : megatron_table()) {
+  for (const FlagRow& row : flag_table()) {
     EXPECT_TRUE(seen.insert(row.flag).second) << row.flag;
     std::istringstream pairs(row.sets);
     for (std::string pair; std::getline(pairs, pair, ';');) {
@@ -59,14 +61,13 @@ TEST(MegatronFlags, AWholeCommandBringsMegatronsDefaults) {
 }
 
 TEST(MegatronFlags, SingleFlagsSetWhatTheySayAndNothingElse) {
-  const MegatronArgs args =
-      parse_megatron_args(words("--tensor-model-parallel-size 2 --swiglu"), MegatronForm::kSingleFlags);
+  const Arguments args = parse_arguments(words("--tensor-model-parallel-size 2 --swiglu"), Form::kSingleFlags);
   EXPECT_EQ(args.assignments, (Words{"model.activation=silu", "model.gated_linear_unit=true",
                                      "parallel.tensor_model_parallel_size=2"}));
 }
 
 TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
-  const MegatronArgs args = parse_megatron_args(words(
+  const Arguments args = parse_arguments(words(
       std::string(kMinimal) +
       "--swiglu --disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights "
       "--group-query-attention --num-query-groups 2 --position-embedding-type rope --rotary-base 500000 "
@@ -217,7 +218,7 @@ TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
 
 TEST(MegatronFlags, SingleOnesOfShardingSetTheStrategyAlone) {
   const auto single = [](const std::string& flags) {
-    return parse_megatron_args(words(flags), MegatronForm::kSingleFlags).assignments;
+    return parse_arguments(words(flags), Form::kSingleFlags).assignments;
   };
   EXPECT_EQ(single("--use-distributed-optimizer"), (Words{"parallel.data_parallel_sharding_strategy=optim"}));
   EXPECT_EQ(single("--data-parallel-sharding-strategy optim_grads"),
@@ -228,21 +229,20 @@ TEST(MegatronFlags, SingleOnesOfShardingSetTheStrategyAlone) {
 }
 
 TEST(MegatronFlags, ThatAreWhatTheProgramDoesAnywayAreKnownWithThatValueOnly) {
-  const MegatronArgs args = parse_megatron_args(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"),
-                                                MegatronForm::kSingleFlags);
+  const Arguments args =
+      parse_arguments(words("--muon-tp-mode duplicated --muon-coefficient-type quintic"), Form::kSingleFlags);
   EXPECT_EQ(args.without_effect, (Words{"--muon-tp-mode duplicated: it is always so",
                                         "--muon-coefficient-type quintic: it is always so"}));
-  EXPECT_EQ(parse_megatron_args(words("--muon-tp-mode blockwise"), MegatronForm::kSingleFlags).not_known_yet,
+  EXPECT_EQ(parse_arguments(words("--muon-tp-mode blockwise"), Form::kSingleFlags).not_known_yet,
             (Words{"--muon-tp-mode blockwise"}));
-  EXPECT_EQ(
-      parse_megatron_args(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
-      (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
+  EXPECT_EQ(parse_arguments(words(std::string(kMinimal) + "--data-parallel-sharding-strategy optim")).not_known_yet,
+            (Words{"--data-parallel-sharding-strategy optim (counts beside --use-megatron-fsdp only)"}));
 }
 
 TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedTheirSwitch) {
-  EXPECT_EQ(parse_megatron_args(words("--num-query-groups 4"), MegatronForm::kSingleFlags).assignments,
+  EXPECT_EQ(parse_arguments(words("--num-query-groups 4"), Form::kSingleFlags).assignments,
             (Words{"model.num_query_groups=4"}));
-  const MegatronArgs alone = parse_megatron_args(words(std::string(kMinimal) + "--num-query-groups 2"));
+  const Arguments alone = parse_arguments(words(std::string(kMinimal) + "--num-query-groups 2"));
   ASSERT_EQ(alone.without_effect.size(), 1u);
   EXPECT_NE(alone.without_effect[0].find("--num-query-groups 2: ignored"), std::string::npos);
 }
@@ -270,8 +270,8 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
                            "--init-method-xavier-uniform",
                            "--moe-some-new-knob",
                            "--freeze-all-layers"}) {
-    for (const MegatronForm form : {MegatronForm::kWholeCommand, MegatronForm::kSingleFlags}) {
-      const MegatronArgs args = parse_megatron_args(words(std::string(kMinimal) + flag), form);
+    for (const Form form : {Form::kWholeCommand, Form::kSingleFlags}) {
+      const Arguments args = parse_arguments(words(std::string(kMinimal) + flag), form);
       EXPECT_EQ(args.defining.size(), 1u) << flag;
       EXPECT_TRUE(args.not_known_yet.empty()) << flag;
     }
@@ -280,24 +280,24 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
        {"--profile", "--profile-step-start 4", "--wandb-project x", "--fp8-format hybrid", "--async-save",
         "--tp-comm-overlap", "--log-memory-to-tensorboard", "--fantasy-knob 3", "--no-save-rng",
         "--hybrid-context-parallel", "--tiktoken-pattern v2", "--tensorboard-queue-length 3"}) {
-    const MegatronArgs args = parse_megatron_args(words(std::string(kMinimal) + flag));
+    const Arguments args = parse_arguments(words(std::string(kMinimal) + flag));
     EXPECT_TRUE(args.defining.empty()) << flag;
     EXPECT_EQ(args.not_known_yet.size(), 1u) << flag;
   }
 }
 
 TEST(MegatronFlags, NoKnownOneIsCalledAnotherModel) {
-  for (const FlagRow& row : megatron_table()) EXPECT_FALSE(defines_the_model(row.flag)) << row.flag;
+  for (const FlagRow& row : flag_table()) EXPECT_FALSE(defines_the_model(row.flag)) << row.flag;
 }
 
 TEST(MegatronFlags, WithoutEffectSayWhatHappensInstead) {
-  for (const FlagRow& row : megatron_table()) {
+  for (const FlagRow& row : flag_table()) {
     const std::string why = row.why;
     EXPECT_EQ(row.sets[0] == '\0', why.rfind("ignored, ", 0) == 0 || why == "it is always so") << row.flag;
   }
   for (const char* flag : {"--log-timers-to-tensorboard", "--tensorboard-queue-size 5", "--timing-log-option all",
                            "--log-progress", "--no-mmap-bin-files", "--ckpt-format torch"}) {
-    const Words notes = parse_megatron_args(words(flag), MegatronForm::kSingleFlags).without_effect;
+    const Words notes = parse_arguments(words(flag), Form::kSingleFlags).without_effect;
     ASSERT_EQ(notes.size(), 1u) << flag;
     EXPECT_EQ(notes[0].rfind(std::string(flag) + ": ignored, ", 0), 0u) << notes[0];
   }
@@ -338,10 +338,10 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
     const std::string error = error_of([&, flags = flags] { whole(flags); });
     EXPECT_NE(error.find(word), std::string::npos) << flags << "\n" << error;
   }
-  const std::string missing = error_of([] { parse_megatron_args(words("--num-layers 4 --lr 1")); });
+  const std::string missing = error_of([] { parse_arguments(words("--num-layers 4 --lr 1")); });
   EXPECT_NE(missing.find("missing --hidden-size, --num-attention-heads, --max-position-embeddings, --seq-length"),
             std::string::npos)
       << missing;
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

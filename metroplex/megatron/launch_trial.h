@@ -2,7 +2,7 @@
 // writes down its words. Builtins and tools that only read run as they are.
 #pragma once
 
-namespace metroplex::apps {
+namespace metroplex::megatron {
 
 // To be sourced with METROPLEX_RECORD set to an empty file; "extdebug" and the trap on metroplex_step come after it.
 // A record is the number of words, the folder and the words, each ended by a zero byte.
@@ -89,4 +89,4 @@ set -o noclobber
 shopt -s extglob
 )BASH";
 
-}  // namespace metroplex::apps
+}  // namespace metroplex::megatron

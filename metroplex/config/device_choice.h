@@ -18,7 +18,7 @@ struct Machine {
   int64_t local_rank = 0;                   // with a launcher
 };
 
-struct Placement {
+struct DeviceChoice {
   std::string backend;  // threads | gloo | nccl
   int64_t gpu = -1;     // of this process' ranks; -1: the CPU
 };
@@ -26,6 +26,6 @@ struct Placement {
 // Slurm and Open MPI may show every process its own GPU alone: a single one then counts as the rank's own, and NCCL
 // refuses ranks that share it. Throws base::Error("config", ...) where GPUs are asked for and are not there.
 // Requires: no violations of the rules about run.
-Placement place_ranks(const Run& run, const Machine& machine);
+DeviceChoice choose_device(const Run& run, const Machine& machine);
 
 }  // namespace metroplex::config

@@ -1,5 +1,5 @@
 // Where ranks compute and how they talk, for every combination of run.device, run.backend and machine.
-#include "config/placement.h"
+#include "config/device_choice.h"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ struct Case {
   int64_t wanted_gpu;
 };
 
-TEST(Placement, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
+TEST(DeviceChoice, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
   const Case cases[] = {
       {"auto", "auto", own(0, 1), "threads", -1},
       {"auto", "auto", own(0, 8), "threads", -1},
@@ -67,17 +67,17 @@ TEST(Placement, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
   for (const Case& c : cases) {
     SCOPED_TRACE(base::concat(c.device, " ", c.backend, ", ", c.machine.local_ranks, " ranks of ", c.machine.launcher,
                               " on ", c.machine.num_gpus, " GPUs"));
-    const Placement got = place_ranks(run_with(c.device, c.backend), c.machine);
+    const DeviceChoice got = choose_device(run_with(c.device, c.backend), c.machine);
     EXPECT_EQ(got.backend, c.wanted_backend);
     EXPECT_EQ(got.gpu, c.wanted_gpu);
   }
 }
 
 std::string refusal(const Run& run, const Machine& machine) {
-  return error_of([&] { place_ranks(run, machine); });
+  return error_of([&] { choose_device(run, machine); });
 }
 
-TEST(Placement, WhoAsksForGpusNeverGetsTheCpu) {
+TEST(DeviceChoice, WhoAsksForGpusNeverGetsTheCpu) {
   const auto expect_words = [](const std::string& text, const std::vector<const char*>& words) {
     for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << text;
   };
@@ -91,7 +91,7 @@ TEST(Placement, WhoAsksForGpusNeverGetsTheCpu) {
   expect_words(refusal(run_with("cuda", "nccl"), launched("torchrun", 1, 2, 0)), {"each of the 2 ranks"});
 }
 
-TEST(Placement, DeviceAndBackendThatExcludeEachOtherAreRefusedBeforeAMachineIsAsked) {
+TEST(DeviceChoice, DeviceAndBackendThatExcludeEachOtherAreRefusedBeforeAMachineIsAsked) {
   const auto found = [](const std::string& device, const std::string& backend) {
     return described(violations(good({"run.device=" + device, "run.backend=" + backend}), kWorld));
   };

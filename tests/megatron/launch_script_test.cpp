@@ -1,21 +1,17 @@
 // Launch scripts in the form of Megatron's examples, read by a trial run of bash.
-#include "launch_script.h"
+#include "megatron/launch_script.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 
-#include <unistd.h>
-
-#include <gtest/gtest.h>
-
 #include "base/error.h"
-#include "run_config.h"
+#include "support/launch_scripts.h"
 
-namespace metroplex::apps {
+namespace metroplex::megatron {
 
+using test::LaunchScripts;
 using Words = std::vector<std::string>;
 namespace fs = std::filesystem;
 
@@ -23,40 +19,6 @@ static Words words(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
-
-// A folder to stand in, which no trial may change.
-class LaunchScripts : public ::testing::Test {
- protected:
-  LaunchScripts() : home_(fs::current_path()) {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / (std::string("metroplex_") + test->name() + std::to_string(getpid()));
-    fs::create_directories(folder_);
-    fs::current_path(folder_);
-  }
-  ~LaunchScripts() override {
-    fs::current_path(home_);
-    fs::remove_all(folder_);
-  }
-  void write(const std::string& text, const std::string& name = "run.sh") { std::ofstream(name) << text; }
-  LaunchScript read(const std::string& text, const Words& arguments = {}) {
-    write(text);
-    return read_launch_script("run.sh", arguments);
-  }
-  std::string refused(const std::string& text, const Words& arguments = {}) {
-    try {
-      read(text, arguments);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
-  }
-  Words files() const {
-    Words names;
-    for (const auto& entry : fs::recursive_directory_iterator(".")) names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  fs::path folder_, home_;
-};
 
 static const char* const kArrays = R"SH(#!/bin/bash
 # A model in arrays
@@ -207,52 +169,4 @@ TEST_F(LaunchScripts, AreRefusedWithWhatTheySaid) {
   EXPECT_THROW(read_launch_script(".", {}), base::Error);
 }
 
-static const char* const kModel =
-    " --num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
-    "--micro-batch-size 1 --lr 1e-3 --mock-data --vocab-size 512 --train-iters 5 ";
-
-TEST_F(LaunchScripts, AreReadOnACommandLineWithTheirArguments) {
-  write(std::string("torchrun --nproc_per_node 4 pretrain_gpt.py --save $1 --load \"$2\"") + kModel);
-  write("train:\n  log_interval: 7\n", "more.yaml");
-  const RunArguments out = parse_run_arguments(
-      {"--from-megatron-args", "run.sh", "ck", "other ck", "more.yaml", "--model.num_layers=2", "--lr", "1"});
-  EXPECT_EQ(out.config.checkpoint.save, "ck");
-  EXPECT_EQ(out.config.checkpoint.load, "other ck");
-  EXPECT_EQ(out.config.train.log_interval, 7);
-  EXPECT_EQ(out.config.model.num_layers, 2);
-  EXPECT_EQ(out.config.optim.lr, 1.0);
-  EXPECT_EQ(out.script_ranks, 4);
-  EXPECT_EQ(parse_run_arguments({"--lr=1", "--from-megatron-args=run.sh", "--", "odd.yaml", "x.yaml"})
-                .config.checkpoint.load,
-            "x.yaml");
-  for (const Words& few : {Words{}, Words{"ck"}}) {
-    Words line{"--from-megatron-args", "run.sh"};
-    line.insert(line.end(), few.begin(), few.end());
-    try {
-      parse_run_arguments(line);
-      ADD_FAILURE() << few.size();
-    } catch (const base::Error& error) {
-      EXPECT_NE(std::string(error.what()).find("reads $1 to $2"), std::string::npos) << error.what();
-    }
-  }
-}
-
-TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
-  for (const std::string& text :
-       {std::string("pretrain_gpt.py --num-experts 8 --moe-router-topk 2") + kModel,
-        std::string("pretrain_gpt.py --apply-layernorm-1p") + kModel, std::string("pretrain_bert.py") + kModel}) {
-    write("torchrun " + text);
-    EXPECT_THROW(parse_run_arguments({"--from-megatron-args", "run.sh"}), base::Error) << text;
-    const RunArguments told = parse_run_arguments({"--from-megatron-args", "run.sh", "--ignore-unknown-flags"});
-    EXPECT_EQ(told.config.model.num_layers, 8);
-    EXPECT_FALSE(told.notes.empty());
-  }
-  write(std::string("torchrun pretrain_gpt.py --wandb-project x --fantasy-knob 3 --ckpt-format torch") + kModel);
-  const RunArguments read = parse_run_arguments({"--from-megatron-args", "run.sh"});
-  EXPECT_EQ(read.notes.size(), 3u);
-  EXPECT_THROW(parse_run_arguments({"--num-experts", "8"}), base::Error);
-  EXPECT_THROW(parse_run_arguments({"--fantasy-knob", "8"}), base::Error);
-  EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
-}
-
-}  // namespace metroplex::apps
+}  // namespace metroplex::megatron

@@ -1,17 +1,49 @@
-#include "sim/memory.h"
+// Bytes of the fullest rank by formula, as Megatron's report_theoretical_memory counts them: 18 bytes a parameter
+// (bf16 weight and fp32 gradient 6, fp32 weight and two moments 12, the latter shared over dp with a distributed
+// optimizer), activations of one transformer layer after Korthikanti et al. (arXiv:2205.05198, table 2), times the
+// microbatches in flight. A first estimate: no workspace, no fragmentation, no communication buffers.
+#pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 
 #include "base/error.h"
+#include "sim/model_shape.h"
 
 namespace metroplex::sim {
-namespace {
 
-double as_double(int64_t value) { return static_cast<double>(value); }
+struct MemoryLayout {
+  int64_t tp = 1;
+  int64_t pp = 1;
+  int64_t vpp = 0;  // 0: not interleaved
+  int64_t dp = 1;
+  int64_t ep = 1, etp = 1;  // routed experts are cut over both
+  int64_t expert_dp = 1;    // world / (etp * ep * pp)
+  bool distributed_optimizer = false;
+  int64_t micro_batch_size = 1;
+  std::optional<int64_t> num_microbatches = std::nullopt;  // none: enough to fill the pipeline
+};
 
-double norm_parameters(const ModelShape& shape) { return shape.rms_norm ? 1 : 2; }
+// Parameters by how a rank holds them.
+struct ParameterCount {
+  double sharded = 0;     // cut over tp
+  double replicated = 0;  // norms, router, latent projections: whole on every tp rank
+  double experts = 0;     // routed experts, cut over ep and etp
+  double total() const { return sharded + replicated + experts; }
+};
+struct ModelParameters {
+  ParameterCount block;  // all transformer layers and the last norm
+  ParameterCount mtp;    // multi-token prediction layers
+  double embedding = 0;  // one vocabulary table
+  double total = 0;      // with the output table where it is not tied
+};
 
-double attention_parameters(const ModelShape& shape) {
+inline double as_double(int64_t value) { return static_cast<double>(value); }
+
+inline double norm_parameters(const ModelShape& shape) { return shape.rms_norm ? 1 : 2; }
+
+inline double attention_parameters(const ModelShape& shape) {
   const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
   if (!shape.latent) {
     const double query = as_double(shape.kv_channels) * heads;
@@ -34,17 +66,17 @@ ParameterCount operator*(const ParameterCount& a, double n) {
   return {a.sharded * n, a.replicated * n, a.experts * n};
 }
 
-double feed_forward_parameters(const ModelShape& shape, double input, double width) {
+inline double feed_forward_parameters(const ModelShape& shape, double input, double width) {
   return input * width * (shape.gated_linear_unit ? 3 : 2);
 }
 
-ParameterCount dense_layer(const ModelShape& shape) {
+inline ParameterCount dense_layer(const ModelShape& shape) {
   const double hidden = as_double(shape.hidden_size);
   return {attention_parameters(shape) + feed_forward_parameters(shape, hidden, as_double(shape.ffn_hidden_size)),
           2 * hidden * norm_parameters(shape), 0};
 }
 
-ParameterCount moe_layer(const ModelShape& shape, const Experts& experts) {
+inline ParameterCount moe_layer(const ModelShape& shape, const Experts& experts) {
   const double hidden = as_double(shape.hidden_size), number = as_double(experts.num_experts);
   const double input = experts.latent_size ? as_double(*experts.latent_size) : hidden;
   ParameterCount count;
@@ -58,7 +90,7 @@ ParameterCount moe_layer(const ModelShape& shape, const Experts& experts) {
 }
 
 // Activations of microbatches in flight on the first stage, from those of one microbatch over all layers.
-double in_flight(const MemoryLayout& layout, double bytes) {
+inline double in_flight(const MemoryLayout& layout, double bytes) {
   const double pp = as_double(layout.pp);
   if (layout.vpp > 0) return bytes * (1 + (pp - 1) / (pp * as_double(layout.vpp)));
   if (layout.pp > 1 && layout.num_microbatches) {
@@ -68,14 +100,12 @@ double in_flight(const MemoryLayout& layout, double bytes) {
 }
 
 // Token ids and the embedding's dropout, for pp microbatches.
-double embedding_activations(const ModelShape& shape, const MemoryLayout& layout) {
+inline double embedding_activations(const ModelShape& shape, const MemoryLayout& layout) {
   const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
   return (8 * tokens + tokens * as_double(shape.hidden_size)) * as_double(layout.pp);
 }
 
-}  // namespace
-
-ModelParameters count_parameters(const ModelShape& shape) {
+inline ModelParameters count_parameters(const ModelShape& shape) {
   const double hidden = as_double(shape.hidden_size);
   const ParameterCount dense = dense_layer(shape);
   ParameterCount moe;
@@ -98,7 +128,7 @@ ModelParameters count_parameters(const ModelShape& shape) {
   return count;
 }
 
-double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+inline double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLayout& layout) {
   const ModelParameters count = count_parameters(shape);
   const int num_tables = !shape.tied_embedding && layout.pp == 1 ? 2 : 1;
   const ParameterCount stage = count.block * (1 / as_double(layout.pp)) + count.mtp;
@@ -110,7 +140,8 @@ double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLayout& l
          stage.experts / as_double(layout.ep * layout.etp) * bytes_per_parameter(layout.expert_dp);
 }
 
-double activation_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+// With sequence parallelism and selective recompute of the core attention.
+inline double activation_bytes(const ModelShape& shape, const MemoryLayout& layout) {
   const double hidden = as_double(shape.hidden_size);
   const double elements = as_double(shape.seq_length) * as_double(layout.micro_batch_size) * hidden;
   const double layer = elements * (18 + 4 * as_double(shape.ffn_hidden_size) / hidden);
@@ -119,7 +150,8 @@ double activation_bytes(const ModelShape& shape, const MemoryLayout& layout) {
   return bytes / as_double(layout.tp);
 }
 
-double activation_bytes_without_sp(const ModelShape& shape, const MemoryLayout& layout) {
+// Without sequence parallelism, 5 % added for what the formula leaves out.
+inline double activation_bytes_without_sp(const ModelShape& shape, const MemoryLayout& layout) {
   const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
   const double elements = tokens * as_double(shape.hidden_size), tp = as_double(layout.tp);
   const double layer = elements * (10 + 24 / tp);

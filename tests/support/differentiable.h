@@ -1,13 +1,29 @@
-#include "comm/differentiable.h"
+// Collectives inside an autograd graph, each with the collective that is its gradient. "Equal on all" means that
+// every member holds the same values; the pairs are exact only where input and gradient are what the table says. They
+// show that the raw collectives, which layers call and overlap, are each other's gradients as Megatron pairs them.
+//
+//   forward                  input -> output                        backward
+//   copy_to_group            equal on all -> the same               all-reduce (the uses differ per member)
+//   reduce_from_group        one summand each -> the sum            identity
+//   scatter_to_group         equal on all -> own slice              all-gather
+//   gather_from_group        own slice -> the whole                 own slice (the uses are equal on all)
+//   gather_from_sequence     own slice -> the whole                 reduce-scatter (the uses differ per member)
+//   reduce_scatter_to_group  one summand each -> slice of the sum   all-gather
+//   all_to_all_rows          rows sent by splits                    rows sent back
+#pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+
+#include <cstdint>
+#include <vector>
 
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
+#include "comm/group.h"
 
 namespace metroplex::comm {
-namespace {
 
 // `forward` runs without autograd; a group of one hands the input through.
 template <class Forward>
@@ -21,56 +37,55 @@ at::Tensor differentiate(const at::Tensor& x, const Group& group, const Forward&
   return x.requires_grad() ? attach(std::move(out), {x}, std::move(backward)) : out;
 }
 
-at::Tensor summed(const at::Tensor& x, const Group& group) {
+inline at::Tensor summed(const at::Tensor& x, const Group& group) {
   at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
   all_reduce(sum, group);
   return sum;
 }
 
-at::Tensor sliced(const at::Tensor& x, int64_t dim, const Group& group) {
+inline at::Tensor sliced(const at::Tensor& x, int64_t dim, const Group& group) {
   return own_slice(x, dim, group).clone(at::MemoryFormat::Contiguous);
 }
 
-}  // namespace
-
-at::Tensor copy_to_group(const at::Tensor& x, const Group& group) {
+inline at::Tensor copy_to_group(const at::Tensor& x, const Group& group) {
   return differentiate(
       x, group, [](const at::Tensor& data) { return data; },
       [group](const at::Tensor& dy) { return Gradients{summed(dy, group)}; });
 }
 
-at::Tensor reduce_from_group(const at::Tensor& x, const Group& group) {
+inline at::Tensor reduce_from_group(const at::Tensor& x, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return summed(data, group); },
       [](const at::Tensor& dy) { return Gradients{dy}; });
 }
 
-at::Tensor scatter_to_group(const at::Tensor& x, int64_t dim, const Group& group) {
+inline at::Tensor scatter_to_group(const at::Tensor& x, int64_t dim, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return sliced(data, dim, group); },
       [dim, group](const at::Tensor& dy) { return Gradients{all_gather(dy, dim, group)}; });
 }
 
-at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, const Group& group) {
+inline at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return all_gather(data, dim, group); },
       [dim, group](const at::Tensor& dy) { return Gradients{sliced(dy, dim, group)}; });
 }
 
-at::Tensor gather_from_sequence(const at::Tensor& x, int64_t dim, const Group& group) {
+inline at::Tensor gather_from_sequence(const at::Tensor& x, int64_t dim, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return all_gather(data, dim, group); },
       [dim, group](const at::Tensor& dy) { return Gradients{reduce_scatter(dy, dim, group)}; });
 }
 
-at::Tensor reduce_scatter_to_group(const at::Tensor& x, int64_t dim, const Group& group) {
+inline at::Tensor reduce_scatter_to_group(const at::Tensor& x, int64_t dim, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return reduce_scatter(data, dim, group); },
       [dim, group](const at::Tensor& dy) { return Gradients{all_gather(dy, dim, group)}; });
 }
 
-at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<int64_t>& out_splits,
-                           const std::vector<int64_t>& in_splits, const Group& group) {
+// See all_to_all in collectives.h.
+inline at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<int64_t>& out_splits,
+                                  const std::vector<int64_t>& in_splits, const Group& group) {
   return differentiate(
       x, group, [&](const at::Tensor& data) { return all_to_all(data, out_splits, in_splits, group); },
       [out_splits, in_splits, group](const at::Tensor& dy) {

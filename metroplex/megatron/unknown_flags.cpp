@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "config/megatron_flags.h"
-#include "config/megatron_table.h"
+#include "megatron/flag_table.h"
+#include "megatron/flags.h"
 
-namespace metroplex::config {
+namespace metroplex::megatron {
 
 // Names, or with a dash at the end the beginnings of names, of flags that change the function which is computed, the
 // weights it starts from, or what is learned. Others change speed, memory, rounding, or what is printed and kept.
@@ -42,7 +42,7 @@ static const std::vector<std::string>& defining_names() {
 }
 
 bool defines_the_model(const std::string& flag) {
-  const auto& table = megatron_table();
+  const auto& table = flag_table();
   if (std::any_of(table.begin(), table.end(), [&](const FlagRow& row) { return flag == row.flag; })) return false;
   const std::vector<std::string>& names = defining_names();
   const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
@@ -74,4 +74,4 @@ bool trains_another_model(const std::string& program) {
   return false;
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

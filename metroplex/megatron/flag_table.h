@@ -1,11 +1,11 @@
-// Inside the room: the table behind megatron_flags.h.
+// Inside the room: the table behind flags.h.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace metroplex::config {
+namespace metroplex::megatron {
 
 // kText: words that belong together, quoted or not ("0:16 1B:32").
 enum class Take { kNone, kOne, kList, kThree, kText };
@@ -20,15 +20,15 @@ struct FlagRow {
   const char* why = "";
 };
 
-const std::vector<FlagRow>& megatron_table();
+const std::vector<FlagRow>& flag_table();
 // (flag, value): known with this value only, which is what the program does anyway.
-const std::vector<std::pair<const char*, const char*>>& megatron_fixed();
+const std::vector<std::pair<const char*, const char*>>& fixed_flags();
 // (flag, hint): removed from Megatron long ago.
-const std::vector<std::pair<const char*, const char*>>& megatron_removed();
+const std::vector<std::pair<const char*, const char*>>& removed_flags();
 // key=value of every default of Megatron's that differs from ours, or that a family would preset.
-const std::vector<const char*>& megatron_defaults();
-const std::vector<const char*>& megatron_required();
+const std::vector<const char*>& defaults();
+const std::vector<const char*>& required_keys();
 // Megatron's tokenizer types -> ours; nothing for those that are not there yet.
-const std::vector<std::pair<const char*, const char*>>& megatron_tokenizers();
+const std::vector<std::pair<const char*, const char*>>& tokenizers();
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

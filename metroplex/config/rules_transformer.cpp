@@ -1,4 +1,4 @@
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
 
 #include <algorithm>
 
@@ -24,10 +24,7 @@ class Checker {
       heads();
       parallelism();
       stages();
-      fusions();
-      precision();
       recompute();
-      offload();
     }
     return std::move(list_);
   }
@@ -72,22 +69,9 @@ class Checker {
       refuse("parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
              "set it to false or cut the model over more tensor-parallel ranks");
     }
-    if (s_.pp > 1 && !s_.has_pipeline_dtype) {
-      refuse("parallel.pipeline_model_parallel_size", s_.pp, "needs the number format that stages exchange",
-             "name one");
-    }
     if (s_.ep > 1) {
       refuse("parallel.expert_model_parallel_size", s_.ep, "must be 1: models with experts are not there yet",
              "set it to 1");
-    }
-    if (s_.defer_embedding_wgrad_compute &&
-        (s_.pp == 1 || !s_.gradient_accumulation_fusion || s_.wgrad_deferral_limit < 0)) {
-      refuse("defer_embedding_wgrad_compute", "true",
-             "needs a pipeline, fused gradient accumulation and a deferral limit of at least 0", "turn it off");
-    }
-    if (s_.overlap_p2p_comm_warmup_flush && (!s_.overlap_p2p_comm || s_.batch_p2p_comm)) {
-      refuse("overlap_p2p_comm_warmup_flush", "true", "needs parallel.overlap_p2p_comm and unbatched messages",
-             "turn it off");
     }
   }
 
@@ -193,19 +177,6 @@ class Checker {
     }
   }
 
-  void fusions() {
-    if (!s_.bias_activation_fusion) return;
-    const bool fusible = s_.activation == "gelu" || s_.activation == "silu" || s_.activation == "quick_gelu";
-    if (!fusible || (s_.activation == "gelu" && !s_.gated_linear_unit && !s_.add_bias_linear) ||
-        (s_.activation == "quick_gelu" && !s_.gated_linear_unit)) {
-      refuse("model.activation", s_.activation, "cannot be fused with the bias", "turn the fusion off");
-    }
-  }
-
-  void precision() {
-    if (s_.fp16 && s_.bf16) refuse("precision.params_dtype", "fp16 and bf16", "must be one format", "choose one");
-  }
-
   void recompute() {
     if (!s_.recompute_granularity) return;
     const std::string& granularity = *s_.recompute_granularity;
@@ -246,32 +217,6 @@ class Checker {
     }
   }
 
-  // Megatron's two ways of moving activations to the host; memory.offload_activations is neither.
-  void offload() {
-    if (s_.cpu_offloading && (s_.cpu_offloading_num_layers < 0 || s_.cpu_offloading_num_layers >= s_.num_layers)) {
-      refuse("cpu_offloading_num_layers", s_.cpu_offloading_num_layers,
-             base::concat("must be less than model.num_layers = ", s_.num_layers), "keep the last layer's");
-    }
-    if (s_.cpu_offloading && (s_.pp > 1 || s_.recompute_granularity)) {
-      refuse("cpu_offloading", "true", "works without a pipeline and without recompute only", "turn it off");
-    }
-    if (!s_.fine_grained_activation_offloading) return;
-    static const std::vector<std::string> kModules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                                      "mlp_norm"};
-    if (s_.cpu_offloading)
-      refuse("fine_grained_activation_offloading", "true", "excludes cpu_offloading", "keep one");
-    if (s_.offload_modules.empty())
-      refuse("offload_modules", "", "must be given with fine_grained_activation_offloading", "name some modules");
-    for (const std::string& module : s_.offload_modules) {
-      if (!among(module, kModules))
-        refuse("offload_modules", module, "is no module of a dense layer whose input is kept", "name another");
-    }
-    if (among("attn_proj", s_.offload_modules) && !among("core_attn", s_.offload_modules)) {
-      refuse("offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
-             "add core_attn");
-    }
-  }
-
   const TransformerSettings& s_;
   std::vector<Violation> list_;
 };
@@ -290,30 +235,19 @@ TransformerSettings transformer_settings(const Config& config) {
   const Parallel& p = config.parallel;
   TransformerSettings s;
   s.num_layers = m.num_layers;
-  s.hidden_size = m.hidden_size;
   s.num_attention_heads = m.num_attention_heads;
   s.num_query_groups = unless_zero(m.num_query_groups);
-  s.ffn_hidden_size = unless_zero(m.ffn_hidden_size);
-  s.kv_channels = unless_zero(m.kv_channels);
   s.tp = p.tp();
   s.pp = p.pp();
   if (p.vpp() != 1) s.vpp = p.vpp();
   s.ep = p.ep();
-  s.etp = unless_zero(p.expert_tensor_parallel_size);
   s.sequence_parallel = p.sequence_parallel && p.tp() > 1;
-  s.microbatch_group_size_per_vp_stage = unless_zero(p.microbatch_group_size_per_vp_stage);
   s.first_stage_layers = unless_zero(p.decoder_first_pipeline_num_layers);
   s.last_stage_layers = unless_zero(p.decoder_last_pipeline_num_layers);
   s.account_for_embedding = p.account_for_embedding_in_pipeline_split;
   s.account_for_loss = p.account_for_loss_in_pipeline_split;
   if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
-  s.activation = m.activation;
-  s.gated_linear_unit = m.gated_linear_unit;
-  s.add_bias_linear = m.add_bias_linear;
-  s.overlap_p2p_comm = p.overlap_p2p_comm;
   const Memory& memory = config.memory;
-  s.fp16 = config.precision.params_dtype == "fp16";
-  s.bf16 = config.precision.params_dtype == "bf16";
   if (memory.recompute_granularity != "none") s.recompute_granularity = memory.recompute_granularity;
   if (!memory.recompute_method.empty()) s.recompute_method = memory.recompute_method;
   s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
@@ -323,20 +257,5 @@ TransformerSettings transformer_settings(const Config& config) {
 }
 
 std::vector<Violation> transformer_violations(const TransformerSettings& settings) { return Checker(settings).run(); }
-
-TransformerSettings transformer_resolved(TransformerSettings s) {
-  if (!s.ffn_hidden_size) s.ffn_hidden_size = 4 * s.hidden_size;
-  if (!s.kv_channels) s.kv_channels = s.hidden_size / s.num_attention_heads;
-  if (!s.num_query_groups) s.num_query_groups = s.num_attention_heads;
-  if (!s.etp) s.etp = s.tp;
-  if (!s.microbatch_group_size_per_vp_stage) s.microbatch_group_size_per_vp_stage = s.pp;
-  if (!s.recompute_modules) s.recompute_modules = {"core_attn"};
-  std::string problem;
-  if (const auto stages = s.layout ? unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
-    const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;
-    if (virtual_stages > 1) s.vpp = virtual_stages;
-  }
-  return s;
-}
 
 }  // namespace metroplex::config

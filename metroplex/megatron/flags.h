@@ -1,4 +1,4 @@
-// Megatron's command line, translated: one table of flag -> assignments (megatron_table.cpp). A whole command line
+// Megatron's command line, translated: one table of flag -> assignments (flag_table.cpp). A whole command line
 // (kWholeCommand) also brings Megatron's defaults where they differ from ours, so that a run means the same here;
 // single flags beside a YAML file (kSingleFlags) set what they say and nothing else.
 #pragma once
@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-namespace metroplex::config {
+namespace metroplex::megatron {
 
-enum class MegatronForm { kWholeCommand, kSingleFlags };
+enum class Form { kWholeCommand, kSingleFlags };
 
-struct MegatronArgs {
+struct Arguments {
   std::vector<std::string> assignments;     // "section.key=value", for Draft::assign or as load()'s overrides
   std::vector<std::string> defining;        // not known, and what is trained would be another: not to be passed over
   std::vector<std::string> not_known_yet;   // other flags, with their values, that nothing here does today
@@ -20,12 +20,11 @@ struct MegatronArgs {
 // Tokens are --flag value..., --flag=value and --flag. Throws base::Error("config") for a value that is missing or of
 // the wrong type, for flags that contradict one another, for those that Megatron removed, and, in a whole command,
 // for required ones that are missing.
-MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens,
-                                 MegatronForm form = MegatronForm::kWholeCommand);
+Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Form::kWholeCommand);
 
 // Whether a flag that is not known decides what is computed or learned (--num-experts, --use-rope-scaling), by name.
 bool defines_the_model(const std::string& flag);
 // Whether a .py program of Megatron's trains something else than a GPT ("pretrain_bert.py", "multimodal/train.py").
 bool trains_another_model(const std::string& program);
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

@@ -1,4 +1,4 @@
-#include "config/megatron_flags.h"
+#include "megatron/flags.h"
 
 #include <algorithm>
 #include <charconv>
@@ -6,13 +6,13 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
-#include "config/megatron_table.h"
-#include "config/rules.h"
-#include "config/transformer_rules.h"
+#include "config/rules_transformer.h"
+#include "megatron/flag_table.h"
 
-namespace metroplex::config {
+namespace metroplex::megatron {
 
 // Megatron spells some flags with underscores inside (--override-opt_param-scheduler).
 static std::string spelled(std::string flag) {
@@ -26,7 +26,7 @@ static std::string without_quotes(std::string word) {
 }
 
 static const FlagRow* find_row(const std::string& flag) {
-  for (const FlagRow& row : megatron_table()) {
+  for (const FlagRow& row : flag_table()) {
     if (flag == row.flag) return &row;
   }
   return nullptr;
@@ -38,12 +38,11 @@ using Assignments = std::map<std::string, std::string>;
 
 class Parser {
  public:
-  Parser(const std::vector<std::string>& tokens, MegatronForm form)
-      : tokens_(tokens), whole_(form == MegatronForm::kWholeCommand) {}
+  Parser(const std::vector<std::string>& tokens, Form form) : tokens_(tokens), whole_(form == Form::kWholeCommand) {}
 
-  MegatronArgs run() {
+  Arguments run() {
     if (whole_) {
-      for (const char* pair : megatron_defaults()) set(pair, "", "Megatron's default");
+      for (const char* pair : defaults()) set(pair, "", "Megatron's default");
     }
     given_.clear();
     while (at_ < tokens_.size()) read_flag();
@@ -76,7 +75,7 @@ class Parser {
     const std::string flag = spelled(token.substr(0, equals));
     std::vector<std::string> values;
     if (equals != std::string::npos) values.push_back(token.substr(equals + 1));
-    for (const auto& [removed, hint] : megatron_removed()) {
+    for (const auto& [removed, hint] : removed_flags()) {
       MPX_CHECK(flag != removed, "config", "Megatron arguments: ", flag, " was removed from Megatron; ", hint);
     }
     const FlagRow* row = find_row(flag);
@@ -94,7 +93,7 @@ class Parser {
   }
 
   static bool is_fixed(const std::string& flag, const std::string& value) {
-    const auto& fixed = megatron_fixed();
+    const auto& fixed = fixed_flags();
     return std::any_of(fixed.begin(), fixed.end(),
                        [&](const auto& pair) { return flag == pair.first && value == pair.second; });
   }
@@ -114,7 +113,7 @@ class Parser {
   void apply(const FlagRow& row, const std::vector<std::string>& values) {
     std::string value;
     if (row.take == Take::kList) {
-      for (const auto& item : values) value += (value.empty() ? "[" : ", ") + quoted(item);
+      for (const auto& item : values) value += (value.empty() ? "[" : ", ") + config::quoted(item);
       value += "]";
     } else {
       // An unquoted array of a script keeps the quotes inside its words (--split '99,1,0'); Megatron reads past them.
@@ -137,7 +136,7 @@ class Parser {
       return;
     }
     try {
-      Draft().assign(key + "=" + text);
+      config::Draft().assign(key + "=" + text);
     } catch (const base::Error& error) {
       base::throw_error("config", base::concat("Megatron arguments: ", flag, ": ",
                                                std::string(error.what()).substr(std::string("[config] ").size())));
@@ -198,7 +197,7 @@ class Parser {
       if (later(moment))
         set(std::string("optim.") + moment + "=$", later_[moment] == "fp8" ? "8bit" : later_[moment], moment);
     }
-    const Config c = config();
+    const config::Config c = draft();
     const bool remainders = later("precision_aware") && later("bf16") && c.optim.main_params_dtype == "fp32" &&
                             c.optim.optimizer == "adam";
     if (whole_ && remainders) set("optim.store_param_remainders=true", "", "Megatron's default");
@@ -219,19 +218,19 @@ class Parser {
     if (later("align_param_gather") && !whole_)
       set("parallel.align_param_gather=$", later_["align_param_gather"], "--align-param-gather");
     // On by default, but only the interleaved schedule heeds it.
-    const Parallel p = config().parallel;
+    const config::Parallel p = draft().parallel;
     const bool gathers = p.overlap_param_gather && (strategy == "optim" || strategy == "optim_grads");
     const bool wanted = !later("align_param_gather") || later_["align_param_gather"] == "true";
-    if (whole_ && gathers && wanted && effective_vpp(p) > 1)
+    if (whole_ && gathers && wanted && config::virtual_stages(p) > 1)
       set("parallel.align_param_gather=true", "", "Megatron's default");
   }
 
   void recompute() {
     if (!later("recompute_modules")) return;
     std::string list = later_["recompute_modules"];
-    static const std::string kTheirs = quoted("moe_act");
+    static const std::string kTheirs = config::quoted("moe_act");
     if (const size_t at = list.find(kTheirs); at != std::string::npos)
-      list.replace(at, kTheirs.size(), quoted(recompute_module_alias("moe_act")));
+      list.replace(at, kTheirs.size(), config::quoted(config::recompute_module_alias("moe_act")));
     set("memory.recompute_modules=$", list, "--recompute-modules");
   }
 
@@ -244,7 +243,7 @@ class Parser {
     const bool files = given_.contains("data.vocab_file") || given_.contains("data.merge_file");
     if (!later("tokenizer") && files && whole_) later_["tokenizer"] = "GPT2BPETokenizer";
     if (!later("tokenizer")) return;
-    for (const auto& [theirs, ours] : megatron_tokenizers()) {
+    for (const auto& [theirs, ours] : tokenizers()) {
       if (later_["tokenizer"] == theirs)
         return set(std::string("data.tokenizer_type=") + ours, "", "--tokenizer-type");
     }
@@ -277,12 +276,13 @@ class Parser {
       if (later("no_overlap_p2p")) set("parallel.overlap_p2p_comm=false", "", "--no-overlap-p2p-communication");
       return;
     }
-    const bool interleaved = effective_vpp(config().parallel) > 1;
+    const bool interleaved = config::virtual_stages(draft().parallel) > 1;
     set(std::string("parallel.overlap_p2p_comm=") + (interleaved ? "true" : "false"), "", "Megatron's default");
   }
 
-  Config config() const {
-    Draft draft;
+  // What all flags so far make.
+  config::Config draft() const {
+    config::Draft draft;
     for (const auto& [key, value] : assigned_) draft.assign(key + "=" + value);
     return draft.finish();
   }
@@ -293,7 +293,7 @@ class Parser {
               "config", "Megatron arguments: ", kFlag,
               " needs --num-layers and --pipeline-model-parallel-size beside it; or use ",
               "--num-virtual-stages-per-pipeline-rank");
-    const Config c = config();
+    const config::Config c = draft();
     const std::string& text = later_["layers_per_virtual_stage"];
     int64_t each = 0;
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), each);
@@ -309,10 +309,10 @@ class Parser {
 
   void whole_command() {
     std::string missing;
-    for (const char* key : megatron_required()) {
+    for (const char* key : required_keys()) {
       if (given_.contains(key)) continue;
       std::string flag;
-      for (const FlagRow& row : megatron_table()) {
+      for (const FlagRow& row : flag_table()) {
         if (flag.empty() && std::string(row.sets) == std::string(key) + "=$") flag = row.flag;
       }
       missing += (missing.empty() ? "" : ", ") + flag;
@@ -331,13 +331,11 @@ class Parser {
   Assignments assigned_;
   std::map<std::string, std::string> later_;
   std::map<std::string, std::string> given_;  // key -> the flag that set it
-  MegatronArgs out_;
+  Arguments out_;
 };
 
 }  // namespace
 
-MegatronArgs parse_megatron_args(const std::vector<std::string>& tokens, MegatronForm form) {
-  return Parser(tokens, form).run();
-}
+Arguments parse_arguments(const std::vector<std::string>& tokens, Form form) { return Parser(tokens, form).run(); }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::megatron

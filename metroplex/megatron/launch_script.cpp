@@ -1,4 +1,4 @@
-#include "launch_script.h"
+#include "megatron/launch_script.h"
 
 #include <algorithm>
 #include <cctype>
@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "launch_trial.h"
+#include "megatron/launch_trial.h"
 
 extern char** environ;
 
-namespace metroplex::apps {
+namespace metroplex::megatron {
 namespace {
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
@@ -228,4 +228,4 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   return out;
 }
 
-}  // namespace metroplex::apps
+}  // namespace metroplex::megatron

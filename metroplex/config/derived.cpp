@@ -1,0 +1,31 @@
+#include "config/derived.h"
+
+#include <algorithm>
+
+#include "config/layout.h"
+
+namespace metroplex::config {
+
+int64_t ffn_width(const Model& model) {
+  if (model.ffn_hidden_size > 0) return model.ffn_hidden_size;
+  // 2/3 of 4h, so that three matrices hold about what two of 4h would; in whole multiples of 64.
+  return model.gated_linear_unit ? 8 * model.hidden_size / 3 / 64 * 64 : 4 * model.hidden_size;
+}
+
+int64_t virtual_stages(const Parallel& parallel) {
+  std::string problem;
+  if (parallel.pipeline_model_parallel_layout.empty() || parallel.pp() < 1) return parallel.vpp();
+  const auto stages = unrolled_layout(parallel.pipeline_model_parallel_layout, problem);
+  const int64_t count = stages ? static_cast<int64_t>(stages->size()) : 0;
+  return count >= parallel.pp() && count % parallel.pp() == 0 ? count / parallel.pp() : parallel.vpp();
+}
+
+std::string schedule_name(const Parallel& parallel) {
+  if (parallel.pipeline_schedule != "auto") return parallel.pipeline_schedule;
+  if (parallel.pp() == 1) return "none";
+  return virtual_stages(parallel) > 1 ? "interleaved" : "1f1b";
+}
+
+int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
+
+}  // namespace metroplex::config

@@ -1,0 +1,22 @@
+// What a key left at 0 or auto stands for, one function each; resolved() (validate.h) writes it out, the rules and
+// whoever holds a configuration before that ask here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/config.h"
+
+namespace metroplex::config {
+
+// model.ffn_hidden_size, or 4h, or int(8h/3/64)*64 with gated_linear_unit (which is 0 for very small h).
+int64_t ffn_width(const Model& model);
+// Model chunks a pipeline rank holds: counted in the layout string when there is one.
+int64_t virtual_stages(const Parallel& parallel);
+// parallel.pipeline_schedule, or the plainest that fits: none for one stage, 1f1b for one chunk a rank, interleaved
+// for several.
+std::string schedule_name(const Parallel& parallel);
+// parallel.ddp_bucket_size where it is 0: max(40M, 1M * dp) elements, as Megatron has it.
+int64_t default_bucket_size(int64_t dp);
+
+}  // namespace metroplex::config
