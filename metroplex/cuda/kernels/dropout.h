@@ -18,9 +18,9 @@ struct DropoutRows {
   const int64_t* samples = nullptr;  // [num_samples] global numbers; read where the kernel runs
   int64_t num_samples = 1, first_row = 0;
   bool sample_major = false;
-  const int64_t* chosen = nullptr;  // [num_chosen], likewise; null: every row
+  uint64_t step = 0;                // spread over 64 bits
+  const int64_t* chosen = nullptr;  // [num_chosen], read where the kernel runs; null: every row
   int64_t num_chosen = 0, whole = 0;
-  uint64_t step = 0;  // spread over 64 bits
 };
 
 struct DropoutShape {
