@@ -13,9 +13,9 @@ namespace metroplex::train {
 namespace {
 
 // Of the whole sequence.
-double counted_tokens(const nn::Microbatch& batch) {
-  return batch.loss_mask.is_cpu() && !batch.rows.defined() ? batch.loss_mask.sum(at::kDouble).item<double>()
-                                                           : batch.mask_sum;
+double counted_tokens(const Assembly& a, const nn::Microbatch& batch) {
+  const bool sees_all = a.world->target().host_sees_values() && !batch.rows.defined();
+  return sees_all ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
 }
 
 // The one place where the host waits for the losses of a step.
@@ -27,13 +27,13 @@ std::vector<double> on_host(const std::vector<at::Tensor>& losses) {
 
 // The factor of each microbatch's summed loss in the loss of the step: per-microbatch means, averaged; or, per token,
 // 1 (the division by all tokens follows when they have been counted). Ranks that hold parts of a sequence add up to
-// its mean, but are averaged over with the others: `parts` of them.
-std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token, double loss_scale,
-                                 int parts) {
+// its mean, but are averaged over with the others.
+std::vector<double> loss_factors(const Assembly& a, const std::vector<nn::Microbatch>& batches, double loss_scale) {
+  const int parts = a.groups().cp.size();
   std::vector<double> factors;
   for (const nn::Microbatch& batch : batches) {
-    const double mean = parts / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size()));
-    factors.push_back(loss_scale * (per_token ? 1.0 : mean));
+    const double mean = parts / (std::max(counted_tokens(a, batch), 1.0) * static_cast<double>(batches.size()));
+    factors.push_back(loss_scale * (a.config.train.calculate_per_token_loss ? 1.0 : mean));
   }
   return factors;
 }
@@ -59,7 +59,7 @@ Totals own_totals(Assembly& a, const std::vector<double>& losses, const std::vec
   Totals totals;
   if (!a.last_stage() || !a.groups().tp.first()) return totals;
   for (size_t m = 0; m < losses.size(); ++m) {
-    const double loss = losses[m], tokens = counted_tokens(batches[m]);
+    const double loss = losses[m], tokens = counted_tokens(a, batches[m]);
     totals.loss += per_token ? loss : loss / std::max(tokens, 1.0);
     if (!a.groups().cp.first()) continue;
     totals.tokens += tokens;
@@ -169,8 +169,7 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
-  const std::vector<double> factors =
-      loss_factors(input.batches, per_token, outcome.loss_scale, a.groups().cp.size());
+  const std::vector<double> factors = loss_factors(a, input.batches, outcome.loss_scale);
   const std::vector<double> losses =
       timers.measure("forward-backward", 1, [&] { return on_host(forward_backward(a, input.batches, factors)); });
   check_losses(a, losses, input.iteration);
