@@ -3,17 +3,59 @@
 #include <algorithm>
 #include <map>
 
+#include "base/error.h"
 #include "comm/backends/backend.h"
+#include "comm/backends/recording.h"
 #include "comm/backends/sim.h"
 #include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
 
+namespace {
+
+Group make_one(int rank, const std::string& name, const std::vector<int>& ranks, const GroupFactory& factory) {
+  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  return Group(name, ranks, index, ranks.size() > 1 ? factory(name, ranks) : nullptr);
+}
+
+struct Span {
+  topology::AxisSet axes;
+  Group Groups::*group;
+};
+constexpr Span kSpans[] = {{topology::Axis::tp, &Groups::tp},
+                           {topology::Axis::cp, &Groups::cp},
+                           {topology::Axis::dp, &Groups::dp},
+                           {topology::Axis::pp, &Groups::pp},
+                           {{topology::Axis::dp, topology::Axis::cp}, &Groups::dp_cp},
+                           {{topology::Axis::tp, topology::Axis::pp}, &Groups::model_parallel},
+                           {topology::Axis::etp, &Groups::etp},
+                           {topology::Axis::ep, &Groups::ep},
+                           {topology::Axis::edp, &Groups::edp}};
+
+}  // namespace
+
+const Group& Groups::over(topology::AxisSet axes) const {
+  for (const Span& span : kSpans) {
+    if (span.axes == axes) return this->*span.group;
+  }
+  MPX_ASSERT(false, "no group spans '", topology::to_string(axes), "'");
+}
+
+World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device)
+    : rank_(rank),
+      grid_(std::move(grid)),
+      factory_(std::move(factory)),
+      groups_(make_groups(rank, grid_, factory_)),
+      target_{device} {}
+
+Group World::make_group(const std::string& name, const std::vector<int>& ranks) const {
+  return make_one(rank_, name, ranks, factory_);
+}
+
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
   using topology::Axis;
   const auto make = [&](const std::string& name, const std::vector<int>& ranks) {
-    const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    return Group(name, ranks, index, ranks.size() > 1 ? factory(name, ranks) : nullptr);
+    return make_one(rank, name, ranks, factory);
   };
   const auto family = [&](const std::string& name, topology::AxisSet axes) {
     return make(name, grid.group_of(rank, axes));
@@ -47,6 +89,9 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
   for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
   groups.world = make("world", everyone);
+  groups.etp = family("etp", Axis::etp);
+  groups.ep = family("ep", Axis::ep);
+  groups.edp = family("edp", Axis::edp);
   return groups;
 }
 
@@ -54,8 +99,11 @@ World World::recorded(cuda::Recorder& recorder) const {
   World world = *this;
   Groups& g = world.groups_;
   for (Group* group : {&g.world, &g.tp, &g.cp, &g.dp, &g.pp, &g.dp_cp, &g.model_parallel, &g.intra_dp_cp,
-                       &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.batch})
+                       &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.batch, &g.etp, &g.ep, &g.edp})
     *group = group->recorded(recorder);
+  world.factory_ = [factory = factory_, &recorder](const std::string& name, const std::vector<int>& ranks) {
+    return make_recording_backend(name, recorder, factory(name, ranks));
+  };
   world.target_.recorder = &recorder;
   return world;
 }
@@ -72,7 +120,7 @@ GroupFactory shared(GroupFactory factory) {
 }
 
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device) {
-  return World(rank, grid, make_groups(rank, grid, factory), device);
+  return World(rank, grid, factory, device);
 }
 
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {

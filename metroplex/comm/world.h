@@ -27,16 +27,28 @@ struct Groups {
   // says; on all other stages a group of one, so what they reduce there stays as it is.
   Group embedding, position_embedding;
   Group batch;
+  Group etp, ep, edp;  // of the expert grid
+
+  // The group that spans `axes`, one of tp, cp, dp, pp, dp-cp, tp-pp, etp, ep, edp.
+  const Group& over(topology::AxisSet axes) const;
 };
+
+// Makes the communicator of `ranks` (two or more, in group order) for the calling rank.
+using GroupFactory =
+    std::function<std::shared_ptr<GroupBackend>(const std::string& name, const std::vector<int>& ranks)>;
 
 class World {
  public:
-  World(int rank, topology::RankGrid grid, Groups groups, c10::Device device = c10::kCPU)
-      : rank_(rank), grid_(std::move(grid)), groups_(std::move(groups)), target_{device} {}
+  // Keeps the factory, for make_group.
+  World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device = c10::kCPU);
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(grid_.world_size()); }
   const topology::RankGrid& grid() const { return grid_; }
+  topology::Coordinates coordinates() const { return grid_.coordinates(rank_); }
   const Groups& groups() const { return groups_; }
+  // A group of `ranks`, this one among them, beside those above. All of them make it, and in the same order where
+  // they make several.
+  Group make_group(const std::string& name, const std::vector<int>& ranks) const;
   // Where this rank computes: its tensors live here, and it is the current device of the rank's thread.
   c10::Device device() const { return target_.device; }
   const cuda::Target& target() const { return target_; }
@@ -47,13 +59,11 @@ class World {
  private:
   int rank_;
   topology::RankGrid grid_;
+  GroupFactory factory_;
   Groups groups_;
   cuda::Target target_;
 };
 
-// Makes the communicator of `ranks` (two or more, in group order) for the calling rank.
-using GroupFactory =
-    std::function<std::shared_ptr<GroupBackend>(const std::string& name, const std::vector<int>& ranks)>;
 class Traffic;  // backends/sim.h
 
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);

@@ -8,10 +8,10 @@
 
 namespace metroplex::models {
 
-nn::NormSpec norm_spec(const std::string& name, const config::Model& model, bool sequence_parallel) {
+nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context) {
   MPX_CHECK(model.normalization == "LayerNorm" || model.normalization == "RMSNorm", "models",
             "model.normalization = '", model.normalization, "' is unknown; use LayerNorm or RMSNorm");
-  return {name, model.hidden_size, model.normalization == "RMSNorm", model.layernorm_epsilon, sequence_parallel};
+  return {name, model.hidden_size, model.normalization == "RMSNorm", model.layernorm_epsilon, context.sp_axes};
 }
 
 std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target) {
@@ -26,19 +26,17 @@ std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda:
 Block::Block(const BlockSpec& spec, const config::Model& model, const nn::LayerContext& context,
              std::shared_ptr<nn::RopeTable> rope)
     : spec_(spec),
-      tp_(context.tp),
-      sequence_parallel_(context.sequence_parallel),
+      sp_(context.sp),
       saving_(context.saving),
-      attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout,
-                         context.target},
+      attention_dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout, context.target},
       mlp_dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout, context.target},
-      input_norm_(norm_spec(spec.name + ".input_layernorm", model, context.sequence_parallel), context),
+      input_norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
       attention_({spec.name + ".self_attention", spec.layer, false}, model, context, std::move(rope)),
-      mlp_norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context.sequence_parallel), context),
+      mlp_norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
       mlp_(spec.name + ".mlp", model, context) {}
 
 at::Tensor Block::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
-  const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
+  const nn::SequencePlace place = nn::sequence_place(x_sbh, sp_);
   const at::Tensor attended = attention_.forward(nn::normalize(input_norm_, x_sbh, saving_), batch);
   const nn::BiasDropoutAdd attention_sum{attention_dropout_, attention_.output_bias(), place};
   const auto [h, normed] = nn::bias_dropout_add_norm(attended, x_sbh, {attention_sum, &mlp_norm_, saving_}, batch);

@@ -14,7 +14,8 @@
 
 namespace metroplex::models {
 
-nn::NormSpec norm_spec(const std::string& name, const config::Model& model, bool sequence_parallel);
+// Of a norm over what the ranks of context.sp split.
+nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
 // Null where the model has no rotary positions. One table serves all layers of a stage.
 std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target);
 
@@ -35,8 +36,7 @@ class Block final : public nn::Segment {
 
  private:
   BlockSpec spec_;
-  comm::Group tp_;
-  bool sequence_parallel_;
+  comm::Group sp_;
   nn::SavePolicy saving_;
   nn::DropoutKey attention_dropout_, mlp_dropout_;
   nn::Norm input_norm_;

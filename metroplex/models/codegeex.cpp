@@ -14,21 +14,16 @@ namespace {
 // final norm before the head.
 class TopQuerySegment final : public nn::Segment {
  public:
-  explicit TopQuerySegment(const ModelContext& context)
-      : tp_(context.tp),
-        sequence_parallel_(context.sequence_parallel),
+  TopQuerySegment(const ModelContext& context, const nn::LayerContext& layer)
+      : sp_(layer.sp),
         saving_(context.saving),
-        final_norm_(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
-                    layer_context(context)),
+        final_norm_(norm_spec("decoder.final_layernorm", context.model, layer), layer),
         queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size,
-                 layer_context(context)),
-        input_norm_(norm_spec(name_ + ".input_layernorm", context.model, context.sequence_parallel),
-                    layer_context(context)),
-        attention_({name_ + ".self_attention", context.model.num_layers, true}, context.model, layer_context(context),
-                   nullptr),
-        mlp_norm_(norm_spec(name_ + ".pre_mlp_layernorm", context.model, context.sequence_parallel),
-                  layer_context(context)),
-        mlp_(name_ + ".mlp", context.model, layer_context(context)),
+                 topology::Role::weight, layer),
+        input_norm_(norm_spec(name_ + ".input_layernorm", context.model, layer), layer),
+        attention_({name_ + ".self_attention", context.model.num_layers, true}, context.model, layer, nullptr),
+        mlp_norm_(norm_spec(name_ + ".pre_mlp_layernorm", context.model, layer), layer),
+        mlp_(name_ + ".mlp", context.model, layer),
         attention_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::attention_output,
                            context.model.hidden_dropout, context.target},
         mlp_dropout_{context.seed, context.model.num_layers, nn::DropoutSite::mlp_output,
@@ -37,7 +32,7 @@ class TopQuerySegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) override {
-    const nn::SequencePlace place = nn::sequence_place(x_sbh, tp_, sequence_parallel_);
+    const nn::SequencePlace place = nn::sequence_place(x_sbh, sp_);
     const at::Tensor h = nn::normalize(final_norm_, x_sbh, saving_).x;
     const at::Tensor attended =
         attention_.forward(nn::normalize(input_norm_, h, saving_), batch, queries_.forward(positions_of(batch)));
@@ -57,8 +52,7 @@ class TopQuerySegment final : public nn::Segment {
 
  private:
   std::string name_ = "decoder.top_query_layer";
-  comm::Group tp_;
-  bool sequence_parallel_;
+  comm::Group sp_;
   nn::SavePolicy saving_;
   nn::Norm final_norm_;
   nn::ReplicatedEmbedding queries_;
@@ -70,7 +64,7 @@ class TopQuerySegment final : public nn::Segment {
 };
 
 std::unique_ptr<nn::Segment> top_query(const ModelContext& context) {
-  return std::make_unique<TopQuerySegment>(context);
+  return std::make_unique<TopQuerySegment>(context, layer_context(context));
 }
 
 }  // namespace

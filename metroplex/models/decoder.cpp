@@ -15,24 +15,24 @@
 namespace metroplex::models {
 namespace {
 
-constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
-
-std::shared_ptr<nn::Param> vocabulary_param(const char* name, const ModelContext& context) {
-  return nn::make_vocabulary_param(name, vocabulary_of(context), context.vocab_size, context.model.hidden_size,
-                                   layer_context(context));
+std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role role, const ModelContext& context) {
+  return nn::make_vocabulary_param({name, context.vocab_size, context.model.hidden_size, role},
+                                   vocabulary_of(context), layer_context(context));
 }
 
-std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& tied) {
-  if (!context.model.tied()) return vocabulary_param("output_layer.weight", context);
-  if (tied) {
-    tied->uses_per_microbatch = 2;
-    return tied;
-  }
-  std::shared_ptr<nn::Param> copy = vocabulary_param(kWordEmbeddings, context);
-  copy->tied = copy->tied_copy = true;
-  if (context.init_streams && copy->data.defined()) copy->data.zero_();
-  if (context.init_streams) copy->initialize = [](nn::Param& param) { param.data.zero_(); };
-  return copy;
+// Shared with the head of another stage where the two are tied.
+std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
+  const auto words = vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
+  if (context.model.tied()) words->placement.shared = words->name;
+  return words;
+}
+
+// `words`: the word embedding of the same stage, or null.
+std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std::shared_ptr<nn::Param>& words) {
+  if (!context.model.tied()) return vocabulary_param("output_layer.weight", topology::Role::output, context);
+  if (!words) return make_word_embeddings(context);
+  words->uses_per_microbatch = 2;
+  return words;
 }
 
 // sum over tokens of mask * loss, in double inside; losses and mask [s, b].
@@ -52,9 +52,8 @@ at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
 
 nn::LayerContext layer_context(const ModelContext& context) {
   nn::LayerContext layer;
-  layer.tp = context.tp;
+  nn::set_tensor_parallel(layer, context.tp, context.sequence_parallel);
   layer.cp = context.cp;
-  layer.sequence_parallel = context.sequence_parallel;
   layer.dtype = context.dtype;
   layer.target = context.target;
   layer.seed = context.seed;
@@ -81,24 +80,21 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
-    : tp_(context.tp),
-      sequence_parallel_(context.sequence_parallel),
+    : sp_(layer_context(context).sp),
       fp32_residual_(context.fp32_residual_connection),
-      words_(vocabulary_param(kWordEmbeddings, context), vocabulary_of(context), context.vocab_size,
-             layer_context(context)),
+      words_(make_word_embeddings(context), vocabulary_of(context), context.vocab_size, layer_context(context)),
       dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
   if (model.position_embedding_type == "learned_absolute") {
-    positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size, layer);
-    positions_->weight().embedding_or_output = true;
+    positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
+                       topology::Role::embedding, layer);
   }
 }
 
 at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& batch) {
-  MPX_CHECK(!sequence_parallel_ || batch.tokens.size(1) % tp_.size() == 0, "models",
-            "with sequence parallelism the sequence length ", batch.tokens.size(1),
-            " must be a multiple of the tensor parallel size ", tp_.size());
+  MPX_CHECK(batch.tokens.size(1) % sp_.size() == 0, "models", "with sequence parallelism the sequence length ",
+            batch.tokens.size(1), " must be a multiple of the tensor parallel size ", sp_.size());
   const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
   at::Tensor out;
   {
@@ -114,7 +110,7 @@ at::Tensor EmbeddingSegment::forward(const at::Tensor&, const nn::Microbatch& ba
     return {};
   });
   if (!dropout_.active(batch)) return out;
-  return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, tp_, sequence_parallel_)}, batch);
+  return nn::bias_dropout_add(out, {}, {dropout_, nullptr, nn::sequence_place(out, sp_)}, batch);
 }
 
 void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
@@ -127,9 +123,8 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
       output_(output_weight(context, tied), layer_context(context)) {
-  if (final_norm)
-    norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context.sequence_parallel),
-                  layer_context(context));
+  const nn::LayerContext layer = layer_context(context);
+  if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, layer), layer);
 }
 
 at::Tensor HeadSegment::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
@@ -159,7 +154,6 @@ std::vector<std::unique_ptr<nn::Segment>> build_decoder(const ModelContext& cont
   if (slice.has_embedding) {
     auto embedding = std::make_unique<EmbeddingSegment>(context);
     words = embedding->word_embeddings();
-    words->tied = context.model.tied();
     segments.push_back(std::move(embedding));
   }
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model, context.target);

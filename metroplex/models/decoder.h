@@ -28,8 +28,8 @@ class EmbeddingSegment final : public nn::Segment {
 
  private:
   std::string name_ = "embedding";
-  comm::Group tp_;
-  bool sequence_parallel_, fp32_residual_;
+  comm::Group sp_;
+  bool fp32_residual_;
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_;
   nn::DropoutKey dropout_;

@@ -9,6 +9,7 @@
 #include "comm/group.h"
 #include "config/model.h"
 #include "cuda/launch_point.h"
+#include "nn/layer_context.h"
 #include "nn/param_init.h"
 #include "nn/segment.h"
 
@@ -33,8 +34,8 @@ struct ModelContext {
   uint64_t seed = 1234;                   // of initialisation and dropout
   bool deferred_initialization = false;   // parameters are described, not made: see nn::LayerContext
   nn::SavePolicy saving;                  // what layers keep between forward and backward
-  // Set for model.sharded_initialization; one object for all chunks of the rank. A tied copy of the word embedding
-  // then starts as zeros and takes its values from the first stage.
+  // Set for model.sharded_initialization; one object for all chunks of the rank. Holders of a shared parameter then
+  // start apart, and the owner's values are the right ones (train/sharing.h).
   std::shared_ptr<nn::InitStreams> init_streams;
 };
 

@@ -21,8 +21,17 @@ LinearSpec linear(const std::string& name, int64_t in, int64_t out, bool bias) {
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadLayout whole = head_layout(model, 1);
   const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
-  return linear(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
-                (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
+  LinearSpec out = linear(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
+                          (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
+  const int64_t d = whole.head_dim, q = queries / whole.groups * d;
+  for (int64_t group = 0; group < whole.groups; ++group) {
+    const std::string name = "group" + std::to_string(group);
+    const int64_t begin = group * (q + 2 * d);
+    if (q > 0) out.parts.push_back({name + ".q", 0, begin, q, false});
+    out.parts.push_back({name + ".k", 0, begin + q, d, false});
+    out.parts.push_back({name + ".v", 0, begin + q + d, d, false});
+  }
+  return out;
 }
 
 LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
@@ -75,10 +84,12 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == "RMSNorm";
-    q_norm_.emplace(NormSpec{spec.name + ".q_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},
-                    context);
-    k_norm_.emplace(NormSpec{spec.name + ".k_layernorm", layout_.head_dim, rms, model.layernorm_epsilon, true},
-                    context);
+    const auto norm = [&](const char* name) {  // a rank sees its own heads
+      return NormSpec{spec.name + name,        layout_.head_dim,   rms,
+                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm};
+    };
+    q_norm_.emplace(norm(".q_layernorm"), context);
+    k_norm_.emplace(norm(".k_layernorm"), context);
   }
 }
 

@@ -101,9 +101,7 @@ BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& r
   return sum;
 }
 
-SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, bool sequence_parallel) {
-  return {sequence_parallel ? x_sbh.size(0) * tp.index() : 0};
-}
+SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp) { return {x_sbh.size(0) * sp.index()}; }
 
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch) {

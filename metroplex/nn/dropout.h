@@ -33,8 +33,8 @@ struct DropoutKey {
 struct SequencePlace {
   int64_t first_row = 0;
 };
-// The place of a [s/tp, b, h] part under sequence parallelism, of the whole otherwise.
-SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& tp, bool sequence_parallel);
+// The place of this rank's part of a sequence that the ranks of `sp` split (layer_context.h).
+SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp);
 
 // residual + dropout(x + bias), differentiable in x and residual; the bias gradient goes to bias->main_grad. `bias`
 // may be null and `residual` undefined. Overwrites x, which must be a fresh result that no one else reads.

@@ -9,6 +9,7 @@
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "cuda/kernels/embedding.h"
+#include "nn/param_init.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -87,18 +88,15 @@ void check_range(const cuda::Target& target, const at::Tensor& indices, const Ra
 
 }  // namespace
 
-ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width,
+ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
                                          const LayerContext& context)
-    : tp_(context.tp),
+    : sp_(context.sp),
       target_(context.target),
-      sequence_parallel_(context.sequence_parallel),
-      weight_(make_param({name + ".weight", {rows, width}, {}, Init::normal, 0}, context)) {
-  weight_.partial_grad_over_tp = sequence_parallel_;
-}
+      weight_(make_param({name + ".weight", {rows, width}, {.partial = context.sp_axes, .role = role}, Init::normal},
+                         context)) {}
 
 at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) const {
-  const at::Tensor sb = indices_bs.t();
-  return (sequence_parallel_ ? comm::own_slice(sb, 0, tp_) : sb).contiguous();
+  return comm::own_slice(indices_bs.t(), 0, sp_).contiguous();
 }
 
 void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
@@ -116,7 +114,7 @@ at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    const int64_t rows = indices_bs.size(1) / (sequence_parallel_ ? tp_.size() : 1);
+    const int64_t rows = indices_bs.size(1) / sp_.size();
     out = at::zeros({rows, indices_bs.size(0), weight_.data.size(1)}, weight_.data.options());
     add_to(out, indices_bs);
   }
@@ -127,19 +125,18 @@ at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
   });
 }
 
-std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size,
-                                             int64_t width, const LayerContext& context) {
-  Param param =
-      make_param({name, {vocab_size, width}, vocabulary_shard(part), Init::normal, part.local_rows}, context);
-  param.embedding_or_output = true;
-  return std::make_shared<Param>(std::move(param));
+std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyPart& part,
+                                             const LayerContext& context) {
+  return std::make_shared<Param>(make_param(
+      {spec.name, {spec.vocab_size, spec.width}, {.cuts = {vocabulary_cut(part)}, .role = spec.role}, Init::normal},
+      context));
 }
 
 VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part,
                                                int64_t vocab_size, const LayerContext& context)
-    : tp_(context.tp),
+    : sp_(context.sp),
+      tp_dense_(context.tp_dense),
       target_(context.target),
-      sequence_parallel_(context.sequence_parallel),
       part_(part),
       vocab_size_(vocab_size),
       weight_(std::move(weight)) {}
@@ -150,13 +147,13 @@ at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   const at::Tensor local = tokens_bs.t().contiguous() - part_.begin;
   at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
   gather(target_, weight_->data, local, out, false);
-  if (sequence_parallel_) return comm::reduce_scatter(out, 0, tp_);
-  comm::all_reduce(out, tp_);
+  out = comm::reduce_scatter(out, 0, sp_);
+  comm::all_reduce(out, tp_dense_);
   return out;
 }
 
 void VocabParallelEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs) {
-  const at::Tensor whole = sequence_parallel_ ? comm::all_gather(dout, 0, tp_) : dout;
+  const at::Tensor whole = comm::all_gather(dout, 0, sp_);
   scatter_add(target_, *weight_, tokens_bs.t().contiguous() - part_.begin, whole);
 }
 

@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "config/model.h"
 #include "nn/dropout.h"
+#include "nn/layer_context.h"
 #include "nn/microbatch.h"
-#include "nn/param_init.h"
+#include "nn/param.h"
 #include "nn/vocabulary.h"
 
 namespace metroplex::nn {
@@ -18,7 +20,8 @@ namespace metroplex::nn {
 // A [rows, h] table that every rank holds whole, indexed by [b, s] numbers (positions, token types).
 class ReplicatedEmbedding {
  public:
-  ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, const LayerContext& context);
+  ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
+                      const LayerContext& context);
   // out [s (/tp), b, h] += rows of this rank's part of the sequence; without autograd.
   void add_to(const at::Tensor& out, const at::Tensor& indices_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs);
@@ -28,15 +31,19 @@ class ReplicatedEmbedding {
 
  private:
   at::Tensor local_indices(const at::Tensor& indices_bs) const;
-  comm::Group tp_;
+  comm::Group sp_;
   cuda::Target target_;
-  bool sequence_parallel_ = false;
   Param weight_;
 };
 
-// The word embedding, or the untied output weight, as a parameter [local rows, h] with its padding.
-std::shared_ptr<Param> make_vocabulary_param(const std::string& name, const VocabularyPart& part, int64_t vocab_size,
-                                             int64_t width, const LayerContext& context);
+// The word embedding, or the untied output weight (`role`), as a parameter [local rows, width] with its padding.
+struct VocabularyParamSpec {
+  std::string name;
+  int64_t vocab_size = 0, width = 0;
+  topology::Role role = topology::Role::embedding;
+};
+std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyPart& part,
+                                             const LayerContext& context);
 
 class VocabParallelEmbedding {
  public:
@@ -50,9 +57,8 @@ class VocabParallelEmbedding {
   const std::shared_ptr<Param>& shared_weight() const { return weight_; }
 
  private:
-  comm::Group tp_;
+  comm::Group sp_, tp_dense_;
   cuda::Target target_;
-  bool sequence_parallel_ = false;
   VocabularyPart part_;
   int64_t vocab_size_ = 0;
   std::shared_ptr<Param> weight_;

@@ -7,6 +7,7 @@
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "nn/matmul.h"
+#include "nn/param_init.h"
 
 namespace metroplex::nn {
 namespace {
@@ -22,21 +23,22 @@ struct InFlight {
   }
 };
 
-InFlight start_gather(const at::Tensor& x, const comm::Group& tp) {
-  if (tp.size() == 1) return {x, {}, {}};
+InFlight start_gather(const at::Tensor& x, const comm::Group& sp) {
+  if (sp.size() == 1) return {x, {}, {}};
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes[0] *= tp.size();
+  sizes[0] *= sp.size();
   InFlight flight{at::empty(sizes, x.options()), {}, x.contiguous()};
-  flight.handle = comm::all_gather_into_async(flight.tensor, flight.source, tp);
+  flight.handle = comm::all_gather_into_async(flight.tensor, flight.source, sp);
   return flight;
 }
 
-InFlight start_reduce_scatter(const at::Tensor& x, const comm::Group& tp) {
-  if (tp.size() == 1) return {x, {}, {}};
+// The sum of x over both groups, of which one has one member, and this rank's part of it.
+InFlight start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_dense) {
+  if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_dense), {}};
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes[0] /= tp.size();
+  sizes[0] /= sp.size();
   InFlight flight{at::empty(sizes, x.options()), {}, x};
-  flight.handle = comm::reduce_scatter_into_async(flight.tensor, flight.source, tp);
+  flight.handle = comm::reduce_scatter_into_async(flight.tensor, flight.source, sp);
   return flight;
 }
 
@@ -44,13 +46,21 @@ std::shared_ptr<Param> share(ParamSpec spec, const LayerContext& context) {
   return std::make_shared<Param>(make_param(std::move(spec), context));
 }
 
-Shard output_shard(const LinearSpec& spec, const comm::Group& tp) {
-  if (!spec.gated) return even_shard(0, spec.out_features, tp.size(), tp.index());
+topology::Cut output_cut(const LinearSpec& spec, const comm::Group& tp) {
+  if (!spec.gated) return topology::even_cut(0, topology::Axis::tp, spec.out_features, tp.size(), tp.index());
   const int64_t half = spec.out_features / 2;
-  Shard gate = even_shard(0, half, tp.size(), tp.index());
-  const RowRange& g = gate.ranges.front();
-  gate.ranges.push_back(RowRange{g.size, half + g.global, g.size});
-  return gate;
+  topology::Cut cut = topology::even_cut(0, topology::Axis::tp, half, tp.size(), tp.index());
+  const topology::RowRange gate = cut.ranges.front();
+  cut.ranges.push_back({gate.size, half + gate.global, gate.size});
+  return cut;
+}
+
+// <name>.weight [out, in] and <name>.bias [out], split over tp by output features.
+topology::Placement output_placement(const LinearSpec& spec, const comm::Group& tp, topology::Role role) {
+  const std::string name = spec.name + (role == topology::Role::bias ? ".bias." : ".weight.");
+  topology::Placement placement{.cuts = {output_cut(spec, tp)}, .role = role, .parts = spec.parts};
+  for (topology::Part& part : placement.parts) part.name.insert(0, name);
+  return placement;
 }
 
 }  // namespace
@@ -66,22 +76,31 @@ void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at:
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      sp_(context.sp),
+      tp_dense_(context.tp_dense),
       target_(context.target),
       saving_(context.saving),
-      sequence_parallel_(context.sequence_parallel),
       gather_output_(spec.gather_output),
       skip_bias_add_(spec.skip_bias_add) {
   MPX_ASSERT(!(spec.gather_output && spec.gated), "a gathered gated output would interleave gate and up");
-  const Shard shard = output_shard(spec, tp_);
-  weight_ = share({spec.name + ".weight", {spec.out_features, spec.in_features}, shard, spec.init, 0}, context);
-  if (spec.bias) bias_ = share({spec.name + ".bias", {spec.out_features}, shard, Init::zeros, 0}, context);
+  using topology::Role;
+  weight_ = share({spec.name + ".weight",
+                   {spec.out_features, spec.in_features},
+                   output_placement(spec, tp_, Role::weight),
+                   spec.init},
+                  context);
+  if (spec.bias) {
+    bias_ = share({spec.name + ".bias", {spec.out_features}, output_placement(spec, tp_, Role::bias), Init::zeros},
+                  context);
+  }
 }
 
 ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
     : tp_(context.tp),
+      sp_(context.sp),
+      tp_dense_(context.tp_dense),
       target_(context.target),
       saving_(context.saving),
-      sequence_parallel_(context.sequence_parallel),
       weight_(std::move(weight)) {}
 
 at::Tensor ColumnParallelLinear::forward(const Input& in) {
@@ -89,25 +108,24 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    const at::Tensor whole = sequence_parallel_ ? comm::all_gather(in.x, 0, tp_) : in.x;
+    const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
     out = linear_product(target_, whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
     if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
   if (!at::GradMode::is_enabled()) return out;
-  return comm::attach(
-      out, {in.x}, [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy_whole) -> comm::Gradients {
-        const at::NoGradGuard no_grad;
-        const at::Tensor x = saved.get();
-        InFlight input = sequence_parallel_ ? start_gather(x, tp_) : InFlight{x, {}, {}};
-        const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
-        at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
-        const at::Tensor whole = input.wait();
-        InFlight reduced =
-            sequence_parallel_ ? start_reduce_scatter(dx, tp_) : InFlight{dx, comm::all_reduce_async(dx, tp_), {}};
-        accumulate_weight_gradient(target_, *weight_, dy, whole);
-        if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
-        return {reduced.wait()};
-      });
+  return comm::attach(out, {in.x},
+                      [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy_whole) -> comm::Gradients {
+                        const at::NoGradGuard no_grad;
+                        const at::Tensor x = saved.get();
+                        InFlight input = start_gather(x, sp_);
+                        const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
+                        at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
+                        const at::Tensor whole = input.wait();
+                        InFlight reduced = start_reduce(dx, sp_, tp_dense_);
+                        accumulate_weight_gradient(target_, *weight_, dy, whole);
+                        if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
+                        return {reduced.wait()};
+                      });
 }
 
 void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
@@ -117,18 +135,22 @@ void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
 
 RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
+      sp_(context.sp),
+      tp_dense_(context.tp_dense),
       target_(context.target),
       saving_(context.saving),
-      sequence_parallel_(context.sequence_parallel),
       input_is_parallel_(spec.input_is_parallel),
       skip_bias_add_(spec.skip_bias_add) {
-  MPX_CHECK(input_is_parallel_ || !sequence_parallel_, "nn", spec.name,
+  MPX_CHECK(input_is_parallel_ || sp_.size() == 1, "nn", spec.name,
             ": with sequence parallelism the input of a row-parallel layer must be split already");
-  const Shard shard = even_shard(1, spec.in_features, tp_.size(), tp_.index());
-  weight_ = share({spec.name + ".weight", {spec.out_features, spec.in_features}, shard, spec.init, 0}, context);
+  using topology::Role;
+  const topology::Cut cut = topology::even_cut(1, topology::Axis::tp, spec.in_features, tp_.size(), tp_.index());
+  weight_ =
+      share({spec.name + ".weight", {spec.out_features, spec.in_features}, {.cuts = {cut}}, spec.init}, context);
   if (spec.bias) {
-    bias_ = share({spec.name + ".bias", {spec.out_features}, {}, Init::zeros, 0}, context);
-    bias_->partial_grad_over_tp = sequence_parallel_;
+    bias_ = share(
+        {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
+        context);
   }
 }
 
@@ -140,18 +162,15 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
     const at::NoGradGuard no_grad;
     part = input_is_parallel_ ? in.x : comm::own_slice(in.x, -1, tp_);
     out = linear_product(target_, part, weight_->data);
-    if (sequence_parallel_) {
-      out = comm::reduce_scatter(out, 0, tp_);
-    } else {
-      comm::all_reduce(out, tp_);
-    }
+    out = comm::reduce_scatter(out, 0, sp_);
+    comm::all_reduce(out, tp_dense_);
     if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
   const Saved saved = saving_.keep(Input{part, in.again});
   return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
     const at::NoGradGuard no_grad;
-    const at::Tensor dy = sequence_parallel_ ? comm::all_gather(dy_local, 0, tp_) : dy_local;
+    const at::Tensor dy = comm::all_gather(dy_local, 0, sp_);
     at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
     accumulate_weight_gradient(target_, *weight_, dy, saved.get());
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);

@@ -13,8 +13,8 @@
 
 #include "comm/group.h"
 #include "cuda/launch_point.h"
+#include "nn/layer_context.h"
 #include "nn/param.h"
-#include "nn/param_init.h"
 #include "nn/saved.h"
 
 namespace metroplex::nn {
@@ -25,9 +25,10 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and its gradient
   Init init = Init::normal;
-  bool gather_output = false;     // column: every rank gets all output features
-  bool input_is_parallel = true;  // row: the input is already split; false: each rank takes its slice
-  bool gated = false;             // column: the output is two halves [gate; up], each split over tp
+  bool gather_output = false;              // column: every rank gets all output features
+  bool input_is_parallel = true;           // row: the input is already split; false: each rank takes its slice
+  bool gated = false;                      // column: the output is two halves [gate; up], each split over tp
+  std::vector<topology::Part> parts = {};  // of the output features, named within weight and bias
 };
 
 class ColumnParallelLinear {
@@ -43,10 +44,10 @@ class ColumnParallelLinear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_;
+  comm::Group tp_, sp_, tp_dense_;
   cuda::Target target_;
   SavePolicy saving_;
-  bool sequence_parallel_ = false, gather_output_ = false, skip_bias_add_ = false;
+  bool gather_output_ = false, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 
@@ -62,10 +63,10 @@ class RowParallelLinear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_;
+  comm::Group tp_, sp_, tp_dense_;
   cuda::Target target_;
   SavePolicy saving_;
-  bool sequence_parallel_ = false, input_is_parallel_ = true, skip_bias_add_ = false;
+  bool input_is_parallel_ = true, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 

@@ -13,7 +13,9 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
   spec.name = name + ".linear_fc1";
   spec.in_features = model.hidden_size;
   spec.gated = model.gated_linear_unit;
-  spec.out_features = config::ffn_width(model) * (spec.gated ? 2 : 1);
+  const int64_t width = config::ffn_width(model);
+  spec.out_features = width * (spec.gated ? 2 : 1);
+  if (spec.gated) spec.parts = {{"gate", 0, 0, width, false}, {"up", 0, width, width, false}};
   spec.bias = model.add_bias_linear;
   spec.skip_bias_add = true;
   return spec;

@@ -7,6 +7,7 @@
 #include "comm/autograd_node.h"
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
+#include "nn/param_init.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -37,11 +38,11 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
 }  // namespace
 
 Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
-  weight_ = make_param({spec.name + ".weight", {spec.width}, {}, Init::ones, 0}, context);
-  weight_.partial_grad_over_tp = spec.partial_grad_over_tp;
+  weight_ = make_param(
+      {spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, Init::ones}, context);
   if (!spec.rms) {
-    bias_ = make_param({spec.name + ".bias", {spec.width}, {}, Init::zeros, 0}, context);
-    bias_.partial_grad_over_tp = spec.partial_grad_over_tp;
+    const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
+    bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
   }
 }
 

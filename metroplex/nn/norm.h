@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "nn/dropout.h"
-#include "nn/param_init.h"
+#include "nn/layer_context.h"
+#include "nn/param.h"
 
 namespace metroplex::nn {
 
@@ -17,7 +18,8 @@ struct NormSpec {
   int64_t width = 0;
   bool rms = false;
   double epsilon = 1e-5;
-  bool partial_grad_over_tp = false;
+  topology::AxisSet partial = {};  // of both gradients
+  topology::Role role = topology::Role::norm;
 };
 
 // What backward needs.

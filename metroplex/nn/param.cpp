@@ -2,8 +2,6 @@
 
 #include <ATen/ops/zeros_like.h>
 
-#include "base/error.h"
-
 namespace metroplex::nn {
 
 int64_t Param::numel() const {
@@ -12,13 +10,7 @@ int64_t Param::numel() const {
   return product;
 }
 
-int64_t Param::padding_numel() const {
-  if (!sharded()) return 0;
-  int64_t rows = 0;
-  for (const RowRange& range : shard.ranges) rows += range.size;
-  const int64_t local_rows = local_shape[static_cast<size_t>(shard.dim)];
-  return local_rows == 0 ? 0 : (local_rows - rows) * (numel() / local_rows);
-}
+int64_t Param::padding_numel() const { return topology::padding_numel(global_shape, placement); }
 
 namespace {
 
@@ -47,13 +39,6 @@ void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
     add(main_grad);
   }
   if (on_use) on_use();
-}
-
-Shard even_shard(int dim, int64_t global_rows, int parts, int index) {
-  MPX_CHECK(parts > 0 && global_rows % parts == 0, "nn", global_rows, " rows cannot be split evenly over ", parts,
-            " tensor-parallel ranks; choose a tensor_parallel size that divides it");
-  const int64_t rows = global_rows / parts;
-  return Shard{dim, {RowRange{0, index * rows, rows}}};
 }
 
 }  // namespace metroplex::nn

@@ -10,38 +10,23 @@
 #include <string>
 #include <vector>
 
+#include "topology/placement.h"
+
 namespace metroplex::nn {
-
-// Rows [local, local + size) of the local tensor are rows [global, global + size) of the whole one, along Shard::dim.
-struct RowRange {
-  int64_t local = 0, global = 0, size = 0;
-};
-
-// How the local tensor lies in the whole one. dim < 0: every tensor-parallel rank holds all of it (replicated).
-// A sharded dim may be several ranges (gate and up of a gated fc1); rows in no range are padding.
-struct Shard {
-  int dim = -1;
-  std::vector<RowRange> ranges;
-};
 
 enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones };
 
 struct Param {
   std::string name;                   // global: layer numbers count over the whole model
   std::vector<int64_t> global_shape;  // unsharded, vocabulary unpadded
-  Shard shard;
+  topology::Placement placement;
   Init init = Init::normal;
   std::vector<int64_t> local_shape;        // of the local part, also while `data` is away (ZeRO-3)
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
   at::Tensor data;       // the local part; undefined between uses when it is sharded over dp (optim/param_buffer)
   at::Tensor main_grad;  // same shape; a view of the gradient buffer (optim/grad_buffer)
 
-  bool weight_decay = true;  // false for biases and 1-D tensors
-  bool partial_grad_over_tp =
-      false;               // replicated over tp, but each rank's gradient covers its part of the sequence only
-  bool tied = false;       // the word embedding under a tied head: its gradient is summed over both stages
-  bool tied_copy = false;  // the last stage's copy of it: not counted or saved a second time
-  bool embedding_or_output = false;
+  bool owner = true;            // false: another holder of placement.shared counts and saves it (train/sharing.h)
   int uses_per_microbatch = 1;  // calls of accumulate() that one microbatch makes (2: tied head on one stage)
 
   // Called by layers: adds to main_grad through `add`, then counts one use. The owner of main_grad sets before_use,
@@ -54,13 +39,12 @@ struct Param {
   int uses_of_microbatch = 0;  // that are in it
 
   int64_t numel() const;          // of the local part
-  int64_t padding_numel() const;  // of it: rows of a sharded dim in no range
-  bool sharded() const { return shard.dim >= 0; }
+  int64_t padding_numel() const;  // of it: rows of a cut dim in no range
+  bool cut() const { return !placement.cuts.empty(); }
+  bool decays() const { return topology::decays(placement, global_shape.size()); }
+  bool has_matrices() const { return topology::has_matrices(placement, global_shape.size()); }
   // Of all ranks that hold the same elements at one data-parallel place, exactly one says true.
-  bool counts(bool first_of_tp) const { return !tied_copy && (sharded() || first_of_tp); }
+  bool counts(const topology::Coordinates& at) const { return owner && topology::counts(placement, at); }
 };
-
-// The range list of an even split: this rank's rows of `global_rows`, which is a multiple of `parts`.
-Shard even_shard(int dim, int64_t global_rows, int parts, int index);
 
 }  // namespace metroplex::nn

@@ -6,42 +6,19 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
-#include <numeric>
 
-#include "base/error.h"
 #include "base/philox.h"
+#include "topology/box_ranges.h"
 
 namespace metroplex::nn {
 namespace {
-
-// Calls visit(local element, global element, count) for runs of elements that are neighbours in both tensors.
-template <class Visit>
-void for_each_run(const Param& param, const Visit& visit) {
-  const auto& shape = param.global_shape;
-  if (!param.sharded()) {
-    visit(int64_t{0}, int64_t{0}, param.data.numel());
-    return;
-  }
-  const auto dim = static_cast<size_t>(param.shard.dim);
-  const auto product = [](auto begin, auto end) {
-    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
-  };
-  const int64_t outer = product(shape.begin(), shape.begin() + param.shard.dim);
-  const int64_t inner = product(shape.begin() + param.shard.dim + 1, shape.end());
-  const int64_t global_rows = shape[dim], local_rows = param.data.size(param.shard.dim);
-  for (int64_t o = 0; o < outer; ++o) {
-    for (const RowRange& range : param.shard.ranges) {
-      visit((o * local_rows + range.local) * inner, (o * global_rows + range.global) * inner, range.size * inner);
-    }
-  }
-}
 
 template <class Fill>  // fill(double* out, int64 global index, count)
 void fill_runs(Param& param, const Fill& fill_run) {
   const at::NoGradGuard no_grad;
   at::Tensor values = at::zeros(param.data.sizes(), at::kDouble);
   double* out = values.mutable_data_ptr<double>();
-  for_each_run(param, [&](int64_t local, int64_t global, int64_t count) {
+  topology::for_each_run(param.global_shape, param.placement, [&](int64_t local, int64_t global, int64_t count) {
     at::parallel_for(0, count, 4096,
                      [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
   });
@@ -60,18 +37,24 @@ void fill_normal(Param& param, uint64_t seed, double std) {
   });
 }
 
+// Megatron's expert tensors have a generator of their own, which no two expert-parallel ranks share.
+const at::Generator& stream_of(const InitStreams& streams, const topology::Placement& placement) {
+  if (placement.grid == topology::Grid::expert) return streams.expert_parallel;
+  return placement.cuts.empty() ? streams.replicated : streams.model_parallel;
+}
+
 void draw_normal(Param& param, const InitStreams& streams, double std) {
   at::Tensor drawn = at::empty(param.data.sizes(), param.data.options().device(at::kCPU));
-  drawn.normal_(0.0, std, param.sharded() ? streams.model_parallel : streams.replicated);
-  param.data.zero_();
-  if (!param.sharded()) {
-    param.data.copy_(drawn);
-    return;
+  drawn.normal_(0.0, std, stream_of(streams, param.placement));
+  for (const topology::Cut& cut : param.placement.cuts) {  // padding is 0
+    int64_t end = 0;
+    for (const topology::RowRange& range : cut.ranges) {
+      drawn.narrow(cut.dim, end, range.local - end).zero_();
+      end = range.local + range.size;
+    }
+    drawn.narrow(cut.dim, end, cut.local_rows() - end).zero_();
   }
-  for (const RowRange& range : param.shard.ranges) {  // padding stays 0
-    param.data.narrow(param.shard.dim, range.local, range.size)
-        .copy_(drawn.narrow(param.shard.dim, range.local, range.size));
-  }
+  param.data.copy_(drawn);
 }
 
 void give_first_values(Param& param, Init init, const LayerContext& context) {
@@ -98,25 +81,17 @@ RngSeeds rng_seeds(uint64_t seed, const RngPlace& place) {
 
 std::shared_ptr<InitStreams> make_init_streams(const RngSeeds& seeds) {
   return std::make_shared<InitStreams>(InitStreams{at::detail::createCPUGenerator(seeds.data_parallel),
-                                                   at::detail::createCPUGenerator(seeds.model_parallel)});
+                                                   at::detail::createCPUGenerator(seeds.model_parallel),
+                                                   at::detail::createCPUGenerator(seeds.expert_parallel)});
 }
 
 Param make_param(ParamSpec spec, const LayerContext& context) {
   Param param;
-  param.weight_decay = spec.shape.size() > 1;
-  std::vector<int64_t> local = spec.shape;
-  if (spec.shard.dim >= 0) {
-    int64_t rows = spec.local_rows;
-    if (rows == 0) {
-      for (const RowRange& range : spec.shard.ranges) rows += range.size;
-    }
-    local.at(static_cast<size_t>(spec.shard.dim)) = rows;
-  }
   param.name = std::move(spec.name);
   param.global_shape = std::move(spec.shape);
-  param.shard = std::move(spec.shard);
+  param.placement = std::move(spec.placement);
   param.init = spec.init;
-  param.local_shape = local;
+  param.local_shape = topology::local_shape(param.global_shape, param.placement);
   param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
   if (!context.deferred) materialize(param, at::TensorOptions().dtype(context.dtype).device(context.target.memory()));
   return param;

@@ -1,5 +1,5 @@
 // How parameters are made and get their first values. By default a value is a function of (seed, name, index in the
-// unsharded tensor), so every layout starts from the same weights; with InitStreams it is drawn shard by shard from
+// unsharded tensor), so every layout starts from the same weights; with InitStreams it is drawn part by part from
 // generators seeded by Megatron's formulas, and the weights depend on the layout.
 #pragma once
 
@@ -12,10 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/group.h"
-#include "cuda/launch_point.h"
+#include "nn/layer_context.h"
 #include "nn/param.h"
-#include "nn/saved.h"
 
 namespace metroplex::nn {
 
@@ -32,31 +30,15 @@ RngSeeds rng_seeds(uint64_t seed, const RngPlace& place);
 
 // The generators of one rank, shared by all its stages: parameters are drawn in the order they are made.
 struct InitStreams {
-  at::Generator replicated, model_parallel;
+  at::Generator replicated, model_parallel, expert_parallel;
 };
 std::shared_ptr<InitStreams> make_init_streams(const RngSeeds& seeds);
-
-// What every layer of a rank is made with.
-struct LayerContext {
-  comm::Group tp;
-  comm::Group cp;  // members hold parts of the sequence (Microbatch::rows)
-  bool sequence_parallel = false;
-  at::ScalarType dtype = at::kFloat;
-  cuda::Target target;
-  uint64_t seed = 1234;
-  double init_std = 0.02;
-  int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal
-  std::shared_ptr<InitStreams> streams;  // null: equal weights in every layout
-  bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
-  SavePolicy saving;                     // between forward and backward
-};
 
 struct ParamSpec {
   std::string name;
   std::vector<int64_t> shape;  // unsharded
-  Shard shard;
+  topology::Placement placement;
   Init init = Init::normal;
-  int64_t local_rows = 0;  // along shard.dim, padding included; 0: the sum of the ranges
 };
 
 // Describes the local part, and unless the context defers it, allocates it and gives it its first values.

@@ -13,10 +13,10 @@ VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int i
   return {begin, rows, std::clamp<int64_t>(vocab_size - begin, 0, rows)};
 }
 
-Shard vocabulary_shard(const VocabularyPart& part) {
-  Shard shard{0, {}};
-  if (part.valid_rows > 0) shard.ranges.push_back({0, part.begin, part.valid_rows});
-  return shard;
+topology::Cut vocabulary_cut(const VocabularyPart& part) {
+  topology::Cut cut{0, topology::Axis::tp, {}, part.local_rows};
+  if (part.valid_rows > 0) cut.ranges.push_back({0, part.begin, part.valid_rows});
+  return cut;
 }
 
 }  // namespace metroplex::nn

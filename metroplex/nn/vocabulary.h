@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "comm/group.h"
-#include "nn/param.h"
+#include "topology/placement.h"
 
 namespace metroplex::nn {
 
@@ -17,6 +16,6 @@ struct VocabularyPart {
 
 // `padded` is config::padded_vocab_size.
 VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index);
-Shard vocabulary_shard(const VocabularyPart& part);
+topology::Cut vocabulary_cut(const VocabularyPart& part);
 
 }  // namespace metroplex::nn

@@ -63,7 +63,7 @@ GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks&
   Sums counted(ranks.target), others(ranks.target);
   int64_t padding = 0;
   for (const Slice& slice : slices) {
-    const bool counts = slice.param->counts(ranks.tp.first());
+    const bool counts = slice.param->counts(ranks.at);
     (counts ? counted : others).add(slice.gradient);
     if (counts) padding += slice.padding();
   }
@@ -78,7 +78,7 @@ GradientStats gradient_stats(const std::vector<Slice>& slices, const ModelRanks&
 double params_norm(const std::vector<Slice>& slices, const ModelRanks& ranks) {
   Sums sums(ranks.target);
   for (const Slice& slice : slices) {
-    if (slice.param->counts(ranks.tp.first())) sums.add(slice.values);
+    if (slice.param->counts(ranks.at)) sums.add(slice.values);
   }
   return std::sqrt(reduced(sums.numbers(), ranks).const_data_ptr<double>()[0]);
 }

@@ -1,5 +1,5 @@
 // Global gradient norm and clipping over all ranks that hold different parts of the model. Sharded parameters count
-// on every rank, replicated ones on the first tensor-parallel rank, the tied copy of the embedding not at all.
+// on every rank, replicated ones on the first of the ranks that hold them, shared ones at their owner.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "comm/group.h"
 #include "cuda/launch_point.h"
 #include "optim/slice.h"
+#include "topology/rank_grid.h"
 
 namespace metroplex::optim {
 
@@ -20,7 +21,8 @@ struct GradientStats {
 // The ranks over which slices differ: those of other tensor-parallel or pipeline index, and, where the state is
 // sharded over data-parallel ranks, the sharding group. All of them compute on the same kind of device.
 struct ModelRanks {
-  comm::Group tp, model_parallel, shard;
+  topology::Coordinates at;  // of this rank
+  comm::Group model_parallel, shard;
   cuda::Target target;
 };
 

@@ -33,7 +33,8 @@ FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& 
 void FlatLayout::add_unit(size_t first, size_t count, const FlatLayoutOptions& options) {
   if (count == 0) return;
   std::vector<plan::BucketParam> wanted;
-  for (size_t i = first; i < first + count; ++i) wanted.push_back({params_[i]->numel(), params_[i]->tied});
+  for (size_t i = first; i < first + count; ++i)
+    wanted.push_back({params_[i]->numel(), !params_[i]->placement.shared.empty()});
   plan::BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
   if (options.sharded) buckets = plan::distributed_optimizer_buckets(options.bucket_size, options.parts);

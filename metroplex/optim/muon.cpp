@@ -11,14 +11,36 @@
 namespace metroplex::optim {
 namespace {
 
-bool is_matrix(const nn::Param& param) { return param.local_shape.size() == 2 && !param.embedding_or_output; }
+// The dim that parts which are matrices of their own select; -1 when the parameter is one matrix.
+int stack_dim(const topology::Placement& placement) {
+  for (const topology::Part& part : placement.parts) {
+    if (!part.matrix) continue;
+    MPX_ASSERT(part.dim == 0, part.name, ": matrices of a stack lie along its first dim");
+    return 0;
+  }
+  return -1;
+}
+
+// The local rows of `part`, a matrix of its own; none where it lies on other ranks.
+topology::RowRange local_rows(const nn::Param& param, const topology::Part& part) {
+  const topology::Cut* cut = topology::cut_of(param.placement, part.dim);
+  if (cut == nullptr) return {part.begin, part.begin, part.size};
+  for (const topology::RowRange& range : cut->ranges) {
+    const int64_t begin = std::max(part.begin, range.global),
+                  end = std::min(part.begin + part.size, range.global + range.size);
+    if (begin >= end) continue;
+    MPX_ASSERT(end - begin == part.size, part.name, " is a matrix of its own and cut along the dim of its part");
+    return {range.local + begin - range.global, begin, part.size};
+  }
+  return {};
+}
 
 at::ScalarType main_type(at::ScalarType param) { return param == at::kDouble ? at::kDouble : at::kFloat; }
 
 std::vector<Slice> others_of(const std::vector<Slice>& slices) {
   std::vector<Slice> others;
   for (const Slice& slice : slices) {
-    if (!is_matrix(*slice.param)) others.push_back(slice);
+    if (!slice.param->has_matrices()) others.push_back(slice);
   }
   return others;
 }
@@ -48,12 +70,14 @@ double muon_scale(const std::string& mode, int64_t rows, int64_t columns) {
 
 Muon::Muon(const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
     : config_(config),
-      tp_(context.tp),
+      axes_(context.axes),
       shard_(context.shard),
       options_(context.tensor.dtype(main_type(c10::typeMetaToScalarType(context.tensor.dtype())))),
       others_("adam", config, others_of(slices), context) {
   for (const nn::Param* param : context.groups->params()) {
-    if (!is_matrix(*param)) continue;
+    MPX_ASSERT(param->local_shape.size() <= 2 || param->has_matrices(), param->name, " of ",
+               param->local_shape.size(), " dims names no matrices");
+    if (!param->has_matrices()) continue;
     Matrix matrix;
     matrix.param = param;
     matrix.group = context.groups->of(*param);
@@ -68,7 +92,7 @@ Muon::Muon(const config::Optim& config, std::vector<Slice> slices, const Optimiz
   }
 }
 
-// `own`, this rank's slice, and those of all ranks that share the matrix.
+// `own`, this rank's slice, and those of all ranks that share its matrices.
 at::Tensor Muon::put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const {
   at::Tensor local = own;
   if (shard_.size() > 1) {
@@ -77,11 +101,37 @@ at::Tensor Muon::put_together(const nn::Param& param, const Slice& slice, const 
     comm::all_reduce(local, shard_);
   }
   local = local.view(param.local_shape);
-  return param.sharded() ? comm::all_gather(local, param.shard.dim, tp_) : local;
+  for (const topology::Cut& cut : param.placement.cuts) {
+    if (cut.dim != stack_dim(param.placement)) local = comm::all_gather(local, cut.dim, axes_.over(cut.axes));
+  }
+  return local;
+}
+
+at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
+  at::Tensor result = newton_schulz(matrix, config_.muon_num_ns_steps);
+  return result.mul_(muon_scale(config_.muon_scale_mode, matrix.size(0), matrix.size(1)) *
+                     config_.muon_extra_scale_factor);
+}
+
+// `stack` with those of its matrices that lie in the slice orthogonalised, one by one; the others are 0.
+at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const {
+  const nn::Param& param = *matrix.param;
+  const int64_t row = param.numel() / std::max<int64_t>(1, param.local_shape.at(0));
+  at::Tensor result = at::zeros_like(stack);
+  for (const topology::Part& part : param.placement.parts) {
+    if (!part.matrix) continue;
+    const topology::RowRange rows = local_rows(param, part);
+    const int64_t begin = rows.local * row, end = begin + rows.size * row;
+    if (begin >= matrix.slice.end || end <= matrix.slice.begin) continue;
+    const at::Tensor one = stack.narrow(0, rows.local, rows.size);
+    result.narrow(0, rows.local, rows.size)
+        .copy_(orthogonalized(one.dim() == 3 ? one.squeeze(0) : one).view(one.sizes()));
+  }
+  return result;
 }
 
 // The slice's part of the orthogonalised momentum. Ranks of a gated or query-key-value matrix hold rows in another
-// order than the whole one has; the result follows any order of rows.
+// order than the whole one has; the result follows any order of rows. Of a stack, the matrices that lie on this rank.
 at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;
@@ -92,9 +142,12 @@ at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
   }
   at::Tensor whole = put_together(*matrix.param, slice, direction);
   if (slice.size() == 0) return direction;
-  whole = newton_schulz(whole, config_.muon_num_ns_steps);
-  whole.mul_(muon_scale(config_.muon_scale_mode, whole.size(0), whole.size(1)) * config_.muon_extra_scale_factor);
-  if (matrix.param->sharded()) whole = comm::own_slice(whole, matrix.param->shard.dim, tp_);
+  const topology::Placement& placement = matrix.param->placement;
+  const int stack = stack_dim(placement);
+  whole = stack < 0 ? orthogonalized(whole) : orthogonalized_stack(matrix, whole);
+  for (const topology::Cut& cut : placement.cuts) {
+    if (cut.dim != stack) whole = comm::own_slice(whole, cut.dim, axes_.over(cut.axes));
+  }
   return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }
 

@@ -1,7 +1,7 @@
 // Muon (Jordan et al., kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
 // semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which the ranks that share it put
-// together (tensor parallel, ZeRO); each of them then takes the same steps and keeps its own part. Embeddings, the
-// output layer and everything one-dimensional are updated by AdamW.
+// together (tensor parallel, ZeRO); each of them then takes the same steps and keeps its own part. A stack of experts
+// is as many matrices. Embeddings, the output layer, norms and biases are updated by AdamW.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,9 +41,12 @@ class Muon final : public Optimizer {
   };
   at::Tensor update(Matrix& matrix, double grad_factor) const;
   at::Tensor put_together(const nn::Param& param, const Slice& slice, const at::Tensor& own) const;
+  at::Tensor orthogonalized(const at::Tensor& matrix) const;
+  at::Tensor orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const;
 
   config::Optim config_;
-  comm::Group tp_, shard_;
+  comm::Groups axes_;
+  comm::Group shard_;
   at::TensorOptions options_;  // of main parameters
   std::vector<Matrix> matrices_;
   Elementwise others_;

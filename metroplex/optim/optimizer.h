@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/world.h"
 #include "config/config.h"
 #include "cuda/launch_point.h"
 #include "optim/param_groups.h"
@@ -56,7 +57,8 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // outlives the optimizer
-  comm::Group tp, shard;                // muon puts matrices together over them
+  comm::Groups axes;                    // of this rank: muon puts matrices together over those that cut them
+  comm::Group shard;                    // and over this one
   at::TensorOptions tensor;             // of parameters
   uint64_t seed = 1234;                 // of stochastic rounding
   cuda::Target target;                  // of parameters

@@ -7,11 +7,6 @@
 namespace metroplex::optim {
 namespace {
 
-bool norms_queries_or_keys(const std::string& name) {
-  return name.find(".q_layernorm.weight") != std::string::npos ||
-         name.find(".k_layernorm.weight") != std::string::npos;
-}
-
 // Exact comparison: NaN ("the schedule's own") is equal to itself here.
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 bool same(const GroupFactors& a, const GroupFactors& b) {
@@ -22,9 +17,11 @@ bool same(const GroupFactors& a, const GroupFactors& b) {
 GroupFactors factors_of(const config::Optim& config, const std::vector<config::ParamGroupRule>& rules,
                         const nn::Param& param) {
   GroupFactors factors;
-  const bool decays = param.weight_decay || (config.apply_wd_to_qk_layernorm && norms_queries_or_keys(param.name));
+  using topology::Role;
+  const Role role = param.placement.role;
+  const bool decays = param.decays() || (config.apply_wd_to_qk_layernorm && role == Role::qk_norm);
   factors.wd_mult = decays ? 1.0 : 0.0;
-  if (config.decoupled_lr > 0 && param.embedding_or_output) {
+  if (config.decoupled_lr > 0 && (role == Role::embedding || role == Role::output)) {
     factors.max_lr = config.decoupled_lr;
     factors.min_lr = config.decoupled_min_lr;
   }

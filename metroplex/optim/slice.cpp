@@ -1,14 +1,16 @@
 #include "optim/slice.h"
 
-#include <algorithm>
-
 #include "base/error.h"
+#include "topology/box_ranges.h"
 
 namespace metroplex::optim {
 
 int64_t Slice::padding() const {
-  const int64_t first = param->numel() - param->padding_numel();
-  return std::max<int64_t>(0, end - std::max(begin, first));
+  if (param->padding_numel() == 0) return 0;
+  int64_t valid = 0;
+  for (const topology::BoxRange& box : topology::box_ranges(param->global_shape, param->placement, begin, end))
+    valid += box.end - box.begin;
+  return size() - valid;
 }
 
 std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients) {

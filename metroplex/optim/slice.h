@@ -19,7 +19,7 @@ struct Slice {
   at::Tensor values, gradient;  // [end - begin], contiguous
   int64_t size() const { return end - begin; }
   bool whole() const { return begin == 0 && end == param->numel(); }
-  // Elements of the range that are padding of a sharded dimension: the last rows of the local tensor.
+  // Elements of the range that are padding.
   int64_t padding() const;
 };
 

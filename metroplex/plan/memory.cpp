@@ -60,7 +60,7 @@ void add_state(const config::Config& config, const PartParam& param, int64_t siz
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
   const bool fp64 = precision.params_dtype == "fp64";
-  const bool matrix = o.optimizer == "muon" && param.shape.size() == 2 && !param.embedding_or_output;
+  const bool matrix = o.optimizer == "muon" && param.has_matrices();
   if (matrix) {
     if (precision.half()) use.main_parameters += 4 * size;
     use.moments += (fp64 ? 8 : 4) * size;
@@ -88,8 +88,7 @@ void move_state_to_host(const FlatBuckets& flat, int64_t bytes_of_element, Memor
 int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
   int64_t largest = 0;
   for (const PartParam& param : parts.params) {
-    const bool matrix = param.shape.size() == 2 && !param.embedding_or_output;
-    if (matrix) largest = std::max(largest, param.numel() * config.parallel.tp());
+    if (param.has_matrices()) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
   return config.optim.optimizer == "muon" ? 5 * largest * wide_bytes(config.precision.params_dtype) : 0;
 }

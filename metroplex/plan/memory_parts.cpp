@@ -7,6 +7,8 @@
 namespace metroplex::plan {
 namespace {
 
+using topology::Role;
+
 class Builder {
  public:
   Builder(const config::Config& config, int64_t vocab_size) : c_(config), z_(memory_sizes(config, vocab_size)) {
@@ -34,19 +36,19 @@ class Builder {
     return segment();
   }
   PartSegment& segment() { return parts_.chunks.back().segments.back(); }
-  PartParam& param(std::string name, std::vector<int64_t> shape) {
+  PartParam& param(std::string name, std::vector<int64_t> shape, Role role = Role::weight) {
     segment().params.push_back(parts_.params.size());
     ++segment().num_own;
-    parts_.params.push_back({std::move(name), std::move(shape), false, false, 1});
+    parts_.params.push_back({std::move(name), std::move(shape), role, false, 1});
     return parts_.params.back();
   }
-  void norm_params(const std::string& name, int64_t width) {
-    param(name + ".weight", {width});
-    if (c_.model.normalization != "RMSNorm") param(name + ".bias", {width});
+  void norm_params(const std::string& name, int64_t width, Role role = Role::norm) {
+    param(name + ".weight", {width}, role);
+    if (c_.model.normalization != "RMSNorm") param(name + ".bias", {width}, Role::bias);
   }
   void linear_params(const std::string& name, int64_t out, int64_t in, bool bias) {
     param(name + ".weight", {out, in});
-    if (bias) param(name + ".bias", {out});
+    if (bias) param(name + ".bias", {out}, Role::bias);
   }
   WorkRequest work_request() { return {&c_, z_, &parts_.params, &segment().params}; }
   bool remakes(const char* module) const { return c_.memory.recomputes(module); }
@@ -70,12 +72,9 @@ class Builder {
 void Builder::embedding() {
   begin_segment();
   word_embedding_ = parts_.params.size();
-  PartParam& words = param("embedding.word_embeddings.weight", {z_.vocab, z_.h});
-  words.tied = c_.model.tied();
-  words.embedding_or_output = true;
+  param("embedding.word_embeddings.weight", {z_.vocab, z_.h}, Role::embedding).shared = c_.model.tied();
   if (c_.model.position_embedding_type == "learned_absolute") {
-    param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}).embedding_or_output =
-        true;
+    param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}, Role::embedding);
   }
   segment().work = embedding_work(work_request());
 }
@@ -87,11 +86,11 @@ void Builder::attention_params(const std::string& name, bool query_from_outside)
   const int64_t width = ((query_from_outside ? 0 : z_.n) + 2 * z_.g) * z_.d;
   linear_params(name + (query_from_outside ? ".linear_kv" : ".linear_qkv"), width, z_.h, bias);
   if (m.qk_layernorm) {
-    norm_params(name + ".q_layernorm", z_.d);
-    norm_params(name + ".k_layernorm", z_.d);
+    norm_params(name + ".q_layernorm", z_.d, Role::qk_norm);
+    norm_params(name + ".k_layernorm", z_.d, Role::qk_norm);
   }
   param(name + ".linear_proj.weight", {z_.h, z_.n * z_.d});
-  if (m.add_bias_linear) param(name + ".linear_proj.bias", {z_.h});
+  if (m.add_bias_linear) param(name + ".linear_proj.bias", {z_.h}, Role::bias);
 }
 
 // The input of a norm and its statistics, and its output, which the layer behind it keeps unless it is made again.
@@ -131,7 +130,7 @@ void Builder::layer_params(const std::string& name, bool query_from_outside) {
   const bool bias = c_.model.add_bias_linear;
   linear_params(name + ".mlp.linear_fc1", z_.f * (c_.model.gated_linear_unit ? 2 : 1), z_.h, bias);
   param(name + ".mlp.linear_fc2.weight", {z_.h, z_.f});
-  if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h});
+  if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h}, Role::bias);
 }
 
 void Builder::block(int64_t layer) {
@@ -167,13 +166,12 @@ void Builder::head(bool final_norm) {
   begin_segment();
   if (final_norm) norm_params("decoder.final_layernorm", z_.h);
   if (!c_.model.tied()) {
-    param("output_layer.weight", {z_.vocab, z_.h}).embedding_or_output = true;
+    param("output_layer.weight", {z_.vocab, z_.h}, Role::output);
   } else if (word_embedding_ != kNone) {
     segment().params.push_back(word_embedding_);
     parts_.params[word_embedding_].uses_per_microbatch = 2;
   } else {
-    PartParam& words = param("embedding.word_embeddings.weight", {z_.vocab, z_.h});
-    words.tied = words.embedding_or_output = true;
+    param("embedding.word_embeddings.weight", {z_.vocab, z_.h}, Role::embedding).shared = true;
   }
   segment().input = parts_.border;
   if (final_norm) {

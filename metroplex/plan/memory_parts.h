@@ -10,16 +10,18 @@
 #include "config/config.h"
 #include "plan/memory_work.h"
 #include "plan/stage_split.h"
+#include "topology/placement.h"
 
 namespace metroplex::plan {
 
 struct PartParam {
   std::string name;
   std::vector<int64_t> shape;  // of the local part
-  bool tied = false;           // the word embedding under a tied head
-  bool embedding_or_output = false;
+  topology::Role role = topology::Role::weight;
+  bool shared = false;  // with another stage: the word embedding under a tied head
   int uses_per_microbatch = 1;
   int64_t numel() const;
+  bool has_matrices() const { return topology::has_matrices({.role = role}, shape.size()); }
 };
 
 // Bytes of one microbatch. `moved` lies elsewhere with memory.offload_activations = file.

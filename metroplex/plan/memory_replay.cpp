@@ -352,7 +352,7 @@ FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request) {
   for (size_t u = units.size(); u-- > 0;) {  // the range runs from the last parameter to the first
     const size_t first = end - units[u], before = flat.buckets.size();
     std::vector<BucketParam> wanted;
-    for (size_t i = first; i < end; ++i) wanted.push_back({parts.params[i].numel(), parts.params[i].tied});
+    for (size_t i = first; i < end; ++i) wanted.push_back({parts.params[i].numel(), parts.params[i].shared});
     BucketOptions options;
     options.bucket_size = request.bucket_size;
     if (request.zero_stage > 0) options = distributed_optimizer_buckets(request.bucket_size, request.parts);

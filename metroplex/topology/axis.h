@@ -47,8 +47,16 @@ class AxisSet {
   constexpr bool contains(Axis axis) const { return (bits_ >> static_cast<int>(axis) & 1u) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
   constexpr bool operator==(const AxisSet&) const = default;
+  constexpr AxisSet operator|(AxisSet other) const { return of(bits_ | other.bits_); }
+  constexpr AxisSet operator-(AxisSet other) const { return of(bits_ & ~other.bits_); }
 
  private:
+  static constexpr AxisSet of(unsigned bits) {
+    AxisSet axes;
+    axes.bits_ = bits;
+    return axes;
+  }
+
   unsigned bits_ = 0;
 };
 

@@ -46,14 +46,6 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
 
 namespace {
 
-// With sharded initialisation the last stage's copy of the word embedding starts as zeros: the sum is the first
-// stage's. Both stages hold the same slice of it: a tied parameter has a bucket of its own.
-void share_tied_embedding(Assembly& a) {
-  for (const optim::Slice& slice : a.slices) {
-    if (slice.param->tied) comm::all_reduce(slice.values, a.groups().embedding);
-  }
-}
-
 models::ModelContext model_context(const Assembly& a) {
   const config::Config& config = a.config;
   models::ModelContext context;
@@ -68,10 +60,9 @@ models::ModelContext model_context(const Assembly& a) {
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
-    nn::RngPlace place;
-    place.tp_rank = a.groups().tp.index();
-    place.pp_rank = a.groups().pp.index();
-    context.init_streams = nn::make_init_streams(nn::rng_seeds(context.seed, place));
+    const topology::Coordinates at = a.world->coordinates();
+    context.init_streams =
+        nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngPlace{at.tp, at.pp, at.ep, at.etp}));
   }
   return context;
 }
@@ -82,8 +73,12 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
-  for (const plan::StageLayers& slice : plan::split_stages(a.config.parallel, a.config.model.num_layers)) {
+  std::vector<ChunkParams> chunks;
+  const std::vector<plan::StageLayers> slices = plan::split_stages(a.config.parallel, a.config.model.num_layers);
+  for (size_t place = 0; place < slices.size(); ++place) {
+    const plan::StageLayers& slice = slices[place];
     if (slice.pp_rank != a.groups().pp.index()) continue;
+    chunks.push_back({static_cast<int64_t>(place), {}});
     pipeline::Segments segments =
         models::build_stage(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
     auto kept = pipeline::stage_memory(memory, segments, a.groups().tp, store);
@@ -93,11 +88,14 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context) {
       std::vector<nn::Param*> of_segment;
       segment->collect_params(of_segment);
       for (nn::Param* param : of_segment) {
-        if (std::find(a.params.begin(), a.params.end(), param) == a.params.end()) a.params.push_back(param);
+        if (std::find(a.params.begin(), a.params.end(), param) != a.params.end()) continue;
+        a.params.push_back(param);
+        chunks.back().params.push_back(param);
       }
       units.push_back(a.params.size() - before);
     }
   }
+  a.shared = find_shared(*a.world, chunks);
   return units;
 }
 
@@ -179,8 +177,8 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   } else {
     make_buffers(*a, zero_stage, units);
   }
-  if (context.init_streams && config.model.tied()) {
-    share_tied_embedding(*a);
+  if (context.init_streams && !a->shared.empty()) {
+    share_values(a->shared, a->slices);
     if (a->param_buffer) {
       a->param_buffer->updated();
       a->param_buffer->settle();  // whoever loads other values next writes where a gather would read
@@ -191,7 +189,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->param_groups = std::make_unique<optim::ParamGroups>(config.optim, a->params);
   optim::OptimizerContext optimizer;
   optimizer.groups = a->param_groups.get();
-  optimizer.tp = groups.tp;
+  optimizer.axes = groups;
   optimizer.shard = a->data_parallel.shard;
   optimizer.tensor = at::TensorOptions().dtype(a->dtype).device(world.device());
   optimizer.target = world.target();

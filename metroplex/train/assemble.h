@@ -20,6 +20,7 @@
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
 #include "text/tokenizer_files.h"
+#include "train/sharing.h"
 
 namespace metroplex::train {
 
@@ -32,6 +33,7 @@ struct Assembly {
 
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
+  std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
   std::unique_ptr<pipeline::Executor> executor;
 
   // Who shares optimizer state, gradients and parameters, as the ZeRO stage says.
@@ -53,7 +55,7 @@ struct Assembly {
   bool last_stage() const { return groups().pp.last(); }
 
   optim::ModelRanks model_ranks() const {
-    return {groups().tp, groups().model_parallel, data_parallel.shard, world->target()};
+    return {world->coordinates(), groups().model_parallel, data_parallel.shard, world->target()};
   }
 
   // The schedule for this many microbatches: built and verified once, then kept.

@@ -53,7 +53,7 @@ std::vector<int64_t> take_ints(Reader& in) {
 void put_part(std::string& out, const PartOfParam& part, at::ScalarType dtype) {
   const at::Tensor values = part.values.to(at::kCPU, dtype).contiguous();
   const auto element = static_cast<int64_t>(values.element_size());
-  for (const BoxRange& box : box_ranges(*part.param, part.begin, part.end)) {
+  for (const topology::BoxRange& box : box_ranges(*part.param, part.begin, part.end)) {
     put(out, static_cast<int64_t>(part.param->name.size()));
     out += part.param->name;
     put_ints(out, part.param->global_shape);
@@ -82,7 +82,7 @@ std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vec
                                                at::ScalarType dtype) {
   std::string mine;
   for (const PartOfParam& part : parts) {
-    if (a.data_parallel.replicas.first() && part.param->counts(a.groups().tp.first())) put_part(mine, part, dtype);
+    if (a.data_parallel.replicas.first() && part.param->counts(a.world->coordinates())) put_part(mine, part, dtype);
   }
   std::map<std::string, at::Tensor> whole;
   for (const std::string& bytes : comm::gather_strings(mine, a.groups().world)) {

@@ -46,7 +46,7 @@ std::vector<Held> held_state(const Assembly& a) {
 }
 
 void add_pieces(const Held& held, std::vector<checkpoint::LocalPiece>& pieces) {
-  for (const BoxRange& box : box_ranges(*held.param, held.begin, held.end)) {
+  for (const topology::BoxRange& box : box_ranges(*held.param, held.begin, held.end)) {
     checkpoint::LocalPiece piece{held.param->name, held.kind, held.param->global_shape,
                                  box.offset,       box.size,  file_dtype(held.dtype)};
     piece.begin = box.begin;
@@ -66,7 +66,7 @@ void fill(checkpoint::Reader& reader, const Held& held, const at::Tensor& values
   const bool direct = source == dtype && values.is_cpu();
   const at::Tensor target = direct ? values : at::empty(values.sizes(), source);
   auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
-  for (const BoxRange& box : box_ranges(*held.param, held.begin, held.end)) {
+  for (const topology::BoxRange& box : box_ranges(*held.param, held.begin, held.end)) {
     reader.fill({held.param->name, kind, held.param->global_shape, box.offset, box.size, file_dtype(source),
                  bytes + (box.local - held.begin) * static_cast<int64_t>(target.element_size()), box.begin, box.end});
   }

@@ -1,7 +1,5 @@
 #include "train/pieces.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 
 namespace metroplex::train {
@@ -18,27 +16,8 @@ constexpr NamedType kTypes[] = {{files::Dtype::kF64, at::kDouble},
 
 }  // namespace
 
-std::vector<BoxRange> box_ranges(const nn::Param& param, int64_t begin, int64_t end) {
-  const std::vector<int64_t> origin(param.global_shape.size(), 0);
-  if (!param.sharded()) return {{origin, param.global_shape, begin, end, begin}};
-  const auto dim = static_cast<size_t>(param.shard.dim);
-  const int64_t local_rows = param.local_shape[dim];
-  MPX_ASSERT(dim == 0 || (param.shard.ranges.size() == 1 && param.shard.ranges[0].size == local_rows), param.name,
-             " is cut in several parts along dimension ", dim);
-  const int64_t row = dim == 0 && local_rows > 0 ? param.numel() / local_rows : 0;
-  std::vector<BoxRange> boxes;
-  for (const nn::RowRange& range : param.shard.ranges) {
-    BoxRange box{origin, param.global_shape, 0, 0, 0};
-    box.offset[dim] = range.global;
-    box.size[dim] = range.size;
-    const int64_t first = dim == 0 ? range.local * row : 0,
-                  last = dim == 0 ? first + range.size * row : param.numel();
-    box.local = std::max(begin, first);
-    box.begin = box.local - first;
-    box.end = std::min(end, last) - first;
-    if (box.begin < box.end) boxes.push_back(std::move(box));
-  }
-  return boxes;
+std::vector<topology::BoxRange> box_ranges(const nn::Param& param, int64_t begin, int64_t end) {
+  return topology::box_ranges(param.global_shape, param.placement, begin, end);
 }
 
 files::Dtype file_dtype(at::ScalarType dtype) {

@@ -70,7 +70,7 @@ optim::ScheduleArgs schedule_from(const Json& j) {
 // Ranks that hold the same share the writing: entry i is written by replica i mod their number.
 bool writes_here(const Assembly& a, const nn::Param& param, size_t ordinal) {
   const comm::Group& replicas = a.data_parallel.replicas;
-  return param.counts(a.groups().tp.first()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
+  return param.counts(a.world->coordinates()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
 }
 
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.

@@ -78,13 +78,14 @@ void check_losses(Assembly& a, const std::vector<double>& losses, int64_t iterat
   }
 }
 
-// Gradients of parameters that several ranks hold in part: norms under sequence parallelism, the tied embedding.
-// These ranks hold the same slices.
+// Gradients of which several ranks, which hold the same slices, have a summand each: norms under sequence
+// parallelism, shared parameters.
 void reduce_shared_gradients(Assembly& a) {
   for (const optim::Slice& slice : a.slices) {
-    if (slice.param->partial_grad_over_tp) comm::all_reduce(slice.gradient, a.groups().tp);
-    if (slice.param->tied) comm::all_reduce(slice.gradient, a.groups().embedding);
+    const topology::AxisSet partial = slice.param->placement.partial;
+    if (!partial.empty()) comm::all_reduce(slice.gradient, a.groups().over(partial));
   }
+  sum_shared_gradients(a.shared, a.slices);
 }
 
 std::vector<at::Tensor> forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,

@@ -136,7 +136,7 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
             1e-13)
             << param->name;
       } else {
-        EXPECT_EQ(param->tied_copy, tied.defined());
+        EXPECT_EQ(param->placement.shared, param->name);
         tied = tied.defined() ? tied + param->main_grad : param->main_grad;
       }
     }
@@ -264,7 +264,7 @@ TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
     for (nn::Param* param : params_of(segments)) {
       if (param->data.dim() < 2) continue;
       const at::Tensor both = comm::all_gather(param->data.unsqueeze(0), 0, world.groups().tp);
-      EXPECT_EQ(at::equal(both[0], both[1]), !param->sharded()) << param->name;
+      EXPECT_EQ(at::equal(both[0], both[1]), !param->cut()) << param->name;
       EXPECT_NEAR(param->data.std().item<double>(), param->init == nn::Init::normal ? 0.02 : 0.01, 0.004)
           << param->name;
     }

@@ -41,8 +41,8 @@ at::Tensor fresh(const at::Tensor& x) {
 
 // The layer around one call, its inputs, and what comes out.
 struct Layer {
-  explicit Layer(const Case& c) : c(c), norm({"n", c.width, c.rms, 1e-5, false}, layer_context({}, false, c.dtype)) {
-    bias = nn::make_param({"b", {c.width}, {}, nn::Init::normal, 0}, layer_context({}, false, c.dtype));
+  explicit Layer(const Case& c) : c(c), norm({"n", c.width, c.rms, 1e-5}, layer_context({}, false, c.dtype)) {
+    bias = nn::make_param({"b", {c.width}, {}, nn::Init::normal}, layer_context({}, false, c.dtype));
     norm.collect_params(params);
     for (size_t i = 0; i < params.size(); ++i) params[i]->data.copy_(sample({c.width}, i + 5) + 0.5);
     params.push_back(&bias);

@@ -56,7 +56,7 @@ at::Tensor plain_activation(const at::Tensor& x, const std::string& name) {
 }
 
 void check_activation(const std::string& name, bool gated, bool with_bias, at::ScalarType dtype) {
-  nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal, 0}, layer_context({}, false, dtype));
+  nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   nn::Param* const added = with_bias ? &bias : nullptr;
   const nn::ActivationSpec spec{nn::activation_from_name(name), gated, {}};
@@ -92,7 +92,7 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 }
 
 void check_norm(int64_t width, bool rms, at::ScalarType stream, at::ScalarType dtype) {
-  nn::Norm norm({"n", width, rms, 1e-5, false}, layer_context({}, false, dtype));
+  nn::Norm norm({"n", width, rms, 1e-5}, layer_context({}, false, dtype));
   std::vector<nn::Param*> params;
   norm.collect_params(params);
   give_main_grad(params);
@@ -170,7 +170,7 @@ TEST(HalfRope, TurnsAreRoundedOnce) {
 void check_dropout(double probability, at::ScalarType stream, at::ScalarType dtype) {
   nn::Microbatch batch;
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
-  nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal, 0}, layer_context({}, false, dtype));
+  nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, probability, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
@@ -219,7 +219,7 @@ TEST(HalfCrossEntropy, LossIsFp32AndTheGradientLiesInTheLogits) {
 
 TEST(HalfEmbedding, RowsAreExactAndTheirGradientsAreSummedInFp32) {
   for (const auto dtype : kHalfTypes) {
-    nn::ReplicatedEmbedding table("e", 11, 20, layer_context({}, false, dtype));
+    nn::ReplicatedEmbedding table("e", 11, 20, topology::Role::embedding, layer_context({}, false, dtype));
     give_main_grad({&table.weight()});
     const at::Tensor indices = (at::arange(64, at::kLong) % 11).view({4, 16});
     const at::Tensor rows = table.weight().data.to(at::kDouble).index_select(0, indices.t().reshape(-1));
@@ -243,7 +243,7 @@ TEST(HalfEmbedding, RowsAreExactAndTheirGradientsAreSummedInFp32) {
 TEST(HalfLinear, TheBiasGradientSumsHalfRowsInFp32) {
   for (const auto dtype : kHalfTypes) {
     for (const int64_t rows : {1, 7, 300}) {
-      nn::Param bias = nn::make_param({"b", {70}, {}, nn::Init::zeros, 0}, layer_context({}, false, dtype));
+      nn::Param bias = nn::make_param({"b", {70}, {}, nn::Init::zeros}, layer_context({}, false, dtype));
       give_main_grad({&bias});
       bias.main_grad.fill_(0.25);
       const at::Tensor dy = sample({rows, 70}, 3, dtype);

@@ -31,7 +31,7 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 TEST(Norm, ForwardAndGradientsAreThoseOfTheFormula) {
   for (const bool rms : {false, true}) {
     for (const int64_t width : {7, 16, 50}) {
-      nn::Norm norm({"n", width, rms, 1e-5, false}, layer_context());
+      nn::Norm norm({"n", width, rms, 1e-5}, layer_context());
       std::vector<nn::Param*> params;
       norm.collect_params(params);
       give_main_grad(params);
@@ -62,7 +62,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
   for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"}) {
     for (const bool gated : {false, true}) {
       for (const auto dtype : {at::kDouble, at::kFloat}) {
-        nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal, 0}, layer_context({}, false, dtype));
+        nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal}, layer_context({}, false, dtype));
         give_main_grad({&bias});
         const at::Tensor input = sample({3, 5, 34}, 3, dtype) * 6;
         const at::Tensor x = leaf(input), same = leaf(input.to(at::kDouble)), b = leaf(bias.data.to(at::kDouble));
@@ -196,7 +196,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
 TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   nn::Microbatch batch;
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
-  nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal, 0}, layer_context());
+  nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context());
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, 0.4, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);

@@ -122,7 +122,7 @@ TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
     const nn::LayerContext context = layer_context(tp, sequence_parallel);
     const nn::VocabularyPart part =
         nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
-    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param("words", part, vocab, 6, context), part, vocab,
+    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param({"words", vocab, 6}, part, context), part, vocab,
                                      context);
     give_main_grad({&layer.weight()});
     const at::Tensor tokens = (at::arange(24, at::kLong) * 5 % vocab).view({3, 8}), dy = sample({8, 3, 6}, 2);
@@ -168,16 +168,19 @@ TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) 
 }
 
 TEST(InitialisationRanks, EveryLayoutStartsFromTheSameNormalValues) {
-  const nn::Param one = nn::make_param({"w", {24, 20}, {}, nn::Init::normal, 0}, layer_context());
+  const nn::Param one = nn::make_param({"w", {24, 20}, {}, nn::Init::normal}, layer_context());
   EXPECT_NEAR(one.data.mean().item<double>(), 0.0, 0.3 * 4 / std::sqrt(480.0));
   EXPECT_NEAR(one.data.std().item<double>(), 0.3, 0.3 * 4 / std::sqrt(2 * 480.0));
-  const nn::Param other = nn::make_param({"v", {24, 20}, {}, nn::Init::normal, 0}, layer_context());
+  const nn::Param other = nn::make_param({"v", {24, 20}, {}, nn::Init::normal}, layer_context());
   EXPECT_FALSE(at::equal(one.data, other.data));
   for (const int dim : {0, 1}) {
     run_ranks(4, [&](const comm::World& world) {
       const comm::Group& tp = world.groups().tp;
       const nn::Param part =
-          nn::make_param({"w", {24, 20}, nn::even_shard(dim, dim == 0 ? 24 : 20, 4, tp.index()), nn::Init::normal, 0},
+          nn::make_param({"w",
+                          {24, 20},
+                          {.cuts = {topology::even_cut(dim, topology::Axis::tp, dim == 0 ? 24 : 20, 4, tp.index())}},
+                          nn::Init::normal},
                          layer_context(tp));
       EXPECT_TRUE(at::equal(part.data, comm::own_slice(one.data, dim, tp)));
     });
@@ -185,7 +188,9 @@ TEST(InitialisationRanks, EveryLayoutStartsFromTheSameNormalValues) {
 }
 
 TEST(Initialisation, FillFollowsTheUnshardedIndexThroughAllRangesAndZeroesPadding) {
-  nn::Param param = nn::make_param({"w", {10, 3}, {0, {{0, 2, 2}, {2, 7, 1}}}, nn::Init::normal, 4}, layer_context());
+  nn::Param param =
+      nn::make_param({"w", {10, 3}, {.cuts = {{0, topology::Axis::tp, {{0, 2, 2}, {2, 7, 1}}, 4}}}, nn::Init::normal},
+                     layer_context());
   nn::fill(param, [](int64_t index) { return static_cast<double>(index) + 1; });
   const at::Tensor all = at::arange(1, 31, at::kDouble).view({10, 3});
   EXPECT_TRUE(

@@ -9,14 +9,14 @@
 
 #include "comm/collectives.h"
 #include "nn/param_init.h"
+#include "topology/box_ranges.h"
 
 namespace metroplex::test {
 
 inline nn::LayerContext layer_context(const comm::Group& tp = {}, bool sequence_parallel = false,
                                       at::ScalarType dtype = at::kDouble) {
   nn::LayerContext context;
-  context.tp = tp;
-  context.sequence_parallel = sequence_parallel;
+  nn::set_tensor_parallel(context, tp, sequence_parallel);
   context.dtype = dtype;
   context.init_std = 0.3;
   return context;
@@ -31,15 +31,15 @@ inline void give_main_grad(const std::vector<nn::Param*>& params) {
 
 // The unsharded tensor in double, from the parts that the ranks of `tp` hold.
 inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const comm::Group& tp) {
-  if (!param.sharded()) {
+  if (!param.cut()) {
     at::Tensor result = local.to(at::kDouble).clone();
     return result;
   }
   at::Tensor result = at::zeros(param.global_shape, at::kDouble);
-  for (const nn::RowRange& range : param.shard.ranges) {
-    result.narrow(param.shard.dim, range.global, range.size)
-        .copy_(local.narrow(param.shard.dim, range.local, range.size));
-  }
+  const at::Tensor flat = local.to(at::kDouble).contiguous().view(-1);
+  topology::for_each_run(param.global_shape, param.placement, [&](int64_t from, int64_t to, int64_t count) {
+    result.view(-1).narrow(0, to, count).copy_(flat.narrow(0, from, count));
+  });
   comm::all_reduce(result, tp);
   return result;
 }
@@ -47,7 +47,7 @@ inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const c
 // The whole gradient as the optimizer would see it.
 inline at::Tensor whole_gradient(const nn::Param& param, const comm::Group& tp) {
   at::Tensor gradient = whole(param, param.main_grad, tp);
-  if (param.partial_grad_over_tp) comm::all_reduce(gradient, tp);
+  if (!param.placement.partial.empty()) comm::all_reduce(gradient, tp);
   return gradient;
 }
 

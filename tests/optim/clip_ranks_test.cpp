@@ -1,5 +1,5 @@
 // The norm of a model cut over tp 2 x pp 2 is the norm of the whole one: sharded and replicated parameters count
-// once, the tied copy not at all, and padding is no zero.
+// once, a shared one at its owner, and padding is no zero.
 #include "optim/clip.h"
 
 #include <cmath>
@@ -37,7 +37,7 @@ nn::Param sharded(const std::string& name, const at::Tensor& whole, int64_t padd
   data.narrow(0, 0, real).copy_(whole.narrow(0, begin, real));
   nn::Param param = make_param(name, data);
   param.global_shape = whole.sizes().vec();
-  param.shard = {0, {{0, begin, real}}};
+  param.placement.cuts = {{0, topology::Axis::tp, {{0, begin, real}}, local}};
   return param;
 }
 
@@ -52,14 +52,14 @@ std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
   if (pp_index == 0) params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
   if (pp > 1 && pp_index == pp - 1) {
     params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
-    params.back().tied = params.back().tied_copy = true;
+    params.back().owner = false;
   }
   for (nn::Param& param : params) param.main_grad = param.data;
   return params;
 }
 
-optim::ModelRanks ranks_of(const comm::Groups& groups) {
-  return {groups.tp, groups.model_parallel, comm::Group(), {}};
+optim::ModelRanks ranks_of(const comm::World& world) {
+  return {world.coordinates(), world.groups().model_parallel, comm::Group(), {}};
 }
 
 double plain_norm() {
@@ -77,11 +77,11 @@ void check(int tp, int pp) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
     const auto slices = optim::whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats(slices, ranks_of(groups));
+    const auto stats = optim::gradient_stats(slices, ranks_of(world));
     EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
     EXPECT_EQ(stats.num_zeros, kZeros);
     EXPECT_EQ(stats.num_nonfinite, 0);
-    EXPECT_NEAR(optim::params_norm(slices, ranks_of(groups)), plain_norm(), 1e-13);
+    EXPECT_NEAR(optim::params_norm(slices, ranks_of(world)), plain_norm(), 1e-13);
     all[static_cast<size_t>(world.rank())] = stats;
   });
   for (const auto& stats : all) EXPECT_EQ(stats.norm, all[0].norm) << "ranks differ in the last bit";
@@ -89,7 +89,7 @@ void check(int tp, int pp) {
 
 TEST(GradientNorm, OfOneRankIsThePlainFormula) { check(1, 1); }
 TEST(GradientNorm, CountsReplicatedParametersOnceOverTensorParallelRanks) { check(2, 1); }
-TEST(GradientNorm, LeavesOutTheTiedCopyOfTheLastStage) { check(1, 2); }
+TEST(GradientNorm, LeavesOutTheCopyOfASharedParameterThatIsNotTheOwner) { check(1, 2); }
 TEST(GradientNorm, OfFourModelParallelRanksIsThatOfOne) { check(2, 2); }
 
 TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
@@ -98,7 +98,7 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
     if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
     const auto slices = optim::whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats(slices, ranks_of(groups));
+    const auto stats = optim::gradient_stats(slices, ranks_of(world));
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);
     EXPECT_EQ(optim::first_nonfinite(slices, {}) != nullptr, world.rank() == 2);

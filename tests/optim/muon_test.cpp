@@ -42,8 +42,8 @@ TEST(MuonScale, IsTheNamedRule) {
 TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   std::vector<nn::Param> params{make_param("weight", values({6, 4}, 1)), make_param("bias", values({6}, 2)),
                                 make_param("embedding", values({5, 4}, 3))};
-  params[1].weight_decay = false;
-  params[2].embedding_or_output = true;
+  params[1].placement.role = topology::Role::bias;
+  params[2].placement.role = topology::Role::embedding;
   for (nn::Param& param : params) param.main_grad = values(param.data.sizes().vec(), 11);
   config::Optim config;
   config.optimizer = "muon";
@@ -70,8 +70,9 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
   std::vector<nn::Param> params{make_param("a.weight", values({2, 2}, 1)), make_param("a.bias", values({2}, 2)),
                                 make_param("x.q_layernorm.weight", values({2}, 3)),
                                 make_param("embedding.weight", values({2, 2}, 4))};
-  for (const int i : {1, 2}) params[static_cast<size_t>(i)].weight_decay = false;
-  params[3].embedding_or_output = true;
+  params[1].placement.role = topology::Role::bias;
+  params[2].placement.role = topology::Role::qk_norm;
+  params[3].placement.role = topology::Role::embedding;
   config::Optim config;
   config.lr = 0.1;
   config.weight_decay = 0.01;

@@ -27,7 +27,7 @@ config::Optim optim_config(const std::string& name, const Case& c) {
 std::vector<nn::Param> two_params(at::ScalarType dtype) {
   std::vector<nn::Param> params{make_param("weight", values({4, 6}, 1, dtype)),
                                 make_param("bias", values({6}, 2, dtype))};
-  params[1].weight_decay = false;
+  params[1].placement.role = topology::Role::bias;
   for (nn::Param& param : params) param.main_grad = at::zeros_like(param.data);
   return params;
 }
@@ -74,7 +74,7 @@ struct Formula {
       : p(param.data.to(at::kDouble, false, true)),
         first(at::zeros_like(p)),
         second(at::zeros_like(p)),
-        decays(param.weight_decay) {}
+        decays(param.decays()) {}
 
   void adam(const at::Tensor& grad, const Case& c, int step) {
     const int t = step + 1;

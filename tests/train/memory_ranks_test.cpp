@@ -151,8 +151,8 @@ TEST(MemoryRanks, PartsAreTheParametersOfTheModelNameByName) {
         const nn::Param& param = *a->params[i];
         EXPECT_EQ(parts.params[i].name, param.name);
         EXPECT_EQ(parts.params[i].shape, param.local_shape) << param.name;
-        EXPECT_EQ(parts.params[i].tied, param.tied) << param.name;
-        EXPECT_EQ(parts.params[i].embedding_or_output, param.embedding_or_output) << param.name;
+        EXPECT_EQ(parts.params[i].shared, !param.placement.shared.empty()) << param.name;
+        EXPECT_EQ(parts.params[i].role, param.placement.role) << param.name;
         EXPECT_EQ(parts.params[i].uses_per_microbatch, param.uses_per_microbatch) << param.name;
       }
     });

@@ -131,9 +131,9 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
     const auto a = train::assemble(config, world, kVocab);
     const auto tied = [&]() -> nn::Param& {
       for (nn::Param* param : a->params) {
-        if (param->tied) return *param;
+        if (!param->placement.shared.empty()) return *param;
       }
-      throw base::Error("test", "no tied parameter");
+      throw base::Error("test", "no shared parameter");
     };
     const auto expect_equal_copies = [&](const char* when) {
       at::Tensor sum = tied().data.clone();
@@ -141,7 +141,8 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
       EXPECT_TRUE(at::equal(sum, 2.0 * tied().data)) << when;
     };
     expect_equal_copies("at the start");
-    const at::Tensor rows = tied().data.narrow(0, 0, tied().shard.ranges[0].size);  // the others are padding
+    const at::Tensor rows =
+        tied().data.narrow(0, 0, tied().placement.cuts[0].ranges[0].size);  // the others are padding
     EXPECT_NEAR(rows.std().item<double>(), config.model.init_method_std, 0.003) << "of some hundred values";
     double first = 0, last = 0;
     for (int64_t step = 0; step < 8; ++step) {

@@ -1,0 +1,118 @@
+#include "topology/box_ranges.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace metroplex::topology {
+namespace {
+
+// One dim of a local tensor.
+struct LocalDim {
+  std::vector<RowRange> ranges;
+  int64_t rows = 0, global_rows = 0;
+
+  // Local rows are neighbours in the whole tensor, and none is padding.
+  bool contiguous() const { return ranges.size() == 1 && ranges[0].size == rows; }
+  bool uncut() const { return contiguous() && rows == global_rows; }
+};
+
+std::vector<LocalDim> local_dims(const std::vector<int64_t>& global_shape, const Placement& placement) {
+  std::vector<LocalDim> dims;
+  for (size_t d = 0; d < global_shape.size(); ++d) {
+    const Cut* cut = cut_of(placement, static_cast<int>(d));
+    dims.push_back({{{0, 0, global_shape[d]}}, global_shape[d], global_shape[d]});
+    if (cut != nullptr) dims.back() = {cut->ranges, cut->local_rows(), global_shape[d]};
+  }
+  return dims;
+}
+
+// Visits every single row of the dims before `split`, and for each of them every range of `split`; what follows is
+// taken whole. `offset` is the global offset of the box, `size` its size, `local` its first element.
+class Walk {
+ public:
+  using Visit = std::function<void(int64_t local)>;
+  Walk(const std::vector<LocalDim>& dims, size_t split, int64_t begin, int64_t end)
+      : offset(dims.size()), size(dims.size(), 1), dims_(dims), split_(split), begin_(begin), end_(end) {
+    for (size_t d = split; d < dims.size(); ++d) {
+      if (dims[d].ranges.empty()) continue;
+      offset[d] = dims[d].ranges[0].global;
+      size[d] = dims[d].ranges[0].size;
+    }
+    stride_.assign(dims.size() + 1, 1);
+    for (size_t d = dims.size(); d-- > 0;) stride_[d] = stride_[d + 1] * dims[d].rows;
+  }
+
+  void run(const Visit& visit) { from(0, 0, visit); }
+
+  std::vector<int64_t> offset, size;
+
+ private:
+  bool overlaps(int64_t local, int64_t count) const { return local < end_ && local + count > begin_; }
+
+  void from(size_t d, int64_t local, const Visit& visit) {
+    const int64_t stride = stride_[d + 1];
+    for (const RowRange& range : dims_[d].ranges) {
+      const int64_t first = local + range.local * stride;
+      if (!overlaps(first, range.size * stride)) continue;
+      if (d == split_) {
+        offset[d] = range.global;
+        size[d] = range.size;
+        visit(first);
+        continue;
+      }
+      for (int64_t row = 0; row < range.size; ++row) {
+        if (!overlaps(first + row * stride, stride)) continue;
+        offset[d] = range.global + row;
+        from(d + 1, first + row * stride, visit);
+      }
+    }
+  }
+
+  const std::vector<LocalDim>& dims_;
+  size_t split_;
+  int64_t begin_, end_;
+  std::vector<int64_t> stride_;
+};
+
+// The last dim for which `plain` does not hold; 0 when it holds for all.
+template <class Plain>
+size_t last_not(const std::vector<LocalDim>& dims, const Plain& plain) {
+  size_t split = dims.size() - 1;
+  while (split > 0 && plain(dims[split])) --split;
+  return split;
+}
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+}  // namespace
+
+std::vector<BoxRange> box_ranges(const std::vector<int64_t>& global_shape, const Placement& placement, int64_t begin,
+                                 int64_t end) {
+  std::vector<BoxRange> boxes;
+  if (begin >= end) return boxes;
+  if (global_shape.empty()) return {{{}, {}, begin, end, begin}};
+  const std::vector<LocalDim> dims = local_dims(global_shape, placement);
+  Walk walk(dims, last_not(dims, [](const LocalDim& dim) { return dim.contiguous(); }), begin, end);
+  walk.run([&](int64_t first) {
+    const int64_t from = std::max(begin, first), to = std::min(end, first + product(walk.size));
+    if (from < to) boxes.push_back({walk.offset, walk.size, from - first, to - first, from});
+  });
+  return boxes;
+}
+
+void for_each_run(const std::vector<int64_t>& global_shape, const Placement& placement,
+                  const std::function<void(int64_t local, int64_t global, int64_t count)>& visit) {
+  if (global_shape.empty()) return visit(0, 0, 1);
+  const std::vector<LocalDim> dims = local_dims(global_shape, placement);
+  const int64_t numel = product(local_shape(global_shape, placement));
+  Walk walk(dims, last_not(dims, [](const LocalDim& dim) { return dim.uncut(); }), 0, numel);
+  walk.run([&](int64_t first) {
+    int64_t global = 0;
+    for (size_t d = 0; d < dims.size(); ++d) global = global * global_shape[d] + walk.offset[d];
+    visit(first, global, product(walk.size));
+  });
+}
+
+}  // namespace metroplex::topology

@@ -1,0 +1,95 @@
+#include "topology/placement.h"
+
+#include <functional>
+#include <numeric>
+
+#include "base/error.h"
+#include "topology/rank_grid.h"
+
+namespace metroplex::topology {
+namespace {
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+AxisSet axes_of(Grid grid) {
+  AxisSet axes;
+  for (const AxisInfo& axis : kAxes) {
+    if (grid == Grid::dense ? axis.dense : axis.expert) axes.insert(axis.axis);
+  }
+  return axes;
+}
+
+}  // namespace
+
+int64_t Cut::valid_rows() const {
+  return std::accumulate(ranges.begin(), ranges.end(), int64_t{0},
+                         [](int64_t sum, const RowRange& range) { return sum + range.size; });
+}
+
+Cut even_cut(int dim, AxisSet axes, int64_t global_rows, int count, int index) {
+  MPX_CHECK(count > 0 && global_rows % count == 0, "topology", global_rows, " rows cannot be split evenly over ",
+            count, " ranks of ", to_string(axes), "; choose a number of ranks that divides them");
+  const int64_t rows = global_rows / count;
+  return {dim, axes, {{0, index * rows, rows}}, 0};
+}
+
+std::vector<Part> expert_parts(const std::string& module, int64_t num_experts, const std::string& tensor) {
+  std::vector<Part> parts;
+  for (int64_t e = 0; e < num_experts; ++e)
+    parts.push_back({base::concat(module, ".local_experts.", e, ".", tensor), 0, e, 1, true});
+  return parts;
+}
+
+const Cut* cut_of(const Placement& placement, int dim) {
+  for (const Cut& cut : placement.cuts) {
+    if (cut.dim == dim) return &cut;
+  }
+  return nullptr;
+}
+
+AxisSet cut_axes(const Placement& placement) {
+  AxisSet axes;
+  for (const Cut& cut : placement.cuts) axes = axes | cut.axes;
+  return axes;
+}
+
+AxisSet data_parallel_axes(Grid grid) {
+  return grid == Grid::dense ? AxisSet{Axis::dp, Axis::cp} : AxisSet{Axis::edp};
+}
+
+AxisSet replicating_axes(const Placement& placement) {
+  return axes_of(placement.grid) - cut_axes(placement) - Axis::pp - data_parallel_axes(placement.grid);
+}
+
+bool counts(const Placement& placement, const Coordinates& at) {
+  const AxisSet axes = replicating_axes(placement);
+  for (const AxisInfo& axis : kAxes) {
+    if (axes.contains(axis.axis) && at.at(axis.axis) != 0) return false;
+  }
+  return true;
+}
+
+bool decays(const Placement& placement, size_t num_dims) { return placement.role != Role::bias && num_dims > 1; }
+
+bool has_matrices(const Placement& placement, size_t num_dims) {
+  if (placement.role != Role::weight && placement.role != Role::router) return false;
+  for (const Part& part : placement.parts) {
+    if (part.matrix) return true;
+  }
+  return num_dims == 2;
+}
+
+std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placement& placement) {
+  for (const Cut& cut : placement.cuts) global_shape.at(static_cast<size_t>(cut.dim)) = cut.local_rows();
+  return global_shape;
+}
+
+int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement) {
+  std::vector<int64_t> valid = global_shape;
+  for (const Cut& cut : placement.cuts) valid.at(static_cast<size_t>(cut.dim)) = cut.valid_rows();
+  return product(local_shape(global_shape, placement)) - product(valid);
+}
+
+}  // namespace metroplex::topology
