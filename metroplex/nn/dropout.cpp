@@ -32,7 +32,7 @@ DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey
   mask.shape.num_rows = x.numel() / std::max<int64_t>(1, mask.shape.width);
   if (!key.active(batch)) return mask;
   mask.samples = sample_numbers(batch, num_samples, x.device());
-  mask.shape.rows.samples = mask.samples.const_data_ptr<int64_t>();
+  mask.shape.rows.samples = static_cast<const int64_t*>(mask.samples.const_data_ptr());
   mask.shape.rows.num_samples = num_samples;
   mask.shape.rows.step = mix(static_cast<uint64_t>(batch.step));
   mask.shape.key = random_key(key.seed, key.layer, key.site);
@@ -43,7 +43,7 @@ DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey
 // What `rows` chooses of every whole sequence.
 void choose_rows(DropoutMask& mask, const at::Tensor& rows, int64_t whole) {
   mask.rows = rows;
-  mask.shape.rows.chosen = rows.const_data_ptr<int64_t>();
+  mask.shape.rows.chosen = static_cast<const int64_t*>(rows.const_data_ptr());
   mask.shape.rows.num_chosen = rows.numel();
   mask.shape.rows.whole = whole;
 }

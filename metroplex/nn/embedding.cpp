@@ -29,7 +29,7 @@ void gather(const cuda::Target& target, const at::Tensor& table, const at::Tenso
     using T = decltype(zero);
     cuda::launch(target, {"gather_rows", {&table, &indices, add ? &out : nullptr}, {&out}, {{"add", add}}},
                  kernels::gather_rows<T>, kernels::gather_rows_cuda<T>, elements<T>(table),
-                 indices.const_data_ptr<int64_t>(), elements<T>(out), add, shape);
+                 static_cast<const int64_t*>(indices.const_data_ptr()), elements<T>(out), add, shape);
   });
 }
 
@@ -43,8 +43,9 @@ class ScatterIndices {
   template <class Table, class Dout>
   void add(const at::Tensor& table, const at::Tensor& rows) const {
     const kernels::TableShape shape = table_shape(table, indices_);
-    const kernels::SortedIndices index{indices_.const_data_ptr<int64_t>(),
-                                       order_.defined() ? order_.const_data_ptr<int64_t>() : nullptr};
+    const kernels::SortedIndices index{
+        static_cast<const int64_t*>(indices_.const_data_ptr()),
+        order_.defined() ? static_cast<const int64_t*>(order_.const_data_ptr()) : nullptr};
     cuda::launch(
         target_, {"scatter_add_rows", {&table, &indices_, &order_, &rows}, {&table}},
         [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& s) {

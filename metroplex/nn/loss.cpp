@@ -56,7 +56,7 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
                   {&maximum, &sums},
                   {{"columns", shape.columns}}},
                  kernels::cross_entropy_statistics<T>, kernels::cross_entropy_statistics_cuda<T>, elements<T>(logits),
-                 local_targets.const_data_ptr<int64_t>(), out, shape);
+                 static_cast<const int64_t*>(local_targets.const_data_ptr()), out, shape);
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -92,7 +92,7 @@ void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_target
                   {&logits},
                   {{"columns", shape.columns}, {"on_target", gradient.on_target}, {"uniform", gradient.uniform}}},
                  kernels::cross_entropy_backward<T>, kernels::cross_entropy_backward_cuda<T>, elements<T>(logits),
-                 local_targets.const_data_ptr<int64_t>(), gradient, shape);
+                 static_cast<const int64_t*>(local_targets.const_data_ptr()), gradient, shape);
   });
 }
 

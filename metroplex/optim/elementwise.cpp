@@ -83,7 +83,7 @@ at::Tensor Elementwise::main_values(const Item& item) const {
   const auto* upper = static_cast<const uint16_t*>(param.const_data_ptr());
   const auto* lower = static_cast<const uint16_t*>(item.remainder.const_data_ptr());
   cuda::launch(target_, {"join_floats", {&param, &item.remainder}, {&out}}, kernels::join_floats,
-               kernels::join_floats_cuda, upper, lower, out.numel(), out.mutable_data_ptr<float>());
+               kernels::join_floats_cuda, upper, lower, out.numel(), static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 
@@ -100,7 +100,8 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   auto* const upper = static_cast<uint16_t*>(param.mutable_data_ptr());
   auto* const lower = static_cast<uint16_t*>(item.remainder.mutable_data_ptr());
   cuda::launch(target_, {"split_floats", {&wide}, {&param, &item.remainder}}, kernels::split_floats,
-               kernels::split_floats_cuda, wide.const_data_ptr<float>(), wide.numel(), upper, lower);
+               kernels::split_floats_cuda, static_cast<const float*>(wide.const_data_ptr()), wide.numel(), upper,
+               lower);
   item.slice.values.copy_(param);
 }
 
@@ -120,7 +121,7 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) cons
     if (item.remainder.defined()) {
       range.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr()) + part.begin;
     } else {
-      range.main = item.main.mutable_data_ptr<float>() + part.begin;
+      range.main = static_cast<float*>(item.main.mutable_data_ptr()) + part.begin;
     }
   }
   if (!item.moments.empty()) range.first = item.moments[0].array(part.begin);

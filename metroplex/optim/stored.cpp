@@ -50,8 +50,9 @@ at::Tensor Stored::values() const {
       [](const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* to) {
         kernels::block8_decode(codes, scales, n, is_signed, to);
       },
-      kernels::block8_decode_cuda, data_.const_data_ptr<uint8_t>(), scales_.const_data_ptr<float>(), data_.numel(),
-      !second_, out.mutable_data_ptr<float>());
+      kernels::block8_decode_cuda, static_cast<const uint8_t*>(data_.const_data_ptr()),
+      static_cast<const float*>(scales_.const_data_ptr()), data_.numel(), !second_,
+      static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 
@@ -63,15 +64,16 @@ void Stored::set(const at::Tensor& values) {
   }
   const at::Tensor wide = values.to(data_.device(), at::kFloat).contiguous();
   cuda::launch(target_, {"block8_encode", {&wide}, {&data_, &scales_}, {{"is_signed", !second_}}},
-               kernels::block8_encode, kernels::block8_encode_cuda, wide.const_data_ptr<float>(), data_.numel(),
-               !second_, data_.mutable_data_ptr<uint8_t>(), scales_.mutable_data_ptr<float>());
+               kernels::block8_encode, kernels::block8_encode_cuda, static_cast<const float*>(wide.const_data_ptr()),
+               data_.numel(), !second_, static_cast<uint8_t*>(data_.mutable_data_ptr()),
+               static_cast<float*>(scales_.mutable_data_ptr()));
 }
 
 kernels::MomentArray Stored::array(int64_t begin) {
   MPX_ASSERT(begin % kernels::kBlock8 == 0, "blocks of numbers start at multiples of their size");
   return {static_cast<char*>(data_.mutable_data_ptr()) + begin * static_cast<int64_t>(data_.element_size()),
           number_of(data_.scalar_type()),
-          scales_.defined() ? scales_.mutable_data_ptr<float>() + begin / kernels::kBlock8 : nullptr};
+          scales_.defined() ? static_cast<float*>(scales_.mutable_data_ptr()) + begin / kernels::kBlock8 : nullptr};
 }
 
 int64_t Stored::bytes() const {

@@ -22,7 +22,8 @@ void scale(const double* in, double* out, double factor, int64_t n) {
 at::Tensor scaled(const Target& target, const at::Tensor& x, double factor) {
   const at::Tensor out = at::empty_like(x), nothing;
   launch(target, {"scale", {&x, &nothing, nullptr}, {&out}, {{"factor", factor}, {"n", x.numel()}}}, scale, CpuOnly{},
-         x.const_data_ptr<double>(), out.mutable_data_ptr<double>(), factor, x.numel());
+         static_cast<const double*>(x.const_data_ptr()), static_cast<double*>(out.mutable_data_ptr()), factor,
+         x.numel());
   return out;
 }
 

@@ -17,9 +17,7 @@ namespace {
 // x [s, b, h] through kernels and calls of a group alone: nothing of libtorch that a replay would have to repeat.
 struct Chain {
   explicit Chain(const nn::LayerContext& context)
-      : context(context),
-        first({"a", 24, false, 1e-5, false}, context),
-        second({"b", 24, true, 1e-5, false}, context) {
+      : context(context), first({"a", 24, false, 1e-5, {}}, context), second({"b", 24, true, 1e-5, {}}, context) {
     batch.sample_ids = at::tensor({7, 8}, at::kLong);
   }
   at::Tensor run(const at::Tensor& x) {

@@ -85,7 +85,7 @@ TEST(Rows, DropoutKeepsWhatItKeepsOfTheWholeSequence) {
 
 TEST(Rows, DropoutFusedWithTheNormFollowsThemForwardAndBackward) {
   const int64_t width = 20;
-  nn::Norm norm({"n", width, false, 1e-5, false}, layer_context());
+  nn::Norm norm({"n", width, false, 1e-5, {}}, layer_context());
   std::vector<nn::Param*> params;
   norm.collect_params(params);
   give_main_grad(params);
