@@ -23,7 +23,7 @@ struct PartOfParam {
 };
 
 // Name -> unsharded, unpadded tensor on rank 0; empty elsewhere. Collective over the world. Taken from the ranks
-// whose dp and tp copies come first; tied tensors once. All parts are of `dtype`.
+// whose copies come first, a shared tensor from its owner. All parts are of `dtype`.
 std::map<std::string, at::Tensor> gather_parts(const Assembly& assembly, const std::vector<PartOfParam>& parts,
                                                at::ScalarType dtype);
 // Parameters, or final gradients (a training assembly, after its step's reduction).

@@ -39,7 +39,7 @@ std::map<std::string, std::vector<Holder>> find_holders(const comm::Group& pp,
   return holders;
 }
 
-comm::Group group_of(const comm::World& world, const std::vector<Holder>& holders) {
+comm::Group group_of(const comm::World& world, const std::string& name, const std::vector<Holder>& holders) {
   const std::vector<int>& pipeline = world.groups().pp.ranks();
   std::vector<int> ranks;
   for (size_t stage = 0; stage < pipeline.size(); ++stage) {
@@ -47,7 +47,7 @@ comm::Group group_of(const comm::World& world, const std::vector<Holder>& holder
     if (std::any_of(holders.begin(), holders.end(), here)) ranks.push_back(pipeline[stage]);
   }
   const comm::Group& embedding = world.groups().embedding;
-  return ranks == embedding.ranks() ? embedding : world.make_group("shared", ranks);
+  return ranks == embedding.ranks() ? embedding : world.make_group("shared " + name, ranks);
 }
 
 // The slices of the holders; empty where they lie on other data-parallel ranks.
@@ -76,7 +76,7 @@ std::vector<SharedParam> find_shared(const comm::World& world, const std::vector
       }
     }
     if (shared.holders.empty()) continue;
-    shared.group = group_of(world, holders);
+    shared.group = group_of(world, name, holders);
     all.push_back(std::move(shared));
   }
   return all;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <stdexcept>
 
 #include "comm/backends/backend.h"
 #include "comm/backends/sim.h"
@@ -33,6 +34,26 @@ TEST(World, GroupsOfEqualMembersShareACommunicator) {
   EXPECT_EQ(made_on(4, {.tp = 4}, groups), (std::vector<std::string>{"tp", "batch"}));
   EXPECT_EQ(&groups.tp.backend(), &groups.world.backend());
   EXPECT_EQ(&groups.tp.backend(), &groups.model_parallel.backend());
+}
+
+TEST(World, AGroupIsFoundByTheAxesThatItSpans) {
+  using topology::Axis;
+  config::Parallel parallel;
+  parallel.tensor_model_parallel_size = 2;
+  parallel.pipeline_model_parallel_size = 2;
+  parallel.expert_model_parallel_size = 2;
+  parallel.expert_tensor_parallel_size = 1;
+  const topology::RankGrid grid(16, parallel);
+  const topology::AxisSet families[] = {
+      Axis::tp,  Axis::cp, Axis::dp, Axis::pp, {Axis::dp, Axis::cp}, {Axis::tp, Axis::pp},
+      Axis::etp, Axis::ep, Axis::edp};
+  for (const int rank : {0, 5, 15}) {
+    const World world = make_world(rank, grid, counted({}, std::make_shared<Traffic>()));
+    for (const topology::AxisSet axes : families)
+      EXPECT_EQ(world.groups().over(axes).ranks(), grid.group_of(rank, axes)) << topology::to_string(axes);
+    EXPECT_EQ(world.coordinates(), grid.coordinates(rank));
+    EXPECT_THROW(world.groups().over({Axis::tp, Axis::dp}), std::logic_error);
+  }
 }
 
 TEST(World, TheDataAndThePipelineKeepCommunicatorsOfTheirOwn) {

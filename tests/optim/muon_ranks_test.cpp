@@ -1,0 +1,152 @@
+// Muon on matrices that several groups share, and on stacks of them: every rank's part is that of the whole matrix.
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+
+#include "comm/collectives.h"
+#include "optim/muon.h"
+#include "optim/tools.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+using topology::Axis;
+
+config::Optim muon_config() {
+  config::Optim config;
+  config.optimizer = "muon";
+  config.muon_momentum = 0.9;
+  return config;
+}
+
+constexpr double kRate = 0.02, kDecay = 0.1;
+
+// One step from values(shape, 1) and gradient values(shape, 11), of one matrix.
+at::Tensor stepped(const at::Tensor& before, const at::Tensor& gradient) {
+  const double scale = optim::muon_scale("spectral", before.size(0), before.size(1));
+  // Nesterov of the first step: lerp(gradient, 0.1 gradient, 0.9) = 0.19 gradient; its length does not matter.
+  return before * (1 - kRate * kDecay) - kRate * scale * optim::newton_schulz(gradient, 5);
+}
+
+struct Sharing {
+  comm::Groups axes;
+  comm::Group shard;
+};
+
+// The local part after a step; `slice` is the range of it that this rank updates, the rest is left as it was.
+at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sharing& sharing) {
+  const config::Optim config = muon_config();
+  std::vector<nn::Param*> params{&param};
+  const optim::ParamGroups groups(config, params);
+  optim::OptimizerContext context;
+  context.groups = &groups;
+  context.axes = sharing.axes;
+  context.shard = sharing.shard;
+  context.tensor = at::TensorOptions().dtype(at::kDouble);
+  const auto flat = [&](const at::Tensor& x) {
+    return x.view(-1).narrow(0, range.first, range.second - range.first);
+  };
+  std::vector<optim::Slice> slices;
+  if (range.first < range.second)
+    slices.push_back({&param, range.first, range.second, flat(param.data), flat(param.main_grad)});
+  const auto muon = optim::make_optimizer(config, slices, context);
+  optim::StepArgs args;
+  for (const optim::GroupFactors& group : groups.factors()) args.rates.push_back({kRate, kDecay * group.wd_mult});
+  muon->step(args);
+  return param.data;
+}
+
+nn::Param local_param(const at::Tensor& data, const at::Tensor& gradient, topology::Placement placement) {
+  at::Tensor local = data, local_gradient = gradient;
+  for (const topology::Cut& cut : placement.cuts) {
+    const auto rows = [&](const at::Tensor& x) {
+      std::vector<at::Tensor> ranges;
+      for (const topology::RowRange& range : cut.ranges)
+        ranges.push_back(x.narrow(cut.dim, range.global, range.size));
+      return at::cat(ranges, cut.dim);
+    };
+    local = rows(local);
+    local_gradient = rows(local_gradient);
+  }
+  nn::Param param = make_param("weight", local.clone());
+  param.global_shape = data.sizes().vec();
+  param.main_grad = local_gradient.clone();
+  param.placement = std::move(placement);
+  return param;
+}
+
+double difference(const nn::Param& param, const at::Tensor& whole) {
+  const nn::Param expected = local_param(whole, whole, param.placement);
+  return (param.data - expected.data).abs().max().item<double>();
+}
+
+// Of a sum of at most 24 products of numbers up to 1, five times over.
+constexpr double kTolerance = 1e-12;
+
+TEST(MuonRanks, AMatrixCutInTwoDimsOverTwoGroupsIsPutTogetherOverBoth) {
+  run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) {
+    const comm::Group &rows = world.groups().tp, &columns = world.groups().dp;
+    Sharing sharing;
+    sharing.axes.tp = rows;
+    sharing.axes.cp = columns;
+    const at::Tensor before = values({8, 6}, 1), gradient = values({8, 6}, 11);
+    nn::Param param = local_param(before, gradient,
+                                  {.cuts = {topology::even_cut(0, Axis::tp, 8, 2, rows.index()),
+                                            topology::even_cut(1, Axis::cp, 6, 2, columns.index())}});
+    step_of(param, {0, param.numel()}, sharing);
+    EXPECT_LT(difference(param, stepped(before, gradient)), kTolerance);
+  });
+}
+
+at::Tensor stepped_experts(const at::Tensor& before, const at::Tensor& gradient) {
+  std::vector<at::Tensor> experts;
+  for (int64_t e = 0; e < before.size(0); ++e) experts.push_back(stepped(before[e], gradient[e]));
+  return at::stack(experts);
+}
+
+// [4 experts, 8, 5]: experts over ep, gate and up of each over etp.
+TEST(MuonRanks, EveryExpertOfAStackIsAMatrixOfItsOwn) {
+  run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) {
+    const comm::Group &etp = world.groups().tp, &ep = world.groups().dp;
+    Sharing sharing;
+    sharing.axes.etp = etp;
+    sharing.axes.ep = ep;
+    const at::Tensor before = values({4, 8, 5}, 1), gradient = values({4, 8, 5}, 11);
+    const topology::RowRange gate{0, 2 * etp.index(), 2}, up{2, 4 + 2 * etp.index(), 2};
+    nn::Param param =
+        local_param(before, gradient,
+                    {.grid = topology::Grid::expert,
+                     .cuts = {topology::even_cut(0, Axis::ep, 4, 2, ep.index()), {1, Axis::etp, {gate, up}}},
+                     .parts = topology::expert_parts("experts", 4, "linear_fc1.weight")});
+    step_of(param, {0, param.numel()}, sharing);
+    EXPECT_LT(difference(param, stepped_experts(before, gradient)), kTolerance);
+  });
+}
+
+// The flat range is split in the middle of an expert, and one rank of three has nothing of it.
+TEST(MuonRanks, AStackThatIsSplitByZeroTakesTheStepsOfWholeExperts) {
+  run_ranks(3, {.dp = 3}, [](const comm::World& world) {
+    Sharing sharing;
+    sharing.shard = world.groups().dp;
+    const at::Tensor before = values({3, 4, 5}, 1), gradient = values({3, 4, 5}, 11);
+    nn::Param param = local_param(
+        before, gradient,
+        {.grid = topology::Grid::expert, .parts = topology::expert_parts("experts", 3, "linear_fc2.weight")});
+    const std::pair<int64_t, int64_t> ranges[] = {{0, 27}, {27, 60}, {0, 0}};
+    const auto range = ranges[world.rank()];
+    step_of(param, range, sharing);
+    at::Tensor expected = before.clone().view(-1);
+    expected.narrow(0, range.first, range.second - range.first)
+        .copy_(stepped_experts(before, gradient).view(-1).narrow(0, range.first, range.second - range.first));
+    EXPECT_LT(difference(param, expected.view({3, 4, 5})), kTolerance);
+  });
+}
+
+TEST(MuonRanks, AWeightOfThreeDimsThatNamesNoMatricesIsRefused) {
+  nn::Param param = local_param(values({3, 4, 5}, 1), values({3, 4, 5}, 11), {});
+  EXPECT_THROW(step_of(param, {0, param.numel()}, {}), std::logic_error);
+}
+
+}  // namespace
+}  // namespace metroplex::test
