@@ -207,6 +207,33 @@ def check_shape(path, breaches):
                 breaches.append(f"{where}:{number}: only apps/ ends the process")
 
 
+# Paths ask the target of their context (cuda/launch_point.h), so that tensors of another device, meta say, take them
+# too. What moves data between devices asks the data.
+MOVES_DATA = {
+    "nn/param_init.cpp": "values are rounded on the host before they move",
+    "nn/saved_host.cpp": "what lies on the host already need not move there",
+    "optim/host_pieces.cpp": "copies from and to a GPU go through pinned memory",
+}
+ASKS_DEVICE = re.compile(r"\bis_(cuda|cpu)\(\)")
+GPU_FORM = re.compile(r"\b(\w+_cuda)\b")
+
+
+def check_launch_points(breaches):
+    """In layers and optimizers no tensor is asked where it is, and a kernel's GPU form is named once."""
+    named = {}
+    for room in ("nn", "models", "optim"):
+        for path in sources(f"metroplex/{room}"):
+            where = path.relative_to(ROOT / "metroplex")
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if ASKS_DEVICE.search(line) and str(where) not in MOVES_DATA:
+                    breaches.append(f"{where}:{number}: a path asks its context's target, not a tensor, which device it is on")
+                for form in GPU_FORM.findall(line):
+                    named.setdefault(form, []).append(f"{where}:{number}")
+    for form, places in named.items():
+        if len(places) > 1:
+            breaches.append(f"{form} is named at {', '.join(places)}: a kernel has one launch point")
+
+
 def main():
     breaches = []
     for path in sources("metroplex"):
@@ -216,6 +243,7 @@ def main():
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
             check_includes(path, room, breaches)
     check_links(breaches)
+    check_launch_points(breaches)
     for path in sources("apps", "bench", "tests"):
         if path.suffix in {".h", ".cpp"}:
             check_program(path, breaches)

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
+#include "comm/backends/recording.h"
 
 namespace metroplex::comm {
 
@@ -16,6 +17,12 @@ Group::Group(std::string name, std::vector<int> ranks, int index, std::shared_pt
 GroupBackend& Group::backend() const {
   MPX_ASSERT(backend_, "a group of one has no backend");
   return *backend_;
+}
+
+Group Group::recorded(cuda::Recorder& recorder) const {
+  Group group = *this;
+  if (backend_) group.backend_ = make_recording_backend(name_, recorder, backend_);
+  return group;
 }
 
 }  // namespace metroplex::comm

@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+namespace metroplex::cuda {
+class Recorder;  // cuda/launch_point.h
+}
+
 namespace metroplex::comm {
 
 class GroupBackend;  // backends/backend.h
@@ -25,6 +29,8 @@ class Group {
   bool last() const { return index_ + 1 == size(); }
   // Requires size() > 1.
   GroupBackend& backend() const;
+  // The same group, whose calls `recorder` is told of (backends/recording.h). It outlives the group and its copies.
+  Group recorded(cuda::Recorder& recorder) const;
 
  private:
   std::string name_;

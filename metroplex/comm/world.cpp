@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
+#include "comm/backends/recording.h"
 #include "comm/backends/sim.h"
 #include "topology/megatron_groups.h"
 
@@ -45,7 +46,7 @@ World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Devic
       grid_(std::move(grid)),
       factory_(std::move(factory)),
       groups_(make_groups(rank, grid_, factory_)),
-      device_(device) {}
+      target_{device} {}
 
 Group World::make_group(const std::string& name, const std::vector<int>& ranks) const {
   return make_one(rank_, name, ranks, factory_);
@@ -92,6 +93,19 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   groups.ep = family("ep", Axis::ep);
   groups.edp = family("edp", Axis::edp);
   return groups;
+}
+
+World World::recorded(cuda::Recorder& recorder) const {
+  World world = *this;
+  Groups& g = world.groups_;
+  for (Group* group : {&g.world, &g.tp, &g.cp, &g.dp, &g.pp, &g.dp_cp, &g.model_parallel, &g.intra_dp_cp,
+                       &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.batch, &g.etp, &g.ep, &g.edp})
+    *group = group->recorded(recorder);
+  world.factory_ = [factory = factory_, &recorder](const std::string& name, const std::vector<int>& ranks) {
+    return make_recording_backend(name, recorder, factory(name, ranks));
+  };
+  world.target_.recorder = &recorder;
+  return world;
 }
 
 GroupFactory shared(GroupFactory factory) {

@@ -11,6 +11,7 @@
 
 #include "comm/failure.h"
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "topology/rank_grid.h"
 
 namespace metroplex::comm {
@@ -49,14 +50,18 @@ class World {
   // they make several.
   Group make_group(const std::string& name, const std::vector<int>& ranks) const;
   // Where this rank computes: its tensors live here, and it is the current device of the rank's thread.
-  c10::Device device() const { return device_; }
+  c10::Device device() const { return target_.device; }
+  const cuda::Target& target() const { return target_; }
+  // The same rank, whose calls of groups and of kernels with its target `recorder` is told of. It outlives the world,
+  // and what is made with it.
+  World recorded(cuda::Recorder& recorder) const;
 
  private:
   int rank_;
   topology::RankGrid grid_;
   GroupFactory factory_;
   Groups groups_;
-  c10::Device device_;
+  cuda::Target target_;
 };
 
 class Traffic;  // backends/sim.h

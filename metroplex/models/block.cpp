@@ -12,13 +12,13 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
           context.sp_axes};
 }
 
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model) {
+std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target) {
   if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
   const int64_t head_dim = nn::head_layout(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
             " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
-  return std::make_shared<nn::RopeTable>(rotary, model.rotary_base);
+  return std::make_shared<nn::RopeTable>(rotary, model.rotary_base, target);
 }
 
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
@@ -28,7 +28,7 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       sp_(context.sp),
       query_from_outside_(spec.query_from_outside),
       saving_(context.saving),
-      dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout},
+      dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
       attention_({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope)) {}
 
@@ -51,7 +51,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       tp_(context.tp),
       sp_(context.sp),
       saving_(context.saving),
-      dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout},
+      dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
       mlp_(name_, model, context) {}
 

@@ -18,7 +18,7 @@ namespace metroplex::models {
 // Of a norm over what the ranks of context.sp split.
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
 // Null where the model has no rotary positions. One table serves all layers of a stage.
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model);
+std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target);
 
 struct LayerSpec {
   std::string name;   // decoder.layers.<global number>

@@ -38,8 +38,9 @@ std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std:
 nn::LayerContext layer_context(const ModelContext& context) {
   nn::LayerContext layer;
   nn::set_tensor_parallel(layer, context.tp, context.sequence_parallel);
+  layer.cp = context.cp;
   layer.dtype = context.dtype;
-  layer.device = context.device;
+  layer.target = context.target;
   layer.seed = context.seed;
   layer.init_std = context.model.init_method_std;
   layer.num_layers = context.model.num_layers;
@@ -57,15 +58,17 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context) {
 
 at::Tensor positions_of(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
-  const int64_t first = batch.cache != nullptr ? batch.cache->length : 0;
-  return at::arange(first, first + batch.tokens.size(1), batch.tokens.options()).expand(batch.tokens.sizes());
+  const nn::SequenceRows rows = nn::rows_of(batch);
+  if (rows.rows.defined()) return rows.rows.expand(batch.tokens.sizes());
+  return at::arange(rows.first, rows.first + batch.tokens.size(1), batch.tokens.options())
+      .expand(batch.tokens.sizes());
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     : sp_(layer_context(context).sp),
       fp32_residual_(context.fp32_residual_connection),
       words_(make_word_embeddings(context), vocabulary_of(context), context.vocab_size, layer_context(context)),
-      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout} {
+      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
@@ -103,7 +106,7 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
     : tp_(context.tp),
-      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing},
+      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
       output_(output_weight(context, tied), layer_context(context)) {
   const nn::LayerContext layer = layer_context(context);
@@ -144,7 +147,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     words = embedding->word_embeddings();
     add(std::move(embedding));
   }
-  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model);
+  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model, context.target);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context.model, layer_context(context), rope);

@@ -54,7 +54,7 @@ class HeadSegment final : public nn::Segment {
   nn::ColumnParallelLinear output_;
 };
 
-// Positions of a microbatch: batch.position_ids, or 0, 1, ... after what the cache holds.
+// Positions of a microbatch: batch.position_ids, or its rows of the sequence.
 at::Tensor positions_of(const nn::Microbatch& batch);
 
 // Embedding, layers and head as the slice says; `before_head` may put a block between the last layer and the head,

@@ -8,6 +8,7 @@
 
 #include "comm/group.h"
 #include "config/model.h"
+#include "cuda/launch_point.h"
 #include "nn/layer_context.h"
 #include "nn/param_init.h"
 #include "nn/segment.h"
@@ -26,9 +27,9 @@ struct ModelContext {
   int64_t vocab_size = 0;  // unpadded
   bool sequence_parallel = false;
   double label_smoothing = 0;
-  comm::Group tp;
+  comm::Group tp, cp;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
+  cuda::Target target;
   bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half
   uint64_t seed = 1234;                   // of initialisation and dropout
   bool deferred_initialization = false;   // parameters are described, not made: see nn::LayerContext

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
-#include "cuda/device.h"
 #include "nn/linear.h"
 #include "nn/wide.h"
 
@@ -28,12 +27,13 @@ at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const Activa
   at::Tensor out = at::empty(sizes, x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    const auto* added = elements<kernels::Wide<T>>(bias);
-    if (x.is_cuda()) {
-      kernels::activation_forward_cuda<T>(elements<T>(x), added, elements<T>(out), shape, cuda::current_stream());
-    } else {
-      kernels::activation_forward<T>(elements<T>(x), added, elements<T>(out), shape);
-    }
+    cuda::launch(spec.target,
+                 {"activation_forward",
+                  {&x, &bias},
+                  {is_wide(x) ? &x : nullptr, &out},
+                  {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
+                 kernels::activation_forward<T>, kernels::activation_forward_cuda<T>, elements<T>(x),
+                 elements<kernels::Wide<T>>(bias), elements<T>(out), shape);
   });
   return out;
 }
@@ -87,15 +87,15 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    const auto* of_bias = elements<kernels::Wide<T>>(added);
-    if (x.is_cuda()) {
-      kernels::activation_backward_cuda<T>(elements<T>(gradient), elements<T>(x), of_bias, elements<T>(dx), shape,
-                                           cuda::current_stream());
-    } else {
-      kernels::activation_backward<T>(elements<T>(gradient), elements<T>(x), of_bias, elements<T>(dx), shape);
-    }
+    cuda::launch(spec.target,
+                 {"activation_backward",
+                  {&gradient, &x, &added},
+                  {&dx},
+                  {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
+                 kernels::activation_backward<T>, kernels::activation_backward_cuda<T>, elements<T>(gradient),
+                 elements<T>(x), elements<kernels::Wide<T>>(added), elements<T>(dx), shape);
   });
-  if (bias != nullptr) accumulate_bias_gradient(*bias, dx);
+  if (bias != nullptr) accumulate_bias_gradient(spec.target, *bias, dx);
   return dx;
 }
 

@@ -5,6 +5,7 @@
 
 #include "config/model.h"
 #include "cuda/kernels/activation.h"
+#include "cuda/launch_point.h"
 #include "nn/param.h"
 
 namespace metroplex::nn {
@@ -15,6 +16,7 @@ cuda::kernels::Activation activation_kind(config::Choice<config::Activation> act
 struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;
   bool gated = false;
+  cuda::Target target;
 };
 
 // x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width]. Overwrites x, which must be a fresh

@@ -68,9 +68,11 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
                              std::shared_ptr<RopeTable> rope)
     : spec_(spec),
       layout_(head_layout(model, context.tp.size())),
-      dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout},
+      dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout,
+               context.target},
       first_head_(layout_.heads * context.tp.index()),
       saving_(context.saving),
+      target_(context.target),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
       proj_(projection(spec, model), context) {
@@ -105,15 +107,15 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
   return {q, k, v};
 }
 
-CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, int64_t first_position, Kept* kept) {
+CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, Kept* kept) {
   CoreInputs in = raw;
   if (q_norm_) {
     in.q = q_norm_->apply(raw.q, kept ? &kept->q_norm : nullptr);
     in.k = k_norm_->apply(raw.k, kept ? &kept->k_norm : nullptr);
   }
   if (rope_) {
-    rope_->rotate(in.q, first_position, 1);
-    rope_->rotate(in.k, first_position, 1);
+    rope_->rotate(in.q, rows, 1);
+    rope_->rotate(in.k, rows, 1);
   }
   return in;
 }
@@ -145,11 +147,12 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
   {
     const at::NoGradGuard no_grad;
     raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
-    const int64_t first_position = batch.cache != nullptr ? batch.cache->length : 0;
-    kept->spec = {dropout_, first_head_, first_position, false};
+    const SequenceRows rows = rows_of(batch);
+    const bool cached = batch.cache != nullptr;  // with the keys of all rows so far
+    kept->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, false, target_};
     kept->fused_sizes = fused.sizes().vec();
-    CoreInputs in = normalize_and_rotate(raw, first_position, keeps ? kept.get() : nullptr);
-    if (batch.cache != nullptr) append_to_cache(in, *batch.cache);
+    CoreInputs in = normalize_and_rotate(raw, rows, keeps ? kept.get() : nullptr);
+    if (cached) append_to_cache(in, *batch.cache);
     out = core_attention(in, kept->spec, batch, keeps ? &saved : nullptr);
   }
   if (!keeps) return out;
@@ -158,14 +161,13 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
     return core_backward(dout, batch, *kept);
   });
   if (!saving_.remakes(Leaf::core_attn)) return out;
-  return {
-      out, Saved::remade([this, batch, kept] {
-        CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
-        if (q_norm_) {
-          in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.first_query, nullptr);
-        }
-        return core_attention(in, kept->spec, batch, &kept->again);
-      })};
+  return {out, Saved::remade([this, batch, kept] {
+            CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
+            if (q_norm_) {
+              in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.queries, nullptr);
+            }
+            return core_attention(in, kept->spec, batch, &kept->again);
+          })};
 }
 
 // Made again are the core's results, and behind a norm its queries and keys.
@@ -198,8 +200,8 @@ std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, con
   }
   CoreInputs d = core_attention_backward(dout, kept.spec, batch, saved);
   if (rope_) {
-    rope_->rotate(d.q, kept.spec.first_query, -1);
-    rope_->rotate(d.k, kept.spec.first_query, -1);
+    rope_->rotate(d.q, kept.spec.queries, -1);
+    rope_->rotate(d.k, kept.spec.queries, -1);
   }
   if (q_norm_) {
     kept.q_norm.x = kept.raw_q.get();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "config/model.h"
+#include "nn/core_attention.h"
 #include "nn/dropout.h"
 #include "nn/linear.h"
 #include "nn/microbatch.h"
@@ -31,27 +32,6 @@ struct KvCache {
   int64_t length = 0;
   std::map<int64_t, Layer> layers;
 };
-
-// softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd.
-struct CoreInputs {
-  at::Tensor q, k, v;  // [s_q, b, n, d], [s_k, b, g, d] twice; any strides, last one 1
-};
-struct CoreSaved {
-  CoreInputs in;
-  at::Tensor out;            // [s_q, b, n, d] view of the result
-  at::Tensor logsumexp;      // of the fused path
-  at::Tensor probabilities;  // of the plain path, before dropout
-};
-struct CoreSpec {
-  DropoutKey dropout;
-  int64_t first_head = 0;
-  int64_t first_query = 0;  // position of q's first row among the keys
-  bool plain = false;       // never the fused operator
-};
-// -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.
-at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved);
-CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
-                                   const CoreSaved& saved);
 
 // Head counts of one rank.
 struct HeadLayout {
@@ -80,7 +60,7 @@ class SelfAttention {
  private:
   struct Kept;
   Input core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  CoreInputs normalize_and_rotate(const CoreInputs& raw, int64_t first_position, Kept* kept);
+  CoreInputs normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, Kept* kept);
   void keep(const CoreInputs& raw, const CoreSaved& saved, Kept& kept) const;
   std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept);
   CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;
@@ -91,6 +71,7 @@ class SelfAttention {
   DropoutKey dropout_;
   int64_t first_head_ = 0;
   SavePolicy saving_;
+  cuda::Target target_;
   std::shared_ptr<RopeTable> rope_;
   std::optional<ColumnParallelLinear> q_;  // query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv

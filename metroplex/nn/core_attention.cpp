@@ -1,3 +1,5 @@
+#include "nn/core_attention.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -5,7 +7,6 @@
 #include <limits>
 
 #include "base/error.h"
-#include "nn/attention.h"
 #include "nn/fused_attention.h"
 #include "nn/wide.h"
 
@@ -17,23 +18,45 @@ at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
 bool plain_causal(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
-  return !batch.document_ids.defined() && spec.first_query == 0 && in.q.size(0) == in.k.size(0);
+  return !batch.document_ids.defined() && !spec.queries.rows.defined() && !spec.keys.rows.defined() &&
+         spec.queries.first == spec.keys.first && in.q.size(0) == in.k.size(0);
+}
+
+// [n] int64.
+at::Tensor positions(const SequenceRows& rows, int64_t n, const at::Tensor& x) {
+  return rows.rows.defined() ? rows.rows : at::arange(rows.first, rows.first + n, x.options().dtype(at::kLong));
+}
+
+// [queries, keys] bool: the key is behind the query.
+at::Tensor behind(const CoreInputs& in, const CoreSpec& spec) {
+  const int64_t queries = in.q.size(0), keys = in.k.size(0);
+  if (!spec.queries.rows.defined() && !spec.keys.rows.defined()) {
+    return at::ones({queries, keys}, in.q.options().dtype(at::kBool)).triu_(spec.queries.first - spec.keys.first + 1);
+  }
+  return positions(spec.keys, keys, in.k).unsqueeze(0) > positions(spec.queries, queries, in.q).unsqueeze(1);
+}
+
+// Columns of [b, whole s] numbers.
+at::Tensor of_rows(const at::Tensor& ids, const SequenceRows& rows, int64_t n) {
+  return rows.rows.defined() ? ids.index_select(1, rows.rows) : ids.narrow(1, rows.first, n);
+}
+
+bool sees_all(const CoreInputs& in, const CoreSpec& spec) {
+  return in.q.size(0) == 1 && !spec.queries.rows.defined() && !spec.keys.rows.defined();
 }
 
 // [b or 1, 1, s_q, s_k] bool, true = hidden; undefined when every query sees every key.
 at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
   const int64_t queries = in.q.size(0), keys = in.k.size(0);
   at::Tensor hidden;
-  if (queries > 1) {
-    hidden = at::ones({queries, keys}, in.q.options().dtype(at::kBool))
-                 .triu_(spec.first_query + 1)
-                 .view({1, 1, queries, keys});
-  }
+  if (!sees_all(in, spec)) hidden = behind(in, spec).view({1, 1, queries, keys});
   if (batch.document_ids.defined()) {
     const at::Tensor ids = batch.document_ids;
-    MPX_CHECK(ids.size(1) == keys, "nn", "document_ids cover ", ids.size(1), " positions, the attention sees ", keys);
-    const at::Tensor of_queries = ids.narrow(1, spec.first_query, queries);
-    const at::Tensor other = of_queries.unsqueeze(2).ne(ids.unsqueeze(1)).unsqueeze(1);
+    const int64_t whole = spec.keys.rows.defined() ? spec.keys.whole : spec.keys.first + keys;
+    MPX_CHECK(ids.size(1) == whole, "nn", "document_ids cover ", ids.size(1), " positions, the attention sees ",
+              whole);
+    const at::Tensor of_queries = of_rows(ids, spec.queries, queries), of_keys = of_rows(ids, spec.keys, keys);
+    const at::Tensor other = of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1);
     hidden = hidden.defined() ? hidden.logical_or(other) : other;
   }
   return hidden;
@@ -48,9 +71,9 @@ at::Tensor additive(const at::Tensor& hidden, at::ScalarType dtype) {
 // Whether the fused operator of the device can do it. On a GPU it takes no mask but the causal one.
 bool fuses(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
   if (spec.plain || spec.dropout.active(batch)) return false;
-  if (in.q.is_cpu()) return true;
-  const bool sees_all = in.q.size(0) == 1 && !batch.document_ids.defined();
-  return fused_on_gpu(in.q) && (sees_all || plain_causal(in, spec, batch));
+  if (!spec.target.gpu()) return true;
+  const bool unmasked = sees_all(in, spec) && !batch.document_ids.defined();
+  return fused_on_gpu(in.q) && (unmasked || plain_causal(in, spec, batch));
 }
 
 FusedMask fused_mask(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
@@ -64,6 +87,18 @@ FusedMask fused_mask(const CoreInputs& in, const CoreSpec& spec, const Microbatc
 at::Tensor by_group(const at::Tensor& x, int64_t groups) {
   const at::Tensor first = heads_first(x);
   return first.reshape({x.size(1), groups, x.size(2) / groups * x.size(0), x.size(3)});
+}
+
+// A mask is a function of the key's place in the whole sequence: keys that are not the whole in its order take theirs
+// from a mask that is.
+void drop(at::Tensor& probabilities, const CoreSpec& spec, const Microbatch& batch) {
+  const ProbabilityPlace place{spec.first_head, spec.queries};
+  if (!spec.keys.rows.defined()) return dropout_probabilities(probabilities, spec.dropout, place, batch);
+  std::vector<int64_t> sizes = probabilities.sizes().vec();
+  sizes.back() = spec.keys.whole;
+  at::Tensor factors = at::ones(sizes, probabilities.options());
+  dropout_probabilities(factors, spec.dropout, place, batch);
+  probabilities.mul_(factors.index_select(-1, spec.keys.rows));
 }
 
 struct PlainShape {
@@ -84,7 +119,7 @@ at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Micro
   if (saved != nullptr) saved->probabilities = p;
   if (spec.dropout.active(batch)) {
     p = p.clone();
-    dropout_probabilities(p, spec.dropout, spec.first_head, batch);
+    drop(p, spec, batch);
   }
   return at::matmul(p.view({shape.b, groups, -1, shape.keys}), v)
       .view({shape.b, shape.n, shape.queries, in.q.size(3)});
@@ -102,8 +137,8 @@ CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Mi
   at::Tensor dp = at::matmul(dy, v.transpose(2, 3)).view({b, n, queries, keys});
   if (spec.dropout.active(batch)) {
     dropped = p.clone();
-    dropout_probabilities(dropped, spec.dropout, spec.first_head, batch);
-    dropout_probabilities(dp, spec.dropout, spec.first_head, batch);
+    drop(dropped, spec, batch);
+    drop(dp, spec, batch);
   }
   const at::Tensor dv = at::matmul(dropped.view({b, groups, -1, keys}).transpose(2, 3), dy);
   at::Tensor ds =
@@ -121,8 +156,8 @@ at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Micr
   at::Tensor out, logsumexp;
   if (saved != nullptr) saved->in = in;
   if (fuses(in, spec, batch)) {
-    std::tie(out, logsumexp) =
-        fused_attention({heads_first(in.q), heads_first(in.k), heads_first(in.v)}, fused_mask(in, spec, batch));
+    std::tie(out, logsumexp) = fused_attention(spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)},
+                                               fused_mask(in, spec, batch));
   } else {
     out = plain_forward(in, spec, batch, saved).to(in.q.scalar_type());
   }
@@ -140,9 +175,9 @@ CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec,
   const CoreInputs& in = saved.in;
   const at::Tensor dy = dout.reshape(in.q.sizes());
   if (!saved.logsumexp.defined()) return plain_backward(dy, spec, batch, saved);
-  const FusedGradients d = fused_attention_backward({heads_first(in.q), heads_first(in.k), heads_first(in.v)},
-                                                    {heads_first(saved.out), saved.logsumexp, heads_first(dy)},
-                                                    fused_mask(in, spec, batch));
+  const FusedGradients d = fused_attention_backward(
+      spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)},
+      {heads_first(saved.out), saved.logsumexp, heads_first(dy)}, fused_mask(in, spec, batch));
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 

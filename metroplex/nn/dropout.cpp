@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
-#include "cuda/device.h"
 #include "cuda/kernels/dropout.h"
 #include "nn/linear.h"
 #include "nn/wide.h"
@@ -17,23 +16,11 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// The finaliser of splitmix64: spreads small numbers over 64 bits.
-uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-uint64_t philox_key(const DropoutKey& key) {
-  return mix(mix(key.seed) ^ (static_cast<uint64_t>(key.layer) * 4 + static_cast<uint64_t>(key.site)));
-}
-
 // The global sample numbers on the device of x. A copy where the batch's tensor is a view: it would keep all of it.
 at::Tensor sample_numbers(const Microbatch& batch, int64_t samples, at::Device device) {
   MPX_ASSERT(batch.sample_ids.defined() && batch.sample_ids.numel() == samples,
              "dropout needs the global sample numbers of the microbatch");
-  const at::Tensor ids = batch.sample_ids.to(device, at::kLong, device.is_cuda()).contiguous();  // no wait for a GPU
+  const at::Tensor ids = batch.sample_ids.to(device, at::kLong, /*non_blocking=*/true).contiguous();
   const auto bytes = static_cast<size_t>(samples) * sizeof(int64_t);
   return ids.storage().nbytes() > bytes ? ids.clone() : ids;
 }
@@ -45,31 +32,45 @@ DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey
   mask.shape.num_rows = x.numel() / std::max<int64_t>(1, mask.shape.width);
   if (!key.active(batch)) return mask;
   mask.samples = sample_numbers(batch, num_samples, x.device());
-  mask.shape.rows.samples = mask.samples.const_data_ptr<int64_t>();
+  mask.shape.rows.samples = static_cast<const int64_t*>(mask.samples.const_data_ptr());
   mask.shape.rows.num_samples = num_samples;
   mask.shape.rows.step = mix(static_cast<uint64_t>(batch.step));
-  mask.shape.key = philox_key(key);
+  mask.shape.key = random_key(key.seed, key.layer, key.site);
   mask.shape.probability = key.probability;
   return mask;
 }
 
-template <class In, class Out>
-void run_as(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape) {
-  if (pass.x.is_cuda()) {
-    kernels::bias_dropout_add_cuda(pass.elements_as<In, Out>(), shape, cuda::current_stream());
-  } else {
-    kernels::bias_dropout_add(pass.elements_as<In, Out>(), shape);
-  }
+// What `rows` chooses of every whole sequence.
+void choose_rows(DropoutMask& mask, const at::Tensor& rows, int64_t whole) {
+  mask.rows = rows;
+  mask.shape.rows.chosen = static_cast<const int64_t*>(rows.const_data_ptr());
+  mask.shape.rows.num_chosen = rows.numel();
+  mask.shape.rows.whole = whole;
 }
 
-void run(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape) {
+template <class In, class Out>
+void run_as(const cuda::Target& target, const BiasDropoutAddOperands& pass, const DropoutMask& mask) {
+  const kernels::DropoutShape& shape = mask.shape;
+  cuda::launch(target,
+               {"bias_dropout_add",
+                {&pass.x, &pass.bias, &pass.residual, &mask.samples, &mask.rows},
+                {&pass.out},
+                {{"key", shape.key},
+                 {"step", shape.rows.step},
+                 {"probability", shape.probability},
+                 {"first_row", shape.rows.first_row}}},
+               kernels::bias_dropout_add<In, Out>, kernels::bias_dropout_add_cuda<In, Out>,
+               pass.elements_as<In, Out>(), shape);
+}
+
+void run(const cuda::Target& target, const BiasDropoutAddOperands& pass, const DropoutMask& mask) {
   const at::ScalarType in = pass.x.scalar_type(), out = pass.out.scalar_type();
   dispatch_element(in == at::kFloat ? out : in, [&](auto zero) {
     using T = decltype(zero);
     if (in == out) {
-      run_as<T, T>(pass, shape);
+      run_as<T, T>(target, pass, mask);
     } else if constexpr (kernels::kIsHalf<T>) {
-      in == at::kFloat ? run_as<float, T>(pass, shape) : run_as<T, float>(pass, shape);
+      in == at::kFloat ? run_as<float, T>(target, pass, mask) : run_as<T, float>(target, pass, mask);
     } else {
       MPX_ASSERT(false, "dropout from ", c10::toString(in), " to ", c10::toString(out));
     }
@@ -80,7 +81,12 @@ void run(const BiasDropoutAddOperands& pass, const kernels::DropoutShape& shape)
 
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch) {
   DropoutMask mask = make_mask(x_sbh, x_sbh.size(1), how.key, batch);
-  mask.shape.rows.first_row = how.place.first_row;
+  const SequenceRows rows = rows_of(batch);
+  if (mask.samples.defined() && rows.rows.defined()) {
+    choose_rows(mask, rows.rows.narrow(0, how.place.first_row, x_sbh.size(0)), rows.whole);
+  } else {
+    mask.shape.rows.first_row = how.place.first_row;
+  }
   return mask;
 }
 
@@ -99,9 +105,9 @@ SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp) { r
 
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch) {
-  const BiasDropoutAddSaved saved{how.bias, hidden_mask(x_sbh, how, batch), x_sbh.scalar_type()};
+  const BiasDropoutAddSaved saved{how.bias, hidden_mask(x_sbh, how, batch), x_sbh.scalar_type(), how.key.target};
   const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.bias);
-  run(sum, saved.mask.shape);
+  run(how.key.target, sum, saved.mask);
   return comm::attach(sum.out, {x_sbh, residual}, [saved](const at::Tensor& dy) -> comm::Gradients {
     return {bias_dropout_add_backward(dy, saved), dy};
   });
@@ -111,19 +117,21 @@ at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddS
   const at::NoGradGuard no_grad;
   const bool drops = saved.mask.shape.probability > 0;
   at::Tensor dx = drops ? at::empty(dy.sizes(), dy.options().dtype(saved.x_type)) : dy.to(saved.x_type);
-  if (drops) run({dy.contiguous(), {}, {}, dx}, saved.mask.shape);
-  if (saved.bias != nullptr) accumulate_bias_gradient(*saved.bias, dx);
+  if (drops) run(saved.target, {dy.contiguous(), {}, {}, dx}, saved.mask);
+  if (saved.bias != nullptr) accumulate_bias_gradient(saved.target, *saved.bias, dx);
   return dx;
 }
 
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
+void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, const ProbabilityPlace& place,
                            const Microbatch& batch) {
   if (!key.active(batch)) return;
   const at::NoGradGuard no_grad;
   DropoutMask mask = make_mask(probabilities, probabilities.size(0), key, batch);
   mask.shape.rows.sample_major = true;
-  mask.shape.rows.first_row = first_head * probabilities.size(2);
-  run({probabilities, {}, {}, probabilities}, mask.shape);
+  const bool chosen = place.queries.rows.defined();
+  if (chosen) choose_rows(mask, place.queries.rows, place.queries.whole);
+  mask.shape.rows.first_row = place.first_head * (chosen ? place.queries.whole : probabilities.size(2));
+  run(key.target, {probabilities, {}, {}, probabilities}, mask);
 }
 
 }  // namespace metroplex::nn

@@ -8,25 +8,28 @@
 
 #include "comm/group.h"
 #include "cuda/kernels/dropout.h"
+#include "cuda/launch_point.h"
 #include "nn/microbatch.h"
 #include "nn/param.h"
+#include "nn/random_site.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
 
-enum class DropoutSite : uint64_t { embedding, attention_probabilities, attention_output, mlp_output };
+using DropoutSite = RandomSite;
 
-// Which dropout of the model this is.
+// Which dropout of the model this is, and what draws it.
 struct DropoutKey {
   uint64_t seed = 0;
   int64_t layer = 0;  // global; the embedding has none and takes 0
   DropoutSite site = DropoutSite::embedding;
   double probability = 0;
+  cuda::Target target;
 
   bool active(const Microbatch& batch) const { return probability > 0 && batch.training; }
 };
 
-// Where a local activation [s, b, h] lies in the sequence: its first row is global row `first_row`.
+// Where a local activation [s, b, h] lies in the rows of the microbatch: its first row is row `first_row` of them.
 struct SequencePlace {
   int64_t first_row = 0;
 };
@@ -43,9 +46,13 @@ struct BiasDropoutAdd {
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch);
 
-// Dropout of attention probabilities [b, heads, queries, keys] in place, without autograd. `first_head` of the global
-// `num_heads`; the unsharded tensor of a sample is [num_heads, queries, keys].
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, int64_t first_head,
+// Dropout of attention probabilities [b, heads, queries, keys] in place, without autograd. Heads from `first_head` of
+// the global ones; the unsharded tensor of a sample is [num_heads, whole sequence, keys].
+struct ProbabilityPlace {
+  int64_t first_head = 0;
+  SequenceRows queries;
+};
+void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, const ProbabilityPlace& place,
                            const Microbatch& batch);
 
 // The parts of bias_dropout_add, for what is fused with it.
@@ -65,7 +72,7 @@ BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& r
 
 // The mask as kernels draw it; probability 0 where the dropout is off.
 struct DropoutMask {
-  at::Tensor samples;  // what `shape` points to, on the device of x
+  at::Tensor samples, rows;  // what `shape` points to, on the device of x
   cuda::kernels::DropoutShape shape;
 };
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch);
@@ -75,6 +82,7 @@ struct BiasDropoutAddSaved {
   Param* bias = nullptr;
   DropoutMask mask;
   at::ScalarType x_type = at::kFloat;
+  cuda::Target target;
 };
 // The gradient of x out of that of the sum; adds the bias gradient.
 at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddSaved& saved);

@@ -24,7 +24,7 @@ comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tenso
   NormSaved saved = kept.statistics;
   saved.x = kept.h.get();
   const Norm::SumGradients gradients = kept.norm->backward(dy, dh, saved, kept.sum);
-  if (kept.sum.bias != nullptr) accumulate_bias_gradient(*kept.sum.bias, gradients.dx);
+  if (kept.sum.bias != nullptr) accumulate_bias_gradient(kept.sum.target, *kept.sum.bias, gradients.dx);
   return {gradients.dx, gradients.dresidual};
 }
 
@@ -33,7 +33,8 @@ comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tenso
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch) {
   const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.add.bias);
-  Kept kept{how.norm, {how.add.bias, hidden_mask(x_sbh, how.add, batch), x_sbh.scalar_type()}, {}, {}};
+  Kept kept{
+      how.norm, {how.add.bias, hidden_mask(x_sbh, how.add, batch), x_sbh.scalar_type(), how.add.key.target}, {}, {}};
   const at::Tensor normed = how.norm->apply(sum, kept.sum.mask, &kept.statistics);
   kept.statistics.x = at::Tensor();
   if (!at::GradMode::is_enabled()) return {sum.out, normed};

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
-#include "cuda/device.h"
 #include "cuda/kernels/embedding.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
@@ -23,47 +22,48 @@ kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indic
 }
 
 // table[indices] into (or onto) out, whose rows follow the indices.
-void gather(const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out, bool add) {
+void gather(const cuda::Target& target, const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out,
+            bool add) {
   const kernels::TableShape shape = table_shape(table, indices);
-  const auto* index = indices.const_data_ptr<int64_t>();
   dispatch_element(table.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    if (table.is_cuda()) {
-      kernels::gather_rows_cuda<T>(elements<T>(table), index, elements<T>(out), add, shape, cuda::current_stream());
-    } else {
-      kernels::gather_rows<T>(elements<T>(table), index, elements<T>(out), add, shape);
-    }
+    cuda::launch(target, {"gather_rows", {&table, &indices, add ? &out : nullptr}, {&out}, {{"add", add}}},
+                 kernels::gather_rows<T>, kernels::gather_rows_cuda<T>, elements<T>(table),
+                 static_cast<const int64_t*>(indices.const_data_ptr()), elements<T>(out), add, shape);
   });
 }
 
-// Indices as the kernel of their device wants them.
+// Indices as the kernel of the device wants them.
 class ScatterIndices {
  public:
-  explicit ScatterIndices(const at::Tensor& indices) : indices_(indices.view({-1})) {
-    if (indices_.is_cuda())
-      std::tie(indices_, order_) = indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  ScatterIndices(const cuda::Target& target, const at::Tensor& indices)
+      : target_(target), indices_(indices.view({-1})) {
+    if (target_.gpu()) std::tie(indices_, order_) = indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   }
   template <class Table, class Dout>
   void add(const at::Tensor& table, const at::Tensor& rows) const {
     const kernels::TableShape shape = table_shape(table, indices_);
-    const auto* index = indices_.const_data_ptr<int64_t>();
-    if (order_.defined()) {
-      kernels::scatter_add_rows_cuda<Table, Dout>(elements<Table>(table), {index, order_.const_data_ptr<int64_t>()},
-                                                  elements<Dout>(rows), shape, cuda::current_stream());
-    } else {
-      kernels::scatter_add_rows<Table, Dout>(elements<Table>(table), index, elements<Dout>(rows), shape);
-    }
+    const kernels::SortedIndices index{
+        static_cast<const int64_t*>(indices_.const_data_ptr()),
+        order_.defined() ? static_cast<const int64_t*>(order_.const_data_ptr()) : nullptr};
+    cuda::launch(
+        target_, {"scatter_add_rows", {&table, &indices_, &order_, &rows}, {&table}},
+        [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& s) {
+          kernels::scatter_add_rows<Table, Dout>(to, from.indices, dout, s);
+        },
+        kernels::scatter_add_rows_cuda<Table, Dout>, elements<Table>(table), index, elements<Dout>(rows), shape);
   }
 
  private:
+  cuda::Target target_;
   at::Tensor indices_, order_;
 };
 
-void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout) {
+void scatter_add(const cuda::Target& target, Param& param, const at::Tensor& indices, const at::Tensor& dout) {
   param.accumulate([&](at::Tensor& main_grad) {
     const bool half_rows = main_grad.scalar_type() == at::kFloat && wide_type(dout.scalar_type()) == at::kFloat;
     const at::Tensor rows = (half_rows ? dout : dout.to(main_grad.scalar_type())).contiguous();
-    const ScatterIndices scatter(indices);
+    const ScatterIndices scatter(target, indices);
     dispatch_element(rows.scalar_type(), [&](auto zero) {
       using Dout = decltype(zero);
       if constexpr (kernels::kIsHalf<Dout>) {
@@ -75,12 +75,16 @@ void scatter_add(Param& param, const at::Tensor& indices, const at::Tensor& dout
 }
 
 // On a GPU the host would have to wait: there whoever makes the batch has looked (train/batch.h).
-void check_range(const at::Tensor& indices, int64_t rows, const char* what, const char* way_out) {
-  if (indices.numel() == 0 || indices.is_cuda()) return;
+struct Range {
+  int64_t rows;
+  const char *what, *way_out;
+};
+void check_range(const cuda::Target& target, const at::Tensor& indices, const Range& range) {
+  if (indices.numel() == 0 || !target.host_sees_values()) return;
   const auto [low, high] = at::aminmax(indices);
   const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
-  MPX_CHECK(first >= 0 && last < rows, "nn", "a ", what, " is ", first < 0 ? first : last, ", outside 0 .. ",
-            rows - 1, "; ", way_out);
+  MPX_CHECK(first >= 0 && last < range.rows, "nn", "a ", range.what, " is ", first < 0 ? first : last,
+            ", outside 0 .. ", range.rows - 1, "; ", range.way_out);
 }
 
 }  // namespace
@@ -88,6 +92,7 @@ void check_range(const at::Tensor& indices, int64_t rows, const char* what, cons
 ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
                                          const LayerContext& context)
     : sp_(context.sp),
+      target_(context.target),
       weight_(make_param({name + ".weight", {rows, width}, {.partial = context.sp_axes, .role = role}, Init::normal},
                          context)) {}
 
@@ -96,13 +101,14 @@ at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) cons
 }
 
 void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
-  check_range(indices_bs, weight_.data.size(0), "position or token type",
-              "raise model.max_position_embeddings or shorten the sequence");
-  gather(weight_.data, local_indices(indices_bs), out, true);
+  check_range(target_, indices_bs,
+              {weight_.data.size(0), "position or token type",
+               "raise model.max_position_embeddings or shorten the sequence"});
+  gather(target_, weight_.data, local_indices(indices_bs), out, true);
 }
 
 void ReplicatedEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs) {
-  scatter_add(weight_, local_indices(indices_bs), dout);
+  scatter_add(target_, weight_, local_indices(indices_bs), dout);
 }
 
 at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
@@ -131,16 +137,17 @@ VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, co
                                                int64_t vocab_size, const LayerContext& context)
     : sp_(context.sp),
       tp_dense_(context.tp_dense),
+      target_(context.target),
       part_(part),
       vocab_size_(vocab_size),
       weight_(std::move(weight)) {}
 
 at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   const at::NoGradGuard no_grad;
-  check_range(tokens_bs, vocab_size_, "token", "the data set was made with another tokenizer");
+  check_range(target_, tokens_bs, {vocab_size_, "token", "the data set was made with another tokenizer"});
   const at::Tensor local = tokens_bs.t().contiguous() - part_.begin;
   at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
-  gather(weight_->data, local, out, false);
+  gather(target_, weight_->data, local, out, false);
   out = comm::reduce_scatter(out, 0, sp_);
   comm::all_reduce(out, tp_dense_);
   return out;
@@ -148,7 +155,7 @@ at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
 
 void VocabParallelEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs) {
   const at::Tensor whole = comm::all_gather(dout, 0, sp_);
-  scatter_add(*weight_, tokens_bs.t().contiguous() - part_.begin, whole);
+  scatter_add(target_, *weight_, tokens_bs.t().contiguous() - part_.begin, whole);
 }
 
 }  // namespace metroplex::nn

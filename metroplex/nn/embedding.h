@@ -32,6 +32,7 @@ class ReplicatedEmbedding {
  private:
   at::Tensor local_indices(const at::Tensor& indices_bs) const;
   comm::Group sp_;
+  cuda::Target target_;
   Param weight_;
 };
 
@@ -57,6 +58,7 @@ class VocabParallelEmbedding {
 
  private:
   comm::Group sp_, tp_dense_;
+  cuda::Target target_;
   VocabularyPart part_;
   int64_t vocab_size_ = 0;
   std::shared_ptr<Param> weight_;

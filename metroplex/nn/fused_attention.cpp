@@ -63,8 +63,9 @@ bool fused_on_gpu(const at::Tensor& q) {
   return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
 }
 
-std::pair<at::Tensor, at::Tensor> fused_attention(const FusedInputs& in, const FusedMask& mask) {
-  if (in.q.is_cpu()) {
+std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
+                                                  const FusedMask& mask) {
+  if (!target.gpu()) {
     auto [out, logsumexp] =
         at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, mask.causal, optional(mask.additive));
     return {out, logsumexp};
@@ -81,8 +82,9 @@ std::pair<at::Tensor, at::Tensor> fused_attention(const FusedInputs& in, const F
   return {std::get<0>(result), std::get<1>(result)};
 }
 
-FusedGradients fused_attention_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
-  if (!in.q.is_cpu()) return half(in.q) ? flash_backward(in, r, mask) : efficient_backward(in, r, mask);
+FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                                        const FusedMask& mask) {
+  if (target.gpu()) return half(in.q) ? flash_backward(in, r, mask) : efficient_backward(in, r, mask);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       r.dout, in.q, in.k, in.v, r.out, r.logsumexp, 0.0, mask.causal, optional(mask.additive));
   return {dq, dk, dv};

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "cuda/launch_point.h"
+
 namespace metroplex::nn {
 
 // Tensors are [b, heads, s, d] of any strides, the last one 1; k and v may have fewer heads, which divide those of q.
@@ -23,12 +25,14 @@ struct FusedMask {
 bool fused_on_gpu(const at::Tensor& q);
 
 // softmax(q k^T / sqrt(d) + mask) v, and the logarithms of the sums, for backward.
-std::pair<at::Tensor, at::Tensor> fused_attention(const FusedInputs& in, const FusedMask& mask);
+std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
+                                                  const FusedMask& mask);
 
 struct FusedResult {
   at::Tensor out, logsumexp, dout;
 };
 using FusedGradients = FusedInputs;
-FusedGradients fused_attention_backward(const FusedInputs& in, const FusedResult& result, const FusedMask& mask);
+FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& result,
+                                        const FusedMask& mask);
 
 }  // namespace metroplex::nn

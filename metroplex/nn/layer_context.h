@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "nn/saved.h"
 #include "topology/axis.h"
 
@@ -21,8 +22,9 @@ struct LayerContext {
   comm::Group sp;             // whose ranks split the sequence outside of attention and MLP: tp, or this rank alone
   comm::Group tp_dense;       // tp where `sp` is this rank alone, this rank alone where it is tp
   topology::AxisSet sp_axes;  // that `sp` spans: gradients of what sees a rank's rows only are partial over them
+  comm::Group cp;             // whose ranks hold parts of the sequence (Microbatch::rows)
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
+  cuda::Target target;
   uint64_t seed = 1234;
   double init_std = 0.02;
   int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal

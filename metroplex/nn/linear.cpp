@@ -65,18 +65,20 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
 
 }  // namespace
 
-void accumulate_weight_gradient(Param& weight, const at::Tensor& dy, const at::Tensor& x) {
-  weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(main_grad, dy, x); });
+void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy,
+                                const at::Tensor& x) {
+  weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(target, main_grad, dy, x); });
 }
 
-void accumulate_bias_gradient(Param& bias, const at::Tensor& dy) {
-  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(main_grad, dy); });
+void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy) {
+  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(target, main_grad, dy); });
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
       sp_(context.sp),
       tp_dense_(context.tp_dense),
+      target_(context.target),
       saving_(context.saving),
       gather_output_(spec.gather_output),
       skip_bias_add_(spec.skip_bias_add) {
@@ -97,6 +99,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const 
     : tp_(context.tp),
       sp_(context.sp),
       tp_dense_(context.tp_dense),
+      target_(context.target),
       saving_(context.saving),
       weight_(std::move(weight)) {}
 
@@ -106,7 +109,7 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
   {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
-    out = linear_product(whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
+    out = linear_product(target_, whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
     if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
   if (!at::GradMode::is_enabled()) return out;
@@ -116,11 +119,11 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
                         const at::Tensor x = saved.get();
                         InFlight input = start_gather(x, sp_);
                         const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
-                        at::Tensor dx = linear_input_gradient(dy, weight_->data);
+                        at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
                         const at::Tensor whole = input.wait();
                         InFlight reduced = start_reduce(dx, sp_, tp_dense_);
-                        accumulate_weight_gradient(*weight_, dy, whole);
-                        if (adds_bias) accumulate_bias_gradient(*bias_, dy);
+                        accumulate_weight_gradient(target_, *weight_, dy, whole);
+                        if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
                         return {reduced.wait()};
                       });
 }
@@ -134,6 +137,7 @@ RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext&
     : tp_(context.tp),
       sp_(context.sp),
       tp_dense_(context.tp_dense),
+      target_(context.target),
       saving_(context.saving),
       input_is_parallel_(spec.input_is_parallel),
       skip_bias_add_(spec.skip_bias_add) {
@@ -157,7 +161,7 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
   {
     const at::NoGradGuard no_grad;
     part = input_is_parallel_ ? in.x : comm::own_slice(in.x, -1, tp_);
-    out = linear_product(part, weight_->data);
+    out = linear_product(target_, part, weight_->data);
     out = comm::reduce_scatter(out, 0, sp_);
     comm::all_reduce(out, tp_dense_);
     if (adds_bias) out.add_(bias_->data);
@@ -167,9 +171,9 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
   return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = comm::all_gather(dy_local, 0, sp_);
-    at::Tensor dx = linear_input_gradient(dy, weight_->data);
-    accumulate_weight_gradient(*weight_, dy, saved.get());
-    if (adds_bias) accumulate_bias_gradient(*bias_, dy_local);
+    at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
+    accumulate_weight_gradient(target_, *weight_, dy, saved.get());
+    if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
     return {input_is_parallel_ ? dx : comm::all_gather(dx, -1, tp_)};
   });
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "nn/layer_context.h"
 #include "nn/param.h"
 #include "nn/saved.h"
@@ -44,6 +45,7 @@ class ColumnParallelLinear {
 
  private:
   comm::Group tp_, sp_, tp_dense_;
+  cuda::Target target_;
   SavePolicy saving_;
   bool gather_output_ = false, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
@@ -62,14 +64,15 @@ class RowParallelLinear {
 
  private:
   comm::Group tp_, sp_, tp_dense_;
+  cuda::Target target_;
   SavePolicy saving_;
   bool input_is_parallel_ = true, skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 
 // main_grad += dy^T x over all leading dimensions, in main_grad's precision where the device can.
-void accumulate_weight_gradient(Param& weight, const at::Tensor& dy, const at::Tensor& x);
+void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy, const at::Tensor& x);
 // main_grad += sum of dy over all leading dimensions.
-void accumulate_bias_gradient(Param& bias, const at::Tensor& dy);
+void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy);
 
 }  // namespace metroplex::nn

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
-#include "cuda/device.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "nn/wide.h"
 
@@ -20,8 +19,8 @@ struct RowResult {
 };
 
 // On a GPU the host would have to wait: there whoever makes the batch has looked (train/batch.h).
-void check_targets(const at::Tensor& targets, int64_t vocab_size) {
-  if (targets.numel() == 0 || targets.is_cuda()) return;
+void check_targets(const cuda::Target& target, const at::Tensor& targets, int64_t vocab_size) {
+  if (targets.numel() == 0 || !target.host_sees_values()) return;
   const auto [low, high] = at::aminmax(targets);
   MPX_CHECK(low.item<int64_t>() >= 0 && high.item<int64_t>() < vocab_size, "nn", "a label is ",
             low.item<int64_t>() < 0 ? low.item<int64_t>() : high.item<int64_t>(), ", outside the vocabulary of ",
@@ -51,12 +50,13 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
     A* const base = elements<A>(sums);
     const kernels::RowStatistics<A> out{elements<A>(maximum), base, base + shape.rows,
                                         smooth.weight > 0 ? base + 2 * shape.rows : nullptr};
-    const auto* target = local_targets.const_data_ptr<int64_t>();
-    if (logits.is_cuda()) {
-      kernels::cross_entropy_statistics_cuda<T>(elements<T>(logits), target, out, shape, cuda::current_stream());
-    } else {
-      kernels::cross_entropy_statistics<T>(elements<T>(logits), target, out, shape);
-    }
+    cuda::launch(spec.target,
+                 {"cross_entropy_statistics",
+                  {&logits, &local_targets, &sums},
+                  {&maximum, &sums},
+                  {{"columns", shape.columns}}},
+                 kernels::cross_entropy_statistics<T>, kernels::cross_entropy_statistics_cuda<T>, elements<T>(logits),
+                 static_cast<const int64_t*>(local_targets.const_data_ptr()), out, shape);
   });
   const at::Tensor whole_maximum = maximum.clone();
   comm::all_reduce(whole_maximum, spec.tp, comm::ReduceOp::max);
@@ -72,6 +72,30 @@ RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, 
   return result;
 }
 
+struct RowGradient {
+  at::Tensor logsumexp, dloss;  // [rows]; dloss of any shape
+};
+
+void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_targets, const RowGradient& rows,
+                        const CrossEntropySpec& spec) {
+  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
+  const Smoothing smooth = smoothing(spec);
+  const at::Tensor scale = rows.dloss.to(rows.logsumexp.scalar_type()).contiguous();
+  dispatch_element(logits.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    using A = kernels::Wide<T>;
+    const kernels::CrossEntropyGradient<A> gradient{elements<A>(rows.logsumexp), elements<A>(scale),
+                                                    1 - smooth.weight, smooth.each};
+    cuda::launch(spec.target,
+                 {"cross_entropy_backward",
+                  {&logits, &local_targets, &rows.logsumexp, &scale},
+                  {&logits},
+                  {{"columns", shape.columns}, {"on_target", gradient.on_target}, {"uniform", gradient.uniform}}},
+                 kernels::cross_entropy_backward<T>, kernels::cross_entropy_backward_cuda<T>, elements<T>(logits),
+                 static_cast<const int64_t*>(local_targets.const_data_ptr()), gradient, shape);
+  });
+}
+
 }  // namespace
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
@@ -82,7 +106,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   at::Tensor data, local_targets;
   {
     const at::NoGradGuard no_grad;
-    check_targets(targets, spec.vocab_size);
+    check_targets(spec.target, targets, spec.vocab_size);
     data = logits.detach().contiguous().view({-1, spec.part.local_rows});
     local_targets = (targets - spec.part.begin).contiguous().view({-1});
     rows = row_losses(data, local_targets, spec);
@@ -91,22 +115,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                       [data, local_targets, logsumexp = rows.logsumexp, spec,
                        sizes = logits.sizes().vec()](const at::Tensor& dloss) -> comm::Gradients {
                         const at::NoGradGuard no_grad;
-                        const kernels::LogitsShape shape{data.size(0), data.size(1), spec.part.valid_rows};
-                        const Smoothing smooth = smoothing(spec);
-                        const at::Tensor scale = dloss.to(logsumexp.scalar_type()).contiguous();
-                        dispatch_element(data.scalar_type(), [&](auto zero) {
-                          using T = decltype(zero);
-                          using A = kernels::Wide<T>;
-                          const kernels::CrossEntropyGradient<A> gradient{elements<A>(logsumexp), elements<A>(scale),
-                                                                          1 - smooth.weight, smooth.each};
-                          const auto* target = local_targets.const_data_ptr<int64_t>();
-                          if (data.is_cuda()) {
-                            kernels::cross_entropy_backward_cuda<T>(elements<T>(data), target, gradient, shape,
-                                                                    cuda::current_stream());
-                          } else {
-                            kernels::cross_entropy_backward<T>(elements<T>(data), target, gradient, shape);
-                          }
-                        });
+                        turn_into_gradient(data, local_targets, {logsumexp, dloss}, spec);
                         return {data.view(sizes)};
                       });
 }

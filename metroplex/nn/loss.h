@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "nn/vocabulary.h"
 
 namespace metroplex::nn {
@@ -17,6 +18,7 @@ struct CrossEntropySpec {
   int64_t vocab_size = 0;
   // a: loss = (1 - s) nll - s mean(log p) with s = a K / (K - 1) and K the whole unpadded vocabulary, for any tp.
   double label_smoothing = 0;
+  cuda::Target target;
 };
 
 // logits [..., part.local_rows] of this rank (overwritten by backward: nothing else may read them then), targets

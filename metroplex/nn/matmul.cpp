@@ -33,23 +33,34 @@ bool use_onednn_at_all() {
 }
 
 // Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
-bool use_onednn(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == at::kFloat && a.is_cpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
+bool use_onednn(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
          use_onednn_at_all();
 }
 
-void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (use_onednn(a, b)) {
-    at::native::mkldnn_matmul(a, b, out, 0.0F, 1.0F);
+// out = a b, or out += a b: called past libtorch's dispatcher.
+void onednn_product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                    bool adds) {
+  cuda::launch(
+      target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}},
+      [](const at::Tensor& to, const at::Tensor& left, const at::Tensor& right, float beta) {
+        at::native::mkldnn_matmul(left, right, to, beta, 1.0F);
+      },
+      cuda::CpuOnly{}, out, a, b, adds ? 1.0F : 0.0F);
+}
+
+void product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  if (use_onednn(target, a, b)) {
+    onednn_product(target, out, a, b, false);
   } else {
-    at::Tensor target = out;
-    at::mm_out(target, a, b);
+    at::Tensor result = out;
+    at::mm_out(result, a, b);
   }
 }
 
 // Where half rows can be added to fp32 ones as they are. (On a GPU the operators of libtorch read mixed types.)
-bool adds_halves(const at::Tensor& gradient, const at::Tensor& x) {
-  return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.is_cpu() &&
+bool adds_halves(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
+  return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && !target.gpu() &&
          wide_type(x.scalar_type()) != x.scalar_type();
 }
 
@@ -59,14 +70,15 @@ void dispatch_half(at::ScalarType type, const Body& body) {
   type == at::kHalf ? body(cuda::kernels::F16{}) : body(cuda::kernels::Bf16{});
 }
 
-void add_product(at::Tensor& gradient, const at::Tensor& product) {
-  if (!adds_halves(gradient, product)) {
+void add_product(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& product) {
+  if (!adds_halves(target, gradient, product)) {
     gradient.add_(product);
     return;
   }
   dispatch_half(product.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::kernels::add_elements<T>(elements<float>(gradient), elements<T>(product), product.numel());
+    cuda::launch(target, {"add_elements", {&gradient, &product}, {&gradient}}, cuda::kernels::add_elements<T>,
+                 cuda::CpuOnly{}, elements<float>(gradient), elements<T>(product), product.numel());
   });
 }
 
@@ -78,43 +90,46 @@ at::Tensor shaped_like(const at::Tensor& x, int64_t features) {
 
 }  // namespace
 
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias) {
   at::Tensor out = shaped_like(x, weight.size(0));
-  product(out.view({-1, weight.size(0)}), rows_of(x), weight.t());
+  product(target, out.view({-1, weight.size(0)}), rows_of(x), weight.t());
   if (bias.defined()) out.add_(bias);
   return out;
 }
 
-at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight) {
+at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& dy, const at::Tensor& weight) {
   at::Tensor out = shaped_like(dy, weight.size(1));
-  product(out.view({-1, weight.size(1)}), rows_of(dy), weight);
+  product(target, out.view({-1, weight.size(1)}), rows_of(dy), weight);
   return out;
 }
 
-void add_linear_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
+void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
+                                const at::Tensor& x) {
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool wider = gradient.scalar_type() != dy_rows.scalar_type();
-  if (wider && gradient.is_cuda() && gradient.scalar_type() == at::kFloat) {
+  if (wider && target.gpu() && gradient.scalar_type() == at::kFloat) {
     at::addmm_out(gradient, gradient, dy_rows.t(), x_rows, at::kFloat);  // half products, fp32 sums
   } else if (wider) {
-    add_product(gradient, at::mm(dy_rows.t(), x_rows));
-  } else if (use_onednn(dy_rows.t(), x_rows)) {
-    at::native::mkldnn_matmul(dy_rows.t(), x_rows, gradient, 1.0F, 1.0F);
+    add_product(target, gradient, at::mm(dy_rows.t(), x_rows));
+  } else if (use_onednn(target, dy_rows.t(), x_rows)) {
+    onednn_product(target, gradient, dy_rows.t(), x_rows, true);
   } else {
     at::addmm_out(gradient, gradient, dy_rows.t(), x_rows);
   }
 }
 
-void add_linear_bias_gradient(at::Tensor& gradient, const at::Tensor& dy) {
+void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy) {
   const at::Tensor rows = rows_of(dy);
-  if (!adds_halves(gradient, rows)) {
+  if (!adds_halves(target, gradient, rows)) {
     gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));
     return;
   }
   const at::Tensor packed = rows.contiguous();
   dispatch_half(packed.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::kernels::add_column_sums<T>(elements<float>(gradient), elements<T>(packed), packed.size(0), packed.size(1));
+    cuda::launch(target, {"add_column_sums", {&gradient, &packed}, {&gradient}}, cuda::kernels::add_column_sums<T>,
+                 cuda::CpuOnly{}, elements<float>(gradient), elements<T>(packed), packed.size(0), packed.size(1));
   });
 }
 

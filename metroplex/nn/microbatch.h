@@ -4,22 +4,45 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace metroplex::nn {
 
 struct KvCache;  // attention.h
 
+// Neighbouring rows of a sequence.
+struct RowRun {
+  int64_t first = 0, count = 0;
+};
+
+// Where the s rows of a tensor lie in the whole sequence: row i is row first + i; or, where `rows` is defined,
+// rows[i].
+struct SequenceRows {
+  int64_t first = 0;
+  at::Tensor rows;    // [s] int64, in any order
+  int64_t whole = 0;  // with `rows`: how many the whole sequence has
+};
+
 struct Microbatch {
   at::Tensor tokens;         // [b, s] int64
   at::Tensor labels;         // [b, s] int64; undefined: the head returns logits instead of a loss
   at::Tensor loss_mask;      // [b, s] at least fp32
-  double mask_sum = 0;       // of a loss_mask on a GPU, so that the host need not ask it
+  double mask_sum = 0;       // of the whole sequence's loss_mask; read where that is on a GPU or here in part
   at::Tensor position_ids;   // [b, s] int64
-  at::Tensor document_ids;   // [b, s] int64: attention stays inside a document; undefined: off
+  at::Tensor document_ids;   // [b, whole s] int64: attention stays inside a document; undefined: off
   at::Tensor sample_ids;     // [b] int64: global sample numbers, the key of dropout
   int64_t step = 0;          // the other key of dropout
   bool training = true;      // dropout is active only here
   KvCache* cache = nullptr;  // generation only
+
+  // Which rows of the whole sequence the s ones here are, where a rank has a part of it: [s] int64, contiguous, and
+  // the same for the host. Undefined and empty: row i is row i, after what the cache holds.
+  at::Tensor rows;
+  std::vector<RowRun> row_runs;
+  int64_t whole_rows = 0;  // of the whole sequence
 };
+
+// The rows of `batch`. Asserts that tensor and runs agree in length and stay inside the whole sequence.
+SequenceRows rows_of(const Microbatch& batch);
 
 }  // namespace metroplex::nn

@@ -35,7 +35,7 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
 }  // namespace
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
-    : activation_{activation_kind(model.activation), model.gated_linear_unit},
+    : activation_{activation_kind(model.activation), model.gated_linear_unit, context.target},
       saving_(context.saving),
       fc1_(first_layer(name, model), context),
       fc2_(second_layer(name, model), context) {}

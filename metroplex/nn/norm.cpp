@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
-#include "cuda/device.h"
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "nn/param_init.h"
@@ -38,7 +37,7 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
 
 }  // namespace
 
-Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec) {
+Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
   weight_ = make_param(
       {spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, Init::ones}, context);
   if (!spec.rms) {
@@ -68,6 +67,7 @@ struct Norm::Backward {
   at::Tensor dy, x, weight, mean, rstd, add, dx, dweight, dbias;
   kernels::NormShape shape;
   at::Tensor lines;  // on a GPU
+  cuda::Target target;
 
   template <class In, class Out>
   kernels::NormBackward<In, Out> operands() const {
@@ -78,12 +78,13 @@ struct Norm::Backward {
   void run() const {
     dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
       using In = decltype(in);
-      const auto p = operands<In, decltype(narrow)>();
-      if (x.is_cuda()) {
-        kernels::norm_backward_cuda(p, elements<kernels::Wide<In>>(lines), shape, cuda::current_stream());
-      } else {
-        kernels::norm_backward(p, shape);
-      }
+      using Out = decltype(narrow);
+      cuda::launch(
+          target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
+          [](const kernels::NormBackward<In, Out>& p, kernels::Wide<In>*, const kernels::NormShape& s) {
+            kernels::norm_backward(p, s);
+          },
+          kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines), shape);
     });
   }
 };
@@ -102,12 +103,15 @@ at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
   const at::NoGradGuard no_grad;
   const Forward call = start_forward(x.detach().contiguous());
   dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
-    const auto p = call.operands<decltype(in), decltype(narrow)>();
-    if (call.x.is_cuda()) {
-      kernels::norm_forward_cuda(p, call.shape, cuda::current_stream());
-    } else {
-      kernels::norm_forward(p, call.shape);
-    }
+    using In = decltype(in);
+    using Out = decltype(narrow);
+    cuda::launch(target_,
+                 {"norm_forward",
+                  {&call.x, &call.weight, &call.bias},
+                  {&call.out, &call.mean, &call.rstd},
+                  {{"epsilon", spec_.epsilon}, {"rms", spec_.rms}}},
+                 kernels::norm_forward<In, Out>, kernels::norm_forward_cuda<In, Out>, call.operands<In, Out>(),
+                 call.shape);
   });
   return call.finish(saved);
 }
@@ -119,19 +123,24 @@ at::Tensor Norm::apply(const BiasDropoutAddOperands& sum, const DropoutMask& mas
   dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
     using In = decltype(in);
     using Out = decltype(narrow);
-    const auto p = call.operands<In, Out>();
-    const auto added = sum.elements_as<Out, In>();
-    if (call.x.is_cuda()) {
-      kernels::dropout_norm_forward_cuda(added, p, shape, cuda::current_stream());
-    } else {
-      kernels::dropout_norm_forward(added, p, shape);
-    }
+    cuda::launch(target_,
+                 {"dropout_norm_forward",
+                  {&sum.x, &sum.bias, &sum.residual, &mask.samples, &mask.rows, &call.weight, &call.bias},
+                  {&sum.out, &call.out, &call.mean, &call.rstd},
+                  {{"epsilon", spec_.epsilon},
+                   {"key", mask.shape.key},
+                   {"step", mask.shape.rows.step},
+                   {"probability", mask.shape.probability},
+                   {"first_row", mask.shape.rows.first_row}}},
+                 kernels::dropout_norm_forward<In, Out>, kernels::dropout_norm_forward_cuda<In, Out>,
+                 sum.elements_as<Out, In>(), call.operands<In, Out>(), shape);
   });
   return call.finish(saved);
 }
 
 Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved) const {
   Backward call;
+  call.target = target_;
   call.x = saved.x.contiguous();
   call.dy = dy.to(out_type(call.x, weight_.data)).contiguous();
   call.weight = to_wide(weight_.data);
@@ -141,7 +150,7 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.dweight = at::empty({spec_.width}, call.weight.options());
   if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
   call.shape = {call.x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
-  if (call.x.is_cuda()) {
+  if (target_.gpu()) {
     call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.weight.options());
   }
   return call;
@@ -175,14 +184,21 @@ Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, 
     dispatch_pair(call.x.scalar_type(), call.dy.scalar_type(), [&](auto in, auto narrow) {
       using In = decltype(in);
       using Out = decltype(narrow);
-      const auto p = call.operands<In, Out>();
-      auto* dx = elements<Out>(gradients.dx);
-      if (call.x.is_cuda()) {
-        kernels::dropout_norm_backward_cuda(p, dx, elements<kernels::Wide<In>>(call.lines), shape,
-                                            cuda::current_stream());
-      } else {
-        kernels::dropout_norm_backward(p, dx, shape);
-      }
+      using T = kernels::Wide<In>;
+      cuda::launch(
+          target_,
+          {"dropout_norm_backward",
+           {&call.dy, &call.x, &call.weight, &call.mean, &call.rstd, &call.add, &sum.mask.samples, &sum.mask.rows},
+           {&call.dx, &gradients.dx, &call.dweight, &call.dbias, &call.lines},
+           {{"key", sum.mask.shape.key},
+            {"step", sum.mask.shape.rows.step},
+            {"probability", sum.mask.shape.probability},
+            {"first_row", sum.mask.shape.rows.first_row}}},
+          [](const kernels::NormBackward<In, Out>& p, Out* dx, T*, const kernels::DropoutNormShape& s) {
+            kernels::dropout_norm_backward(p, dx, s);
+          },
+          kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(), elements<Out>(gradients.dx),
+          elements<T>(call.lines), shape);
     });
   }
   accumulate(call);

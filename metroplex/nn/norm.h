@@ -55,6 +55,7 @@ class Norm {
   void accumulate(const Backward& call);
 
   NormSpec spec_;
+  cuda::Target target_;
   Param weight_, bias_;  // bias_ is empty with rms
 };
 

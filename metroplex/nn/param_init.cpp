@@ -94,7 +94,7 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.dtype = spec.dtype.value_or(context.dtype);
   param.local_shape = topology::local_shape(param.global_shape, param.placement);
   param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
-  if (!context.deferred) materialize(param, at::TensorOptions().dtype(param.dtype).device(context.device));
+  if (!context.deferred) materialize(param, at::TensorOptions().dtype(param.dtype).device(context.target.memory()));
   return param;
 }
 

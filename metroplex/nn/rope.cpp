@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "cuda/device.h"
 #include "cuda/kernels/rope.h"
 #include "nn/wide.h"
 
@@ -20,23 +19,25 @@ void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
   sin_ = angles.sin().to(options);
 }
 
-void RopeTable::rotate(const at::Tensor& x, int64_t first_position, int direction) {
+void RopeTable::rotate(const at::Tensor& x, const SequenceRows& rows, int direction) {
   const at::NoGradGuard no_grad;
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= rotary_dims_, "heads of rotary embedding");
   const int64_t positions = x.size(0);
-  grow(first_position + positions, at::TensorOptions().dtype(wide_type(x.scalar_type())).device(x.device()));
-  const at::Tensor cos = cos_.narrow(0, first_position, positions), sin = sin_.narrow(0, first_position, positions);
+  const bool chosen = rows.rows.defined();
+  grow(chosen ? rows.whole : rows.first + positions,
+       at::TensorOptions().dtype(wide_type(x.scalar_type())).device(x.device()));
+  const auto of_rows = [&](const at::Tensor& table) {
+    return chosen ? table.index_select(0, rows.rows) : table.narrow(0, rows.first, positions);
+  };
+  const at::Tensor cos = of_rows(cos_), sin = of_rows(sin_);
   const cuda::kernels::RopeShape shape{positions,   x.size(1),   x.size(2),  rotary_dims_,
                                        x.stride(0), x.stride(1), x.stride(2)};
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     using Table = cuda::kernels::Wide<T>;
-    if (x.is_cuda()) {
-      cuda::kernels::rope_cuda<T>(elements<T>(x), elements<Table>(cos), elements<Table>(sin), direction, shape,
-                                  cuda::current_stream());
-    } else {
-      cuda::kernels::rope<T>(elements<T>(x), elements<Table>(cos), elements<Table>(sin), direction, shape);
-    }
+    cuda::launch(target_, {"rope", {&x, &cos, &sin}, {&x}, {{"direction", direction}}}, cuda::kernels::rope<T>,
+                 cuda::kernels::rope_cuda<T>, elements<T>(x), elements<Table>(cos), elements<Table>(sin), direction,
+                 shape);
   });
 }
 

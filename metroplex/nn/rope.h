@@ -5,22 +5,27 @@
 
 #include <cstdint>
 
+#include "cuda/launch_point.h"
+#include "nn/microbatch.h"
+
 namespace metroplex::nn {
 
 class RopeTable {
  public:
   // Turns the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
-  RopeTable(int64_t rotary_dims, double base) : rotary_dims_(rotary_dims), base_(base) {}
+  RopeTable(int64_t rotary_dims, double base, const cuda::Target& target)
+      : rotary_dims_(rotary_dims), base_(base), target_(target) {}
 
-  // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose first row has position
-  // `first_position`. direction +1 turns forward, -1 back (the gradient).
-  void rotate(const at::Tensor& x, int64_t first_position, int direction);
+  // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose rows have the positions
+  // `rows`. direction +1 turns forward, -1 back (the gradient).
+  void rotate(const at::Tensor& x, const SequenceRows& rows, int direction);
 
  private:
   void grow(int64_t positions, const at::TensorOptions& options);
 
   int64_t rotary_dims_;
   double base_;
+  cuda::Target target_;
   at::Tensor cos_, sin_;  // [positions, rotary_dims / 2]
 };
 

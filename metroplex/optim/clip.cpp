@@ -2,14 +2,12 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "cuda/device.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "optim/stored.h"
 
@@ -21,41 +19,37 @@ namespace kernels = cuda::kernels;
 // Sums over several tensors, taken where they lie.
 class Sums {
  public:
-  explicit Sums(at::Device device) {
-    if (!device.is_cpu()) on_gpu_ = at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(device));
-  }
+  explicit Sums(const cuda::Target& target)
+      : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
   void add(const at::Tensor& x) {
-    const kernels::Number number = number_of(x.scalar_type());
-    if (!on_gpu_.defined()) {
-      const kernels::GradientSums of_x = kernels::gradient_sums(x.const_data_ptr(), number, x.numel());
-      on_host_.sum_of_squares += of_x.sum_of_squares;
-      on_host_.num_nonfinite += of_x.num_nonfinite;
-      on_host_.num_zeros += of_x.num_zeros;
-      return;
-    }
-    const at::Tensor room = at::empty({kNumbers * kernels::gradient_sums_blocks(x.numel())}, on_gpu_.options());
-    kernels::gradient_sums_cuda(x.const_data_ptr(), number, x.numel(), {place(on_gpu_), place(room)},
-                                cuda::current_stream());
+    at::Tensor room;
+    if (target_.gpu()) room = at::empty({kNumbers * kernels::gradient_sums_blocks(x.numel())}, sums_.options());
+    cuda::launch(target_, {"gradient_sums", {&x, &sums_}, {&sums_, &room}}, add_on_host, kernels::gradient_sums_cuda,
+                 x.const_data_ptr(), number_of(x.scalar_type()), x.numel(),
+                 kernels::GradientSumsPlace{place(sums_), place(room)});
   }
 
   // [3] double on the device: sum of squares, number not finite, number of zeros.
   at::Tensor numbers() const {
-    if (on_gpu_.defined())
-      return at::cat({on_gpu_.narrow(0, 0, 1).view(at::kDouble), on_gpu_.narrow(0, 1, 2).to(at::kDouble)});
-    return at::tensor({on_host_.sum_of_squares, static_cast<double>(on_host_.num_nonfinite),
-                       static_cast<double>(on_host_.num_zeros)},
-                      at::kDouble);
+    return at::cat({sums_.narrow(0, 0, 1).view(at::kDouble), sums_.narrow(0, 1, 2).to(at::kDouble)});
   }
 
  private:
   static constexpr int64_t kNumbers = sizeof(kernels::GradientSums) / sizeof(int64_t);
   static kernels::GradientSums* place(const at::Tensor& x) {
-    return static_cast<kernels::GradientSums*>(x.mutable_data_ptr());
+    return x.defined() ? static_cast<kernels::GradientSums*>(x.mutable_data_ptr()) : nullptr;
+  }
+  static void add_on_host(const void* grad, kernels::Number number, int64_t n,
+                          const kernels::GradientSumsPlace& place) {
+    const kernels::GradientSums more = kernels::gradient_sums(grad, number, n);
+    place.sums->sum_of_squares += more.sum_of_squares;
+    place.sums->num_nonfinite += more.num_nonfinite;
+    place.sums->num_zeros += more.num_zeros;
   }
 
-  kernels::GradientSums on_host_;
-  at::Tensor on_gpu_;  // a GradientSums
+  cuda::Target target_;
+  at::Tensor sums_;  // a GradientSums
 };
 
 // [3] on the host: the numbers of all parts, each summed over its ranks.
@@ -72,7 +66,7 @@ at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(
 }
 
 at::Tensor gradient_numbers(const NormPart& part) {
-  Sums counted(part.ranks.device), others(part.ranks.device);
+  Sums counted(part.ranks.target), others(part.ranks.target);
   int64_t padding = 0;
   for (const Slice& slice : part.slices) {
     const bool counts = slice.param->counts(part.ranks.at);
@@ -86,7 +80,7 @@ at::Tensor gradient_numbers(const NormPart& part) {
 }
 
 at::Tensor value_numbers(const NormPart& part) {
-  Sums sums(part.ranks.device);
+  Sums sums(part.ranks.target);
   for (const Slice& slice : part.slices) {
     if (slice.param->counts(part.ranks.at)) sums.add(slice.values);
   }
@@ -110,9 +104,9 @@ double clip_coefficient(double norm, double max_norm) {
   return coefficient < 1.0 ? coefficient : 1.0;
 }
 
-const Slice* first_nonfinite(const std::vector<Slice>& slices) {
+const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target) {
   for (const Slice& slice : slices) {
-    Sums sums(slice.gradient.device());
+    Sums sums(target);
     sums.add(slice.gradient);
     if (sums.numbers()[1].item<double>() > 0) return &slice;
   }

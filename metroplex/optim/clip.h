@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "cuda/launch_point.h"
 #include "distributed/slice.h"
 #include "topology/rank_grid.h"
 
@@ -24,7 +25,7 @@ struct GradientStats {
 struct ModelRanks {
   topology::Coordinates at;  // of this rank
   comm::Group model_parallel, shard;
-  at::Device device = at::kCPU;
+  cuda::Target target;
 };
 
 // The slices of one family of parameters; refers to a list that outlives it.
@@ -44,6 +45,6 @@ double params_norm(const std::vector<NormPart>& parts);
 double clip_coefficient(double norm, double max_norm);
 
 // The first slice with an Inf or NaN in its gradient, or null.
-const Slice* first_nonfinite(const std::vector<Slice>& slices);
+const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target);
 
 }  // namespace metroplex::optim

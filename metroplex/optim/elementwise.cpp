@@ -20,7 +20,13 @@ bool half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::
 
 Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update,
                          const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
-    : config_(config), update_(update), moments_(traits.kept(config)), seed_(context.seed) {
+    : config_(config),
+      kernel_(std::string(traits.name) + "_step"),
+      update_(update),
+      moments_(traits.kept(config)),
+      seed_(context.seed),
+      target_(context.target) {
+  if (config.optimizer_cpu_offload) target_.device = at::kCPU;
   MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range has room for two");
   for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
   if (config.optimizer_cpu_offload) make_pieces();
@@ -33,8 +39,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
   const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == config::MainParamsDtype::bf16;
-  const at::Device device = config_.optimizer_cpu_offload ? at::Device(at::kCPU) : slice.values.device();
-  const auto options = at::TensorOptions().device(device);
+  const auto options = at::TensorOptions().device(target_.memory());
   item.in_place = !half(dtype) || bf16_alone;
   if (!item.in_place && config_.store_param_remainders) {
     MPX_CHECK(dtype == at::kBFloat16, "optim", "optim.store_param_remainders is for bf16 parameters");
@@ -43,8 +48,8 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
     item.main = at::empty({slice.size()}, options.dtype(at::kFloat));
   }
   for (const config::OptimizerMoment& moment : moments_) {
-    item.moments.emplace_back(slice.size(),
-                              Stored::Form{config_.*moment.dtype, dtype == at::kDouble, moment.non_negative, device});
+    item.moments.emplace_back(slice.size(), Stored::Form{config_.*moment.dtype, dtype == at::kDouble,
+                                                         moment.non_negative, target_});
   }
   return item;
 }
@@ -76,12 +81,8 @@ at::Tensor Elementwise::main_values(const Item& item) const {
   at::Tensor out = at::empty(param.sizes(), param.options().dtype(at::kFloat));
   const auto* upper = static_cast<const uint16_t*>(param.const_data_ptr());
   const auto* lower = static_cast<const uint16_t*>(item.remainder.const_data_ptr());
-  auto* const to = out.mutable_data_ptr<float>();
-  if (out.is_cuda()) {
-    kernels::join_floats_cuda(upper, lower, out.numel(), to, cuda::current_stream());
-  } else {
-    kernels::join_floats(upper, lower, out.numel(), to);
-  }
+  cuda::launch(target_, {"join_floats", {&param, &item.remainder}, {&out}}, kernels::join_floats,
+               kernels::join_floats_cuda, upper, lower, out.numel(), static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 
@@ -97,11 +98,9 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   const at::Tensor param = at::empty(wide.sizes(), wide.options().dtype(at::kBFloat16));
   auto* const upper = static_cast<uint16_t*>(param.mutable_data_ptr());
   auto* const lower = static_cast<uint16_t*>(item.remainder.mutable_data_ptr());
-  if (param.is_cuda()) {
-    kernels::split_floats_cuda(wide.const_data_ptr<float>(), wide.numel(), upper, lower, cuda::current_stream());
-  } else {
-    kernels::split_floats(wide.const_data_ptr<float>(), wide.numel(), upper, lower);
-  }
+  cuda::launch(target_, {"split_floats", {&wide}, {&param, &item.remainder}}, kernels::split_floats,
+               kernels::split_floats_cuda, static_cast<const float*>(wide.const_data_ptr()), wide.numel(), upper,
+               lower);
   item.slice.values.copy_(param);
 }
 
@@ -121,7 +120,7 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) cons
     if (item.remainder.defined()) {
       range.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr()) + part.begin;
     } else {
-      range.main = item.main.mutable_data_ptr<float>() + part.begin;
+      range.main = static_cast<float*>(item.main.mutable_data_ptr()) + part.begin;
     }
   }
   if (!item.moments.empty()) range.first = item.moments[0].array(part.begin);
@@ -134,8 +133,17 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) cons
 
 void Elementwise::update(Item& item, const Part& part, const StepArgs& args) const {
   if (part.values.numel() == 0) return;
-  update_(config_,
-          {range_of(item, part), args.rates.at(item.group), args.grad_factor, steps_ + 1, part.values.is_cuda()});
+  const auto moment = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].data() : nullptr; };
+  const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
+  const bool reads_values = item.in_place || item.remainder.defined();
+  update_(config_, {kernel_.c_str(),
+                    target_,
+                    range_of(item, part),
+                    args.rates.at(item.group),
+                    args.grad_factor,
+                    steps_ + 1,
+                    {&part.gradient, &part.values, reads_values ? &part.values : nullptr, &item.main, &item.remainder,
+                     moment(0), scales(0), moment(1), scales(1)}});
 }
 
 void Elementwise::step(const StepArgs& args) {

@@ -18,18 +18,34 @@ namespace metroplex::optim {
 
 // One update of one range.
 struct ElementwiseStep {
+  const char* kernel;
+  const cuda::Target& target;
   cuda::kernels::OptimizerRange range;
   GroupRates rates;
   double grad_factor = 1.0;
   int64_t step = 1;  // of this update, from 1
-  bool on_gpu = false;
+  // That the range points into; null or undefined where there is none.
+  struct Tensors {
+    const at::Tensor *gradient, *values, *old_values, *main, *remainder, *first, *first_scales, *second,
+        *second_scales;
+  } tensors;
 
   // Calls one of a kernel's twins (cuda/kernels/optimizer_step.h).
   template <class Hyper>
   void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&),
            void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, CUstream_st*),
            const Hyper& hyper) const {
-    on_gpu ? on_gpu_twin(range, hyper, cuda::current_stream()) : on_cpu_twin(range, hyper);
+    const Tensors& t = tensors;
+    cuda::launch(target,
+                 {kernel,
+                  {t.gradient, t.old_values, t.main, t.remainder, t.first, t.first_scales, t.second, t.second_scales},
+                  {t.values, t.main, t.remainder, t.first, t.first_scales, t.second, t.second_scales},
+                  {{"lr", rates.lr},
+                   {"weight_decay", rates.weight_decay},
+                   {"grad_factor", grad_factor},
+                   {"step", step},
+                   {"noise_key", range.noise_key}}},
+                 on_cpu_twin, on_gpu_twin, range, hyper);
   }
 };
 using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseStep& step);
@@ -70,6 +86,7 @@ class Elementwise final : public Optimizer {
   void set_main(Item& item, const at::Tensor& values) const;
 
   config::Optim config_;
+  std::string kernel_;  // <name>_step
   ElementwiseUpdate* update_;
   std::vector<config::OptimizerMoment> moments_;
   std::vector<Item> items_;
@@ -80,6 +97,7 @@ class Elementwise final : public Optimizer {
   std::vector<Piece> pieces_;       // with offload: of `host_`
   std::optional<HostPieces> host_;  // with offload
   uint64_t seed_;
+  cuda::Target target_;  // of the step and its state
   int64_t steps_ = 0;
 };
 

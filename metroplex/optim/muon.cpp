@@ -70,7 +70,7 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
            const OptimizerContext& context)
     : config_(config),
       axes_(context.axes),
-      device_(context.device),
+      device_(context.target.memory()),
       others_(make_optimizer(traits.others, config, others_of(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
     MPX_ASSERT(param->local_shape.size() <= 2 || param->has_matrices(), param->name, " of ",

@@ -13,6 +13,7 @@
 #include "comm/group.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "cuda/launch_point.h"
 #include "optim/param_groups.h"
 #include "distributed/slice.h"
 
@@ -58,8 +59,8 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // outlives the optimizer
-  comm::Groups axes;  // of this rank: muon puts matrices together over those that cut them, and over shard_of
-  at::Device device = at::kCPU;  // of parameters
+  comm::Groups axes;    // of this rank: muon puts matrices together over those that cut them, and over shard_of
+  cuda::Target target;  // of parameters
   // Over which a parameter's state is shared, asked when the optimizer is made; empty: over nobody.
   std::function<comm::Group(const nn::Param& param)> shard_of = {};
   uint64_t seed = 1234;  // of stochastic rounding

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "cuda/device.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_storage.h"
 
@@ -29,13 +28,13 @@ kernels::Number number_of(at::ScalarType dtype) {
   }
 }
 
-Stored::Stored(int64_t size, const Form& form) : second_(form.second) {
+Stored::Stored(int64_t size, const Form& form) : second_(form.second), target_(form.target) {
   const bool blocks = !form.wide && form.dtype == config::MomentDtype::eight_bit;
   const at::ScalarType type = form.wide                                 ? at::kDouble
                               : blocks                                  ? at::kByte
                               : form.dtype == config::MomentDtype::bf16 ? at::kBFloat16
                                                                         : at::kFloat;
-  const auto options = at::TensorOptions().device(form.device);
+  const auto options = at::TensorOptions().device(form.target.memory());
   data_ = at::zeros({size}, options.dtype(type));
   if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, options.dtype(at::kFloat));
 }
@@ -43,14 +42,14 @@ Stored::Stored(int64_t size, const Form& form) : second_(form.second) {
 at::Tensor Stored::values() const {
   if (!scales_.defined()) return data_.scalar_type() == at::kBFloat16 ? data_.to(at::kFloat) : data_;
   at::Tensor out = at::empty(data_.sizes(), data_.options().dtype(at::kFloat));
-  const auto* codes = data_.const_data_ptr<uint8_t>();
-  const auto* scales = scales_.const_data_ptr<float>();
-  auto* const to = out.mutable_data_ptr<float>();
-  if (data_.is_cuda()) {
-    kernels::block8_decode_cuda(codes, scales, data_.numel(), !second_, to, cuda::current_stream());
-  } else {
-    kernels::block8_decode(codes, scales, data_.numel(), !second_, to);
-  }
+  cuda::launch(
+      target_, {"block8_decode", {&data_, &scales_}, {&out}, {{"is_signed", !second_}}},
+      [](const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* to) {
+        kernels::block8_decode(codes, scales, n, is_signed, to);
+      },
+      kernels::block8_decode_cuda, static_cast<const uint8_t*>(data_.const_data_ptr()),
+      static_cast<const float*>(scales_.const_data_ptr()), data_.numel(), !second_,
+      static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 
@@ -61,21 +60,17 @@ void Stored::set(const at::Tensor& values) {
     return;
   }
   const at::Tensor wide = values.to(data_.device(), at::kFloat).contiguous();
-  const auto* from = wide.const_data_ptr<float>();
-  auto* const codes = data_.mutable_data_ptr<uint8_t>();
-  auto* const scales = scales_.mutable_data_ptr<float>();
-  if (data_.is_cuda()) {
-    kernels::block8_encode_cuda(from, data_.numel(), !second_, codes, scales, cuda::current_stream());
-  } else {
-    kernels::block8_encode(from, data_.numel(), !second_, codes, scales);
-  }
+  cuda::launch(target_, {"block8_encode", {&wide}, {&data_, &scales_}, {{"is_signed", !second_}}},
+               kernels::block8_encode, kernels::block8_encode_cuda, static_cast<const float*>(wide.const_data_ptr()),
+               data_.numel(), !second_, static_cast<uint8_t*>(data_.mutable_data_ptr()),
+               static_cast<float*>(scales_.mutable_data_ptr()));
 }
 
 kernels::MomentArray Stored::array(int64_t begin) {
   MPX_ASSERT(begin % kernels::kBlock8 == 0, "blocks of numbers start at multiples of their size");
   return {static_cast<char*>(data_.mutable_data_ptr()) + begin * static_cast<int64_t>(data_.element_size()),
           number_of(data_.scalar_type()),
-          scales_.defined() ? scales_.mutable_data_ptr<float>() + begin / kernels::kBlock8 : nullptr};
+          scales_.defined() ? static_cast<float*>(scales_.mutable_data_ptr()) + begin / kernels::kBlock8 : nullptr};
 }
 
 int64_t Stored::bytes() const {

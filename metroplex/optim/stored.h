@@ -6,6 +6,7 @@
 
 #include "config/optim.h"
 #include "cuda/kernels/optimizer_step.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::optim {
 
@@ -16,7 +17,7 @@ class Stored {
     config::MomentDtype dtype = config::MomentDtype::fp32;  // a wide array ignores it
     bool wide = false;                                      // float64
     bool second = false;                                    // never negative
-    at::Device device = at::kCPU;
+    cuda::Target target;                                    // where it is kept and decoded
   };
   // Zeros.
   Stored(int64_t size, const Form& form);
@@ -28,10 +29,14 @@ class Stored {
   // From element `begin` on, a multiple of kBlock8.
   cuda::kernels::MomentArray array(int64_t begin = 0);
   int64_t bytes() const;
+  // As stored; scales are undefined without blocks.
+  const at::Tensor& data() const { return data_; }
+  const at::Tensor& scales() const { return scales_; }
 
  private:
   at::Tensor data_, scales_;
   bool second_ = false;
+  cuda::Target target_;
 };
 
 cuda::kernels::Number number_of(at::ScalarType dtype);

@@ -57,7 +57,7 @@ std::vector<optim::NormPart> Assembly::norm_parts() const {
   for (const distributed::ParamFamily& family : families.all()) {
     if (family.key.clones) continue;
     parts.push_back(
-        {family.slices, {world->coordinates(), family.model_parallel, family.data_parallel.shard, world->device()}});
+        {family.slices, {world->coordinates(), family.model_parallel, family.data_parallel.shard, world->target()}});
   }
   return parts;
 }
@@ -72,8 +72,9 @@ models::ModelContext model_context(const Assembly& a) {
   context.sequence_parallel = config.parallel.sequence_parallel;
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
+  context.cp = a.groups().cp;
   context.dtype = a.dtype;
-  context.device = a.world->device();
+  context.target = a.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
@@ -144,7 +145,7 @@ void make_optimizer(Assembly& a) {
   optim::OptimizerContext context;
   context.groups = a.param_groups.get();
   context.axes = a.groups();
-  context.device = a.world->device();
+  context.target = a.world->target();
   context.shard_of = [&](const nn::Param& param) { return a.families.of(param).data_parallel.shard; };
   context.seed = static_cast<uint64_t>(a.config.run.seed);
   a.optimizer = optim::make_optimizer(a.config.optim, a.slices, context);

@@ -65,9 +65,9 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
-  if (host.loss_mask.defined()) out.mask_sum = host.loss_mask.sum(at::kDouble).item<double>();
+  if (host.loss_mask.defined() && !host.rows.defined()) out.mask_sum = host.loss_mask.sum(at::kDouble).item<double>();
   for (at::Tensor* tensor :
-       {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids, &out.sample_ids}) {
+       {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids, &out.sample_ids, &out.rows}) {
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   }
   return out;

@@ -15,8 +15,10 @@ namespace {
 
 using NamedSums = std::map<std::string, double>;
 
-double counted_tokens(const nn::Microbatch& batch) {
-  return batch.loss_mask.is_cpu() ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
+// Of the whole sequence.
+double counted_tokens(const Assembly& a, const nn::Microbatch& batch) {
+  const bool sees_all = a.world->target().host_sees_values() && !batch.rows.defined();
+  return sees_all ? batch.loss_mask.sum(at::kDouble).item<double>() : batch.mask_sum;
 }
 
 // The one place where the host waits for the losses of a step.
@@ -27,12 +29,14 @@ std::vector<double> on_host(const std::vector<at::Tensor>& losses) {
 }
 
 // The factor of each microbatch's summed loss in the loss of the step: per-microbatch means, averaged; or, per token,
-// 1 (the division by all tokens follows when they have been counted).
-std::vector<double> loss_factors(const std::vector<nn::Microbatch>& batches, bool per_token, double loss_scale) {
+// 1 (the division by all tokens follows when they have been counted). Ranks that hold parts of a sequence add up to
+// its mean, but are averaged over with the others.
+std::vector<double> loss_factors(const Assembly& a, const std::vector<nn::Microbatch>& batches, double loss_scale) {
+  const int parts = a.groups().cp.size();
   std::vector<double> factors;
   for (const nn::Microbatch& batch : batches) {
-    const double mean = 1.0 / (std::max(counted_tokens(batch), 1.0) * static_cast<double>(batches.size()));
-    factors.push_back(loss_scale * (per_token ? 1.0 : mean));
+    const double mean = parts / (std::max(counted_tokens(a, batch), 1.0) * static_cast<double>(batches.size()));
+    factors.push_back(loss_scale * (a.config.train.calculate_per_token_loss ? 1.0 : mean));
   }
   return factors;
 }
@@ -51,15 +55,17 @@ Totals reduce_totals(const Totals& mine, const comm::World& world) {
   return {v[0], v[1], v[2], v[3], v[4]};
 }
 
-// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts.
+// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts. Losses of
+// parts of a sequence add up, the sequence counts once.
 Totals own_totals(Assembly& a, const std::vector<double>& losses, const std::vector<nn::Microbatch>& batches,
                   bool per_token) {
   Totals totals;
   if (!a.last_stage() || !a.groups().tp.first()) return totals;
   for (size_t m = 0; m < losses.size(); ++m) {
-    const double loss = losses[m], tokens = counted_tokens(batches[m]);
-    totals.tokens += tokens;
+    const double loss = losses[m], tokens = counted_tokens(a, batches[m]);
     totals.loss += per_token ? loss : loss / std::max(tokens, 1.0);
+    if (!a.groups().cp.first()) continue;
+    totals.tokens += tokens;
     totals.weight += per_token ? tokens : 1.0;
   }
   return totals;
@@ -74,7 +80,7 @@ NamedSums own_terms(Assembly& a, const std::vector<nn::LossTerms>& terms, const 
   for (size_t m = 0; m < terms.size(); ++m) {
     for (const nn::LossTerm& term : terms[m]) {
       const double sum = term.sum.item<double>();
-      sums[term.name] += per_token ? sum : sum / std::max(counted_tokens(batches[m]), 1.0);
+      sums[term.name] += per_token ? sum : sum / std::max(counted_tokens(a, batches[m]), 1.0);
     }
   }
   return sums;
@@ -144,7 +150,7 @@ int64_t culprit(Assembly& a, const StepInput& input, const std::vector<double>& 
 // Collective: every rank knows that some gradient is not finite, and those that hold it name it.
 void refuse_gradients(Assembly& a, const StepInput& input, const std::vector<double>& factors) {
   const int64_t m = culprit(a, input, factors);
-  const distributed::Slice* const found = optim::first_nonfinite(a.slices);
+  const distributed::Slice* const found = optim::first_nonfinite(a.slices, a.world->target());
   const std::string mine = found == nullptr ? std::string()
                                             : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
                                                            a.world->grid().describe(a.world->rank()), ")");
@@ -198,7 +204,7 @@ StepOutcome train_step(Assembly& a, const StepInput& input) {
   const bool per_token = a.config.train.calculate_per_token_loss;
   StepOutcome outcome;
   outcome.loss_scale = a.scaler ? a.scaler->scale() : 1.0;
-  const std::vector<double> factors = loss_factors(input.batches, per_token, outcome.loss_scale);
+  const std::vector<double> factors = loss_factors(a, input.batches, outcome.loss_scale);
   std::vector<double> losses;
   NamedSums terms;
   timers.measure("forward-backward", 1, [&] {

@@ -21,15 +21,21 @@ struct Case {
   double probability;
   bool bias, residual;  // without both: what backward does to dy
   bool sample_major = false;
+  bool chosen = false;  // every second row of the whole, backwards
 };
 
-const std::vector<Case> kCases{{1, 1, 0, 0.5, false, false},      {5, 7, 3, 0.3, true, true},
-                               {33, 64, 0, 0.1, true, true},      {9, 130, 1, 0.9, false, true, true},
-                               {64, 1000, 6, 0.25, false, false}, {17, 33, 2, 0.0, true, true},
-                               {300, 4099, 5, 0.1, true, false}};
+const std::vector<Case> kCases{{1, 1, 0, 0.5, false, false},
+                               {5, 7, 3, 0.3, true, true},
+                               {33, 64, 0, 0.1, true, true},
+                               {9, 130, 1, 0.9, false, true, true},
+                               {64, 1000, 6, 0.25, false, false},
+                               {17, 33, 2, 0.0, true, true},
+                               {300, 4099, 5, 0.1, true, false},
+                               {33, 67, 0, 0.4, false, false, false, true},
+                               {9, 131, 10, 0.4, false, false, true, true}};
 
 struct Operands {
-  at::Tensor x, bias, residual, samples;
+  at::Tensor x, bias, residual, samples, chosen;
 };
 
 Operands operands_of(const Case& c, at::ScalarType dtype) {
@@ -40,12 +46,13 @@ Operands operands_of(const Case& c, at::ScalarType dtype) {
   if (c.residual) o.residual = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
   const int64_t num_samples = c.rows % 3 == 0 ? 3 : 1;
   o.samples = at::arange(num_samples, at::kLong).add(0xF00000000000);
+  if (c.chosen) o.chosen = at::arange(c.rows / num_samples, at::kLong).mul(2).flip(0);
   return o;
 }
 
 Operands to(const Operands& o, at::Device device) {
   const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
-  return {move(o.x), move(o.bias), move(o.residual), move(o.samples)};
+  return {move(o.x), move(o.bias), move(o.residual), move(o.samples), move(o.chosen)};
 }
 
 // Calls `run(operands, shape)` and gives `out` back.
@@ -53,7 +60,12 @@ template <class T, class Run>
 at::Tensor result(const Case& c, const Operands& o, const Run& run) {
   at::Tensor out = at::full_like(o.x, -77);
   const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-  const DropoutRows rows{o.samples.const_data_ptr<int64_t>(), o.samples.numel(), c.first, c.sample_major, 0x55};
+  DropoutRows rows{o.samples.const_data_ptr<int64_t>(), o.samples.numel(), c.first, c.sample_major, 0x55};
+  if (c.chosen) {
+    rows.chosen = o.chosen.const_data_ptr<int64_t>();
+    rows.num_chosen = o.chosen.numel();
+    rows.whole = 2 * o.chosen.numel();
+  }
   const DropoutShape shape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
   run(DropoutOperands<T>{read(o.x), read(o.bias), read(o.residual), out.template mutable_data_ptr<T>()}, shape);
   return out;

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/gpu.h"
-#include "nn/attention.h"
+#include "nn/core_attention.h"
 
 namespace metroplex::nn {
 namespace {
@@ -38,7 +38,8 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch) {
                    v = rounded({s.keys, s.batch, s.groups, s.dim}, 0.9),
                    dy = rounded({s.queries, s.batch, s.heads * s.dim}, 0.5);
   CoreSpec spec;
-  spec.first_query = s.keys - s.queries;
+  spec.queries.first = s.keys - s.queries;
+  spec.target.device = at::kCUDA;
   Microbatch there = batch;
   if (there.document_ids.defined()) there.document_ids = there.document_ids.to(at::kCUDA);
   CoreSaved gpu_saved, cpu_saved;
@@ -46,6 +47,7 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch) {
   const CoreInputs gpu_d = core_attention_backward(dy.to(at::kCUDA), spec, there, gpu_saved);
   CoreSpec reference = spec;
   reference.plain = true;
+  reference.target.device = at::kCPU;
   const at::Tensor cpu =
       core_attention({q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble)}, reference, batch, &cpu_saved);
   const CoreInputs cpu_d = core_attention_backward(dy.to(at::kDouble), reference, batch, cpu_saved);

@@ -59,7 +59,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
   nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   nn::Param* const added = with_bias ? &bias : nullptr;
-  const nn::ActivationSpec spec{nn::activation_kind(name), gated};
+  const nn::ActivationSpec spec{nn::activation_kind(name), gated, {}};
   const at::Tensor x = leaf((sample({3, 5, 34}, 3) * 6).to(dtype)), same = exact(x), b = exact(bias.data);
   const at::Tensor dy = sample({3, 5, gated ? 17 : 34}, 4, dtype), z = with_bias ? same + b : same;
   const at::Tensor expected =
@@ -130,7 +130,7 @@ void check_attention(bool plain, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
   batch.sample_ids = at::arange(b, at::kLong);
-  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, 0.0}, 0, 0, plain};
+  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, 0.0, {}}, 0, {}, {}, plain, {}};
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
   nn::CoreSaved saved;
@@ -160,8 +160,8 @@ TEST(HalfRope, TurnsAreRoundedOnce) {
     for (const int64_t rotary : {8, 4}) {
       const at::Tensor x = sample({40, 2, 3, 8}, 5, dtype);
       at::Tensor turned = x.clone(), wanted = x.to(at::kDouble);
-      nn::RopeTable(rotary, 100.0).rotate(turned, 2, 1);
-      nn::RopeTable(rotary, 100.0).rotate(wanted, 2, 1);
+      nn::RopeTable(rotary, 100.0, {}).rotate(turned, {2, {}, 0}, 1);
+      nn::RopeTable(rotary, 100.0, {}).rotate(wanted, {2, {}, 0}, 1);
       expect_rounded(turned, wanted, kSlack, "rope");
     }
   }
@@ -172,7 +172,7 @@ void check_dropout(double probability, at::ScalarType stream, at::ScalarType dty
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
-  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, probability};
+  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, probability, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1, dtype)), residual = leaf(sample({4, 3, 20}, 2, stream)),
                    dy = sample({4, 3, 20}, 3, stream);
@@ -205,8 +205,8 @@ TEST(HalfCrossEntropy, LossIsFp32AndTheGradientLiesInTheLogits) {
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
       const at::Tensor logits = fresh(x);
-      const at::Tensor got =
-          nn::vocab_parallel_cross_entropy(logits, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing});
+      const at::Tensor got = nn::vocab_parallel_cross_entropy(
+          logits, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
       EXPECT_EQ(got.scalar_type(), at::kFloat);
       expect_rounded(got, expected, kSlack, "loss");
       const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];
@@ -247,7 +247,7 @@ TEST(HalfLinear, TheBiasGradientSumsHalfRowsInFp32) {
       give_main_grad({&bias});
       bias.main_grad.fill_(0.25);
       const at::Tensor dy = sample({rows, 70}, 3, dtype);
-      nn::accumulate_bias_gradient(bias, dy);
+      nn::accumulate_bias_gradient({}, bias, dy);
       // Up to 300 roundings of sums below 300 / 2; they grow like a random walk.
       EXPECT_LT(relative_difference(bias.main_grad, dy.to(at::kDouble).sum(0) + 0.25), 5e-6 + through_fp16(dtype))
           << dtype << rows;

@@ -72,7 +72,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
             gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
         const at::Tensor fresh =
             comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
-        const at::Tensor got = nn::bias_activation(fresh, &bias, {nn::activation_kind(name), gated});
+        const at::Tensor got = nn::bias_activation(fresh, &bias, {nn::activation_kind(name), gated, {}});
         // fp32: rounding of a few operations on values up to 6, and the erf of absolute error 1.5e-7.
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;
         EXPECT_LT(relative_difference(got, expected), tolerance) << name;
@@ -87,7 +87,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
 TEST(Activation, HugeArgumentsGiveTheLimitsAndNoNan) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30}, at::kFloat);
   for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu"}) {
-    const at::Tensor y = nn::bias_activation(x.clone(), nullptr, {nn::activation_kind(name), false});
+    const at::Tensor y = nn::bias_activation(x.clone(), nullptr, {nn::activation_kind(name), false, {}});
     EXPECT_TRUE(at::allclose(y, at::relu(x), 1e-6, 1e-6)) << name << y;
   }
 }
@@ -95,9 +95,9 @@ TEST(Activation, HugeArgumentsGiveTheLimitsAndNoNan) {
 TEST(Rope, TurnsPairsByTheAngleOfThePositionAndBackAgain) {
   const at::Tensor x = sample({6, 2, 3, 8}, 5);
   for (const int64_t rotary : {8, 4}) {
-    nn::RopeTable table(rotary, 100.0);
+    nn::RopeTable table(rotary, 100.0, {});
     at::Tensor y = x.clone();
-    table.rotate(y, 2, 1);
+    table.rotate(y, {2, {}, 0}, 1);
     const int64_t half = rotary / 2;
     const at::Tensor inverse = at::pow(100.0, -at::arange(0, rotary, 2, at::kDouble) / static_cast<double>(rotary));
     const at::Tensor angle = at::outer(at::arange(2, 8, at::kDouble), inverse).view({6, 1, 1, half});
@@ -105,7 +105,7 @@ TEST(Rope, TurnsPairsByTheAngleOfThePositionAndBackAgain) {
     EXPECT_LT(relative_difference(y.narrow(3, 0, half), a * angle.cos() - b * angle.sin()), kDouble);
     EXPECT_LT(relative_difference(y.narrow(3, half, half), b * angle.cos() + a * angle.sin()), kDouble);
     EXPECT_TRUE(at::equal(y.narrow(3, rotary, 8 - rotary), x.narrow(3, rotary, 8 - rotary)));
-    table.rotate(y, 2, -1);
+    table.rotate(y, {2, {}, 0}, -1);
     EXPECT_LT(relative_difference(y, x), kDouble);
   }
 }
@@ -135,9 +135,9 @@ void check_attention(const AttentionCase& which, bool plain) {
     batch.document_ids = (at::arange(s, at::kLong) / 4).expand({b, s}).contiguous();
     hidden = hidden.logical_or(batch.document_ids.unsqueeze(2).ne(batch.document_ids.unsqueeze(1)).unsqueeze(1));
   }
-  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, which.dropout}, 0, 0, plain};
+  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, which.dropout, {}}, 0, {}, {}, plain, {}};
   at::Tensor factor = at::ones({b, which.heads, s, s}, at::kDouble);
-  nn::dropout_probabilities(factor, spec.dropout, 0, batch);
+  nn::dropout_probabilities(factor, spec.dropout, {}, batch);
   const std::vector<at::Tensor> leaves{leaf(sample({s, b, which.heads, d}, 6)),
                                        leaf(sample({s, b, which.groups, d}, 7)),
                                        leaf(sample({s, b, which.groups, d}, 8))};
@@ -169,7 +169,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
   nn::Microbatch batch;
   batch.sample_ids = at::tensor({7, 8}, at::kLong);
   for (const int64_t width : {64, 37}) {
-    const nn::BiasDropoutAdd how{{5, 2, nn::DropoutSite::mlp_output, 0.25}, nullptr, {0}};
+    const nn::BiasDropoutAdd how{{5, 2, nn::DropoutSite::mlp_output, 0.25, {}}, nullptr, {0}};
     const at::Tensor mask = nn::bias_dropout_add(at::ones({400, 2, width}, at::kDouble), {}, how, batch);
     EXPECT_TRUE(at::logical_or(mask == 0, (mask - 1 / 0.75).abs() < 1e-15).all().item<bool>());
     EXPECT_NEAR(mask.mean().item<double>(), 1.0, 5 * std::sqrt(0.25 / 0.75 / static_cast<double>(mask.numel())));
@@ -198,7 +198,7 @@ TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context());
   give_main_grad({&bias});
-  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, 0.4};
+  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, 0.4, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)),
                    dy = sample({4, 3, 20}, 3);
@@ -223,8 +223,8 @@ TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
       const at::Tensor fresh =
           comm::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
-      const at::Tensor got =
-          nn::vocab_parallel_cross_entropy(fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing});
+      const at::Tensor got = nn::vocab_parallel_cross_entropy(
+          fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
       const double tolerance = dtype == at::kDouble ? kDouble : 1e-6;  // fp32: sums of 37 terms
       EXPECT_LT(relative_difference(got, expected), tolerance);
       EXPECT_LT(relative_difference(gradient(got, mine, dy), gradient(expected, x, dy.to(at::kDouble))), tolerance);
@@ -236,7 +236,7 @@ TEST(CrossEntropy, ANanInTheLogitsBecomesANanLoss) {
   at::Tensor logits = at::zeros({2, 50});
   logits[1][3] = std::numeric_limits<float>::quiet_NaN();
   const at::Tensor loss = nn::vocab_parallel_cross_entropy(logits, at::zeros({2}, at::kLong),
-                                                           {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0});
+                                                           {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0, {}});
   EXPECT_FALSE(std::isnan(loss[0].item<double>()));
   EXPECT_TRUE(std::isnan(loss[1].item<double>()));
 }
@@ -247,11 +247,11 @@ TEST(Matmul, LargeFloatProductsOfOnednnEqualTheUsualOperators) {
                    dy = sample({rows, out}, 3, at::kFloat);
   const at::Tensor xd = x.to(at::kDouble), wd = w.to(at::kDouble), dyd = dy.to(at::kDouble);
   const double tolerance = 1e-5;  // 140 terms of size 1 in fp32
-  EXPECT_LT(relative_difference(nn::linear_product(x, w), xd.mm(wd.t())), tolerance);
-  EXPECT_LT(relative_difference(nn::linear_input_gradient(dy, w), dyd.mm(wd)), tolerance);
+  EXPECT_LT(relative_difference(nn::linear_product({}, x, w), xd.mm(wd.t())), tolerance);
+  EXPECT_LT(relative_difference(nn::linear_input_gradient({}, dy, w), dyd.mm(wd)), tolerance);
   at::Tensor sum = at::ones({out, in});
-  nn::add_linear_weight_gradient(sum, dy, x);
-  nn::add_linear_weight_gradient(sum, dy, x);
+  nn::add_linear_weight_gradient({}, sum, dy, x);
+  nn::add_linear_weight_gradient({}, sum, dy, x);
   EXPECT_LT(relative_difference(sum, 1 + 2 * dyd.t().mm(xd)), tolerance);
 }
 

@@ -155,7 +155,7 @@ TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) 
         at::Tensor mine = at::full({5, 2, part.local_rows}, 1e3, at::kDouble);  // padding would win if it counted
         mine.narrow(2, 0, part.valid_rows).copy_(logits.narrow(2, std::min(part.begin, vocab), part.valid_rows));
         mine.requires_grad_(true);
-        const at::Tensor loss = nn::vocab_parallel_cross_entropy(mine, targets, {group, part, vocab, smoothing});
+        const at::Tensor loss = nn::vocab_parallel_cross_entropy(mine, targets, {group, part, vocab, smoothing, {}});
         EXPECT_LT(relative_difference(loss, expected), kTolerance);
         const at::Tensor got = torch::autograd::grad({loss}, {mine}, {dy})[0];
         EXPECT_LT(relative_difference(got.narrow(2, 0, part.valid_rows),

@@ -59,7 +59,7 @@ std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
 }
 
 optim::ModelRanks ranks_of(const comm::World& world) {
-  return {world.coordinates(), world.groups().model_parallel, comm::Group()};
+  return {world.coordinates(), world.groups().model_parallel, comm::Group(), {}};
 }
 
 double plain_norm() {
@@ -101,7 +101,7 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);
-    EXPECT_EQ(optim::first_nonfinite(slices) != nullptr, world.rank() == 2);
+    EXPECT_EQ(optim::first_nonfinite(slices, {}) != nullptr, world.rank() == 2);
   });
 }
 

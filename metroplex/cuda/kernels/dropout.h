@@ -11,12 +11,16 @@ struct CUstream_st;  // what cudaStream_t points to
 namespace metroplex::cuda::kernels {
 
 // Which rows of the samples' unsharded tensors a tensor holds: [row, sample] as an activation [s, b, h] has them, or
-// with sample_major [sample, row] as probabilities [b, heads, queries, keys] have them.
+// with sample_major [sample, row] as probabilities [b, heads, queries, keys] have them. Row i is first_row + i; or,
+// where the tensor holds chosen rows of every `whole` neighbouring ones (queries of a head), row i is
+// first_row + i / num_chosen * whole + chosen[i % num_chosen].
 struct DropoutRows {
   const int64_t* samples = nullptr;  // [num_samples] global numbers; read where the kernel runs
   int64_t num_samples = 1, first_row = 0;
   bool sample_major = false;
-  uint64_t step = 0;  // spread over 64 bits
+  uint64_t step = 0;                // spread over 64 bits
+  const int64_t* chosen = nullptr;  // [num_chosen], read where the kernel runs; null: every row
+  int64_t num_chosen = 0, whole = 0;
 };
 
 struct DropoutShape {
@@ -36,7 +40,10 @@ constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
   const int64_t of_a_sample = s.num_rows / s.rows.num_samples;
   const int64_t sample = s.rows.sample_major ? row / of_a_sample : row % s.rows.num_samples;
   const int64_t inside = s.rows.sample_major ? row % of_a_sample : row / s.rows.num_samples;
-  return {s.rows.step + static_cast<uint64_t>(s.rows.samples[sample]), (s.rows.first_row + inside) * s.width};
+  const int64_t of_whole = s.rows.chosen == nullptr ? inside
+                                                    : inside / s.rows.num_chosen * s.rows.whole +
+                                                          s.rows.chosen[inside % s.rows.num_chosen];
+  return {s.rows.step + static_cast<uint64_t>(s.rows.samples[sample]), (s.rows.first_row + of_whole) * s.width};
 }
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may

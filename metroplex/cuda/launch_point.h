@@ -1,0 +1,98 @@
+// Where an operator of our own is started: once in the source, by the device of its target, never by that of a
+// tensor. What hangs at the target as a Recorder is told of every such call and every communication call
+// (comm/backends/recording.h); operators of libtorch it can see by libtorch's dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/device.h"
+
+namespace metroplex::cuda {
+
+// A number that the host gave to an operator: a replay repeats it.
+struct HostScalar {
+  template <class T>
+  HostScalar(const char* its_name, T number) : name(its_name) {
+    if constexpr (std::is_floating_point_v<T>) value = static_cast<double>(number);
+    else value = static_cast<int64_t>(number);
+  }
+  const char* name;
+  std::variant<int64_t, double> value;
+};
+
+// One call of an operator. What it updates in place is among `reads` and `writes`; of all else in `writes` the old
+// values do not matter. The tensors keep the memory alive that `run` works on.
+struct Operation {
+  std::string name;   // of the kernel (without _cuda) or the collective
+  std::string group;  // of a communication call; empty for a kernel
+  std::vector<at::Tensor> reads, writes;
+  std::vector<HostScalar> scalars;
+  std::function<void()> run;  // as often as one likes, on the same memory with the same scalars
+};
+
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  // Is called instead of the operator, by the thread that issues it: calls operation.run(), once, before it returns.
+  virtual void run(Operation operation) = 0;
+};
+
+// What a rank computes on. A plain value: every layer and optimizer gets it through its context.
+struct Target {
+  at::Device device = at::kCPU;
+  Recorder* recorder = nullptr;  // outlives whoever has the target
+  bool meta = false;  // tensors are on the meta device: the paths of `device` are taken, nothing is computed
+
+  bool gpu() const { return device.is_cuda(); }
+  at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // where tensors are made
+  // Whether the host may look at values without waiting for a device.
+  bool host_sees_values() const { return !meta && !gpu(); }
+};
+
+// The tensors of one call, named where it is made; null and undefined ones do not count.
+struct Operands {
+  const char* name;
+  std::initializer_list<const at::Tensor*> reads, writes;
+  std::initializer_list<HostScalar> scalars = {};
+};
+
+void record(Recorder& recorder, const Operands& operands, std::function<void()> run);
+
+// Stands for the GPU form of an operator that only the CPU's paths use.
+struct CpuOnly {
+  template <class... Args>
+  void operator()(const Args&...) const {
+    MPX_ASSERT(false, "an operator of the CPU on a GPU");
+  }
+};
+
+template <class OnCpu, class OnGpu, class... Args>
+void start(const Target& target, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
+  if (target.meta) return;
+  if (target.gpu()) on_gpu(args..., current_stream());
+  else on_cpu(args...);
+}
+
+// Calls on_cpu(args...), or on_gpu(args..., stream) on the current stream. A replay has copies of the arguments, so
+// the two are functions, or lambdas without captures.
+template <class OnCpu, class OnGpu, class... Args>
+void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
+  static_assert(
+      (std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>)&&(std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
+      "what a lambda captured is gone at a replay: hand it over as an argument");
+  if (target.recorder == nullptr) return start(target, on_cpu, on_gpu, args...);
+  record(*target.recorder, operands, [target, on_cpu, on_gpu, kept = std::tuple<Args...>(args...)] {
+    std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);
+  });
+}
+
+}  // namespace metroplex::cuda

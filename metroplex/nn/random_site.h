@@ -1,0 +1,33 @@
+// Every place of the model that draws random numbers has a key of its own: seed, layer, site. What is drawn with it
+// is a function of the key and a position (base/philox.h), so no layout, recompute or resuming changes it.
+#pragma once
+
+#include <cstdint>
+
+namespace metroplex::nn {
+
+// A new site goes to the end: its number is part of what runs draw.
+enum class RandomSite : uint64_t { embedding, attention_probabilities, attention_output, mlp_output };
+
+// The finaliser of splitmix64, a bijection: spreads small numbers over 64 bits.
+constexpr uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// Different for every layer below 2^47 and site below 2^16. The first four sites are numbered through the layers and
+// stay below 2^63, the others are above.
+constexpr uint64_t site_word(int64_t layer, RandomSite site) {
+  constexpr uint64_t kNumberedThrough = 4;
+  const auto number = static_cast<uint64_t>(site), of_layer = static_cast<uint64_t>(layer);
+  return number < kNumberedThrough ? of_layer * kNumberedThrough + number : 1ull << 63 | of_layer << 16 | number;
+}
+
+// Of one seed, different for every site of every layer, since `mix` is a bijection.
+constexpr uint64_t random_key(uint64_t seed, int64_t layer, RandomSite site) {
+  return mix(mix(seed) ^ site_word(layer, site));
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,91 @@
+// A group that a recorder hangs at (Group::recorded): what it is told of every call, and that all ranks can run their
+// recorded calls again on other inputs.
+#include "comm/p2p.h"
+#include "support/collective_checks.h"
+#include "support/run_ranks.h"
+#include "support/tape.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Buffers {
+  at::Tensor reduced, gathered_in, gathered, scattered_in, scattered, sent, received, root;
+  explicit Buffers(int rank, double base)
+      : reduced(at::full({2}, base + rank, at::kDouble)),
+        gathered_in(at::full({2}, base + rank, at::kDouble)),
+        gathered(at::zeros({6}, at::kDouble)),
+        scattered_in(at::arange(6, at::kDouble) + base * rank),
+        scattered(at::zeros({2}, at::kDouble)),
+        sent(at::full({3}, base * rank, at::kDouble)),
+        received(at::zeros({3}, at::kDouble)),
+        root(at::full({2}, base - rank, at::kDouble)) {}
+  std::vector<at::Tensor*> all() {
+    return {&reduced, &gathered_in, &gathered, &scattered_in, &scattered, &sent, &received, &root};
+  }
+};
+
+void call_all(Buffers& b, const comm::Group& group) {
+  comm::all_reduce(b.reduced, group);
+  comm::Handle gather = comm::all_gather_into_async(b.gathered, b.gathered_in, group);
+  comm::reduce_scatter_into_async(b.scattered, b.scattered_in, group).wait();
+  gather.wait();
+  const int n = group.size(), next = (group.index() + 1) % n, previous = (group.index() + n - 1) % n;
+  comm::batch_p2p({{true, b.sent, next, 0}, {false, b.received, previous, 0}}, group).wait();
+  comm::broadcast(b.root, 1, group);
+  comm::barrier(group);
+}
+
+TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
+  run_ranks(3, [](const comm::World& world) {
+    Tape tape;
+    const comm::Group group = world.groups().tp.recorded(tape);
+    Buffers first(world.rank(), 1.0), other(world.rank(), 7.0), wanted(world.rank(), 7.0);
+    call_all(first, group);
+    call_all(wanted, world.groups().tp);
+    std::vector<std::string> names;
+    for (const Tape::Kept& kept : tape.operations()) {
+      names.push_back(kept.operation.name);
+      EXPECT_EQ(kept.operation.group, "tp");
+    }
+    EXPECT_EQ(names, (std::vector<std::string>{"all_reduce", "wait", "all_gather", "reduce_scatter", "wait", "wait",
+                                               "batch_p2p", "wait", "broadcast", "wait", "barrier"}));
+    const auto pointers = [&](size_t i, bool reads) {
+      std::vector<const void*> all;
+      for (const at::Tensor& x : reads ? tape.operations()[i].operation.reads : tape.operations()[i].operation.writes)
+        all.push_back(x.const_data_ptr());
+      return all;
+    };
+    const auto at_of = [](const at::Tensor& x) { return std::vector<const void*>{x.const_data_ptr()}; };
+    EXPECT_EQ(pointers(0, true), at_of(first.reduced));
+    EXPECT_EQ(pointers(0, false), at_of(first.reduced));
+    EXPECT_EQ(pointers(2, true), at_of(first.gathered_in));
+    EXPECT_EQ(pointers(2, false), at_of(first.gathered));
+    EXPECT_EQ(pointers(3, true), at_of(first.scattered_in));
+    EXPECT_EQ(pointers(3, false), at_of(first.scattered));
+    EXPECT_EQ(pointers(4, false), at_of(first.scattered));  // what may be read behind the wait
+    EXPECT_EQ(pointers(6, true), at_of(first.sent));
+    EXPECT_EQ(pointers(6, false), at_of(first.received));
+    const std::vector<at::Tensor*> to = first.all(), from = other.all(), want = wanted.all();
+    for (size_t i = 0; i < to.size(); ++i) to[i]->copy_(*from[i]);
+    tape.replay();
+    for (size_t i = 0; i < to.size(); ++i) EXPECT_TRUE(at::equal(*to[i], *want[i])) << i;
+  });
+}
+
+TEST(RecordingRanks, RecordedGroupsDoWhatEveryBackendMust) {
+  run_ranks(2, [](const comm::World& world) {
+    Tape tape;
+    check_collectives(world.groups().tp.recorded(tape));
+    EXPECT_GT(tape.calls()["all_to_all"], 0);
+  });
+}
+
+TEST(RecordingRanks, AGroupOfOneHasNothingToTell) {
+  Tape tape;
+  Buffers b(0, 1.0);
+  comm::all_reduce(b.reduced, comm::Group().recorded(tape));
+  EXPECT_TRUE(tape.operations().empty());
+}
+
+}  // namespace
+}  // namespace metroplex::test

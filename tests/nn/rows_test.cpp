@@ -1,0 +1,212 @@
+// A microbatch of chosen rows of a sequence (Microbatch::rows) against the whole sequence, in float64: rotary
+// positions, dropout, attention over all keys; and the keys of random sites.
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "comm/autograd_node.h"
+#include "nn/attention.h"
+#include "nn/dropout_norm.h"
+#include "nn/random_site.h"
+#include "nn/rope.h"
+#include "nn/tools.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kWhole = 13;
+constexpr double kDouble = 1e-13;  // sums of some ten terms of size 1
+
+at::Tensor rows_tensor(const std::vector<int64_t>& rows) { return at::tensor(rows, at::kLong); }
+
+// Two runs, as context parallelism gives them to a rank, and rows in no order.
+std::vector<at::Tensor> cuts() {
+  return {rows_tensor({2, 3, 4, 9, 10, 11}), rows_tensor({7, 0, 12, 5, 1}), rows_tensor({6})};
+}
+at::Tensor reversed() { return at::arange(kWhole - 1, -1, -1, at::kLong); }
+
+nn::Microbatch whole_batch() {
+  nn::Microbatch batch;
+  batch.sample_ids = at::tensor({7, 8}, at::kLong);
+  batch.tokens = at::zeros({2, kWhole}, at::kLong);
+  batch.step = 3;
+  return batch;
+}
+
+nn::Microbatch part_of(const nn::Microbatch& whole, const at::Tensor& rows) {
+  nn::Microbatch part = whole;
+  part.tokens = whole.tokens.index_select(1, rows);
+  part.rows = rows;
+  part.whole_rows = kWhole;
+  for (int64_t i = 0; i < rows.numel(); ++i) part.row_runs.push_back({rows[i].item<int64_t>(), 1});
+  return part;
+}
+
+at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
+at::Tensor fresh(const at::Tensor& x) {
+  return comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+}
+
+TEST(Rows, RotaryPositionsAreThoseOfTheWholeSequenceForwardAndBack) {
+  const at::Tensor x = sample({kWhole, 2, 3, 8}, 5);
+  for (const int direction : {1, -1}) {
+    nn::RopeTable table(8, 100.0, {});
+    at::Tensor whole = x.clone();
+    table.rotate(whole, {}, direction);
+    for (const at::Tensor& rows : cuts()) {
+      at::Tensor part = x.index_select(0, rows);
+      nn::RopeTable(8, 100.0, {}).rotate(part, {0, rows, kWhole}, direction);
+      EXPECT_TRUE(at::equal(part, whole.index_select(0, rows))) << rows;
+    }
+  }
+}
+
+TEST(Rows, DropoutKeepsWhatItKeepsOfTheWholeSequence) {
+  const nn::Microbatch batch = whole_batch();
+  const nn::BiasDropoutAdd how{{5, 2, nn::DropoutSite::mlp_output, 0.4, {}}, nullptr, {0}};
+  for (const int64_t width : {12, 37}) {
+    const at::Tensor x = sample({kWhole, 2, width}, 1);
+    const at::Tensor whole = nn::bias_dropout_add(x.clone(), {}, how, batch);
+    for (const at::Tensor& rows : cuts()) {
+      const nn::Microbatch part = part_of(batch, rows);
+      EXPECT_TRUE(
+          at::equal(nn::bias_dropout_add(x.index_select(0, rows), {}, how, part), whole.index_select(0, rows)))
+          << rows;
+      nn::BiasDropoutAdd tail = how;  // of a rank with sequence parallelism
+      tail.place.first_row = rows.numel() - 1;
+      const at::Tensor last = rows.narrow(0, rows.numel() - 1, 1);
+      EXPECT_TRUE(
+          at::equal(nn::bias_dropout_add(x.index_select(0, last), {}, tail, part), whole.index_select(0, last)))
+          << rows;
+    }
+  }
+}
+
+TEST(Rows, DropoutFusedWithTheNormFollowsThemForwardAndBackward) {
+  const int64_t width = 20;
+  nn::Norm norm({"n", width, false, 1e-5, {}}, layer_context());
+  std::vector<nn::Param*> params;
+  norm.collect_params(params);
+  give_main_grad(params);
+  const nn::BiasDropoutAdd add{{5, 2, nn::DropoutSite::attention_output, 0.4, {}}, nullptr, {0}};
+  const nn::SavePolicy saving;
+  const at::Tensor x = sample({kWhole, 2, width}, 1), residual = sample({kWhole, 2, width}, 2),
+                   dh = sample({kWhole, 2, width}, 3), dy = sample({kWhole, 2, width}, 4);
+  const auto run = [&](const nn::Microbatch& batch, const at::Tensor& rows) {
+    const auto cut = [&](const at::Tensor& whole) { return whole.index_select(0, rows); };
+    const at::Tensor a = leaf(cut(x)), b = leaf(cut(residual));
+    const nn::ResidualAndNorm out = nn::bias_dropout_add_norm(fresh(a), b, {add, &norm, saving}, batch);
+    auto all = torch::autograd::grad({out.h, out.normed.x}, {a, b}, {cut(dh), cut(dy)});
+    all.insert(all.end(), {out.h.detach(), out.normed.x.detach()});
+    return all;
+  };
+  const auto whole = run(whole_batch(), at::arange(kWhole, at::kLong));
+  EXPECT_GT(largest(whole[0] - whole[1]), 0.1);  // something is dropped
+  for (const at::Tensor& rows : cuts()) {
+    const auto part = run(part_of(whole_batch(), rows), rows);
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(part[i], whole[i].index_select(0, rows))) << i;
+  }
+}
+
+struct AttentionCase {
+  bool documents;
+  double dropout;
+  bool plain;
+};
+
+struct Attended {
+  at::Tensor out, dq, dk, dv;
+};
+
+// Queries of some rows over the keys of others, of a rank that has heads 2 and 3 of the model.
+Attended attend(const AttentionCase& c, const nn::SequenceRows& queries, const nn::SequenceRows& keys) {
+  const int64_t b = 2, heads = 2, d = 6;
+  nn::Microbatch batch = whole_batch();
+  if (c.documents) batch.document_ids = (at::arange(kWhole, at::kLong) / 5).expand({b, kWhole}).contiguous();
+  const auto cut = [](const at::Tensor& x, const nn::SequenceRows& rows) {
+    return rows.rows.defined() ? x.index_select(0, rows.rows) : x;
+  };
+  const nn::CoreSpec spec{
+      {1, 0, nn::DropoutSite::attention_probabilities, c.dropout, {}}, 2, queries, keys, c.plain, {}};
+  nn::CoreSaved saved;
+  const nn::CoreInputs in{cut(sample({kWhole, b, heads, d}, 6), queries), cut(sample({kWhole, b, 1, d}, 7), keys),
+                          cut(sample({kWhole, b, 1, d}, 8), keys)};
+  const at::Tensor out = nn::core_attention(in, spec, batch, &saved);
+  const at::Tensor dy = cut(sample({kWhole, b, heads * d}, 9), queries);
+  const nn::CoreInputs g = nn::core_attention_backward(dy, spec, batch, saved);
+  return {out, g.q, g.k, g.v};
+}
+
+constexpr AttentionCase kAttentionCases[] = {{false, 0, false}, {false, 0, true},   {true, 0, false},
+                                             {true, 0, true},   {false, 0.3, true}, {true, 0.3, true}};
+
+TEST(Rows, QueriesOfSomeRowsSeeWhatTheySeeInTheWholeSequence) {
+  for (const AttentionCase& c : kAttentionCases) {
+    SCOPED_TRACE(testing::Message() << "documents " << c.documents << " dropout " << c.dropout << " plain "
+                                    << c.plain);
+    const Attended whole = attend(c, {}, {});
+    for (const at::Tensor& rows : cuts()) {
+      const Attended part = attend(c, {0, rows, kWhole}, {});
+      EXPECT_LT(relative_difference(part.out, whole.out.index_select(0, rows)), kDouble) << rows;
+      EXPECT_LT(relative_difference(part.dq, whole.dq.index_select(0, rows)), kDouble) << rows;
+    }
+    // Two parts that are the whole: gradients of the keys add up.
+    const Attended one = attend(c, {0, rows_tensor({0, 1, 2, 10, 11, 12}), kWhole}, {}),
+                   two = attend(c, {0, rows_tensor({9, 8, 7, 6, 5, 4, 3}), kWhole}, {});
+    EXPECT_LT(relative_difference(one.dk + two.dk, whole.dk), kDouble);
+    EXPECT_LT(relative_difference(one.dv + two.dv, whole.dv), kDouble);
+  }
+}
+
+TEST(Rows, KeysInAnotherOrderAreTheSameKeys) {
+  for (const AttentionCase& c : kAttentionCases) {
+    SCOPED_TRACE(testing::Message() << "documents " << c.documents << " dropout " << c.dropout << " plain "
+                                    << c.plain);
+    const Attended whole = attend(c, {}, {});
+    const at::Tensor rows = cuts()[0], order = reversed();
+    const Attended part = attend(c, {0, rows, kWhole}, {0, order, kWhole}),
+                   all = attend(c, {0, order, kWhole}, {0, order, kWhole});
+    EXPECT_LT(relative_difference(part.out, whole.out.index_select(0, rows)), kDouble);
+    EXPECT_LT(relative_difference(part.dq, whole.dq.index_select(0, rows)), kDouble);
+    EXPECT_LT(relative_difference(all.out, whole.out.index_select(0, order)), kDouble);
+    EXPECT_LT(relative_difference(all.dk, whole.dk.index_select(0, order)), kDouble);
+    EXPECT_LT(relative_difference(all.dv, whole.dv.index_select(0, order)), kDouble);
+  }
+}
+
+TEST(Rows, AMicrobatchWhoseRowsDoNotFitItsTokensIsRefused) {
+  const nn::Microbatch part = part_of(whole_batch(), cuts()[0]);
+  EXPECT_NO_THROW(nn::rows_of(part));
+  nn::Microbatch shorter = part, outside = part, unlike = part;
+  shorter.tokens = shorter.tokens.narrow(1, 0, 5);
+  outside.row_runs.back().first = kWhole;
+  unlike.row_runs.pop_back();
+  for (const nn::Microbatch& wrong : {shorter, outside, unlike}) EXPECT_ANY_THROW(nn::rows_of(wrong));
+}
+
+TEST(RandomSites, NoTwoSitesOfTenThousandLayersShareAKey) {
+  constexpr int64_t kLayers = 10000;
+  constexpr uint64_t kSites = 64;
+  std::vector<uint64_t> keys;
+  keys.reserve(kLayers * kSites);
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    for (uint64_t site = 0; site < kSites; ++site)
+      keys.push_back(nn::random_key(1234, layer, static_cast<nn::RandomSite>(site)));
+  }
+  std::sort(keys.begin(), keys.end());
+  EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
+}
+
+// Runs of before go on with their masks.
+TEST(RandomSites, TheFirstFourAreNumberedThroughTheLayers) {
+  for (const int64_t layer : {int64_t{0}, int64_t{1}, int64_t{79}, int64_t{1} << 40}) {
+    for (uint64_t site = 0; site < 4; ++site)
+      EXPECT_EQ(nn::site_word(layer, static_cast<nn::RandomSite>(site)), static_cast<uint64_t>(layer) * 4 + site);
+  }
+  EXPECT_EQ(nn::random_key(1234, 2, nn::RandomSite::mlp_output), nn::mix(nn::mix(1234) ^ 11));
+  EXPECT_EQ(nn::mix(0), 0xE220A8397B1DCDAFull);  // the first number of splitmix64 from 0
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,124 @@
+// A recorder that keeps every operation with what it read and what it wrote, and can run each alone: on nothing but
+// its reads, all other memory that is known being overwritten, and with nothing but its writes changed by it.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/launch_point.h"
+
+namespace metroplex::test {
+
+class Tape final : public cuda::Recorder {
+ public:
+  struct Kept {
+    cuda::Operation operation;
+    std::vector<at::Tensor> reads, results;  // copies: of what was read, and of what is written
+  };
+
+  void run(cuda::Operation operation) override {
+    Kept kept{operation, copies(operation.reads), {}};
+    kept.operation.run();
+    if (!starts(kept.operation)) kept.results = copies(kept.operation.writes);
+    operations_.push_back(std::move(kept));
+  }
+
+  const std::vector<Kept>& operations() const { return operations_; }
+  std::set<std::string> kernels() const {
+    std::set<std::string> names;
+    for (const Kept& kept : operations_) {
+      if (kept.operation.group.empty()) names.insert(kept.operation.name);
+    }
+    return names;
+  }
+  // Calls of groups by name, "wait" left out.
+  std::map<std::string, int64_t> calls() const {
+    std::map<std::string, int64_t> counts;
+    for (const Kept& kept : operations_) {
+      if (!kept.operation.group.empty() && kept.operation.name != "wait") ++counts[kept.operation.name];
+    }
+    return counts;
+  }
+
+  void replay() const {
+    for (const Kept& kept : operations_) kept.operation.run();
+  }
+
+  // All members of the groups at once. Destroys the values of every tensor that was recorded.
+  void run_each_alone() {
+    for (size_t i = 0; i < operations_.size(); ++i) {
+      if (operations_[i].operation.name != "wait") run_alone(i);
+    }
+  }
+
+ private:
+  static bool starts(const cuda::Operation& o) { return !o.group.empty() && o.name != "wait" && o.name != "barrier"; }
+  static std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& tensor : tensors) all.push_back(tensor.clone(at::MemoryFormat::Contiguous));
+    return all;
+  }
+  static bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor left = a.contiguous(), right = b.contiguous();
+    return left.nbytes() == right.nbytes() &&
+           (left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0);
+  }
+  // The wait of call `start`: the next one for what it writes.
+  const Kept& wait_of(size_t start) const {
+    for (size_t i = start + 1; i < operations_.size(); ++i) {
+      const cuda::Operation &o = operations_[i].operation, &call = operations_[start].operation;
+      if (o.name == "wait" && o.group == call.group && o.writes.size() == call.writes.size() &&
+          std::equal(o.writes.begin(), o.writes.end(), call.writes.begin(),
+                     [](const auto& a, const auto& b) { return a.const_data_ptr() == b.const_data_ptr(); }))
+        return operations_[i];
+    }
+    ADD_FAILURE() << operations_[start].operation.name << " is not waited for";
+    return operations_[start];
+  }
+  std::map<const void*, at::Tensor> memory() const {
+    std::map<const void*, at::Tensor> all;
+    for (const Kept& kept : operations_) {
+      for (const auto* tensors : {&kept.operation.reads, &kept.operation.writes}) {
+        for (const at::Tensor& tensor : *tensors) {
+          const at::Storage& storage = tensor.storage();
+          if (storage.nbytes() > 0)
+            all[storage.data()] =
+                at::from_blob(const_cast<void*>(storage.data()), {static_cast<int64_t>(storage.nbytes())}, at::kByte);
+        }
+      }
+    }
+    return all;
+  }
+
+  void run_alone(size_t i) {
+    const Kept& kept = operations_[i];
+    const cuda::Operation& o = kept.operation;
+    SCOPED_TRACE(testing::Message() << "operation " << i << ": " << o.name << " " << o.group);
+    if (memory_.empty()) memory_ = memory();
+    for (auto& [where, bytes] : memory_) bytes.fill_(0x5A);
+    for (size_t r = 0; r < o.reads.size(); ++r) at::Tensor(o.reads[r]).copy_(kept.reads[r]);
+    std::map<const void*, at::Tensor> before;
+    for (const auto& [where, bytes] : memory_) before[where] = bytes.clone();
+    const std::vector<at::Tensor> unwritten = copies(o.writes);
+    o.run();
+    const Kept& end = starts(o) ? wait_of(i) : kept;
+    if (starts(o)) end.operation.run();
+    for (size_t w = 0; w < o.writes.size(); ++w) {
+      EXPECT_TRUE(same_bits(o.writes[w], end.results.at(w))) << "result " << w << " is another one";
+      at::Tensor(o.writes[w]).copy_(unwritten[w]);
+    }
+    for (const auto& [where, bytes] : memory_)
+      EXPECT_TRUE(same_bits(bytes, before.at(where))) << "wrote to what is not among its writes";
+  }
+
+  std::vector<Kept> operations_;
+  std::map<const void*, at::Tensor> memory_;
+};
+
+}  // namespace metroplex::test
