@@ -55,8 +55,8 @@ class OutputPool {
 struct IslandForward {
   const Microbatch& batch;
   ActivationStore* store = nullptr;  // what the layers keep through it is moved away before the return
-  OutputPool* pool = nullptr;  // null: outputs stay where the segments made them
-  LossTerms* terms = nullptr;  // gets what the segments report, without a way back; null: not wanted
+  OutputPool* pool = nullptr;        // null: outputs stay where the segments made them
+  LossTerms* terms = nullptr;        // gets what the segments report, without a way back; null: not wanted
 };
 
 // Pending values among the results have been made. With `run`, the forward is differentiable and leaves its run

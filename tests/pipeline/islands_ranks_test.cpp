@@ -227,7 +227,8 @@ TEST(Cursor, EverySegmentBorderCutGivesTheBitsOfTheUncutStage) {
     pipeline::StageMemory memory;
     if (recompute) memory.recomputed = {{0, 1}};
     pipeline::Stage stage(one_block(), memory);
-    for (const int64_t step : {0, 1}) expect_same_outcome(run_stage(stage, step, 0.5, true), run_stage(stage, step, 0.5));
+    for (const int64_t step : {0, 1})
+      expect_same_outcome(run_stage(stage, step, 0.5, true), run_stage(stage, step, 0.5));
   }
 }
 
@@ -239,8 +240,7 @@ struct Routed {
 Routed run_pipeline(const comm::Group& pp, const std::string& schedule, const std::vector<nn::Microbatch>& batches,
                     bool variable) {
   const int ranks = pp.size();
-  const plan::PipelineTable table =
-      table_of({schedule.c_str(), ranks, 1, static_cast<int>(batches.size())}, false);
+  const plan::PipelineTable table = table_of({schedule.c_str(), ranks, 1, static_cast<int>(batches.size())}, false);
   pipeline::Stage stage(routed_stage(pp.index(), ranks));
   pipeline::Executor executor({&stage}, pp);
   const auto count = static_cast<int64_t>(batches.size());

@@ -1,5 +1,5 @@
-// A block of two segments with what a mixture of experts needs of a border: an integer value, a second output that may
-// go unread, a loss term, and a parameter that not every microbatch reaches. Small enough to work out by hand.
+// A block of two segments with what a mixture of experts needs of a border: an integer value, a second output that
+// may go unread, a loss term, and a parameter that not every microbatch reaches. Small enough to work out by hand.
 #pragma once
 
 #include "pipeline/stage_cursor.h"
@@ -30,8 +30,8 @@ inline at::Tensor scaled(const at::Tensor& x, nn::Param& param) {
   });
 }
 
-// hidden' = hidden * a; choice = which of three ranges |hidden| of a token lies in; weight = hidden * b, whose squares
-// are the loss term "balance".
+// hidden' = hidden * a; choice = which of three ranges |hidden| of a token lies in; weight = hidden * b, whose
+// squares are the loss term "balance".
 class RouterSegment final : public nn::Segment {
  public:
   const std::string& name() const override { return name_; }
@@ -122,6 +122,8 @@ inline nn::Block routed_block() {
   return block;
 }
 
-inline at::Tensor routed_input() { return (at::arange(8 * kToyWidth, at::kDouble) * 0.37).sin().view({4, 2, kToyWidth}); }
+inline at::Tensor routed_input() {
+  return (at::arange(8 * kToyWidth, at::kDouble) * 0.37).sin().view({4, 2, kToyWidth});
+}
 
 }  // namespace metroplex::test
