@@ -21,7 +21,7 @@ class EmbeddingSegment final : public nn::Segment {
  public:
   explicit EmbeddingSegment(const ModelContext& context);
   const std::string& name() const override { return name_; }
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+  nn::SegmentTraits traits() const override { return {.groups = {words_.tp()}}; }
   // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;

@@ -48,6 +48,12 @@ torch::autograd::Edge edge_of(const at::Tensor& x) {
   return x.requires_grad() ? torch::autograd::impl::gradient_edge(x) : torch::autograd::Edge();
 }
 
+// Without history, and in the pool where there is one.
+at::Tensor leaving(const at::Tensor& x, OutputPool* pool) {
+  at::Tensor out = x.detach();
+  return pool != nullptr ? pool->empty(out.sizes(), out.options()).copy_(out) : out;
+}
+
 void hand_over(LossTerms& terms, LossTerms* to) {
   if (to == nullptr) return;
   for (LossTerm& term : terms) to->push_back({std::move(term.name), term.sum.detach()});
@@ -83,10 +89,13 @@ Island make_island(const Block& block) {
 }
 
 Values run_forward(const Island& island, const Values& in, const IslandForward& how, IslandRun* run) {
-  SegmentContext context{how.batch, how.pool, how.again, {}};
+  SegmentContext context{how.batch, how.again, {}};
   if (run == nullptr) {
     const at::NoGradGuard no_grad;
     Values out = through(island, in, context);
+    if (how.pool != nullptr) {
+      for (Values::Entry& entry : out) entry.value = leaving(entry.value.tensor(), how.pool);
+    }
     hand_over(context.terms, how.terms);
     return out;
   }
@@ -100,7 +109,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
     const at::Tensor& tensor = entry.value.tensor();
     run->outputs.push_back(edge_of(tensor));
     way_back = way_back || run->outputs.back().is_valid();
-    entry.value = tensor.detach();
+    entry.value = leaving(tensor, how.pool);
   }
   for (const LossTerm& term : context.terms) {
     run->terms.push_back({edge_of(term.sum), term.sum.options()});

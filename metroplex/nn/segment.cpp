@@ -1,7 +1,5 @@
 #include "nn/segment.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 namespace metroplex::nn {
@@ -25,10 +23,6 @@ void append_new(std::vector<Param*>& params, const Block& block) {
 }
 
 }  // namespace
-
-at::Tensor SegmentContext::empty_output(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  return pool != nullptr ? pool->empty(sizes, options) : at::empty(sizes, options);
-}
 
 std::vector<Param*> params_of(const Block& block) {
   std::vector<Param*> params;

@@ -23,21 +23,11 @@ struct LossTerm {
 };
 using LossTerms = std::vector<LossTerm>;
 
-// Where the tensors that leave a segment are allocated.
-class OutputPool {
- public:
-  virtual ~OutputPool() = default;
-  virtual at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
-};
-
 // What a forward is handed beside its values.
 struct SegmentContext {
   const Microbatch& batch;
-  OutputPool* pool = nullptr;  // null: at::empty
-  bool again = false;          // backward repeats this forward: what is counted once has been counted
-  LossTerms terms;             // appended to by segments; backward enters each with the microbatch's factor
-
-  at::Tensor empty_output(at::IntArrayRef sizes, const at::TensorOptions& options) const;
+  bool again = false;  // backward repeats this forward: what is counted once has been counted
+  LossTerms terms;     // appended to by segments; backward enters each with the microbatch's factor
 };
 
 // What must be known of a segment before it runs, so that it can be captured or run beside others.

@@ -87,7 +87,7 @@ std::vector<Difference> check_compatible(const Config& config, const text::Token
 }
 
 void check_optimizer(const Config& config, const files::Manifest& manifest, const std::string& path) {
-  const config::Choice saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
+  const std::string saved = config::parse_saved(manifest.config_yaml).optim.optimizer;
   MPX_CHECK(saved == config.optim.optimizer, "checkpoint", "optim.optimizer is ", config.optim.optimizer,
             " here and was ", saved, " in '", path,
             "', whose moments mean nothing to it; set it as in the checkpoint, or checkpoint.no_load_optim to begin "

@@ -1,0 +1,90 @@
+// A stage advanced one segment at a time, every border cut and every sum made, has the bits of one run at once.
+#include "pipeline/stage_cursor.h"
+
+#include "models/tools.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kVocab = 53;
+
+std::vector<config::Model> models_with_dropout() {
+  std::vector<config::Model> all{small_gpt(), small_llama(), small_gpt()};
+  all[2].family = "codegeex";
+  for (config::Model& model : all) model.hidden_dropout = model.attention_dropout = 0.1;
+  return all;
+}
+
+struct Layout {
+  comm::Group tp;
+  bool sequence_parallel = false;
+  at::ScalarType dtype = at::kDouble;
+};
+
+std::unique_ptr<pipeline::Stage> make_stage(const config::Model& model, const Layout& layout,
+                                            const config::Memory& memory) {
+  models::ModelContext context;
+  context.model = model;
+  context.vocab_size = kVocab;
+  context.dtype = layout.dtype;
+  context.tp = layout.tp;
+  context.sequence_parallel = layout.sequence_parallel;
+  const auto store = nn::make_activation_store(memory);
+  context.saving = nn::save_policy(memory, store);
+  nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
+  auto how = pipeline::stage_memory(memory, blocks, layout.tp, store);
+  auto stage = std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
+  give_main_grad(stage->params());
+  shake_vectors(stage->params());
+  return stage;
+}
+
+// Loss and gradients of one microbatch; `steps` counts what the cursors advanced.
+std::vector<at::Tensor> run(pipeline::Stage& stage, bool every_segment, int* steps) {
+  for (nn::Param* param : stage.params()) param->main_grad.zero_();
+  const nn::Microbatch batch = small_batch(3, 8, kVocab);
+  pipeline::StageRun run;
+  pipeline::ForwardCursor forward(stage, {}, {batch, &run, nullptr, every_segment});
+  *steps = 0;
+  for (; !forward.done(); ++*steps) forward.advance();
+  const at::Tensor loss = forward.take().tensor(nn::kLoss);
+  pipeline::BackwardCursor backward(stage, std::move(run), {at::full({}, 0.25, loss.options())}, 0.25);
+  for (; !backward.done(); ++*steps) backward.advance();
+  EXPECT_TRUE(backward.take().empty());
+  std::vector<at::Tensor> all{loss};
+  for (nn::Param* param : stage.params()) all.push_back(param->main_grad.clone());
+  return all;
+}
+
+TEST(StageCursorRanks, OneSegmentAtATimeGivesTheBitsOfTheWholeStage) {
+  config::Memory full, modules;
+  full.recompute_granularity = "full";
+  full.recompute_method = "uniform";
+  full.recompute_num_layers = 2;
+  modules.recompute_granularity = "selective";
+  modules.recompute_modules = {"core_attn", "mlp", "layernorm"};
+  modules.offload_activations = "file";
+  for (const config::Model& model : models_with_dropout()) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, true}}) {
+        SCOPED_TRACE(testing::Message() << model.family << " " << dtype << " tp " << tp);
+        run_ranks(tp, [&, sequence_parallel = sequence_parallel](const comm::World& world) {
+          for (const config::Memory& memory : {config::Memory(), full, modules}) {
+            const auto stage = make_stage(model, {world.groups().tp, sequence_parallel, dtype}, memory);
+            int whole = 0, steps = 0;
+            const auto expected = run(*stage, false, &whole), got = run(*stage, true, &steps);
+            const int blocks = static_cast<int>(stage->blocks().size()), top = model.family == "codegeex" ? 2 : 0;
+            const int again = memory.recomputes_all() ? 2 : 0;  // layers, of two segments each
+            EXPECT_EQ(whole, 2 * blocks + again);
+            EXPECT_EQ(steps, 2 * (blocks + 2 + top) + 2 * again);
+            for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "tensor " << i;
+          }
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
