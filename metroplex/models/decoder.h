@@ -21,7 +21,7 @@ class EmbeddingSegment final : public nn::Segment {
  public:
   explicit EmbeddingSegment(const ModelContext& context);
   const std::string& name() const override { return name_; }
-  nn::SegmentTraits traits() const override { return {.groups = {words_.tp()}}; }
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
   // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
@@ -29,7 +29,7 @@ class EmbeddingSegment final : public nn::Segment {
 
  private:
   std::string name_ = "embedding";
-  comm::Group sp_;
+  comm::Group tp_, sp_;
   bool fp32_residual_;
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_;

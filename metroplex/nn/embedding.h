@@ -54,7 +54,6 @@ class VocabParallelEmbedding {
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }
-  const comm::Group& tp() const { return tp_; }
   const std::shared_ptr<Param>& shared_weight() const { return weight_; }
 
  private:
