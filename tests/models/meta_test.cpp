@@ -38,16 +38,18 @@ std::vector<Call> calls_of(const config::Model& model, const cuda::Target& where
   context.vocab_size = 30;
   context.target = where;
   context.target.recorder = &log;
-  const Segments segments = models::build_stage(context, {0, 2, true, true});
-  const std::vector<nn::Param*> params = params_of(segments);
+  const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
+  const std::vector<nn::Param*> params = nn::params_of(blocks);
   give_main_grad(params);
   const nn::Microbatch batch = moved(small_batch(2, 8, 30), where.memory());
-  std::vector<nn::SegmentRun> runs(segments.size());
-  at::Tensor x;
-  for (size_t i = 0; i < segments.size(); ++i) x = nn::run_forward(*segments[i], x, batch, &runs[i]);
-  EXPECT_EQ(x.device().type(), where.memory().type());
-  at::Tensor dy = at::ones({}, x.options());
-  for (size_t i = segments.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy);
+  const std::vector<nn::Island> islands = islands_of(blocks);
+  std::vector<nn::IslandRun> runs(islands.size());
+  nn::Values x;
+  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
+  const at::Tensor loss = x.tensor(nn::kLoss);
+  EXPECT_EQ(loss.device().type(), where.memory().type());
+  nn::Gradients dy{at::ones({}, loss.options())};
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 1.0);
   for (const nn::Param* param : params) EXPECT_EQ(param->main_grad.is_meta(), where.meta) << param->name;
   return log.calls;
 }

@@ -50,12 +50,12 @@ TEST(GradientStatsOnGpu, AreThoseOfTheCpu) {
         gpu[1].main_grad.fill_(INFINITY);
       }
       const auto here = distributed::whole_slices(pointers(host)), there = distributed::whole_slices(pointers(gpu));
-      const optim::GradientStats wanted = optim::gradient_stats(here, {}),
-                                 got = optim::gradient_stats(there, {{}, {}, {}, {at::kCUDA}});
+      const optim::GradientStats wanted = optim::gradient_stats({{here, {}}}),
+                                 got = optim::gradient_stats({{there, {{}, {}, {}, {at::kCUDA}}}});
       if (!broken) { EXPECT_NEAR(got.norm, wanted.norm, 1e-12 * wanted.norm); }
       EXPECT_EQ(got.num_zeros, wanted.num_zeros);
       EXPECT_EQ(got.num_nonfinite, wanted.num_nonfinite);
-      EXPECT_NEAR(optim::params_norm(there, {{}, {}, {}, {at::kCUDA}}), optim::params_norm(here, {}), 1e-10);
+      EXPECT_NEAR(optim::params_norm({{there, {{}, {}, {}, {at::kCUDA}}}}), optim::params_norm({{here, {}}}), 1e-10);
       EXPECT_EQ(optim::first_nonfinite(there, {at::kCUDA}), broken ? &there[1] : nullptr);
     }
   }
