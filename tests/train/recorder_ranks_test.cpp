@@ -29,7 +29,7 @@ Recorded record(config::Config config, bool sequence_parallel) {
                         for (int64_t step = 0; step < 2; ++step) mine.outcome = step_at(*a, step);
                         for (const optim::State& state : a->optimizer->state())
                           a->optimizer->restore(state, state.values().clone());
-                        a->param_buffer->settle();
+                        a->families.settle();
                       }
                       mine.kernels = tape.kernels();
                       mine.calls = tape.calls();
@@ -107,7 +107,7 @@ TEST(RecorderRanks, IsToldOfEveryCallOfAGroup) {
       const comm::World watched = world.recorded(tape);
       const auto a = train::assemble(config, watched, kVocab);
       step_at(*a, 0);
-      a->param_buffer->settle();
+      a->families.settle();
       of_ranks[static_cast<size_t>(world.rank())] = tape.calls();
     });
     std::map<std::string, int64_t> recorded, counted;

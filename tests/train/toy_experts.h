@@ -266,7 +266,7 @@ inline train::StageBuilder toy_experts(const comm::World& world, at::ScalarType 
     ToyContext c;
     nn::set_tensor_parallel(c.layer, model.tp, model.sequence_parallel);
     c.layer.dtype = model.dtype;
-    c.layer.device = model.device;
+    c.layer.target = model.target;
     c.layer.seed = model.seed;
     c.layer.init_std = 0.05;
     c.layer.num_layers = model.model.num_layers;
