@@ -13,7 +13,7 @@ namespace metroplex::config {
 
 // A number for every element beside the parameter.
 struct OptimizerMoment {
-  const char* kind;           // its name in a checkpoint
+  const char* kind;                   // its name in a checkpoint
   Choice<MomentDtype> Optim::*dtype;  // the key that says in which format it is stored
   bool non_negative = false;
   double Optim::*unless_zero = nullptr;  // set: kept only where this is not 0
@@ -34,7 +34,7 @@ struct OptimizerTraits {
 
 const std::vector<OptimizerTraits>& optimizers();
 std::vector<std::string> optimizer_names();
-const char* optimizer_help();                                // of optim.optimizer
+const char* optimizer_help();                                    // of optim.optimizer
 const OptimizerTraits* find_optimizer(const std::string& name);  // null: unknown
 
 }  // namespace metroplex::config

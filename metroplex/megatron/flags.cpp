@@ -199,8 +199,7 @@ class Parser {
     }
     const config::Config c = draft();
     const bool remainders = later("precision_aware") && later("bf16") &&
-                            c.optim.main_params_dtype == config::MainParamsDtype::fp32 &&
-                            c.optim.optimizer == "adam";
+                            c.optim.main_params_dtype == config::MainParamsDtype::fp32 && c.optim.optimizer == "adam";
     if (whole_ && remainders) set("optim.store_param_remainders=true", "", "Megatron's default");
   }
 

@@ -48,8 +48,8 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
     item.main = at::empty({slice.size()}, options.dtype(at::kFloat));
   }
   for (const config::OptimizerMoment& moment : moments_) {
-    item.moments.emplace_back(slice.size(), Stored::Form{config_.*moment.dtype, dtype == at::kDouble,
-                                                         moment.non_negative, target_});
+    item.moments.emplace_back(
+        slice.size(), Stored::Form{config_.*moment.dtype, dtype == at::kDouble, moment.non_negative, target_});
   }
   return item;
 }

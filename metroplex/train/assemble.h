@@ -65,8 +65,7 @@ struct Assembly {
 };
 
 // Makes the blocks of one chunk.
-using StageBuilder =
-    std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
+using StageBuilder = std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
 
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
 // Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the

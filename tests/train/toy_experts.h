@@ -128,8 +128,8 @@ class ToyRouter final : public ToySegment {
     topology::Placement placement;
     placement.partial = c.layer.sp_axes;
     placement.role = topology::Role::router;
-    weight_ = nn::make_param(
-        {name_ + ".weight", {c.hidden, kExperts}, placement, nn::Init::normal, c.router_dtype}, c.layer);
+    weight_ = nn::make_param({name_ + ".weight", {c.hidden, kExperts}, placement, nn::Init::normal, c.router_dtype},
+                             c.layer);
     params_ = {&weight_};
     // Equal everywhere: it follows from all tokens.
     bias_ = make_buffer(name_ + ".expert_bias", {kExperts}, {});
@@ -191,8 +191,7 @@ class ToyExpertStack final : public ToySegment {
       const at::Tensor share = shares.select(1, first_ + e) + 0.5 * preferred.eq(first_ + e);
       sum = sum + share.unsqueeze(1) * at::mm(at::tanh(at::mm(tokens, w.t()).mul(10.0)), w);
     }
-    if (context.batch.training && !context.again)
-      load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
+    if (context.batch.training && !context.again) load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
     nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
     out.add(kExpertIndex, in.tensor(kExpertIndex));
     out.add("mixture", comm::reduce_scatter_to_group(sum, 0, group_));
