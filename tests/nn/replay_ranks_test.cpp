@@ -24,7 +24,7 @@ struct Chain {
     const at::NoGradGuard no_grad;
     const at::Tensor normed = first.apply(x, nullptr);
     const at::Tensor active =
-        nn::apply_activation(normed, nullptr, {nn::activation_from_name("gelu"), false, context.target}, nullptr);
+        nn::apply_activation(normed, nullptr, {nn::activation_kind("gelu"), false, context.target}, nullptr);
     comm::all_reduce(active, context.tp);
     const at::Tensor heads = active.view({6, 2, 3, 8});
     rope().rotate(heads, {2, {}, 0}, 1);
