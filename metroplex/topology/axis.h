@@ -1,6 +1,6 @@
 // The axes along which ranks are cut, in one table. The dense grid (attention, embeddings, MLPs) has tp, gtp, cp,
 // dp and pp; the expert grid (routed experts) has etp, ep, edp and pp over the same ranks. A set of axes names a
-// family of groups: {dp, cp} are the ranks that differ in nothing but dp and cp.
+// kind of group: {dp, cp} are the ranks that differ in nothing but dp and cp.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ class AxisSet {
 Axis parse_axis(const std::string& name);
 // "dp-cp" -> {dp, cp}: names joined by '-', in any letter case.
 AxisSet parse_axes(const std::string& names);
-// "tp-dp-cp", "etp-ep-pp": the spelling that Megatron uses for families, whatever order they were named in.
+// "tp-dp-cp", "etp-ep-pp": the spelling that Megatron uses for kinds of groups, whatever order they were named in.
 std::string to_string(AxisSet axes);
 // The parts of `text` between '-', in lower case.
 std::vector<std::string> split_names(const std::string& text);

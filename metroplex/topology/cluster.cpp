@@ -54,20 +54,20 @@ RankGroups inter_node_parts(const Cluster& cluster, const Ranks& group) {
   return rails;
 }
 
-std::vector<FamilyReach> reach_of_families(const Cluster& cluster, const RankGrid& grid) {
-  std::vector<FamilyReach> result;
+std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid) {
+  std::vector<GroupReach> result;
   std::vector<AxisSet> seen;
-  for (const Family& family : kFamilies) {
+  for (const GroupKind& kind : kGroupKinds) {
     AxisSet varying;  // axes of size 1 add no members
     for (const AxisInfo& axis : kAxes) {
-      if (family.axes.contains(axis.axis) && grid.size(axis.axis) > 1) varying.insert(axis.axis);
+      if (kind.axes.contains(axis.axis) && grid.size(axis.axis) > 1) varying.insert(axis.axis);
     }
     if (varying.empty()) continue;
     const bool shorter_exists =
-        !(varying == family.axes) && std::find(seen.begin(), seen.end(), varying) != seen.end();
+        !(varying == kind.axes) && std::find(seen.begin(), seen.end(), varying) != seen.end();
     if (shorter_exists) continue;
     seen.push_back(varying);
-    result.push_back({family, reach(cluster, grid.groups(family.axes))});
+    result.push_back({kind, reach(cluster, grid.groups(kind.axes))});
   }
   return result;
 }

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "topology/families.h"
+#include "topology/group_list.h"
 #include "topology/rank_grid.h"
 
 namespace metroplex::topology {
@@ -20,7 +20,7 @@ struct Cluster {
   int num_nodes() const { return (world + gpus_per_node - 1) / gpus_per_node; }
 };
 
-// How far the groups of one family reach.
+// How far the groups of one kind reach.
 struct Reach {
   int num_groups = 0;
   int num_crossing = 0;  // groups with members on more than one node
@@ -37,13 +37,13 @@ RankGroups intra_node_parts(const Cluster& cluster, const Ranks& group);
 // The k-th members of each of those parts: rails, one per place, for the second step of a hierarchical collective.
 RankGroups inter_node_parts(const Cluster& cluster, const Ranks& group);
 
-struct FamilyReach {
-  Family family;
+struct GroupReach {
+  GroupKind kind;
   Reach reach;
 };
 
-// Every family of the table whose groups have more than one member on this grid; families with the same groups as
+// Every kind of the table whose groups have more than one member on this grid; kinds with the same groups as
 // an earlier one of fewer axes are left out.
-std::vector<FamilyReach> reach_of_families(const Cluster& cluster, const RankGrid& grid);
+std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid);
 
 }  // namespace metroplex::topology

@@ -87,15 +87,15 @@ std::string draw_reach(const RankGrid& grid, int gpus_per_node) {
   const Cluster cluster(grid.world_size(), gpus_per_node);
   std::string out =
       base::concat(cluster.num_nodes(), cluster.num_nodes() == 1 ? " node" : " nodes", " of ", gpus_per_node, "\n");
-  for (const auto& [family, far] : reach_of_families(cluster, grid)) {
+  for (const auto& [kind, far] : reach_of_groups(cluster, grid)) {
     std::string where = "inside a node";
     if (far.inter_node()) {
       where = base::concat(far.num_crossing == far.num_groups ? "crosses nodes" : "some cross nodes", ", up to ",
                            far.max_nodes);
     }
-    out += base::concat("  ", padded(to_string(family.axes), 10),
+    out += base::concat("  ", padded(to_string(kind.axes), 10),
                         padded(base::concat(far.num_groups, " x ", far.group_size), 12), padded(where, 28),
-                        family.purpose, "\n");
+                        kind.purpose, "\n");
   }
   return out;
 }
@@ -107,11 +107,11 @@ std::string draw_rank(const RankGrid& grid, int rank, int gpus_per_node) {
     out += base::concat(", node ", cluster.node(rank), " place ", cluster.local_rank(rank));
   }
   out += "\n";
-  for (const Family& family : kFamilies) {
-    const Ranks group = grid.group_of(rank, family.axes);
+  for (const GroupKind& kind : kGroupKinds) {
+    const Ranks group = grid.group_of(rank, kind.axes);
     out +=
-        base::concat("  ", padded(to_string(family.axes), 10), "index ",
-                     padded(std::to_string(grid.index_in_group(rank, family.axes)), 4), " of  ", joined(group, 20));
+        base::concat("  ", padded(to_string(kind.axes), 10), "index ",
+                     padded(std::to_string(grid.index_in_group(rank, kind.axes)), 4), " of  ", joined(group, 20));
     if (gpus_per_node > 0 && group.size() > 1) {
       out += nodes_note(Cluster(grid.world_size(), gpus_per_node), group);
     }

@@ -1,5 +1,5 @@
 // The rank map as a picture: a row for each node (or each pipeline stage), a cell for each rank with its
-// coordinates, a colour for each group of one family. The terminal and the SVG picture share the choice of what to
+// coordinates, a colour for each group of one kind. The terminal and the SVG picture share the choice of what to
 // show, and leave out the middle of large worlds. Text only: nothing here opens a file.
 #pragma once
 
@@ -12,8 +12,8 @@
 namespace metroplex::topology {
 
 struct DrawOptions {
-  AxisSet colour_by = Axis::tp;  // the family whose groups get the colours
-  int gpus_per_node = 0;         // 0: rows are pipeline stages; else nodes, and the reach of each family is told
+  AxisSet colour_by = Axis::tp;  // the kind whose groups get the colours
+  int gpus_per_node = 0;         // 0: rows are pipeline stages; else nodes, and the reach of each kind is told
   int marked_rank = -1;          // drawn with a mark; -1: none
   bool colour = true;            // ANSI colours (terminal only)
   int max_columns = 8;           // longer rows are wrapped where all lines fit into max_rows,
@@ -25,14 +25,14 @@ std::string summary(const RankGrid& grid);
 // Ends with a newline.
 std::string draw_terminal(const RankGrid& grid, const DrawOptions& options);
 std::string draw_svg(const RankGrid& grid, const DrawOptions& options);
-// A table: which families stay inside a node, which cross.
+// A table: which kinds of groups stay inside a node, which cross.
 std::string draw_reach(const RankGrid& grid, int gpus_per_node);
 // Coordinates of one rank and all the groups that it belongs to; nodes too when gpus_per_node > 0.
 std::string draw_rank(const RankGrid& grid, int rank, int gpus_per_node);
 // The groups of one list, one a line, "0: 0 2 4 6". Long groups and long lists are abbreviated.
 std::string draw_groups(const RankGroups& groups, int gpus_per_node);
 
-// Sizes, coordinates of every rank, the groups of every family and the groups by Megatron's names.
+// Sizes, coordinates of every rank, the groups of every kind and the groups by Megatron's names.
 std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptions& options = {});
 
 }  // namespace metroplex::topology

@@ -22,12 +22,12 @@ std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptio
     result["ranks"].push_back(std::move(entry));
   }
   result["groups"] = Json::object();
-  for (const Family& family : kFamilies) result["groups"][to_string(family.axes)] = grid.groups(family.axes);
+  for (const GroupKind& kind : kGroupKinds) result["groups"][to_string(kind.axes)] = grid.groups(kind.axes);
   if (gpus_per_node > 0) {
     const Cluster cluster(grid.world_size(), gpus_per_node);
     result["reach"] = Json::object();
-    for (const auto& [family, far] : reach_of_families(cluster, grid)) {
-      result["reach"][to_string(family.axes)] = {{"num_groups", far.num_groups},
+    for (const auto& [kind, far] : reach_of_groups(cluster, grid)) {
+      result["reach"][to_string(kind.axes)] = {{"num_groups", far.num_groups},
                                                  {"num_crossing", far.num_crossing},
                                                  {"group_size", far.group_size},
                                                  {"max_nodes", far.max_nodes}};

@@ -9,26 +9,26 @@ namespace metroplex::topology {
 
 namespace {
 
-// Collects families in order of first creation.
+// Collects named groups in order of first creation.
 class Ledger {
  public:
   void add(const std::string& name, RankGroups groups) {
-    const auto family =
-        std::find_if(families_.begin(), families_.end(), [&](const auto& known) { return known.name == name; });
-    if (family == families_.end()) {
-      families_.push_back({name, std::move(groups)});
+    const auto found =
+        std::find_if(named_.begin(), named_.end(), [&](const auto& known) { return known.name == name; });
+    if (found == named_.end()) {
+      named_.push_back({name, std::move(groups)});
     } else {
-      std::move(groups.begin(), groups.end(), std::back_inserter(family->groups));
+      std::move(groups.begin(), groups.end(), std::back_inserter(found->groups));
     }
   }
   void add_twins(const std::string& name, const std::string& gloo_name, const RankGroups& groups, bool gloo) {
     add(name, groups);
     if (gloo) add(gloo_name + "|gloo", groups);
   }
-  std::vector<NamedGroups> take() { return std::move(families_); }
+  std::vector<NamedGroups> take() { return std::move(named_); }
 
  private:
-  std::vector<NamedGroups> families_;
+  std::vector<NamedGroups> named_;
 };
 
 RankGroups chosen(const RankGroups& groups, const ChooseRanks& choose) {

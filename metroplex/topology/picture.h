@@ -11,7 +11,7 @@ namespace metroplex::topology {
 
 struct PictureCell {
   int rank;                 // -1: ranks are left out here
-  int group = 0;            // number of its group in the coloured family
+  int group = 0;            // number of its group in the coloured kind
   std::string title;        // "13 #6", with '*' for the marked rank
   std::string coordinates;  // "t1 d0 p3": axes above 1
 };

@@ -85,13 +85,13 @@ Axis expert_alias(Axis axis) {
   return axis;
 }
 
-bool expert_family(AxisSet axes) {
+bool expert_axes(AxisSet axes) {
   return axes.contains(Axis::etp) || axes.contains(Axis::ep) || axes.contains(Axis::edp);
 }
 
 // `axes` in the names of the grid that they belong to.
 AxisSet local_names(AxisSet axes) {
-  if (!expert_family(axes)) return axes;
+  if (!expert_axes(axes)) return axes;
   AxisSet local;
   for (const AxisInfo& axis : kAxes) {
     if (axes.contains(axis.axis)) local.insert(expert_alias(axis.axis));
@@ -200,7 +200,7 @@ int RankGrid::expert_rank(const Coordinates& coordinates) const {
 }
 
 const OrderedGrid& RankGrid::grid_of(AxisSet axes) const {
-  if (!expert_family(axes)) return dense_;
+  if (!expert_axes(axes)) return dense_;
   for (const AxisInfo& axis : kAxes) {
     MPX_CHECK(!axes.contains(axis.axis) || axis.expert, "topology", "'", to_string(axes), "' mixes ", axis.name,
               " of the dense grid (tp, gtp_remat, cp, dp, pp) with axes of the expert grid (etp, ep, edp, pp); "

@@ -37,7 +37,7 @@ class RankGrid {
 
   int world_size() const { return dense_.num_ranks(); }
   int size(Axis axis) const;
-  // Product of the sizes of `axes`: how many ranks a group of this family has.
+  // Product of the sizes of `axes`: how many ranks a group of this kind has.
   int size(AxisSet axes) const;
   int vpp() const { return vpp_; }
   int num_distributed_optimizer_instances() const { return num_instances_; }
@@ -51,7 +51,7 @@ class RankGrid {
   // From etp, ep, edp, pp.
   int expert_rank(const Coordinates& coordinates) const;
 
-  // All groups of the family, in Megatron's order. The axes must belong to one grid: {tp, ep} throws, {etp, ep} and
+  // All groups of the kind, in Megatron's order. The axes must belong to one grid: {tp, ep} throws, {etp, ep} and
   // {ep, pp} do not. pp alone and no axes at all (every rank for itself) are of both.
   RankGroups groups(AxisSet axes) const;
   // The members of the group of `rank`, in group order.

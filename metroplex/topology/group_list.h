@@ -1,4 +1,4 @@
-// The families of groups that training uses, in one table: which axes vary inside a group and what the group is for.
+// The kinds of groups that training uses, in one table: which axes vary inside a group and what the group is for.
 // From the most talkative to the least, which is also the order in which they want to stay inside a node.
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace metroplex::topology {
 
-struct Family {
+struct GroupKind {
   AxisSet axes;
   const char* purpose;
 };
 
-inline constexpr Family kFamilies[] = {
+inline constexpr GroupKind kGroupKinds[] = {
     {{Axis::tp}, "splits every matrix; talks inside every layer"},
     {{Axis::etp}, "splits each expert's matrices; talks inside every expert layer"},
     {{Axis::cp}, "splits the sequence; exchanges keys and values in attention"},
