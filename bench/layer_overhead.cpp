@@ -161,7 +161,7 @@ class Pair {
         loss_gradient_(at::full({}, 1.0 / static_cast<double>(sizes.sequence * sizes.batch))) {}
 
   void our_blocks() {
-    const auto& islands = assembly_->stages.at(0)->cut().places;  // embedding, layers, head
+    const auto& islands = assembly_->stages.at(0)->islands().places;  // embedding, layers, head
     assembly_->families.begin_step(1);
     std::vector<nn::IslandRun> runs(kLayers);
     nn::Values x(nn::kHiddenStates, x_);

@@ -31,39 +31,39 @@ std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, con
   return chunks;
 }
 
-KeptInput::KeptInput(const Values& in, const comm::Group& split_over, ActivationStore* store)
+SavedInput::SavedInput(const Values& in, const comm::Group& split_over, ActivationStore* store)
     : split_over_(split_over) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (const auto& [name, value] : in) {
     at::Tensor part = value.tensor().detach();
-    kept_.push_back({name, {}, {}});
+    saved_.push_back({name, {}, {}});
     if (split_over_.size() > 1 && part.is_floating_point()) {
       MPX_CHECK(part.numel() % split_over_.size() == 0, "nn", "memory.distribute_saved_activations: ", part.numel(),
                 " values cannot be split evenly over ", split_over_.size(), " tensor-parallel ranks");
-      kept_.back().sizes = part.sizes().vec();
+      saved_.back().sizes = part.sizes().vec();
       part = comm::own_slice(part.reshape({-1}), 0, split_over_).clone();
     }
     parts.push_back(std::move(part));
   }
   if (store != nullptr) store->begin();
   for (size_t i = 0; i < parts.size(); ++i)
-    kept_[i].saved = store != nullptr ? store->keep(parts[i]) : Saved(parts[i]);
+    saved_[i].saved = store != nullptr ? store->keep(parts[i]) : Saved(parts[i]);
   parts.clear();
   if (store != nullptr) set_ = store->end();
 }
 
-Values KeptInput::take() {
+Values SavedInput::take() {
   set_.restore();
   Values values;
-  for (One& one : kept_) {
+  for (One& one : saved_) {
     const Saved saved = std::move(one.saved);
     one.saved = Saved();
     const bool split = !one.sizes.empty();
     values.add(std::move(one.name),
                split ? comm::all_gather(saved.get(), 0, split_over_).view(one.sizes) : saved.get());
   }
-  kept_.clear();
+  saved_.clear();
   return values;
 }
 

@@ -27,12 +27,12 @@ struct RecomputedChunk {
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
 // The inputs of a chunk from forward to backward. All have been made.
-class KeptInput {
+class SavedInput {
  public:
-  KeptInput() = default;
+  SavedInput() = default;
   // `split_over`: each member keeps an equal part of the flat tensor, which all hold whole; a group of one, and
   // integers, are kept whole.
-  KeptInput(const Values& in, const comm::Group& split_over, ActivationStore* store);
+  SavedInput(const Values& in, const comm::Group& split_over, ActivationStore* store);
   void prefetch() const { set_.prefetch(); }
   Values take();  // whole again; all members take part
 
@@ -42,7 +42,7 @@ class KeptInput {
     Saved saved;
     std::vector<int64_t> sizes;  // of the whole; empty where the whole is kept
   };
-  std::vector<One> kept_;
+  std::vector<One> saved_;
   SavedSet set_;
   comm::Group split_over_;
 };

@@ -9,8 +9,9 @@ namespace metroplex::pipeline {
 namespace {
 
 // Islands of blocks, or of single segments; a recomputed chunk consists of whole blocks.
-Cut cut_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed, bool everywhere) {
-  Cut cut;
+StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed,
+                        bool everywhere) {
+  StageIslands islands;
   auto chunk = recomputed.begin();
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (chunk != recomputed.end() && chunk->end == b) ++chunk;
@@ -19,43 +20,43 @@ Cut cut_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& rec
     for (size_t s = 0; s < count; s += step) {
       std::vector<nn::Segment*> segments;
       for (size_t i = s; i < s + step; ++i) segments.push_back(blocks[b].segments[i].get());
-      const size_t place = cut.places.size();
-      cut.places.push_back({nn::make_island(std::move(segments)), static_cast<int>(b), static_cast<int>(s), s == 0,
-                            s + step == count});
+      const size_t place = islands.places.size();
+      islands.places.push_back({nn::make_island(std::move(segments)), static_cast<int>(b), static_cast<int>(s),
+                                s == 0, s + step == count});
       const bool joins = again && !(b == chunk->begin && s == 0);
       if (joins) {
-        cut.parts.back().end = place + 1;
+        islands.spans.back().end = place + 1;
       } else {
-        cut.parts.push_back({place, place + 1, again});
+        islands.spans.push_back({place, place + 1, again});
       }
     }
   }
-  return cut;
+  return islands;
 }
 
 }  // namespace
 
-StageMemory stage_memory(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
+StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
                          std::shared_ptr<nn::ActivationStore> store) {
-  StageMemory how;
+  StageSaving how;
   how.recomputed = nn::recomputed_chunks(memory, blocks);
   if (memory.distribute_saved_activations) how.split_over = tp;
   how.store = std::move(store);
   return how;
 }
 
-Stage::Stage(nn::Blocks blocks, StageMemory memory)
-    : blocks_(std::move(blocks)), memory_(std::move(memory)), params_(nn::params_of(blocks_)) {
+Stage::Stage(nn::Blocks blocks, StageSaving saving)
+    : blocks_(std::move(blocks)), saving_(std::move(saving)), params_(nn::params_of(blocks_)) {
   size_t done = 0;
-  for (const nn::RecomputedChunk& chunk : memory_.recomputed) {
+  for (const nn::RecomputedChunk& chunk : saving_.recomputed) {
     MPX_ASSERT(done <= chunk.begin && chunk.begin < chunk.end && chunk.end <= blocks_.size(), "blocks ", chunk.begin,
                " to ", chunk.end, " cannot be run again as one");
     done = chunk.end;
   }
   for (const nn::Block& block : blocks_)
     MPX_ASSERT(!block.segments.empty(), "block ", block.name, " has no segments");
-  whole_ = cut_of(blocks_, memory_.recomputed, false);
-  everywhere_ = cut_of(blocks_, memory_.recomputed, true);
+  whole_ = islands_of(blocks_, saving_.recomputed, false);
+  everywhere_ = islands_of(blocks_, saving_.recomputed, true);
 }
 
 void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
@@ -64,7 +65,7 @@ void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
 
 void Stage::unlisten(const std::string& name) { listeners_.remove(name); }
 
-const Cut& Stage::cut(bool all) const {
+const StageIslands& Stage::islands(bool all) const {
   const bool everywhere =
       all || std::any_of(listeners_.begin(), listeners_.end(), [](const auto& entry) { return entry.listener.cuts; });
   return everywhere ? everywhere_ : whole_;

@@ -16,44 +16,44 @@
 namespace metroplex::pipeline {
 
 // What a stage keeps between forward and backward; by default everything its layers ask for, in memory.
-struct StageMemory {
+struct StageSaving {
   std::vector<nn::RecomputedChunk> recomputed;  // in order, apart from each other
   comm::Group split_over;                       // holds the inputs of recomputed chunks in equal parts; one: whole
   std::shared_ptr<nn::ActivationStore> store;   // null: memory
 };
-StageMemory stage_memory(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
+StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
                          std::shared_ptr<nn::ActivationStore> store);
 
 // The islands of a stage in forward order.
-struct Cut {
+struct StageIslands {
   struct Place {
     nn::Island island;
     int block = 0, segment = 0;      // where it begins; the segment counts within the block
     bool first = true, last = true;  // of its block
   };
-  struct Part {  // islands [begin, end): one, or those of a chunk
+  struct Span {  // islands [begin, end): one, or those of a chunk
     size_t begin, end;
     bool recomputed;
   };
   std::vector<Place> places;
-  std::vector<Part> parts;
+  std::vector<Span> spans;
 };
 
 // What one forward of one microbatch holds until its backward.
 struct StageRun {
   // One island, or a chunk that will run again.
-  struct Part {
+  struct Span {
     nn::IslandRun run;
-    nn::KeptInput input;
+    nn::SavedInput input;
   };
-  const Cut* cut = nullptr;  // of the stage
-  std::vector<Part> parts;
+  const StageIslands* islands = nullptr;  // of the stage
+  std::vector<Span> spans;
   nn::Microbatch batch;
 };
 
 class Stage {
  public:
-  explicit Stage(nn::Blocks blocks, StageMemory memory = {});
+  explicit Stage(nn::Blocks blocks, StageSaving saving = {});
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
@@ -73,8 +73,8 @@ class Stage {
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order, a shared one once
   const nn::Blocks& blocks() const { return blocks_; }
   // How the next forward cuts the stage; every border with `all`.
-  const Cut& cut(bool all = false) const;
-  const StageMemory& memory() const { return memory_; }
+  const StageIslands& islands(bool all = false) const;
+  const StageSaving& saving() const { return saving_; }
 
   // Around one island; for the cursors.
   void tell_before(const nn::Turn& turn) const;
@@ -86,9 +86,9 @@ class Stage {
     bool cuts;
   };
   nn::Blocks blocks_;
-  StageMemory memory_;
+  StageSaving saving_;
   base::Listeners<Listener> listeners_;
-  Cut whole_, everywhere_;  // blocks as islands; segments as islands
+  StageIslands whole_, everywhere_;  // blocks as islands; segments as islands
   std::vector<nn::Param*> params_;
 };
 

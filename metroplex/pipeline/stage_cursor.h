@@ -18,7 +18,7 @@ class ForwardCursor {
   // `x` is empty on the first stage.
   ForwardCursor(Stage& stage, nn::Values x, const Call& call);
 
-  bool done() const { return island_ == cut_.places.size(); }
+  bool done() const { return island_ == islands_.places.size(); }
   // The next island. Not when done.
   void advance();
   // The outputs; once, when done.
@@ -26,35 +26,35 @@ class ForwardCursor {
 
  private:
   Stage& stage_;
-  const Cut& cut_;
+  const StageIslands& islands_;
   Call call_;
   nn::Values x_;
-  size_t island_ = 0, part_ = 0;
+  size_t island_ = 0, span_ = 0;
 };
 
 class BackwardCursor {
  public:
   BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, double loss_factor);
 
-  bool done() const { return run_.parts.empty() && repeated_.empty() && !repeating_; }
+  bool done() const { return run_.spans.empty() && repeated_.empty() && !repeating_; }
   // The next island's backward, or, of a chunk that is run again, the next forward.
   void advance();
   // Gradients of the inputs; once, when done.
   nn::Gradients take();
 
  private:
-  void begin_part();
+  void begin_span();
   void forward_again();
   void backward(nn::IslandRun run, size_t island);
-  int block_before(size_t part, int block) const;
+  int block_before(size_t span, int block) const;
 
   Stage& stage_;
   StageRun run_;
   nn::Gradients dy_;
   double loss_factor_;
-  // The part at work, where it is run again: its forwards first.
-  Cut::Part part_{};
-  size_t part_index_ = 0;
+  // The span at work, where it is run again: its forwards first.
+  StageIslands::Span span_{};
+  size_t span_index_ = 0;
   bool repeating_ = false;
   nn::Values x_;
   std::vector<nn::IslandRun> repeated_;

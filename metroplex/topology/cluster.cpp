@@ -63,8 +63,7 @@ std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& 
       if (kind.axes.contains(axis.axis) && grid.size(axis.axis) > 1) varying.insert(axis.axis);
     }
     if (varying.empty()) continue;
-    const bool shorter_exists =
-        !(varying == kind.axes) && std::find(seen.begin(), seen.end(), varying) != seen.end();
+    const bool shorter_exists = !(varying == kind.axes) && std::find(seen.begin(), seen.end(), varying) != seen.end();
     if (shorter_exists) continue;
     seen.push_back(varying);
     result.push_back({kind, reach(cluster, grid.groups(kind.axes))});

@@ -109,9 +109,8 @@ std::string draw_rank(const RankGrid& grid, int rank, int gpus_per_node) {
   out += "\n";
   for (const GroupKind& kind : kGroupKinds) {
     const Ranks group = grid.group_of(rank, kind.axes);
-    out +=
-        base::concat("  ", padded(to_string(kind.axes), 10), "index ",
-                     padded(std::to_string(grid.index_in_group(rank, kind.axes)), 4), " of  ", joined(group, 20));
+    out += base::concat("  ", padded(to_string(kind.axes), 10), "index ",
+                        padded(std::to_string(grid.index_in_group(rank, kind.axes)), 4), " of  ", joined(group, 20));
     if (gpus_per_node > 0 && group.size() > 1) {
       out += nodes_note(Cluster(grid.world_size(), gpus_per_node), group);
     }

@@ -28,9 +28,9 @@ std::string to_json(const RankGrid& grid, int gpus_per_node, const MegatronOptio
     result["reach"] = Json::object();
     for (const auto& [kind, far] : reach_of_groups(cluster, grid)) {
       result["reach"][to_string(kind.axes)] = {{"num_groups", far.num_groups},
-                                                 {"num_crossing", far.num_crossing},
-                                                 {"group_size", far.group_size},
-                                                 {"max_nodes", far.max_nodes}};
+                                               {"num_crossing", far.num_crossing},
+                                               {"group_size", far.group_size},
+                                               {"max_nodes", far.max_nodes}};
     }
   }
   result["megatron_groups"] = Json::object();

@@ -98,8 +98,8 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     if (slice.pp_rank != a.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(place), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
-    auto kept = pipeline::stage_memory(memory, blocks, a.groups().tp, store);
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(kept)));
+    auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
+    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
     for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
       for (nn::Param* param : nn::params_of(block)) {

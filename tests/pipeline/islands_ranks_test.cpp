@@ -172,9 +172,9 @@ TEST(LossTerms, EnterWithTheFactorAndCountOnceUnderRecompute) {
   const at::Tensor expected = 0.25 * 2 * (x.square() * b).sum(at::IntArrayRef{0, 1});
   EXPECT_TRUE(at::allclose(with.gradients[1], expected, 1e-14, 0.0));
   EXPECT_TRUE(at::allclose(with.dx - without.dx, 0.25 * 2 * x * b * b, 1e-12, 1e-14));
-  pipeline::StageMemory memory;
-  memory.recomputed = {{0, 1}};
-  pipeline::Stage again(one_block(), memory);
+  pipeline::StageSaving saving;
+  saving.recomputed = {{0, 1}};
+  pipeline::Stage again(one_block(), saving);
   for (const int64_t step : {0, 1}) expect_same_outcome(run_stage(again, step, 0.25), run_stage(plain, step, 0.25));
 }
 
@@ -196,18 +196,18 @@ TEST(Listeners, AreToldInOrderAndInReverseAndWhoOnlyLooksLeavesIslandsWhole) {
   const Outcome expected = run_stage(stage, 1, 0.5);
   stage.listen("a", a);
   stage.listen("b", b);
-  EXPECT_EQ(stage.cut().places.size(), 1u);
+  EXPECT_EQ(stage.islands().places.size(), 1u);
   expect_same_outcome(run_stage(stage, 1, 0.5), expected);
   EXPECT_EQ(text, " [a0 [b0 b] a] [a0 [b0 b] a]");
   EXPECT_THROW(stage.listen("b", b), std::logic_error);
   stage.unlisten("b");
   stage.listen("b", b, true);
-  EXPECT_EQ(stage.cut().places.size(), 2u);
+  EXPECT_EQ(stage.islands().places.size(), 2u);
   text.clear();
   expect_same_outcome(run_stage(stage, 1, 0.5), expected);
   EXPECT_EQ(text, " [a0 [b0 b) a) (a1 (b1 b] a] [a1 [b1 b) a) (a0 (b0 b] a]");
   stage.unlisten("b");
-  EXPECT_EQ(stage.cut().places.size(), 1u);
+  EXPECT_EQ(stage.islands().places.size(), 1u);
 }
 
 TEST(Listeners, AUseIsToldInReverseOrderOfJoining) {
@@ -224,9 +224,9 @@ TEST(Listeners, AUseIsToldInReverseOrderOfJoining) {
 
 TEST(Cursor, EverySegmentBorderCutGivesTheBitsOfTheUncutStage) {
   for (const bool recompute : {false, true}) {
-    pipeline::StageMemory memory;
-    if (recompute) memory.recomputed = {{0, 1}};
-    pipeline::Stage stage(one_block(), memory);
+    pipeline::StageSaving saving;
+    if (recompute) saving.recomputed = {{0, 1}};
+    pipeline::Stage stage(one_block(), saving);
     for (const int64_t step : {0, 1})
       expect_same_outcome(run_stage(stage, step, 0.5, true), run_stage(stage, step, 0.5));
   }

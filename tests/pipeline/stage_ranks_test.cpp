@@ -34,7 +34,7 @@ config::Memory full(const std::string& method, int64_t layers) {
 
 std::unique_ptr<pipeline::Stage> make_stage(nn::Blocks blocks, const config::Memory& memory,
                                             const comm::Group& tp = {}) {
-  auto how = pipeline::stage_memory(memory, blocks, tp, nn::make_activation_store(memory));
+  auto how = pipeline::stage_saving(memory, blocks, tp, nn::make_activation_store(memory));
   return std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
 }
 

@@ -60,7 +60,7 @@ Outcome run_stage(const config::Model& model, const Place& place, const config::
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
   auto blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  auto how = pipeline::stage_memory(memory, blocks, place.tp, store);
+  auto how = pipeline::stage_saving(memory, blocks, place.tp, store);
   pipeline::Stage stage(std::move(blocks), std::move(how));
   give_main_grad(stage.params());
   shake_vectors(stage.params());

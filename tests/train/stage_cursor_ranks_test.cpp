@@ -33,7 +33,7 @@ std::unique_ptr<pipeline::Stage> make_stage(const config::Model& model, const La
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
   nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  auto how = pipeline::stage_memory(memory, blocks, layout.tp, store);
+  auto how = pipeline::stage_saving(memory, blocks, layout.tp, store);
   auto stage = std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
   give_main_grad(stage->params());
   shake_vectors(stage->params());
