@@ -14,7 +14,7 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
 
 std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target) {
   if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
-  const int64_t head_dim = nn::head_layout(model, 1).head_dim;
+  const int64_t head_dim = nn::head_counts(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
             " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");

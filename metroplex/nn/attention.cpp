@@ -19,7 +19,7 @@ LinearSpec linear(const std::string& name, int64_t in, int64_t out, bool bias) {
 }
 
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
-  const HeadLayout whole = head_layout(model, 1);
+  const HeadCounts whole = head_counts(model, 1);
   const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
   LinearSpec out = linear(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
                           (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
@@ -35,7 +35,7 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
 }
 
 LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
-  const HeadLayout whole = head_layout(model, 1);
+  const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
       linear(spec.name + ".linear_proj", whole.heads * whole.head_dim, model.hidden_size, model.add_bias_linear);
   out.skip_bias_add = true;
@@ -45,7 +45,7 @@ LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
 
 }  // namespace
 
-HeadLayout head_layout(const config::Model& model, int tp) {
+HeadCounts head_counts(const config::Model& model, int tp) {
   const int64_t heads = model.num_attention_heads,
                 groups = model.num_query_groups > 0 ? model.num_query_groups : heads;
   MPX_CHECK(heads % groups == 0 && groups % tp == 0, "nn", "num_query_groups = ", groups,
@@ -54,7 +54,7 @@ HeadLayout head_layout(const config::Model& model, int tp) {
 }
 
 // What the closure of the core needs beside the microbatch.
-struct SelfAttention::Kept {
+struct SelfAttention::AttentionSaved {
   CoreSpec spec;
   std::vector<int64_t> fused_sizes;
   NormSaved q_norm, k_norm;  // without x, which is raw
@@ -67,17 +67,17 @@ struct SelfAttention::Kept {
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                              std::shared_ptr<RopeTable> rope)
     : spec_(spec),
-      layout_(head_layout(model, context.tp.size())),
+      heads_(head_counts(model, context.tp.size())),
       dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout,
                context.target},
-      first_head_(layout_.heads * context.tp.index()),
+      first_head_(heads_.heads * context.tp.index()),
       saving_(context.saving),
       target_(context.target),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
       proj_(projection(spec, model), context) {
   if (spec.query_from_outside) {
-    const HeadLayout whole = head_layout(model, 1);
+    const HeadCounts whole = head_counts(model, 1);
     q_.emplace(linear(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
                       model.add_bias_linear || model.add_qkv_bias),
                context);
@@ -85,7 +85,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name) {  // a rank sees its own heads
-      return NormSpec{spec.name + name,        layout_.head_dim,   rms,
+      return NormSpec{spec.name + name,        heads_.head_dim,    rms,
                       model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm};
     };
     q_norm_.emplace(norm(".q_layernorm"), context);
@@ -96,22 +96,22 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
 // Views into the fused tensor. Queries of several heads a group lie apart and are copied; for backward keys and
 // values are too, so that nothing holds the fused tensor.
 CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const {
-  const int64_t s = fused.size(0), b = fused.size(1), d = layout_.head_dim,
-                per_group = layout_.heads / layout_.groups;
+  const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
-  const at::Tensor grouped = fused.view({s, b, layout_.groups, leading + 2, d});
-  const at::Tensor q = query.defined() ? query.view({s, b, layout_.heads, d})
-                                       : grouped.narrow(3, 0, per_group).reshape({s, b, layout_.heads, d});
+  const at::Tensor grouped = fused.view({s, b, heads_.groups, leading + 2, d});
+  const at::Tensor q = query.defined() ? query.view({s, b, heads_.heads, d})
+                                       : grouped.narrow(3, 0, per_group).reshape({s, b, heads_.heads, d});
   const at::Tensor k = grouped.select(3, leading), v = grouped.select(3, leading + 1);
   if (keeps && leading > 1) return {q, k.contiguous(), v.contiguous()};
   return {q, k, v};
 }
 
-CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, Kept* kept) {
+CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows,
+                                               AttentionSaved* saved) {
   CoreInputs in = raw;
   if (q_norm_) {
-    in.q = q_norm_->apply(raw.q, kept ? &kept->q_norm : nullptr);
-    in.k = k_norm_->apply(raw.k, kept ? &kept->k_norm : nullptr);
+    in.q = q_norm_->apply(raw.q, saved ? &saved->q_norm : nullptr);
+    in.k = k_norm_->apply(raw.k, saved ? &saved->k_norm : nullptr);
   }
   if (rope_) {
     rope_->rotate(in.q, rows, 1);
@@ -140,83 +140,86 @@ void SelfAttention::append_to_cache(CoreInputs& in, KvCache& cache) const {
 
 Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
   const bool keeps = at::GradMode::is_enabled();
-  const auto kept = std::make_shared<Kept>();
+  const auto saved = std::make_shared<AttentionSaved>();
   CoreInputs raw;
-  CoreSaved saved;
+  CoreSaved core;
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
     raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
     const SequenceRows rows = rows_of(batch);
     const bool cached = batch.cache != nullptr;  // with the keys of all rows so far
-    kept->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, false, target_};
-    kept->fused_sizes = fused.sizes().vec();
-    CoreInputs in = normalize_and_rotate(raw, rows, keeps ? kept.get() : nullptr);
+    saved->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, false, target_};
+    saved->fused_sizes = fused.sizes().vec();
+    CoreInputs in = normalize_and_rotate(raw, rows, keeps ? saved.get() : nullptr);
     if (cached) append_to_cache(in, *batch.cache);
-    out = core_attention(in, kept->spec, batch, keeps ? &saved : nullptr);
+    out = core_attention(in, saved->spec, batch, keeps ? &core : nullptr);
   }
   if (!keeps) return out;
-  keep(raw, saved, *kept);
-  out = comm::attach(out, {fused, query}, [this, batch, kept](const at::Tensor& dout) -> comm::Gradients {
-    return core_backward(dout, batch, *kept);
+  keep(raw, core, *saved);
+  out = comm::attach(out, {fused, query}, [this, batch, saved](const at::Tensor& dout) -> comm::Gradients {
+    return core_backward(dout, batch, *saved);
   });
   if (!saving_.remakes(Leaf::core_attn)) return out;
-  return {out, Saved::remade([this, batch, kept] {
-            CoreInputs in{kept->q.get(), kept->k.get(), kept->v.get()};
+  return {out, Saved::remade([this, batch, saved] {
+            CoreInputs in{saved->q.get(), saved->k.get(), saved->v.get()};
             if (q_norm_) {
-              in = normalize_and_rotate({kept->raw_q.get(), kept->raw_k.get(), in.v}, kept->spec.queries, nullptr);
+              in = normalize_and_rotate({saved->raw_q.get(), saved->raw_k.get(), in.v}, saved->spec.queries, nullptr);
             }
-            return core_attention(in, kept->spec, batch, &kept->again);
+            return core_attention(in, saved->spec, batch, &saved->again);
           })};
 }
 
 // Made again are the core's results, and behind a norm its queries and keys.
-void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& saved, Kept& kept) const {
-  kept.q_norm.x = kept.k_norm.x = at::Tensor();
+void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& core, AttentionSaved& saved) const {
+  saved.q_norm.x = saved.k_norm.x = at::Tensor();
   if (q_norm_) {
-    kept.raw_q = saving_.keep(raw.q);
-    kept.raw_k = saving_.keep(raw.k);
+    saved.raw_q = saving_.keep(raw.q);
+    saved.raw_k = saving_.keep(raw.k);
   }
   if (!q_norm_ || !saving_.remakes(Leaf::core_attn)) {
-    kept.q = saving_.keep(saved.in.q);
-    kept.k = saving_.keep(saved.in.k);
+    saved.q = saving_.keep(core.in.q);
+    saved.k = saving_.keep(core.in.k);
   }
-  kept.v = saving_.keep(saved.in.v);
+  saved.v = saving_.keep(core.in.v);
   if (saving_.remakes(Leaf::core_attn)) return;
-  if (saved.logsumexp.defined()) {
-    kept.out = saving_.keep(saved.out);
-    kept.logsumexp = saving_.keep(saved.logsumexp);
+  if (core.logsumexp.defined()) {
+    saved.out = saving_.keep(core.out);
+    saved.logsumexp = saving_.keep(core.logsumexp);
   } else {
-    kept.probabilities = saving_.keep(saved.probabilities);
+    saved.probabilities = saving_.keep(core.probabilities);
   }
 }
 
-std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept) {
+std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch,
+                                                     AttentionSaved& saved) {
   const at::NoGradGuard no_grad;
-  CoreSaved saved = std::move(kept.again);
+  CoreSaved core = std::move(saved.again);
   if (!saving_.remakes(Leaf::core_attn)) {
-    saved = {
-        {kept.q.get(), kept.k.get(), kept.v.get()}, kept.out.get(), kept.logsumexp.get(), kept.probabilities.get()};
+    core = {{saved.q.get(), saved.k.get(), saved.v.get()},
+            saved.out.get(),
+            saved.logsumexp.get(),
+            saved.probabilities.get()};
   }
-  CoreInputs d = core_attention_backward(dout, kept.spec, batch, saved);
+  CoreInputs d = core_attention_backward(dout, saved.spec, batch, core);
   if (rope_) {
-    rope_->rotate(d.q, kept.spec.queries, -1);
-    rope_->rotate(d.k, kept.spec.queries, -1);
+    rope_->rotate(d.q, saved.spec.queries, -1);
+    rope_->rotate(d.k, saved.spec.queries, -1);
   }
   if (q_norm_) {
-    kept.q_norm.x = kept.raw_q.get();
-    kept.k_norm.x = kept.raw_k.get();
-    d.q = q_norm_->backward(d.q, kept.q_norm);
-    d.k = k_norm_->backward(d.k, kept.k_norm);
+    saved.q_norm.x = saved.raw_q.get();
+    saved.k_norm.x = saved.raw_k.get();
+    d.q = q_norm_->backward(d.q, saved.q_norm);
+    d.k = k_norm_->backward(d.k, saved.k_norm);
   }
-  at::Tensor dfused = at::empty(kept.fused_sizes, d.k.options());
-  const int64_t s = dfused.size(0), b = dfused.size(1), per_group = layout_.heads / layout_.groups,
+  at::Tensor dfused = at::empty(saved.fused_sizes, d.k.options());
+  const int64_t s = dfused.size(0), b = dfused.size(1), per_group = heads_.heads / heads_.groups,
                 leading = q_ ? 0 : per_group;
-  const at::Tensor grouped = dfused.view({s, b, layout_.groups, leading + 2, layout_.head_dim});
+  const at::Tensor grouped = dfused.view({s, b, heads_.groups, leading + 2, heads_.head_dim});
   grouped.select(3, leading).copy_(d.k);
   grouped.select(3, leading + 1).copy_(d.v);
   if (q_) return {dfused, d.q.reshape({s, b, -1})};
-  grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {layout_.groups, per_group}));
+  grouped.narrow(3, 0, per_group).copy_(d.q.unflatten(2, {heads_.groups, per_group}));
   return {dfused, at::Tensor()};
 }
 

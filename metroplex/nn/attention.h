@@ -34,10 +34,10 @@ struct KvCache {
 };
 
 // Head counts of one rank.
-struct HeadLayout {
+struct HeadCounts {
   int64_t heads = 0, groups = 0, head_dim = 0;
 };
-HeadLayout head_layout(const config::Model& model, int tp);
+HeadCounts head_counts(const config::Model& model, int tp);
 
 struct AttentionSpec {
   std::string name;                 // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
@@ -58,16 +58,16 @@ class SelfAttention {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  struct Kept;
+  struct AttentionSaved;
   Input core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  CoreInputs normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, Kept* kept);
-  void keep(const CoreInputs& raw, const CoreSaved& saved, Kept& kept) const;
-  std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, Kept& kept);
+  CoreInputs normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, AttentionSaved* saved);
+  void keep(const CoreInputs& raw, const CoreSaved& core, AttentionSaved& saved) const;
+  std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, AttentionSaved& saved);
   CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;
   void append_to_cache(CoreInputs& in, KvCache& cache) const;
 
   AttentionSpec spec_;
-  HeadLayout layout_;
+  HeadCounts heads_;
   DropoutKey dropout_;
   int64_t first_head_ = 0;
   SavePolicy saving_;

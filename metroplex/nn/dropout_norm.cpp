@@ -11,20 +11,20 @@
 namespace metroplex::nn {
 namespace {
 
-struct Kept {
+struct SumNormSaved {
   Norm* norm;
   BiasDropoutAddSaved sum;
   Saved h;
   NormSaved statistics;  // without x
 };
 
-comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tensor& dh) {
+comm::Gradients backward(const SumNormSaved& saved, const at::Tensor& dy, const at::Tensor& dh) {
   if (!dy.defined() && !dh.defined()) return {at::Tensor(), at::Tensor()};
-  if (!dy.defined()) return {bias_dropout_add_backward(dh, kept.sum), dh};
-  NormSaved saved = kept.statistics;
-  saved.x = kept.h.get();
-  const Norm::SumGradients gradients = kept.norm->backward(dy, dh, saved, kept.sum);
-  if (kept.sum.bias != nullptr) accumulate_bias_gradient(kept.sum.target, *kept.sum.bias, gradients.dx);
+  if (!dy.defined()) return {bias_dropout_add_backward(dh, saved.sum), dh};
+  NormSaved norm = saved.statistics;
+  norm.x = saved.h.get();
+  const Norm::SumGradients gradients = saved.norm->backward(dy, dh, norm, saved.sum);
+  if (saved.sum.bias != nullptr) accumulate_bias_gradient(saved.sum.target, *saved.sum.bias, gradients.dx);
   return {gradients.dx, gradients.dresidual};
 }
 
@@ -33,23 +33,23 @@ comm::Gradients backward(const Kept& kept, const at::Tensor& dy, const at::Tenso
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch) {
   const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.add.bias);
-  Kept kept{
+  SumNormSaved saved{
       how.norm, {how.add.bias, hidden_mask(x_sbh, how.add, batch), x_sbh.scalar_type(), how.add.key.target}, {}, {}};
-  const at::Tensor normed = how.norm->apply(sum, kept.sum.mask, &kept.statistics);
-  kept.statistics.x = at::Tensor();
+  const at::Tensor normed = how.norm->apply(sum, saved.sum.mask, &saved.statistics);
+  saved.statistics.x = at::Tensor();
   if (!at::GradMode::is_enabled()) return {sum.out, normed};
-  kept.h = how.saving.keep(sum.out);
+  saved.h = how.saving.keep(sum.out);
   // The norm's node points at that of h, so the engine runs it first: it leaves its gradient here and hands on none.
   const auto waiting = std::make_shared<at::Tensor>();
   const at::Tensor h = comm::attach(
-      sum.out, {x_sbh, residual}, [kept, waiting](const at::Tensor& dh) { return backward(kept, *waiting, dh); },
+      sum.out, {x_sbh, residual}, [saved, waiting](const at::Tensor& dh) { return backward(saved, *waiting, dh); },
       comm::WithoutGradient::call);
   Input out = comm::attach(normed, {h}, [waiting](const at::Tensor& dy) -> comm::Gradients {
     *waiting = dy;
     return {at::Tensor()};
   });
   if (how.saving.remakes(Leaf::norm))
-    out.again = Saved::remade([norm = how.norm, x = kept.h] { return norm->apply(x.get(), nullptr); });
+    out.again = Saved::remade([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
 }
 

@@ -140,7 +140,7 @@ struct Sizes {
 int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Place& place, const Form& form) {
   const auto recomputes = [memory = form.memory()](const char* module) { return memory.recomputes(module); };
   const int64_t tp = place.tp.size(), tokens = size.s * size.b, rows = place.sequence_parallel ? tokens / tp : tokens;
-  const nn::HeadLayout heads = nn::head_layout(model, static_cast<int>(tp));
+  const nn::HeadCounts heads = nn::head_counts(model, static_cast<int>(tp));
   const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = config::ffn_width(model) / tp;
   const int64_t moments = model.normalization == config::Normalization::RMSNorm ? 1 : 2;
   const bool core = recomputes("core_attn"), mlp = recomputes("mlp"), norm = recomputes("layernorm");
