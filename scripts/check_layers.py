@@ -212,7 +212,7 @@ def check_shape(path, breaches):
 MOVES_DATA = {
     "nn/param_init.cpp": "values are rounded on the host before they move",
     "nn/saved_host.cpp": "what lies on the host already need not move there",
-    "optim/host_pieces.cpp": "copies from and to a GPU go through pinned memory",
+    "optim/host_chunks.cpp": "copies from and to a GPU go through pinned memory",
 }
 ASKS_DEVICE = re.compile(r"\bis_(cuda|cpu)\(\)")
 GPU_FORM = re.compile(r"\b(\w+_cuda)\b")

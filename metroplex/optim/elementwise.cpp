@@ -29,7 +29,7 @@ Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdat
   if (config.optimizer_cpu_offload) target_.device = at::kCPU;
   MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range has room for two");
   for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
-  if (config.optimizer_cpu_offload) make_pieces();
+  if (config.optimizer_cpu_offload) make_chunks();
   params_changed();
 }
 
@@ -54,18 +54,18 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   return item;
 }
 
-void Elementwise::make_pieces() {
-  std::vector<HostPiece> pieces;
+void Elementwise::make_chunks() {
+  std::vector<HostChunk> chunks;
   for (size_t i = 0; i < items_.size(); ++i) {
     const Item& item = items_[i];
-    for (int64_t begin = 0; begin < item.slice.size(); begin += plan::kOffloadPiece) {
-      const int64_t size = std::min(plan::kOffloadPiece, item.slice.size() - begin);
-      pieces.push_back({item.slice.values.narrow(0, begin, size), item.slice.gradient.narrow(0, begin, size),
+    for (int64_t begin = 0; begin < item.slice.size(); begin += plan::kOffloadChunk) {
+      const int64_t size = std::min(plan::kOffloadChunk, item.slice.size() - begin);
+      chunks.push_back({item.slice.values.narrow(0, begin, size), item.slice.gradient.narrow(0, begin, size),
                         item.in_place || item.remainder.defined()});
-      pieces_.push_back({i, begin});
+      chunks_.push_back({i, begin});
     }
   }
-  host_.emplace(std::move(pieces));
+  host_.emplace(std::move(chunks));
 }
 
 // The main parameter starts as the parameter.
@@ -104,52 +104,52 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   item.slice.values.copy_(param);
 }
 
-kernels::OptimizerRange Elementwise::range_of(Item& item, const Part& part) const {
-  kernels::OptimizerRange range;
-  range.n = part.values.numel();
-  range.grad = part.gradient.const_data_ptr();
-  range.grad_number = number_of(part.gradient.scalar_type());
-  void* const values = part.values.mutable_data_ptr();
-  const kernels::Number number = number_of(part.values.scalar_type());
+kernels::OptimizerRange Elementwise::range_of(Item& item, const Range& range) const {
+  kernels::OptimizerRange out;
+  out.n = range.values.numel();
+  out.grad = range.gradient.const_data_ptr();
+  out.grad_number = number_of(range.gradient.scalar_type());
+  void* const values = range.values.mutable_data_ptr();
+  const kernels::Number number = number_of(range.values.scalar_type());
   if (item.in_place) {
-    range.main = values;
-    range.main_number = number;
+    out.main = values;
+    out.main_number = number;
   } else {
-    range.param = values;
-    range.param_number = number;
+    out.param = values;
+    out.param_number = number;
     if (item.remainder.defined()) {
-      range.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr()) + part.begin;
+      out.remainder = static_cast<uint16_t*>(item.remainder.mutable_data_ptr()) + range.begin;
     } else {
-      range.main = static_cast<float*>(item.main.mutable_data_ptr()) + part.begin;
+      out.main = static_cast<float*>(item.main.mutable_data_ptr()) + range.begin;
     }
   }
-  if (!item.moments.empty()) range.first = item.moments[0].array(part.begin);
-  if (item.moments.size() > 1) range.second = item.moments[1].array(part.begin);
-  range.stochastic = true;
-  range.noise_key = seed_ ^ base::hash_name(item.slice.param->name.c_str()) ^ (static_cast<uint64_t>(steps_) << 32);
-  range.noise_start = item.slice.begin + part.begin;
-  return range;
+  if (!item.moments.empty()) out.first = item.moments[0].array(range.begin);
+  if (item.moments.size() > 1) out.second = item.moments[1].array(range.begin);
+  out.stochastic = true;
+  out.noise_key = seed_ ^ base::hash_name(item.slice.param->name.c_str()) ^ (static_cast<uint64_t>(steps_) << 32);
+  out.noise_start = item.slice.begin + range.begin;
+  return out;
 }
 
-void Elementwise::update(Item& item, const Part& part, const StepArgs& args) const {
-  if (part.values.numel() == 0) return;
+void Elementwise::update(Item& item, const Range& range, const StepArgs& args) const {
+  if (range.values.numel() == 0) return;
   const auto moment = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].data() : nullptr; };
   const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
   const bool reads_values = item.in_place || item.remainder.defined();
   update_(config_, {kernel_.c_str(),
                     target_,
-                    range_of(item, part),
+                    range_of(item, range),
                     args.rates.at(item.group),
                     args.grad_factor,
                     steps_ + 1,
-                    {&part.gradient, &part.values, reads_values ? &part.values : nullptr, &item.main, &item.remainder,
-                     moment(0), scales(0), moment(1), scales(1)}});
+                    {&range.gradient, &range.values, reads_values ? &range.values : nullptr, &item.main,
+                     &item.remainder, moment(0), scales(0), moment(1), scales(1)}});
 }
 
 void Elementwise::step(const StepArgs& args) {
   if (host_) {
     host_->run([&](size_t i, const at::Tensor& values, const at::Tensor& gradient) {
-      update(items_[pieces_[i].item], {pieces_[i].begin, values, gradient}, args);
+      update(items_[chunks_[i].item], {chunks_[i].begin, values, gradient}, args);
     });
   } else {
     for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, args);

@@ -1,6 +1,6 @@
 // What optimizers share that look at one element at a time (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments
 // of every slice, however they are stored, and their checkpoint. An update works on any range of a slice: with
-// optim.optimizer_cpu_offload the state lies on the host and the step is done there, piece by piece.
+// optim.optimizer_cpu_offload the state lies on the host and the step is done there, chunk by chunk.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 #include "config/optimizers.h"
 #include "cuda/device.h"
-#include "optim/host_pieces.h"
+#include "optim/host_chunks.h"
 #include "optim/optimizer.h"
 #include "optim/stored.h"
 
@@ -74,14 +74,14 @@ class Elementwise final : public Optimizer {
     std::vector<Stored> moments;
   };
   // [begin, begin + values.numel()) of an item's slice, with its values and gradient where the step is done.
-  struct Part {
+  struct Range {
     int64_t begin = 0;
     at::Tensor values, gradient;
   };
   Item make_item(const Slice& slice, const OptimizerContext& context) const;
-  void make_pieces();
-  cuda::kernels::OptimizerRange range_of(Item& item, const Part& part) const;
-  void update(Item& item, const Part& part, const StepArgs& args) const;
+  void make_chunks();
+  cuda::kernels::OptimizerRange range_of(Item& item, const Range& range) const;
+  void update(Item& item, const Range& range, const StepArgs& args) const;
   at::Tensor main_values(const Item& item) const;
   void set_main(Item& item, const at::Tensor& values) const;
 
@@ -90,12 +90,12 @@ class Elementwise final : public Optimizer {
   ElementwiseUpdate* update_;
   std::vector<config::OptimizerMoment> moments_;
   std::vector<Item> items_;
-  struct Piece {
+  struct Chunk {
     size_t item;
     int64_t begin;
   };
-  std::vector<Piece> pieces_;       // with offload: of `host_`
-  std::optional<HostPieces> host_;  // with offload
+  std::vector<Chunk> chunks_;       // with offload: of `host_`
+  std::optional<HostChunks> host_;  // with offload
   uint64_t seed_;
   cuda::Target target_;  // of the step and its state
   int64_t steps_ = 0;

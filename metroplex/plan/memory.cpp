@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "config/optimizers.h"
 #include "plan/buckets.h"
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 #include "plan/memory_replay.h"
 #include "plan/schedules/registry.h"
 #include "topology/rank_grid.h"
@@ -63,7 +63,7 @@ const config::OptimizerTraits& optimizer_of(const config::Optim& o) {
 }
 
 // Main parameters and moments of `size` elements of one parameter.
-void add_state(const config::Config& config, const PartParam& param, int64_t size, MemoryUse& use) {
+void add_state(const config::Config& config, const RankParam& param, int64_t size, MemoryUse& use) {
   const config::Optim& o = config.optim;
   const config::Precision& precision = config.precision;
   const bool fp64 = precision.params_dtype == config::ParamsDtype::fp64;
@@ -76,30 +76,30 @@ void add_state(const config::Config& config, const PartParam& param, int64_t siz
     use.moments += state_bytes(size, o.*moment.dtype, fp64);
 }
 
-// Two pieces of gradients and values lie on the host at a time.
+// Two chunks of gradients and values lie on the host at a time.
 void move_state_to_host(const FlatBuckets& flat, int64_t bytes_of_element, MemoryUse& use) {
   int64_t largest = 0;
-  for (const int64_t own : flat.own) largest = std::max(largest, std::min(own, kOffloadPiece));
+  for (const int64_t own : flat.own) largest = std::max(largest, std::min(own, kOffloadChunk));
   use.host = use.main_parameters + use.moments + 2 * largest * bytes_of_element;
   use.main_parameters = use.moments = 0;
 }
 
-int64_t optimizer_working(const config::Config& config, const RankParts& parts) {
+int64_t optimizer_working(const config::Config& config, const RankModel& model) {
   int64_t largest = 0;
-  for (const PartParam& param : parts.params) {
+  for (const RankParam& param : model.params) {
     if (param.has_matrices()) largest = std::max(largest, param.numel() * config.parallel.tp());
   }
   return optimizer_of(config.optim).whole_matrices * largest * wide_bytes(config.precision.params_dtype);
 }
 
-int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
+int64_t two_largest(const RankModel& model, const FlatBuckets& flat) {
   std::vector<int64_t> units{0, 0};
   size_t param = 0;
-  for (const PartChunk& chunk : parts.chunks) {
-    for (const PartSegment& segment : chunk.segments) {
+  for (const RankChunk& chunk : model.chunks) {
+    for (const RankBlock& block : chunk.blocks) {
       int64_t size = 0;
       size_t last = flat.buckets.size();
-      for (size_t i = 0; i < segment.num_own; ++i, ++param) {
+      for (size_t i = 0; i < block.num_own; ++i, ++param) {
         if (flat.bucket_of[param] != last) size += flat.buckets[flat.bucket_of[param]].size;
         last = flat.bucket_of[param];
       }
@@ -115,18 +115,18 @@ int64_t two_largest(const RankParts& parts, const FlatBuckets& flat) {
 MemoryPrediction predict_memory(const MemoryRequest& request) {
   const config::Config& config = request.config;
   const Place place = place_of(request);
-  const RankParts parts = rank_parts(config, place.pp, request.vocab_size);
-  const FlatBuckets flat = flat_buckets(parts, flat_request(config, place));
+  const RankModel model = rank_model(config, place.pp, request.vocab_size);
+  const FlatBuckets flat = flat_buckets(model, flat_request(config, place));
   const config::Sharding sharding = config.parallel.sharding();
   const int64_t element = element_bytes(config.precision.params_dtype);
   const int64_t gradient = memory_sizes(config, request.vocab_size).gradient;
 
   MemoryPrediction out;
-  for (const PartParam& param : parts.params) out.use.parameters += param.numel() * element;
+  for (const RankParam& param : model.params) out.use.parameters += param.numel() * element;
   if (sharding.any()) out.use.parameters = (sharding.parameters ? flat.own_numel : flat.numel) * element;
   out.use.gradients = (sharding.gradients ? flat.own_numel : flat.numel) * gradient;
-  for (size_t i = 0; i < parts.params.size(); ++i) {
-    if (flat.own[i] > 0) add_state(config, parts.params[i], flat.own[i], out.use);
+  for (size_t i = 0; i < model.params.size(); ++i) {
+    if (flat.own[i] > 0) add_state(config, model.params[i], flat.own[i], out.use);
   }
   if (config.optim.optimizer_cpu_offload) move_state_to_host(flat, element + gradient, out.use);
 
@@ -134,12 +134,12 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   if (count == 0) count = config.train.global_batch_size / (config.train.micro_batch_size * place.dp);
   MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
             " gives no microbatch for every data-parallel rank; raise it");
-  const ReplayRequest replay{&parts, &flat, &config, static_cast<int>(place.pp), gradient};
-  const ReplayPeaks peaks = replay_memory(table_of(config, parts.chunks.size(), count), replay);
+  const ReplayRequest replay{&model, &flat, &config, static_cast<int>(place.pp), gradient};
+  const ReplayPeaks peaks = replay_memory(table_of(config, model.chunks.size(), count), replay);
   out.borders = peaks.borders;
   out.gathered = peaks.gathered_elements * element;
   out.gradient_buckets = peaks.gradient_buckets;
-  out.largest_units = sharding.gathers_units() ? two_largest(parts, flat) * element : 0;
+  out.largest_units = sharding.gathers_units() ? two_largest(model, flat) * element : 0;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = out.gathered + out.gradient_buckets;
   // Of every microbatch tokens, labels, positions and numbers of samples as 8-byte integers, and the loss mask.
@@ -147,8 +147,8 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   const int64_t mask = config.precision.params_dtype == config::ParamsDtype::fp64 ? 8 : 4;
   out.batches = count * train.micro_batch_size * (train.seq_length * (3 * 8 + mask) + 8);
   const int64_t held = out.use.total() - out.use.activations - out.use.communication + out.batches;
-  const int64_t losses = parts.chunks.back().layers.has_loss ? count * parts.loss : 0;
-  out.peak = held + std::max(peaks.most, losses + optimizer_working(config, parts));
+  const int64_t losses = model.chunks.back().layers.has_loss ? count * model.loss : 0;
+  out.peak = held + std::max(peaks.most, losses + optimizer_working(config, model));
   out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
   out.moments = peaks.moments;
   return out;

@@ -34,7 +34,7 @@ struct MemoryUse {
 };
 
 // Elements that optim.optimizer_cpu_offload takes to the host at once: enough to hide the start of a copy.
-inline constexpr int64_t kOffloadPiece = int64_t{1} << 22;
+inline constexpr int64_t kOffloadChunk = int64_t{1} << 22;
 
 struct MemoryPrediction {
   MemoryUse use;

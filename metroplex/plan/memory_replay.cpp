@@ -11,29 +11,29 @@
 namespace metroplex::plan {
 namespace {
 
-// Segments [begin, end) of a chunk: one, or several that run again in backward.
-struct Part {
+// Blocks [begin, end) of a chunk: one, or several that run again in backward.
+struct Span {
   size_t begin = 0, end = 0;
   bool recomputed = false;
 };
 
-std::vector<Part> parts_of(const PartChunk& chunk, const config::Memory& memory) {
+std::vector<Span> spans_of(const RankChunk& chunk, const config::Memory& memory) {
   const bool full = memory.recomputes_all(), uniform = memory.recompute_method == config::RecomputeMethod::uniform;
   const auto count = static_cast<size_t>(std::max<int64_t>(1, memory.recompute_num_layers));
-  std::vector<Part> parts;
+  std::vector<Span> spans;
   size_t recomputed = 0;
-  for (size_t i = 0; i < chunk.segments.size(); ++i) {
-    const bool again = full && chunk.segments[i].is_block && (uniform || recomputed < count);
-    const bool joins = again && uniform && !parts.empty() && parts.back().recomputed &&
-                       parts.back().end - parts.back().begin < count;
+  for (size_t i = 0; i < chunk.blocks.size(); ++i) {
+    const bool again = full && chunk.blocks[i].is_layer && (uniform || recomputed < count);
+    const bool joins = again && uniform && !spans.empty() && spans.back().recomputed &&
+                       spans.back().end - spans.back().begin < count;
     if (joins) {
-      parts.back().end = i + 1;
+      spans.back().end = i + 1;
     } else {
-      parts.push_back({i, i + 1, again});
+      spans.push_back({i, i + 1, again});
       recomputed += again ? 1 : 0;
     }
   }
-  return parts;
+  return spans;
 }
 
 // Gradient buckets that come and go, see distributed/grad_buffer.h.
@@ -41,7 +41,7 @@ class TransientBuckets {
  public:
   TransientBuckets(const ReplayRequest& request)
       : flat_(*request.flat),
-        params_(request.parts->params),
+        params_(request.model->params),
         element_(request.gradient_bytes),
         overlap_(request.config->parallel.overlap_grad_reduce),
         open_(flat_.buckets.size()),
@@ -75,7 +75,7 @@ class TransientBuckets {
   }
 
   const FlatBuckets& flat_;
-  const std::vector<PartParam>& params_;
+  const std::vector<RankParam>& params_;
   int64_t element_;
   bool overlap_;
   std::vector<bool> open_;
@@ -146,7 +146,7 @@ class Walk {
  public:
   Walk(const PipelineTable& table, const ReplayRequest& request)
       : table_(table), request_(request), buckets_(request), sharding_(request.config->parallel.sharding()) {
-    for (const PartChunk& chunk : request.parts->chunks) chunks_.push_back(describe(chunk));
+    for (const RankChunk& chunk : request.model->chunks) chunks_.push_back(describe(chunk));
   }
 
   ReplayPeaks run() {
@@ -174,8 +174,8 @@ class Walk {
 
  private:
   struct Chunk {
-    std::vector<Part> parts;
-    int64_t kept = 0;
+    std::vector<Span> spans;
+    int64_t saved = 0;
   };
 
   int64_t split() const {
@@ -184,33 +184,33 @@ class Walk {
   }
   bool file() const { return request_.config->memory.offload_activations == config::Offload::file; }
 
-  Chunk describe(const PartChunk& chunk) const {
-    Chunk out{parts_of(chunk, request_.config->memory), 0};
-    for (const Part& part : out.parts) out.kept += kept(chunk, part);
+  Chunk describe(const RankChunk& chunk) const {
+    Chunk out{spans_of(chunk, request_.config->memory), 0};
+    for (const Span& span : out.spans) out.saved += saved(chunk, span);
     return out;
   }
   // Between forward and backward.
-  int64_t kept(const PartChunk& chunk, const Part& part) const {
-    const PartSegment& segment = chunk.segments[part.begin];
-    if (part.recomputed) return file() ? 0 : segment.input / split();
-    return file() ? segment.kept.stays : segment.kept.total();
+  int64_t saved(const RankChunk& chunk, const Span& span) const {
+    const RankBlock& block = chunk.blocks[span.begin];
+    if (span.recomputed) return file() ? 0 : block.input / split();
+    return file() ? block.saved.stays : block.saved.total();
   }
 
   // `live` is what the action holds of its own, `gathered` what ZeRO-3 has brought together for it.
-  void look(size_t segment, size_t ahead) {
+  void look(size_t block, size_t ahead) {
     int64_t elements = 0;
     if (sharding_.gathers_units()) {
       std::set<size_t> held;
-      for (const size_t s : {segment, ahead}) {
-        if (s >= chunk_->segments.size()) continue;
-        for (const size_t param : chunk_->segments[s].params) held.insert(request_.flat->bucket_of[param]);
+      for (const size_t s : {block, ahead}) {
+        if (s >= chunk_->blocks.size()) continue;
+        for (const size_t param : chunk_->blocks[s].params) held.insert(request_.flat->bucket_of[param]);
       }
       for (const size_t bucket : held) elements += request_.flat->buckets[bucket].size;
     }
     peaks_.gathered_elements = std::max(peaks_.gathered_elements, elements);
     gathered_ = elements * element_bytes(request_.config->precision.params_dtype);
   }
-  void run(const std::vector<WorkStep>& work, size_t segment, bool back) {
+  void run(const std::vector<WorkStep>& work, size_t block, bool back) {
     int64_t most = now();
     for (const WorkStep& step : work) {
       live_ += step.bytes;
@@ -219,59 +219,59 @@ class Walk {
       if (sharding_.transient_gradients() && step.kind == WorkKind::use) buckets_.use(step.param);
     }
     peaks_.most = std::max(peaks_.most, most);
-    peaks_.moments.push_back({at_, segment, back, most - before_});
+    peaks_.moments.push_back({at_, block, back, most - before_});
     gathered_ = 0;
   }
   int64_t now() const {
-    return activations_ + borders_.held() * request_.parts->border + live_ + gathered_ + buckets_.held();
+    return activations_ + borders_.held() * request_.model->border + live_ + gathered_ + buckets_.held();
   }
 
   // As pipeline/stage.cpp: what runs again keeps its first input, and what arrived over a border lives to the end of
   // the action.
   void run_forward(const Chunk& how, int64_t arrived) {
     live_ = arrived;
-    for (const Part& part : how.parts) {
-      for (size_t i = part.begin; i < part.end; ++i) {
-        const PartSegment& segment = chunk_->segments[i];
+    for (const Span& span : how.spans) {
+      for (size_t i = span.begin; i < span.end; ++i) {
+        const RankBlock& block = chunk_->blocks[i];
         look(i, i + 1);
-        run(segment.work.forward, i, false);
-        if (part.recomputed) live_ -= segment.kept.total();
-        if (i == part.begin && part.recomputed) live_ += kept(*chunk_, part);
-        if (!part.recomputed && file()) live_ -= segment.kept.moved;
-        const bool lost = file() || (part.recomputed && split() > 1);
+        run(block.work.forward, i, false);
+        if (span.recomputed) live_ -= block.saved.total();
+        if (i == span.begin && span.recomputed) live_ += saved(*chunk_, span);
+        if (!span.recomputed && file()) live_ -= block.saved.moved;
+        const bool lost = file() || (span.recomputed && split() > 1);
         if (i == 0 && lost) live_ += arrived;
       }
     }
   }
   void run_backward(const Chunk& how, int64_t arrived) {
-    live_ = how.kept + arrived;
+    live_ = how.saved + arrived;
     bool first_gradient = true;
     const auto back = [&](size_t i, size_t ahead) {
       look(i, ahead);
-      run(chunk_->segments[i].work.backward, i, true);
+      run(chunk_->blocks[i].work.backward, i, true);
       if (!first_gradient) live_ -= output(i);
       first_gradient = false;
     };
-    for (size_t p = how.parts.size(); p-- > 0;) {
-      const Part& part = how.parts[p];
-      const size_t next = p > 0 ? how.parts[p - 1].begin : chunk_->segments.size();
-      if (part.recomputed) {
-        live_ += chunk_->segments[part.begin].input - kept(*chunk_, part);
-        for (size_t i = part.begin; i < part.end; ++i) {
-          look(i, std::min(i + 1, part.end - 1));
-          run(chunk_->segments[i].work.forward, i, false);
+    for (size_t p = how.spans.size(); p-- > 0;) {
+      const Span& span = how.spans[p];
+      const size_t next = p > 0 ? how.spans[p - 1].begin : chunk_->blocks.size();
+      if (span.recomputed) {
+        live_ += chunk_->blocks[span.begin].input - saved(*chunk_, span);
+        for (size_t i = span.begin; i < span.end; ++i) {
+          look(i, std::min(i + 1, span.end - 1));
+          run(chunk_->blocks[i].work.forward, i, false);
         }
-        live_ -= output(part.end - 1);
+        live_ -= output(span.end - 1);
       } else if (file()) {
-        live_ += chunk_->segments[part.begin].kept.moved;
+        live_ += chunk_->blocks[span.begin].saved.moved;
       }
-      for (size_t i = part.end; i-- > part.begin;) back(i, i > part.begin ? i - 1 : next);
+      for (size_t i = span.end; i-- > span.begin;) back(i, i > span.begin ? i - 1 : next);
     }
   }
-  // Bytes of what a segment hands on.
-  int64_t output(size_t segment) const {
-    if (segment + 1 < chunk_->segments.size()) return chunk_->segments[segment + 1].input;
-    return chunk_->layers.has_loss ? 0 : request_.parts->border;
+  // Bytes of what a block hands on.
+  int64_t output(size_t block) const {
+    if (block + 1 < chunk_->blocks.size()) return chunk_->blocks[block + 1].input;
+    return chunk_->layers.has_loss ? 0 : request_.model->border;
   }
   bool first(const Action& a) const { return table_.is_first_stage(request_.pp_rank, a.chunk); }
   bool last(const Action& a) const { return table_.is_last_stage(request_.pp_rank, a.chunk); }
@@ -293,20 +293,20 @@ class Walk {
   void compute(const Action& a) {
     const Borders::Key key{a.microbatch, a.chunk};
     const auto chunk = static_cast<size_t>(a.chunk);
-    chunk_ = &request_.parts->chunks[chunk];
-    const int64_t border = request_.parts->border;
+    chunk_ = &request_.model->chunks[chunk];
+    const int64_t border = request_.model->border;
     if (a.kind == ActionKind::forward) {
       if (!first(a)) borders_.take(borders_.inputs, key);
       run_forward(chunks_[chunk], first(a) ? 0 : border);
-      activations_ += chunks_[chunk].kept;
+      activations_ += chunks_[chunk].saved;
       if (last(a)) {
-        activations_ += request_.parts->loss;  // stays until the end of the step
+        activations_ += request_.model->loss;  // stays until the end of the step
       } else {
         borders_.hold(1);
       }
     } else if (a.kind == ActionKind::backward) {
       if (!last(a)) borders_.take(borders_.gradients, key);
-      activations_ -= chunks_[chunk].kept;
+      activations_ -= chunks_[chunk].saved;
       run_backward(chunks_[chunk], last(a) ? 0 : border);
       if (!first(a)) borders_.hold(1);
     } else if (a.kind == ActionKind::free && !last(a) && table_.num_stages > 1) {
@@ -317,7 +317,7 @@ class Walk {
 
   void sample() {
     peaks_.most = std::max(peaks_.most, now());
-    const int64_t borders = borders_.held() * request_.parts->border;
+    const int64_t borders = borders_.held() * request_.model->border;
     if (activations_ + borders <= peaks_.activations + peaks_.borders) return;
     peaks_.activations = activations_;
     peaks_.borders = borders;
@@ -332,27 +332,27 @@ class Walk {
   ReplayPeaks peaks_;
   int64_t activations_ = 0;
   // Of the action at work.
-  const PartChunk* chunk_ = nullptr;
+  const RankChunk* chunk_ = nullptr;
   size_t at_ = 0;
   int64_t before_ = 0, live_ = 0, gathered_ = 0;
 };
 
 }  // namespace
 
-FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request) {
+FlatBuckets flat_buckets(const RankModel& model, const FlatRequest& request) {
   std::vector<size_t> units;
-  for (const PartChunk& chunk : parts.chunks) {
-    for (const PartSegment& segment : chunk.segments) units.push_back(segment.num_own);
+  for (const RankChunk& chunk : model.chunks) {
+    for (const RankBlock& block : chunk.blocks) units.push_back(block.num_own);
   }
-  if (!request.sharding.gathers_units()) units = {parts.params.size()};
+  if (!request.sharding.gathers_units()) units = {model.params.size()};
   FlatBuckets flat;
-  flat.bucket_of.resize(parts.params.size());
-  flat.own.resize(parts.params.size());
-  size_t end = parts.params.size();
+  flat.bucket_of.resize(model.params.size());
+  flat.own.resize(model.params.size());
+  size_t end = model.params.size();
   for (size_t u = units.size(); u-- > 0;) {  // the range runs from the last parameter to the first
     const size_t first = end - units[u], before = flat.buckets.size();
     std::vector<BucketParam> wanted;
-    for (size_t i = first; i < end; ++i) wanted.push_back({parts.params[i].numel(), parts.params[i].shared});
+    for (size_t i = first; i < end; ++i) wanted.push_back({model.params[i].numel(), model.params[i].shared});
     BucketOptions options;
     options.bucket_size = request.bucket_size;
     if (request.sharding.any()) options = distributed_optimizer_buckets(request.bucket_size, request.parts);

@@ -1,6 +1,6 @@
 // Walks a rank's list of actions and adds up what it holds after each of them: activations from forward to backward,
 // border tensors from where they are made or received until they are used or known to be sent, gradient buckets that
-// exist only for a while (ZeRO-2 and 3), units that are gathered (ZeRO-3); and inside an action what its segments
+// exist only for a while (ZeRO-2 and 3), units that are gathered (ZeRO-3); and inside an action what its blocks
 // make, step by step (plan/memory_work.h). The rules are the executor's and the
 // buffers': what is held follows from the table alone, not from who was faster.
 #pragma once
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 #include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
@@ -32,20 +32,20 @@ struct FlatRequest {
   int64_t bucket_size = 0;  // 0: one bucket
   int64_t parts = 1, index = 0;
 };
-FlatBuckets flat_buckets(const RankParts& parts, const FlatRequest& request);
+FlatBuckets flat_buckets(const RankModel& model, const FlatRequest& request);
 
 struct ReplayRequest {
-  const RankParts* parts = nullptr;
+  const RankModel* model = nullptr;
   const FlatBuckets* flat = nullptr;
   const config::Config* config = nullptr;  // resolved
   int pp_rank = 0;
   int64_t gradient_bytes = 4;  // of a gradient element
 };
 
-// One run of a segment inside an action.
+// One run of a block inside an action.
 struct ReplayMoment {
   size_t action = 0;  // index into the rank's list
-  size_t segment = 0;
+  size_t block = 0;
   bool backward = false;
   int64_t most = 0;  // bytes at most, above those before the action
 };
@@ -54,7 +54,7 @@ struct ReplayPeaks {
   int64_t activations = 0, borders = 0;  // after the action after which their sum is largest
   int64_t gathered_elements = 0;         // ZeRO-3, at any time
   int64_t gradient_buckets = 0;          // ZeRO-2 and 3, at any time
-  int64_t most = 0;                      // of all these and of what segments make, together at any time
+  int64_t most = 0;                      // of all these and of what blocks make, together at any time
   std::vector<ReplayMoment> moments;     // in order
 };
 ReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request);

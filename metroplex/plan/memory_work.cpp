@@ -1,7 +1,7 @@
 #include "plan/memory_work.h"
 
 #include "base/error.h"
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 
 namespace metroplex::plan {
 namespace {
@@ -58,7 +58,7 @@ class Writer {
   // made by itself where the gradient is of another type; fp16 rounds each use by itself.
   void accumulate(const std::string& ending, bool product) {
     for (const size_t index : *r_.own) {
-      const PartParam& param = r_.params->at(index);
+      const RankParam& param = r_.params->at(index);
       if (param.name.size() < ending.size() ||
           param.name.compare(param.name.size() - ending.size(), ending.size(), ending) != 0)
         continue;
@@ -129,7 +129,7 @@ class LayerWriter : public Writer {
   std::string prefix_;
   int64_t residual_, q_, k_, fused_, scores_, x_, y_;
   bool copies_, drops_;
-  // Kept from forward to backward.
+  // Saved from forward to backward.
   Held first_statistics_, normed_, projected_, normed_q_, qk_statistics_, core_, core_statistics_, sum_,
       second_statistics_, second_normed_, in_activation_, activated_;
   Held top_normed_, top_statistics_, top_queries_;
@@ -369,7 +369,7 @@ class HeadWriter : public Writer {
 }  // namespace
 
 Work embedding_work(const WorkRequest& request) { return EmbeddingWriter(request).take(); }
-Work block_work(const WorkRequest& request) { return LayerWriter(request, false).take(); }
+Work layer_work(const WorkRequest& request) { return LayerWriter(request, false).take(); }
 Work top_query_work(const WorkRequest& request) { return LayerWriter(request, true).take(); }
 Work head_work(const WorkRequest& request, bool final_norm) { return HeadWriter(request, final_norm).take(); }
 

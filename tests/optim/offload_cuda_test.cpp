@@ -1,25 +1,25 @@
-// Pieces between a GPU and the host: what was enqueued before the step is seen by it, what is enqueued after it sees
+// Chunks between a GPU and the host: what was enqueued before the step is seen by it, what is enqueued after it sees
 // the new values; and sums over gradients that lie on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "optim/clip.h"
-#include "optim/host_pieces.h"
+#include "optim/host_chunks.h"
 #include "distributed/tools.h"
 #include "support/gpu.h"
 
 namespace metroplex::test {
 namespace {
 
-TEST(HostPiecesOnGpu, TheStepStandsInTheOrderOfTheStream) {
+TEST(HostChunksOnGpu, TheStepStandsInTheOrderOfTheStream) {
   MPX_NEED_GPU_KERNELS();
-  constexpr int64_t kSize = 1 << 20, kPieces = 7;
+  constexpr int64_t kSize = 1 << 20, kChunks = 7;
   const auto options = at::TensorOptions().device(at::kCUDA).dtype(at::kFloat);
-  const at::Tensor values = at::zeros({kPieces * kSize}, options), gradient = at::zeros({kPieces * kSize}, options);
-  std::vector<optim::HostPiece> pieces;
-  for (int64_t i = 0; i < kPieces; ++i)
-    pieces.push_back({values.narrow(0, i * kSize, kSize), gradient.narrow(0, i * kSize, kSize), true});
-  optim::HostPieces host(pieces);
+  const at::Tensor values = at::zeros({kChunks * kSize}, options), gradient = at::zeros({kChunks * kSize}, options);
+  std::vector<optim::HostChunk> chunks;
+  for (int64_t i = 0; i < kChunks; ++i)
+    chunks.push_back({values.narrow(0, i * kSize, kSize), gradient.narrow(0, i * kSize, kSize), true});
+  optim::HostChunks host(chunks);
   for (int step = 1; step <= 10; ++step) {
     gradient.fill_(step);  // not waited for
     host.run([](size_t, const at::Tensor& v, const at::Tensor& g) {

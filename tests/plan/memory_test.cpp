@@ -5,7 +5,7 @@
 
 #include "config/load.h"
 #include "config/validate.h"
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 
 namespace metroplex::test {
 namespace {
@@ -114,8 +114,8 @@ TEST(Memory, FullRecomputeKeepsInputs) {
             input + block_bytes(4) + head);
 }
 
-// What a segment makes and frees in forward leaves what it keeps and its output, in backward the two gradients: the
-// lists of plan/memory_work.h and the sums of plan/memory_parts.h say the same, in every form of a layer.
+// What a block makes and frees in forward leaves what it keeps and its output, in backward the two gradients: the
+// lists of plan/memory_work.h and the sums of plan/rank_model.h say the same, in every form of a layer.
 TEST(Memory, AForwardLeavesWhatIsKeptAndABackwardNothing) {
   const auto total = [](const std::vector<plan::WorkStep>& work) {
     int64_t sum = 0;
@@ -154,13 +154,13 @@ TEST(Memory, AForwardLeavesWhatIsKeptAndABackwardNothing) {
   for (const config::Config& config : configs) {
     SCOPED_TRACE(config.model.family + " groups " + std::to_string(config.model.num_query_groups) + " " +
                  config.precision.params_dtype + " tp " + std::to_string(config.parallel.tp()));
-    const plan::RankParts parts = plan::rank_parts(config, 0, 128);
-    const auto& segments = parts.chunks.at(0).segments;
-    for (size_t i = 0; i < segments.size(); ++i) {
-      const int64_t output = i + 1 < segments.size() ? segments[i + 1].input : 0;
-      const plan::PartSegment& segment = segments[i];
-      EXPECT_EQ(total(segment.work.forward), segment.kept.total() - segment.input + output) << "segment " << i;
-      EXPECT_EQ(total(segment.work.backward), segment.input - segment.kept.total()) << "segment " << i;
+    const plan::RankModel model = plan::rank_model(config, 0, 128);
+    const auto& blocks = model.chunks.at(0).blocks;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const int64_t output = i + 1 < blocks.size() ? blocks[i + 1].input : 0;
+      const plan::RankBlock& block = blocks[i];
+      EXPECT_EQ(total(block.work.forward), block.saved.total() - block.input + output) << "block " << i;
+      EXPECT_EQ(total(block.work.backward), block.input - block.saved.total()) << "block " << i;
     }
   }
 }

@@ -1,7 +1,7 @@
 // What the formula of plan/memory.h says a rank holds, against what it holds in a training step, on every rank of
 // every layout.
 #include "comm/collectives.h"
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 #include "train/memory_report.h"
 #include "train/memory_yaml.h"
 #include "train/support.h"
@@ -144,15 +144,15 @@ TEST(MemoryRanks, PartsAreTheParametersOfTheModelNameByName) {
     const config::Config config = config_of(c);
     run_cut(config, c.cut, [&](const comm::World& world) {
       const auto a = train::assemble(config, world, kVocab);
-      const plan::RankParts parts = plan::rank_parts(config, world.groups().pp.index(), kVocab);
-      ASSERT_EQ(parts.params.size(), a->params.size());
-      for (size_t i = 0; i < parts.params.size(); ++i) {
+      const plan::RankModel model = plan::rank_model(config, world.groups().pp.index(), kVocab);
+      ASSERT_EQ(model.params.size(), a->params.size());
+      for (size_t i = 0; i < model.params.size(); ++i) {
         const nn::Param& param = *a->params[i];
-        EXPECT_EQ(parts.params[i].name, param.name);
-        EXPECT_EQ(parts.params[i].shape, param.local_shape) << param.name;
-        EXPECT_EQ(parts.params[i].shared, !param.placement.shared.empty()) << param.name;
-        EXPECT_EQ(parts.params[i].role, param.placement.role) << param.name;
-        EXPECT_EQ(parts.params[i].uses_per_microbatch, param.uses_per_microbatch) << param.name;
+        EXPECT_EQ(model.params[i].name, param.name);
+        EXPECT_EQ(model.params[i].shape, param.local_shape) << param.name;
+        EXPECT_EQ(model.params[i].shared, !param.placement.shared.empty()) << param.name;
+        EXPECT_EQ(model.params[i].role, param.placement.role) << param.name;
+        EXPECT_EQ(model.params[i].uses_per_microbatch, param.uses_per_microbatch) << param.name;
       }
     });
   }

@@ -1,4 +1,4 @@
-// The most that a rank holds in a step, and at most while each segment runs, against the formula: from above and from
+// The most that a rank holds in a step, and at most while each block runs, against the formula: from above and from
 // below, closer than one copy of any tensor of activations or of one gradient bucket.
 #include "train/memory_report.h"
 #include "train/memory_yaml.h"
@@ -93,11 +93,11 @@ std::vector<Case> cases() {
   };
 }
 
-// What the meter has seen while each segment ran, above what was there before the action, and at all.
+// What the meter has seen while each block ran, above what was there before the action, and at all.
 class Watch {
  public:
   struct Moment {
-    size_t action = 0, segment = 0;
+    size_t action = 0, block = 0;
     bool backward = false;
     int64_t most = 0;
   };
@@ -177,9 +177,9 @@ void compare(const config::Config& config, int64_t vocab, const comm::World& wor
     const Watch::Moment& got = watch.moments[i];
     const plan::ReplayMoment& wanted = want.moments[i];
     ASSERT_EQ(got.action, wanted.action);
-    ASSERT_EQ(got.segment, wanted.segment);
+    ASSERT_EQ(got.block, wanted.block);
     ASSERT_EQ(got.backward, wanted.backward);
-    const std::string where = "action " + std::to_string(got.action) + " segment " + std::to_string(got.segment) +
+    const std::string where = "action " + std::to_string(got.action) + " block " + std::to_string(got.block) +
                               (got.backward ? " backward" : " forward");
     EXPECT_LE(got.most, wanted.most + bound) << where;
     // What full recompute runs without keeping anything may let go sooner.

@@ -1,4 +1,4 @@
-#include "plan/memory_parts.h"
+#include "plan/rank_model.h"
 
 #include <algorithm>
 
@@ -13,35 +13,35 @@ using topology::Role;
 class Builder {
  public:
   Builder(const config::Config& config, int64_t vocab_size) : c_(config), z_(memory_sizes(config, vocab_size)) {
-    parts_.border = z_.rows * z_.h * z_.residual;
-    parts_.loss = z_.wide;
+    model_.border = z_.rows * z_.h * z_.residual;
+    model_.loss = z_.wide;
   }
 
   void add_chunk(const StageLayers& layers) {
-    parts_.chunks.push_back({layers, {}});
+    model_.chunks.push_back({layers, {}});
     word_embedding_ = kNone;
     if (layers.has_embedding) embedding();
-    for (int64_t layer = 0; layer < layers.num_layers; ++layer) block(layers.first_layer + layer);
+    for (int64_t layer = 0; layer < layers.num_layers; ++layer) add_layer(layers.first_layer + layer);
     if (!layers.has_loss) return;
     const bool top_query = config::family(c_.model.family).top_query;
     if (top_query) top_query_layer();
     head(!top_query);
   }
-  RankParts take() { return std::move(parts_); }
+  RankModel take() { return std::move(model_); }
 
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  PartSegment& begin_segment() {
-    parts_.chunks.back().segments.emplace_back();
-    return segment();
+  RankBlock& begin_block() {
+    model_.chunks.back().blocks.emplace_back();
+    return block();
   }
-  PartSegment& segment() { return parts_.chunks.back().segments.back(); }
-  PartParam& param(std::string name, std::vector<int64_t> shape, Role role = Role::weight) {
-    segment().params.push_back(parts_.params.size());
-    ++segment().num_own;
-    parts_.params.push_back({std::move(name), std::move(shape), role, false, 1});
-    return parts_.params.back();
+  RankBlock& block() { return model_.chunks.back().blocks.back(); }
+  RankParam& param(std::string name, std::vector<int64_t> shape, Role role = Role::weight) {
+    block().params.push_back(model_.params.size());
+    ++block().num_own;
+    model_.params.push_back({std::move(name), std::move(shape), role, false, 1});
+    return model_.params.back();
   }
   void norm_params(const std::string& name, int64_t width, Role role = Role::norm) {
     param(name + ".weight", {width}, role);
@@ -51,12 +51,12 @@ class Builder {
     param(name + ".weight", {out, in});
     if (bias) param(name + ".bias", {out}, Role::bias);
   }
-  WorkRequest work_request() { return {&c_, z_, &parts_.params, &segment().params}; }
+  WorkRequest work_request() { return {&c_, z_, &model_.params, &block().params}; }
   bool remakes(const char* module) const { return c_.memory.recomputes(module); }
 
   void embedding();
   void layer_params(const std::string& name, bool query_from_outside);
-  void block(int64_t layer);
+  void add_layer(int64_t layer);
   void top_query_layer();
   void head(bool final_norm);
   void attention_params(const std::string& name, bool query_from_outside);
@@ -66,18 +66,18 @@ class Builder {
 
   const config::Config& c_;
   MemorySizes z_;
-  RankParts parts_;
+  RankModel model_;
   size_t word_embedding_ = kNone;
 };
 
 void Builder::embedding() {
-  begin_segment();
-  word_embedding_ = parts_.params.size();
+  begin_block();
+  word_embedding_ = model_.params.size();
   param("embedding.word_embeddings.weight", {z_.vocab, z_.h}, Role::embedding).shared = c_.model.tied();
   if (c_.model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     param("embedding.position_embeddings.weight", {c_.model.max_position_embeddings, z_.h}, Role::embedding);
   }
-  segment().work = embedding_work(work_request());
+  block().work = embedding_work(work_request());
 }
 
 void Builder::attention_params(const std::string& name, bool query_from_outside) {
@@ -96,32 +96,32 @@ void Builder::attention_params(const std::string& name, bool query_from_outside)
 
 // The input of a norm and its statistics, and its output, which the layer behind it keeps unless it is made again.
 void Builder::keep_norm_input(int64_t element) {
-  Kept& kept = segment().kept;
-  kept.moved += z_.rows * z_.h * element;
-  kept.stays += z_.rows * z_.moments * z_.wide;
-  if (!remakes("layernorm")) kept.moved += z_.rows * z_.h * z_.element;
+  SavedBytes& saved = block().saved;
+  saved.moved += z_.rows * z_.h * element;
+  saved.stays += z_.rows * z_.moments * z_.wide;
+  if (!remakes("layernorm")) saved.moved += z_.rows * z_.h * z_.element;
 }
 
 void Builder::keep_attention() {
-  Kept& kept = segment().kept;
+  SavedBytes& saved = block().saved;
   const bool core = remakes("core_attn");
-  kept.moved += z_.tokens * (z_.n + 2 * z_.g) * z_.d * z_.element;
+  saved.moved += z_.tokens * (z_.n + 2 * z_.g) * z_.d * z_.element;
   // The queries of a single group are a view of the product, which then stays beside copies of its keys and values.
-  if (z_.g == 1 && z_.n > 1) kept.moved += z_.tokens * 2 * z_.g * z_.d * z_.element;
+  if (z_.g == 1 && z_.n > 1) saved.moved += z_.tokens * 2 * z_.g * z_.d * z_.element;
   if (c_.model.qk_layernorm) {
-    kept.stays += z_.tokens * (z_.n + z_.g) * z_.moments * z_.wide;
-    if (!core) kept.moved += z_.tokens * (z_.n + z_.g) * z_.d * z_.element;
+    saved.stays += z_.tokens * (z_.n + z_.g) * z_.moments * z_.wide;
+    if (!core) saved.moved += z_.tokens * (z_.n + z_.g) * z_.d * z_.element;
   }
   if (core) return;
-  kept.moved += z_.tokens * z_.n * z_.d * z_.element;
-  kept.moved += z_.tokens * z_.n * z_.wide * (c_.model.attention_dropout > 0 ? z_.s : 1);
+  saved.moved += z_.tokens * z_.n * z_.d * z_.element;
+  saved.moved += z_.tokens * z_.n * z_.wide * (c_.model.attention_dropout > 0 ? z_.s : 1);
 }
 
 void Builder::keep_mlp() {
   if (remakes("mlp")) return;
   const int64_t width = z_.tokens * z_.f * z_.element;
-  segment().kept.moved += width * (c_.model.gated_linear_unit ? 2 : 1);
-  if (!remakes("activation")) segment().kept.moved += width;
+  block().saved.moved += width * (c_.model.gated_linear_unit ? 2 : 1);
+  if (!remakes("activation")) block().saved.moved += width;
 }
 
 void Builder::layer_params(const std::string& name, bool query_from_outside) {
@@ -134,54 +134,54 @@ void Builder::layer_params(const std::string& name, bool query_from_outside) {
   if (bias) param(name + ".mlp.linear_fc2.bias", {z_.h}, Role::bias);
 }
 
-void Builder::block(int64_t layer) {
+void Builder::add_layer(int64_t layer) {
   const std::string name = "decoder.layers." + std::to_string(layer);
-  begin_segment().is_block = true;
+  begin_block().is_layer = true;
   layer_params(name, false);
-  segment().input = parts_.border;
+  block().input = model_.border;
   keep_norm_input(z_.residual);
   keep_attention();
   keep_norm_input(z_.residual);
   keep_mlp();
-  segment().work = block_work(work_request());
+  block().work = layer_work(work_request());
 }
 
 void Builder::top_query_layer() {
   const std::string name = "decoder.top_query_layer";
-  begin_segment();
+  begin_block();
   norm_params("decoder.final_layernorm", z_.h);
   param("decoder.top_query_embeddings.weight", {c_.model.max_position_embeddings, z_.h});
   layer_params(name, true);
-  segment().input = parts_.border;
-  Kept& kept = segment().kept;
-  kept.moved += parts_.border + z_.rows * z_.h * z_.element;  // input of the final norm; the rows of the queries
-  kept.stays += z_.rows * z_.moments * z_.wide;
+  block().input = model_.border;
+  SavedBytes& saved = block().saved;
+  saved.moved += model_.border + z_.rows * z_.h * z_.element;  // input of the final norm; the rows of the queries
+  saved.stays += z_.rows * z_.moments * z_.wide;
   keep_norm_input(z_.element);
   keep_attention();
   keep_norm_input(z_.element);
   keep_mlp();
-  segment().work = top_query_work(work_request());
+  block().work = top_query_work(work_request());
 }
 
 void Builder::head(bool final_norm) {
-  begin_segment();
+  begin_block();
   if (final_norm) norm_params("decoder.final_layernorm", z_.h);
   if (!c_.model.tied()) {
     param("output_layer.weight", {z_.vocab, z_.h}, Role::output);
   } else if (word_embedding_ != kNone) {
-    segment().params.push_back(word_embedding_);
-    parts_.params[word_embedding_].uses_per_microbatch = 2;
+    block().params.push_back(word_embedding_);
+    model_.params[word_embedding_].uses_per_microbatch = 2;
   } else {
     param("embedding.word_embeddings.weight", {z_.vocab, z_.h}, Role::embedding).shared = true;
   }
-  segment().input = parts_.border;
+  block().input = model_.border;
   if (final_norm) {
     keep_norm_input(z_.residual);
   } else {
-    segment().kept.moved += z_.rows * z_.h * z_.element;
+    block().saved.moved += z_.rows * z_.h * z_.element;
   }
-  segment().kept.stays += z_.tokens * (z_.vocab * z_.element + z_.wide + 8);  // logits, logsumexp, targets
-  segment().work = head_work(work_request(), final_norm);
+  block().saved.stays += z_.tokens * (z_.vocab * z_.element + z_.wide + 8);  // logits, logsumexp, targets
+  block().work = head_work(work_request(), final_norm);
 }
 
 }  // namespace
@@ -210,7 +210,7 @@ MemorySizes memory_sizes(const config::Config& c, int64_t vocab_size) {
   return z;
 }
 
-int64_t PartParam::numel() const {
+int64_t RankParam::numel() const {
   int64_t n = 1;
   for (const int64_t size : shape) n *= size;
   return n;
@@ -223,7 +223,7 @@ int64_t element_bytes(config::ParamsDtype dtype) {
 
 int64_t wide_bytes(config::ParamsDtype dtype) { return std::max<int64_t>(4, element_bytes(dtype)); }
 
-RankParts rank_parts(const config::Config& config, int64_t pp_rank, int64_t vocab_size) {
+RankModel rank_model(const config::Config& config, int64_t pp_rank, int64_t vocab_size) {
   Builder builder(config, vocab_size);
   for (const StageLayers& layers : split_stages(config.parallel, config.model.num_layers)) {
     if (layers.pp_rank == pp_rank) builder.add_chunk(layers);

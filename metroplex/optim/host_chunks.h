@@ -1,5 +1,5 @@
-// An update that is done on the host for numbers that live elsewhere (optim.optimizer_cpu_offload): piece by piece
-// gradients come to the host, are worked on there, and the new values go back. While one piece is worked on, the next
+// An update that is done on the host for numbers that live elsewhere (optim.optimizer_cpu_offload): chunk by chunk
+// gradients come to the host, are worked on there, and the new values go back. While one chunk is worked on, the next
 // one is under way: on a GPU on a stream of its own, through pinned memory. Where the device is the CPU the same code
 // copies between buffers.
 #pragma once
@@ -16,17 +16,17 @@
 namespace metroplex::optim {
 
 // One-dimensional tensors of equal size on one device, which outlive the steps.
-struct HostPiece {
+struct HostChunk {
   at::Tensor values, gradient;
   bool reads_values = false;  // the old values are needed too
 };
 
-class HostPieces {
+class HostChunks {
  public:
-  explicit HostPieces(std::vector<HostPiece> pieces);
+  explicit HostChunks(std::vector<HostChunk> chunks);
 
   // `values` and `gradient` are the host's copies; what `values` hold afterwards goes back.
-  using Work = std::function<void(size_t piece, const at::Tensor& values, const at::Tensor& gradient)>;
+  using Work = std::function<void(size_t chunk, const at::Tensor& values, const at::Tensor& gradient)>;
   // In order. What the calling thread enqueues afterwards on the device sees the new values; the host does not wait
   // for them.
   void run(const Work& work);
@@ -38,13 +38,13 @@ class HostPieces {
     at::Tensor values, gradient;  // room, as bytes
     cuda::SideStream::Mark here;
   };
-  at::Tensor host_values(size_t piece) const;
-  at::Tensor host_gradient(size_t piece) const;
-  void fetch(size_t piece);
+  at::Tensor host_values(size_t chunk) const;
+  at::Tensor host_gradient(size_t chunk) const;
+  void fetch(size_t chunk);
 
-  std::vector<HostPiece> pieces_;
+  std::vector<HostChunk> chunks_;
   std::array<Slot, kSlots> slots_;
-  std::optional<cuda::SideStream> stream_;  // where there are pieces
+  std::optional<cuda::SideStream> stream_;  // where there are chunks
 };
 
 }  // namespace metroplex::optim

@@ -1,4 +1,4 @@
-#include "optim/host_pieces.h"
+#include "optim/host_chunks.h"
 
 #include <ATen/ops/empty.h>
 
@@ -15,14 +15,14 @@ at::Tensor view_of(const at::Tensor& room, const at::Tensor& like) {
 
 }  // namespace
 
-HostPieces::HostPieces(std::vector<HostPiece> pieces) : pieces_(std::move(pieces)) {
-  if (pieces_.empty()) return;
-  const at::Device device = pieces_.front().values.device();
+HostChunks::HostChunks(std::vector<HostChunk> chunks) : chunks_(std::move(chunks)) {
+  if (chunks_.empty()) return;
+  const at::Device device = chunks_.front().values.device();
   stream_.emplace(device);
   int64_t values = 0, gradient = 0;
-  for (const HostPiece& piece : pieces_) {
-    values = std::max(values, bytes_of(piece.values));
-    gradient = std::max(gradient, bytes_of(piece.gradient));
+  for (const HostChunk& chunk : chunks_) {
+    values = std::max(values, bytes_of(chunk.values));
+    gradient = std::max(gradient, bytes_of(chunk.gradient));
   }
   const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(!device.is_cpu());
   for (Slot& slot : slots_) {
@@ -31,34 +31,34 @@ HostPieces::HostPieces(std::vector<HostPiece> pieces) : pieces_(std::move(pieces
   }
 }
 
-at::Tensor HostPieces::host_values(size_t i) const { return view_of(slots_[i % kSlots].values, pieces_[i].values); }
-at::Tensor HostPieces::host_gradient(size_t i) const {
-  return view_of(slots_[i % kSlots].gradient, pieces_[i].gradient);
+at::Tensor HostChunks::host_values(size_t i) const { return view_of(slots_[i % kSlots].values, chunks_[i].values); }
+at::Tensor HostChunks::host_gradient(size_t i) const {
+  return view_of(slots_[i % kSlots].gradient, chunks_[i].gradient);
 }
 
 // The stream has brought back what was in the slot before.
-void HostPieces::fetch(size_t i) {
+void HostChunks::fetch(size_t i) {
   stream_->run([&] {
-    host_gradient(i).copy_(pieces_[i].gradient, /*non_blocking=*/true);
-    if (pieces_[i].reads_values) host_values(i).copy_(pieces_[i].values, /*non_blocking=*/true);
+    host_gradient(i).copy_(chunks_[i].gradient, /*non_blocking=*/true);
+    if (chunks_[i].reads_values) host_values(i).copy_(chunks_[i].values, /*non_blocking=*/true);
   });
   slots_[i % kSlots].here = stream_->mark();
 }
 
-void HostPieces::run(const Work& work) {
-  if (pieces_.empty()) return;
+void HostChunks::run(const Work& work) {
+  if (chunks_.empty()) return;
   stream_->wait_for_current();
   fetch(0);
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (i + 1 < pieces_.size()) fetch(i + 1);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (i + 1 < chunks_.size()) fetch(i + 1);
     slots_[i % kSlots].here.synchronize();
     work(i, host_values(i), host_gradient(i));
-    stream_->run([&] { pieces_[i].values.copy_(host_values(i), /*non_blocking=*/true); });
+    stream_->run([&] { chunks_[i].values.copy_(host_values(i), /*non_blocking=*/true); });
   }
   stream_->current_waits();
 }
 
-int64_t HostPieces::bytes() const {
+int64_t HostChunks::bytes() const {
   int64_t sum = 0;
   for (const Slot& slot : slots_) {
     if (slot.values.defined()) sum += bytes_of(slot.values) + bytes_of(slot.gradient);

@@ -1,5 +1,5 @@
-// The step on the host: pieces in order through two buffers, and the bits of the step where the parameters are.
-#include "optim/host_pieces.h"
+// The step on the host: chunks in order through two buffers, and the bits of the step where the parameters are.
+#include "optim/host_chunks.h"
 
 #include "optim/optimizer.h"
 #include "distributed/tools.h"
@@ -8,27 +8,27 @@
 namespace metroplex::test {
 namespace {
 
-TEST(HostPieces, EveryPieceIsWorkedOnInOrderAndItsValuesGoBack) {
+TEST(HostChunks, EveryChunkIsWorkedOnInOrderAndItsValuesGoBack) {
   const at::Tensor values = at::arange(10, at::kFloat), gradient = at::arange(10, at::kDouble) * 100;
-  std::vector<optim::HostPiece> pieces;
+  std::vector<optim::HostChunk> chunks;
   for (const auto& [begin, size] : {std::pair<int64_t, int64_t>{0, 4}, {4, 5}, {9, 1}})
-    pieces.push_back({values.narrow(0, begin, size), gradient.narrow(0, begin, size), begin != 4});
-  optim::HostPieces host(pieces);
+    chunks.push_back({values.narrow(0, begin, size), gradient.narrow(0, begin, size), begin != 4});
+  optim::HostChunks host(chunks);
   EXPECT_EQ(host.bytes(), 2 * 5 * (4 + 8));
   for (int step = 0; step < 2; ++step) {
     const at::Tensor before = values.clone();
     std::vector<size_t> order;
     host.run([&](size_t i, const at::Tensor& v, const at::Tensor& g) {
       order.push_back(i);
-      EXPECT_NE(v.const_data_ptr(), pieces[i].values.const_data_ptr()) << "a copy, not the parameter";
-      EXPECT_TRUE(at::equal(g, pieces[i].gradient));
-      if (pieces[i].reads_values) { EXPECT_TRUE(at::equal(v, pieces[i].values)); }
-      v.copy_(pieces[i].values + g);
+      EXPECT_NE(v.const_data_ptr(), chunks[i].values.const_data_ptr()) << "a copy, not the parameter";
+      EXPECT_TRUE(at::equal(g, chunks[i].gradient));
+      if (chunks[i].reads_values) { EXPECT_TRUE(at::equal(v, chunks[i].values)); }
+      v.copy_(chunks[i].values + g);
     });
     EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2}));
     EXPECT_TRUE(at::equal(values, before + gradient.to(at::kFloat)));
   }
-  EXPECT_EQ(optim::HostPieces({}).bytes(), 0);
+  EXPECT_EQ(optim::HostChunks({}).bytes(), 0);
 }
 
 struct Form {
@@ -94,8 +94,8 @@ TEST(OptimizerOffload, TheStepOnTheHostHasTheBitsOfTheStepInPlace) {
   for (const Form& form : forms) expect_the_same_bits(form, 1000);
 }
 
-TEST(OptimizerOffload, ALargeParameterGoesInPieces) {
-  expect_the_same_bits({"adam", at::kBFloat16, "8bit", true}, plan::kOffloadPiece + 1000);
+TEST(OptimizerOffload, ALargeParameterGoesInChunks) {
+  expect_the_same_bits({"adam", at::kBFloat16, "8bit", true}, plan::kOffloadChunk + 1000);
 }
 
 }  // namespace
