@@ -1,6 +1,6 @@
 #include "models/block.h"
 #include "models/decoder.h"
-#include "models/families.h"
+#include "models/registry.h"
 
 namespace metroplex::models {
 namespace {
@@ -45,6 +45,7 @@ nn::Block top_query_layer(const ModelContext& context) {
 
 }  // namespace
 
+// GPT whose last layer takes its queries from an embedding of the position to be predicted.
 nn::Blocks build_codegeex(const ModelContext& context, const StageSlice& slice) {
   return build_decoder(context, slice, top_query_layer);
 }

@@ -1,8 +1,9 @@
 #include "models/decoder.h"
-#include "models/families.h"
+#include "models/registry.h"
 
 namespace metroplex::models {
 
+// Every combination that config::Model can say.
 nn::Blocks build_gpt(const ModelContext& context, const StageSlice& slice) {
   return build_decoder(context, slice, nullptr);
 }

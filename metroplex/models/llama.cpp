@@ -1,9 +1,10 @@
 #include "base/error.h"
 #include "models/decoder.h"
-#include "models/families.h"
+#include "models/registry.h"
 
 namespace metroplex::models {
 
+// RMSNorm, rotary positions, gated MLP, no biases (qkv excepted).
 nn::Blocks build_llama(const ModelContext& context, const StageSlice& slice) {
   const config::Model& model = context.model;
   MPX_CHECK(model.normalization == config::Normalization::RMSNorm &&

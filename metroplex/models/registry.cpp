@@ -1,14 +1,18 @@
 #include "models/registry.h"
 
 #include "base/error.h"
-#include "models/families.h"
 
 namespace metroplex::models {
+
+// Each in the file of its name.
+using BuildStage = nn::Blocks(const ModelContext& context, const StageSlice& slice);
+BuildStage build_gpt, build_codegeex, build_llama;
+
 namespace {
 
 struct Family {
   const char* name;
-  nn::Blocks (*build)(const ModelContext& context, const StageSlice& slice);
+  BuildStage* build;
 };
 
 constexpr Family kFamilies[] = {{"gpt", build_gpt}, {"codegeex", build_codegeex}, {"llama", build_llama}};
@@ -30,8 +34,10 @@ nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice) {
     if (context.model.family == family.name) return family.build(context, slice);
   }
   const auto names = family_names();
+  std::string known;
+  for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
   MPX_CHECK(false, "models", "model.family = '", context.model.family, "' is unknown; did you mean '",
-            base::nearest_name(context.model.family, names), "'? Families: gpt, codegeex, llama");
+            base::nearest_name(context.model.family, names), "'? Families: ", known);
   return {};
 }
 
