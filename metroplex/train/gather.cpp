@@ -50,22 +50,22 @@ std::vector<int64_t> take_ints(Reader& in) {
   return values;
 }
 
-void put_part(std::string& out, const PartOfParam& part, at::ScalarType dtype) {
-  const at::Tensor values = part.values.to(at::kCPU, dtype).contiguous();
+void put_slice(std::string& out, const SliceOfParam& slice, at::ScalarType dtype) {
+  const at::Tensor values = slice.values.to(at::kCPU, dtype).contiguous();
   const auto element = static_cast<int64_t>(values.element_size());
-  for (const topology::BoxRange& box : box_ranges(*part.param, part.begin, part.end)) {
-    put(out, static_cast<int64_t>(part.param->name.size()));
-    out += part.param->name;
-    put_ints(out, part.param->global_shape);
+  for (const topology::BoxRange& box : box_ranges(*slice.param, slice.begin, slice.end)) {
+    put(out, static_cast<int64_t>(slice.param->name.size()));
+    out += slice.param->name;
+    put_ints(out, slice.param->global_shape);
     put_ints(out, box.offset);
     put_ints(out, box.size);
     put_ints(out, {box.begin, box.end});
-    out.append(static_cast<const char*>(values.const_data_ptr()) + (box.local - part.begin) * element,
+    out.append(static_cast<const char*>(values.const_data_ptr()) + (box.local - slice.begin) * element,
                static_cast<size_t>((box.end - box.begin) * element));
   }
 }
 
-void place_part(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
+void place_slice(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
   const std::string name = in.text();
   const std::vector<int64_t> shape = take_ints(in), offset = take_ints(in), size = take_ints(in),
                              range = take_ints(in);
@@ -78,27 +78,27 @@ void place_part(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tens
 
 }  // namespace
 
-std::map<std::string, at::Tensor> gather_parts(const Assembly& a, const std::vector<PartOfParam>& parts,
-                                               at::ScalarType dtype) {
+std::map<std::string, at::Tensor> gather_slices(const Assembly& a, const std::vector<SliceOfParam>& slices,
+                                                at::ScalarType dtype) {
   std::string mine;
-  for (const PartOfParam& part : parts) {
-    if (a.families.data_parallel(part.param->placement.grid).replicas.first() &&
-        part.param->counts(a.world->coordinates()))
-      put_part(mine, part, dtype);
+  for (const SliceOfParam& slice : slices) {
+    if (a.families.data_parallel(slice.param->placement.grid).replicas.first() &&
+        slice.param->counts(a.world->coordinates()))
+      put_slice(mine, slice, dtype);
   }
   std::map<std::string, at::Tensor> whole;
   for (const std::string& bytes : comm::gather_strings(mine, a.groups().world)) {
-    for (Reader in(bytes); !in.done();) place_part(in, dtype, whole);
+    for (Reader in(bytes); !in.done();) place_slice(in, dtype, whole);
   }
   return whole;
 }
 
-std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Part part) {
-  std::vector<PartOfParam> parts;
+std::map<std::string, at::Tensor> gather_whole(const Assembly& a, Gathered what) {
+  std::vector<SliceOfParam> slices;
   for (const distributed::Slice& slice : a.slices)
-    parts.push_back({slice.param, slice.begin, slice.end, part == Part::data ? slice.values : slice.gradient});
-  const bool narrow = part == Part::data || a.dtype == at::kDouble;
-  return gather_parts(a, parts, narrow ? a.dtype : at::kFloat);
+    slices.push_back({slice.param, slice.begin, slice.end, what == Gathered::data ? slice.values : slice.gradient});
+  const bool narrow = what == Gathered::data || a.dtype == at::kDouble;
+  return gather_slices(a, slices, narrow ? a.dtype : at::kFloat);
 }
 
 }  // namespace metroplex::train

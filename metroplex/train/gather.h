@@ -1,5 +1,5 @@
-// Whole tensors out of their parts, on one rank: for comparing layouts and for tests. Everything travels through host
-// memory, so it is for models that fit there.
+// Whole tensors out of their slices, on one rank: for comparing layouts and for tests. Everything travels through
+// host memory, so it is for models that fit there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,20 +13,20 @@
 
 namespace metroplex::train {
 
-enum class Part { data, main_grad };
+enum class Gathered { data, main_grad };
 
-// A tensor shaped like a parameter, in part: [begin, end) of the local tensor.
-struct PartOfParam {
+// A tensor shaped like a parameter, a slice of it: [begin, end) of the local tensor.
+struct SliceOfParam {
   const nn::NamedTensor* param;
   int64_t begin, end;
   at::Tensor values;  // [end - begin]
 };
 
 // Name -> unsharded, unpadded tensor on rank 0; empty elsewhere. Collective over the world. Taken from the ranks
-// whose copies come first, a shared tensor from its owner. All parts are of `dtype`.
-std::map<std::string, at::Tensor> gather_parts(const Assembly& assembly, const std::vector<PartOfParam>& parts,
-                                               at::ScalarType dtype);
+// whose copies come first, a shared tensor from its owner. All slices are of `dtype`.
+std::map<std::string, at::Tensor> gather_slices(const Assembly& assembly, const std::vector<SliceOfParam>& slices,
+                                                at::ScalarType dtype);
 // Parameters, or final gradients (a training assembly, after its step's reduction).
-std::map<std::string, at::Tensor> gather_whole(const Assembly& assembly, Part part);
+std::map<std::string, at::Tensor> gather_whole(const Assembly& assembly, Gathered what);
 
 }  // namespace metroplex::train

@@ -155,7 +155,7 @@ LayoutRun run_layout(const config::Config& config, const comm::World& world, int
     run.losses.push_back(outcome.loss);
     run.grad_norms.push_back(outcome.grad_norm);
   }
-  run.params = gather_whole(*a, Part::data);
+  run.params = gather_whole(*a, Gathered::data);
   return run;
 }
 

@@ -124,7 +124,7 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
     input.on_gradients = [&](double unscale) {
       if (options.fault == Fault::zero_layer_gradient) zero_layer(*a);
       if (it == 0 && update_ok)
-        trajectory.gradients = in_double(train::gather_whole(*a, train::Part::main_grad), unscale);
+        trajectory.gradients = in_double(train::gather_whole(*a, train::Gathered::main_grad), unscale);
     };
     const std::vector<at::Tensor> before =
         options.fault == Fault::no_update ? copies_of(*a) : std::vector<at::Tensor>{};
@@ -135,7 +135,7 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
     if (options.fault == Fault::half_main_params) a->optimizer->params_changed();
     if (trajectory.steps.back().updated) scheduled += spec.gbs;
   }
-  trajectory.parameters = in_double(train::gather_whole(*a, train::Part::data));
+  trajectory.parameters = in_double(train::gather_whole(*a, train::Gathered::data));
   return trajectory;
 }
 

@@ -56,9 +56,9 @@ struct Result {
 };
 
 std::map<std::string, at::Tensor> whole_buffers(const train::Assembly& a) {
-  std::vector<train::PartOfParam> parts;
+  std::vector<train::SliceOfParam> parts;
   for (const nn::Buffer* buffer : a.buffers) parts.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
-  return train::gather_parts(a, parts, at::kDouble);
+  return train::gather_slices(a, parts, at::kDouble);
 }
 
 Result trained(config::Config config, const How& how, at::ScalarType router, const Leg& leg = {}) {

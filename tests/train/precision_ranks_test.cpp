@@ -31,15 +31,15 @@ Steps run(const config::Config& base, const Cut& layout, int steps) {
     std::vector<train::StepOutcome> outcomes;
     int64_t scheduled = 0;
     for (int64_t step = 0; step < steps; ++step) {
-      auto before = train::gather_whole(*a, train::Part::data);
+      auto before = train::gather_whole(*a, train::Gathered::data);
       outcomes.push_back(train::train_step(*a, {batches_of(*a, step), step + 1, scheduled, false, {}}));
       if (outcomes.back().updated) {
         scheduled += config.train.global_batch_size;
       } else {
-        expect_equal_state(train::gather_whole(*a, train::Part::data), before);
+        expect_equal_state(train::gather_whole(*a, train::Gathered::data), before);
       }
     }
-    auto params = train::gather_whole(*a, train::Part::data);
+    auto params = train::gather_whole(*a, train::Gathered::data);
     if (world.rank() == 0) result = {outcomes, std::move(params)};
   });
   return result;

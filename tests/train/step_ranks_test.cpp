@@ -263,11 +263,11 @@ TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
       const auto a = train::assemble(config, world, kVocab);
       auto batches = batches_of(*a, 0);
       for (nn::Microbatch& batch : batches) batch.training = false;
-      const auto before = train::gather_whole(*a, train::Part::data);
+      const auto before = train::gather_whole(*a, train::Gathered::data);
       const double mean = train::evaluate_step(*a, batches).mean();
       EXPECT_EQ(train::evaluate_step(*a, batches).mean(), mean);
       if (world.rank() == 0) means.push_back(mean);
-      expect_equal_state(train::gather_whole(*a, train::Part::data), before);
+      expect_equal_state(train::gather_whole(*a, train::Gathered::data), before);
     });
   }
   ASSERT_EQ(means.size(), 3u);

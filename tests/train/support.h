@@ -102,13 +102,13 @@ inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
 
 // Whole tensors on rank 0: parameters under their names, optimizer state under "name kind".
 inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
-  auto all = train::gather_whole(a, train::Part::data);
-  std::map<std::string, std::vector<train::PartOfParam>> kinds;
+  auto all = train::gather_whole(a, train::Gathered::data);
+  std::map<std::string, std::vector<train::SliceOfParam>> kinds;
   for (const optim::State& state : a.optimizer->state())
     kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
   for (const auto& [kind, parts] : kinds) {
     const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (auto& [name, tensor] : train::gather_parts(a, parts, dtype)) all[name + " " + kind] = tensor;
+    for (auto& [name, tensor] : train::gather_slices(a, parts, dtype)) all[name + " " + kind] = tensor;
   }
   return all;
 }
