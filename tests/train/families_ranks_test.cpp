@@ -134,8 +134,8 @@ std::vector<How> in_every_stage(const std::vector<How>& cuts) {
   return all;
 }
 
-// Every way to lay tp, pp, virtual stages and dp over up to 8 ranks, and over the same ranks ep and etp; one ZeRO stage
-// after the other.
+// Every way to lay tp, pp, virtual stages and dp over up to 8 ranks, and over the same ranks ep and etp; one ZeRO
+// stage after the other.
 std::vector<How> all_layouts() {
   std::vector<How> all;
   for (int64_t tp = 1; tp <= 4; tp *= 2) {
@@ -178,8 +178,9 @@ TEST(ParamFamilies, BlocksOfFourSegmentsTrainOnEveryLayoutOfUpToEightRanksAsOnOn
 // The loss term and the state that a forward gathers count once, however often the forward runs.
 TEST(ParamFamilies, RecomputeChangesNothingOfBlocksOfFourSegments) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
-  for (const How& how : {How{}, How{.dp = 2, .ep = 2, .stage = 2}, How{.tp = 2, .pp = 2, .dp = 2, .ep = 2, .stage = 3},
-                         How{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 1}}) {
+  for (const How& how :
+       {How{}, How{.dp = 2, .ep = 2, .stage = 2}, How{.tp = 2, .pp = 2, .dp = 2, .ep = 2, .stage = 3},
+        How{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 1}}) {
     for (const char* method : {"uniform", "block"}) {
       for (const int64_t layers : {1, 2}) {
         SCOPED_TRACE(base::concat(words(how), " ", method, " ", layers));
