@@ -42,7 +42,7 @@ double error(const at::Tensor& got, const at::Tensor& exact) {
 }
 
 TEST(Fp32Residual, TheStreamIsFp32AndNearerToTheExactOne) {
-  for (config::Model model : {small_gpt(), small_llama()}) {
+  for (config::Model model : {gpt_model(), llama_model()}) {
     model.num_layers = 8;
     for (const bool dropout : {false, true}) {
       SCOPED_TRACE(model.family + (dropout ? " with dropout" : ""));

@@ -60,7 +60,7 @@ config::Model plain_attention(config::Model model) {
 }
 
 TEST(MetaDevice, TheCpusPathsHaveTheCallsAndShapesOfARealRun) {
-  for (const config::Model& model : {plain_attention(small_gpt()), plain_attention(small_llama())}) {
+  for (const config::Model& model : {plain_attention(gpt_model()), plain_attention(llama_model())}) {
     const std::vector<Call> real = calls_of(model, {}), meta = calls_of(model, {at::kCPU, nullptr, true});
     EXPECT_GT(real.size(), 15u);
     ASSERT_EQ(meta.size(), real.size());
@@ -72,7 +72,7 @@ TEST(MetaDevice, AGpusPathsAreTakenWithoutAGpu) {
   const auto find = [](const std::vector<Call>& calls, const std::string& name) {
     return *std::find_if(calls.begin(), calls.end(), [&](const Call& call) { return call.name == name; });
   };
-  const config::Model model = plain_attention(small_gpt());
+  const config::Model model = plain_attention(gpt_model());
   const std::vector<Call> cpu = calls_of(model, {}), gpu = calls_of(model, {at::Device(at::kCUDA, 0), nullptr, true});
   EXPECT_EQ(gpu.size(), cpu.size());
   EXPECT_EQ(find(cpu, "scatter_add_rows").reads.size(), 3u);

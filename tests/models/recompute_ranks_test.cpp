@@ -49,21 +49,21 @@ struct Variant {
 };
 
 std::vector<Variant> variants() {
-  std::vector<Variant> all{{"gpt", small_gpt()}, {"llama", small_llama()}};
-  Variant dropout{"gpt with dropout", small_gpt()};
+  std::vector<Variant> all{{"gpt", gpt_model()}, {"llama", llama_model()}};
+  Variant dropout{"gpt with dropout", gpt_model()};
   dropout.model.attention_dropout = 0.2;
   dropout.model.hidden_dropout = 0.3;
   all.push_back(dropout);
-  Variant rich{"llama with qk norm and dropout", small_llama()};
+  Variant rich{"llama with qk norm and dropout", llama_model()};
   rich.model.qk_layernorm = true;
   rich.model.attention_dropout = 0.15;
   rich.model.hidden_dropout = 0.1;
   rich.model.add_qkv_bias = true;
   all.push_back(rich);
-  Variant large{"gpt whose fp32 products go to oneDNN", small_gpt()};
+  Variant large{"gpt whose fp32 products go to oneDNN", gpt_model()};
   large.model.hidden_size = 128;
   all.push_back(large);
-  Variant codegeex{"codegeex", small_gpt()};
+  Variant codegeex{"codegeex", gpt_model()};
   codegeex.model.family = "codegeex";
   codegeex.model.hidden_dropout = 0.1;
   all.push_back(codegeex);

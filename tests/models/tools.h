@@ -49,7 +49,7 @@ inline void shake_vectors(const std::vector<nn::Param*>& params) {
   }
 }
 
-inline config::Model small_gpt() {
+inline config::Model gpt_model() {
   config::Model model;
   model.num_layers = 2;
   model.hidden_size = 32;
@@ -59,8 +59,8 @@ inline config::Model small_gpt() {
   return model;
 }
 
-inline config::Model small_llama() {
-  config::Model model = small_gpt();
+inline config::Model llama_model() {
+  config::Model model = gpt_model();
   model.family = "llama";
   model.num_attention_heads = 8;
   model.num_query_groups = 4;

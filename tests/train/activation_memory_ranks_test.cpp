@@ -27,7 +27,7 @@ std::string describe(const config::Memory& memory) {
 }
 
 std::vector<config::Model> variants() {
-  std::vector<config::Model> all{small_gpt(), small_llama(), small_gpt(), small_llama(), small_gpt()};
+  std::vector<config::Model> all{gpt_model(), llama_model(), gpt_model(), llama_model(), gpt_model()};
   all[2].attention_dropout = 0.2;
   all[2].hidden_dropout = 0.3;
   all[3].qk_layernorm = true;

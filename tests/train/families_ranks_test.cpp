@@ -13,13 +13,13 @@ constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "opti
 struct How {
   int64_t tp = 1, pp = 1, dp = 1, ep = 1, etp = 1;
   int stage = 0;
-  int64_t instances = 1;
+  int64_t instances = 1, vpp = 1;
   int64_t ranks() const { return tp * pp * dp; }
 };
 
 std::string words(const How& h) {
   return base::concat("tp ", h.tp, " pp ", h.pp, " dp ", h.dp, " ep ", h.ep, " etp ", h.etp, " ZeRO ", h.stage,
-                      " instances ", h.instances);
+                      " instances ", h.instances, " vpp ", h.vpp);
 }
 
 config::Config toy_config(const How& how) {
@@ -34,6 +34,8 @@ config::Config toy_config(const How& how) {
   config::Parallel& p = config.parallel;
   p.tensor_model_parallel_size = how.tp;
   p.pipeline_model_parallel_size = how.pp;
+  p.virtual_pipeline_model_parallel_size = how.vpp;
+  p.overlap_p2p_comm = how.vpp > 1;
   p.expert_model_parallel_size = how.ep;
   p.expert_tensor_parallel_size = how.etp;
   p.sequence_parallel = how.tp > 1;
@@ -50,7 +52,7 @@ struct Leg {
 
 struct Result {
   std::map<std::string, at::Tensor> state;
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, balance;  // the last is the loss term of the routers
   std::vector<int64_t> zeros;
   size_t families = 0;
 };
@@ -66,7 +68,7 @@ Result trained(config::Config config, const How& how, at::ScalarType router, con
   config.checkpoint.load = leg.load;
   config.checkpoint.save = leg.save;
   Result result;
-  run_cut(config, Cut{how.tp, how.pp, 1, how.dp, how.tp > 1}, [&](const comm::World& world) {
+  run_cut(config, Cut{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab, false, toy_experts(world, router));
     a->also_crosses = toy_border(config);
     if (!leg.load.empty()) { EXPECT_TRUE(train::load_state(*a, leg.load).loaded); }
@@ -76,6 +78,7 @@ Result trained(config::Config config, const How& how, at::ScalarType router, con
       const train::StepOutcome outcome = step_at(*a, step);
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
+      mine.balance.push_back(outcome.terms.at("balance"));
       mine.zeros.push_back(outcome.num_zeros);
     }
     a->families.settle();
@@ -95,6 +98,7 @@ void expect_close(const Result& got, const Result& want, double tolerance) {
   for (size_t i = 0; i < want.losses.size(); ++i) {
     EXPECT_NEAR(got.losses[i], want.losses[i], tolerance * std::abs(want.losses[i])) << "loss of step " << i;
     EXPECT_NEAR(got.norms[i], want.norms[i], tolerance * want.norms[i]) << "norm of step " << i;
+    EXPECT_NEAR(got.balance[i], want.balance[i], tolerance * want.balance[i]) << "loss term of step " << i;
   }
   EXPECT_EQ(got.zeros, want.zeros);
   ASSERT_EQ(got.state.size(), want.state.size());
@@ -130,6 +134,25 @@ std::vector<How> in_every_stage(const std::vector<How>& cuts) {
   return all;
 }
 
+// Every way to lay tp, pp, virtual stages and dp over up to 8 ranks, and over the same ranks ep and etp; one ZeRO stage
+// after the other.
+std::vector<How> all_layouts() {
+  std::vector<How> all;
+  for (int64_t tp = 1; tp <= 4; tp *= 2) {
+    for (int64_t pp = 1; tp * pp <= 8 && pp <= 4; pp *= 2) {
+      for (int64_t vpp = 1; vpp <= (pp == 2 ? 2 : 1); ++vpp) {
+        for (int64_t dp = 1; tp * pp * dp <= 8; dp *= 2) {
+          for (int64_t ep = 1; ep <= std::min(tp * dp, kExperts); ep *= 2) {
+            for (int64_t etp = 1; etp <= 2 && tp * dp % (ep * etp) == 0; etp *= 2)
+              all.push_back({tp, pp, dp, ep, etp, static_cast<int>(all.size() % 4), 1, vpp});
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
 // A router in fp64 is a dense parameter like others, and nothing is rounded.
 TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
@@ -138,6 +161,35 @@ TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
   for (const How& how : in_every_stage(layouts())) {
     SCOPED_TRACE(words(how));
     expect_close(trained(toy_config(how), how, at::kDouble), one, 1e-11);
+  }
+}
+
+TEST(ParamFamilies, BlocksOfFourSegmentsTrainOnEveryLayoutOfUpToEightRanksAsOnOneRank) {
+  const Result one = trained(toy_config({}), {}, at::kDouble);
+  EXPECT_GT(one.balance[0], 0.0);
+  const std::vector<How> all = all_layouts();
+  ASSERT_GT(all.size(), 60u);
+  for (const How& how : all) {
+    SCOPED_TRACE(words(how));
+    expect_close(trained(toy_config(how), how, at::kDouble), one, 1e-11);
+  }
+}
+
+// The loss term and the state that a forward gathers count once, however often the forward runs.
+TEST(ParamFamilies, RecomputeChangesNothingOfBlocksOfFourSegments) {
+  const Result one = trained(toy_config({}), {}, at::kDouble);
+  for (const How& how : {How{}, How{.dp = 2, .ep = 2, .stage = 2}, How{.tp = 2, .pp = 2, .dp = 2, .ep = 2, .stage = 3},
+                         How{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 1}}) {
+    for (const char* method : {"uniform", "block"}) {
+      for (const int64_t layers : {1, 2}) {
+        SCOPED_TRACE(base::concat(words(how), " ", method, " ", layers));
+        config::Config config = toy_config(how);
+        config.memory.recompute_granularity = "full";
+        config.memory.recompute_method = method;
+        config.memory.recompute_num_layers = layers;
+        expect_close(trained(config, how, at::kDouble), one, 1e-11);
+      }
+    }
   }
 }
 
@@ -203,6 +255,7 @@ TEST(ParamFamilies, ACheckpointGoesOnInAnotherLayoutAndStage) {
     EXPECT_NEAR(last.losses.at(0), straight.losses.at(static_cast<size_t>(step)), 1e-11);
   }
   last.losses = straight.losses, last.norms = straight.norms, last.zeros = straight.zeros;
+  last.balance = straight.balance;
   expect_close(last, straight, 1e-11);
   EXPECT_GT(last.state.at("layers.0.router.expert_bias").abs().max().item<double>(), 0.0);
 }

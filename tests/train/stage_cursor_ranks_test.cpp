@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kVocab = 53;
 
 std::vector<config::Model> models_with_dropout() {
-  std::vector<config::Model> all{small_gpt(), small_llama(), small_gpt()};
+  std::vector<config::Model> all{gpt_model(), llama_model(), gpt_model()};
   all[2].family = "codegeex";
   for (config::Model& model : all) model.hidden_dropout = model.attention_dropout = 0.1;
   return all;

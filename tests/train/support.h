@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "comm/collectives.h"
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
@@ -106,6 +108,13 @@ inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
   std::map<std::string, std::vector<train::PartOfParam>> kinds;
   for (const optim::State& state : a.optimizer->state())
     kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
+  // A rank may update nothing that has a kind: all of them take part in gathering each.
+  std::string mine;
+  for (const auto& [kind, parts] : kinds) mine += kind + '\n';
+  for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
+    std::istringstream lines(text);
+    for (std::string kind; std::getline(lines, kind);) kinds[kind];
+  }
   for (const auto& [kind, parts] : kinds) {
     const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (auto& [name, tensor] : train::gather_parts(a, parts, dtype)) all[name + " " + kind] = tensor;
