@@ -32,6 +32,12 @@ class Sums {
 
   // [3] double on the device: sum of squares, number not finite, number of zeros.
   at::Tensor numbers() const {
+    if (!target_.gpu() && !target_.meta) {
+      at::Tensor out = at::empty({3}, at::kDouble);
+      cuda::launch(target_, {"gradient_numbers", {&sums_}, {&out}}, write_numbers, cuda::CpuOnly(), place(sums_),
+                   out.mutable_data_ptr<double>());
+      return out;
+    }
     return at::cat({sums_.narrow(0, 0, 1).view(at::kDouble), sums_.narrow(0, 1, 2).to(at::kDouble)});
   }
 
@@ -39,6 +45,11 @@ class Sums {
   static constexpr int64_t kNumbers = sizeof(kernels::GradientSums) / sizeof(int64_t);
   static kernels::GradientSums* place(const at::Tensor& x) {
     return x.defined() ? static_cast<kernels::GradientSums*>(x.mutable_data_ptr()) : nullptr;
+  }
+  static void write_numbers(const kernels::GradientSums* sums, double* out) {
+    out[0] = sums->sum_of_squares;
+    out[1] = static_cast<double>(sums->num_nonfinite);
+    out[2] = static_cast<double>(sums->num_zeros);
   }
   static void add_on_host(const void* grad, kernels::Number number, int64_t n,
                           const kernels::GradientSumsPlace& place) {
