@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/layout.h"
+#include "config/leaf.h"
 
 namespace metroplex::config {
 
@@ -225,7 +226,11 @@ class Checker {
 }  // namespace
 
 const std::vector<std::string>& recompute_module_names() {
-  static const std::vector<std::string> kNames = {"core_attn", "mlp", "layernorm", "activation"};
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> names;
+    for (const Module& module : kModules) names.emplace_back(module.name);
+    return names;
+  }();
   return kNames;
 }
 

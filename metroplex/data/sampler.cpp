@@ -87,24 +87,6 @@ bool Sampler::next_single(std::vector<int64_t>& indices) {
   return true;
 }
 
-std::vector<int64_t> full_validation_indices(int64_t total_samples, int64_t dp_index, int64_t dp_size) {
-  std::vector<int64_t> indices;
-  for (int64_t i = dp_index; i < total_samples; i += dp_size) indices.push_back(i);
-  return indices;
-}
-
-std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_batch_size, const SamplerOptions& options) {
-  const int64_t step = options.micro_batch_size * options.dp_size;
-  MPX_CHECK(step > 0 && global_batch_size % step == 0, "data", "global batch ", global_batch_size,
-            " is not a multiple of micro-batch * data-parallel = ", step);
-  std::vector<int64_t> indices;
-  for (int64_t start = first; start < first + global_batch_size; start += step) {
-    for (int64_t i = 0; i < options.micro_batch_size; ++i)
-      indices.push_back(start + options.dp_index * options.micro_batch_size + i);
-  }
-  return indices;
-}
-
 SampleCounts sample_counts(const SampleCountOptions& o) {
   const int64_t eval_batch = o.eval_global_batch_size > 0 ? o.eval_global_batch_size : o.global_batch_size;
   const int64_t total = o.train_samples > 0 ? o.train_samples : o.train_iters * o.global_batch_size;

@@ -46,13 +46,6 @@ class Sampler {
   std::vector<int64_t> epoch_order_;  // cyclic: this rank's samples of this epoch, whole batches only
 };
 
-// Full validation: every sample once, sample i on rank i mod dp_size, one at a time.
-std::vector<int64_t> full_validation_indices(int64_t total_samples, int64_t dp_index, int64_t dp_size);
-
-// A whole global batch of one rank: samples [first, first + global_batch_size) dealt out micro-batch by micro-batch.
-// Uses micro_batch_size, dp_index and dp_size. Throws base::Error when they do not divide the global batch.
-std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_batch_size, const SamplerOptions& options);
-
 // Samples to build for {train, valid, test}: Megatron's get_train_valid_test_num_samples. valid is -1 ("all of them")
 // with full_validation. train_samples wins over train_iters when it is not 0.
 struct SampleCountOptions {

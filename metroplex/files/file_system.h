@@ -1,7 +1,7 @@
 // The disk as an argument. Whoever writes something that must survive a crash takes a FileSystem: the real one
-// (PosixFileSystem), one in memory that knows what a power cut would keep (memory_file_system.h), or one that fails
-// on demand around another (fault_file_system.h). Every failure is a base::Error of room "files" naming path and
-// cause.
+// (PosixFileSystem); in tests one in memory that knows what a power cut would keep, or one that fails on demand
+// around another (tests/files/memory_file_system.h, fault_file_system.h). Every failure is a base::Error of room
+// "files" naming path and cause.
 #pragma once
 
 #include <cstddef>

@@ -12,8 +12,6 @@ namespace metroplex::plan {
 
 enum class LayerKind { embedding, decoder, mtp, loss, encoder };  // encoder: a name of Megatron's, in no model here
 
-const char* layer_kind_name(LayerKind kind);
-
 struct PipelineLayout {
   int64_t num_stages = 1;                      // pp
   std::vector<std::vector<LayerKind>> stages;  // in model order: pp * vpp of them
@@ -28,16 +26,10 @@ struct PipelineLayout {
 // Throws base::Error("plan") for an unknown letter, a repetition that cannot be read, or a number of stages that is
 // not a multiple of pp.
 PipelineLayout parse_layout(const std::string& text, int64_t num_stages);
-// The same from names ("embedding", "decoder", "mtp", "loss", and "encoder", which check_layout refuses; case and
-// blanks around do not count).
-PipelineLayout layout_from_names(const std::vector<std::vector<std::string>>& names, int64_t num_stages);
 
 // Throws unless the layout is a model: the embedding first and the loss last, each once; as many transformer layers
 // as the model has; the mtp layers after them, all in one stage, which is the last chunk of its rank and, with
 // several chunks, may be on rank 0 only there. Returns whether the mtp layers stand on another rank than the loss.
 bool check_layout(const PipelineLayout& layout, int64_t num_layers, int64_t num_mtp_layers);
-
-// A table of what each rank holds, one line a run of equal ranks.
-std::string layout_table(const PipelineLayout& layout);
 
 }  // namespace metroplex::plan

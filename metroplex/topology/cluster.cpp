@@ -30,30 +30,6 @@ Reach reach(const Cluster& cluster, const RankGroups& groups) {
   return result;
 }
 
-RankGroups intra_node_parts(const Cluster& cluster, const Ranks& group) {
-  std::vector<int> nodes;
-  RankGroups parts;
-  for (int rank : group) {
-    const int node = cluster.node(rank);
-    const auto at = std::find(nodes.begin(), nodes.end(), node) - nodes.begin();
-    if (at == static_cast<std::ptrdiff_t>(nodes.size())) {
-      nodes.push_back(node);
-      parts.emplace_back();
-    }
-    parts[at].push_back(rank);
-  }
-  return parts;
-}
-
-RankGroups inter_node_parts(const Cluster& cluster, const Ranks& group) {
-  RankGroups rails;
-  for (const Ranks& part : intra_node_parts(cluster, group)) {
-    if (rails.size() < part.size()) rails.resize(part.size());
-    for (size_t place = 0; place < part.size(); ++place) { rails[place].push_back(part[place]); }
-  }
-  return rails;
-}
-
 std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid) {
   std::vector<GroupReach> result;
   std::vector<AxisSet> seen;

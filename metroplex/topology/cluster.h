@@ -1,5 +1,5 @@
 // Ranks on machines: rank r sits on node r / gpus_per_node. Says which groups stay inside a node, where bandwidth is
-// high, and which cross nodes; and cuts a group into the parts inside nodes and the rails between them.
+// high, and which cross nodes.
 #pragma once
 
 #include <vector>
@@ -31,11 +31,6 @@ struct Reach {
 };
 
 Reach reach(const Cluster& cluster, const RankGroups& groups);
-
-// The members of one group that share a node, node by node in group order.
-RankGroups intra_node_parts(const Cluster& cluster, const Ranks& group);
-// The k-th members of each of those parts: rails, one per place, for the second step of a hierarchical collective.
-RankGroups inter_node_parts(const Cluster& cluster, const Ranks& group);
 
 struct GroupReach {
   GroupKind kind;

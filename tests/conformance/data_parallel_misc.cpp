@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "conformance/report.h"
+#include "data/dealt_samples.h"
 #include "data/numpy_random.h"
 #include "data/sampler.h"
 #include "plan/buckets.h"
@@ -32,12 +33,12 @@ Json batches_of(const Json& c, int64_t rank) {
   const auto options = options_of(c, rank);
   Json out = Json::array();
   if (c.at("type") == "full_validation") {
-    for (const int64_t i : data::full_validation_indices(options.total_samples, rank, options.dp_size))
+    for (const int64_t i : test::full_validation_indices(options.total_samples, rank, options.dp_size))
       out.push_back({i});
   } else if (c.at("type") == "hybrid_cp") {
     const int64_t global = c.at("global_batch");
     for (int64_t first = options.consumed_samples; first + global <= options.total_samples; first += global)
-      out.push_back(data::global_batch_indices(first, global, options));
+      out.push_back(test::global_batch_indices(first, global, options));
   } else {
     data::Sampler sampler(options);
     std::vector<int64_t> batch;

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "conformance/report.h"
 #include "plan/layout.h"
+#include "plan/layout_names.h"
 #include "plan/stage_split.h"
 
 namespace metroplex::conformance {
@@ -48,7 +49,7 @@ std::string check_split(const Json& json) {
 
 Json names_of(const std::vector<plan::LayerKind>& kinds) {
   Json names = Json::array();
-  for (const auto kind : kinds) names.push_back(plan::layer_kind_name(kind));
+  for (const auto kind : kinds) names.push_back(test::layer_kind_name(kind));
   return names;
 }
 
@@ -67,7 +68,7 @@ std::string check_layout_shape(const plan::PipelineLayout& layout, const Json& j
   }
   if (problem.empty() && json.contains("by_pp_vpp")) problem = compare(ranks, json.at("by_pp_vpp"));
   if (problem.empty() && json.contains("flatten")) problem = compare(flat, json.at("flatten"));
-  if (problem.empty() && json.contains("pretty")) problem = compare(plan::layout_table(layout), json.at("pretty"));
+  if (problem.empty() && json.contains("pretty")) problem = compare(test::layout_table(layout), json.at("pretty"));
   return problem;
 }
 
@@ -118,7 +119,7 @@ std::string check_layout(const Json& json) {
   try {
     layout = json.at("layout").is_string()
                  ? plan::parse_layout(json.at("layout").get<std::string>(), pp)
-                 : plan::layout_from_names(json.at("layout").get<std::vector<std::vector<std::string>>>(), pp);
+                 : test::layout_from_names(json.at("layout").get<std::vector<std::vector<std::string>>>(), pp);
   } catch (const base::Error& error) {
     return json.contains("parse_error") ? "" : std::string("not parsed: ") + error.what();
   }

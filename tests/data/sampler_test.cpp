@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "data/dealt_samples.h"
 
 namespace metroplex::data {
 namespace {
@@ -109,7 +110,7 @@ TEST(Sampler, RefusesWhatCannotBe) {
 }
 
 TEST(Sampler, RefusesAGlobalBatchThatDoesNotDivide) {
-  EXPECT_THROW(global_batch_indices(0, 10, options_of(SamplerType::single, 100, 0, 2, 4)), base::Error);
+  EXPECT_THROW(test::global_batch_indices(0, 10, options_of(SamplerType::single, 100, 0, 2, 4)), base::Error);
 }
 
 }  // namespace

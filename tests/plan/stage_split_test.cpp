@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "plan/layout.h"
+#include "plan/layout_names.h"
 #include "plan/stage_split.h"
 
 namespace metroplex::plan {
@@ -127,9 +128,9 @@ TEST(Layout, RefusesEveryMalformedString) {
 }
 
 TEST(Layout, AnEncoderIsReadByNameAndRefusedAsNoPartOfTheModel) {
-  const PipelineLayout layout = layout_from_names({{"embedding", " Encoder "}, {"decoder", "loss"}}, 2);
+  const PipelineLayout layout = test::layout_from_names({{"embedding", " Encoder "}, {"decoder", "loss"}}, 2);
   EXPECT_EQ(layout.count(LayerKind::encoder), 1);
-  EXPECT_NE(layout_table(layout).find("embedding,encoder"), std::string::npos);
+  EXPECT_NE(test::layout_table(layout).find("embedding,encoder"), std::string::npos);
   EXPECT_THROW(check_layout(layout, 1, 0), base::Error);
   EXPECT_THROW(parse_layout("Ee|tL", 2), base::Error);
 }

@@ -31,14 +31,6 @@ TEST(Cluster, OnlySomeGroupsCrossWhenTheSizesDoNotFit) {
   EXPECT_EQ(Cluster(13, 6).num_nodes(), 3);
 }
 
-TEST(Cluster, AGroupIsCutIntoPartsInsideNodesAndRailsBetweenThem) {
-  const Cluster cluster(16, 4);
-  const Ranks group{0, 2, 4, 6, 8, 10, 12, 14};
-  EXPECT_EQ(intra_node_parts(cluster, group), (RankGroups{{0, 2}, {4, 6}, {8, 10}, {12, 14}}));
-  EXPECT_EQ(inter_node_parts(cluster, group), (RankGroups{{0, 4, 8, 12}, {2, 6, 10, 14}}));
-  EXPECT_EQ(inter_node_parts(cluster, {3, 4, 5}), (RankGroups{{3, 4}, {5}}));
-}
-
 TEST(Cluster, FamiliesOfOneMemberAndRepeatedFamiliesAreNotTold) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = 2;

@@ -1,13 +1,59 @@
-#include "files/memory_file_system.h"
+// A disk in memory that keeps two books: what a running program sees, and what a power cut would leave. Bytes become
+// durable by sync of the file, names by sync_directory of their directory; a cut keeps nothing more than that, or any
+// part of the rest. For tests of what must survive; safe to use from several threads.
+#pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "files/file_system.h"
 
 namespace metroplex::files {
+
+class MemoryFileSystem final : public FileSystem {
+ public:
+  MemoryFileSystem();
+  ~MemoryFileSystem() override;
+
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  Bytes map(const std::string& path) override;
+  std::vector<std::string> list(const std::string& directory) override;
+  bool exists(const std::string& path) override;
+  bool is_directory(const std::string& path) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+  std::unique_ptr<FileLock> try_lock(const std::string& path) override;
+
+  // What the disk would hold after a power cut now. seed 0: only what is durable. Any other seed: besides, of each
+  // directory a random prefix of the changes of names that were not synced, of each file a random prefix of the bytes
+  // (random bytes or zeros may stand where the rest was to be). Locks are free.
+  std::unique_ptr<MemoryFileSystem> after_power_cut(uint64_t seed) const;
+  // The same disk after the program alone died: everything written is there.
+  std::unique_ptr<MemoryFileSystem> after_kill() const;
+  void flip_bit(const std::string& path, uint64_t bit);
+
+  struct Node;
+
+ private:
+  struct Locks;
+  std::shared_ptr<Node> find(const std::string& path) const;     // nullptr when missing
+  std::shared_ptr<Node> require(const std::string& path) const;  // throws
+  std::shared_ptr<Node> directory_of(const std::string& path) const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Node> root_;
+  std::shared_ptr<Locks> locks_;
+};
 
 using NodePointer = std::shared_ptr<MemoryFileSystem::Node>;
 using Names = std::map<std::string, NodePointer>;
@@ -33,9 +79,7 @@ struct MemoryFileSystem::Node {
   }
 };
 
-namespace {
-
-std::vector<std::string> parts_of(const std::string& path) {
+inline std::vector<std::string> parts_of(const std::string& path) {
   std::vector<std::string> parts;
   std::string part;
   for (const char c : path + "/") {
@@ -68,7 +112,7 @@ class MemoryFile final : public WritableFile {
   std::mutex& mutex_;
 };
 
-std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
+inline std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
   if (random == nullptr || node.bytes == node.durable_bytes) return node.durable_bytes;
   std::string bytes = node.bytes.substr(0, (*random)() % (node.bytes.size() + 1));
   if ((*random)() % 2 == 0) return bytes;
@@ -77,7 +121,7 @@ std::string surviving_bytes(const MemoryFileSystem::Node& node, std::mt19937_64*
   return bytes;
 }
 
-NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
+inline NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* random) {
   auto copy = std::make_shared<MemoryFileSystem::Node>();
   copy->directory = node.directory;
   if (!node.directory) {
@@ -98,7 +142,7 @@ NodePointer surviving(const MemoryFileSystem::Node& node, std::mt19937_64* rando
   return copy;
 }
 
-NodePointer all_of(const MemoryFileSystem::Node& node) {
+inline NodePointer all_of(const MemoryFileSystem::Node& node) {
   auto copy = std::make_shared<MemoryFileSystem::Node>();
   copy->directory = node.directory;
   copy->bytes = copy->durable_bytes = node.bytes;
@@ -107,14 +151,10 @@ NodePointer all_of(const MemoryFileSystem::Node& node) {
   return copy;
 }
 
-}  // namespace
-
 struct MemoryFileSystem::Locks {
   std::mutex mutex;
   std::set<std::string> held;
 };
-
-namespace {
 
 class MemoryLock final : public FileLock {
  public:
@@ -125,14 +165,12 @@ class MemoryLock final : public FileLock {
   std::function<void()> release_;
 };
 
-}  // namespace
-
-MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()), locks_(std::make_shared<Locks>()) {
+inline MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()), locks_(std::make_shared<Locks>()) {
   root_->directory = true;
 }
-MemoryFileSystem::~MemoryFileSystem() = default;
+inline MemoryFileSystem::~MemoryFileSystem() = default;
 
-NodePointer MemoryFileSystem::find(const std::string& path) const {
+inline NodePointer MemoryFileSystem::find(const std::string& path) const {
   NodePointer node = root_;
   for (const std::string& part : parts_of(path)) {
     const auto it = node->names.find(part);
@@ -142,19 +180,19 @@ NodePointer MemoryFileSystem::find(const std::string& path) const {
   return node;
 }
 
-NodePointer MemoryFileSystem::require(const std::string& path) const {
+inline NodePointer MemoryFileSystem::require(const std::string& path) const {
   NodePointer node = find(path);
   MPX_CHECK(node != nullptr, "files", "cannot open '", path, "': No such file or directory");
   return node;
 }
 
-NodePointer MemoryFileSystem::directory_of(const std::string& path) const {
+inline NodePointer MemoryFileSystem::directory_of(const std::string& path) const {
   NodePointer node = require(parent_directory(path));
   MPX_CHECK(node->directory, "files", "'", parent_directory(path), "' is not a directory");
   return node;
 }
 
-std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) {
+inline std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer parent = directory_of(path);
   NodePointer node = find(path);
@@ -167,7 +205,7 @@ std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) 
   return std::make_unique<MemoryFile>(node, mutex_);
 }
 
-Bytes MemoryFileSystem::map(const std::string& path) {
+inline Bytes MemoryFileSystem::map(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = require(path);
   MPX_CHECK(!node->directory, "files", "'", path, "' is not a regular file");
@@ -175,25 +213,25 @@ Bytes MemoryFileSystem::map(const std::string& path) {
   return {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size(), bytes};
 }
 
-std::vector<std::string> MemoryFileSystem::list(const std::string& directory) {
+inline std::vector<std::string> MemoryFileSystem::list(const std::string& directory) {
   const std::lock_guard guard(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, child] : require(directory)->names) names.push_back(name);
   return names;
 }
 
-bool MemoryFileSystem::exists(const std::string& path) {
+inline bool MemoryFileSystem::exists(const std::string& path) {
   const std::lock_guard guard(mutex_);
   return find(path) != nullptr;
 }
 
-bool MemoryFileSystem::is_directory(const std::string& path) {
+inline bool MemoryFileSystem::is_directory(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = find(path);
   return node != nullptr && node->directory;
 }
 
-void MemoryFileSystem::rename(const std::string& from, const std::string& to) {
+inline void MemoryFileSystem::rename(const std::string& from, const std::string& to) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = require(from), old = find(to);
   MPX_CHECK(old == nullptr || (old->directory == node->directory && old->names.empty()), "files", "cannot rename '",
@@ -205,13 +243,13 @@ void MemoryFileSystem::rename(const std::string& from, const std::string& to) {
   source->set(base_name(from), nullptr);
 }
 
-void MemoryFileSystem::remove(const std::string& path) {
+inline void MemoryFileSystem::remove(const std::string& path) {
   const std::lock_guard guard(mutex_);
   MPX_CHECK(require(path)->names.empty(), "files", "cannot remove '", path, "': Directory not empty");
   directory_of(path)->set(base_name(path), nullptr);
 }
 
-void MemoryFileSystem::make_directory(const std::string& path) {
+inline void MemoryFileSystem::make_directory(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = find(path);
   MPX_CHECK(node == nullptr || node->directory, "files", "cannot make directory '", path, "': File exists");
@@ -221,14 +259,14 @@ void MemoryFileSystem::make_directory(const std::string& path) {
   directory_of(path)->set(base_name(path), made);
 }
 
-void MemoryFileSystem::sync_directory(const std::string& path) {
+inline void MemoryFileSystem::sync_directory(const std::string& path) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = require(path);
   node->durable_names = node->names;
   node->unsynced.clear();
 }
 
-std::unique_ptr<FileLock> MemoryFileSystem::try_lock(const std::string& path) {
+inline std::unique_ptr<FileLock> MemoryFileSystem::try_lock(const std::string& path) {
   const std::lock_guard guard(mutex_);
   if (find(path) == nullptr) directory_of(path)->set(base_name(path), std::make_shared<Node>());
   const std::lock_guard locks_guard(locks_->mutex);
@@ -239,7 +277,7 @@ std::unique_ptr<FileLock> MemoryFileSystem::try_lock(const std::string& path) {
   });
 }
 
-std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_power_cut(uint64_t seed) const {
+inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_power_cut(uint64_t seed) const {
   const std::lock_guard guard(mutex_);
   std::mt19937_64 random(seed);
   auto copy = std::make_unique<MemoryFileSystem>();
@@ -247,14 +285,14 @@ std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_power_cut(uint64_t see
   return copy;
 }
 
-std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_kill() const {
+inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_kill() const {
   const std::lock_guard guard(mutex_);
   auto copy = std::make_unique<MemoryFileSystem>();
   copy->root_ = all_of(*root_);
   return copy;
 }
 
-void MemoryFileSystem::flip_bit(const std::string& path, uint64_t bit) {
+inline void MemoryFileSystem::flip_bit(const std::string& path, uint64_t bit) {
   const std::lock_guard guard(mutex_);
   const NodePointer node = require(path);
   node->bytes.at(bit / 8) = static_cast<char>(node->bytes[bit / 8] ^ (1 << (bit % 8)));
