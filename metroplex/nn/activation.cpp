@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
 #include "nn/linear.h"
 #include "nn/wide.h"
 
@@ -97,14 +96,6 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   });
   if (bias != nullptr) accumulate_bias_gradient(spec.target, *bias, dx);
   return dx;
-}
-
-at::Tensor bias_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec) {
-  at::Tensor saved;
-  const at::Tensor out = apply_activation(x, bias, spec, &saved);
-  return comm::attach(out, {x}, [saved, bias, spec](const at::Tensor& dy) -> comm::Gradients {
-    return {activation_backward(dy, saved, bias, spec)};
-  });
 }
 
 }  // namespace metroplex::nn

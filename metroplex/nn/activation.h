@@ -19,12 +19,9 @@ struct ActivationSpec {
   cuda::Target target;
 };
 
-// x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width]. Overwrites x, which must be a fresh
-// result that no one else reads. `bias` may be null; its gradient goes to bias->main_grad.
-at::Tensor bias_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec);
-
-// The same without autograd. `saved` (may be null) gets what the other parts need: x + b in a wide type, x itself in
-// a half type, so that the result can be made again from it bit for bit.
+// x [..., width] or [..., 2 width] when gated ([gate; up]) -> [..., width], without autograd. Overwrites x, which
+// must be a fresh result that no one else reads. `bias` may be null. `saved` (may be null) gets what the other parts
+// need: x + b in a wide type, x itself in a half type, so that the result can be made again from it bit for bit.
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved);
 // `saved` again from a fresh x; the result again from `saved`.
 at::Tensor activation_saved(const at::Tensor& x, Param* bias);

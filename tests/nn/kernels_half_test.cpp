@@ -3,6 +3,7 @@
 // to the largest values that meet in it.
 #include "comm/autograd_node.h"
 #include "nn/activation.h"
+#include "nn/bias_activation.h"
 #include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
@@ -64,7 +65,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
   const at::Tensor dy = sample({3, 5, gated ? 17 : 34}, 4, dtype), z = with_bias ? same + b : same;
   const at::Tensor expected =
       gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
-  const at::Tensor got = nn::bias_activation(fresh(x), added, spec);
+  const at::Tensor got = bias_activation(fresh(x), added, spec);
   expect_rounded(got, expected, kSlack, name.c_str());
   EXPECT_TRUE(at::equal(nn::activation_again(x.detach(), added, spec), got)) << name;
   const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];

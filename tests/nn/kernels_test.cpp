@@ -1,6 +1,7 @@
 // Every operation against plain autograd over at:: operators in float64, and float kernels against double ones.
 #include "comm/autograd_node.h"
 #include "nn/activation.h"
+#include "nn/bias_activation.h"
 #include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/loss.h"
@@ -72,7 +73,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
             gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
         const at::Tensor fresh =
             comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
-        const at::Tensor got = nn::bias_activation(fresh, &bias, {nn::activation_kind(name), gated, {}});
+        const at::Tensor got = bias_activation(fresh, &bias, {nn::activation_kind(name), gated, {}});
         // fp32: rounding of a few operations on values up to 6, and the erf of absolute error 1.5e-7.
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;
         EXPECT_LT(relative_difference(got, expected), tolerance) << name;
@@ -87,7 +88,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
 TEST(Activation, HugeArgumentsGiveTheLimitsAndNoNan) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30}, at::kFloat);
   for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu"}) {
-    const at::Tensor y = nn::bias_activation(x.clone(), nullptr, {nn::activation_kind(name), false, {}});
+    const at::Tensor y = bias_activation(x.clone(), nullptr, {nn::activation_kind(name), false, {}});
     EXPECT_TRUE(at::allclose(y, at::relu(x), 1e-6, 1e-6)) << name << y;
   }
 }

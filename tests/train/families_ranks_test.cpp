@@ -68,7 +68,7 @@ Result trained(config::Config config, const How& how, at::ScalarType router, con
   config.checkpoint.load = leg.load;
   config.checkpoint.save = leg.save;
   Result result;
-  run_cut(config, Cut{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
+  run_cut(config, TestLayout{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab, false, toy_experts(world, router));
     a->also_crosses = toy_border(config);
     if (!leg.load.empty()) { EXPECT_TRUE(train::load_state(*a, leg.load).loaded); }

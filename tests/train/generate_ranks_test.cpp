@@ -120,7 +120,7 @@ struct Continuation {
   std::vector<int64_t> cached, plain, announced;
 };
 
-Continuation continue_on(const config::Config& base, const Cut& layout, const GenerateOptions& options) {
+Continuation continue_on(const config::Config& base, const TestLayout& layout, const GenerateOptions& options) {
   const config::Config config = cut(base, layout);
   Continuation result;
   std::mutex lock;
@@ -148,7 +148,7 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
       EXPECT_EQ(one.cached, one.plain);
       EXPECT_EQ(one.announced, one.cached);
       EXPECT_GT(std::set<int64_t>(one.cached.begin(), one.cached.end()).size(), 2u) << "too dull to show anything";
-      for (const Cut& layout : {Cut{2, 2, 1, 1, false}, Cut{1, 2, 2, 2, false}}) {
+      for (const TestLayout& layout : {TestLayout{2, 2, 1, 1, false}, TestLayout{1, 2, 2, 2, false}}) {
         const Continuation many = continue_on(base, layout, options);
         EXPECT_EQ(many.cached, one.cached) << "pp " << layout.pp << " vpp " << layout.vpp;
         EXPECT_EQ(many.plain, one.plain);

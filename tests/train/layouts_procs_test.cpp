@@ -10,7 +10,7 @@ namespace {
 using train::LayoutRun;
 
 struct Processes {
-  Cut cut;
+  TestLayout cut;
   const char* strategy = "no_shard";
 };
 

@@ -14,7 +14,7 @@ using State = std::map<std::string, at::Tensor>;
 
 // Trains steps [from, to) from what `load` has (nothing: from scratch), saves to `save`, and returns the whole state.
 struct Leg {
-  Cut layout;
+  TestLayout layout;
   std::string load, save;
   int64_t from = 0, to = 0;
 };

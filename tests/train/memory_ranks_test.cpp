@@ -12,7 +12,7 @@ namespace {
 struct Case {
   std::string name;
   bool llama = false;
-  Cut cut;
+  TestLayout cut;
   std::string yaml;  // over the small model
 };
 

@@ -47,14 +47,15 @@ TEST(OptimizerOffloadRanks, EveryZeroStageAndFormatHasTheBitsOfTheRunWithoutIt) 
   }
   for (const Form& form : forms) {
     SCOPED_TRACE(words(form));
-    const Cut layout{.dp = 2};
+    const TestLayout layout{.dp = 2};
     expect_same(run_leg(with(form, true), {layout, "", "", 0, 3}),
                 run_leg(with(form, false), {layout, "", "", 0, 3}));
   }
 }
 
 TEST(OptimizerOffloadRanks, LayoutsOfAllKindsHaveTheBitsOfTheRunWithoutIt) {
-  for (const Cut& layout : {Cut{.tp = 2, .pp = 2, .dp = 2, .sp = true}, Cut{.pp = 2, .vpp = 2, .dp = 2}}) {
+  for (const TestLayout& layout :
+       {TestLayout{.tp = 2, .pp = 2, .dp = 2, .sp = true}, TestLayout{.pp = 2, .vpp = 2, .dp = 2}}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const Form form{stage, "bf16"};
       SCOPED_TRACE(base::concat(words(form), " tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp));
@@ -67,7 +68,7 @@ TEST(OptimizerOffloadRanks, LayoutsOfAllKindsHaveTheBitsOfTheRunWithoutIt) {
 TEST(OptimizerOffloadRanks, ACheckpointGoesOnWithItOrWithoutIt) {
   for (const Form& form : {Form{1, "bf16"}, Form{3, "bf16", "8bit", true}, Form{0, "fp16"}, Form{2, "fp32"}}) {
     SCOPED_TRACE(words(form));
-    const Cut layout{.dp = 2};
+    const TestLayout layout{.dp = 2};
     const Outcome whole = run_leg(with(form, false), {layout, "", "", 0, 4});
     for (const bool first : {false, true}) {
       const Folder folder;
@@ -81,7 +82,7 @@ TEST(OptimizerOffloadRanks, ACheckpointGoesOnWithItOrWithoutIt) {
 TEST(OptimizerOffloadRanks, TheHostHoldsWhatTheFormulaSays) {
   for (const Form& form : {Form{0, "fp32"}, Form{1, "bf16"}, Form{2, "bf16", "8bit", true}, Form{3, "fp16"}}) {
     SCOPED_TRACE(words(form));
-    const Cut layout{.dp = 2};
+    const TestLayout layout{.dp = 2};
     const config::Config config = cut(with(form, true), layout);
     run_cut(config, layout, [&](const comm::World& world) {
       const auto a = train::assemble(config, world, kVocab);

@@ -11,7 +11,7 @@ namespace {
 struct Case {
   std::string name;
   bool llama = false;
-  Cut cut;
+  TestLayout cut;
   std::string yaml = "";
   int64_t vocab = 50;
 };

@@ -23,7 +23,7 @@ struct Steps {
   std::vector<train::StepOutcome> outcomes;
   std::map<std::string, at::Tensor> params;  // rank 0
 };
-Steps run(const config::Config& base, const Cut& layout, int steps) {
+Steps run(const config::Config& base, const TestLayout& layout, int steps) {
   const config::Config config = cut(base, layout);
   Steps result;
   run_cut(config, layout, [&](const comm::World& world) {
@@ -58,7 +58,7 @@ struct Expected {
   std::vector<train::StepOutcome> outcomes;  // with the scale of each step
   double nearest = 1e9;                      // to the limit, as a factor
 };
-Expected expected_with_scale(const Cut& layout, int steps, double scale, bool learns) {
+Expected expected_with_scale(const TestLayout& layout, int steps, double scale, bool learns) {
   const config::Config config = cut(in("fp64", slow_llama()), layout);
   Expected expected;
   run_cut(config, layout, [&](const comm::World& world) {
@@ -107,7 +107,7 @@ TEST(LossScaling, StepsThatOverflowAreSkippedAndTheOthersAreTheExactRun) {
   config::Config config = in("fp16", slow_llama());
   config.precision.initial_loss_scale = kScale;
   config.precision.hysteresis = 1;
-  for (const Cut& layout : {Cut{}, Cut{2, 2, 1, 2, true}}) {
+  for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 2, true}}) {
     const Steps steps = run(config, layout, kSteps);
     const Expected exact = expected_with_scale(layout, kSteps, kScale, true),
                    still = expected_with_scale(layout, kSteps, kScale, false);
@@ -132,7 +132,7 @@ TEST(LossScaling, StepsThatOverflowAreSkippedAndTheOthersAreTheExactRun) {
 }
 
 TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
-  const Cut layout{2, 2, 1, 2, false};
+  const TestLayout layout{2, 2, 1, 2, false};
   for (const char* strategy : {"no_shard", "optim", "optim_grads_params"}) {
     config::Config config = in("bf16", small_llama());
     config.precision.loss_scale = 256;
@@ -172,7 +172,7 @@ TEST(Precision, PipelineStagesChangeNoBitInHalfPrecision) {
     // On one stage the two uses of a tied table meet in fp16, on two in the fp32 buffer.
     config.model.untie_embeddings_and_output_weights = std::string(dtype) == "fp16";
     const Steps one = run(config, {}, 3);
-    for (const Cut& layout : {Cut{1, 2, 1, 1, false}, Cut{1, 2, 2, 1, false}}) {
+    for (const TestLayout& layout : {TestLayout{1, 2, 1, 1, false}, TestLayout{1, 2, 2, 1, false}}) {
       const Steps cut_up = run(config, layout, 3);
       // The first norm and update see gradients summed in the same order; so do all that follow.
       for (size_t i = 0; i < 3; ++i)
@@ -184,7 +184,7 @@ TEST(Precision, PipelineStagesChangeNoBitInHalfPrecision) {
 // bf16 keeps 8 bits: with the losses near 4 and some hundred rounded operations on the way, 1 in 200.
 TEST(Precision, HalfPrecisionFollowsFloat64) {
   for (const char* dtype : {"bf16", "fp16"}) {
-    for (const Cut& layout : {Cut{}, Cut{2, 2, 2, 2, true}}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 2, 2, true}}) {
       config::Config config = in(dtype, small_llama());
       config.precision.initial_loss_scale = 1024;
       const Steps half = run(config, layout, 6), exact = run(in("fp64", small_llama()), {}, 6);
@@ -218,7 +218,7 @@ TEST(GradientNorm, AboveTheThresholdTheStepIsSkipped) {
 }
 
 // What train_step says when `poisoned(n)` puts a NaN into the gradient of linear_fc1 at its n-th use on `rank`.
-std::string message_of_nan(const config::Config& config, const Cut& layout, int rank,
+std::string message_of_nan(const config::Config& config, const TestLayout& layout, int rank,
                            const std::function<bool(int use)>& poisoned) {
   try {
     run_cut(config, layout, [&](const comm::World& world) {
@@ -244,7 +244,7 @@ void expect_words(const std::string& message, const std::vector<std::string>& wo
 }
 
 TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
-  const Cut layout{1, 2, 1, 2, false};
+  const TestLayout layout{1, 2, 1, 2, false};
   for (const char* strategy : {"no_shard", "optim", "optim_grads"}) {
     config::Config config = small_gpt();
     config.parallel.data_parallel_sharding_strategy = strategy;
@@ -258,8 +258,9 @@ TEST(NotFinite, AGradientIsNamedWithItsParameterRankAndMicrobatch) {
 
 // The data itself makes the gradients: one position of one microbatch of the last data-parallel rank.
 TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsUpdated) {
-  for (const Cut& layout : {Cut{1, 1, 1, 1, false}, Cut{1, 2, 1, 2, false}, Cut{2, 2, 1, 2, true},
-                            Cut{1, 2, 2, 2, false}, Cut{2, 1, 1, 2, false}}) {
+  for (const TestLayout& layout :
+       {TestLayout{1, 1, 1, 1, false}, TestLayout{1, 2, 1, 2, false}, TestLayout{2, 2, 1, 2, true},
+        TestLayout{1, 2, 2, 2, false}, TestLayout{2, 1, 1, 2, false}}) {
     for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
       config::Config config = small_gpt();
       config.parallel.data_parallel_sharding_strategy = strategy;
@@ -287,7 +288,7 @@ TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsU
 }
 
 TEST(NotFinite, TheMicrobatchIsNamedWithVirtualStagesToo) {
-  const Cut layout{1, 2, 2, 2, false};
+  const TestLayout layout{1, 2, 2, 2, false};
   // Four microbatches, then four copies of each.
   const std::string message = message_of_nan(cut(small_gpt(), layout), layout, 2,
                                              [](int use) { return use == 2 || (use >= 12 && use < 16); });

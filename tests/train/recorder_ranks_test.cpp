@@ -15,7 +15,7 @@ struct Recorded {
 
 // Two steps, and the optimizer's state read and written, on two tensor-parallel ranks.
 Recorded record(config::Config config, bool sequence_parallel) {
-  const Cut layout{.tp = 2, .sp = sequence_parallel};
+  const TestLayout layout{.tp = 2, .sp = sequence_parallel};
   config.train.global_batch_size = 2;
   config = cut(config, layout);
   std::vector<Recorded> of_ranks(2);
@@ -94,7 +94,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
 
 TEST(RecorderRanks, IsToldOfEveryCallOfAGroup) {
   for (const bool sequence_parallel : {false, true}) {
-    const Cut layout{.tp = 2, .pp = 2, .dp = 2, .sp = sequence_parallel};
+    const TestLayout layout{.tp = 2, .pp = 2, .dp = 2, .sp = sequence_parallel};
     config::Config config = small_gpt();
     config.parallel.data_parallel_sharding_strategy = "optim";
     config = cut(config, layout);

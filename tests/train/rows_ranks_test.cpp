@@ -26,7 +26,7 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<nn::RowRun
 // runs[i]: the rows of context-parallel rank i; none: whole sequences.
 using Runs = std::vector<std::vector<nn::RowRun>>;
 
-Trained train_on(config::Config config, const Cut& layout, const Runs& runs, bool documents) {
+Trained train_on(config::Config config, const TestLayout& layout, const Runs& runs, bool documents) {
   config = cut(config, layout);
   const int cp = std::max<int>(1, static_cast<int>(runs.size()));
   config.parallel.context_parallel_size = cp;  // which no command takes yet
@@ -80,7 +80,7 @@ TEST(RowsRanks, ASequenceInAnotherOrderOfItsRowsIsTheSameSequence) {
   for (const config::Config& config : configs()) {
     for (const bool documents : {false, true}) {
       const Trained whole = train_on(config, {}, {}, documents);
-      for (const Cut& layout : {Cut{}, Cut{.tp = 2, .sp = true}, Cut{.tp = 2, .pp = 2}}) {
+      for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.tp = 2, .pp = 2}}) {
         SCOPED_TRACE(testing::Message() << config.model.family << " dropout " << config.model.attention_dropout
                                         << " documents " << documents << " tp " << layout.tp << " pp " << layout.pp);
         expect_same(train_on(config, layout, order, documents), whole);
@@ -94,7 +94,7 @@ TEST(RowsRanks, RanksWithTwoRunsOfEverySequenceTrainAsOneRank) {
   const Runs runs{{{0, 2}, {6, 2}}, {{2, 2}, {4, 2}}};
   for (const config::Config& config : configs()) {
     const Trained whole = train_on(config, {}, {}, true);
-    for (const Cut& layout : {Cut{}, Cut{.tp = 2, .sp = true}, Cut{.pp = 2, .dp = 2}}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.pp = 2, .dp = 2}}) {
       SCOPED_TRACE(testing::Message() << config.model.family << " dropout " << config.model.attention_dropout
                                       << " tp " << layout.tp << " pp " << layout.pp << " dp " << layout.dp);
       expect_same(train_on(config, layout, runs, true), whole);

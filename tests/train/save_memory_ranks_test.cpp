@@ -39,7 +39,7 @@ constexpr int64_t kTexts = 256 << 10;
 
 TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
   for (const bool narrow : {true, false}) {
-    for (const Cut& layout : {Cut{}, Cut{1, 1, 1, 2, false}, Cut{2, 1, 1, 1, true}}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 1, 1, 2, false}, TestLayout{2, 1, 1, 1, true}}) {
       SCOPED_TRACE(base::concat("narrow ", narrow, " dp ", layout.dp, " tp ", layout.tp));
       const Folder folder;
       config::Config config = wider(small_llama());
@@ -82,7 +82,7 @@ TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
   Scarce scarce(c10::GetCPUAllocator());
   c10::SetCPUAllocator(&scarce, 1);
   const Folder folder;
-  const Cut layout{1, 1, 1, 2, false};
+  const TestLayout layout{1, 1, 1, 2, false};
   config::Config config = wider(small_llama());
   config.optim.exp_avg_dtype = "bf16";
   config.checkpoint.save = folder.at("ckpt");

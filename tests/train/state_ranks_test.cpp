@@ -11,7 +11,7 @@
 namespace metroplex::test {
 namespace {
 
-constexpr Cut kEight{2, 2, 1, 2, true}, kInterleaved{1, 2, 2, 1, false}, kFour{1, 1, 1, 4, false};
+constexpr TestLayout kEight{2, 2, 1, 2, true}, kInterleaved{1, 2, 2, 1, false}, kFour{1, 1, 1, 4, false};
 
 TEST(TrainingState, OnTheSameLayoutTheRunGoesOnBitForBit) {
   for (const char* optimizer : {"adam", "sgd"}) {
@@ -42,7 +42,7 @@ void wander(const config::Config& config, size_t tensors) {
   expect_equal_state(run_leg(config, {kFour, folder.at("b"), folder.at("c"), 2, 2}).state, eight.state);
   expect_equal_state(run_leg(config, {kInterleaved, folder.at("c"), folder.at("d"), 2, 2}).state, eight.state);
   const Outcome there = run_leg(config, {kEight, folder.at("a"), "", 2, 4});
-  for (const Cut& layout : {Cut{}, kFour, kInterleaved}) {
+  for (const TestLayout& layout : {TestLayout{}, kFour, kInterleaved}) {
     const Outcome here = run_leg(config, {layout, folder.at("d"), "", 2, 4});
     for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(here.losses[i], there.losses[i], 1e-12 * there.losses[i]);
   }
@@ -291,7 +291,7 @@ TEST(TrainingState, NoCheckpointIsAFreshStartOrAnErrorAsAsked) {
 }
 
 TEST(TrainingState, ASaveThatFailsSaysWhyOnEveryRankAndTheRunGoesOn) {
-  const Cut layout{1, 1, 1, 2, false};
+  const TestLayout layout{1, 1, 1, 2, false};
   config::Config config = small_gpt();
   config.checkpoint.save = "/dev/null/nowhere";
   config.checkpoint.save_interval = 1;

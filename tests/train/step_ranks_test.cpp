@@ -13,7 +13,7 @@ namespace {
 
 using train::LayoutRun;
 
-LayoutRun run(const config::Config& config, const Cut& layout) {
+LayoutRun run(const config::Config& config, const TestLayout& layout) {
   LayoutRun result;
   run_cut(config, layout, [&](const comm::World& world) {
     LayoutRun mine = train::run_layout(config, world, kVocab, 3);
@@ -22,7 +22,7 @@ LayoutRun run(const config::Config& config, const Cut& layout) {
   return result;
 }
 
-void expect_equal_to_one_rank(const config::Config& base, const Cut& layout) {
+void expect_equal_to_one_rank(const config::Config& base, const TestLayout& layout) {
   SCOPED_TRACE(
       base::concat("tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp, " dp ", layout.dp, " sp ", layout.sp));
   const config::Config config = cut(train::verification_config(base, 3), layout);
@@ -33,13 +33,13 @@ void expect_equal_to_one_rank(const config::Config& base, const Cut& layout) {
   EXPECT_LE(difference.parameter, train::kParameterTolerance) << difference.parameter_name;
 }
 
-constexpr Cut kSomeLayouts[] = {
+constexpr TestLayout kSomeLayouts[] = {
     {1, 1, 1, 4, false}, {2, 1, 1, 1, true}, {1, 2, 2, 2, false}, {2, 2, 1, 2, false}, {2, 2, 2, 2, true}};
 
 TEST(PerTokenLoss, AnyLayoutEqualsOneRank) {
   config::Config config = small_gpt();
   config.train.calculate_per_token_loss = true;
-  for (const Cut& layout : kSomeLayouts) expect_equal_to_one_rank(config, layout);
+  for (const TestLayout& layout : kSomeLayouts) expect_equal_to_one_rank(config, layout);
 }
 
 TEST(PerTokenLoss, IsNotTheMeanOfTheMicrobatchesMeans) {
@@ -53,7 +53,7 @@ TEST(PerTokenLoss, IsNotTheMeanOfTheMicrobatchesMeans) {
 
 // Where every microbatch has as many tokens, both ways of counting are the same mean: loss, norm and update.
 TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
-  const Cut layout{1, 2, 1, 2, false};
+  const TestLayout layout{1, 2, 1, 2, false};
   std::vector<std::vector<double>> numbers;
   for (const bool per_token : {false, true}) {
     config::Config config = small_gpt();
@@ -79,7 +79,8 @@ TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
 TEST(LabelSmoothing, AnyLayoutEqualsOneRank) {
   config::Config config = small_llama();
   config.train.label_smoothing = 0.15;
-  for (const Cut& layout : {Cut{2, 1, 1, 1, false}, Cut{2, 2, 1, 1, true}, Cut{1, 1, 1, 2, false}}) {
+  for (const TestLayout& layout :
+       {TestLayout{2, 1, 1, 1, false}, TestLayout{2, 2, 1, 1, true}, TestLayout{1, 1, 1, 2, false}}) {
     expect_equal_to_one_rank(config, layout);
   }
 }
@@ -93,7 +94,7 @@ TEST(LabelSmoothing, ChangesTheLoss) {
 
 TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
   const config::Config config = small_gpt();
-  const auto losses_on = [&](const Cut& layout) {
+  const auto losses_on = [&](const TestLayout& layout) {
     const config::Config c = cut(config, layout);
     std::vector<double> seen;
     run_cut(c, layout, [&](const comm::World& world) {
@@ -113,7 +114,7 @@ TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
     return seen;
   };
   const auto one = losses_on({});
-  for (const Cut& layout : {Cut{1, 2, 1, 1, false}, Cut{2, 2, 2, 1, true}}) {
+  for (const TestLayout& layout : {TestLayout{1, 2, 1, 1, false}, TestLayout{2, 2, 2, 1, true}}) {
     const auto got = losses_on(layout);
     ASSERT_EQ(got.size(), 3u);
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(got[i], one[i], 1e-11) << "step " << i;
@@ -125,7 +126,7 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
   config::Config config = small_gpt();
   config.model.sharded_initialization = true;
   config.optim.lr_warmup_iters = 0;
-  const Cut layout{2, 2, 1, 2, false};
+  const TestLayout layout{2, 2, 1, 2, false};
   config = cut(config, layout);
   run_cut(config, layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
@@ -165,7 +166,7 @@ struct Failure {
 };
 
 // One step with `spoil` applied to every rank's batches.
-Failure failing_step(const config::Config& base, const Cut& layout,
+Failure failing_step(const config::Config& base, const TestLayout& layout,
                      const std::function<void(const comm::World&, std::vector<nn::Microbatch>&)>& spoil) {
   const config::Config config = cut(base, layout);
   Failure failure;
@@ -225,7 +226,7 @@ TEST(NotANumber, IsLetThroughWhenBothChecksAreOff) {
 TEST(NotANumber, InGradientsIsRefusedWithoutTheCheckOfTheLoss) {
   config::Config config = small_gpt();
   config.train.check_for_nan_in_loss = false;
-  for (const Cut& layout : {Cut{}, Cut{1, 2, 1, 2, false}}) {
+  for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 2, 1, 2, false}}) {
     const Failure failure =
         failing_step(config, layout, [](const comm::World&, auto& batches) { poison(batches[1]); });
     for (const char* word : {"the gradient of", "iteration 7", "microbatch 1", "nothing was updated"}) {
@@ -236,7 +237,7 @@ TEST(NotANumber, InGradientsIsRefusedWithoutTheCheckOfTheLoss) {
 }
 
 TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {
-  const Cut layout{1, 2, 1, 2, false};
+  const TestLayout layout{1, 2, 1, 2, false};
   const config::Config config = cut(small_gpt(), layout);
   run_cut(config, layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
@@ -246,7 +247,7 @@ TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {
 }
 
 TEST(Stopping, AnEvaluationHearsOfItToo) {
-  const Cut layout{1, 2, 1, 2, false};
+  const TestLayout layout{1, 2, 1, 2, false};
   const config::Config config = cut(small_gpt(), layout);
   run_cut(config, layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
@@ -257,7 +258,7 @@ TEST(Stopping, AnEvaluationHearsOfItToo) {
 
 TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
   std::vector<double> means;
-  for (const Cut& layout : {Cut{}, Cut{2, 2, 2, 1, true}, Cut{1, 1, 1, 4, false}}) {
+  for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 2, 1, true}, TestLayout{1, 1, 1, 4, false}}) {
     const config::Config config = cut(small_gpt(), layout);
     run_cut(config, layout, [&](const comm::World& world) {
       const auto a = train::assemble(config, world, kVocab);

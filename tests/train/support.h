@@ -22,7 +22,8 @@ namespace metroplex::test {
 
 constexpr int64_t kVocab = 50, kSequence = 8;
 
-struct Cut {
+// A layout that a test trains on.
+struct TestLayout {
   int64_t tp = 1, pp = 1, vpp = 1, dp = 1;
   bool sp = false;
   int64_t ranks() const { return tp * pp * dp; }
@@ -50,7 +51,7 @@ inline config::Config small_llama() {
   return config;
 }
 
-inline config::Config cut(config::Config config, const Cut& layout) {
+inline config::Config cut(config::Config config, const TestLayout& layout) {
   config.parallel.tensor_model_parallel_size = layout.tp;
   config.parallel.pipeline_model_parallel_size = layout.pp;
   config.parallel.virtual_pipeline_model_parallel_size = layout.vpp;
@@ -61,7 +62,7 @@ inline config::Config cut(config::Config config, const Cut& layout) {
   return config::resolved(config, layout.ranks());
 }
 
-inline void run_cut(const config::Config& config, const Cut& layout, const comm::RankBody& body) {
+inline void run_cut(const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)}, body);
 }

@@ -13,7 +13,7 @@ namespace {
 
 using train::LayoutRun;
 
-void run_on(int gpu, const config::Config& config, const Cut& layout, const comm::RankBody& body) {
+void run_on(int gpu, const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
   comm::ThreadsOptions options;
   options.timeout = std::chrono::seconds(60);
@@ -21,7 +21,7 @@ void run_on(int gpu, const config::Config& config, const Cut& layout, const comm
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), options, body);
 }
 
-LayoutRun trained(int gpu, const config::Config& base, const Cut& layout = {}, int steps = 3) {
+LayoutRun trained(int gpu, const config::Config& base, const TestLayout& layout = {}, int steps = 3) {
   const config::Config config = cut(base, layout);
   LayoutRun result;
   run_on(gpu, config, layout, [&](const comm::World& world) {
@@ -97,8 +97,9 @@ TEST(TrainOnGpu, EveryOptimizerAndStorageTakesItsStepThere) {
 TEST(TrainOnGpu, RanksThatShareAGpuAreOneRank) {
   MPX_NEED_GPU_KERNELS();
   const LayoutRun reference = trained(-1, small_gpt());
-  for (const Cut& layout :
-       {Cut{.tp = 2}, Cut{.tp = 2, .pp = 2}, Cut{.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true}, Cut{.dp = 4}}) {
+  for (const TestLayout& layout :
+       {TestLayout{.tp = 2}, TestLayout{.tp = 2, .pp = 2},
+        TestLayout{.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true}, TestLayout{.dp = 4}}) {
     SCOPED_TRACE(base::concat("tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp, " dp ", layout.dp));
     expect_close(trained(0, small_gpt(), layout), reference, kFloat64);
   }

@@ -11,7 +11,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-train::LayoutRun run(const config::Config& base, const Cut& layout) {
+train::LayoutRun run(const config::Config& base, const TestLayout& layout) {
   const config::Config config = cut(train::verification_config(base, 2), layout);
   train::LayoutRun result;
   run_cut(config, layout, [&](const comm::World& world) {

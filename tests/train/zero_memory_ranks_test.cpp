@@ -8,7 +8,7 @@
 namespace metroplex::test {
 namespace {
 
-constexpr Cut kCut{1, 1, 1, 8, false};
+constexpr TestLayout kCut{1, 1, 1, 8, false};
 
 config::Config config_of(const std::string& dtype, bool llama, const std::string& more) {
   config::Config config =

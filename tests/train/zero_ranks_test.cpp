@@ -12,7 +12,7 @@ using train::LayoutRun;
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
 
 struct Sharded {
-  Cut cut;
+  TestLayout cut;
   int stage = 0;
   int64_t instances = 1;
   config::Memory memory = {};
@@ -32,7 +32,7 @@ std::string words(const Sharded& how) {
                       how.memory.offload_activations);
 }
 
-LayoutRun run(const config::Config& config, const Cut& layout, int steps = 3) {
+LayoutRun run(const config::Config& config, const TestLayout& layout, int steps = 3) {
   LayoutRun result;
   run_cut(config, layout, [&](const comm::World& world) {
     LayoutRun mine = train::run_layout(config, world, kVocab, steps);
@@ -77,9 +77,10 @@ std::vector<Sharded> every_layout() {
 std::vector<Sharded> odd_layouts() {
   std::vector<Sharded> all;
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const Cut& layout :
-         {Cut{1, 1, 1, 3, false}, Cut{1, 1, 1, 5, false}, Cut{2, 1, 1, 3, true}, Cut{1, 2, 1, 3, false},
-          Cut{1, 3, 2, 1, false}, Cut{1, 3, 2, 2, false}, Cut{2, 3, 2, 1, true}})
+    for (const TestLayout& layout :
+         {TestLayout{1, 1, 1, 3, false}, TestLayout{1, 1, 1, 5, false}, TestLayout{2, 1, 1, 3, true},
+          TestLayout{1, 2, 1, 3, false}, TestLayout{1, 3, 2, 1, false}, TestLayout{1, 3, 2, 2, false},
+          TestLayout{2, 3, 2, 1, true}})
       all.push_back({layout, stage, 1});
     if (stage == 0) continue;
     for (const int64_t instances : {2, 3, 6}) all.push_back({{1, 1, 1, 6, false}, stage, instances});
@@ -177,7 +178,8 @@ TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
   config.optim.optimizer = "muon";
   config.model.num_query_groups = 4;
   std::vector<Sharded> all = every_layout();
-  for (const Cut& layout : {Cut{2, 1, 1, 1, true}, Cut{2, 2, 2, 2, false}, Cut{1, 4, 1, 2, false}})
+  for (const TestLayout& layout :
+       {TestLayout{2, 1, 1, 1, true}, TestLayout{2, 2, 2, 2, false}, TestLayout{1, 4, 1, 2, false}})
     all.push_back({layout, 0, 1});
   expect_equal_to_one_rank(config, all);
 }
@@ -193,7 +195,8 @@ TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
 // One microbatch a step: each gradient is then one sum over the data-parallel ranks, in group order, at every stage.
 // With several, ZeRO-2 and 3 add the ranks' parts of each microbatch first and the microbatches after: another order.
 TEST(Zero, StagesEqualEachOtherBitForBitInFloat32) {
-  for (const Cut& layout : {Cut{1, 1, 1, 4, false}, Cut{2, 1, 1, 4, true}, Cut{1, 1, 1, 8, false}}) {
+  for (const TestLayout& layout :
+       {TestLayout{1, 1, 1, 4, false}, TestLayout{2, 1, 1, 4, true}, TestLayout{1, 1, 1, 8, false}}) {
     config::Config config = train::verification_config(small_gpt(), 3);
     config.precision.params_dtype = "fp32";
     config.train.global_batch_size = layout.dp;
@@ -212,7 +215,7 @@ TEST(Zero, OverlapAndBucketSizesChangeNoBit) {
   for (int stage = 0; stage <= 3; ++stage) {
     config::Config config = train::verification_config(small_gpt(), 3);
     config.precision.params_dtype = "fp32";
-    const Cut layout{1, 2, 2, 2, false};
+    const TestLayout layout{1, 2, 2, 2, false};
     const LayoutRun overlapped = run(sharded(config, {layout, stage, 1}), layout);
     for (const bool align : {false, true}) {
       SCOPED_TRACE(base::concat("ZeRO ", stage, " align ", align));

@@ -22,7 +22,7 @@ void expect_something(const State& state) {
 // ZeRO-1 at dp 4, ZeRO-3 at dp 2 x tp 2, none at one rank, ZeRO-2 in two instances.
 void wander(const config::Config& config) {
   const Folder folder;
-  const Cut dp4{1, 1, 1, 4, false}, dp2tp2{2, 1, 1, 2, true}, pp2{1, 2, 2, 2, false};
+  const TestLayout dp4{1, 1, 1, 4, false}, dp2tp2{2, 1, 1, 2, true}, pp2{1, 2, 2, 2, false};
   const State first = run_leg(with_stage(config, 1), {dp4, "", folder.at("a"), 0, 2}).state;
   expect_something(first);
   expect_equal_state(run_leg(with_stage(config, 3), {dp2tp2, folder.at("a"), folder.at("b"), 2, 2}).state, first);
@@ -48,7 +48,7 @@ config::Config bf16(config::Config config) {
 }
 
 TEST(ZeroState, OnTheSameLayoutEveryStageAndPrecisionGoesOnBitForBit) {
-  const Cut layout{2, 1, 1, 4, true};
+  const TestLayout layout{2, 1, 1, 4, true};
   std::vector<config::Config> configs{bf16(small_llama()), bf16(small_llama()), bf16(small_gpt()), small_gpt()};
   configs[1].optim.store_param_remainders = true;
   configs[1].optim.exp_avg_dtype = configs[1].optim.exp_avg_sq_dtype = "8bit";
@@ -71,7 +71,7 @@ TEST(ZeroState, OnTheSameLayoutEveryStageAndPrecisionGoesOnBitForBit) {
 
 // The start of such a run gathers what the first stage drew; what is loaded next must not be overtaken by it.
 TEST(ZeroState, ATiedModelOfShardedInitialisationGoesOnFromWhatWasLoaded) {
-  for (const Cut& layout : {Cut{1, 1, 1, 2, false}, Cut{1, 2, 1, 2, false}}) {
+  for (const TestLayout& layout : {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 1, 2, false}}) {
     for (const int stage : {1, 2}) {
       SCOPED_TRACE(base::concat("ZeRO ", stage, " pp ", layout.pp));
       const Folder folder;
@@ -91,7 +91,7 @@ TEST(ZeroState, ATiedModelOfShardedInitialisationGoesOnFromWhatWasLoaded) {
 // Main parameters kept as fp32 and as bf16 parameter with remainder are the same numbers.
 TEST(ZeroState, MainParametersAndRemaindersLoadIntoEachOther) {
   const Folder folder;
-  const Cut dp4{1, 1, 1, 4, false}, dp2tp2{2, 1, 1, 2, true};
+  const TestLayout dp4{1, 1, 1, 4, false}, dp2tp2{2, 1, 1, 2, true};
   const config::Config plain = bf16(small_llama());
   config::Config split = plain;
   split.optim.store_param_remainders = true;

@@ -14,7 +14,7 @@ struct Counted {
 
 // The second step of a run: the first one may still gather what assembly left.
 Counted step_of(config::Config config, int stage, int64_t microbatches) {
-  const Cut layout{1, 1, 1, 4, false};
+  const TestLayout layout{1, 1, 1, 4, false};
   config.parallel.data_parallel_sharding_strategy = kStrategies[stage];
   config.precision.params_dtype = "fp32";
   config.train.global_batch_size = 4 * microbatches;
