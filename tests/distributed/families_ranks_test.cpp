@@ -43,19 +43,22 @@ void accumulate(std::vector<nn::Param>& params, int rank) {
 
 constexpr config::Sharding kStages[] = {{}, {true}, {true, true}, {true, true, true}};
 
-TEST(ParamFamilies, EachIsSummedOverItsOwnRanksTimesTheSameFactor) {
-  const config::Parallel parallel = parallel_of(2);
+// edp are the ranks of the same ep index: the even ones and the odd ones.
+void expect_sums(int ranks, const config::Parallel& parallel) {
   for (const config::Sharding& sharding : kStages) {
     SCOPED_TRACE(sharding.stage());
-    run_experts(4, parallel, [&](const comm::World& world) {
+    run_experts(ranks, parallel, [&](const comm::World& world) {
       std::vector<nn::Param> params = four_params();
       distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
       ASSERT_EQ(families.all().size(), 4u);
       families.begin_step(1);
       accumulate(params, world.rank());
       families.finish_gradients();
-      // edp are the ranks of the same ep index: 0 and 2, 1 and 3.
-      const double dense = (1 + 2 + 3 + 4) / 4.0, expert = (world.rank() % 2 == 0 ? 1 + 3 : 2 + 4) / 4.0;
+      double dense = 0, expert = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        dense += (rank + 1.0) / ranks;
+        if (rank % 2 == world.rank() % 2) expert += (rank + 1.0) / ranks;
+      }
       for (const distributed::Slice& slice : families.slices()) {
         const double expected = slice.param == &params[1] ? expert : dense;
         EXPECT_TRUE(at::all(slice.gradient == expected).item<bool>()) << slice.param->name;
@@ -63,6 +66,14 @@ TEST(ParamFamilies, EachIsSummedOverItsOwnRanksTimesTheSameFactor) {
       }
     });
   }
+}
+
+TEST(ParamFamilies, EachIsSummedOverItsOwnRanksTimesTheSameFactor) { expect_sums(4, parallel_of(2)); }
+
+TEST(ParamFamilies, RunsOfDataParallelRanksAddUpInEveryFamily) {
+  config::Parallel parallel = parallel_of(2);
+  parallel.num_distributed_optimizer_instances = 2;
+  expect_sums(8, parallel);
 }
 
 TEST(ParamFamilies, ACloneHasValuesAndItsOwnGradientAndNothingElse) {

@@ -103,6 +103,7 @@ inline void check_range(const OptimizerRange& r, int num_moments) {
   const MomentArray* moments[] = {&r.first, &r.second};
   for (int i = 0; i < num_moments; ++i) {
     const MomentArray& m = *moments[i];
+    MPX_ASSERT(m.data != nullptr || r.n == 0, "moment ", i, " of the ", num_moments, " that are read is missing");
     MPX_ASSERT((m.number == Number::f64) == wide && m.number != Number::f16,
                "a moment is f32, bf16 or block8, and f64 with an f64 main parameter");
     MPX_ASSERT(m.number != Number::block8 || m.scales != nullptr || r.n == 0, "block8 has scales");
