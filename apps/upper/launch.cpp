@@ -37,7 +37,7 @@ int code_of(const std::exception_ptr& failure) {
 }
 
 [[noreturn]] void end_stuck_process(const std::exception_ptr& failure) {
-  std::fprintf(stderr, "metroplex: %s\n", comm::cause_of(failure).c_str());
+  std::fputs(("metroplex: " + comm::cause_of(failure) + "\n").c_str(), stderr);
   std::fflush(stderr);
   _exit(code_of(failure));
 }

@@ -79,6 +79,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
                                  "dropout_norm_backward",
                                  "dropout_norm_forward",
                                  "gather_rows",
+                                 "gradient_numbers",
                                  "gradient_sums",
                                  "join_floats",
                                  "lion_step",
