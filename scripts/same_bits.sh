@@ -17,7 +17,8 @@ done
 for binary in "$old" "$new"; do [ -x "$binary" ] || { echo "same_bits.sh: no program $binary" >&2; exit 2; }; done
 
 export OMP_NUM_THREADS=1
-unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT || true
+unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT # a launcher's, which would make one rank of each run
+# Checkpoints and metrics of both builds, a few megabytes at a time; gone at the end, however it comes.
 work=$(mktemp -d "${TMPDIR:-/tmp}/metroplex_bits.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$work"

@@ -23,13 +23,11 @@ class Rules {
   template <class Value>
   void require(bool holds, const char* key, const Value& value, const std::string& rule, const std::string& fix) {
     if (holds) return;
-    std::string text;
     if constexpr (std::is_floating_point_v<Value>) {
-      text = number_text(value);
+      refuse(list, key, number_text(value), rule, fix);
     } else {
-      text = base::concat(value);
+      refuse(list, key, value, rule, fix);
     }
-    list.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
   }
 
   const Config& config;

@@ -12,10 +12,6 @@ namespace {
 
 std::optional<int64_t> unless_zero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
 
-bool among(const std::string& word, const std::vector<std::string>& list) {
-  return std::find(list.begin(), list.end(), word) != list.end();
-}
-
 class Checker {
  public:
   explicit Checker(const TransformerSettings& settings) : s_(settings) {}
@@ -31,12 +27,6 @@ class Checker {
   }
 
  private:
-  template <class Value>
-  void refuse(const char* key, const Value& value, const std::string& rule, const std::string& fix) {
-    const std::string text = base::concat(value);
-    list_.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
-  }
-
   // The divisors below are at least 1.
   bool sizes() {
     const std::pair<const char*, int64_t> sizes[] = {
@@ -46,20 +36,20 @@ class Checker {
         {"parallel.pipeline_model_parallel_size", s_.pp},
         {"parallel.virtual_pipeline_model_parallel_size", s_.vpp.value_or(1)}};
     for (const auto& [key, size] : sizes) {
-      if (size < 1) refuse(key, size, "must be at least 1", "choose 1 or more");
+      if (size < 1) refuse(list_, key, size, "must be at least 1", "choose 1 or more");
     }
     return list_.empty();
   }
 
   void heads() {
     if (s_.num_attention_heads % s_.tp != 0) {
-      refuse("model.num_attention_heads", s_.num_attention_heads,
+      refuse(list_, "model.num_attention_heads", s_.num_attention_heads,
              base::concat("must be a multiple of parallel.tensor_model_parallel_size = ", s_.tp),
              "choose a tensor-parallel size that divides the heads");
     }
     const int64_t groups = s_.num_query_groups.value_or(s_.num_attention_heads);
     if (groups % s_.tp != 0 && (groups == 0 || s_.tp % groups != 0)) {
-      refuse("model.num_query_groups", groups,
+      refuse(list_, "model.num_query_groups", groups,
              base::concat("must be a multiple or a divisor of parallel.tensor_model_parallel_size = ", s_.tp),
              "choose a tensor-parallel size that divides the query groups");
     }
@@ -67,11 +57,11 @@ class Checker {
 
   void parallelism() {
     if (s_.sequence_parallel && s_.tp <= 1) {
-      refuse("parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
+      refuse(list_, "parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
              "set it to false or cut the model over more tensor-parallel ranks");
     }
     if (s_.ep > 1) {
-      refuse("parallel.expert_model_parallel_size", s_.ep, "must be 1: models with experts are not there yet",
+      refuse(list_, "parallel.expert_model_parallel_size", s_.ep, "must be 1: models with experts are not there yet",
              "set it to 1");
     }
   }
@@ -80,7 +70,7 @@ class Checker {
     const bool uneven = s_.first_stage_layers || s_.last_stage_layers;
     const bool account = s_.account_for_embedding || s_.account_for_loss;
     if (uneven && account) {
-      refuse("parallel.decoder_first_pipeline_num_layers",
+      refuse(list_, "parallel.decoder_first_pipeline_num_layers",
              s_.first_stage_layers.value_or(s_.last_stage_layers.value_or(0)),
              "uneven first or last stages cannot be combined with account_for_embedding_in_pipeline_split or "
              "account_for_loss_in_pipeline_split",
@@ -98,20 +88,21 @@ class Checker {
   void layout(bool other_ways) {
     static constexpr const char* kKey = "parallel.pipeline_model_parallel_layout";
     if (other_ways) {
-      refuse(kKey, *s_.layout, "excludes uneven first or last stages and counting the embedding or the loss",
+      refuse(list_, kKey, *s_.layout, "excludes uneven first or last stages and counting the embedding or the loss",
              "say everything in the layout, or leave it empty");
     }
     std::string problem;
     const auto stages = unrolled_layout(*s_.layout, problem);
-    if (!stages) return refuse(kKey, *s_.layout, "cannot be read: " + problem, "write it like \"Et*3|(tt|)*4,tL\"");
+    if (!stages)
+      return refuse(list_, kKey, *s_.layout, "cannot be read: " + problem, "write it like \"Et*3|(tt|)*4,tL\"");
     const auto count = static_cast<int64_t>(stages->size());
     if (count % s_.pp != 0) {
       refuse(
-          kKey, *s_.layout,
+          list_, kKey, *s_.layout,
           base::concat("has ", count, " stages, not a multiple of parallel.pipeline_model_parallel_size = ", s_.pp),
           "add or remove a |");
     } else if (s_.vpp && *s_.vpp != count / s_.pp) {
-      refuse("parallel.virtual_pipeline_model_parallel_size", *s_.vpp,
+      refuse(list_, "parallel.virtual_pipeline_model_parallel_size", *s_.vpp,
              base::concat("the layout has ", count, " stages on ", s_.pp, " pipeline ranks, that is ", count / s_.pp,
                           " virtual stages"),
              "leave it out");
@@ -120,24 +111,25 @@ class Checker {
     for (const auto& stage : *stages) flat += stage;
     const auto letters = [&](char letter) { return std::count(flat.begin(), flat.end(), letter); };
     if (letters('E') != 1 || letters('L') != 1 || flat.front() != 'E' || flat.back() != 'L') {
-      refuse(kKey, *s_.layout, "must begin with its only E and end with its only L",
+      refuse(list_, kKey, *s_.layout, "must begin with its only E and end with its only L",
              "write it like \"Et*3|(tt|)*4,tL\"");
     }
     if (letters('t') != s_.num_layers) {
-      refuse(kKey, *s_.layout, base::concat("has ", letters('t'), " layers, model.num_layers is ", s_.num_layers),
+      refuse(list_, kKey, *s_.layout,
+             base::concat("has ", letters('t'), " layers, model.num_layers is ", s_.num_layers),
              "make the two agree");
     }
     if (letters('m') != 0)
-      refuse(kKey, *s_.layout, "has m, but the model has no multi-token prediction", "remove the m");
+      refuse(list_, kKey, *s_.layout, "has m, but the model has no multi-token prediction", "remove the m");
   }
 
   // One end of the pipeline with a number of layers of its own.
   void end_stage(const char* key, const std::optional<int64_t>& layers, int64_t& middle_layers,
                  int64_t& middle_stages) {
     if (!layers) return;
-    if (*layers <= 0) refuse(key, *layers, "must be larger than 0", "leave it out for an even split");
+    if (*layers <= 0) refuse(list_, key, *layers, "must be larger than 0", "leave it out for an even split");
     if (s_.vpp && *layers % *s_.vpp != 0) {
-      refuse(key, *layers, base::concat("must be a multiple of the ", *s_.vpp, " virtual stages"),
+      refuse(list_, key, *layers, base::concat("must be a multiple of the ", *s_.vpp, " virtual stages"),
              "choose a multiple, or other virtual stages");
     }
     middle_layers -= *layers;
@@ -149,19 +141,19 @@ class Checker {
     end_stage("parallel.decoder_first_pipeline_num_layers", s_.first_stage_layers, layers, stages);
     end_stage("parallel.decoder_last_pipeline_num_layers", s_.last_stage_layers, layers, stages);
     if ((layers != 0) != (stages != 0)) {
-      return refuse("model.num_layers", s_.num_layers,
+      return refuse(list_, "model.num_layers", s_.num_layers,
                     base::concat("leaves ", layers, " layers for ", stages, " stages between the first and the last"),
                     "change the layers of the end stages, or pipeline_model_parallel_size");
     }
     if (stages <= 0) return;
     if (layers % stages != 0) {
       return refuse(
-          "model.num_layers", s_.num_layers,
+          list_, "model.num_layers", s_.num_layers,
           base::concat("leaves ", layers, " layers, which do not divide over the ", stages, " middle stages"),
           "change the layers of the end stages");
     }
     if (s_.vpp && layers / stages % *s_.vpp != 0) {
-      refuse("model.num_layers", s_.num_layers,
+      refuse(list_, "model.num_layers", s_.num_layers,
              base::concat("leaves ", layers / stages, " layers a middle stage, not a multiple of the ", *s_.vpp,
                           " virtual stages"),
              "change the layers of the end stages, or the virtual stages");
@@ -171,7 +163,7 @@ class Checker {
   void counted_stages() {
     const int64_t units = s_.num_layers + (s_.account_for_embedding ? 1 : 0) + (s_.account_for_loss ? 1 : 0);
     if (units % s_.pp != 0 || (s_.vpp && units / s_.pp % *s_.vpp != 0)) {
-      refuse("model.num_layers", s_.num_layers,
+      refuse(list_, "model.num_layers", s_.num_layers,
              base::concat("gives ", units, " units with the counted embedding or loss, which do not divide over ",
                           s_.pp, " stages of ", s_.vpp.value_or(1), " virtual stages"),
              "choose the layers so that they do, or do not count embedding and loss");
@@ -184,24 +176,28 @@ class Checker {
     const std::optional<Recompute> known = value_of<Recompute>(granularity);
     const bool selective = known == Recompute::selective;
     if (!selective && known != Recompute::full)
-      refuse("memory.recompute_granularity", granularity, "must be full or selective", "choose one of them");
-    if (s_.recompute_method && !among(*s_.recompute_method, {"uniform", "block"})) {
-      refuse("memory.recompute_method", *s_.recompute_method, "must be uniform or block", "choose one of them");
+      refuse(list_, "memory.recompute_granularity", granularity, "must be full or selective", "choose one of them");
+    const bool method =
+        s_.recompute_method &&
+        value_of<RecomputeMethod>(*s_.recompute_method).value_or(RecomputeMethod::none) != RecomputeMethod::none;
+    if (s_.recompute_method && !method) {
+      refuse(list_, "memory.recompute_method", *s_.recompute_method, "must be uniform or block",
+             "choose one of them");
     } else if (!s_.recompute_method && !selective) {
-      refuse("memory.recompute_method", "", "must be given with memory.recompute_granularity = " + granularity,
+      refuse(list_, "memory.recompute_method", "", "must be given with memory.recompute_granularity = " + granularity,
              "choose uniform or block");
     }
     if (!selective && !s_.recompute_num_layers) {
-      refuse("memory.recompute_num_layers", 0,
+      refuse(list_, "memory.recompute_num_layers", 0,
              "must be at least 1 with memory.recompute_granularity = " + granularity, "start with 1");
     }
     if (selective && s_.recompute_num_layers) {
-      refuse("memory.recompute_num_layers", *s_.recompute_num_layers,
+      refuse(list_, "memory.recompute_num_layers", *s_.recompute_num_layers,
              "has no meaning with memory.recompute_granularity = selective, which recomputes in all layers",
              "leave it 0 or use full");
     }
     if (s_.distribute_saved_activations && s_.sequence_parallel) {
-      refuse("memory.distribute_saved_activations", "true",
+      refuse(list_, "memory.distribute_saved_activations", "true",
              "excludes parallel.sequence_parallel, which has them cut over the tensor-parallel ranks already",
              "turn it off");
     }
@@ -210,11 +206,14 @@ class Checker {
 
   void recompute_modules(const std::vector<std::string>& modules) {
     const std::vector<std::string>& known = recompute_module_names();
+    std::string names;
+    for (size_t i = 0; i < known.size(); ++i)
+      names += (i == 0 ? "" : i + 1 < known.size() ? ", " : " and ") + known[i];
     for (const std::string& module : modules) {
-      if (among(module, known)) continue;
+      if (std::find(known.begin(), known.end(), module) != known.end()) continue;
       const std::string alias = recompute_module_alias(module);
       const std::string nearest = alias.empty() ? base::nearest_name(module, known) : alias;
-      refuse("memory.recompute_modules", module, "knows core_attn, mlp, layernorm and activation",
+      refuse(list_, "memory.recompute_modules", module, "knows " + names,
              nearest.empty() ? "name some of these" : "did you mean " + nearest + "?");
     }
   }

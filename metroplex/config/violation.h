@@ -2,6 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "base/error.h"
 
 namespace metroplex::config {
 
@@ -11,5 +14,13 @@ struct Violation {
   std::string rule;   // what it must be, with the other values that matter
   std::string fix;    // what to do
 };
+
+// Adds one to `list`. An empty value is written "(empty)": nothing would look like a mistake of the message.
+template <class Value>
+void refuse(std::vector<Violation>& list, const char* key, const Value& value, const std::string& rule,
+            const std::string& fix) {
+  const std::string text = base::concat(value);
+  list.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
+}
 
 }  // namespace metroplex::config

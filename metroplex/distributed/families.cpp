@@ -20,8 +20,7 @@ DataParallel cut_into_runs(const comm::World& world, const comm::Group& group, i
   const comm::Groups& groups = world.groups();
   if (group.ranks() == groups.dp_cp.ranks()) return {groups.intra_dp_cp, groups.inter_dp_cp};
   const auto size = static_cast<int64_t>(group.size());
-  MPX_CHECK(size % runs == 0, "distributed", "parallel.num_distributed_optimizer_instances ", runs,
-            " must divide the ", size, " ranks that hold the same experts; choose a divisor");
+  MPX_ASSERT(size % runs == 0, size, " ranks hold the same experts, in ", runs, " runs: the grid refuses that");
   if (runs == 1) return {group, comm::Group()};
   const int64_t run = size / runs, at = group.index();
   std::vector<int> own, peers;

@@ -24,11 +24,4 @@ std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradi
   return slices;
 }
 
-std::vector<Slice> whole_slices(const std::vector<nn::Param*>& params) {
-  std::vector<Slice> slices;
-  for (nn::Param* param : params)
-    slices.push_back({param, 0, param->numel(), param->data.view(-1), param->main_grad.view(-1)});
-  return slices;
-}
-
 }  // namespace metroplex::distributed

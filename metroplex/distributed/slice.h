@@ -25,7 +25,5 @@ struct Slice {
 
 // Of two buffers over the same layout.
 std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients);
-// Every parameter whole, from Param::data and Param::main_grad.
-std::vector<Slice> whole_slices(const std::vector<nn::Param*>& params);
 
 }  // namespace metroplex::distributed

@@ -9,10 +9,6 @@ namespace metroplex::megatron {
 
 namespace {
 
-bool among(const std::string& word, const std::vector<std::string>& list) {
-  return std::find(list.begin(), list.end(), word) != list.end();
-}
-
 // The rules about what only Megatron has.
 class Checker {
  public:
@@ -27,24 +23,18 @@ class Checker {
   }
 
  private:
-  template <class Value>
-  void refuse(const char* key, const Value& value, const std::string& rule, const std::string& fix) {
-    const std::string text = base::concat(value);
-    list_.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
-  }
-
   void messages() {
     if (s_.pp > 1 && !s_.has_pipeline_dtype) {
-      refuse("parallel.pipeline_model_parallel_size", s_.pp, "needs the number format that stages exchange",
+      refuse(list_, "parallel.pipeline_model_parallel_size", s_.pp, "needs the number format that stages exchange",
              "name one");
     }
     if (s_.defer_embedding_wgrad_compute &&
         (s_.pp == 1 || !s_.gradient_accumulation_fusion || s_.wgrad_deferral_limit < 0)) {
-      refuse("defer_embedding_wgrad_compute", "true",
+      refuse(list_, "defer_embedding_wgrad_compute", "true",
              "needs a pipeline, fused gradient accumulation and a deferral limit of at least 0", "turn it off");
     }
     if (s_.overlap_p2p_comm_warmup_flush && (!s_.overlap_p2p_comm || s_.batch_p2p_comm)) {
-      refuse("overlap_p2p_comm_warmup_flush", "true", "needs parallel.overlap_p2p_comm and unbatched messages",
+      refuse(list_, "overlap_p2p_comm_warmup_flush", "true", "needs parallel.overlap_p2p_comm and unbatched messages",
              "turn it off");
     }
   }
@@ -54,36 +44,41 @@ class Checker {
     const bool fusible = s_.activation == "gelu" || s_.activation == "silu" || s_.activation == "quick_gelu";
     if (!fusible || (s_.activation == "gelu" && !s_.gated_linear_unit && !s_.add_bias_linear) ||
         (s_.activation == "quick_gelu" && !s_.gated_linear_unit)) {
-      refuse("model.activation", s_.activation, "cannot be fused with the bias", "turn the fusion off");
+      refuse(list_, "model.activation", s_.activation, "cannot be fused with the bias", "turn the fusion off");
     }
   }
 
   void precision() {
-    if (s_.fp16 && s_.bf16) refuse("precision.params_dtype", "fp16 and bf16", "must be one format", "choose one");
+    if (s_.fp16 && s_.bf16)
+      refuse(list_, "precision.params_dtype", "fp16 and bf16", "must be one format", "choose one");
   }
 
   // Megatron's two ways of moving activations to the host; memory.offload_activations is neither.
   void offload() {
     if (s_.cpu_offloading && (s_.cpu_offloading_num_layers < 0 || s_.cpu_offloading_num_layers >= s_.num_layers)) {
-      refuse("cpu_offloading_num_layers", s_.cpu_offloading_num_layers,
+      refuse(list_, "cpu_offloading_num_layers", s_.cpu_offloading_num_layers,
              base::concat("must be less than model.num_layers = ", s_.num_layers), "keep the last layer's");
     }
     if (s_.cpu_offloading && (s_.pp > 1 || s_.recompute_granularity)) {
-      refuse("cpu_offloading", "true", "works without a pipeline and without recompute only", "turn it off");
+      refuse(list_, "cpu_offloading", "true", "works without a pipeline and without recompute only", "turn it off");
     }
     if (!s_.fine_grained_activation_offloading) return;
     static const std::vector<std::string> kModules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
                                                       "mlp_norm"};
     if (s_.cpu_offloading)
-      refuse("fine_grained_activation_offloading", "true", "excludes cpu_offloading", "keep one");
+      refuse(list_, "fine_grained_activation_offloading", "true", "excludes cpu_offloading", "keep one");
     if (s_.offload_modules.empty())
-      refuse("offload_modules", "", "must be given with fine_grained_activation_offloading", "name some modules");
+      refuse(list_, "offload_modules", "", "must be given with fine_grained_activation_offloading",
+             "name some modules");
+    const auto among = [](const std::string& module, const std::vector<std::string>& modules) {
+      return std::find(modules.begin(), modules.end(), module) != modules.end();
+    };
     for (const std::string& module : s_.offload_modules) {
       if (!among(module, kModules))
-        refuse("offload_modules", module, "is no module of a dense layer whose input is kept", "name another");
+        refuse(list_, "offload_modules", module, "is no module of a dense layer whose input is kept", "name another");
     }
     if (among("attn_proj", s_.offload_modules) && !among("core_attn", s_.offload_modules)) {
-      refuse("offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
+      refuse(list_, "offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
              "add core_attn");
     }
   }

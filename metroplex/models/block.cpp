@@ -28,7 +28,7 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       sp_(context.sp),
       query_from_outside_(spec.query_from_outside),
       saving_(context.saving),
-      dropout_{context.seed, spec.layer, nn::DropoutSite::attention_output, model.hidden_dropout, context.target},
+      dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
       attention_({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope)) {}
 
@@ -51,7 +51,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       tp_(context.tp),
       sp_(context.sp),
       saving_(context.saving),
-      dropout_{context.seed, spec.layer, nn::DropoutSite::mlp_output, model.hidden_dropout, context.target},
+      dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
       mlp_(name_, model, context) {}
 

@@ -69,7 +69,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
       sp_(layer_context(context).sp),
       fp32_residual_(context.fp32_residual_connection),
       words_(make_word_embeddings(context), vocabulary_of(context), context.vocab_size, layer_context(context)),
-      dropout_{context.seed, 0, nn::DropoutSite::embedding, context.model.hidden_dropout, context.target} {
+      dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {

@@ -68,7 +68,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
                              std::shared_ptr<RopeTable> rope)
     : spec_(spec),
       heads_(head_counts(model, context.tp.size())),
-      dropout_{context.seed, spec.layer, DropoutSite::attention_probabilities, model.attention_dropout,
+      dropout_{context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
                context.target},
       first_head_(heads_.heads * context.tp.index()),
       saving_(context.saving),

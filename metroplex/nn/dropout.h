@@ -16,13 +16,11 @@
 
 namespace metroplex::nn {
 
-using DropoutSite = RandomSite;
-
 // Which dropout of the model this is, and what draws it.
 struct DropoutKey {
   uint64_t seed = 0;
   int64_t layer = 0;  // global; the embedding has none and takes 0
-  DropoutSite site = DropoutSite::embedding;
+  RandomSite site = RandomSite::embedding;
   double probability = 0;
   cuda::Target target;
 

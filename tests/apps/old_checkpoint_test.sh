@@ -24,20 +24,33 @@ goes_on() {
   holds "$name goes on with $*"
 }
 
-# fp64: sums of at most a few thousand terms, far below the metrics file's own digits. fp32: one rounding of a loss near 3 is
-# 2e-7, and four steps of it stay below 5e-6 (checkpoint_test.sh).
+# Losses near 2.7. fp64: a loss is a sum of at most 128 terms (64 tokens, 16 words), each rounded by 2^-53, on four steps:
+# 128 * 2.7 * 1.1e-16 * 4 = 1.5e-13. fp32: one rounding of a loss is 1.2e-7, two a step on four steps 1e-6. Seen: 4e-16 and
+# 6e-8, with AVX2 too.
+fp64=2e-13 fp32=1e-6
 for name in llama_fp64 gpt_fp32; do
   run 0 inspect "$vectors/$name/iter_0000002" --verify
   prints 'all checksums agree'
 done
-goes_on llama_fp64 1e-11 --nproc 8 "${llama[@]}" "${cut[@]}" $sharded=optim
-goes_on llama_fp64 1e-11 --nproc 1 "${llama[@]}"
-goes_on llama_fp64 1e-11 --nproc 4 "${llama[@]}" --parallel.tensor_model_parallel_size=2 $sharded=optim_grads_params
-goes_on gpt_fp32 5e-6 --nproc 2 $sharded=optim_grads
-goes_on gpt_fp32 5e-6 --nproc 4 "${cut[@]}"
+goes_on llama_fp64 $fp64 --nproc 8 "${llama[@]}" "${cut[@]}" $sharded=optim
+goes_on llama_fp64 $fp64 --nproc 1 "${llama[@]}"
+goes_on llama_fp64 $fp64 --nproc 4 "${llama[@]}" --parallel.tensor_model_parallel_size=2 $sharded=optim_grads_params
+goes_on gpt_fp32 $fp32 --nproc 2 $sharded=optim_grads
+goes_on gpt_fp32 $fp32 --nproc 4 "${cut[@]}"
 
-# The comparison sees a state that was not loaded: without the moments the fourth step is another one.
-rm -rf copy other.jsonl && cp -r "$vectors/gpt_fp32" copy
-run 0 train "${base[@]}" --nproc 2 --checkpoint.load=copy --checkpoint.ckpt_step=2 --checkpoint.no_load_optim=true --train.metrics_file=other.jsonl
-python3 "$apps/metrics.py" compare "$vectors/gpt_fp32.jsonl" other.jsonl 5e-6 3 > compared && fail "without moments the losses should differ: $(cat compared)"
-holds "without the moments the losses differ"
+# differs RUN TOLERANCE ARGUMENT...: a fault that is planted moves the losses by more.
+differs() {
+  local name=$1 tolerance=$2
+  shift 2
+  rm -rf copy other.jsonl
+  cp -r "$vectors/$name" copy
+  run 0 train "${base[@]}" "$@" --checkpoint.load=copy --checkpoint.ckpt_step=2 --train.metrics_file=other.jsonl
+  python3 "$apps/metrics.py" compare "$vectors/$name.jsonl" other.jsonl "$tolerance" 3 > compared && fail "$name should differ with $*: $(cat compared)"
+  holds "$name differs with $*"
+}
+# Moments that were not loaded (1e-2), a learning rate a ten-thousandth off (8e-6).
+wrong_rate=(--optim.lr=0.010001 --optim.override_opt_param_scheduler=true)
+differs llama_fp64 $fp64 --nproc 1 "${llama[@]}" --checkpoint.no_load_optim=true
+differs llama_fp64 $fp64 --nproc 1 "${llama[@]}" "${wrong_rate[@]}"
+differs gpt_fp32 $fp32 --nproc 2 --checkpoint.no_load_optim=true
+differs gpt_fp32 $fp32 --nproc 2 "${wrong_rate[@]}"

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/slice.h"
 #include "nn/param.h"
 
 namespace metroplex::test {
@@ -33,6 +34,14 @@ inline std::vector<nn::Param*> pointers(std::vector<nn::Param>& params) {
   std::vector<nn::Param*> list;
   for (nn::Param& param : params) list.push_back(&param);
   return list;
+}
+
+// Every parameter whole, from Param::data and Param::main_grad.
+inline std::vector<distributed::Slice> whole_slices(const std::vector<nn::Param*>& params) {
+  std::vector<distributed::Slice> slices;
+  for (nn::Param* param : params)
+    slices.push_back({param, 0, param->numel(), param->data.view(-1), param->main_grad.view(-1)});
+  return slices;
 }
 
 }  // namespace metroplex::test

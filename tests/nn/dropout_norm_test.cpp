@@ -56,7 +56,7 @@ struct Layer {
   }
 
   nn::BiasDropoutAdd add() {
-    return {{5, 2, nn::DropoutSite::attention_output, c.probability, {}}, c.bias ? &bias : nullptr, {c.s}};
+    return {{5, 2, nn::RandomSite::attention_output, c.probability, {}}, c.bias ? &bias : nullptr, {c.s}};
   }
   nn::ResidualAndNorm one_call() {
     return nn::bias_dropout_add_norm(fresh(x), residual, {add(), &norm, saving}, batch);

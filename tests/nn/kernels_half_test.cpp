@@ -131,7 +131,7 @@ void check_attention(bool plain, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
   batch.sample_ids = at::arange(b, at::kLong);
-  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, 0.0, {}}, 0, {}, {}, plain, {}};
+  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, 0.0, {}}, 0, {}, {}, plain, {}};
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
   nn::CoreSaved saved;
@@ -173,7 +173,7 @@ void check_dropout(double probability, at::ScalarType stream, at::ScalarType dty
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
-  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, probability, {}};
+  const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, probability, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1, dtype)), residual = leaf(sample({4, 3, 20}, 2, stream)),
                    dy = sample({4, 3, 20}, 3, stream);

@@ -136,7 +136,7 @@ void check_attention(const AttentionCase& which, bool plain) {
     batch.document_ids = (at::arange(s, at::kLong) / 4).expand({b, s}).contiguous();
     hidden = hidden.logical_or(batch.document_ids.unsqueeze(2).ne(batch.document_ids.unsqueeze(1)).unsqueeze(1));
   }
-  const nn::CoreSpec spec{{1, 0, nn::DropoutSite::attention_probabilities, which.dropout, {}}, 0, {}, {}, plain, {}};
+  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, which.dropout, {}}, 0, {}, {}, plain, {}};
   at::Tensor factor = at::ones({b, which.heads, s, s}, at::kDouble);
   nn::dropout_probabilities(factor, spec.dropout, {}, batch);
   const std::vector<at::Tensor> leaves{leaf(sample({s, b, which.heads, d}, 6)),
@@ -170,7 +170,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
   nn::Microbatch batch;
   batch.sample_ids = at::tensor({7, 8}, at::kLong);
   for (const int64_t width : {64, 37}) {
-    const nn::BiasDropoutAdd how{{5, 2, nn::DropoutSite::mlp_output, 0.25, {}}, nullptr, {0}};
+    const nn::BiasDropoutAdd how{{5, 2, nn::RandomSite::mlp_output, 0.25, {}}, nullptr, {0}};
     const at::Tensor mask = nn::bias_dropout_add(at::ones({400, 2, width}, at::kDouble), {}, how, batch);
     EXPECT_TRUE(at::logical_or(mask == 0, (mask - 1 / 0.75).abs() < 1e-15).all().item<bool>());
     EXPECT_NEAR(mask.mean().item<double>(), 1.0, 5 * std::sqrt(0.25 / 0.75 / static_cast<double>(mask.numel())));
@@ -188,7 +188,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
       nn::BiasDropoutAdd other = how;
       other.key.layer += which == 0 ? 1 : 0;
       other.key.seed += which == 1 ? 1 : 0;
-      other.key.site = which == 2 ? nn::DropoutSite::attention_output : other.key.site;
+      other.key.site = which == 2 ? nn::RandomSite::attention_output : other.key.site;
       EXPECT_FALSE(at::equal(nn::bias_dropout_add(at::ones({400, 2, width}, at::kDouble), {}, other, batch), mask));
     }
   }
@@ -199,7 +199,7 @@ TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context());
   give_main_grad({&bias});
-  const nn::DropoutKey key{5, 2, nn::DropoutSite::attention_output, 0.4, {}};
+  const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, 0.4, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)),
                    dy = sample({4, 3, 20}, 3);

@@ -28,7 +28,7 @@ struct Chain {
     comm::all_reduce(active, context.tp);
     const at::Tensor heads = active.view({6, 2, 3, 8});
     rope().rotate(heads, {2, {}, 0}, 1);
-    const nn::BiasDropoutAdd add{{5, 2, nn::DropoutSite::mlp_output, 0.3, context.target}, nullptr, {0}};
+    const nn::BiasDropoutAdd add{{5, 2, nn::RandomSite::mlp_output, 0.3, context.target}, nullptr, {0}};
     const nn::ResidualAndNorm sum = nn::bias_dropout_add_norm(active, x, {add, &second, saving}, batch);
     at::Tensor all = at::empty({12, 2, 24}, x.options());
     comm::all_gather_into_async(all, sum.normed.x, context.tp).wait();

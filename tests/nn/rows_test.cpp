@@ -64,7 +64,7 @@ TEST(Rows, RotaryPositionsAreThoseOfTheWholeSequenceForwardAndBack) {
 
 TEST(Rows, DropoutKeepsWhatItKeepsOfTheWholeSequence) {
   const nn::Microbatch batch = whole_batch();
-  const nn::BiasDropoutAdd how{{5, 2, nn::DropoutSite::mlp_output, 0.4, {}}, nullptr, {0}};
+  const nn::BiasDropoutAdd how{{5, 2, nn::RandomSite::mlp_output, 0.4, {}}, nullptr, {0}};
   for (const int64_t width : {12, 37}) {
     const at::Tensor x = sample({kWhole, 2, width}, 1);
     const at::Tensor whole = nn::bias_dropout_add(x.clone(), {}, how, batch);
@@ -89,7 +89,7 @@ TEST(Rows, DropoutFusedWithTheNormFollowsThemForwardAndBackward) {
   std::vector<nn::Param*> params;
   norm.collect_params(params);
   give_main_grad(params);
-  const nn::BiasDropoutAdd add{{5, 2, nn::DropoutSite::attention_output, 0.4, {}}, nullptr, {0}};
+  const nn::BiasDropoutAdd add{{5, 2, nn::RandomSite::attention_output, 0.4, {}}, nullptr, {0}};
   const nn::SavePolicy saving;
   const at::Tensor x = sample({kWhole, 2, width}, 1), residual = sample({kWhole, 2, width}, 2),
                    dh = sample({kWhole, 2, width}, 3), dy = sample({kWhole, 2, width}, 4);
@@ -128,7 +128,7 @@ Attended attend(const AttentionCase& c, const nn::SequenceRows& queries, const n
     return rows.rows.defined() ? x.index_select(0, rows.rows) : x;
   };
   const nn::CoreSpec spec{
-      {1, 0, nn::DropoutSite::attention_probabilities, c.dropout, {}}, 2, queries, keys, c.plain, {}};
+      {1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}}, 2, queries, keys, c.plain, {}};
   nn::CoreSaved saved;
   const nn::CoreInputs in{cut(sample({kWhole, b, heads, d}, 6), queries), cut(sample({kWhole, b, 1, d}, 7), keys),
                           cut(sample({kWhole, b, 1, d}, 8), keys)};

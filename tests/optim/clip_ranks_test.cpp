@@ -76,7 +76,7 @@ void check(int tp, int pp) {
   run_ranks(tp * pp, {.tp = tp, .pp = pp}, [&](const comm::World& world) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
-    const auto slices = distributed::whole_slices(pointers(params));
+    const auto slices = whole_slices(pointers(params));
     const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
     EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
     EXPECT_EQ(stats.num_zeros, kZeros);
@@ -97,7 +97,7 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
     const comm::Groups& groups = world.groups();
     std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
     if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
-    const auto slices = distributed::whole_slices(pointers(params));
+    const auto slices = whole_slices(pointers(params));
     const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);

@@ -54,7 +54,7 @@ std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
   const optim::ParamGroups groups(config, pointers(params));
   optim::OptimizerContext context;
   context.groups = &groups;
-  const auto optimizer = optim::make_optimizer(config, distributed::whole_slices(pointers(params)), context);
+  const auto optimizer = optim::make_optimizer(config, whole_slices(pointers(params)), context);
   optim::StepArgs args;
   args.rates.assign(groups.factors().size(), {1e-2, 0.1});
   for (int step = 0; step < 3; ++step) {

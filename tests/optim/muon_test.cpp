@@ -51,7 +51,7 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   const optim::ParamGroups groups(config, pointers(params));
   optim::OptimizerContext context;
   context.groups = &groups;
-  const auto muon = optim::make_optimizer(config, distributed::whole_slices(pointers(params)), context);
+  const auto muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
   const at::Tensor before = params[0].data.clone(), gradient = params[0].main_grad * 0.5;
   optim::StepArgs args;
   for (const optim::GroupFactors& group : groups.factors()) args.rates.push_back({0.02, 0.1 * group.wd_mult});

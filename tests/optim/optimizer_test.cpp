@@ -46,7 +46,7 @@ struct Made {
   Made(const config::Optim& config, std::vector<nn::Param>& params) : groups(config, pointers(params)) {
     optim::OptimizerContext context;
     context.groups = &groups;
-    optimizer = optim::make_optimizer(config, distributed::whole_slices(pointers(params)), context);
+    optimizer = optim::make_optimizer(config, whole_slices(pointers(params)), context);
   }
   optim::Optimizer* operator->() const { return optimizer.get(); }
 

@@ -14,12 +14,6 @@ enum class Number { f64, f32, bf16, f16, block8 };  // block8: block8.h
 template <class T>
 constexpr Number kNumberOf = sizeof(T) == 8 ? Number::f64 : Number::f32;
 
-// Bytes an element, without the scales of block8.
-constexpr int64_t number_bytes(Number number) {
-  constexpr int64_t kBytes[] = {8, 4, 2, 2, 1};
-  return kBytes[static_cast<int>(number)];
-}
-
 constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatSign = 0x80000000;  // bits
 
 // yes where a < b, for a and b from 0 on. Compilers make branches of ?: and of comparisons, and then no vectors.
