@@ -70,8 +70,8 @@ class ParamFamilies {
   void finish_gradients();
   void updated();
   void settle();
-  // Gathers of what the segments of a stage read; null where nothing is gathered.
-  std::unique_ptr<nn::Moments> make_gather(const std::vector<std::vector<nn::Param*>>& segments) const;
+  // Gathers of what the blocks of a stage read, a list of parameters each; null where nothing is gathered.
+  std::unique_ptr<nn::Moments> make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const;
 
   int64_t values_bytes() const;     // kept all the time
   int64_t gradients_bytes() const;  // kept all the time
