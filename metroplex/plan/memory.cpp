@@ -135,7 +135,7 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
             " gives no microbatch for every data-parallel rank; raise it");
   const ReplayRequest replay{&model, &flat, &config, static_cast<int>(place.pp), gradient};
-  const ReplayPeaks peaks = replay_memory(table_of(config, model.chunks.size(), count), replay);
+  const OldReplayPeaks peaks = replay_memory(table_of(config, model.chunks.size(), count), replay);
   out.borders = peaks.borders;
   out.gathered = peaks.gathered_elements * element;
   out.gradient_buckets = peaks.gradient_buckets;
@@ -149,6 +149,27 @@ MemoryPrediction predict_memory(const MemoryRequest& request) {
   const int64_t held = out.use.total() - out.use.activations - out.use.communication + out.batches;
   const int64_t losses = model.chunks.back().layers.has_loss ? count * model.loss : 0;
   out.peak = held + std::max(peaks.most, losses + optimizer_working(config, model));
+  out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
+  out.moments = peaks.moments;
+  return out;
+}
+
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank) {
+  const ReplayPeaks peaks = replay_trace(trace, table, pp_rank);
+  MemoryPrediction out;
+  out.use.parameters = trace.parameters;
+  out.use.gradients = trace.gradients;
+  out.use.main_parameters = trace.main_parameters;
+  out.use.moments = trace.moments;
+  out.use.host = trace.host;
+  out.borders = peaks.borders;
+  out.gathered = peaks.gathered;
+  out.gradient_buckets = peaks.gradient_buckets;
+  out.largest_units = trace.largest_units;
+  out.batches = table.num_microbatches * trace.batch;
+  out.peak = out.use.total() + out.batches + peaks.most;
+  out.use.activations = peaks.activations + peaks.borders;
+  out.use.communication = peaks.gathered + peaks.gradient_buckets;
   out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());
   out.moments = peaks.moments;
   return out;

@@ -12,6 +12,8 @@
 
 #include "config/config.h"
 #include "plan/memory_replay.h"
+#include "plan/pipeline_table.h"
+#include "plan/rank_trace.h"
 
 namespace metroplex::plan {
 
@@ -55,6 +57,8 @@ struct MemoryRequest {
   int64_t num_microbatches = 0;  // 0: as train.global_batch_size says
 };
 MemoryPrediction predict_memory(const MemoryRequest& request);
+// Of a rank in row `pp_rank` of the table.
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank);
 
 struct MemoryCategory {
   const char* name;

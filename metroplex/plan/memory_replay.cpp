@@ -85,7 +85,7 @@ class TransientBuckets {
 };
 
 // Tensors that cross stage borders, as pipeline/executor.cpp holds them; only their number counts.
-class Borders {
+class OldBorders {
  public:
   using Key = std::pair<int, int>;  // microbatch, chunk
 
@@ -149,7 +149,7 @@ class Walk {
     for (const RankChunk& chunk : request.model->chunks) chunks_.push_back(describe(chunk));
   }
 
-  ReplayPeaks run() {
+  OldReplayPeaks run() {
     const auto& actions = table_.ranks[static_cast<size_t>(request_.pp_rank)];
     for (size_t i = 0; i < actions.size();) {
       size_t end = i + 1;
@@ -219,7 +219,7 @@ class Walk {
       if (sharding_.transient_gradients() && step.kind == WorkKind::use) buckets_.use(step.param);
     }
     peaks_.most = std::max(peaks_.most, most);
-    peaks_.moments.push_back({at_, block, back, most - before_});
+    peaks_.moments.push_back({at_, static_cast<int>(block), back, most - before_});
     gathered_ = 0;
   }
   int64_t now() const {
@@ -277,7 +277,7 @@ class Walk {
   bool last(const Action& a) const { return table_.is_last_stage(request_.pp_rank, a.chunk); }
 
   void exchange(const Action& a, const std::shared_ptr<bool>& call) {
-    const Borders::Key key{a.microbatch, a.chunk};
+    const OldBorders::Key key{a.microbatch, a.chunk};
     switch (a.kind) {
       case ActionKind::send_forward:
         return borders_.sent(key, call);
@@ -291,7 +291,7 @@ class Walk {
   }
 
   void compute(const Action& a) {
-    const Borders::Key key{a.microbatch, a.chunk};
+    const OldBorders::Key key{a.microbatch, a.chunk};
     const auto chunk = static_cast<size_t>(a.chunk);
     chunk_ = &request_.model->chunks[chunk];
     const int64_t border = request_.model->border;
@@ -328,8 +328,8 @@ class Walk {
   TransientBuckets buckets_;
   config::Sharding sharding_;
   std::vector<Chunk> chunks_;
-  Borders borders_;
-  ReplayPeaks peaks_;
+  OldBorders borders_;
+  OldReplayPeaks peaks_;
   int64_t activations_ = 0;
   // Of the action at work.
   const RankChunk* chunk_ = nullptr;
@@ -373,7 +373,7 @@ FlatBuckets flat_buckets(const RankModel& model, const FlatRequest& request) {
   return flat;
 }
 
-ReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request) {
+OldReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request) {
   return Walk(table, request).run();
 }
 

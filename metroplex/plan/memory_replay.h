@@ -12,6 +12,7 @@
 #include "config/config.h"
 #include "plan/rank_model.h"
 #include "plan/pipeline_table.h"
+#include "plan/trace_replay.h"
 
 namespace metroplex::plan {
 
@@ -42,21 +43,13 @@ struct ReplayRequest {
   int64_t gradient_bytes = 4;  // of a gradient element
 };
 
-// One run of a block inside an action.
-struct ReplayMoment {
-  size_t action = 0;  // index into the rank's list
-  size_t block = 0;
-  bool backward = false;
-  int64_t most = 0;  // bytes at most, above those before the action
-};
-
-struct ReplayPeaks {
+struct OldReplayPeaks {
   int64_t activations = 0, borders = 0;  // after the action after which their sum is largest
   int64_t gathered_elements = 0;         // ZeRO-3, at any time
   int64_t gradient_buckets = 0;          // ZeRO-2 and 3, at any time
   int64_t most = 0;                      // of all these and of what blocks make, together at any time
   std::vector<ReplayMoment> moments;     // in order
 };
-ReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request);
+OldReplayPeaks replay_memory(const PipelineTable& table, const ReplayRequest& request);
 
 }  // namespace metroplex::plan
