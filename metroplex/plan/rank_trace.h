@@ -30,7 +30,7 @@ struct TraceOperation {
   std::string name;
   std::string group;  // of a collective: the ranks that take part; empty: an operator
   double flops = 0;
-  int64_t bytes = 0;  // of an operator read and written; of a collective as comm/backends/sim.h counts them
+  int64_t bytes = 0;  // of an operator read and written; of a collective what goes in or comes out, the larger
 };
 
 // One forward or backward of an island of segments, or what happens between two of them.
