@@ -1,4 +1,6 @@
 // What a trace follows by itself, and what the meter finds against it.
+#include <ATen/core/grad_mode.h>
+
 #include "comm/autograd_node.h"
 #include "models/registry.h"
 #include "train/memory_cases.h"
