@@ -78,9 +78,8 @@ struct RankTrace {
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
   // Kept all the time.
   int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
-  int64_t host = 0;           // likewise, in host memory with optim.optimizer_cpu_offload
-  int64_t largest_units = 0;  // ZeRO-3: the two largest units, gathered
-  IslandTrace update;         // after the last backward: final gradients, norm, update
+  int64_t host = 0;    // likewise, in host memory with optim.optimizer_cpu_offload
+  IslandTrace update;  // after the last backward: final gradients, norm, update
 };
 
 }  // namespace metroplex::plan

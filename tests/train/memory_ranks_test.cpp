@@ -1,7 +1,6 @@
-// What the formula of plan/memory.h says a rank holds, against what it holds in a training step, on every rank of
+// What is predicted of a rank, against what it holds in a training step, on every rank of
 // every layout.
 #include "comm/collectives.h"
-#include "plan/rank_model.h"
 #include "train/memory_report.h"
 #include "train/memory_cases.h"
 #include "train/support.h"
@@ -28,7 +27,7 @@ int64_t microbatches(const train::Assembly& a) {
   return a.config.train.global_batch_size / (a.config.train.micro_batch_size * a.groups().dp.size());
 }
 
-TEST(MemoryRanks, TheFormulaIsWhatARankHolds) {
+TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
   for (const MemoryCase& c : kept_cases()) {
     SCOPED_TRACE(c.name);
     const config::Config config = kept_config(c);
@@ -46,26 +45,6 @@ TEST(MemoryRanks, TheFormulaIsWhatARankHolds) {
         EXPECT_EQ(measured.gathered, want.gathered);
         EXPECT_EQ(measured.use.communication, want.use.communication);
       });
-    });
-  }
-}
-
-TEST(MemoryRanks, PartsAreTheParametersOfTheModelNameByName) {
-  for (const MemoryCase& c : kept_cases()) {
-    SCOPED_TRACE(c.name);
-    const config::Config config = kept_config(c);
-    run_cut(config, c.cut, [&](const comm::World& world) {
-      const auto a = train::assemble(config, world, kVocab);
-      const plan::RankModel model = plan::rank_model(config, world.groups().pp.index(), kVocab);
-      ASSERT_EQ(model.params.size(), a->params.size());
-      for (size_t i = 0; i < model.params.size(); ++i) {
-        const nn::Param& param = *a->params[i];
-        EXPECT_EQ(model.params[i].name, param.name);
-        EXPECT_EQ(model.params[i].shape, param.local_shape) << param.name;
-        EXPECT_EQ(model.params[i].shared, !param.placement.shared.empty()) << param.name;
-        EXPECT_EQ(model.params[i].role, param.placement.role) << param.name;
-        EXPECT_EQ(model.params[i].uses_per_microbatch, param.uses_per_microbatch) << param.name;
-      }
     });
   }
 }

@@ -15,7 +15,7 @@ void compare(const config::Config& config, int64_t vocab, const comm::World& wor
   cuda::MemoryMeter meter;
   const auto a = train::assemble(config, world, vocab);
   MemoryWatch watch(*a, meter);
-  for (int64_t step = 0; step < 3; ++step) {
+  for (int64_t step = 0; step < 2; ++step) {
     const auto batches = batches_of(*a, step);
     watch.begin();
     train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
