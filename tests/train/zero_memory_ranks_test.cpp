@@ -3,7 +3,7 @@
 #include "models/registry.h"
 #include "train/memory_report.h"
 #include "train/support.h"
-#include "train/without_onednn.h"
+#include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
