@@ -32,12 +32,12 @@ std::pair<at::Tensor, at::Tensor> cpu_forward(const FusedInputs& in) {
   const int64_t b = in.q.size(0), heads = in.q.size(1), queries = in.q.size(2), d = in.q.size(3),
                 threads = at::get_num_threads();
   const CpuBlocks block = cpu_blocks(queries, in.k.size(2));
-  const at::Tensor out = at::empty({b, queries, heads, d}, in.q.options());
+  const at::Tensor out = at::empty_like(in.q);
   const at::Tensor logsumexp = at::empty({b, queries, heads}, wide_options(in.q));
   const at::Tensor scores =
       at::empty({threads, block.queries * block.keys + 2 * block.queries + block.queries * d}, wide_options(in.q));
   const at::Tensor narrow = at::empty({threads, block.queries, half(in.q) ? block.keys : 0}, in.q.options());
-  return {sequence_second(out), sequence_second(logsumexp)};
+  return {out, sequence_second(logsumexp)};
 }
 
 FusedGradients cpu_backward(const FusedInputs& in, const FusedResult& r) {
@@ -99,8 +99,8 @@ std::pair<at::Tensor, at::Tensor> efficient_forward(const FusedInputs& in) {
 // The kernels for fp32 take 64 queries and 64 features at once; each such tile of dq has room with a lock.
 FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r) {
   constexpr int64_t kTile = 64, kLockBytes = 16;
-  const int64_t b = in.q.size(0), heads = in.q.size(1), tiles = rounded_up(in.q.size(2), kTile) / kTile *
-                                                                (rounded_up(in.q.size(3), kTile) / kTile);
+  const int64_t b = in.q.size(0), heads = in.q.size(1),
+                tiles = rounded_up(in.q.size(2), kTile) / kTile * (rounded_up(in.q.size(3), kTile) / kTile);
   const at::Tensor dout = sequence_second(r.dout).contiguous(), out = sequence_second(r.out);
   const auto room = [](const at::Tensor& x) { return at::empty(sequence_second(x).sizes(), x.options()); };
   const FusedGradients d{room(in.q), room(in.k), room(in.v)};

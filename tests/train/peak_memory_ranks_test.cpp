@@ -3,7 +3,7 @@
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
 #include "train/trace.h"
-#include "train/without_onednn.h"
+#include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {

@@ -4,7 +4,7 @@
 #include "train/memory_report.h"
 #include "train/trace.h"
 #include "train/support.h"
-#include "train/without_onednn.h"
+#include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
