@@ -33,7 +33,10 @@ struct Ends {
 class Sum {
  public:
   Sum(const FitRequest& request, const topology::RankGrid& grid, const std::vector<RankFigures>& ranks)
-      : request_(request), grid_(grid), size_(shard_size(request.config.parallel, grid)), ends_(static_cast<size_t>(grid.size(Axis::pp))) {
+      : request_(request),
+        grid_(grid),
+        size_(shard_size(request.config.parallel, grid)),
+        ends_(static_cast<size_t>(grid.size(Axis::pp))) {
     for (const RankFigures& figures : ranks) {
       Ends& ends = ends_[static_cast<size_t>(figures.pp)];
       if (!figures.last) ends.first = &figures;
