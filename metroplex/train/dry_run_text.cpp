@@ -1,5 +1,6 @@
 // The report of a dry run for a person, the lines at the start of a run, and the refusal of one that cannot fit.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 
@@ -85,7 +86,9 @@ std::string memory_table(const Fit& fit) {
     for (const plan::MemoryCategory& column : columns)
       row.push_back(bytes(fit.ranks[i].prediction.memory.use.*column.bytes));
     row.push_back(bytes(fit.ranks[i].peak));
-    rows.push_back(row);
+    const bool same =
+        fit.ranks[i].last && std::equal(row.begin() + 1, row.end(), rows.back().begin() + 1, rows.back().end());
+    if (!same) rows.push_back(row);
   }
   return aligned(rows);
 }
@@ -149,7 +152,7 @@ std::string pipeline_text(const DryRun& run) {
   if (!pipeline.bubble_share) return text + " by formula (the table is too large to replay)";
   text += concat(" (by formula ", percent(pipeline.formula_bubble_share), ")");
   const auto most = std::max_element(pipeline.live_microbatches.begin(), pipeline.live_microbatches.end());
-  return concat(text, ", activations of ", *most, " microbatches at most on pp ",
+  return concat(text, ", activations of ", *most, *most == 1 ? " microbatch" : " microbatches", " at most on pp ",
                 most - pipeline.live_microbatches.begin());
 }
 
@@ -173,7 +176,8 @@ std::string verdict(const DryRun& run) {
   std::string text = needed(run.request, fit) + "; " + there_is(run.request, fit);
   if (!fit.have) return text;
   const double share = static_cast<double>(fit.need) / static_cast<double>(std::max<int64_t>(1, *fit.have));
-  return concat(text, ": ", percent(share), fit.fits() ? ", it fits" : ", it cannot fit");
+  return concat(text, ": ", share < 2 ? percent(share) : concat(std::llround(share), " times that"),
+                fit.fits() ? ", it fits" : ", it cannot fit");
 }
 
 }  // namespace
@@ -184,7 +188,8 @@ std::string text(const DryRun& run) {
                                 ? ", " + percent(run.step_flops / run.model_flops - 1) + " of them recomputed"
                                 : "";
   std::vector<std::pair<std::string, std::string>> lines = {
-      {"layout", concat(run.request.world_size, " ranks: ", layout_text(run))},
+      {"layout",
+       concat(run.request.world_size, run.request.world_size == 1 ? " rank: " : " ranks: ", layout_text(run))},
       {"parameters", concat(count_text(as_double(run.num_params)), " in all, ",
                             count_text(as_double(most_params(run.fit))), " a rank at most")},
       {"operations", concat(count_text(run.step_flops), " a step, ",

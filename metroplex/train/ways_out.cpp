@@ -291,27 +291,20 @@ class Search {
     return 0;
   }
 
-  // Takes the kinds in the order of what they save alone, each at the level that leaves least.
+  // Takes of every kind what leaves least alone, in that order, as far as it helps beside what was taken before.
   std::optional<WayOut> all_that_help(Chosen& chosen) {
     std::vector<Tried> sorted = tried_;
     std::stable_sort(sorted.begin(), sorted.end(),
                      [](const Tried& a, const Tried& b) { return a.way.need < b.way.need; });
     std::optional<WayOut> best;
-    std::set<Kind> done;
-    for (const Tried& lead : sorted) {
-      if (!done.insert(lead.kind).second) continue;
-      Chosen kept = chosen;
-      for (const Tried& one : tried_) {
-        if (one.kind != lead.kind) continue;
-        Chosen more = chosen;
-        more[one.kind] = one.level;
-        const auto way = attempt(more);
-        if (!way || (best && way->need >= best->need)) continue;
-        best = way;
-        kept = more;
-      }
-      chosen = kept;
-      if (best && best->fits) break;
+    for (const Tried& one : sorted) {
+      if (chosen.contains(one.kind) || (best && best->fits)) continue;
+      Chosen more = chosen;
+      more[one.kind] = one.level;
+      const auto way = attempt(more);
+      if (!way || (best && way->need >= best->need)) continue;
+      best = way;
+      chosen = more;
     }
     return best;
   }
