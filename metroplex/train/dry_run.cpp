@@ -12,7 +12,7 @@ constexpr int64_t kLargestReplay = 100'000;
 
 // The model on one rank without padding for others: its parameters are those of the whole.
 int64_t whole_model(const FitRequest& request, const Predictor& predict) {
-  plan::MemoryRequest alone{request.config, 1, 0, request.vocab_size, 1};
+  RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
   config::Config& c = alone.config;
   c.model.make_vocab_size_divisible_by *= c.parallel.tp();
   const config::Parallel standard;

@@ -132,13 +132,17 @@ struct Traffic {
   }
 };
 
+size_t element_bytes(const config::Config& config) {
+  return c10::elementSize(scalar_type(config.precision.params_dtype));
+}
+
 // Of a rank in one step: what differs between settings, and stands in docs/memory.md under costs.
 Traffic traffic(const FitRequest& request, const RankFigures& figures, double kept_of_a_microbatch) {
   const config::Config& c = request.config;
   const config::Sharding sharding = c.parallel.sharding();
   const auto steps = static_cast<double>(most_microbatches(c, request.world_size));
   const auto params = static_cast<double>(figures.prediction.num_params);
-  const double values = params * static_cast<double>(plan::element_bytes(c.precision.params_dtype));
+  const double values = params * static_cast<double>(element_bytes(c));
   const double gradients = params * (c.precision.main_grads_dtype == config::MainGradsDtype::fp32 ? 4.0 : 2.0);
   Traffic out;
   out.memory = 3 * values * steps;  // a forward and both products of backward read the weights
@@ -153,7 +157,7 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double ke
   if (c.memory.offload_activations == config::Offload::file) out.file += moved;
   // One more gather a product's input in backward, or of a layer's input.
   const double border = static_cast<double>(c.train.seq_length * c.train.micro_batch_size * c.model.hidden_size) *
-                        static_cast<double>(plan::element_bytes(c.precision.params_dtype));
+                        static_cast<double>(element_bytes(c));
   const double layers = static_cast<double>(c.model.num_layers) / static_cast<double>(c.parallel.pp());
   if (c.parallel.sequence_parallel) out.link += 2 * layers * border * steps;
   if (c.memory.distribute_saved_activations) out.link += layers * border * steps;
