@@ -101,6 +101,10 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   train::DryRun run = train::dry_run(
       {config, static_cast<int>(world_size), vocab_size, places_of(config, placing, world_size)}, disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+  if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
+    run.notes.push_back(
+        "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
+        "CPU; --run.device=cuda is for GPUs");
   print(run, flags.json);
   if (run.fits()) return kExitOk;
   std::cout.flush();
@@ -137,7 +141,8 @@ bool StartCheck::on_rank(const comm::World& world) {
       return false;
     }
   }
-  if (world.rank() == 0) log_.info(train::summary(request_, fit_, verdict.need));
+  if (world.rank() != 0) return true;
+  for (const std::string& line : train::summary(request_, fit_, verdict.need)) log_.info(line);
   return true;
 }
 

@@ -34,7 +34,7 @@ script with its arguments: bash runs it, but starts no program and overwrites no
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
-  metroplex train run.yaml --nproc 16384 --dry-run --device-memory 80GiB     what it would take; starts nothing
+  metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     what it would take
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
 --dry-run says what the run would be, and ends with 0, or with 2 where it cannot fit: parameters, operations, bytes of

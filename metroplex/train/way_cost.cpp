@@ -9,18 +9,19 @@ namespace metroplex::train {
 namespace {
 
 // Operations that a device does while one byte passes. A GPU: 989e12 operations a second in bf16, memory of 3.35e12
-// bytes a second (NVIDIA's data sheet of the H100 SXM), 50e9 to another GPU or to the host (a link of 400 Gb/s), 5e9
-// to a disk. A CPU rank: 50e9 operations, 10e9, 5e9 and 1e9 bytes a second.
+// bytes a second and 450e9 each way to its neighbours (NVIDIA's data sheet of the H100 SXM), 50e9 to another machine
+// or to the host (a link of 400 Gb/s), 5e9 to a disk. A CPU rank: 50e9 operations, 10e9, 5e9, 5e9 and 1e9 bytes a
+// second.
 struct Rates {
-  double memory, link, file;
+  double memory, near, link, file;
 };
-constexpr Rates kGpuRates{300, 20000, 200000}, kCpuRates{5, 10, 50};
+constexpr Rates kGpuRates{300, 2200, 20000, 200000}, kCpuRates{5, 10, 10, 50};
 
-// Bytes of a step.
+// Bytes of a step: through memory, between tensor-parallel ranks, between others and to the host, to a disk.
 struct Traffic {
-  double memory = 0, link = 0, file = 0;
+  double memory = 0, near = 0, link = 0, file = 0;
   double operations(const Rates& rates) const {
-    return memory * rates.memory + link * rates.link + file * rates.file;
+    return memory * rates.memory + near * rates.near + link * rates.link + file * rates.file;
   }
 };
 
@@ -48,8 +49,8 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double ke
   const double border = static_cast<double>(c.train.seq_length * c.train.micro_batch_size * c.model.hidden_size) *
                         static_cast<double>(plan::element_bytes(c.precision.params_dtype));
   const double layers = static_cast<double>(c.model.num_layers) / static_cast<double>(c.parallel.pp());
-  if (c.parallel.sequence_parallel) out.link += 2 * layers * border * steps;
-  if (c.memory.distribute_saved_activations) out.link += layers * border * steps;
+  if (c.parallel.sequence_parallel) out.near += 2 * layers * border * steps;
+  if (c.memory.distribute_saved_activations) out.near += layers * border * steps;
   return out;
 }
 

@@ -160,8 +160,23 @@ TEST(DryRun, ARefusalHoldsTheTableTheWaysAndTheWayPastIt) {
   for (const char* word : {"this run cannot fit", "main parameters", "saves", "--", "memory.check_fit = warn"})
     EXPECT_NE(text.find(word), std::string::npos) << text;
   EXPECT_LT(text.size(), 4000u);
-  EXPECT_NE(train::summary(request, fit, 2 * fit.need).find("elsewhere"), std::string::npos);
-  EXPECT_EQ(train::summary(request, fit, fit.need).find("elsewhere"), std::string::npos);
+}
+
+TEST(DryRun, TheStartOfARunIsTheSameInThreeLines) {
+  const FitRequest request = fit_request(8, kEight, machine(8, 1000));
+  const DryRun run = dry(request);
+  const std::vector<std::string> lines = train::summary(request, run.fit, run.fit.need);
+  ASSERT_EQ(lines.size(), 3u);
+  const std::string all = train::text(run);
+  for (const char* word : {" parameters, ", " operations a step of 2.05 thousand tokens"})
+    EXPECT_NE(lines[0].find(word), std::string::npos) << lines[0];
+  const std::string operations = lines[0].substr(lines[0].find("; ") + 2);
+  const std::string count = operations.substr(0, operations.find(" operations"));
+  EXPECT_NE(all.find("operations  " + count + " a step"), std::string::npos) << count << " in\n" << all;
+  EXPECT_EQ(lines[1], " pipeline: 1f1b, 8 microbatches, bubble 11.1 % by formula");
+  EXPECT_EQ(lines[2].find("elsewhere"), std::string::npos) << lines[2];
+  EXPECT_NE(train::summary(request, run.fit, 2 * run.fit.need)[2].find("elsewhere"), std::string::npos);
+  EXPECT_EQ(train::summary(fit_request(1), run.fit, 0).size(), 2u) << "without a pipeline";
 }
 
 }  // namespace
