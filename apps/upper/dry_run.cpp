@@ -1,5 +1,6 @@
 #include "upper/dry_run.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -39,17 +40,20 @@ train::Places places_of(const config::Config& config, const RankPlacing& placing
   return places;
 }
 
+// "80GiB", "0.5TB", or a number of GiB.
 double gib_of(const std::string& text) {
   static constexpr struct {
     const char* name;
     double bytes;
-  } kUnits[] = {{"MiB", 1048576}, {"GiB", kGiB}, {"TiB", 1024 * kGiB}, {"GB", 1e9}};
+  } kUnits[] = {{"MiB", 1048576}, {"GiB", kGiB}, {"TiB", 1024 * kGiB}, {"MB", 1e6}, {"GB", 1e9},
+                {"TB", 1e12},     {"", kGiB}};
+  const size_t letters = std::min(text.find_last_of("0123456789.") + 1, text.size());
   for (const auto& unit : kUnits) {
-    if (text.ends_with(unit.name))
-      return real_number("--device-memory", text.substr(0, text.size() - std::string(unit.name).size())) *
-             unit.bytes / kGiB;
+    if (text.substr(letters) == unit.name)
+      return real_number("--device-memory", text.substr(0, letters)) * unit.bytes / kGiB;
   }
-  return real_number("--device-memory", text);
+  throw base::Error(
+      "config", "--device-memory '" + text + "' is not a size; write it like 80GiB, or with MiB, TiB, MB, GB or TB");
 }
 
 // The vocabulary of the run. A tokenizer that is not on this machine is no obstacle where the config says the size.
@@ -97,6 +101,10 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   train::DryRun run = train::dry_run(
       {config, static_cast<int>(world_size), vocab_size, places_of(config, placing, world_size)}, disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+  if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
+    run.notes.push_back(
+        "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
+        "CPU; --run.device=cuda is for GPUs");
   print(run, flags.json);
   if (run.fits()) return kExitOk;
   std::cout.flush();
@@ -121,15 +129,26 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
 
 std::string StartCheck::refusal() const { return train::refusal(request_, fit_, train::ways_out(request_, fit_)); }
 
-void StartCheck::on_rank(const comm::World& world) const {
+bool StartCheck::on_rank(const comm::World& world) {
   const config::FitCheck check = request_.config.memory.check_fit;
-  if (check == config::FitCheck::off) return;
-  int64_t most = fit_.need;
+  if (check == config::FitCheck::off) return true;
+  train::StartVerdict verdict{fit_.need, -1};
   if (together_) {
-    most = train::check_together(
-        fit_, world, check, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
+    verdict = train::check_together(
+        fit_, world, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
+    if (verdict.misfit >= 0 && check == config::FitCheck::refuse) {
+      refused_by_ = verdict.misfit;
+      return false;
+    }
   }
-  if (world.rank() == 0) log_.info(train::summary(request_, fit_, most));
+  if (world.rank() != 0) return true;
+  for (const std::string& line : train::summary(request_, fit_, verdict.need)) log_.info(line);
+  return true;
+}
+
+void StartCheck::throw_refusal() const {
+  MPX_CHECK(refused_by_ < 0, "config", "this run cannot fit: rank ", refused_by_,
+            " says why; memory.check_fit = warn starts it all the same");
 }
 
 }  // namespace metroplex::apps

@@ -32,7 +32,10 @@ class StartCheck {
   StartCheck(const config::Config& config, int64_t world_size, int64_t vocab_size, base::Log& log);
 
   // By every rank, ahead of everything else: decides with the others where that has to be, and tells on rank 0.
-  void on_rank(const comm::World& world) const;
+  // False: all ranks return, and behind them throw_refusal says so (thrown by a rank, it would be a failure of its
+  // peers').
+  bool on_rank(const comm::World& world);
+  void throw_refusal() const;
 
  private:
   std::string refusal() const;
@@ -41,6 +44,7 @@ class StartCheck {
   train::FitRequest request_;
   train::Fit fit_;
   bool together_ = false;
+  int refused_by_ = -1;
 };
 
 }  // namespace metroplex::apps

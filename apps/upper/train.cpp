@@ -34,7 +34,7 @@ script with its arguments: bash runs it, but starts no program and overwrites no
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
-  metroplex train run.yaml --nproc 16384 --dry-run --device-memory 80GiB     what it would take; starts nothing
+  metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     what it would take
   metroplex train --help parallel          the knobs of one section; --help all for every section
 
 --dry-run says what the run would be, and ends with 0, or with 2 where it cannot fit: parameters, operations, bytes of
@@ -75,7 +75,7 @@ int run_train(const std::vector<std::string>& arguments) {
   config = checked_config(config, world_size);
 
   ConsoleLog log(config.train.progress);
-  const StartCheck start(config, world_size, tokenizer.vocab_size, log);
+  StartCheck start(config, world_size, tokenizer.vocab_size, log);
   std::optional<StopSignal> stop;  // from the first rank's start on: until then there is nothing to save
   std::once_flag starts;
   train::RunSummary summary;  // of rank 0
@@ -87,7 +87,7 @@ int run_train(const std::vector<std::string>& arguments) {
       log.info("------------------------ configuration ------------------------\n" + config::dump(config) +
                "----------------------------------------------------------------");
     }
-    start.on_rank(world);
+    if (!start.on_rank(world)) return;
     train::TrainerEnvironment environment;
     environment.log = &log;
     environment.stop_requested = [] { return StopSignal::requested(); };
@@ -97,6 +97,7 @@ int run_train(const std::vector<std::string>& arguments) {
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
+  start.throw_refusal();
   if (code != kExitOk) return code;
   if (summary.last_save_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;

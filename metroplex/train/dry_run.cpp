@@ -10,20 +10,6 @@ namespace {
 // Pieces of work in a table that are replayed in about a tenth of a second.
 constexpr int64_t kLargestReplay = 100'000;
 
-// The model on one rank without padding for others: its parameters are those of the whole.
-int64_t whole_model(const FitRequest& request, const Predictor& predict) {
-  RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
-  config::Config& c = alone.config;
-  c.model.make_vocab_size_divisible_by *= c.parallel.tp();
-  const config::Parallel standard;
-  c.parallel = standard;
-  c.parallel.virtual_pipeline_model_parallel_size = 1;
-  c.parallel.pipeline_schedule = config::Schedule::none;
-  c.parallel.ddp_bucket_size = request.config.parallel.ddp_bucket_size;
-  c.memory = {};
-  return predict(alone).num_params;
-}
-
 // The first rank of every pipeline rank.
 std::vector<const RankFigures*> stages_of(const Fit& fit) {
   std::vector<const RankFigures*> stages;
@@ -52,11 +38,7 @@ PipelineOutlook pipeline_of(const DryRun& run) {
   out.microbatches = most_microbatches(c, run.request.world_size);
   const auto chunks = static_cast<int>(c.parallel.vpp());
   const auto request = plan::schedule_request(c.parallel, chunks, static_cast<int>(out.microbatches));
-  plan::PipelineTable table;
-  table.num_stages = static_cast<int>(c.parallel.pp());
-  table.num_chunks = chunks;
-  table.num_microbatches = static_cast<int>(out.microbatches);
-  out.formula_bubble_share = plan::formula_bubble_share(table);
+  out.formula_bubble_share = formula_bubble_share(c, out.microbatches);
   if (c.parallel.pp() * chunks * out.microbatches > kLargestReplay) return out;
   const plan::Timeline timeline = plan::replay(plan::build_schedule(c.parallel.pipeline_schedule, request),
                                                costs_of(run, stages_of(run.fit), chunks));
@@ -66,6 +48,28 @@ PipelineOutlook pipeline_of(const DryRun& run) {
 }
 
 }  // namespace
+
+double formula_bubble_share(const config::Config& config, int64_t microbatches) {
+  plan::PipelineTable table;
+  table.num_stages = static_cast<int>(config.parallel.pp());
+  table.num_chunks = static_cast<int>(config.parallel.vpp());
+  table.num_microbatches = static_cast<int>(microbatches);
+  return plan::formula_bubble_share(table);
+}
+
+RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {
+  RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
+  config::Config& c = alone.config;
+  c.model.make_vocab_size_divisible_by *= c.parallel.tp();  // as many rows as the ranks pad to
+  const int64_t bucket_size = c.parallel.ddp_bucket_size;
+  c.parallel = {};
+  c.parallel.virtual_pipeline_model_parallel_size = 1;
+  c.parallel.pipeline_schedule = config::Schedule::none;
+  c.parallel.ddp_bucket_size = bucket_size;
+  c.memory = {};
+  c.train.micro_batch_size = 1;
+  return predict(alone);
+}
 
 std::optional<double> DryRun::epochs(const data::SourceTokens& source) const {
   if (!source.problem.empty() || source.tokens == 0) return std::nullopt;
@@ -79,7 +83,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
   run.request = request;
   run.request.places.only.reset();
   run.fit = fit(run.request, predict);
-  run.num_params = whole_model(request, predict);
+  run.num_params = whole_model(request, predict).num_params;
   const std::vector<const RankFigures*> stages = stages_of(run.fit);
   const double ranks_of_a_stage = static_cast<double>(request.world_size) / static_cast<double>(stages.size());
   for (const RankFigures* stage : stages) {

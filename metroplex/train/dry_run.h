@@ -47,12 +47,21 @@ struct DryRun {
 // Looks at the data through `disk`.
 DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict = predict_rank);
 
+// What predict says of the whole model on one rank, for one microbatch of one sample: num_params and model_flops
+// count.
+RankPrediction whole_model(const FitRequest& request, const Predictor& predict);
+
+// The share by formula (plan/timeline.h) of a step with so many microbatches.
+double formula_bubble_share(const config::Config& config, int64_t microbatches);
+
 // The report for a person, without the configuration, and the one for programs with it; docs/memory.md has its keys.
 std::string text(const DryRun& run);
 std::string json(const DryRun& run);
 
-// A line for the start of a run: what is predicted and what there is. `most`: of all places, where `fit` is of one.
-std::string summary(const FitRequest& request, const Fit& fit, int64_t most);
+// The lines for the start of a run: model, pipeline, memory. `most`: bytes of the fullest of all places, where `fit`
+// is of one. Asks `predict` once.
+std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most,
+                                 const Predictor& predict = predict_rank);
 // Why a run that does not fit is refused: the table of bytes, and the ways out with what each saves.
 std::string refusal(const FitRequest& request, const Fit& fit, const WaysOut& ways);
 

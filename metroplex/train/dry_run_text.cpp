@@ -202,12 +202,29 @@ std::string text(const DryRun& run) {
   std::string out = "dry run of " + run.request.config.run.name + ": nothing was started or written\n";
   for (const auto& [name, value] : lines) out += "  " + name + std::string(12 - name.size(), ' ') + value + "\n";
   out += "memory\n" + memory_table(run.fit) + "  " + verdict(run) + "\n";
+  if (run.request.places.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
   return run.ways ? out + ways_text(*run.ways) : out;
 }
 
-std::string summary(const FitRequest& request, const Fit& fit, int64_t most) {
+std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most, const Predictor& predict) {
+  const config::Config& c = request.config;
+  const RankPrediction model = whole_model(request, predict);
+  const int64_t microbatches = most_microbatches(c, request.world_size);
+  const int64_t samples =
+      microbatches * c.train.micro_batch_size * config::data_parallel_size(c.parallel, request.world_size);
+  const double tokens = static_cast<double>(samples * c.train.seq_length);
+  std::vector<std::string> lines;
+  lines.push_back(concat(" model: ", count_text(static_cast<double>(model.num_params)), " parameters, ",
+                         count_text(static_cast<double>(most_params(fit))), " a rank; ",
+                         count_text(model.model_flops * static_cast<double>(samples)), " operations a step of ",
+                         count_text(tokens), " tokens"));
+  if (c.parallel.pp() > 1) {
+    lines.push_back(concat(" pipeline: ", c.parallel.pipeline_schedule, ", ", microbatches, " microbatches, bubble ",
+                           percent(formula_bubble_share(c, microbatches)), " by formula"));
+  }
   const std::string others = most > fit.need ? concat(" (elsewhere up to ", bytes(most), ")") : "";
-  return " memory: " + needed(request, fit) + others + "; " + there_is(request, fit);
+  lines.push_back(" memory: " + needed(request, fit) + others + "; " + there_is(request, fit));
+  return lines;
 }
 
 std::string refusal(const FitRequest& request, const Fit& fit, const WaysOut& ways) {

@@ -6,15 +6,18 @@
 #include <string>
 
 #include "comm/world.h"
-#include "config/memory.h"
 #include "train/fit.h"
 
 namespace metroplex::train {
 
-// Collective. Where any rank's `mine` does not fit, the lowest such rank hands its `refusal()` to `say`; then, unless
-// `check` only warns, every rank throws base::Error("config", ...). Returns the largest need of all places, in bytes.
-int64_t check_together(const Fit& mine, const comm::World& world, config::FitCheck check,
-                       const std::function<std::string()>& refusal,
-                       const std::function<void(const std::string&)>& say);
+struct StartVerdict {
+  int64_t need = 0;  // the largest of all places, in bytes
+  int misfit = -1;   // the lowest rank whose place does not do; -1: all fit
+};
+
+// Collective. The lowest rank that does not fit hands its `refusal()` to `say` before any rank returns: one that
+// ended earlier would have its launcher end the one that speaks.
+StartVerdict check_together(const Fit& mine, const comm::World& world, const std::function<std::string()>& refusal,
+                            const std::function<void(const std::string&)>& say);
 
 }  // namespace metroplex::train

@@ -18,7 +18,7 @@ struct WayOut {
   int64_t need = 0;                   // bytes of the fullest place then
   int64_t saves = 0;                  // of the fullest place as it is
   bool fits = false;
-  double cost = 0;  // of a step's time, see kRates in the source
+  double cost = 0;  // share of a step that it adds, about (way_cost.h)
 };
 
 struct WaysOut {
