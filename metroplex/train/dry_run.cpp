@@ -58,7 +58,7 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches) 
 }
 
 RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {
-  plan::MemoryRequest alone{request.config, 1, 0, request.vocab_size, 1};
+  RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
   config::Config& c = alone.config;
   c.model.make_vocab_size_divisible_by *= c.parallel.tp();  // as many rows as the ranks pad to
   const int64_t bucket_size = c.parallel.ddp_bucket_size;

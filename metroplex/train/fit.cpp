@@ -119,7 +119,8 @@ RankFigures figures_of(const FitRequest& request, int rank, const Predictor& pre
   out.pp = grid.coordinates(rank).pp;
   out.last = size > 1 && grid.index_in_group(rank, {Axis::dp, Axis::cp}) % size == size - 1;
   out.prediction = predict({request.config, request.world_size, rank, request.vocab_size,
-                            most_microbatches(request.config, request.world_size)});
+                            most_microbatches(request.config, request.world_size),
+                            request.places.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
   out.peak = out.prediction.memory.peak - (request.places.gpu ? out.prediction.memory.use.host : 0);
   return out;
 }

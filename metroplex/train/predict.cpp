@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "config/validate.h"
-#include "plan/rank_model.h"
+#include "plan/schedules/registry.h"
 #include "sim/flops.h"
 #include "topology/rank_grid.h"
 
@@ -17,7 +18,7 @@ struct Operations {
   double head = 0;
 };
 
-Operations operations(const plan::MemoryRequest& request, int64_t samples) {
+Operations operations(const RankRequest& request, int64_t samples) {
   const config::Config& config = request.config;
   const auto of = [&](int64_t layers, int64_t vocab, bool tokens, bool mlp) {
     sim::ModelShape shape = sim::model_shape(config, vocab);
@@ -43,18 +44,34 @@ int64_t layers_recomputed(const config::Memory& memory, int64_t layers) {
                                                                    : layers;
 }
 
+plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const int64_t dp = grid.size(topology::Axis::dp);
+  const int64_t count = request.num_microbatches > 0
+                            ? request.num_microbatches
+                            : config.train.global_batch_size / (config.train.micro_batch_size * dp);
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
+            " gives no microbatch for every data-parallel rank; raise it");
+  const plan::PipelineTable table = plan::build_schedule(
+      config.parallel.pipeline_schedule,
+      plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()), static_cast<int>(count)));
+  return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp));
+}
+
 }  // namespace
 
-RankPrediction predict_rank(const plan::MemoryRequest& request) {
+plan::MemoryPrediction predict_memory(const RankRequest& request) { return memory_of(request, trace_rank(request)); }
+
+RankPrediction predict_rank(const RankRequest& request) {
   const config::Config& config = request.config;
   const config::Parallel& parallel = config.parallel;
   const int64_t dp = config::data_parallel_size(parallel, request.world_size);
-  const topology::RankGrid grid(request.world_size, parallel);
-  const plan::RankModel model = plan::rank_model(config, grid.coordinates(request.rank).pp, request.vocab_size);
+  const plan::RankTrace trace = trace_rank(request);
 
   RankPrediction out;
-  out.memory = plan::predict_memory(request);
-  for (const plan::RankParam& param : model.params) out.num_params += param.numel();
+  out.memory = memory_of(request, trace);
+  for (const plan::TraceParam& param : trace.params) out.num_params += param.numel();
 
   const int64_t samples = request.num_microbatches > 0 ? request.num_microbatches * config.train.micro_batch_size
                                                        : config.train.global_batch_size / dp;
@@ -62,7 +79,7 @@ RankPrediction predict_rank(const plan::MemoryRequest& request) {
   const double share = 1.0 / static_cast<double>(parallel.tp() * parallel.cp());
   constexpr double kForward = 1.0 / 3;
   double again = 0;
-  for (const plan::RankChunk& chunk : model.chunks) {
+  for (const plan::ChunkTrace& chunk : trace.chunks) {
     const auto layers = static_cast<double>(chunk.layers.num_layers);
     out.model_flops += layers * one.layer + (chunk.layers.has_loss ? one.head : 0);
     if (config.memory.recomputes_all())

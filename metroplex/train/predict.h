@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "plan/memory.h"
+#include "train/trace.h"
 
 namespace metroplex::train {
 
@@ -16,9 +17,9 @@ struct RankPrediction {
   double model_flops = 0;  // without what is recomputed
 };
 
-// `request` as plan::predict_memory has it.
-RankPrediction predict_rank(const plan::MemoryRequest& request);
+RankPrediction predict_rank(const RankRequest& request);
+plan::MemoryPrediction predict_memory(const RankRequest& request);
 
-using Predictor = std::function<RankPrediction(const plan::MemoryRequest&)>;
+using Predictor = std::function<RankPrediction(const RankRequest&)>;
 
 }  // namespace metroplex::train

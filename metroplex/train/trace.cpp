@@ -9,10 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "cuda/meta_meter.h"
 #include "optim/clip.h"
-#include "plan/schedules/registry.h"
 
 namespace metroplex::train {
 namespace {
@@ -204,24 +202,13 @@ std::vector<plan::PassingFamily> passing_families(const Assembly& a) {
   return all;
 }
 
-// Microbatches of a step on each data-parallel rank.
-int64_t microbatches_of(const config::Config& config, int64_t dp) {
-  const int64_t count = config.train.global_batch_size / (config.train.micro_batch_size * dp);
-  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
-            " gives no microbatch for every data-parallel rank; raise it");
-  return count;
-}
-
-topology::RankGrid grid_of(const TraceRequest& request) {
-  return topology::RankGrid(request.world_size, request.config.parallel);
-}
-
 }  // namespace
 
-plan::RankTrace trace_rank(const TraceRequest& request) {
+plan::RankTrace trace_rank(const RankRequest& request) {
   const config::Config& config = request.config;
   Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
-  const comm::World world = comm::make_meta_world(request.rank, grid_of(request), request.device, &tape);
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &tape);
   const auto a = assemble(config, world, request.vocab_size, false, request.build);
 
   plan::RankTrace out;
@@ -257,18 +244,6 @@ plan::RankTrace trace_rank(const TraceRequest& request) {
     if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;
   }
   return out;
-}
-
-plan::MemoryPrediction predict_memory(const TraceRequest& request, int64_t num_microbatches) {
-  const topology::RankGrid grid = grid_of(request);
-  const plan::RankTrace trace = trace_rank(request);
-  const int64_t count =
-      num_microbatches > 0 ? num_microbatches : microbatches_of(request.config, grid.size(topology::Axis::dp));
-  const plan::PipelineTable table =
-      plan::build_schedule(request.config.parallel.pipeline_schedule,
-                           plan::schedule_request(request.config.parallel, static_cast<int>(trace.chunks.size()),
-                                                  static_cast<int>(count)));
-  return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp));
 }
 
 }  // namespace metroplex::train

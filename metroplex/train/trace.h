@@ -6,26 +6,23 @@
 #include <cstdint>
 
 #include "config/config.h"
-#include "plan/memory.h"
 #include "plan/rank_trace.h"
 #include "train/assemble.h"
 
 namespace metroplex::train {
 
-struct TraceRequest {
+struct RankRequest {
   config::Config config;  // resolved and checked for world_size ranks
   int world_size = 1;
   int rank = 0;
   int64_t vocab_size = 0;        // unpadded
+  int64_t num_microbatches = 0;  // of a step; 0: as train.global_batch_size says
   at::Device device = at::kCPU;  // that the run computes on; need not be there
   StageBuilder build = models::build_stage;
 };
 
-// Nothing is allocated, no other rank is needed, no GPU either. On a GPU blocks count in
-// multiples of 512 bytes, as its allocator takes them.
-plan::RankTrace trace_rank(const TraceRequest& request);
-
-// What the configuration predicts for a rank, in a step of `num_microbatches`; 0: as train.global_batch_size says.
-plan::MemoryPrediction predict_memory(const TraceRequest& request, int64_t num_microbatches = 0);
+// Nothing is allocated, no other rank is needed, no GPU either. On a GPU blocks count in multiples of 512 bytes, as
+// its allocator takes them.
+plan::RankTrace trace_rank(const RankRequest& request);
 
 }  // namespace metroplex::train

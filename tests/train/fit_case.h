@@ -34,9 +34,9 @@ inline train::Places machine(int ranks, int64_t bytes) { return {false, ranks, b
 
 // Predicts peak(request), and counts how often it is asked.
 struct Planted {
-  std::function<int64_t(const plan::MemoryRequest&)> peak;
+  std::function<int64_t(const train::RankRequest&)> peak;
   int* calls = nullptr;
-  train::RankPrediction operator()(const plan::MemoryRequest& request) const {
+  train::RankPrediction operator()(const train::RankRequest& request) const {
     if (calls != nullptr) ++*calls;
     train::RankPrediction out;
     out.memory.peak = out.memory.use.parameters = peak(request);

@@ -3,7 +3,7 @@
 
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/trace.h"
+#include "train/predict.h"
 
 namespace metroplex::test {
 namespace {

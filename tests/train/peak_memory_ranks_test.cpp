@@ -2,7 +2,7 @@
 // but for scalars.
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
-#include "train/trace.h"
+#include "train/predict.h"
 #include "support/without_onednn.h"
 
 namespace metroplex::test {

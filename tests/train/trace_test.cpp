@@ -5,7 +5,7 @@
 #include "models/registry.h"
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
-#include "train/trace.h"
+#include "train/predict.h"
 #include "support/without_onednn.h"
 
 namespace metroplex::test {
@@ -51,7 +51,7 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
   const WithoutOneDnn without;
   const config::Config config = small_config();
   const plan::MemoryPrediction plain = train::predict_memory({config, 1, 0, 50});
-  const plan::MemoryPrediction changed = train::predict_memory({config, 1, 0, 50, at::kCPU, build_changed});
+  const plan::MemoryPrediction changed = train::predict_memory({config, 1, 0, 50, 0, at::kCPU, build_changed});
   // Of four layers each keeps one tensor more.
   EXPECT_EQ(changed.use.activations - plain.use.activations, 4 * hidden_bytes(config));
   run_cut(config, {}, [&](const comm::World& world) {
@@ -136,7 +136,7 @@ TEST(Trace, OperatorsAndCollectivesAreNamedInOrder) {
 TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
   const config::Config config = small_config();
   const plan::MemoryPrediction cpu = train::predict_memory({config, 1, 0, 50}),
-                               gpu = train::predict_memory({config, 1, 0, 50, at::Device(at::kCUDA, 0)});
+                               gpu = train::predict_memory({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)});
   EXPECT_EQ(gpu.use.parameters, cpu.use.parameters);
   EXPECT_EQ(gpu.use.moments, cpu.use.moments);
   EXPECT_NE(gpu.use.activations, cpu.use.activations);

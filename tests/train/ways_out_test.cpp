@@ -93,7 +93,7 @@ TEST(WaysOut, ThoseThatFitComeFirstTheCheapestAhead) {
 }
 
 // Only full recompute and the microbatch change anything, by a known amount.
-int64_t planted_peak(const plan::MemoryRequest& request) {
+int64_t planted_peak(const train::RankRequest& request) {
   const config::Config& c = request.config;
   return 1000000 - (c.memory.recomputes_all() ? 300000 : 0) - (4 - c.train.micro_batch_size) * 50000;
 }
@@ -107,14 +107,14 @@ TEST(WaysOut, WhatSavesNothingIsNotOffered) {
     EXPECT_TRUE(key == "memory.recompute_granularity" || key == "train.micro_batch_size") << way.what;
   }
   EXPECT_EQ(found.single[0].saves, 300000);
-  const WaysOut none = ways(request, Planted{[](const plan::MemoryRequest&) { return 1000000; }});
+  const WaysOut none = ways(request, Planted{[](const train::RankRequest&) { return 1000000; }});
   EXPECT_TRUE(none.single.empty());
   EXPECT_FALSE(none.together.has_value());
 }
 
 TEST(WaysOut, WhatTheRulesRefuseIsNotOffered) {
   // Everything but the microbatch looks as if it freed all: what is offered must still be allowed.
-  const Planted planted{[](const plan::MemoryRequest& request) {
+  const Planted planted{[](const train::RankRequest& request) {
     return request.config.memory.offload_activations == config::Offload::host ? 1 : 1000000;
   }};
   FitRequest request = fit_request(1, {"run.device=cpu"}, machine(1, 10));

@@ -2,7 +2,7 @@
 // units. The model dwarfs its activations (two tokens), and what they may take is bounded by their shapes.
 #include "models/registry.h"
 #include "train/memory_report.h"
-#include "train/trace.h"
+#include "train/predict.h"
 #include "train/support.h"
 #include "support/without_onednn.h"
 
@@ -131,7 +131,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     const auto layout = std::make_shared<const distributed::FlatLayout>(params, options);
     const distributed::ParamBuffer buffer(layout, world.groups().dp,
                                           {{true, true, true}, true, false, at::TensorOptions(context.dtype)});
-    const int64_t own = train::predict_memory({config, world.size(), world.rank(), kVocab}, 2).use.parameters;
+    const int64_t own = train::predict_memory({config, world.size(), world.rank(), kVocab, 2}).use.parameters;
     EXPECT_EQ(meter.bytes(), own);
     EXPECT_GT(meter.peak_bytes(), own);
     int64_t largest = 0;
