@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "config/validate.h"
-#include "plan/rank_model.h"
+#include "train/assemble.h"
 
 namespace metroplex::train {
 namespace {
@@ -29,13 +29,17 @@ struct Traffic {
   }
 };
 
+double element_bytes(const config::Config& c) {
+  return static_cast<double>(c10::elementSize(scalar_type(c.precision.params_dtype)));
+}
+
 // Of a rank in one step: what differs between settings, and stands in docs/memory.md under costs.
 Traffic traffic(const FitRequest& request, const RankFigures& figures, double kept_of_a_microbatch) {
   const config::Config& c = request.config;
   const config::Sharding sharding = c.parallel.sharding();
   const auto steps = static_cast<double>(most_microbatches(c, request.world_size));
   const auto params = static_cast<double>(figures.prediction.num_params);
-  const double values = params * static_cast<double>(element_bytes(c));
+  const double values = params * element_bytes(c);
   const bool fp32 = c.precision.main_grads_dtype == config::MainGradsDtype::fp32;
   const double gradients = fp32 ? 4 * params : values;
   Traffic out;
@@ -50,8 +54,8 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double ke
   if (c.memory.offload_activations == config::Offload::host) out.link += moved;
   if (c.memory.offload_activations == config::Offload::file) out.file += moved;
   // One more gather a product's input in backward, or of a layer's input.
-  const double border = static_cast<double>(c.train.seq_length * c.train.micro_batch_size * c.model.hidden_size) *
-                        static_cast<double>(element_bytes(c));
+  const double border =
+      static_cast<double>(c.train.seq_length * c.train.micro_batch_size * c.model.hidden_size) * element_bytes(c);
   const double layers = static_cast<double>(c.model.num_layers) / static_cast<double>(c.parallel.pp());
   if (c.parallel.sequence_parallel) out.near += 2 * layers * border * steps;
   if (c.memory.distribute_saved_activations) out.near += layers * border * steps;

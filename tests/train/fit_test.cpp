@@ -16,7 +16,7 @@ using train::FitRequest;
 
 TEST(Fit, OneRankNeedsItsPeakAndFitsInExactlyThat) {
   FitRequest request = fit_request(1);
-  const int64_t peak = plan::predict_memory({request.config, 1, 0, kFitVocab, 0}).peak;
+  const int64_t peak = train::predict_memory({request.config, 1, 0, kFitVocab, 0}).peak;
   request.places = machine(1, peak);
   EXPECT_EQ(fit(request).need, peak);
   EXPECT_TRUE(fit(request).fits());
@@ -34,7 +34,7 @@ TEST(Fit, AMachineNeedsWhatAllItsRanksHold) {
                      std::string("parallel.data_parallel_sharding_strategy=") + strategy},
                     machine(8, 1));
     int64_t sum = 0;
-    for (int rank = 0; rank < 8; ++rank) sum += plan::predict_memory({request.config, 8, rank, kFitVocab, 0}).peak;
+    for (int rank = 0; rank < 8; ++rank) sum += train::predict_memory({request.config, 8, rank, kFitVocab, 0}).peak;
     EXPECT_EQ(fit(request).need, sum) << strategy;  // of two ranks that share state both are asked for
     EXPECT_EQ(fit(request).place_ranks, 8);
   }
@@ -68,10 +68,12 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
 TEST(Fit, HostMemoryDoesNotCountOnAGpu) {
   FitRequest request = fit_request(1, {"optim.optimizer_cpu_offload=true"}, machine(1, 1 << 30));
   const Fit on_cpu = fit(request);
+  EXPECT_EQ(on_cpu.need, on_cpu.worst_rank().prediction.memory.peak);
   request.places = gpus(1 << 30);
   const Fit on_gpu = fit(request);
-  EXPECT_GT(on_cpu.worst_rank().prediction.memory.use.host, 0);
-  EXPECT_EQ(on_cpu.need - on_gpu.need, on_cpu.worst_rank().prediction.memory.use.host);
+  const plan::MemoryPrediction& predicted = on_gpu.worst_rank().prediction.memory;
+  EXPECT_GT(predicted.use.host, 0);
+  EXPECT_EQ(on_gpu.need, predicted.peak - predicted.use.host);
 }
 
 TEST(Fit, ManyRanksCostNoMorePredictionsThanPipelineRanks) {
