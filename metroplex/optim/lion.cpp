@@ -7,8 +7,7 @@ namespace kernels = cuda::kernels;
 
 void lion_update(const config::Optim& config, const ElementwiseStep& step) {
   step.run(kernels::lion_step, kernels::lion_step_cuda,
-           kernels::LionHyper{step.rates.lr, config.lion_beta1, config.lion_beta2, step.rates.weight_decay,
-                              step.grad_factor});
+           kernels::LionHyper{config.lion_beta1, config.lion_beta2});
 }
 
 }  // namespace metroplex::optim

@@ -226,7 +226,8 @@ plan::RankTrace trace_rank(const TraceRequest& request) {
   Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
   const cuda::MetaMemory meter(tape);
   Tracer tracer(*a, tape);
-  a->executor->run(own_actions(*a, 2), batches, {1.0, 1.0}, border);
+  a->executor->run(own_actions(*a, 2), batches,
+                   at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
   size_t chunk = 0;
   for (const plan::StageLayers& layers : plan::split_stages(config.parallel, config.model.num_layers)) {

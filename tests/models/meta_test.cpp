@@ -49,7 +49,7 @@ std::vector<Call> calls_of(const config::Model& model, const cuda::Target& where
   const at::Tensor loss = x.tensor(nn::kLoss);
   EXPECT_EQ(loss.device().type(), where.memory().type());
   nn::Gradients dy{at::ones({}, loss.options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 1.0);
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   for (const nn::Param* param : params) EXPECT_EQ(param->main_grad.is_meta(), where.meta) << param->name;
   return log.calls;
 }
