@@ -10,8 +10,7 @@ at::Tensor read_on_host(const Target& target, const at::Tensor& x) {
   MPX_ASSERT(!target.meta, "the host asks for values of the meta device");
   const at::Tensor host = at::empty(x.sizes(), at::TensorOptions().dtype(x.scalar_type()));
   launch(
-      target, {"read_on_host", {&x}, {&host}},
-      [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); },
+      target, {"read_on_host", {&x}, {&host}}, [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); },
       [](const at::Tensor& from, const at::Tensor& to, CUstream_st*) { to.copy_(from); }, x, host);
   return host;
 }

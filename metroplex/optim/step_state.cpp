@@ -29,7 +29,9 @@ StepState::StepState(const cuda::Target& target, size_t num_groups, const kernel
   write(start);
 }
 
-kernels::StepValues* StepState::values() const { return static_cast<kernels::StepValues*>(tensor_.mutable_data_ptr()); }
+kernels::StepValues* StepState::values() const {
+  return static_cast<kernels::StepValues*>(tensor_.mutable_data_ptr());
+}
 kernels::GroupRates* StepState::rates() const { return reinterpret_cast<kernels::GroupRates*>(values() + 1); }
 
 at::Tensor StepState::value(double kernels::StepValues::*name) const { return tensor_.select(0, index_of(name)); }

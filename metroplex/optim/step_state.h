@@ -1,6 +1,6 @@
-// The numbers that a training step decides by and leaves behind (cuda/kernels/step_state.h), where the parameters lie.
-// What updates reads them there: whether anything may change, rates, gradient factor. So the host decides nothing
-// while a step runs, and is told of it afterwards.
+// The numbers that a training step decides by and leaves behind (cuda/kernels/step_state.h), where the parameters
+// lie. What updates reads them there: whether anything may change, rates, gradient factor. So the host decides
+// nothing while a step runs, and is told of it afterwards.
 #pragma once
 
 #include <ATen/core/Tensor.h>

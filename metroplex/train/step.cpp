@@ -89,8 +89,8 @@ std::string why_skipped(const Assembly& a, const kernels::StepVerdict& verdict) 
   if (a.scaler && verdict.found_inf != 0)
     return base::concat("gradients overflowed at loss scale ", verdict.loss_scale);
   if (verdict.over_limit == 0) return "";
-  return base::concat("the gradient norm ", verdict.grad_norm, " is above precision.grad_norm_skip_threshold = ",
-                      a.config.precision.grad_norm_skip_threshold);
+  return base::concat("the gradient norm ", verdict.grad_norm,
+                      " is above precision.grad_norm_skip_threshold = ", a.config.precision.grad_norm_skip_threshold);
 }
 
 void check_numbers(Assembly& a, const StepInput& input, const EnqueuedStep& step, const StepVector& told) {
@@ -112,8 +112,8 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
   write_ahead(a, input);
   EnqueuedStep step;
   step.loss_factors = make_loss_factors(a, count);
-  const pipeline::PipelineOutput output = timers.measure(
-      "forward-backward", 1, [&] { return forward_backward(a, input.batches, step.loss_factors); });
+  const pipeline::PipelineOutput output =
+      timers.measure("forward-backward", 1, [&] { return forward_backward(a, input.batches, step.loss_factors); });
   timers.measure("all-grads-sync", 1, [&] { finish_gradients(a); });
   a.loss_terms.agree(output.terms, a.groups().world);
   step.vector = summed_losses(a, output, count);

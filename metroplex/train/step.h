@@ -48,9 +48,9 @@ struct EnqueuedStep {
   StepVector vector;
   at::Tensor loss_factors;  // [microbatches] double
 };
-// The step itself. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on the
-// meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step the
-// host does; in the first step the ranks agree on the names of loss terms.
+// The step itself. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
+// the meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step
+// the host does; in the first step the ranks agree on the names of loss terms.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
 // Waits for it, reads its vector, once, and throws or says how it went. `input` is the same.
 StepOutcome tell_step(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);

@@ -18,8 +18,9 @@ void refuse_losses(const Assembly& a, const StepInput& input, const double* loss
               "checkpoint");
   }
   comm::barrier(a.groups().world);  // ends with the error of a rank that has it
-  MPX_CHECK(false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
-            "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
+  MPX_CHECK(
+      false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
+      "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
 }
 
 namespace {

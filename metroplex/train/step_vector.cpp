@@ -61,8 +61,8 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   }
 }
 
-// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts, and so with
-// loss terms. Losses of parts of a sequence add up, the sequence counts once.
+// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts, and so
+// with loss terms. Losses of parts of a sequence add up, the sequence counts once.
 StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, int64_t microbatches) {
   const cuda::Target& target = a.world->target();
   const ReportedTerms terms = a.loss_terms.of(output.terms, target);

@@ -41,8 +41,8 @@ class StepVector {
   int64_t num_terms_ = 0, microbatches_ = 0;
 };
 
-// Writes Assembly::step_inputs [1 + microbatches] double: whether this rank is asked to stop, and the tokens that count
-// of each microbatch, of the whole sequence.
+// Writes Assembly::step_inputs [1 + microbatches] double: whether this rank is asked to stop, and the tokens that
+// count of each microbatch, of the whole sequence.
 void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
 
 // Losses, tokens and loss terms of a run of the executor, added up over the microbatches of this rank and over the

@@ -14,8 +14,8 @@ inline optim::StepState judged(const config::Optim& config, const std::vector<op
                                double grad_factor, int64_t number, bool updates = true) {
   optim::StepState state({}, rates.size());
   for (size_t g = 0; g < rates.size(); ++g) {
-    state.rates()[g] = cuda::kernels::group_rates(rates[g].lr, rates[g].weight_decay, config.adam_beta1,
-                                                  config.adam_beta2, number);
+    state.rates()[g] =
+        cuda::kernels::group_rates(rates[g].lr, rates[g].weight_decay, config.adam_beta1, config.adam_beta2, number);
   }
   cuda::kernels::StepValues& values = *state.values();
   values.number = static_cast<double>(number);

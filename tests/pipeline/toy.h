@@ -150,7 +150,8 @@ inline ToyResult toy_by_formula(const std::vector<nn::Microbatch>& batches) {
     const at::Tensor by_channel = squares * product * product;
     result.losses[static_cast<int64_t>(m)] = by_channel.sum();
     for (int64_t layer = 0; layer < kToyLayers; ++layer) {
-      result.gradients[layer] += 2.0 * factors[static_cast<int64_t>(m)] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
+      result.gradients[layer] +=
+          2.0 * factors[static_cast<int64_t>(m)] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
     }
   }
   return result;

@@ -125,9 +125,7 @@ void join_floats_cuda(const uint16_t*, const uint16_t*, int64_t, float*, CUstrea
 void adam_step_cuda(const OptimizerRange&, const AdamHyper&, const StepPlace&, CUstream_st*) {
   no_kernel("adam_step");
 }
-void sgd_step_cuda(const OptimizerRange&, const SgdHyper&, const StepPlace&, CUstream_st*) {
-  no_kernel("sgd_step");
-}
+void sgd_step_cuda(const OptimizerRange&, const SgdHyper&, const StepPlace&, CUstream_st*) { no_kernel("sgd_step"); }
 void lion_step_cuda(const OptimizerRange&, const LionHyper&, const StepPlace&, CUstream_st*) {
   no_kernel("lion_step");
 }

@@ -116,13 +116,15 @@ void launch(const OptimizerRange& range, const Hyper& hyper, const StepPlace& pl
 
 }  // namespace
 
-void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place, CUstream_st* stream) {
+void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place,
+                    CUstream_st* stream) {
   launch(range, hyper, place, stream, "adam_step");
 }
 void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream) {
   launch(range, hyper, place, stream, "sgd_step");
 }
-void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place, CUstream_st* stream) {
+void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place,
+                    CUstream_st* stream) {
   launch(range, hyper, place, stream, "lion_step");
 }
 

@@ -1,6 +1,6 @@
-// What a training step decides about itself, where the parameters lie: loss scale, overflow, skipping, clipping, rates.
-// Three small kernels, enqueued like all others; the host reads the outcome when the step is over. All numbers are
-// doubles, so that one tensor holds a struct of them; counts are exact. No sum follows a product: nothing that a
+// What a training step decides about itself, where the parameters lie: loss scale, overflow, skipping, clipping,
+// rates. Three small kernels, enqueued like all others; the host reads the outcome when the step is over. All numbers
+// are doubles, so that one tensor holds a struct of them; counts are exact. No sum follows a product: nothing that a
 // compiler could contract, so the CPU and a GPU give the same bits.
 #pragma once
 
@@ -37,8 +37,8 @@ struct StepPlace {
   const GroupRates* rates = nullptr;  // of the group
 };
 
-// The rates of the next successful steps: `first`, the number of steps that the first row follows, then `rows` rows of
-// the schedule's lr and the GroupRates of every group.
+// The rates of the next successful steps: `first`, the number of steps that the first row follows, then `rows` rows
+// of the schedule's lr and the GroupRates of every group.
 constexpr int64_t kRatesOfGroup = sizeof(GroupRates) / sizeof(double);
 constexpr int64_t rate_row(int64_t groups) { return 1 + groups * kRatesOfGroup; }
 
@@ -50,9 +50,9 @@ struct StepSums {
 };
 
 struct StepVerdict {
-  double loss_scale = 1, unscale = 1;   // that the step used
-  double grad_norm = 0;                 // unscaled, before clipping
-  double num_zeros = 0, num_bad = 0;    // elements of gradients; bad: not finite
+  double loss_scale = 1, unscale = 1;    // that the step used
+  double grad_norm = 0;                  // unscaled, before clipping
+  double num_zeros = 0, num_bad = 0;     // elements of gradients; bad: not finite
   double found_inf = 0, over_limit = 0;  // gradients that are not finite; a norm above the threshold
   double updates = 0, lr = 0;
   double steps = 0;  // successful ones, this one counted
@@ -81,9 +81,9 @@ struct OwnLosses {
   const double* losses = nullptr;  // [microbatches]; null on other than the last stage
   const double* tokens = nullptr;  // [microbatches], of whole sequences
   const double* stop = nullptr;
-  int64_t reported = 0;                 // loss terms of all microbatches
-  const double* reports = nullptr;      // [reported]
-  const int64_t* places = nullptr;      // [reported, 2]: which of the terms, which microbatch
+  int64_t reported = 0;             // loss terms of all microbatches
+  const double* reports = nullptr;  // [reported]
+  const int64_t* places = nullptr;  // [reported, 2]: which of the terms, which microbatch
   bool per_token = false;
   bool counts_losses = false, counts_tokens = false, counts_terms = false;
 };

@@ -16,8 +16,6 @@ void loss_factors(const StepValues* values, const double* tokens, double* factor
   for (int64_t m = 0; m < shape.microbatches; ++m) factors[m] = loss_factor(values->loss_scale, tokens[m], shape);
 }
 void own_sums(const OwnLosses& own, const SumsPlace& place) { add_own(own, place); }
-void judge_step(const StepRules& rules, const JudgePlace& place) {
-  judge(rules, place, std::sqrt(place.numbers[0]));
-}
+void judge_step(const StepRules& rules, const JudgePlace& place) { judge(rules, place, std::sqrt(place.numbers[0])); }
 
 }  // namespace metroplex::cuda::kernels

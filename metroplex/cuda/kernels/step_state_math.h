@@ -13,8 +13,7 @@ constexpr MPX_INLINE double mean_of(double sum, double tokens, bool per_token) {
 }
 
 constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const LossFactorShape& s) {
-  const double mean =
-      static_cast<double>(s.parts) / (at_least_one(tokens) * static_cast<double>(s.microbatches));
+  const double mean = static_cast<double>(s.parts) / (at_least_one(tokens) * static_cast<double>(s.microbatches));
   return loss_scale * (s.per_token ? 1.0 : mean);
 }
 
@@ -64,9 +63,11 @@ constexpr MPX_INLINE double clip_factor(double norm, double max_norm) {
 }
 
 // The row of the step at hand; outside the table, which the host reads in the verdict, its border.
-constexpr MPX_INLINE void take_rates(const StepRules& rules, const JudgePlace& place, double steps, StepVerdict& out) {
+constexpr MPX_INLINE void take_rates(const StepRules& rules, const JudgePlace& place, double steps,
+                                     StepVerdict& out) {
   out.row = steps - place.table[0];
-  const double last = static_cast<double>(rules.rows - 1), inside = out.row < 0 ? 0 : (out.row > last ? last : out.row);
+  const double last = static_cast<double>(rules.rows - 1),
+               inside = out.row < 0 ? 0 : (out.row > last ? last : out.row);
   const double* row = place.table + 1 + static_cast<int64_t>(inside) * rate_row(rules.groups);
   out.lr = *row++;
   for (int64_t g = 0; g < rules.groups; ++g, row += kRatesOfGroup)
