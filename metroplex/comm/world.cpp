@@ -124,13 +124,12 @@ World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& f
   return World(rank, grid, factory, device);
 }
 
-World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device) {
-  World world(
-      rank, grid,
-      [](const std::string& /*name*/, const std::vector<int>& ranks) {
-        return make_echo_backend(static_cast<int>(ranks.size()));
-      },
-      device);
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder) {
+  const auto echo = [recorder](const std::string& name, const std::vector<int>& ranks) {
+    return make_echo_backend(name, static_cast<int>(ranks.size()), recorder);
+  };
+  World world(rank, grid, echo, device);
+  world.target_.recorder = recorder;
   world.target_.meta = true;
   return world;
 }

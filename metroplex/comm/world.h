@@ -57,7 +57,8 @@ class World {
   World recorded(cuda::Recorder& recorder) const;
 
  private:
-  friend World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device);
+  friend World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device,
+                               cuda::Recorder* recorder);
   int rank_;
   topology::RankGrid grid_;
   GroupFactory factory_;
@@ -66,8 +67,8 @@ class World {
 };
 
 // One rank of `grid` without the others and without values: its tensors are on the meta device and take the paths of
-// `device`; every other rank is taken for its equal (backends/echo.h).
-World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device);
+// `device`; every other rank is taken for its equal (backends/echo.h). `recorder` (may be null) is told of all calls.
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder);
 
 class Traffic;  // backends/sim.h
 

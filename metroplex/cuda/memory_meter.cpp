@@ -13,7 +13,7 @@ struct MemoryMeter::Counter final : c10::MemoryReportingInfoBase {
 
   void reportMemoryUsage(void* pointer, int64_t alloc_size, size_t total_allocated, size_t total_reserved,
                          c10::Device device) override {
-    if (device.is_cpu() == (memory == Of::host)) add(alloc_size);
+    if (memory == Of::host ? device.is_cpu() : device.is_cuda()) add(alloc_size);
     if (outer != nullptr) outer->reportMemoryUsage(pointer, alloc_size, total_allocated, total_reserved, device);
   }
   bool memoryProfilingEnabled() const override { return true; }

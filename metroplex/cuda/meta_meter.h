@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace metroplex::cuda {
 
@@ -13,16 +14,21 @@ class MetaMemory {
     virtual ~Listener() = default;
     // Never 0 bytes.
     virtual void allocated(int64_t bytes) = 0;
-    // Blocks from before the listener came count as well; one from before the first MetaMemory of the process does not.
+    // Blocks from before the listener came count as well; one from before the first MetaMemory of the process does
+    // not.
     virtual void freed(int64_t bytes) = 0;
   };
 
-  // Tells of the calling thread (and of what autograd runs for it) until destroyed there. One at a time a thread.
-  // What a thread allocates and another one frees is told to the listener of each.
+  // Tells of the calling thread (and of what autograd runs for it) until destroyed there; it nests with others and
+  // with MemoryMeter, in order. What another thread frees is told to the listener of that one.
   explicit MetaMemory(Listener& listener);
   ~MetaMemory();
   MetaMemory(const MetaMemory&) = delete;
   MetaMemory& operator=(const MetaMemory&) = delete;
+
+ private:
+  struct Guard;
+  std::unique_ptr<Guard> guard_;
 };
 
 }  // namespace metroplex::cuda

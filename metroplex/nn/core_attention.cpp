@@ -38,7 +38,7 @@ at::Tensor behind(const CoreInputs& in, const CoreSpec& spec) {
 
 // Columns of [b, whole s] numbers.
 at::Tensor of_rows(const at::Tensor& ids, const SequenceRows& rows, int64_t n) {
-  return rows.rows.defined() ? ids.index_select(1, rows.rows) : ids.narrow(1, rows.first, n);
+  return rows.rows.defined() ? select_rows(ids, 1, rows.rows) : ids.narrow(1, rows.first, n);
 }
 
 bool sees_all(const CoreInputs& in, const CoreSpec& spec) {
@@ -57,7 +57,7 @@ at::Tensor hidden_positions(const CoreInputs& in, const CoreSpec& spec, const Mi
               whole);
     const at::Tensor of_queries = of_rows(ids, spec.queries, queries), of_keys = of_rows(ids, spec.keys, keys);
     const at::Tensor other = of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1);
-    hidden = hidden.defined() ? hidden.logical_or(other) : other;
+    hidden = hidden.defined() ? hidden.bitwise_or(other) : other;
   }
   return hidden;
 }
@@ -98,7 +98,7 @@ void drop(at::Tensor& probabilities, const CoreSpec& spec, const Microbatch& bat
   sizes.back() = spec.keys.whole;
   at::Tensor factors = at::ones(sizes, probabilities.options());
   dropout_probabilities(factors, spec.dropout, place, batch);
-  probabilities.mul_(factors.index_select(-1, spec.keys.rows));
+  probabilities.mul_(select_rows(factors, factors.dim() - 1, spec.keys.rows));
 }
 
 struct PlainShape {

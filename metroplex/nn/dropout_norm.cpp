@@ -18,6 +18,17 @@ struct SumNormSaved {
   NormSaved statistics;  // without x
 };
 
+// The two ways back meet: the norm's node points at that of h, so the engine runs it first; it leaves its gradient
+// here and hands on none.
+using Waiting = std::shared_ptr<at::Tensor>;
+
+at::Tensor leaving_gradient(const at::Tensor& normed, const at::Tensor& h, const Waiting& waiting) {
+  return comm::attach(normed, {h}, [waiting](const at::Tensor& dy) -> comm::Gradients {
+    *waiting = dy;
+    return {at::Tensor()};
+  });
+}
+
 comm::Gradients backward(const SumNormSaved& saved, const at::Tensor& dy, const at::Tensor& dh) {
   if (!dy.defined() && !dh.defined()) return {at::Tensor(), at::Tensor()};
   if (!dy.defined()) return {bias_dropout_add_backward(dh, saved.sum), dh};
@@ -39,18 +50,39 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
   saved.statistics.x = at::Tensor();
   if (!at::GradMode::is_enabled()) return {sum.out, normed};
   saved.h = how.saving.keep(sum.out);
-  // The norm's node points at that of h, so the engine runs it first: it leaves its gradient here and hands on none.
   const auto waiting = std::make_shared<at::Tensor>();
   const at::Tensor h = comm::attach(
       sum.out, {x_sbh, residual}, [saved, waiting](const at::Tensor& dh) { return backward(saved, *waiting, dh); },
       comm::WithoutGradient::call);
-  Input out = comm::attach(normed, {h}, [waiting](const at::Tensor& dy) -> comm::Gradients {
-    *waiting = dy;
-    return {at::Tensor()};
-  });
+  Input out = leaving_gradient(normed, h, waiting);
   if (how.saving.remakes(Leaf::norm))
     out.again = Saved::remade([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
+}
+
+ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving) {
+  NormSaved statistics;
+  const at::Tensor normed = norm.apply(h, &statistics);
+  if (!at::GradMode::is_enabled()) return {h, normed};
+  statistics.x = at::Tensor();
+  const Saved kept = saving.keep(h);
+  const auto waiting = std::make_shared<at::Tensor>();
+  const at::Tensor residual = comm::attach(
+      h.detach(), {h},
+      [&norm, kept, statistics, waiting](const at::Tensor& dh) -> comm::Gradients {
+        const at::Tensor dy = std::move(*waiting);
+        if (!dy.defined()) return {dh};
+        NormSaved whole = statistics;
+        whole.x = kept.get();
+        const at::Tensor dx = norm.backward(dy, whole);
+        if (dh.defined()) dx.add_(dh);
+        return {dx};
+      },
+      comm::WithoutGradient::call);
+  Input out = leaving_gradient(normed, residual, waiting);
+  if (saving.remakes(Leaf::norm))
+    out.again = Saved::remade([&norm, kept] { return norm.apply(kept.get(), nullptr); });
+  return {residual, out};
 }
 
 }  // namespace metroplex::nn

@@ -24,4 +24,8 @@ struct BiasDropoutAddNorm {
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch);
 
+// A sum that is there already and its norm. What comes back through the norm is added onto in place: autograd itself
+// would make a third tensor of meta ones, and none of real ones.
+ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving);
+
 }  // namespace metroplex::nn

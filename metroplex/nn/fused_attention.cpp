@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "nn/fused_attention_meta.h"
 
 namespace metroplex::nn {
 namespace {
@@ -39,21 +40,32 @@ struct NoDropout {
         offset(at::empty({}, at::TensorOptions().dtype(at::kUInt64).device(device))) {}
 };
 
-FusedGradients flash_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
+FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                              const FusedMask& mask) {
+  const FusedResult left{packed(r.out), r.logsumexp, r.dout};
   const NoDropout none(in.q.device());
+  if (target.meta) return fused_attention_backward_on_meta(target, in, left);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
-      r.dout, in.q, in.k, in.v, packed(r.out), r.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, mask.causal,
+      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, mask.causal,
       none.seed, none.offset);
   return {dq, dk, dv};
 }
 
-FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r, const FusedMask& mask) {
-  const NoDropout none(in.q.device());
-  const int64_t heads = in.q.size(1), groups = in.k.size(1);
-  auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
-      r.dout, in.q, repeated(in.k, heads), repeated(in.v, heads), {}, packed(r.out), r.logsumexp, none.seed,
-      none.offset, 0.0, {true, true, true, false}, mask.causal);
-  return {dq, summed_by_group(dk, groups), summed_by_group(dv, groups)};
+FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                                  const FusedMask& mask) {
+  const FusedGradients d = [&]() -> FusedGradients {
+    const NoDropout none(in.q.device());
+    const int64_t heads = in.q.size(1);
+    const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
+    const FusedResult left{packed(r.out), r.logsumexp, r.dout};
+    if (target.meta) return fused_attention_backward_on_meta(target, whole, left);
+    auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
+        left.dout, whole.q, whole.k, whole.v, {}, left.out, left.logsumexp, none.seed, none.offset, 0.0,
+        {true, true, true, false}, mask.causal);
+    return {dq, dk, dv};
+  }();
+  const int64_t groups = in.k.size(1);
+  return {d.q, summed_by_group(d.k, groups), summed_by_group(d.v, groups)};
 }
 
 }  // namespace
@@ -66,25 +78,31 @@ bool fused_on_gpu(const at::Tensor& q) {
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
                                                   const FusedMask& mask) {
   if (!target.gpu()) {
+    if (target.meta) return fused_attention_on_meta(target, in);
     auto [out, logsumexp] =
         at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, mask.causal, optional(mask.additive));
     return {out, logsumexp};
   }
   MPX_ASSERT(!mask.additive.defined() && fused_on_gpu(in.q), "fused attention of a GPU");
   if (half(in.q)) {
+    if (target.meta) return fused_attention_on_meta(target, in);
     const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, mask.causal);
     return {std::get<0>(result), std::get<1>(result)};
   }
   const int64_t heads = in.q.size(1);
-  const auto result =
-      at::_scaled_dot_product_efficient_attention(in.q, repeated(in.k, heads), repeated(in.v, heads), std::nullopt,
-                                                  /*compute_log_sumexp=*/true, 0.0, mask.causal);
+  const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
+  if (target.meta) return fused_attention_on_meta(target, whole);
+  const auto result = at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
+                                                                  /*compute_log_sumexp=*/true, 0.0, mask.causal);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
 FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
                                         const FusedMask& mask) {
-  if (target.gpu()) return half(in.q) ? flash_backward(in, r, mask) : efficient_backward(in, r, mask);
+  if (target.gpu()) {
+    return half(in.q) ? flash_backward(target, in, r, mask) : efficient_backward(target, in, r, mask);
+  }
+  if (target.meta) return fused_attention_backward_on_meta(target, in, r);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       r.dout, in.q, in.k, in.v, r.out, r.logsumexp, 0.0, mask.causal, optional(mask.additive));
   return {dq, dk, dv};

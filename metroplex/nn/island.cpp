@@ -32,7 +32,7 @@ Values cut(const Values& in, const std::shared_ptr<Gradients>& gradients) {
   return out;
 }
 
-// What the last segment read is held until its sums are made: plan/memory_work.h counts it.
+// What the last segment read is held until its sums are made.
 Values through(const Island& island, Values in, SegmentContext& context) {
   Values out = island.segments.front()->forward(in, context);
   for (size_t i = 1; i < island.segments.size(); ++i) {

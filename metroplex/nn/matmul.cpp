@@ -109,7 +109,7 @@ void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool wider = gradient.scalar_type() != dy_rows.scalar_type();
   if (wider && target.gpu() && gradient.scalar_type() == at::kFloat) {
-    at::addmm_out(gradient, gradient, dy_rows.t(), x_rows, at::kFloat);  // half products, fp32 sums
+    if (!target.meta) at::addmm_out(gradient, gradient, dy_rows.t(), x_rows, at::kFloat);  // half products, fp32 sums
   } else if (wider) {
     add_product(target, gradient, at::mm(dy_rows.t(), x_rows));
   } else if (use_onednn(target, dy_rows.t(), x_rows)) {

@@ -1,5 +1,7 @@
 #include "nn/microbatch.h"
 
+#include <ATen/ops/empty.h>
+
 #include "base/error.h"
 #include "nn/attention.h"
 
@@ -18,6 +20,13 @@ SequenceRows rows_of(const Microbatch& batch) {
              "the rows of a microbatch: ", batch.rows.numel(), " numbers, runs of ", count, ", ",
              batch.tokens.size(1), " tokens");
   return {0, batch.rows, batch.whole_rows};
+}
+
+at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows) {
+  if (!x.is_meta()) return x.index_select(dim, rows);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = rows.numel();
+  return at::empty(sizes, x.options());
 }
 
 }  // namespace metroplex::nn

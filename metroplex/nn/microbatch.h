@@ -45,4 +45,7 @@ struct Microbatch {
 // The rows of `batch`. Asserts that tensor and runs agree in length and stay inside the whole sequence.
 SequenceRows rows_of(const Microbatch& batch);
 
+// x.index_select(dim, rows), on the meta device too, where libtorch has none.
+at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows);
+
 }  // namespace metroplex::nn

@@ -58,6 +58,7 @@ void draw_normal(Param& param, const InitStreams& streams, double std) {
 }
 
 void give_first_values(Param& param, Init init, const LayerContext& context) {
+  if (context.target.meta) return;
   if (init == Init::zeros || init == Init::ones) {
     param.data.fill_(init == Init::ones ? 1 : 0);
     return;

@@ -27,7 +27,7 @@ void RopeTable::rotate(const at::Tensor& x, const SequenceRows& rows, int direct
   grow(chosen ? rows.whole : rows.first + positions,
        at::TensorOptions().dtype(wide_type(x.scalar_type())).device(x.device()));
   const auto of_rows = [&](const at::Tensor& table) {
-    return chosen ? table.index_select(0, rows.rows) : table.narrow(0, rows.first, positions);
+    return chosen ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
   };
   const at::Tensor cos = of_rows(cos_), sin = of_rows(sin_);
   const cuda::kernels::RopeShape shape{positions,   x.size(1),   x.size(2),  rotary_dims_,

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "nn/saved_file.h"
 #include "nn/saved_host.h"
+#include "nn/saved_meta.h"
 
 namespace metroplex::nn {
 
@@ -110,7 +111,8 @@ Saved ActivationStore::keep(const at::Tensor& x) {
   return Saved(std::make_shared<View>(x, std::move(shared)));
 }
 
-std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory) {
+std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory, const cuda::Target& target) {
+  if (target.meta) return make_meta_store(memory.offload_activations, target);
   switch (memory.offload_activations) {
     case config::Offload::none:
       return nullptr;

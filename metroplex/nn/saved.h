@@ -11,6 +11,7 @@
 
 #include "config/leaf.h"
 #include "config/memory.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::nn {
 
@@ -88,7 +89,8 @@ class ActivationStore {
 
 // memory.offload_activations: null for none. "host": pinned memory for what lies on a GPU (what lies in the host's
 // memory stays there). "file": an unlinked file in memory.offload_directory, gone with the process however it ends.
-std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory);
+// For a target on the meta device neither: bytes are dropped and made again when they would be on the real one.
+std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory, const cuda::Target& target = {});
 
 // How layers keep what their backward needs.
 struct SavePolicy {

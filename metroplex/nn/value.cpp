@@ -39,7 +39,7 @@ ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePoli
     const PendingSum& sum = value.sum();
     return bias_dropout_add_norm(sum.x, sum.residual, {sum.how, &norm, saving}, batch);
   }
-  return {value.tensor(), normalize(norm, value.tensor(), saving)};
+  return sum_and_norm(value.tensor(), norm, saving);
 }
 
 }  // namespace metroplex::nn

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "cuda/kernels/optimizer_storage.h"
-#include "plan/memory.h"
 
 namespace metroplex::optim {
 namespace {
@@ -58,8 +57,8 @@ void Elementwise::make_chunks() {
   std::vector<HostChunk> chunks;
   for (size_t i = 0; i < items_.size(); ++i) {
     const Item& item = items_[i];
-    for (int64_t begin = 0; begin < item.slice.size(); begin += plan::kOffloadChunk) {
-      const int64_t size = std::min(plan::kOffloadChunk, item.slice.size() - begin);
+    for (int64_t begin = 0; begin < item.slice.size(); begin += kOffloadChunk) {
+      const int64_t size = std::min(kOffloadChunk, item.slice.size() - begin);
       chunks.push_back({item.slice.values.narrow(0, begin, size), item.slice.gradient.narrow(0, begin, size),
                         item.in_place || item.remainder.defined()});
       chunks_.push_back({i, begin});

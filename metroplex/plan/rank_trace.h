@@ -30,7 +30,7 @@ struct TraceOperation {
   std::string name;
   std::string group;  // of a collective: the ranks that take part; empty: an operator
   double flops = 0;
-  int64_t bytes = 0;  // of an operator read and written; of a collective as comm/backends/sim.h counts them
+  int64_t bytes = 0;  // of an operator read and written; of a collective what goes in or comes out, the larger
 };
 
 // One forward or backward of an island of segments, or what happens between two of them.
@@ -78,9 +78,8 @@ struct RankTrace {
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
   // Kept all the time.
   int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
-  int64_t host = 0;           // likewise, in host memory with optim.optimizer_cpu_offload
-  int64_t largest_units = 0;  // ZeRO-3: the two largest units, gathered
-  IslandTrace update;         // after the last backward: final gradients, norm, update
+  int64_t host = 0;    // likewise, in host memory with optim.optimizer_cpu_offload
+  IslandTrace update;  // after the last backward: final gradients, norm, update
 };
 
 }  // namespace metroplex::plan

@@ -88,7 +88,7 @@ models::ModelContext model_context(const Assembly& a) {
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
-  const auto store = nn::make_activation_store(memory);
+  const auto store = nn::make_activation_store(memory, a.world->target());
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;

@@ -22,8 +22,14 @@ using plan::TraceStep;
 constexpr const char* kListener = "trace";
 constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
 
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
+  return bytes;
+}
+
 // Writes what the meta device is asked for as the trace of one island after the other.
-class Tape final : public cuda::MetaMemory::Listener {
+class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
  public:
   explicit Tape(int64_t block) : block_(block) {}
 
@@ -32,6 +38,16 @@ class Tape final : public cuda::MetaMemory::Listener {
     most_ = std::max(most_, net_);
   }
   void freed(int64_t bytes) override { net_ -= rounded(bytes); }
+
+  void run(cuda::Operation operation) override {
+    operation.run();
+    if (!on_) return;
+    const int64_t in = bytes_of(operation.reads), out = bytes_of(operation.writes);
+    island_.operations.push_back(
+        {std::move(operation.name), operation.group, 0.0, operation.group.empty() ? in + out : std::max(in, out)});
+  }
+  // From now on operators count.
+  void start() { on_ = true; }
 
   // A gradient's moment ends a stretch.
   void end_step(TraceStep::End end, size_t param) {
@@ -53,6 +69,7 @@ class Tape final : public cuda::MetaMemory::Listener {
   int64_t rounded(int64_t bytes) const { return (bytes + block_ - 1) / block_ * block_; }
 
   int64_t block_;
+  bool on_ = false;
   int64_t net_ = 0, most_ = 0;
   plan::IslandTrace island_;
   std::vector<plan::IslandTrace> islands_;
@@ -203,7 +220,8 @@ topology::RankGrid grid_of(const TraceRequest& request) {
 
 plan::RankTrace trace_rank(const TraceRequest& request) {
   const config::Config& config = request.config;
-  const comm::World world = comm::make_meta_world(request.rank, grid_of(request), request.device);
+  Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
+  const comm::World world = comm::make_meta_world(request.rank, grid_of(request), request.device, &tape);
   const auto a = assemble(config, world, request.vocab_size, false, request.build);
 
   plan::RankTrace out;
@@ -223,12 +241,18 @@ plan::RankTrace trace_rank(const TraceRequest& request) {
   out.batch = bytes_of(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();
-  Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
+  tape.start();
   const cuda::MetaMemory meter(tape);
   Tracer tracer(*a, tape);
   a->executor->run(own_actions(*a, 2), batches,
                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
+  tape.take();
+  optim::StepArgs args;
+  args.rates.resize(a->param_groups->factors().size());
+  a->optimizer->step(args);
+  a->families.updated();
+  for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
   size_t chunk = 0;
   for (const plan::StageLayers& layers : plan::split_stages(config.parallel, config.model.num_layers)) {
     if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;

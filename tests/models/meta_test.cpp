@@ -1,8 +1,13 @@
-// A model whose tensors are on the meta device takes the paths of its target, a GPU or the CPU, with the shapes of a
-// real run and without a value.
+// A model whose tensors are on the meta device takes the paths of its target, a GPU or the CPU, with the calls, the
+// shapes and the allocations of a real run and without a value.
 #include <algorithm>
+#include <sstream>
 
+#include "comm/backends/sim.h"
 #include "models/tools.h"
+#include "nn/recompute.h"
+#include "support/allocations.h"
+#include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
@@ -24,61 +29,212 @@ struct Log final : cuda::Recorder {
   }
 };
 
-nn::Microbatch moved(nn::Microbatch batch, at::Device device) {
-  for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.sample_ids})
-    *x = x->to(device);
+struct Case {
+  std::string name;
+  config::Model model;
+  at::ScalarType dtype = at::kFloat;
+  config::Memory memory{};
+  bool full = false;  // recompute of whole layers
+  bool documents = false, fp32_residual = false, sequence_parallel = false;
+  comm::Group tp{};
+};
+
+struct Trace {
+  std::vector<Call> calls;
+  Allocations allocations;
+};
+
+constexpr int64_t kVocab = 30;
+
+nn::Microbatch batch_of(const Case& c, at::Device device) {
+  nn::Microbatch batch = small_batch(2, 8, kVocab);
+  if (c.documents) batch.document_ids = at::arange(16, at::kLong).view({2, 8}).floor_divide(3);
+  for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.document_ids,
+                        &batch.sample_ids}) {
+    if (x->defined()) *x = x->to(device);
+  }
   return batch;
 }
 
-// One microbatch forward and backward.
-std::vector<Call> calls_of(const config::Model& model, const cuda::Target& where) {
-  Log log;
-  models::ModelContext context;
-  context.model = model;
-  context.vocab_size = 30;
-  context.target = where;
-  context.target.recorder = &log;
-  const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
-  const std::vector<nn::Param*> params = nn::params_of(blocks);
-  give_main_grad(params);
-  const nn::Microbatch batch = moved(small_batch(2, 8, 30), where.memory());
+// One microbatch forward and backward, as a stage runs it.
+void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, nn::ActivationStore* store) {
   const std::vector<nn::Island> islands = islands_of(blocks);
   std::vector<nn::IslandRun> runs(islands.size());
+  std::vector<nn::SavedInput> inputs(islands.size());
   nn::Values x;
-  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
-  const at::Tensor loss = x.tensor(nn::kLoss);
-  EXPECT_EQ(loss.device().type(), where.memory().type());
-  nn::Gradients dy{at::ones({}, loss.options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
-  for (const nn::Param* param : params) EXPECT_EQ(param->main_grad.is_meta(), where.meta) << param->name;
-  return log.calls;
-}
-
-config::Model plain_attention(config::Model model) {
-  model.attention_dropout = model.hidden_dropout = 0.1;  // libtorch has no fused attention for meta tensors
-  return model;
-}
-
-TEST(MetaDevice, TheCpusPathsHaveTheCallsAndShapesOfARealRun) {
-  for (const config::Model& model : {plain_attention(gpt_model()), plain_attention(llama_model())}) {
-    const std::vector<Call> real = calls_of(model, {}), meta = calls_of(model, {at::kCPU, nullptr, true});
-    EXPECT_GT(real.size(), 15u);
-    ASSERT_EQ(meta.size(), real.size());
-    for (size_t i = 0; i < real.size(); ++i) EXPECT_TRUE(meta[i] == real[i]) << i << ": " << real[i].name;
+  for (size_t i = 0; i < islands.size(); ++i) {
+    const bool again = c.full && blocks[i].is_layer;
+    if (again) inputs[i] = nn::SavedInput(x, c.tp, store);
+    x = nn::run_forward(islands[i], x, {batch, again ? nullptr : store}, again ? nullptr : &runs[i]);
   }
+  nn::Gradients dy{at::ones({}, x.tensor(nn::kLoss).options())};
+  x = nn::Values();
+  for (size_t i = islands.size(); i-- > 0;) {
+    if (i > 0) runs[i - 1].saved.prefetch();
+    if (i > 0) inputs[i - 1].prefetch();
+    if (c.full && blocks[i].is_layer) nn::run_forward(islands[i], inputs[i].take(), {batch}, &runs[i]);
+    dy = nn::run_backward(std::move(runs[i]), dy, {});
+  }
+}
+
+Trace trace(const Case& c, const cuda::Target& where) {
+  Log log;
+  models::ModelContext context;
+  context.model = c.model;
+  context.vocab_size = kVocab;
+  context.dtype = c.dtype;
+  context.target = where;
+  context.target.recorder = &log;
+  context.tp = c.tp;
+  context.sequence_parallel = c.sequence_parallel;
+  context.fp32_residual_connection = c.fp32_residual;
+  context.saving = nn::save_policy(c.memory, nn::make_activation_store(c.memory, where));
+  const nn::Blocks blocks = models::build_stage(context, {0, c.model.num_layers, true, true});
+  const std::vector<nn::Param*> params = nn::params_of(blocks);
+  give_main_grad(params);
+  nn::count_uses({&blocks});
+  const nn::Microbatch batch = batch_of(c, where.memory());
+  nn::Values x;
+  for (const nn::Island& island : islands_of(blocks)) x = nn::run_forward(island, x, {batch}, nullptr);
+  EXPECT_EQ(x.tensor(nn::kLoss).device().type(), where.memory().type());
+  log.calls.clear();
+  Trace trace;
+  trace.allocations = allocations_of([&] { run(blocks, c, batch, context.saving.store.get()); });
+  for (const nn::Param* param : params) EXPECT_EQ(param->main_grad.is_meta(), where.meta) << param->name;
+  trace.calls = std::move(log.calls);
+  return trace;
+}
+
+std::vector<Case> models_in_every_type() {
+  Case gpt{"gpt", gpt_model()}, llama{"llama", llama_model()}, codegeex{"codegeex", gpt_model()},
+      rich{"llama with one group", llama_model()};
+  codegeex.model.family = "codegeex";
+  rich.model.qk_layernorm = rich.model.add_qkv_bias = true;
+  rich.model.num_query_groups = 1;
+  rich.documents = true;
+  std::vector<Case> all;
+  for (const Case& c : {gpt, llama, codegeex, rich}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const double dropout : {0.0, 0.1}) {
+        all.push_back(c);
+        all.back().name += std::string(" ") + c10::toString(dtype) + (dropout > 0 ? " dropout" : "");
+        all.back().dtype = dtype;
+        all.back().model.attention_dropout = all.back().model.hidden_dropout = dropout;
+        all.back().fp32_residual = c.documents && (dtype == at::kBFloat16 || dtype == at::kHalf);
+      }
+    }
+  }
+  return all;
+}
+
+Case with(Case c, const std::string& modules, config::Offload offload = config::Offload::none) {
+  std::istringstream words(modules);
+  for (std::string word; words >> word;) {
+    c.full = word == "full";
+    if (!c.full) c.memory.recompute_modules.push_back(word);
+  }
+  if (!c.memory.recompute_modules.empty()) c.memory.recompute_granularity = "selective";
+  c.memory.offload_activations = offload;
+  c.name += " " + modules + (offload == config::Offload::none ? "" : " offloaded");
+  return c;
+}
+
+std::vector<Case> forms_of(const Case& c) {
+  using config::Offload;
+  return {c,
+          with(c, "core_attn"),
+          with(c, "mlp"),
+          with(c, "layernorm"),
+          with(c, "activation"),
+          with(c, "core_attn mlp layernorm activation"),
+          with(c, "full"),
+          with(c, "", Offload::host),
+          with(c, "", Offload::file),
+          with(c, "core_attn", Offload::file),
+          with(c, "full", Offload::file)};
+}
+
+const cuda::Target kMetaCpu{at::kCPU, nullptr, true}, kMetaGpu{at::Device(at::kCUDA, 0), nullptr, true};
+
+void expect_like_a_real_run(const Case& c) {
+  SCOPED_TRACE(c.name);
+  const Trace real = trace(c, {}), meta = trace(c, kMetaCpu);
+  EXPECT_GT(real.calls.size(), 15u);
+  ASSERT_EQ(meta.calls.size(), real.calls.size());
+  for (size_t i = 0; i < real.calls.size(); ++i) EXPECT_TRUE(meta.calls[i] == real.calls[i]) << real.calls[i].name;
+  EXPECT_TRUE(held(meta.allocations) == held(real.allocations))
+      << held(meta.allocations).peak << " for " << held(real.allocations).peak;
+  // The CPU widens an fp16 gradient before it adds it; what it then holds is never the most.
+  if (c.dtype != at::kHalf) expect_same_allocations(meta.allocations, real.allocations);
+}
+
+TEST(MetaDevice, TheCpusPathsHaveTheCallsShapesAndAllocationsOfARealRun) {
+  const WithoutOneDnn without;
+  for (const Case& model : models_in_every_type()) {
+    for (const Case& c : forms_of(model)) {
+      // A file is slow, and what goes there has no type.
+      if (c.memory.offload_activations != config::Offload::file || c.dtype == at::kBFloat16)
+        expect_like_a_real_run(c);
+    }
+  }
+}
+
+// The backend of the group moves nothing: what is compared does not depend on values.
+TEST(MetaDevice, TensorParallelRanksHaveThemToo) {
+  const WithoutOneDnn without;
+  for (Case c : models_in_every_type()) {
+    if (c.model.num_query_groups == 1) continue;
+    for (const bool sequence_parallel : {false, true}) {
+      c.sequence_parallel = sequence_parallel;
+      c.tp = comm::Group("tp", {0, 1}, 1, comm::make_sim_backend("tp", std::make_shared<comm::Traffic>()));
+      expect_like_a_real_run(c);
+      expect_like_a_real_run(with(c, "full"));
+    }
+  }
+}
+
+TEST(MetaDevice, ProductsGoToOneDnnWhereTheyReallyDo) {
+  Case c{"large", gpt_model()};
+  c.model.hidden_size = 256;
+  const Trace real = trace(c, {}), meta = trace(c, kMetaCpu);
+  EXPECT_TRUE(meta.calls == real.calls);
 }
 
 TEST(MetaDevice, AGpusPathsAreTakenWithoutAGpu) {
   const auto find = [](const std::vector<Call>& calls, const std::string& name) {
     return *std::find_if(calls.begin(), calls.end(), [&](const Call& call) { return call.name == name; });
   };
-  const config::Model model = plain_attention(gpt_model());
-  const std::vector<Call> cpu = calls_of(model, {}), gpu = calls_of(model, {at::Device(at::kCUDA, 0), nullptr, true});
+  const Case c{"gpt", gpt_model()};
+  const std::vector<Call> cpu = trace(c, kMetaCpu).calls, gpu = trace(c, kMetaGpu).calls;
   EXPECT_EQ(gpu.size(), cpu.size());
   EXPECT_EQ(find(cpu, "scatter_add_rows").reads.size(), 3u);
   EXPECT_EQ(find(gpu, "scatter_add_rows").reads.size(), 4u) << "sorted indices and where they stood";
   EXPECT_EQ(find(cpu, "norm_backward").writes.size(), 3u);
   EXPECT_EQ(find(gpu, "norm_backward").writes.size(), 4u) << "room for lines of weight gradients";
+}
+
+TEST(MetaDevice, EveryFormOfEveryModelRunsForAGpuAndFreesWhatItTook) {
+  for (const Case& model : models_in_every_type()) {
+    for (const Case& c : forms_of(model)) {
+      SCOPED_TRACE(c.name);
+      const Held gpu = held(trace(c, kMetaGpu).allocations);
+      EXPECT_GT(gpu.peak, 0);
+      EXPECT_EQ(gpu.kept, 0);
+    }
+  }
+}
+
+// What lies on a GPU is offloaded to the host, and what lies on the host stays: bytes from forward to backward.
+TEST(MetaDevice, OffloadedBytesAreGoneFromTheDeviceThatTheyWereOn) {
+  Case kept{"gpt", gpt_model()};
+  kept.model.num_layers = 4;
+  const auto peak = [&](config::Offload offload, const cuda::Target& where) {
+    return held(trace(with(kept, "", offload), where).allocations).peak;
+  };
+  using config::Offload;
+  EXPECT_EQ(peak(Offload::host, kMetaCpu), peak(Offload::none, kMetaCpu));
+  EXPECT_LT(peak(Offload::host, kMetaGpu), peak(Offload::none, kMetaGpu));
+  EXPECT_LT(peak(Offload::file, kMetaGpu), peak(Offload::host, kMetaGpu)) << "prefetch takes no room for a file";
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include "optim/optimizer.h"
 #include "distributed/tools.h"
 #include "optim/judged.h"
-#include "plan/memory.h"
 
 namespace metroplex::test {
 namespace {
@@ -95,7 +94,7 @@ TEST(OptimizerOffload, TheStepOnTheHostHasTheBitsOfTheStepInPlace) {
 }
 
 TEST(OptimizerOffload, ALargeParameterGoesInChunks) {
-  expect_the_same_bits({"adam", at::kBFloat16, "8bit", true}, plan::kOffloadChunk + 1000);
+  expect_the_same_bits({"adam", at::kBFloat16, "8bit", true}, optim::kOffloadChunk + 1000);
 }
 
 }  // namespace

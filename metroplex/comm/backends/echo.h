@@ -3,11 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/backends/backend.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::comm {
 
-std::shared_ptr<GroupBackend> make_echo_backend(int size);
+// `recorder` (may be null) is told of every call of the group, and of no wait: there is none.
+std::shared_ptr<GroupBackend> make_echo_backend(std::string group, int size, cuda::Recorder* recorder);
 
 }  // namespace metroplex::comm

@@ -1,0 +1,77 @@
+// What a thread allocates and frees, in order: of real tensors in the host's memory, and of meta ones.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/meta_meter.h"
+
+namespace metroplex::test {
+
+// Bytes, negative where freed. Scalars are left out: libtorch makes some in the host's memory for either.
+using Allocations = std::vector<int64_t>;
+
+// A parallel loop that allocates in another thread is not seen: of what is compared, loops run on one.
+inline Allocations allocations_of(const std::function<void()>& work) {
+  struct Host final : c10::MemoryReportingInfoBase {
+    explicit Host(Allocations& to) : all(to) {}
+    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
+      if (device.is_cpu() && std::abs(bytes) > 8) all.push_back(bytes);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+    Allocations& all;
+  };
+  struct Meta final : cuda::MetaMemory::Listener {
+    explicit Meta(Allocations& to) : all(to) {}
+    void allocated(int64_t bytes) override {
+      if (bytes > 8) all.push_back(bytes);
+    }
+    void freed(int64_t bytes) override {
+      if (bytes > 8) all.push_back(-bytes);
+    }
+    Allocations& all;
+  };
+  Allocations all;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  {
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<Host>(all));
+    Meta meta(all);
+    const cuda::MetaMemory listening(meta);
+    work();
+  }
+  at::set_num_threads(threads);
+  return all;
+}
+
+struct Held {
+  int64_t peak = 0, kept = 0;
+  bool operator==(const Held&) const = default;
+};
+inline Held held(const Allocations& all) {
+  Held held;
+  for (const int64_t bytes : all) {
+    held.kept += bytes;
+    held.peak = std::max(held.peak, held.kept);
+  }
+  return held;
+}
+
+inline void expect_same_allocations(const Allocations& got, const Allocations& wanted) {
+  const size_t least = std::min(got.size(), wanted.size());
+  const auto first = std::mismatch(got.begin(), got.begin() + static_cast<int64_t>(least), wanted.begin()).first;
+  EXPECT_TRUE(got == wanted) << got.size() << " allocations for " << wanted.size() << ", which differ from number "
+                             << first - got.begin() << " on";
+}
+
+}  // namespace metroplex::test
