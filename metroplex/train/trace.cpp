@@ -248,9 +248,7 @@ plan::RankTrace trace_rank(const TraceRequest& request) {
                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
   tape.take();
-  optim::StepArgs args;
-  args.rates.resize(a->param_groups->factors().size());
-  a->optimizer->step(args);
+  a->optimizer->step(a->step);
   a->families.updated();
   for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
   size_t chunk = 0;
