@@ -231,12 +231,11 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   tape.start();
   const cuda::MetaMemory meter(tape);
   Tracer tracer(*a, tape);
-  a->executor->run(own_actions(*a, 2), batches, {1.0, 1.0}, border);
+  a->executor->run(own_actions(*a, 2), batches,
+                   at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
   tape.take();
-  optim::StepArgs args;
-  args.rates.resize(a->param_groups->factors().size());
-  a->optimizer->step(args);
+  a->optimizer->step(a->step);
   a->families.updated();
   for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
   size_t chunk = 0;
