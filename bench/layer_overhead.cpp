@@ -56,7 +56,8 @@ nn::Microbatch random_batch(const Sizes& sizes) {
   batch.labels = at::randint(0, kVocabulary, {sizes.batch, sizes.sequence}, at::kLong);
   batch.position_ids = at::arange(sizes.sequence, at::kLong).expand({sizes.batch, sizes.sequence}).contiguous();
   batch.loss_mask = at::ones({sizes.batch, sizes.sequence});
-  batch.sample_ids = at::arange(sizes.batch, at::kLong);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(sizes.batch, at::kLong));
   return batch;
 }
 

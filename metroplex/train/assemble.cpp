@@ -69,6 +69,7 @@ models::ModelContext model_context(const Assembly& a) {
   models::ModelContext context;
   context.model = config.model;
   context.vocab_size = a.vocab_size;
+  context.positions = a.config.train.seq_length;
   context.sequence_parallel = config.parallel.sequence_parallel;
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;

@@ -50,7 +50,7 @@ nn::Microbatch batch_of(const Case& c, at::Device device) {
   nn::Microbatch batch = small_batch(2, 8, kVocab);
   if (c.documents) batch.document_ids = at::arange(16, at::kLong).view({2, 8}).floor_divide(3);
   for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.document_ids,
-                        &batch.sample_ids}) {
+                        &batch.sample_counters}) {
     if (x->defined()) *x = x->to(device);
   }
   return batch;

@@ -82,8 +82,8 @@ inline nn::Microbatch small_batch(int64_t b, int64_t s, int64_t vocab) {
   batch.labels = text.narrow(1, 1, s).contiguous();
   batch.loss_mask = ((n.narrow(1, 0, s) % 7) != 3).to(at::kDouble);
   batch.position_ids = at::arange(s, at::kLong).expand({b, s}).contiguous();
-  batch.sample_ids = at::arange(b, at::kLong) + 40;
-  batch.step = 3;
+  batch.mask_sum = batch.loss_mask.sum().item<double>();
+  batch.sample_counters = nn::counters_of_samples(3, at::arange(b, at::kLong) + 40);
   return batch;
 }
 

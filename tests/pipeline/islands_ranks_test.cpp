@@ -24,7 +24,7 @@ struct Outcome {
 // One routed block as a stage; dy is the input again.
 Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor, bool every_segment = false) {
   nn::Microbatch batch = toy_batches(1)[0];
-  batch.step = step;
+  batch.sample_counters.fill_(step);
   const at::Tensor x = routed_input();
   pipeline::StageRun run;
   Outcome outcome;

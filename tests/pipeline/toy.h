@@ -69,6 +69,9 @@ inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer
   return block;
 }
 
+// Which of toy_batches() it is.
+inline int64_t number_of(const nn::Microbatch& batch) { return batch.sample_counters[0].item<int64_t>(); }
+
 // `length` is the sequence length of microbatch 0; with `growing` each one is longer than the one before.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
   std::vector<nn::Microbatch> batches;
@@ -77,7 +80,8 @@ inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) 
     nn::Microbatch batch;
     batch.tokens = (at::arange(b * s, at::kLong).view({b, s}) * 5 + 3 * m) % 11 - 4;
     batch.loss_mask = (at::arange(b * s, at::kDouble).view({b, s}) + m).remainder(3).sign();
-    batch.step = m;  // names the microbatch in tests of failures
+    batch.mask_sum = batch.loss_mask.sum().item<double>();
+    batch.sample_counters = at::full({b}, m, at::kLong);
     batches.push_back(std::move(batch));
   }
   return batches;
