@@ -33,10 +33,10 @@ class Sums {
 
   // [3] double on the device: sum of squares, number not finite, number of zeros.
   at::Tensor numbers() const {
-    if (!target_.gpu() && !target_.meta) {
-      at::Tensor out = at::empty({3}, at::kDouble);
+    if (!target_.gpu()) {
+      const at::Tensor out = at::empty({3}, sums_.options().dtype(at::kDouble));
       cuda::launch(target_, {"gradient_numbers", {&sums_}, {&out}}, write_numbers, cuda::CpuOnly(), place(sums_),
-                   out.mutable_data_ptr<double>());
+                   static_cast<double*>(out.mutable_data_ptr()));
       return out;
     }
     return at::cat({sums_.narrow(0, 0, 1).view(at::kDouble), sums_.narrow(0, 1, 2).to(at::kDouble)});

@@ -135,14 +135,15 @@ at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& st
 
 // The slice's part of the orthogonalised momentum. Ranks of a gated or query-key-value matrix hold rows in another
 // order than the whole one has; the result follows any order of rows. Of a stack, the matrices that lie on this rank.
-at::Tensor Muon::update(Matrix& matrix, const Numbers& numbers) const {
+at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;
   if (slice.size() > 0) {
-    const at::Tensor gradient = slice.gradient.to(matrix.momentum.scalar_type()).mul(numbers.grad_factor);
+    const at::Tensor gradient =
+        slice.gradient.to(matrix.momentum.scalar_type()).mul(state.value(&kernels::StepValues::grad_factor));
     const at::Tensor momentum = matrix.momentum.lerp(gradient, 1.0 - config_.muon_momentum);
     direction = config_.muon_use_nesterov ? gradient.lerp(momentum, config_.muon_momentum) : momentum;
-    at::where_out(matrix.momentum, numbers.updates, momentum, matrix.momentum);
+    state.take(matrix.momentum, momentum);
   }
   at::Tensor whole = put_together(matrix, direction);
   if (slice.size() == 0) return direction;
@@ -156,14 +157,12 @@ at::Tensor Muon::update(Matrix& matrix, const Numbers& numbers) const {
 }
 
 void Muon::step(const StepState& state) {
-  const Numbers numbers{state.value(&kernels::StepValues::updates).to(at::kBool),
-                        state.value(&kernels::StepValues::grad_factor)};
   for (Matrix& matrix : matrices_) {
-    const at::Tensor direction = update(matrix, numbers);
+    const at::Tensor direction = update(matrix, state);
     if (matrix.slice.size() == 0) continue;
     const at::Tensor main = matrix.main.mul(state.rate(&kernels::GroupRates::keep, matrix.group));
     main.addcmul_(direction, state.rate(&kernels::GroupRates::lr, matrix.group), -1);
-    at::where_out(matrix.main, numbers.updates, main, matrix.main);
+    state.take(matrix.main, main);
     if (!matrix.slice.values.is_same(matrix.main)) matrix.slice.values.copy_(matrix.main);
   }
   others_->step(state);

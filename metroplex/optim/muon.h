@@ -41,12 +41,7 @@ class Muon final : public Optimizer {
     comm::Group shard;
     at::Tensor main, momentum;  // of the slice, flat
   };
-  // Of this step, the same for all matrices, without dims.
-  struct Numbers {
-    at::Tensor updates;      // bool
-    at::Tensor grad_factor;  // double
-  };
-  at::Tensor update(Matrix& matrix, const Numbers& numbers) const;
+  at::Tensor update(Matrix& matrix, const StepState& state) const;
   at::Tensor put_together(const Matrix& matrix, const at::Tensor& own) const;
   at::Tensor orthogonalized(const at::Tensor& matrix) const;
   at::Tensor orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const;

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "cuda/host_read.h"
 
 namespace metroplex::optim {
@@ -37,6 +38,16 @@ kernels::GroupRates* StepState::rates() const { return reinterpret_cast<kernels:
 at::Tensor StepState::value(double kernels::StepValues::*name) const { return tensor_.select(0, index_of(name)); }
 at::Tensor StepState::rate(double kernels::GroupRates::*name, size_t group) const {
   return tensor_.select(0, kValues + static_cast<int64_t>(group) * kernels::kRatesOfGroup + index_of(name));
+}
+
+void StepState::copy_if(bool updates, const at::Tensor& from, const at::Tensor& to) const {
+  MPX_ASSERT(from.nbytes() == to.nbytes() && from.scalar_type() == to.scalar_type() && from.is_contiguous() &&
+                 to.is_contiguous(),
+             "an update of ", from.numel(), " elements of a tensor of ", to.numel());
+  cuda::launch(target_, {"copy_if_updates", {&tensor_, &from, &to}, {&to}, {{"updates", updates}}},
+               kernels::copy_if_updates, kernels::copy_if_updates_cuda,
+               static_cast<const kernels::StepValues*>(values()), updates, from.const_data_ptr(),
+               to.mutable_data_ptr(), static_cast<int64_t>(to.nbytes()));
 }
 
 kernels::StepValues StepState::read() const {

@@ -27,6 +27,10 @@ class StepState {
   at::Tensor value(double cuda::kernels::StepValues::*name) const;
   at::Tensor rate(double cuda::kernels::GroupRates::*name, size_t group) const;
 
+  // x becomes `next` where the step updates; or `before` where it does not. Of one size and type, without gaps.
+  void take(const at::Tensor& x, const at::Tensor& next) const { copy_if(true, next, x); }
+  void put_back(const at::Tensor& x, const at::Tensor& before) const { copy_if(false, before, x); }
+
   // Waits for the device.
   cuda::kernels::StepValues read() const;
   void write(const cuda::kernels::StepValues& values) const;
@@ -35,6 +39,8 @@ class StepState {
   StepState on_host() const;
 
  private:
+  void copy_if(bool updates, const at::Tensor& from, const at::Tensor& to) const;
+
   cuda::Target target_;
   at::Tensor tensor_;
 };

@@ -1,7 +1,6 @@
 #include "train/step.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -62,19 +61,13 @@ void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_num
       kernels::judge_step, kernels::judge_step_cuda, rules_of(a), place);
 }
 
-// Of the values before the call where the step does not update.
-void apply(nn::Buffer& buffer, const at::Tensor& updates) {
-  const at::Tensor before = buffer.data.clone();
-  buffer.apply(buffer);
-  buffer.data.copy_(at::where(updates, buffer.data, before));
-}
-
 // All of it reads whether the step updates.
 void update(Assembly& a, Timers& timers) {
   timers.measure("optimizer-inner-step", 1, [&] { a.optimizer->step(a.step); });
-  if (!a.buffers.empty()) {
-    const at::Tensor updates = a.step.value(&kernels::StepValues::updates).to(at::kBool);
-    for (nn::Buffer* buffer : a.buffers) apply(*buffer, updates);
+  for (nn::Buffer* buffer : a.buffers) {
+    const at::Tensor before = buffer->data.clone();
+    buffer->apply(*buffer);
+    a.step.put_back(buffer->data, before);
   }
   timers.measure("params-all-gather", 1, [&] { a.families.updated(); });
 }

@@ -54,11 +54,6 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
     a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
   cuda::write_from_host(target, a.step_inputs, host);
-  if (!target.host_sees_values()) return;
-  for (int64_t m = 0; m < count; ++m) {
-    const nn::Microbatch& batch = batches[static_cast<size_t>(m)];
-    if (!batch.rows.defined()) a.step_inputs.select(0, 1 + m).copy_(batch.loss_mask.sum(at::kDouble));
-  }
 }
 
 // Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts, and so

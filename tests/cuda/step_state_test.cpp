@@ -197,6 +197,18 @@ TEST(StepState, WhoHoldsTheSameAsAnotherRankAddsNothingButItsStopAndItsBadLosses
   EXPECT_EQ(elsewhere.terms[0], 1.0 / 2 + 16) << "every stage has terms";
 }
 
+TEST(StepState, WhatIsCopiedFollowsTheMask) {
+  for (const bool updates : {false, true}) {
+    for (const bool when : {false, true}) {
+      const StepValues values{.updates = updates ? 1.0 : 0.0};
+      const at::Tensor from = at::arange(1, 8, at::kChar), to = at::zeros({7}, at::kChar);
+      copy_if_updates(&values, when, from.const_data_ptr(), to.mutable_data_ptr(), 6);
+      const at::Tensor copied = at::cat({from.narrow(0, 0, 6), at::zeros({1}, at::kChar)});
+      EXPECT_TRUE(at::equal(to, updates == when ? copied : at::zeros_like(to)));
+    }
+  }
+}
+
 at::Tensor tensor_of(const void* numbers, size_t bytes) {
   return at::from_blob(const_cast<void*>(numbers), {static_cast<int64_t>(bytes / sizeof(double))}, at::kDouble);
 }
@@ -237,6 +249,20 @@ void check_judgements() {
     ASSERT_TRUE(at::equal(values.cpu(), tensor_of(&c.values, sizeof(c.values)))) << i;
     ASSERT_TRUE(at::equal(rates.cpu(), tensor_of(&c.rates, sizeof(c.rates)))) << i;
     ASSERT_TRUE(at::equal(verdict.cpu(), tensor_of(&c.verdict, sizeof(c.verdict)))) << i;
+  }
+}
+
+void check_copies() {
+  for (const int64_t bytes : {1, 3, 4, 7, 1001, 4000003}) {
+    for (const bool updates : {false, true}) {
+      const StepValues values{.updates = updates ? 1.0 : 0.0};
+      const at::Tensor there = on_gpu(values), from = at::randint(1, 100, {bytes + 1}, at::kChar).to(at::kCUDA),
+                       to = at::zeros_like(from);
+      copy_if_updates_cuda(at_gpu<StepValues>(there), false, from.const_data_ptr(), to.mutable_data_ptr(), bytes,
+                           current_stream());
+      EXPECT_EQ(to.narrow(0, 0, bytes).equal(from.narrow(0, 0, bytes)), !updates) << bytes;
+      EXPECT_EQ(to[bytes].item<int>(), 0);
+    }
   }
 }
 
@@ -290,6 +316,7 @@ TEST(StepStateCuda, TheGpuHasTheBitsOfTheCpuTwinAndWithoutOneTheCallsSaySo) {
   MPX_NEED_GPU_KERNELS();
   check_judgements();
   check_sums_and_factors();
+  check_copies();
 }
 
 }  // namespace

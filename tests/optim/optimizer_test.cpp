@@ -210,25 +210,29 @@ TEST(Optimizer, GoesOnBitForBitFromItsStateAndStepCount) {
 // Gradients, moments and main parameters that are not finite would show at once.
 TEST(Optimizer, AStepThatIsHeldBackChangesNothingWhateverItsGradientsAre) {
   for (const std::string& name : config::optimizer_names()) {
-    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-      SCOPED_TRACE(name + " " + c10::toString(dtype));
-      const Case c{dtype, 0.1, 0.7};
-      std::vector<nn::Param> params = two_params(dtype);
-      const Made made(optim_config(name, c), params);
-      take_step(made, params, c, 0);
-      const auto everything = [&] {
-        std::vector<at::Tensor> all;
-        for (const nn::Param& param : params) all.push_back(param.data.clone());
-        for (const optim::State& state : made->state()) all.push_back(state.values().clone());
-        return all;
-      };
-      const std::vector<at::Tensor> before = everything();
-      for (nn::Param& param : params) param.main_grad.fill_(NAN);
-      made->step(state_of(made, c, 1, false));
-      const std::vector<at::Tensor> after = everything();
-      for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
-      take_step(made, params, c, 1);
-      EXPECT_FALSE(at::equal(params[0].data, before[0]));
+    for (const bool offload : {false, true}) {
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(name + " " + c10::toString(dtype) + (offload ? " offload" : ""));
+        const Case c{dtype, 0.1, 0.7};
+        std::vector<nn::Param> params = two_params(dtype);
+        config::Optim config = optim_config(name, c);
+        config.optimizer_cpu_offload = offload;
+        const Made made(config, params);
+        take_step(made, params, c, 0);
+        const auto everything = [&] {
+          std::vector<at::Tensor> all;
+          for (const nn::Param& param : params) all.push_back(param.data.clone());
+          for (const optim::State& state : made->state()) all.push_back(state.values().clone());
+          return all;
+        };
+        const std::vector<at::Tensor> before = everything();
+        for (nn::Param& param : params) param.main_grad.fill_(NAN);
+        made->step(state_of(made, c, 1, false));
+        const std::vector<at::Tensor> after = everything();
+        for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
+        take_step(made, params, c, 1);
+        EXPECT_FALSE(at::equal(params[0].data, before[0]));
+      }
     }
   }
 }

@@ -52,6 +52,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
   bf16.optim.store_param_remainders = true;
   eight.optim.exp_avg_dtype = eight.optim.exp_avg_sq_dtype = "8bit";
   config::Config llama = with(small_llama(), "lion", "fp64");
+  config::Config muon = with(small_llama(), "muon", "bf16");
   config::Config large = with(small_gpt(), "sgd", "fp32");  // products that oneDNN takes
   large.model.hidden_size = 128;
   large.model.num_layers = 1;
@@ -59,7 +60,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
   large.model.max_position_embeddings = 64;
 
   std::set<std::string> kernels;
-  for (const config::Config& config : {bf16, eight, llama, large}) {
+  for (const config::Config& config : {bf16, eight, llama, muon, large}) {
     for (const bool sequence_parallel : {false, true}) {
       SCOPED_TRACE(testing::Message() << config.model.family << " " << config.precision.params_dtype << " sp "
                                       << sequence_parallel);
@@ -74,6 +75,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
                                  "bias_dropout_add",
                                  "block8_decode",
                                  "block8_encode",
+                                 "copy_if_updates",
                                  "cross_entropy_backward",
                                  "cross_entropy_statistics",
                                  "dropout_norm_backward",

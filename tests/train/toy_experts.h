@@ -141,7 +141,8 @@ class ToyRouter final : public ToySegment {
     buffers_ = {&bias_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor before = at::one_hot(in.tensor(kExpertIndex), kExperts).to(at::kDouble);
+    // at::one_hot reads its numbers on the host.
+    const at::Tensor before = in.tensor(kExpertIndex).unsqueeze(-1).eq(at::arange(kExperts)).to(at::kDouble);
     const at::Tensor logits = at::mm(in.tensor("h"), leaf(weight_).to(at::kDouble)).mul(10.0);
     const at::Tensor shares = at::softmax(logits + bias_.data + 0.1 * before, -1);
     if (context.batch.training && !context.again) bias_.pending.add_(shares.detach().sum(0));

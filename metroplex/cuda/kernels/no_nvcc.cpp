@@ -133,6 +133,9 @@ void loss_factors_cuda(const StepValues*, const double*, double*, const LossFact
   no_kernel("loss_factors");
 }
 void own_sums_cuda(const OwnLosses&, const SumsPlace&, CUstream_st*) { no_kernel("own_sums"); }
+void copy_if_updates_cuda(const StepValues*, bool, const void*, void*, int64_t, CUstream_st*) {
+  no_kernel("copy_if_updates");
+}
 void judge_step_cuda(const StepRules&, const JudgePlace&, CUstream_st*) { no_kernel("judge_step"); }
 
 }  // namespace metroplex::cuda::kernels

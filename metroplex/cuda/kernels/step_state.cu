@@ -12,8 +12,24 @@ __global__ void loss_factors_kernel(const StepValues* values, const double* toke
 __global__ void own_sums_kernel(OwnLosses own, SumsPlace place) { add_own(own, place); }
 __global__ void judge_kernel(StepRules rules, JudgePlace place) { judge(rules, place, ::sqrt(place.numbers[0])); }
 
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const StepValues* values, bool when, const void* from, void* to, int64_t bytes) {
+  if ((values->updates != 0) != when) return;
+  const int64_t words = bytes / 4, first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (int64_t i = first; i < words; i += int64_t{gridDim.x} * kThreads)
+    static_cast<uint32_t*>(to)[i] = static_cast<const uint32_t*>(from)[i];
+  if (first < bytes - 4 * words)
+    static_cast<uint8_t*>(to)[4 * words + first] = static_cast<const uint8_t*>(from)[4 * words + first];
+}
+
 }  // namespace
 
+void copy_if_updates_cuda(const StepValues* values, bool when, const void* from, void* to, int64_t bytes,
+                          CUstream_st* stream) {
+  if (bytes == 0) return;
+  copy_kernel<<<blocks_for((bytes + 3) / 4), kThreads, 0, stream>>>(values, when, from, to, bytes);
+  check_launch("copy_if_updates");
+}
 void loss_factors_cuda(const StepValues* values, const double* tokens, double* factors, const LossFactorShape& shape,
                        CUstream_st* stream) {
   loss_factors_kernel<<<1, kThreads, 0, stream>>>(values, tokens, factors, shape);

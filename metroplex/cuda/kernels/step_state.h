@@ -1,5 +1,5 @@
 // What a training step decides about itself, where the parameters lie: loss scale, overflow, skipping, clipping,
-// rates. Three small kernels, enqueued like all others; the host reads the outcome when the step is over. All numbers
+// rates. Small kernels, enqueued like all others; the host reads the outcome when the step is over. All numbers
 // are doubles, so that one tensor holds a struct of them; counts are exact. No sum follows a product: nothing that a
 // compiler could contract, so the CPU and a GPU give the same bits.
 #pragma once
@@ -119,11 +119,16 @@ struct JudgePlace {
 };
 void judge_step(const StepRules& rules, const JudgePlace& place);
 
+// Copies `bytes` where the step updates, or, with `when` false, where it does not. Pointers are multiples of 4.
+void copy_if_updates(const StepValues* values, bool when, const void* from, void* to, int64_t bytes);
+
 // The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
 // launched.
 void loss_factors_cuda(const StepValues* values, const double* tokens, double* factors, const LossFactorShape& shape,
                        CUstream_st* stream);
 void own_sums_cuda(const OwnLosses& own, const SumsPlace& place, CUstream_st* stream);
 void judge_step_cuda(const StepRules& rules, const JudgePlace& place, CUstream_st* stream);
+void copy_if_updates_cuda(const StepValues* values, bool when, const void* from, void* to, int64_t bytes,
+                          CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

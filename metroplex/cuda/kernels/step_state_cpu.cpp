@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstring>
 
 #include "cuda/kernels/step_state_math.h"
 
@@ -16,6 +17,9 @@ void loss_factors(const StepValues* values, const double* tokens, double* factor
   for (int64_t m = 0; m < shape.microbatches; ++m) factors[m] = loss_factor(values->loss_scale, tokens[m], shape);
 }
 void own_sums(const OwnLosses& own, const SumsPlace& place) { add_own(own, place); }
+void copy_if_updates(const StepValues* values, bool when, const void* from, void* to, int64_t bytes) {
+  if ((values->updates != 0) == when && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
 void judge_step(const StepRules& rules, const JudgePlace& place) { judge(rules, place, std::sqrt(place.numbers[0])); }
 
 }  // namespace metroplex::cuda::kernels
