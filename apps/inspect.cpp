@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/bytes_text.h"
 #include "base/error.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/directory.h"
@@ -22,6 +23,7 @@ namespace metroplex::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using base::bytes_text;
 using files::join_path;
 
 constexpr int kDamaged = 3, kDifferent = 1;
@@ -31,15 +33,6 @@ struct InspectOptions {
   bool verify = false, json = false, config = false;
   int64_t iteration = 0;
 };
-
-std::string human_bytes(double bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
-  return text;
-}
 
 std::string pad(std::string text, size_t width) {
   text.resize(std::max(width, text.size()), ' ');
@@ -109,9 +102,9 @@ void print_config(const Json& json) {
 void print_checkpoint(const Json& json, bool with_config) {
   std::cout << json.at("path").get<std::string>() << ": iteration " << json.at("iteration") << ", "
             << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
-            << json.at("files").size() << " files, " << human_bytes(json.at("bytes").get<double>()) << '\n';
+            << json.at("files").size() << " files, " << bytes_text(json.at("bytes").get<double>()) << '\n';
   for (const Json& file : json.at("files")) {
-    std::cout << "  " << file.at("name").get<std::string>() << "  " << human_bytes(file.at("bytes").get<double>())
+    std::cout << "  " << file.at("name").get<std::string>() << "  " << bytes_text(file.at("bytes").get<double>())
               << "  " << file.at("checksum").get<std::string>() << '\n';
   }
   print_tensors(json.at("tensors"));
@@ -178,7 +171,7 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
     if (!options.json) {
       std::cout << (latest.name == name ? "* " : "  ") << to_string(name);
       if (entry.contains("bytes")) {
-        std::cout << "  " << human_bytes(entry["bytes"].get<double>()) << "  " << entry["tensors"] << " tensors  "
+        std::cout << "  " << bytes_text(entry["bytes"].get<double>()) << "  " << entry["tensors"] << " tensors  "
                   << entry["consumed_samples"] << " samples";
       }
       std::cout << (problems.empty() ? "" : "  DAMAGED") << '\n';
@@ -235,8 +228,8 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
   } else {
     std::cout << prefix << ": " << dataset.num_tokens() << " tokens of " << files::token_type_name(dataset.type())
               << ", " << dataset.num_sequences() << " sequences, " << dataset.num_documents() << " documents\n  .idx "
-              << human_bytes(static_cast<double>(index.size)) << "  " << json["idx_checksum"].get<std::string>()
-              << "\n  .bin " << human_bytes(static_cast<double>(tokens.size)) << "  "
+              << bytes_text(static_cast<double>(index.size)) << "  " << json["idx_checksum"].get<std::string>()
+              << "\n  .bin " << bytes_text(static_cast<double>(tokens.size)) << "  "
               << json["bin_checksum"].get<std::string>() << '\n';
   }
   return 0;

@@ -140,7 +140,10 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     const std::string name = name_of(word);
     const auto own =
         std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
-    if (own != own_flags.end()) {
+    if (own != own_flags.end() && own->given != nullptr) {
+      MPX_CHECK(word == own->name, "config", own->name, " takes no value, but is given '", word, "'");
+      *own->given = true;
+    } else if (own != own_flags.end()) {
       const std::string value = words.value(word);
       if (own->value != nullptr) *own->value = value;
       if (own->values != nullptr) own->values->push_back(value);

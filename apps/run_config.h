@@ -17,15 +17,16 @@ struct RunArguments {
   int64_t script_ranks = 0;        // what the launch script's own launcher would start; 0: nothing said
 };
 
-// `own_flags` are options of the command itself with one value each ("--prompt"); they are taken out into their
-// values, the last one where a flag comes again, or all of them in order. `base_yaml` lies under everything else, as
-// the config of a checkpoint; of its run section only the seed counts, and its parallel and memory sections are left
-// out (a checkpoint's layout is not that of the reader). Throws base::Error("config") naming what it cannot use, with
-// the nearest name.
+// `own_flags` are options of the command itself with one value each ("--prompt"), or without one ("--json"); they are
+// taken out into their values, the last one where a flag comes again, or all of them in order. `base_yaml` lies under
+// everything else, as the config of a checkpoint; of its run section only the seed counts, and its parallel and
+// memory sections are left out (a checkpoint's layout is not that of the reader). Throws base::Error("config") naming
+// what it cannot use, with the nearest name.
 struct OwnFlag {
   std::string name;
   std::string* value = nullptr;
   std::vector<std::string>* values = nullptr;
+  bool* given = nullptr;  // of a flag without a value
 };
 RunArguments parse_run_arguments(const std::vector<std::string>& arguments,
                                  const std::vector<OwnFlag>& own_flags = {}, const std::string& base_yaml = "");

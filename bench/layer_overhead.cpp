@@ -168,7 +168,7 @@ class Pair {
     nn::Values x(nn::kHiddenStates, x_);
     for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(islands[i + 1].island, x, {batches_[0]}, &runs[i]);
     nn::Gradients dy{dy_};
-    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 0);
+    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   }
   void bare_blocks() {
     bare_.clear_gradients();
@@ -181,7 +181,7 @@ class Pair {
     assembly_->families.begin_step(1);
     pipeline::StageRun run;
     const at::Tensor loss = stage.forward({}, batches_[0], &run).tensor(nn::kLoss);
-    stage.backward(std::move(run), {loss_gradient_}, 0);
+    stage.backward(std::move(run), {loss_gradient_}, {});
     assembly_->families.finish_gradients();
     return loss.item<double>() * loss_gradient_.item<double>();
   }

@@ -1,4 +1,4 @@
-// memory_table: what rank threads hold in a training step against the formula of plan/memory.h, over many layouts of
+// memory_table: what rank threads hold in a training step against the prediction of train/predict.h, over many layouts of
 // two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold most,
 // differences in per cent of the prediction.
 #include <ATen/ATen.h>

@@ -115,6 +115,34 @@ int64_t planned_world_size(const config::Run& run) {
   return std::max<int64_t>(1, run.nproc);
 }
 
+static RankPlacing placing_of(const std::optional<comm::LaunchEnvironment>& launch, int64_t world_size) {
+  RankPlacing placing;
+  placing.local_ranks = launch ? launch->local_size : world_size;
+  if (launch) {
+    placing.launcher = launch->launcher;
+    placing.rank = launch->rank;
+  }
+  return placing;
+}
+
+RankPlacing planned_placing(const config::Run& run, int64_t world_size) {
+  const auto launch = outer_launch(run);
+  const config::DeviceChoice where = device_choice(run, launch, world_size);
+  RankPlacing placing = placing_of(launch, world_size);
+  placing.gpu = where.gpu >= 0;
+  placing.shared = placing.gpu && where.backend == config::Backend::threads;
+  return placing;
+}
+
+RankPlacing wished_placing(const config::Run& run, int64_t world_size) {
+  const bool asked = run.device == config::Device::cuda || run.backend == config::Backend::nccl;
+  if (!asked) return planned_placing(run, world_size);
+  RankPlacing placing = placing_of(outer_launch(run), world_size);
+  placing.gpu = true;
+  placing.shared = run.backend == config::Backend::threads;
+  return placing;
+}
+
 void take_script_ranks(config::Run& run, int64_t script_ranks) {
   if (run.nproc == 0 && !comm::launch_from_environment()) run.nproc = script_ranks;
 }

@@ -14,6 +14,19 @@ namespace metroplex::apps {
 // Number of ranks this command will run with: the launcher's environment, else run.nproc, else 1.
 int64_t planned_world_size(const config::Run& run);
 
+// Where the ranks of this command will compute, as launch_ranks decides it.
+struct RankPlacing {
+  bool gpu = false;
+  bool shared = false;      // one GPU for all ranks
+  std::string launcher;     // that started this process as one rank; empty: none did
+  int64_t rank = 0;         // with a launcher
+  int64_t local_ranks = 1;  // of this machine
+};
+// Throws base::Error("config") where GPUs are asked for and are not there.
+RankPlacing planned_placing(const config::Run& run, int64_t world_size);
+// The same whatever this machine has: where GPUs are asked for, they are there.
+RankPlacing wished_placing(const config::Run& run, int64_t world_size);
+
 // A launch script's own number of ranks counts where neither run.nproc nor a launcher says another.
 void take_script_ranks(config::Run& run, int64_t script_ranks);
 

@@ -14,6 +14,7 @@
 #include "run_config.h"
 #include "train/trainer.h"
 #include "upper/console_log.h"
+#include "upper/dry_run.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 #include "upper/saved_run.h"
@@ -33,7 +34,12 @@ script with its arguments: bash runs it, but starts no program and overwrites no
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
+  metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     what it would take
   metroplex train --help parallel          the knobs of one section; --help all for every section
+
+--dry-run says what the run would be, and ends with 0, or with 2 where it cannot fit: parameters, operations, bytes of
+every pipeline rank beside what there is, bubble, tokens and epochs; with --json for programs. --device-memory SIZE
+(memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 
 Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 6 the last save
 failed, 16 stopped by SIGTERM after saving (start it again to go on), 1 a mistake in metroplex itself, 128 + n a rank
@@ -54,18 +60,22 @@ void print_help(const std::string& topic) {
 }  // namespace
 
 int run_train(const std::vector<std::string>& arguments) {
-  const RunArguments parsed = parse_run_arguments(arguments);
+  TrainFlags flags;
+  const RunArguments parsed = parse_run_arguments(arguments, flags.own_flags());
   if (parsed.help) {
     print_help(parsed.help_topic);
     return kExitOk;
   }
   config::Config config = parsed.config;
   take_script_ranks(config.run, parsed.script_ranks);
+  flags.take_into(config);
+  if (flags.dry_run) return run_dry(parsed, config, flags);
   const int64_t world_size = planned_world_size(config.run);
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
   config = checked_config(config, world_size);
 
   ConsoleLog log(config.train.progress);
+  StartCheck start(config, world_size, tokenizer.vocab_size, log);
   std::optional<StopSignal> stop;  // from the first rank's start on: until then there is nothing to save
   std::once_flag starts;
   train::RunSummary summary;  // of rank 0
@@ -77,6 +87,7 @@ int run_train(const std::vector<std::string>& arguments) {
       log.info("------------------------ configuration ------------------------\n" + config::dump(config) +
                "----------------------------------------------------------------");
     }
+    if (!start.on_rank(world)) return;
     train::TrainerEnvironment environment;
     environment.log = &log;
     environment.stop_requested = [] { return StopSignal::requested(); };
@@ -86,6 +97,7 @@ int run_train(const std::vector<std::string>& arguments) {
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
+  start.throw_refusal();
   if (code != kExitOk) return code;
   if (summary.last_save_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;

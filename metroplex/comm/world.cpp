@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
+#include "comm/backends/echo.h"
 #include "comm/backends/recording.h"
 #include "comm/backends/sim.h"
 #include "topology/megatron_groups.h"
@@ -121,6 +122,16 @@ GroupFactory shared(GroupFactory factory) {
 
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device) {
   return World(rank, grid, factory, device);
+}
+
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder) {
+  const auto echo = [recorder](const std::string& name, const std::vector<int>& ranks) {
+    return make_echo_backend(name, static_cast<int>(ranks.size()), recorder);
+  };
+  World world(rank, grid, echo, device);
+  world.target_.recorder = recorder;
+  world.target_.meta = true;
+  return world;
 }
 
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {

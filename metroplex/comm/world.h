@@ -49,20 +49,26 @@ class World {
   // A group of `ranks`, this one among them, beside those above. All of them make it, and in the same order where
   // they make several.
   Group make_group(const std::string& name, const std::vector<int>& ranks) const;
-  // Where this rank computes: its tensors live here, and it is the current device of the rank's thread.
-  c10::Device device() const { return target_.device; }
+  // Where this rank's tensors live: the device that computes, which is the current one of the rank's thread, or meta.
+  c10::Device device() const { return target_.memory(); }
   const cuda::Target& target() const { return target_; }
   // The same rank, whose calls of groups and of kernels with its target `recorder` is told of. It outlives the world,
   // and what is made with it.
   World recorded(cuda::Recorder& recorder) const;
 
  private:
+  friend World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device,
+                               cuda::Recorder* recorder);
   int rank_;
   topology::RankGrid grid_;
   GroupFactory factory_;
   Groups groups_;
   cuda::Target target_;
 };
+
+// One rank of `grid` without the others and without values: its tensors are on the meta device and take the paths of
+// `device`; every other rank is taken for its equal (backends/echo.h). `recorder` (may be null) is told of all calls.
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder);
 
 class Traffic;  // backends/sim.h
 

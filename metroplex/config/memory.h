@@ -25,6 +25,11 @@ template <>
 inline constexpr Word<Offload> kWords<Offload>[] = {
     {Offload::none, "none"}, {Offload::host, "host"}, {Offload::file, "file"}};
 
+enum class FitCheck { refuse, warn, off };
+template <>
+inline constexpr Word<FitCheck> kWords<FitCheck>[] = {
+    {FitCheck::refuse, "refuse"}, {FitCheck::warn, "warn"}, {FitCheck::off, "off"}};
+
 // Its keys, each with type, default and help: memory_keys.inc.
 struct Memory {
 #define KEY(type, name, value, limits, help) type name = value;

@@ -25,6 +25,12 @@ int compute_capability() {
   return 10 * major + minor;
 }
 
+int64_t total_memory() {
+  cudaDeviceProp properties{};
+  if (device_count() == 0 || cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return 0;
+  return static_cast<int64_t>(properties.totalGlobalMem);
+}
+
 CUstream_st* current_stream() {
   need_gpu();
   return c10::cuda::getCurrentCUDAStream().stream();

@@ -12,6 +12,7 @@ namespace {
 
 int device_count() { return 0; }
 int compute_capability() { return 0; }
+int64_t total_memory() { return 0; }
 
 CUstream_st* current_stream() { no_cuda(); }
 void set_device(int) { no_cuda(); }

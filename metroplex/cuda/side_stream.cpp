@@ -18,7 +18,7 @@ void chain(const c10::Stream& first, const c10::Stream& then) {
 }  // namespace
 
 SideStream::SideStream(at::Device device) : device_(device) {
-  if (!device.is_cpu()) stream_ = guard_of(device).getStreamFromGlobalPool(device);
+  if (device.is_cuda()) stream_ = guard_of(device).getStreamFromGlobalPool(device);
 }
 
 c10::Stream SideStream::current() const { return guard_of(device_).getStream(device_); }

@@ -1,5 +1,5 @@
-// A stream beside the current one of a GPU, for copies that computation need not wait for. On the CPU there is no
-// such thing: what is run on it is done at once, and waiting is nothing.
+// A stream beside the current one of a GPU, for copies that computation need not wait for. On the CPU and the meta
+// device there is no such thing: what is run on it is done at once, and waiting is nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,13 +10,21 @@ namespace metroplex::distributed {
 
 static constexpr const char* kListener = "gradient buffer";
 
+static plan::FillingBuckets filling_buckets(const FlatLayout& layout, bool overlap) {
+  std::vector<std::vector<size_t>> params;
+  for (const FlatBucket& bucket : layout.buckets()) params.push_back(bucket.params);
+  std::vector<int64_t> uses;
+  for (const nn::Param* param : layout.params()) uses.push_back(param->uses_per_microbatch);
+  return {std::move(params), std::move(uses), overlap};
+}
+
 GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options)
     : layout_(std::move(layout)),
       dp_(std::move(dp)),
       options_(options),
       buckets_(layout_->buckets().size()),
-      uses_left_(layout_->params().size()),
-      round_(layout_->params().size()) {
+      filling_(filling_buckets(*layout_, options_.overlap)),
+      uses_left_(layout_->params().size()) {
   const bool transient = options_.transient_buckets;
   kept_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, tensor_options());
   for (size_t b = 0; b < buckets_.size() && !transient; ++b) {
@@ -26,7 +34,11 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
   }
   for (size_t i = 0; i < layout_->params().size(); ++i) {
     nn::Param& param = *layout_->params()[i];
-    if (transient) param.before_use.add(kListener, [this, i] { make_bucket(layout_->bucket_of(i)); });
+    if (transient) {
+      param.before_use.add(kListener, [this, i] {
+        if (const auto bucket = filling_.open(i)) make_bucket(*bucket);
+      });
+    }
     param.on_use.add(kListener, [this, i] { used(i); });
   }
   size_t param = 0;
@@ -37,38 +49,35 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
   }
 }
 
-GradBuffer::~GradBuffer() {
+GradBuffer::~GradBuffer() { stop_listening(); }
+
+void GradBuffer::stop_listening() {
   for (nn::Param* param : layout_->params()) {
     param->before_use.remove(kListener);
     param->on_use.remove(kListener);
   }
 }
 
+void GradBuffer::stand_aside() {
+  stop_listening();
+  for (nn::Param* param : layout_->params()) param->main_grad = at::zeros(param->local_shape, tensor_options());
+}
+
 at::Tensor GradBuffer::own_part(size_t b) const {
   return options_.transient_buckets ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
 }
 
-// How many uses of a parameter complete its bucket.
-int64_t GradBuffer::uses_per_round(size_t param) const {
-  return layout_->params()[param]->uses_per_microbatch * (options_.transient_buckets ? 1 : num_microbatches_);
-}
-
 void GradBuffer::begin_step(int64_t num_microbatches) {
-  num_microbatches_ = num_microbatches;
   kept_.zero_();
+  filling_.begin(options_.transient_buckets ? 1 : num_microbatches);
   for (size_t i = 0; i < uses_left_.size(); ++i) {
     uses_left_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
-    round_[i] = uses_per_round(i);
   }
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].waiting = layout_->buckets()[b].params.size();
-    buckets_[b].reduced = false;
-  }
+  for (Bucket& bucket : buckets_) bucket.reduced = false;
   armed_ = true;
 }
 
 void GradBuffer::make_bucket(size_t b) {
-  if (buckets_[b].data.defined()) return;
   const FlatBucket& bucket = layout_->buckets()[b];
   buckets_[b].data = at::zeros({bucket.end - bucket.begin}, tensor_options());
   for (const size_t i : bucket.params) layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
@@ -79,9 +88,8 @@ void GradBuffer::used(size_t param) {
   MPX_ASSERT(uses_left_[param] > 0, "parameter ", layout_->params()[param]->name,
              " was used more often than it declared");
   --uses_left_[param];
-  if (--round_[param] != 0) return;  // below zero: its bucket waits for others
-  const size_t b = layout_->bucket_of(param);
-  if (--buckets_[b].waiting == 0 && (options_.overlap || options_.transient_buckets)) reduce(b);
+  const std::optional<size_t> full = filling_.use(param);
+  if (full && (options_.overlap || options_.transient_buckets)) reduce(*full);
 }
 
 void GradBuffer::reduce(size_t b) {
@@ -104,16 +112,12 @@ void GradBuffer::take_off(size_t b) {
   land();
   flight_.bucket = b;
   flight_.data = std::move(buckets_[b].data);
-  for (const size_t i : layout_->buckets()[b].params) {
-    layout_->params()[i]->main_grad = at::Tensor();
-    round_[i] = uses_per_round(i);
-  }
-  buckets_[b].waiting = layout_->buckets()[b].params.size();
+  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->main_grad = at::Tensor();
   if (dp_.shard.size() > 1) {
     flight_.handle =
         comm::reduce_scatter_into_async(layout_->own_part_of_bucket(flight_.data, b), flight_.data, dp_.shard);
   }
-  if (!options_.overlap) land();
+  if (!filling_.leaving()) land();
 }
 
 void GradBuffer::land() {
@@ -140,7 +144,9 @@ void GradBuffer::finish() {
   armed_ = false;
   if (options_.transient_buckets) {
     for (size_t b = 0; b < buckets_.size(); ++b) {
-      if (buckets_[b].data.defined()) reduce(b);
+      if (!filling_.filling(b)) continue;
+      filling_.leave(b);
+      reduce(b);
     }
     land();
     reduce_over_replicas();

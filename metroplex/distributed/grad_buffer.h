@@ -16,6 +16,7 @@
 #include "comm/group.h"
 #include "nn/param.h"
 #include "distributed/flat_layout.h"
+#include "plan/filling_buckets.h"
 
 namespace metroplex::distributed {
 
@@ -49,9 +50,14 @@ class GradBuffer {
   // Throws when a parameter has seen fewer uses than it declared.
   void finish();
 
+  // Gives every parameter a main_grad of its own and listens no more: for a trace of layers (train/trace.h), which
+  // leaves it to the replay which buckets exist.
+  void stand_aside();
+
   // One-dimensional views, one for each of layout().own_pieces().
   const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
   const FlatLayout& layout() const { return *layout_; }
+  const GradBufferOptions& options() const { return options_; }
   // What is kept all the time: all buckets, or the own parts.
   const at::Tensor& kept() const { return kept_; }
   // Of transient buckets that are filled or reduced now.
@@ -66,7 +72,6 @@ class GradBuffer {
  private:
   struct Bucket {
     at::Tensor data;
-    size_t waiting = 0;  // parameters that still miss uses
     bool reduced = false;
     comm::Handle handle;
   };
@@ -74,29 +79,28 @@ class GradBuffer {
     return at::TensorOptions().dtype(options_.dtype).device(options_.device);
   }
   at::Tensor own_part(size_t bucket) const;
+  void stop_listening();
   void make_bucket(size_t bucket);
   void used(size_t param);
   void reduce(size_t bucket);
   void take_off(size_t bucket);
   void land();
   void reduce_over_replicas();
-  int64_t uses_per_round(size_t param) const;
 
   std::shared_ptr<const FlatLayout> layout_;
   DataParallel dp_;
   GradBufferOptions options_;
   at::Tensor kept_;
   std::vector<Bucket> buckets_;
+  plan::FillingBuckets filling_;
   std::vector<at::Tensor> own_gradients_;
   std::vector<int64_t> uses_left_;  // by parameter, in this step
-  std::vector<int64_t> round_;      // by parameter, uses that its bucket still waits for
   // Transient: the one bucket whose reduction is under way; new gradients go into a new one meanwhile.
   struct Flight {
     size_t bucket = 0;
     at::Tensor data;
     comm::Handle handle;
   } flight_;
-  int64_t num_microbatches_ = 0;
   bool armed_ = false;
 };
 

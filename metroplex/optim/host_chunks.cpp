@@ -24,7 +24,10 @@ HostChunks::HostChunks(std::vector<HostChunk> chunks) : chunks_(std::move(chunks
     values = std::max(values, bytes_of(chunk.values));
     gradient = std::max(gradient, bytes_of(chunk.gradient));
   }
-  const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(!device.is_cpu());
+  const auto options = at::TensorOptions()
+                           .dtype(at::kByte)
+                           .device(device.is_meta() ? device : at::Device(at::kCPU))
+                           .pinned_memory(device.is_cuda());
   for (Slot& slot : slots_) {
     slot.values = at::empty({values}, options);
     slot.gradient = at::empty({gradient}, options);

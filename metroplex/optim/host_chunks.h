@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -14,6 +15,9 @@
 #include "cuda/side_stream.h"
 
 namespace metroplex::optim {
+
+// Elements that are taken to the host at once: enough to hide the start of a copy.
+inline constexpr int64_t kOffloadChunk = int64_t{1} << 22;
 
 // One-dimensional tensors of equal size on one device, which outlive the steps.
 struct HostChunk {

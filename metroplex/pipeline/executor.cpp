@@ -1,13 +1,13 @@
 #include "pipeline/executor.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
 
 #include "base/error.h"
 #include "comm/p2p.h"
+#include "plan/rendezvous.h"
 
 namespace metroplex::pipeline {
 
@@ -17,7 +17,7 @@ using plan::ActionKind;
 struct Executor::Step {
   const plan::PipelineTable& table;
   const std::vector<nn::Microbatch>& batches;
-  const std::vector<double>& loss_gradients;
+  const at::Tensor& loss_gradients;
   const BorderShape& border;
   PipelineOutput& result;
   int rank;  // row of the table
@@ -25,12 +25,7 @@ struct Executor::Step {
 
 namespace {
 
-int channel_of(ActionKind kind) {
-  return kind == ActionKind::send_forward || kind == ActionKind::recv_forward ? comm::kForwardChannel
-                                                                              : comm::kBackwardChannel;
-}
-
-bool goes_forward(ActionKind kind) { return channel_of(kind) == comm::kForwardChannel; }
+int channel_of(ActionKind kind) { return plan::goes_forward(kind) ? comm::kForwardChannel : comm::kBackwardChannel; }
 
 int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
@@ -61,15 +56,12 @@ Executor::Executor(std::vector<Stage*> stages, comm::Group pp) : stages_(std::mo
 
 int64_t Executor::border_bytes() const {
   int64_t bytes = 0;
-  for (const auto* tensors : {&inputs_, &outputs_, &gradients_, &input_gradients_}) {
-    for (const auto& [key, of_key] : *tensors) bytes += bytes_of(of_key);
-  }
-  for (const auto& [flight, tensors] : leaving_) bytes += bytes_of(tensors);
+  borders_.for_each([&](const Tensors& tensors) { bytes += bytes_of(tensors); });
   return bytes;
 }
 
 PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                             const std::vector<double>& loss_gradients, const BorderShape& border) {
+                             const at::Tensor& loss_gradients, const BorderShape& border) {
   MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
              "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
              pp_.size(), " x ", stages_.size());
@@ -83,18 +75,15 @@ PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector
   for (size_t i = 0; i < actions.size();) {
     const auto start = std::chrono::steady_clock::now();
     const Action& action = actions[i];
-    size_t end = i + 1;
+    const size_t end = plan::is_p2p(action.kind) ? plan::call_end(actions, i) : i + 1;
     if (plan::is_p2p(action.kind)) {
-      while (end < actions.size() && action.batch >= 0 && actions[end].batch == action.batch &&
-             plan::is_p2p(actions[end].kind))
-        ++end;
       exchange(step, &actions[i], &actions[i] + (end - i));
     } else if (action.kind == ActionKind::forward) {
       forward(step, action);
     } else if (action.kind == ActionKind::backward) {
       backward(step, action);
     } else if (action.kind == ActionKind::free) {
-      release({action.microbatch, action.chunk});
+      borders_.release({action.microbatch, action.chunk});
     } else {
       MPX_ASSERT(false, "action ", plan::action_name(action.kind), " has no interpreter");
     }
@@ -107,47 +96,9 @@ PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector
     }
     i = end;
   }
-  drop_sent(0);
+  borders_.finish();
   MPX_ASSERT(live() == 0, live(), " tensors of the pipeline outlived their step");
   return result;
-}
-
-Executor::Tensors Executor::take(std::map<Key, Tensors>& from, std::map<Key, Flight>& flights, Key key) {
-  const auto flight = flights.find(key);
-  if (flight != flights.end()) {
-    flight->second->wait();
-    flights.erase(flight);
-    drop_sent(leaving_.size());  // what went with the same call
-  }
-  const auto found = from.find(key);
-  MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second, " runs before its tensor came");
-  Tensors tensors = std::move(found->second);
-  from.erase(found);
-  return tensors;
-}
-
-// The output has been sent, or is not sent at all.
-void Executor::release(Key key) {
-  const auto output = outputs_.find(key);
-  const auto flight = outputs_in_flight_.find(key);
-  if (output != outputs_.end() && flight != outputs_in_flight_.end())
-    leave(std::move(flight->second), std::move(output->second));
-  if (output != outputs_.end()) outputs_.erase(output);
-  if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
-}
-
-void Executor::leave(Flight flight, Tensors tensors) {
-  leaving_.emplace_back(std::move(flight), std::move(tensors));
-  drop_sent(kMostLeaving);
-}
-
-void Executor::drop_sent(size_t most_left) {
-  const auto drop_done = [&] { std::erase_if(leaving_, [](const auto& sent) { return sent.first->done; }); };
-  drop_done();
-  while (leaving_.size() > most_left) {
-    leaving_.front().first->wait();
-    drop_done();
-  }
 }
 
 void Executor::forward(const Step& step, const Action& action) {
@@ -155,7 +106,7 @@ void Executor::forward(const Step& step, const Action& action) {
   const auto& border = step.border.values;
   nn::Values x;
   if (!step.table.is_first_stage(step.rank, action.chunk)) {
-    Tensors came = take(inputs_, inputs_in_flight_, key);
+    Tensors came = borders_.take_input(key);
     for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
   }
   StageRun* run = step.table.forward_only ? nullptr : &runs_[key];
@@ -175,9 +126,9 @@ void Executor::forward(const Step& step, const Action& action) {
   }
   MPX_ASSERT(leave.size() == border.size(), "the stage gives ", leave.size(), " of ", border.size(), " values");
   if (step.table.num_stages == 1) {
-    inputs_[{action.microbatch, action.chunk + 1}] = std::move(leave);  // the next stage is ours too
+    borders_.hand_input({action.microbatch, action.chunk + 1}, std::move(leave));  // the next stage is ours too
   } else {
-    outputs_[key] = std::move(leave);
+    borders_.make_output(key, std::move(leave));
   }
 }
 
@@ -185,19 +136,19 @@ void Executor::backward(const Step& step, const Action& action) {
   const Key key{action.microbatch, action.chunk};
   const auto run = runs_.find(key);
   MPX_ASSERT(run != runs_.end(), "backward of microbatch ", key.first, " before its forward");
-  const double factor = step.loss_gradients[action.microbatch];
+  const at::Tensor factor = step.loss_gradients.select(0, action.microbatch);
   Tensors dy;
   if (step.table.is_last_stage(step.rank, action.chunk)) {
-    dy = {at::full({}, factor, step.result.last[action.microbatch].options())};
+    dy = {factor.to(step.result.last[action.microbatch].scalar_type())};
   } else {
-    dy = take(gradients_, gradients_in_flight_, key);
+    dy = borders_.take_gradient(key);
   }
   StageRun consumed = std::move(run->second);
   runs_.erase(run);
   Tensors dx = stages_[action.chunk]->backward(std::move(consumed), dy, factor);
   if (step.table.is_first_stage(step.rank, action.chunk)) return;
   if (step.table.num_stages == 1) {
-    gradients_[{action.microbatch, action.chunk - 1}] = std::move(dx);
+    borders_.hand_gradient({action.microbatch, action.chunk - 1}, std::move(dx));
     return;
   }
   for (size_t i = 0; i < dx.size(); ++i) {
@@ -207,16 +158,7 @@ void Executor::backward(const Step& step, const Action& action) {
     dx[i] = dx[i].defined() ? dx[i].contiguous()
                             : at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
   }
-  input_gradients_[key] = std::move(dx);
-}
-
-Executor::Tensors& Executor::slot(const Action& action) {
-  const Key key{action.microbatch, action.chunk};
-  if (!plan::is_send(action.kind)) return (goes_forward(action.kind) ? inputs_ : gradients_)[key];
-  auto& from = goes_forward(action.kind) ? outputs_ : input_gradients_;
-  const auto found = from.find(key);
-  MPX_ASSERT(found != from.end(), "nothing to send for microbatch ", key.first, " of chunk ", key.second);
-  return found->second;
+  borders_.make_input_gradient(key, std::move(dx));
 }
 
 at::TensorOptions Executor::options_of(const Step& step, const BorderValue& value) {
@@ -241,27 +183,17 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
   std::vector<comm::P2pOp> ops;
   for (const Action* a = begin; a != end; ++a) {
     const bool sends = plan::is_send(a->kind);
-    Tensors& tensors = slot(*a);
+    Tensors& tensors = borders_.slot(*a);
     tensors.resize(step.border.values.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       const BorderValue& value = step.border.values[i];
-      if (!goes_forward(a->kind) && !value.differentiable()) continue;
+      if (!plan::goes_forward(a->kind) && !value.differentiable()) continue;
       if (!sends) tensors[i] = at::empty(sizes_of(step, value, a->microbatch), options_of(step, value));
       ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});
     }
   }
   const auto flight = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
-  for (const Action* a = begin; a != end; ++a) {
-    const Key key{a->microbatch, a->chunk};
-    if (a->kind == ActionKind::send_forward) {
-      outputs_in_flight_[key] = flight;
-    } else if (a->kind == ActionKind::send_backward) {
-      leave(flight, std::move(input_gradients_[key]));
-      input_gradients_.erase(key);
-    } else {
-      (a->kind == ActionKind::recv_forward ? inputs_in_flight_ : gradients_in_flight_)[key] = flight;
-    }
-  }
+  for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
 }
 
 }  // namespace metroplex::pipeline

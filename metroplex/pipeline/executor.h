@@ -1,7 +1,8 @@
 // The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
 // is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
-// late as possible: a receive when its tensor is used, a send when it is known to be done or kMostLeaving newer ones
-// are under way; until then what is sent stays alive, the output that the table has freed too.
+// late as possible: a receive when its tensor is used, a send when it is known to be done or
+// plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output that the
+// table has freed too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,7 @@
 #include "comm/collectives.h"
 #include "comm/group.h"
 #include "pipeline/stage.h"
+#include "plan/borders.h"
 #include "plan/pipeline_table.h"
 
 namespace metroplex::pipeline {
@@ -56,25 +58,19 @@ class Executor {
   Executor(std::vector<Stage*> stages, comm::Group pp);
 
   // Runs one step (or, with table.forward_only, one evaluation) over `batches` (one a microbatch of the table).
-  // loss_gradients[m] enters the backward of microbatch m with the loss of the last stage and with the loss terms of
-  // every stage: the factor of its sums in the step's loss.
+  // loss_gradients [microbatches] lie where the losses do. Element m enters the backward of microbatch m with the
+  // loss of the last stage and with the loss terms of every stage: the factor of its sums in the step's loss.
   PipelineOutput run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                     const std::vector<double>& loss_gradients, const BorderShape& border);
+                     const at::Tensor& loss_gradients, const BorderShape& border);
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.
-  size_t live() const {
-    return inputs_.size() + outputs_.size() + gradients_.size() + input_gradients_.size() + runs_.size() +
-           leaving_.size();
-  }
+  size_t live() const { return borders_.count() + runs_.size(); }
   // Of border tensors alive now.
   int64_t border_bytes() const;
-  // Sets that the schedule is done with but whose sends may not be: at most these are kept, the newest ones. Two
-  // are what an overlapped schedule has under way, outputs and gradients.
-  static constexpr size_t kMostLeaving = 2;
 
  private:
-  using Key = std::pair<int, int>;  // microbatch, chunk
+  using Key = plan::BorderKey;
   struct Step;
   // One batched p2p call, shared by its actions: waiting once is enough.
   struct Call {
@@ -82,28 +78,19 @@ class Executor {
     bool done = false;  // waited for: what is kept depends on the table alone, not on who was faster
     void wait();
   };
-  using Flight = std::shared_ptr<Call>;
   using Tensors = std::vector<at::Tensor>;  // one a border value; of gradients undefined for integers
 
   void forward(const Step& step, const plan::Action& action);
   void backward(const Step& step, const plan::Action& action);
   void exchange(const Step& step, const plan::Action* begin, const plan::Action* end);
-  void release(Key key);
-  void leave(Flight flight, Tensors tensors);
-  void drop_sent(size_t most_left);
   static std::vector<int64_t> sizes_of(const Step& step, const BorderValue& value, int microbatch);
   static at::TensorOptions options_of(const Step& step, const BorderValue& value);
-  Tensors& slot(const plan::Action& action);
-  Tensors take(std::map<Key, Tensors>& from, std::map<Key, Flight>& flights, Key key);
 
   std::vector<Stage*> stages_;
   comm::Group pp_;
   base::Listeners<ActionObserver> observers_;
-  std::map<Key, Tensors> inputs_, outputs_, gradients_;  // border tensors of this rank's chunks
-  std::map<Key, Tensors> input_gradients_;               // computed, not yet sent
+  plan::Borders<Tensors, Call> borders_;  // of this rank's chunks
   std::map<Key, StageRun> runs_;
-  std::map<Key, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
-  std::vector<std::pair<Flight, Tensors>> leaving_;  // in the order in which they were given up
 };
 
 }  // namespace metroplex::pipeline

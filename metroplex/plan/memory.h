@@ -1,7 +1,5 @@
-// What a configuration predicts every rank to hold, in bytes, before anything runs: docs/memory.md derives the
-// formula. Parameters, gradients and optimizer state are exact; so are activations and border tensors between two
-// actions of the pipeline; communication buffers are what can exist at most; the peak is that of one moment, where
-// what a segment makes stands beside them, without vectors of one row and the insides of operators.
+// What a rank will hold, in bytes, before anything runs: the trace of its layers replayed over the pipeline's table
+// (docs/memory.md). Everything is exact to a few scalars, except what an operator of libtorch takes inside.
 #pragma once
 
 #include <array>
@@ -10,8 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "config/config.h"
-#include "plan/memory_replay.h"
+#include "plan/pipeline_table.h"
+#include "plan/rank_trace.h"
+#include "plan/trace_replay.h"
 
 namespace metroplex::plan {
 
@@ -33,9 +32,6 @@ struct MemoryUse {
   }
 };
 
-// Elements that optim.optimizer_cpu_offload takes to the host at once: enough to hide the start of a copy.
-inline constexpr int64_t kOffloadChunk = int64_t{1} << 22;
-
 struct MemoryPrediction {
   MemoryUse use;
   int64_t peak = 0;                   // of everything, in a step
@@ -43,18 +39,11 @@ struct MemoryPrediction {
   int64_t borders = 0;                // of activations: tensors on their way between stages
   int64_t gathered = 0;               // of communication: ZeRO-3
   int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3
-  int64_t largest_units = 0;          // ZeRO-3: the two largest units, gathered
   std::vector<ReplayMoment> moments;  // of the segments in a step, in order
 };
 
-struct MemoryRequest {
-  config::Config config;  // resolved and checked for world_size ranks
-  int world_size = 1;
-  int rank = 0;
-  int64_t vocab_size = 0;        // unpadded
-  int64_t num_microbatches = 0;  // 0: as train.global_batch_size says
-};
-MemoryPrediction predict_memory(const MemoryRequest& request);
+// Of a rank in row `pp_rank` of the table.
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank);
 
 struct MemoryCategory {
   const char* name;

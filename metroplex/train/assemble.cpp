@@ -89,7 +89,7 @@ models::ModelContext model_context(const Assembly& a) {
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
-  const auto store = nn::make_activation_store(memory);
+  const auto store = nn::make_activation_store(memory, a.world->target());
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
@@ -178,6 +178,11 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
 
   make_optimizer(*a);
   a->scaler = optim::make_grad_scaler(config.precision);
+  const size_t groups = a->param_groups->factors().size();
+  cuda::kernels::StepValues start;
+  if (a->scaler) optim::set_scaler_state(start, a->scaler->start());
+  a->step = optim::StepState(world.target(), groups, start);
+  a->rates = optim::RateTable(world.target(), groups, config.optim.adam_beta1, config.optim.adam_beta2);
   // The schedules count samples; iterations are turned into samples by the full batch size.
   config::Config lengths = config;
   lengths.train.global_batch_size =

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "cuda/device.h"
+#include "train/predict.h"
 
 namespace metroplex::train {
 
@@ -95,7 +96,8 @@ MeasuredMemory MemoryReport::end_step() const {
 }
 
 plan::MemoryPrediction predicted_memory(const Assembly& a, int64_t num_microbatches) {
-  return plan::predict_memory({a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches});
+  return predict_memory(
+      {a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()});
 }
 
 namespace {

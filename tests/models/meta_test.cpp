@@ -74,7 +74,7 @@ void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, n
     if (i > 0) runs[i - 1].saved.prefetch();
     if (i > 0) inputs[i - 1].prefetch();
     if (c.full && blocks[i].is_layer) nn::run_forward(islands[i], inputs[i].take(), {batch}, &runs[i]);
-    dy = nn::run_backward(std::move(runs[i]), dy, 1.0);
+    dy = nn::run_backward(std::move(runs[i]), dy, {});
   }
 }
 

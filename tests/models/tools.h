@@ -29,7 +29,7 @@ inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, 
   for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
   const at::Tensor loss = x.tensor(nn::kLoss);
   nn::Gradients dy{at::full({}, factor, loss.options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, factor);
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   EXPECT_TRUE(dy.empty());
   return loss.item<double>();
 }

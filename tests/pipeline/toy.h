@@ -87,11 +87,7 @@ inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) 
   return batches;
 }
 
-inline std::vector<double> toy_factors(int count) {
-  std::vector<double> factors;
-  for (int m = 0; m < count; ++m) factors.push_back(1.0 / (m + 2));
-  return factors;
-}
+inline at::Tensor toy_factors(int count) { return at::arange(2, count + 2, at::kDouble).reciprocal(); }
 
 struct ToyStages {
   std::vector<std::unique_ptr<pipeline::Stage>> stages;
@@ -133,7 +129,7 @@ inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table
                          const std::vector<nn::Microbatch>& batches, bool variable = false) {
   const ToyStages toy(table.num_stages, table.num_chunks, pp.index());
   pipeline::Executor executor(toy.pointers(), pp);
-  const auto factors = table.forward_only ? std::vector<double>{} : toy_factors(table.num_microbatches);
+  const auto factors = table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches);
   const auto losses = executor.run(table, batches, factors, toy_border(batches, variable)).last;
   EXPECT_EQ(losses.size(), pp.last() ? batches.size() : 0u);
   EXPECT_EQ(executor.live(), 0u);
@@ -158,7 +154,8 @@ inline ToyResult toy_by_formula(const std::vector<nn::Microbatch>& batches) {
     const at::Tensor by_channel = squares * product * product;
     result.losses[static_cast<int64_t>(m)] = by_channel.sum();
     for (int64_t layer = 0; layer < kToyLayers; ++layer) {
-      result.gradients[layer] += 2.0 * factors[m] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
+      result.gradients[layer] +=
+          2.0 * factors[static_cast<int64_t>(m)] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
     }
   }
   return result;

@@ -1,0 +1,154 @@
+#include "upper/dry_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "base/error.h"
+#include "base/free_memory.h"
+#include "config/load.h"
+#include "cuda/device.h"
+#include "files/file_system.h"
+#include "numbers.h"
+#include "program.h"
+#include "train/dry_run.h"
+#include "train/start_check.h"
+#include "upper/launch.h"
+#include "upper/run_tokenizer.h"
+
+namespace metroplex::apps {
+namespace {
+
+constexpr double kGiB = 1073741824;
+
+// What the places of `placing` have: as told, or as found here.
+train::Places places_of(const config::Config& config, const RankPlacing& placing, int64_t world_size) {
+  train::Places places;
+  places.gpu = placing.gpu;
+  places.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
+  if (!placing.launcher.empty()) places.only = placing.rank;
+  if (config.memory.device_memory_gib > 0) {
+    places.bytes = std::llround(config.memory.device_memory_gib * kGiB);
+    places.from = "memory.device_memory_gib";
+  } else if (placing.gpu) {
+    if (const int64_t total = cuda::total_memory(); total > 0) places.bytes = total;
+    places.from = "all of the first one here";
+  } else if (const auto found = base::free_memory()) {
+    places.bytes = found->bytes;
+    places.from = "free, by " + found->from;
+  }
+  return places;
+}
+
+// "80GiB", "0.5TB", or a number of GiB.
+double gib_of(const std::string& text) {
+  static constexpr struct {
+    const char* name;
+    double bytes;
+  } kUnits[] = {{"MiB", 1048576}, {"GiB", kGiB}, {"TiB", 1024 * kGiB}, {"MB", 1e6}, {"GB", 1e9},
+                {"TB", 1e12},     {"", kGiB}};
+  const size_t letters = std::min(text.find_last_of("0123456789.") + 1, text.size());
+  for (const auto& unit : kUnits) {
+    if (text.substr(letters) == unit.name)
+      return real_number("--device-memory", text.substr(0, letters)) * unit.bytes / kGiB;
+  }
+  throw base::Error(
+      "config", "--device-memory '" + text + "' is not a size; write it like 80GiB, or with MiB, TiB, MB, GB or TB");
+}
+
+// The vocabulary of the run. A tokenizer that is not on this machine is no obstacle where the config says the size.
+int64_t vocab_size_of(config::Config& config, std::vector<std::string>& notes) {
+  if (config.model.vocab_size == 0) return tokenizer_facts(config).vocab_size;
+  try {
+    return tokenizer_facts(config).vocab_size;
+  } catch (const base::Error& error) {
+    if (error.room() == "config") throw;
+    notes.push_back(std::string("the tokenizer was not looked at: ") + error.what());
+    return config.model.vocab_size;
+  }
+}
+
+void print(const train::DryRun& run, bool json) {
+  if (json) {
+    std::cout << train::json(run) << "\n";
+    return;
+  }
+  std::cout << config::dump(run.request.config) << "\n" << train::text(run);
+}
+
+}  // namespace
+
+std::vector<OwnFlag> TrainFlags::own_flags() {
+  return {{.name = "--dry-run", .given = &dry_run},
+          {.name = "--json", .given = &json},
+          {.name = "--device-memory", .value = &device_memory}};
+}
+
+void TrainFlags::take_into(config::Config& config) const {
+  MPX_CHECK(dry_run || !json, "config", "--json is for --dry-run; give both, or neither");
+  if (!device_memory.empty()) config.memory.device_memory_gib = gib_of(device_memory);
+}
+
+int run_dry(const RunArguments& parsed, const config::Config& given, const TrainFlags& flags) {
+  config::Config config = given;
+  const int64_t world_size = planned_world_size(config.run);
+  std::vector<std::string> notes = parsed.notes;
+  const int64_t vocab_size = vocab_size_of(config, notes);
+  config = checked_config(config, world_size);
+  const RankPlacing placing = wished_placing(config.run, world_size);
+  if (placing.rank != 0) return kExitOk;
+  files::PosixFileSystem disk;
+  train::DryRun run = train::dry_run(
+      {config, static_cast<int>(world_size), vocab_size, places_of(config, placing, world_size)}, disk);
+  run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+  if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
+    run.notes.push_back(
+        "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
+        "CPU; --run.device=cuda is for GPUs");
+  print(run, flags.json);
+  if (run.fits()) return kExitOk;
+  std::cout.flush();
+  std::cerr << "metroplex: [config] this run cannot fit" << std::endl;
+  return kExitConfig;
+}
+
+StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t vocab_size, base::Log& log)
+    : log_(log) {
+  request_ = {config, static_cast<int>(world_size), vocab_size, {}};
+  if (config.memory.check_fit == config::FitCheck::off) return;
+  const RankPlacing placing = planned_placing(config.run, world_size);
+  request_.places = places_of(config, placing, world_size);
+  const bool ours = placing.launcher == "metroplex";
+  if (ours && placing.rank != 0) return;
+  fit_ = train::fit(request_);
+  together_ = !placing.launcher.empty() && !ours;
+  if (together_ || ours || fit_.fits()) return;
+  MPX_CHECK(config.memory.check_fit == config::FitCheck::warn, "config", refusal());
+  log.warn(refusal());
+}
+
+std::string StartCheck::refusal() const { return train::refusal(request_, fit_, train::ways_out(request_, fit_)); }
+
+bool StartCheck::on_rank(const comm::World& world) {
+  const config::FitCheck check = request_.config.memory.check_fit;
+  if (check == config::FitCheck::off) return true;
+  train::StartVerdict verdict{fit_.need, -1};
+  if (together_) {
+    verdict = train::check_together(
+        fit_, world, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
+    if (verdict.misfit >= 0 && check == config::FitCheck::refuse) {
+      refused_by_ = verdict.misfit;
+      return false;
+    }
+  }
+  if (world.rank() != 0) return true;
+  for (const std::string& line : train::summary(request_, fit_, verdict.need)) log_.info(line);
+  return true;
+}
+
+void StartCheck::throw_refusal() const {
+  MPX_CHECK(refused_by_ < 0, "config", "this run cannot fit: rank ", refused_by_,
+            " says why; memory.check_fit = warn starts it all the same");
+}
+
+}  // namespace metroplex::apps

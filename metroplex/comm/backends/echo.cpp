@@ -1,0 +1,54 @@
+#include "comm/backends/echo.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace metroplex::comm {
+namespace {
+
+class EchoBackend final : public GroupBackend {
+ public:
+  EchoBackend(std::string group, int size, cuda::Recorder* recorder)
+      : group_(std::move(group)), size_(size), recorder_(recorder) {}
+
+  PendingPtr all_reduce(at::Tensor tensor, ReduceOp /*op*/) override {
+    return tell("all_reduce", {tensor}, {tensor});
+  }
+  PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
+    if (!out.is_meta()) out.view({size_, -1}).copy_(in.view({1, -1}));
+    return tell("all_gather", {in}, {out});
+  }
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp /*op*/) override {
+    if (!out.is_meta()) out.view(-1).copy_(in.view({size_, -1})[0]);
+    return tell("reduce_scatter", {in}, {out});
+  }
+  PendingPtr broadcast(at::Tensor tensor, int /*root*/) override { return tell("broadcast", {tensor}, {tensor}); }
+  PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> /*out_splits*/,
+                        std::vector<int64_t> /*in_splits*/) override {
+    return tell("all_to_all", {in}, {out});
+  }
+  PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
+    for (const P2pOp& op : ops) op.is_send ? tell("send", {op.tensor}, {}) : tell("recv", {}, {op.tensor});
+    return nullptr;
+  }
+  void barrier() override { tell("barrier", {}, {}); }
+
+ private:
+  PendingPtr tell(const char* name, std::vector<at::Tensor> reads, std::vector<at::Tensor> writes) {
+    if (recorder_ != nullptr) recorder_->run({name, group_, std::move(reads), std::move(writes), {}, [] {}});
+    return nullptr;
+  }
+
+  std::string group_;
+  int64_t size_;
+  cuda::Recorder* recorder_;
+};
+
+}  // namespace
+
+std::shared_ptr<GroupBackend> make_echo_backend(std::string group, int size, cuda::Recorder* recorder) {
+  return std::make_shared<EchoBackend>(std::move(group), size, recorder);
+}
+
+}  // namespace metroplex::comm

@@ -1,0 +1,64 @@
+#include "data/token_count.h"
+
+#include "base/error.h"
+#include "data/blend.h"
+#include "data/token_source.h"
+
+namespace metroplex::data {
+namespace {
+
+void count(const TokenSource& source, const std::pair<double, double>& bounds, SourceTokens& out) {
+  const auto [begin, end] = split_range(bounds, source.num_sequences());
+  out.documents = end - begin;
+  for (int64_t document = begin; document < end; ++document) out.tokens += source.length(document);
+}
+
+SourceTokens look_at(files::FileSystem& disk, const std::string& prefix, const std::pair<double, double>& bounds) {
+  SourceTokens out;
+  out.prefix = prefix;
+  if (!disk.exists(prefix + ".idx")) {
+    out.problem = "there is no " + prefix + ".idx here";
+    return out;
+  }
+  try {
+    count(IndexedSource(disk, prefix), bounds, out);
+  } catch (const base::Error& error) { out.problem = error.what(); }
+  return out;
+}
+
+SourceTokens mock() {
+  SourceTokens out;
+  out.prefix = "mock";
+  out.share = 1;
+  count(MockSource(/*vocab_size=*/2, /*eod=*/1), *split_bounds(parse_split("1,1,1"))[0], out);
+  return out;
+}
+
+void share_out(const Blend& blend, std::vector<SourceTokens>& sources) {
+  double all = 0;
+  for (const SourceTokens& source : sources) all += static_cast<double>(source.tokens);
+  const std::vector<double> weights = blend.weights ? normalize(*blend.weights) : std::vector<double>{};
+  for (size_t i = 0; i < sources.size(); ++i) {
+    sources[i].share = sources.size() == 1 ? 1
+                       : blend.weights     ? weights[i]
+                       : all > 0           ? static_cast<double>(sources[i].tokens) / all
+                                           : 0;
+  }
+}
+
+}  // namespace
+
+std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk) {
+  if (config.mock_data) return {mock()};
+  const bool own = !config.train_data_path.empty();
+  const auto blend = parse_blend(own ? config.train_data_path : config.data_path);
+  if (!blend) return {};
+  const SplitBounds bounds = split_bounds(parse_split(own ? "1" : config.split));
+  std::vector<SourceTokens> sources;
+  if (!bounds[0]) return sources;
+  for (const std::string& prefix : blend->prefixes) sources.push_back(look_at(disk, prefix, *bounds[0]));
+  share_out(*blend, sources);
+  return sources;
+}
+
+}  // namespace metroplex::data

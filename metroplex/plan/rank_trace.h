@@ -1,0 +1,85 @@
+// What one rank's share of the model takes and does, as plain data: recorded from the real layers, buffers and
+// optimizer, which run once on the meta device (train/trace.h). Nothing here knows a layer. plan/memory.h replays it
+// over the pipeline's table; so can whoever wants times instead of bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/stage_split.h"
+
+namespace metroplex::plan {
+
+// A stretch of work that allocates and frees, and what ends it.
+struct TraceStep {
+  enum class End {
+    nothing,
+    opens,  // a gradient of `param` is about to be added: its bucket must be there
+    used    // it has been
+  };
+  int64_t net = 0;   // bytes allocated less bytes freed
+  int64_t most = 0;  // of that, at any time; 0 where it only falls
+  End end = End::nothing;
+  size_t param = 0;  // index into RankTrace::params
+};
+
+// An operator or a collective, in the order of its start.
+struct TraceOperation {
+  std::string name;
+  std::string group;  // of a collective: the ranks that take part; empty: an operator
+  double flops = 0;
+  int64_t bytes = 0;  // of an operator read and written; of a collective what goes in or comes out, the larger
+};
+
+// One forward or backward of an island of segments, or what happens between two of them.
+struct IslandTrace {
+  int block = -1, segment = 0;  // -1: between two islands
+  bool backward = false;
+  std::vector<TraceStep> steps;
+  std::vector<TraceOperation> operations;
+
+  int64_t net() const;
+  int64_t most() const;  // above the beginning
+};
+
+// What one forward or backward of a chunk does, of one microbatch.
+struct ActionTrace {
+  std::vector<IslandTrace> islands;
+  int64_t added = 0;     // to what is there between actions, border tensors aside; of a backward below 0
+  int64_t gathered = 0;  // in units of ZeRO-3, at most
+};
+
+struct ChunkTrace {
+  StageLayers layers;
+  ActionTrace forward, backward;
+};
+
+struct TraceParam {
+  std::string name;
+  std::vector<int64_t> shape;  // of the local part
+  int uses_per_microbatch = 1;
+  int64_t numel() const;
+};
+
+// Buckets that come and go (ZeRO-2 and 3), of one family of parameters.
+struct PassingFamily {
+  std::vector<int64_t> bytes;                // of each bucket
+  std::vector<std::vector<size_t>> buckets;  // indices into RankTrace::params
+};
+
+struct RankTrace {
+  std::vector<TraceParam> params;  // forward order, a shared one once
+  std::vector<ChunkTrace> chunks;
+  int64_t border = 0;  // bytes of what crosses a stage border, of one microbatch
+  int64_t batch = 0;   // of a microbatch's tensors
+  std::vector<PassingFamily> passing;
+  bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
+  // Kept all the time.
+  int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
+  int64_t host = 0;    // likewise, in host memory with optim.optimizer_cpu_offload
+  IslandTrace update;  // after the last backward: final gradients, norm, update
+};
+
+}  // namespace metroplex::plan

@@ -1,0 +1,189 @@
+#include "plan/trace_replay.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "plan/borders.h"
+#include "plan/filling_buckets.h"
+#include "plan/rendezvous.h"
+
+namespace metroplex::plan {
+namespace {
+
+// The buckets of all families, in bytes.
+class PassingBytes {
+ public:
+  explicit PassingBytes(const RankTrace& trace) : place_(trace.params.size()) {
+    for (const PassingFamily& family : trace.passing) {
+      std::vector<std::vector<size_t>> buckets;
+      std::vector<int64_t> uses;
+      for (const std::vector<size_t>& bucket : family.buckets) {
+        std::vector<size_t>& own = buckets.emplace_back();
+        for (const size_t param : bucket) {
+          place_[param] = Place{families_.size(), uses.size()};
+          own.push_back(uses.size());
+          uses.push_back(trace.params[param].uses_per_microbatch);
+        }
+      }
+      families_.push_back({family.bytes, FillingBuckets(std::move(buckets), std::move(uses), trace.overlaps), 0});
+    }
+  }
+
+  void open(size_t param) {
+    if (!place_[param]) return;
+    Family& family = families_[place_[param]->family];
+    if (const auto bucket = family.filling.open(place_[param]->index)) held_ += family.bytes[*bucket];
+    most_ = std::max(most_, held_);
+  }
+  void use(size_t param) {
+    if (!place_[param]) return;
+    Family& family = families_[place_[param]->family];
+    const auto full = family.filling.use(place_[param]->index);
+    if (!full) return;
+    held_ -= std::exchange(family.leaving, family.filling.leaving() ? family.bytes[*full] : 0);
+    if (!family.filling.leaving()) held_ -= family.bytes[*full];
+  }
+  int64_t held() const { return held_; }
+  int64_t most() const { return most_; }
+
+ private:
+  struct Place {
+    size_t family, index;
+  };
+  struct Family {
+    std::vector<int64_t> bytes;
+    FillingBuckets filling;
+    int64_t leaving;
+  };
+  std::vector<std::optional<Place>> place_;  // by parameter; none where its bucket stays
+  std::vector<Family> families_;
+  int64_t held_ = 0, most_ = 0;
+};
+
+struct P2pCall {
+  bool done = false;
+  void wait() { done = true; }
+};
+
+class Replay {
+ public:
+  Replay(const RankTrace& trace, const PipelineTable& table, int pp_rank)
+      : trace_(trace), table_(table), rank_(pp_rank), buckets_(trace) {}
+
+  ReplayPeaks run() {
+    const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
+    for (size_t i = 0; i < actions.size();) {
+      const Action& action = actions[i];
+      const size_t end = is_p2p(action.kind) ? call_end(actions, i) : i + 1;
+      at_ = i;
+      before_ = now();
+      if (is_p2p(action.kind)) {
+        exchange(&actions[i], &actions[i] + (end - i));
+      } else if (action.kind == ActionKind::forward) {
+        forward(action);
+      } else if (action.kind == ActionKind::backward) {
+        backward(action);
+      } else {
+        MPX_ASSERT(action.kind == ActionKind::free, "action ", action_name(action.kind), " has no replay");
+        borders_.release({action.microbatch, action.chunk});
+      }
+      sample();
+      i = end;
+    }
+    borders_.finish();
+    island(trace_.update, now() - buckets_.held());
+    peaks_.gradient_buckets = buckets_.most();
+    return peaks_;
+  }
+
+ private:
+  int64_t borders() const {
+    int64_t sum = 0;
+    borders_.for_each([&](int64_t bytes) { sum += bytes; });
+    return sum;
+  }
+  int64_t now() const { return kept_ + borders() + buckets_.held(); }
+  bool first(const Action& a) const { return table_.is_first_stage(rank_, a.chunk); }
+  bool last(const Action& a) const { return table_.is_last_stage(rank_, a.chunk); }
+  const ChunkTrace& chunk(const Action& a) const { return trace_.chunks.at(static_cast<size_t>(a.chunk)); }
+
+  // Begins with `held` bytes; returns what it ends with.
+  int64_t island(const IslandTrace& what, int64_t held) {
+    int64_t most = held;
+    for (const TraceStep& step : what.steps) {
+      most = std::max(most, held + step.most);
+      held += step.net;
+      const int64_t buckets = buckets_.held();
+      if (step.end == TraceStep::End::opens) buckets_.open(step.param);
+      most = std::max(most, held + buckets_.held() - buckets);
+      if (step.end == TraceStep::End::used) buckets_.use(step.param);
+      held += buckets_.held() - buckets;
+    }
+    if (what.block >= 0) peaks_.moments.push_back({at_, what.block, what.backward, most - before_});
+    peaks_.most = std::max(peaks_.most, most);
+    return held;
+  }
+  // `taken` has crossed a border and is the action's own now.
+  void run(const ActionTrace& what, int64_t taken) {
+    peaks_.gathered = std::max(peaks_.gathered, what.gathered);
+    int64_t held = now() + taken;
+    for (const IslandTrace& each : what.islands) held = island(each, held);
+    kept_ += what.added;
+  }
+
+  void forward(const Action& a) {
+    const BorderKey key{a.microbatch, a.chunk};
+    run(chunk(a).forward, first(a) ? 0 : borders_.take_input(key));
+    if (last(a)) return;
+    if (table_.num_stages == 1) {
+      borders_.hand_input({a.microbatch, a.chunk + 1}, trace_.border);
+    } else {
+      borders_.make_output(key, trace_.border);
+    }
+  }
+  void backward(const Action& a) {
+    const BorderKey key{a.microbatch, a.chunk};
+    run(chunk(a).backward, last(a) ? 0 : borders_.take_gradient(key));
+    if (first(a)) return;
+    if (table_.num_stages == 1) {
+      borders_.hand_gradient({a.microbatch, a.chunk - 1}, trace_.border);
+    } else {
+      borders_.make_input_gradient(key, trace_.border);
+    }
+  }
+  void exchange(const Action* begin, const Action* end) {
+    const auto flight = std::make_shared<P2pCall>();
+    for (const Action* a = begin; a != end; ++a) borders_.slot(*a) = trace_.border;
+    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
+  }
+
+  void sample() {
+    peaks_.most = std::max(peaks_.most, now());
+    const int64_t crossing = borders();
+    if (kept_ + crossing <= peaks_.activations + peaks_.borders) return;
+    peaks_.activations = kept_;
+    peaks_.borders = crossing;
+  }
+
+  const RankTrace& trace_;
+  const PipelineTable& table_;
+  int rank_;
+  PassingBytes buckets_;
+  Borders<int64_t, P2pCall> borders_;
+  ReplayPeaks peaks_;
+  int64_t kept_ = 0;
+  // Of the action at work.
+  size_t at_ = 0;
+  int64_t before_ = 0;
+};
+
+}  // namespace
+
+ReplayPeaks replay_trace(const RankTrace& trace, const PipelineTable& table, int pp_rank) {
+  return Replay(trace, table, pp_rank).run();
+}
+
+}  // namespace metroplex::plan

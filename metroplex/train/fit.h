@@ -1,0 +1,61 @@
+// Whether a configuration fits: what its ranks are predicted to hold at most, beside the memory of the places where
+// they compute. A place is a GPU, or a machine whose memory its ranks share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "train/predict.h"
+
+namespace metroplex::train {
+
+struct Places {
+  bool gpu = false;
+  int64_t ranks_each = 1;        // consecutive ranks that share a place; the last place may have fewer
+  std::optional<int64_t> bytes;  // that each place has; none: not known
+  std::string from;              // who says so, for messages: "/proc/meminfo"
+  std::optional<int64_t> only;   // look at the place of this rank alone; none: at all places
+};
+
+struct FitRequest {
+  config::Config config;  // resolved and checked for world_size ranks
+  int world_size = 1;
+  int64_t vocab_size = 0;  // unpadded
+  Places places;
+};
+
+// One of the ranks that were asked for.
+struct RankFigures {
+  int rank = 0, pp = 0;
+  bool last = false;  // of the ranks that share optimizer state; else the first of them
+  RankPrediction prediction;
+  int64_t peak = 0;  // bytes on its place: on a GPU without what lies in host memory
+};
+
+// Ranks of one pipeline rank differ by what their sharding leaves them, least and most at its two ends: these are
+// asked for, and a rank in between counts as the smaller of them.
+struct Fit {
+  std::vector<RankFigures> ranks;      // pp ascending, of each the first and, where state is shared, the last
+  size_t worst = 0;                    // into ranks: the largest peak
+  int64_t need = 0;                    // bytes of the fullest place
+  int64_t place = 0, place_ranks = 1;  // which place that is, and how many ranks it has
+  std::optional<int64_t> have;
+
+  const RankFigures& worst_rank() const { return ranks[worst]; }
+  // False only where it cannot: what is not known fits.
+  bool fits() const { return !have || need <= *have; }
+};
+
+// Asks `predict` once or twice a pipeline rank, whatever the number of ranks.
+Fit fit(const FitRequest& request, const Predictor& predict = predict_rank);
+
+// Microbatches of a data-parallel rank in the largest step of the run.
+int64_t most_microbatches(const config::Config& config, int world_size);
+
+// The figures of one rank.
+RankFigures figures_of(const FitRequest& request, int rank, const Predictor& predict);
+
+}  // namespace metroplex::train

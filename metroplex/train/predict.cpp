@@ -1,0 +1,85 @@
+#include "train/predict.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/validate.h"
+#include "plan/schedules/registry.h"
+#include "sim/flops.h"
+#include "topology/rank_grid.h"
+
+namespace metroplex::train {
+namespace {
+
+int64_t microbatches_of(const RankRequest& request) {
+  const config::Train& train = request.config.train;
+  if (request.num_microbatches > 0) return request.num_microbatches;
+  const int64_t dp = config::data_parallel_size(request.config.parallel, request.world_size);
+  const int64_t count = train.global_batch_size / (train.micro_batch_size * dp);
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", train.global_batch_size,
+            " gives no microbatch for every data-parallel rank; raise it");
+  return count;
+}
+
+double flops_of(const plan::IslandTrace& island) {
+  double sum = 0;
+  for (const plan::TraceOperation& operation : island.operations) sum += operation.flops;
+  return sum;
+}
+
+double flops_of(const plan::ActionTrace& action) {
+  double sum = 0;
+  for (const plan::IslandTrace& island : action.islands) sum += flops_of(island);
+  return sum;
+}
+
+// By the formula (sim/flops.h), of one sample on all ranks that hold a part of it.
+double formula_flops(const RankRequest& request, int64_t layers, int64_t vocab) {
+  sim::ModelShape shape = sim::model_shape(request.config, vocab);
+  shape.num_layers = layers;
+  return sim::step_flops(shape, {.batch_size = 1});
+}
+
+// Of this rank's layers, and of the head where it has the loss.
+double model_flops(const RankRequest& request, const plan::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const int64_t padded =
+      config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
+  double sum = 0;
+  for (const plan::ChunkTrace& chunk : trace.chunks) {
+    sum += formula_flops(request, chunk.layers.num_layers, 0);
+    if (chunk.layers.has_loss) sum += formula_flops(request, 0, padded);
+  }
+  return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
+}
+
+plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const plan::PipelineTable table =
+      plan::build_schedule(config.parallel.pipeline_schedule,
+                           plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()),
+                                                  static_cast<int>(microbatches_of(request))));
+  return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp));
+}
+
+}  // namespace
+
+plan::MemoryPrediction predict_memory(const RankRequest& request) { return memory_of(request, trace_rank(request)); }
+
+RankPrediction predict_rank(const RankRequest& request) {
+  const plan::RankTrace trace = trace_rank(request);
+  RankPrediction out;
+  out.memory = memory_of(request, trace);
+  for (const plan::TraceParam& param : trace.params) out.num_params += param.numel();
+  const auto count = static_cast<double>(microbatches_of(request));
+  for (const plan::ChunkTrace& chunk : trace.chunks) {
+    out.forward_flops += count * flops_of(chunk.forward);
+    out.flops += count * (flops_of(chunk.forward) + flops_of(chunk.backward));
+  }
+  out.flops += flops_of(trace.update);
+  out.model_flops = count * static_cast<double>(request.config.train.micro_batch_size) * model_flops(request, trace);
+  return out;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,249 @@
+#include "train/trace.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "cuda/meta_meter.h"
+#include "optim/clip.h"
+
+namespace metroplex::train {
+namespace {
+
+using plan::TraceStep;
+
+constexpr const char* kListener = "trace";
+constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
+
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
+  return bytes;
+}
+
+// Writes what the meta device is asked for as the trace of one island after the other.
+class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
+ public:
+  explicit Tape(int64_t block) : block_(block) {}
+
+  void allocated(int64_t bytes) override {
+    net_ += rounded(bytes);
+    most_ = std::max(most_, net_);
+  }
+  void freed(int64_t bytes) override { net_ -= rounded(bytes); }
+
+  void run(cuda::Operation operation) override {
+    operation.run();
+    issued(operation);
+  }
+  void issued(const cuda::Operation& operation) override {
+    if (!on_) return;
+    const int64_t bytes = operation.group.empty() ? cuda::bytes_of(operation)
+                                                  : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
+    island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
+  }
+  // From now on operators count.
+  void start() { on_ = true; }
+
+  // A gradient's moment ends a stretch.
+  void end_step(TraceStep::End end, size_t param) {
+    if (net_ != 0 || most_ != 0 || end != TraceStep::End::nothing) island_.steps.push_back({net_, most_, end, param});
+    net_ = most_ = 0;
+  }
+  // What comes now belongs to `next`.
+  void begin_island(plan::IslandTrace next) {
+    end_step(TraceStep::End::nothing, 0);
+    if (!island_.steps.empty() || !island_.operations.empty()) islands_.push_back(std::move(island_));
+    island_ = std::move(next);
+  }
+  std::vector<plan::IslandTrace> take() {
+    begin_island({});
+    return std::exchange(islands_, {});
+  }
+
+ private:
+  int64_t rounded(int64_t bytes) const { return (bytes + block_ - 1) / block_ * block_; }
+
+  int64_t block_;
+  bool on_ = false;
+  int64_t net_ = 0, most_ = 0;
+  plan::IslandTrace island_;
+  std::vector<plan::IslandTrace> islands_;
+};
+
+int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
+  int64_t sum = 0;
+  for (const plan::IslandTrace& island : islands) sum += island.net();
+  return sum;
+}
+
+// This rank's part of one microbatch in each of its chunks, forward and backward in turn, with whom it would
+// exchange.
+plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
+  using plan::ActionKind;
+  plan::PipelineTable table;
+  table.num_stages = a.groups().pp.size();
+  table.num_chunks = static_cast<int>(a.stages.size());
+  table.num_microbatches = num_microbatches;
+  table.ranks.resize(static_cast<size_t>(table.num_stages));
+  const int rank = a.groups().pp.index();
+  std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
+  const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
+    if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
+  };
+  for (int m = 0; m < num_microbatches; ++m) {
+    const bool alone = table.num_stages == 1;
+    for (int c = 0; c < table.num_chunks; ++c) {
+      const bool before = !alone && !table.is_first_stage(rank, c), behind = !alone && !table.is_last_stage(rank, c);
+      add(before, ActionKind::recv_forward, m, c, table.previous_rank(rank));
+      add(true, ActionKind::forward, m, c, -1);
+      add(behind, ActionKind::send_forward, m, c, table.next_rank(rank));
+      add(behind, ActionKind::free, m, c, -1);
+    }
+    for (int c = table.num_chunks; c-- > 0;) {
+      const bool before = !alone && !table.is_first_stage(rank, c), behind = !alone && !table.is_last_stage(rank, c);
+      add(behind, ActionKind::recv_backward, m, c, table.next_rank(rank));
+      add(true, ActionKind::backward, m, c, -1);
+      add(before, ActionKind::send_backward, m, c, table.previous_rank(rank));
+    }
+  }
+  return table;
+}
+
+class Tracer final : public nn::Moments {
+ public:
+  Tracer(Assembly& a, Tape& tape) : a_(a), tape_(tape) {
+    for (const distributed::ParamFamily& family : a.families.all()) family.gradients->stand_aside();
+    for (size_t i = 0; i < a.params.size(); ++i) {
+      a.params[i]->before_use.add(kListener, [this, i] { tape_.end_step(TraceStep::End::opens, i); });
+      a.params[i]->on_use.add(kListener, [this, i] { tape_.end_step(TraceStep::End::used, i); });
+    }
+    for (const auto& stage : a.stages) stage->listen(kListener, *this);
+    a.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
+    chunks.resize(a.stages.size());
+  }
+  ~Tracer() override {
+    a_.executor->observers().remove(kListener);
+    for (const auto& stage : a_.stages) stage->unlisten(kListener);
+    for (nn::Param* param : a_.params) {
+      param->before_use.remove(kListener);
+      param->on_use.remove(kListener);
+    }
+  }
+
+  void before(const nn::Turn& turn) override {
+    tape_.begin_island({turn.block, turn.segment, turn.pass == nn::Pass::backward, {}, {}});
+    see_gathered();
+  }
+  void after(const nn::Turn& /*turn*/) override {
+    see_gathered();
+    tape_.begin_island({});
+  }
+
+  std::vector<plan::ChunkTrace> chunks;  // of the last microbatch that was run
+
+ private:
+  void see_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
+  void after_action(const plan::Action& action) {
+    const int64_t border = a_.executor->border_bytes(), crossed = border - std::exchange(border_, border);
+    plan::ActionTrace trace;
+    trace.islands = tape_.take();
+    trace.added = net_of(trace.islands) - crossed;
+    trace.gathered = std::exchange(gathered_, 0);
+    plan::ChunkTrace& chunk = chunks.at(static_cast<size_t>(action.chunk));
+    if (action.kind == plan::ActionKind::forward) chunk.forward = std::move(trace);
+    if (action.kind == plan::ActionKind::backward) chunk.backward = std::move(trace);
+  }
+
+  Assembly& a_;
+  Tape& tape_;
+  int64_t border_ = 0, gathered_ = 0;
+};
+
+nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
+  const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(device);
+  const int64_t b = config.train.micro_batch_size, s = config.train.seq_length;
+  const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
+  nn::Microbatch batch;
+  batch.tokens = at::empty({b, s}, integers);
+  batch.labels = at::empty({b, s}, integers);
+  batch.position_ids = at::empty({b, s}, integers);
+  batch.sample_counters = at::empty({b}, integers);
+  batch.loss_mask = at::empty({b, s}, integers.dtype(wide ? at::kDouble : at::kFloat));
+  if (config.data.reset_attention_mask) batch.document_ids = at::empty({b, s}, integers);
+  return batch;
+}
+
+int64_t bytes_of(const nn::Microbatch& batch) {
+  int64_t bytes = 0;
+  for (const at::Tensor* x : {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_counters,
+                              &batch.loss_mask, &batch.document_ids})
+    bytes += x->defined() ? static_cast<int64_t>(x->nbytes()) : 0;
+  return bytes;
+}
+
+std::vector<plan::PassingFamily> passing_families(const Assembly& a) {
+  std::vector<plan::PassingFamily> all;
+  for (const distributed::ParamFamily& family : a.families.all()) {
+    const distributed::GradBufferOptions& options = family.gradients->options();
+    if (!options.transient_buckets) continue;
+    plan::PassingFamily& passing = all.emplace_back();
+    for (const distributed::FlatBucket& bucket : family.gradients->layout().buckets()) {
+      passing.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
+      std::vector<size_t>& params = passing.buckets.emplace_back();
+      for (const size_t i : bucket.params) {
+        const auto at = std::find(a.params.begin(), a.params.end(), family.gradients->layout().params()[i]);
+        params.push_back(static_cast<size_t>(at - a.params.begin()));
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+plan::RankTrace trace_rank(const RankRequest& request) {
+  const config::Config& config = request.config;
+  Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &tape);
+  const auto a = assemble(config, world, request.vocab_size, false, request.build);
+
+  plan::RankTrace out;
+  out.parameters = a->families.values_bytes();
+  out.gradients = a->families.gradients_bytes();
+  const optim::Optimizer::Bytes state = a->optimizer->bytes();
+  out.main_parameters = state.main_params;
+  out.moments = state.moments;
+  out.host = state.host;
+  out.passing = passing_families(*a);
+  out.overlaps = config.parallel.overlap_grad_reduce;
+  for (const nn::Param* param : a->params)
+    out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
+
+  // The second microbatch counts: what is made once is there.
+  const std::vector<nn::Microbatch> batches(2, blank_batch(config, world.device()));
+  out.batch = bytes_of(batches[0]);
+  const pipeline::BorderShape border = a->border(batches[0]);
+  out.border = border.bytes();
+  tape.start();
+  const cuda::MetaMemory meter(tape);
+  Tracer tracer(*a, tape);
+  a->executor->run(own_actions(*a, 2), batches,
+                   at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
+  out.chunks = std::move(tracer.chunks);
+  tape.take();
+  a->optimizer->step(a->step);
+  a->families.updated();
+  for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
+  size_t chunk = 0;
+  for (const plan::StageLayers& layers : plan::split_stages(config.parallel, config.model.num_layers)) {
+    if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;
+  }
+  return out;
+}
+
+}  // namespace metroplex::train

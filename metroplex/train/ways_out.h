@@ -1,0 +1,33 @@
+// Ways out for a run that does not fit: other settings of the same run that hold less, each predicted as the run
+// itself is, none of which changes what is learned. They are sorted by what they cost in time, and what they save is
+// computed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/fit.h"
+
+namespace metroplex::train {
+
+struct WayOut {
+  std::vector<std::string> settings;  // "memory.recompute_granularity=full", as --section.key=value takes them
+  std::string what;                   // in words: "recompute everything"
+  int64_t need = 0;                   // bytes of the fullest place then
+  int64_t saves = 0;                  // of the fullest place as it is
+  bool fits = false;
+  double cost = 0;  // share of a step that it adds, about (way_cost.h)
+};
+
+struct WaysOut {
+  std::vector<WayOut> single;      // at most three: those that fit, else those that save most for their cost
+  std::optional<WayOut> together;  // where none fits alone: the cheapest several that do, or all that help
+};
+
+// `now` is fit(request): what it holds is what the ways are compared with. A way that the rules of the config refuse,
+// or that saves nothing, is none.
+WaysOut ways_out(const FitRequest& request, const Fit& now, const Predictor& predict = predict_rank);
+
+}  // namespace metroplex::train

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# What a run would be is said without one, and one that cannot fit is refused before it takes memory.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+
+# measured CODE ARGUMENTS...: as run, with the peak of the process's own memory, in KiB, in $work/rss.
+measured() {
+  local expected=$1
+  shift
+  python3 - "$expected" "$work" "$metroplex" "$@" <<'PYTHON' || fail "metroplex $*"
+import os, resource, subprocess, sys
+expected, work, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+with open(work + "/out", "w") as out, open(work + "/err", "w") as err:
+    code = subprocess.run(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, timeout=90).returncode
+open(work + "/rss", "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code != expected)
+PYTHON
+  held
+}
+json() { python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$work/out" "$1"; }
+# says EXPRESSION VALUE: of the JSON d in $work/out.
+says() {
+  local got
+  got=$(json "$1")
+  [ "$got" = "$2" ] || fail "$1 is $got, not $2"
+  held
+}
+
+gpt3=("${mock[@]}" --model.family=gpt --model.num_layers=96 --model.hidden_size=12288 --model.num_attention_heads=96
+  --model.vocab_size=50257 --train.seq_length=2048 --train.micro_batch_size=1 --train.global_batch_size=1536
+  --train.train_iters=100000 --precision.params_dtype=bf16)
+
+echo "A dry run"
+ls > before
+run 0 train "${tiny[@]}" --nproc 4 --parallel.tensor_model_parallel_size=2 --checkpoint.save=ck --checkpoint.save_interval=5 --train.tensorboard_dir=tb --dry-run
+for word in "^  num_layers: 2$" "4 ranks: tensor 2, pipeline 1, data 2" "^  parameters +[0-9.]+ thousand in all" "^  operations " \
+  "bubble 0.0 %" "128 in all|512 in all" "corpus: .* tokens in 39 documents" "epochs$" "main parameters|gradients" "it fits"; do prints "$word"; done
+rm -f out err
+[ "$(ls | grep -v -x before)" = "$(grep -v -x before before)" ] || fail "a dry run wrote something: $(ls)"
+holds "says what the run would be and writes nothing"
+run 0 train "${tiny[@]}" --nproc 4 --dry-run --json
+says 'd["fits"], d["ranks"], d["layout"]["dp"]' "(True, 4, 4)"
+says 'd["tokens"]["all"]' $((8 * 4 * 16))
+says 'd["data"][0]["documents"] > 0 and d["data"][0]["epochs"] > 0' True
+says 'd["config"]["model"]["hidden_size"]' 32
+says 'all(isinstance(v, int) for r in d["memory"]["ranks"] for v in r["bytes"].values())' True
+run 2 train "${tiny[@]}" --dry-run --model.num_attention_heads=3
+warns 'num_attention_heads'
+run 0 train "${tiny[@]}" --data.data_path=nowhere --dry-run
+prints 'there is no nowhere.idx'
+run 3 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --dry-run
+run 0 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --model.vocab_size=300 --dry-run
+prints 'tokenizer was not looked at'
+
+echo "A GPU, whether one is here or not"
+run 0 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
+  --run.device=cuda --device-memory 80GiB --dry-run --json
+says 'd["memory"]["place"], d["memory"]["have"], d["memory"]["ranks_of_place"]' "('gpu', $((80 * 1024 ** 3)), 1)"
+says 'len(d["memory"]["ranks"]), d["fits"]' "(16, True)"
+says '174e9 < d["parameters"]["all"] < 176e9' True
+run 2 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
+  --backend nccl --memory.device_memory_gib=20 --dry-run --json
+says 'd["fits"], len(d["ways_out"]["single"])' "(False, 3)"
+says 'all(w["need"] == d["memory"]["need"] - w["saves"] for w in d["ways_out"]["single"])' True
+run 0 train "${gpt3[@]}" --nproc 64 --run.device=cuda --device-memory 100TB --dry-run
+holds "a GPU is told of, not looked for"
+
+echo "A run that cannot fit"
+run 0 train --help
+measured 0 train --help
+base=$(cat rss)
+for backend in threads gloo; do
+  measured 2 train "${gpt3[@]}" --nproc 2 --backend $backend --checkpoint.save=ck --checkpoint.save_interval=5
+  warns '^metroplex: \[config\] this run cannot fit: the 2 ranks of a machine are predicted to hold [0-9.]+ TiB'
+  warns ' main parameters  moments  activations '
+  warns 'saves [0-9.]+ .iB'
+  [ "$(grep -c '^metroplex: ' err)" = 1 ] || fail "more than one error"
+  # One matrix of the model takes 300 MiB, a tenth of a layer's state.
+  [ $(($(cat rss) - base)) -lt 300000 ] || fail "took $(cat rss) KiB, $base without a run"
+  [ ! -e ck ] || fail "a folder was made"
+  holds "$backend: refused with the table and the ways out, in $(cat rss) KiB ($base KiB for --help)"
+done
+# A machine just large enough for one rank, of two.
+run 0 train "${tiny[@]}" --dry-run --json
+need=$(json 'd["memory"]["need"] * 1.5 / 2**30')
+run 2 train "${tiny[@]}" --nproc 2 --memory.device_memory_gib="$need"
+run 0 train "${tiny[@]}" --nproc 1 --memory.device_memory_gib="$need"
+prints '^ memory: rank 0 \(pp 0\) is predicted to hold .*; the machine has '
+run 0 train "${tiny[@]}" --nproc 2 --memory.device_memory_gib="$need" --memory.check_fit=warn --train.exit_interval=1
+warns '^warning: this run cannot fit'
+run 0 train "${tiny[@]}" --nproc 2 --memory.device_memory_gib="$need" --memory.check_fit=off --train.exit_interval=1
+grep -q 'predicted to hold' out err && fail "off is said to look"
+holds "memory.check_fit = warn and off go on"
+# What is offered is enough when it is typed.
+run 0 train "${tiny[@]}" --train.micro_batch_size=4 --train.exit_interval=1 --dry-run --json
+need=$(json 'd["memory"]["need"] * 0.9 / 2**30')
+run 2 train "${tiny[@]}" --train.micro_batch_size=4 --memory.device_memory_gib="$need" --dry-run --json
+way=$(json '" ".join("--" + s for w in d["ways_out"]["single"] if w["fits"] for s in w["settings"][:9] if w is d["ways_out"]["single"][0])')
+run 0 train "${tiny[@]}" --train.micro_batch_size=4 --memory.device_memory_gib="$need" $way --train.exit_interval=1
+holds "$way is enough"
+
+echo "Ranks that a launcher started"
+export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
+RANK=1 LOCAL_RANK=1 run 0 train "${tiny[@]}" --dry-run
+[ ! -s out ] || fail "rank 1 prints"
+RANK=0 LOCAL_RANK=0 run 0 train "${tiny[@]}" --dry-run
+prints '2 ranks: '
+for rank in 0 1; do
+  RANK=$rank LOCAL_RANK=$rank timeout -k 5 90 "$metroplex" train "${tiny[@]}" --memory.device_memory_gib=0.0001 > out.$rank 2> err.$rank < /dev/null &
+  pids[rank]=$!
+done
+for rank in 0 1; do
+  code=0
+  wait "${pids[$rank]}" || code=$?
+  [ $code = 2 ] || fail "rank $rank ended with $code: $(cat "err.$rank")"
+  grep -q 'this run cannot fit: rank 0 says why' "err.$rank" || fail "rank $rank does not refuse: $(cat "err.$rank")"
+done
+grep -q 'moments' err.0 || fail "rank 0 does not say why"
+! grep -q 'moments' err.1 || fail "rank 1 says why as well"
+unset WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+holds "all refuse, rank 0 says why"

@@ -1,0 +1,71 @@
+// Tokens of the training split, counted from index files alone.
+#include "data/token_count.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "data/build.h"
+#include "data/scratch.h"
+
+namespace metroplex::data {
+namespace {
+
+class TokenCount : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_corpus(scratch / "a", std::vector<int64_t>(50, 20));
+    write_corpus(scratch / "b", std::vector<int64_t>(30, 40));
+  }
+  std::vector<SourceTokens> found() { return training_tokens(config, disk); }
+
+  Scratch scratch;
+  files::PosixFileSystem disk;
+  config::Data config;
+};
+
+TEST_F(TokenCount, IsThatOfTheSplitAndWritesNothing) {
+  config.data_path = {scratch / "a"};
+  config.split = "8,1,1";
+  ASSERT_EQ(found().size(), 1u);
+  EXPECT_EQ(found()[0].documents, 40);
+  EXPECT_EQ(found()[0].tokens, 800);
+  EXPECT_EQ(found()[0].share, 1);
+  EXPECT_FALSE(std::filesystem::exists(scratch / "cache"));
+  config.data_path = {};
+  config.train_data_path = {scratch / "a"};
+  EXPECT_EQ(found()[0].tokens, 1000) << "a path of the training split's own is all of it";
+}
+
+TEST_F(TokenCount, SharesAreWeightsOrFollowTheTokens) {
+  config.split = "1";
+  config.data_path = {"3", scratch / "a", "1", scratch / "b"};
+  EXPECT_EQ(found()[0].share, 0.75);
+  EXPECT_EQ(found()[1].share, 0.25);
+  EXPECT_EQ(found()[1].tokens, 1200);
+  config.data_path = {scratch / "a", scratch / "b"};
+  EXPECT_EQ(found()[0].share, 1000.0 / 2200);
+}
+
+TEST_F(TokenCount, WhatIsMissingOrDamagedIsTold) {
+  config.split = "1";
+  config.data_path = {"1", scratch / "a", "1", scratch / "nowhere"};
+  EXPECT_EQ(found()[0].problem, "");
+  EXPECT_NE(found()[1].problem.find("nowhere.idx"), std::string::npos);
+  scratch.write("a.idx", "damaged");
+  EXPECT_NE(found()[0].problem.find("a.idx"), std::string::npos);
+  config.data_path = {"1", scratch / "a", "x", scratch / "b"};
+  EXPECT_THROW(found(), base::Error) << "the key itself is wrong";
+}
+
+TEST_F(TokenCount, MockDataHasTheTokensOfItsDataset) {
+  config.mock_data = true;
+  const auto splits = build_datasets(config, {.sequence_length = 16, .sizes = {-1, 0, 0}, .eod = 7, .vocab_size = 8});
+  const SourceTokens mock = found().at(0);
+  EXPECT_EQ(mock.documents, 33333);
+  EXPECT_EQ(splits.train->size(), (mock.tokens - 1) / 16) << "one epoch, cut into samples of 16 and a label";
+}
+
+}  // namespace
+}  // namespace metroplex::data

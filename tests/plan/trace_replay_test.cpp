@@ -1,0 +1,116 @@
+// Small traces, replayed over real tables: what is held, by hand.
+#include "plan/trace_replay.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/memory.h"
+#include "plan/schedules/registry.h"
+
+namespace metroplex::test {
+namespace {
+
+using plan::TraceStep;
+
+// One block: forward takes 50 for a while, keeps 30 and hands on 10; it received 10 where there is a stage before it.
+// Backward gets 10, takes 20 more at most and gives everything back.
+plan::ChunkTrace chunk() {
+  plan::ChunkTrace chunk;
+  plan::IslandTrace forward;
+  forward.block = 0;
+  forward.steps = {{40, 50, TraceStep::End::nothing, 0}};
+  chunk.forward.islands = {forward};
+  chunk.forward.added = 30;
+  plan::IslandTrace backward;
+  backward.block = 0;
+  backward.backward = true;
+  backward.steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  chunk.backward.islands = {backward};
+  chunk.backward.added = -30;
+  return chunk;
+}
+
+plan::RankTrace trace_of(int chunks) {
+  plan::RankTrace trace;
+  trace.params = {{"weight", {4, 2}, 1}};
+  trace.chunks.assign(static_cast<size_t>(chunks), chunk());
+  trace.border = 10;
+  trace.batch = 1000;
+  trace.parameters = 7;
+  return trace;
+}
+
+plan::PipelineTable one_f_one_b(int stages, int microbatches) {
+  plan::ScheduleRequest request;
+  request.num_stages = stages;
+  request.num_microbatches = microbatches;
+  return plan::build_schedule(stages > 1 ? config::Schedule::one_f_one_b : config::Schedule::none, request);
+}
+
+TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
+  plan::RankTrace trace = trace_of(1);
+  trace.chunks[0].forward.islands[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // nothing is handed on
+  trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  const plan::ReplayPeaks peaks = plan::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(peaks.activations, 30);
+  EXPECT_EQ(peaks.borders, 0);
+  EXPECT_EQ(peaks.most, 50);  // 30 + 20 in backward, 50 in forward
+  EXPECT_EQ(peaks.moments.size(), 6u);
+  EXPECT_EQ(peaks.moments[0].most, 50);
+  EXPECT_EQ(peaks.moments[1].most, 20);
+  const plan::MemoryPrediction whole = plan::predict_memory(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(whole.batches, 3000);
+  EXPECT_EQ(whole.peak, 7 + 3000 + 50);
+  EXPECT_EQ(whole.use.workspace, 3020);
+}
+
+// The first of two stages has two microbatches under way and, beside them, outputs that may not have been sent.
+TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
+  const plan::ReplayPeaks peaks = plan::replay_trace(trace_of(1), one_f_one_b(2, 4), 0);
+  EXPECT_EQ(peaks.activations, 60);
+  EXPECT_GE(peaks.borders, 10);
+  EXPECT_LE(peaks.borders, 40);
+}
+
+// A bucket of 100 bytes comes with the gradient and is there until the next one leaves; without overlap it goes at
+// once.
+TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
+  plan::RankTrace trace = trace_of(1);
+  trace.passing = {{{100}, {{0}}}};
+  trace.chunks[0].forward.islands[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  const plan::ReplayPeaks alone = plan::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(alone.gradient_buckets, 100);
+  EXPECT_EQ(alone.most, 30 + 20 + 100);
+  trace.overlaps = true;
+  const plan::ReplayPeaks overlapped = plan::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(overlapped.gradient_buckets, 200) << "one that fills, one that is reduced";
+  EXPECT_EQ(overlapped.most, 30 + 20 + 200);
+}
+
+// Two gradients a bucket, the second one of another parameter: it leaves with the last.
+TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
+  plan::RankTrace trace = trace_of(1);
+  trace.params.push_back({"bias", {2}, 1});
+  trace.passing = {{{100}, {{0, 1}}}};
+  std::vector<TraceStep>& steps = trace.chunks[0].backward.islands[0].steps;
+  steps = {{0, 0, TraceStep::End::opens, 0},
+           {0, 0, TraceStep::End::used, 0},
+           {7, 7, TraceStep::End::opens, 1},
+           {-37, 0, TraceStep::End::used, 1}};
+  trace.chunks[0].forward.islands[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  const plan::ReplayPeaks peaks = plan::replay_trace(trace, one_f_one_b(1, 1), 0);
+  EXPECT_EQ(peaks.most, 30 + 7 + 100);
+  EXPECT_EQ(peaks.gradient_buckets, 100);
+}
+
+TEST(TraceReplay, TheUpdateComesAfterEverythingElse) {
+  plan::RankTrace trace = trace_of(1);
+  trace.chunks[0].forward.islands[0].steps[0] = {32, 50, TraceStep::End::nothing, 0};
+  trace.chunks[0].forward.added = 32;  // of them 2 stay, as a loss does
+  trace.chunks[0].backward.islands[0].steps = {{-30, 0, TraceStep::End::used, 0}};
+  trace.update.steps = {{0, 500, TraceStep::End::nothing, 0}};
+  EXPECT_EQ(plan::replay_trace(trace, one_f_one_b(1, 3), 0).most, 3 * 2 + 500);
+}
+
+}  // namespace
+}  // namespace metroplex::test

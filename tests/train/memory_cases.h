@@ -1,0 +1,180 @@
+// Configurations of small models under which memory is measured and predicted.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/memory_yaml.h"
+#include "train/support.h"
+
+namespace metroplex::test {
+
+struct MemoryCase {
+  std::string name;
+  bool llama = false;
+  TestLayout cut;
+  std::string yaml = "";  // over the small model
+  int64_t vocab = 50;
+};
+
+// Small sequences, every option that changes what is kept.
+inline config::Config kept_config(const MemoryCase& c) {
+  const std::string family =
+      c.llama ? "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 4, num_query_groups: 2,"
+                " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8"
+              : "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50,"
+                " make_vocab_size_divisible_by: 8";
+  config::Config config =
+      config::parse(family + (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
+                    "\ntrain: {seq_length: 8, micro_batch_size: 2, global_batch_size: 16, train_iters: 20}\n"
+                    "data: {mock_data: true}\n");
+  if (c.name == "codegeex") config.model.family = c.name;
+  return cut(config, c.cut);
+}
+
+inline std::vector<MemoryCase> kept_cases() {
+  return {
+      {"gpt", false, {}, ""},
+      {"gpt bf16", false, {}, kBf16},
+      {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
+      {"gpt fp16", false, {}, "precision: {params_dtype: fp16, main_grads_dtype: params}\n"},
+      {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
+      {"llama", true, {}, ""},
+      {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
+      {"codegeex", false, {}, ""},
+      {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
+      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
+      {"gpt pp 2", false, {1, 2, 1, 1, false}, ""},
+      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, kBf16},
+      {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}, kBf16},
+      {"gpt pp 2 vpp 2 tp 2 sp", false, {2, 2, 2, 1, true}, ""},
+      {"gpt zero 0 dp 4", false, {1, 1, 1, 4, false}, kBf16},
+      {"gpt zero 1 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim")},
+      {"gpt zero 2 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads")},
+      {"gpt zero 3 dp 4", false, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads_params")},
+      {"llama zero 3 dp 2 tp 2", true, {2, 1, 1, 2, true}, zero("optim_grads_params")},
+      {"llama zero 3 dp 2 pp 2 recompute",
+       true,
+       {1, 2, 1, 2, false},
+       zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
+      {"gpt zero 2 dp 2 pp 2 vpp 2", false, {1, 2, 2, 2, false}, kBf16 + zero("optim_grads")},
+      {"gpt zero 1 instances",
+       false,
+       {1, 1, 1, 4, false},
+       "parallel: {data_parallel_sharding_strategy: optim, num_distributed_optimizer_instances: 2}\n"},
+      {"gpt full uniform 1",
+       false,
+       {1, 2, 1, 1, false},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 1")},
+      {"llama full block 1",
+       true,
+       {1, 2, 1, 1, false},
+       kBf16 + full_recompute("recompute_method: block, recompute_num_layers: 1")},
+      {"gpt zero-r",
+       false,
+       {2, 1, 1, 1, false},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+      {"gpt core_attn", false, {}, selective_recompute("core_attn")},
+      {"llama mlp layernorm", true, {}, kBf16 + selective_recompute("mlp, layernorm")},
+      {"gpt activation", false, {2, 1, 1, 1, true}, selective_recompute("activation, layernorm")},
+      {"gpt file", false, {}, "memory: {offload_activations: file}\n"},
+      {"llama file and full",
+       true,
+       {2, 1, 1, 1, false},
+       "memory: {offload_activations: file, recompute_granularity: full, recompute_method: block,"
+       " recompute_num_layers: 2}\n"},
+      {"gpt remainders 8bit",
+       false,
+       {1, 1, 1, 2, false},
+       kBf16 + zero("optim") +
+           "optim: {store_param_remainders: true, exp_avg_dtype: 8bit, exp_avg_sq_dtype: 8bit}\n"},
+      {"gpt bf16 main and moments", false, {}, kBf16 + "optim: {main_params_dtype: bf16, exp_avg_dtype: bf16}\n"},
+      {"gpt optimizer on the host",
+       false,
+       {1, 1, 1, 2, false},
+       kBf16 + zero("optim_grads") + "optim: {optimizer_cpu_offload: true, exp_avg_dtype: 8bit}\n"},
+      {"gpt sgd", false, {}, "optim: {optimizer: sgd}\n"},
+      {"gpt lion", false, {}, kBf16 + "optim: {optimizer: lion}\n"},
+      {"llama muon", true, {2, 1, 1, 1, false}, kBf16 + "optim: {optimizer: muon}\n"},
+  };
+}
+
+// Longer sequences, so that a tensor of activations is more than the numbers of its tokens.
+inline config::Config peak_config(const MemoryCase& c) {
+  config::Config config =
+      config::parse(std::string("model: {num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50, "
+                                "make_vocab_size_divisible_by: 8, ") +
+                    (c.llama ? "family: llama, num_query_groups: 2, ffn_hidden_size: 96" : "family: gpt") +
+                    (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
+                    "\ntrain: {seq_length: 32, micro_batch_size: 4, global_batch_size: 16, train_iters: 20}\n"
+                    "data: {mock_data: true}\n");
+  if (c.name.rfind("codegeex", 0) == 0) config.model.family = "codegeex";
+  if (c.cut.pp == 3) {
+    config.model.num_layers = 6;
+    config.train.global_batch_size = 24;
+  }
+  config = cut(config, c.cut);
+  config.parallel.ddp_bucket_size = 10000;
+  return config;
+}
+
+inline std::vector<MemoryCase> peak_cases() {
+  return {
+      {"gpt", false, {}},
+      {"gpt bf16", false, {}, kBf16},
+      {"gpt fp64", false, {}, "precision: {params_dtype: fp64}\n"},
+      {"gpt dropout", false, {}, ", hidden_dropout: 0.1}\n"},
+      {"gpt large vocabulary", false, {}, "", 500},
+      {"gpt large vocabulary bf16", false, {}, kBf16, 500},
+      {"llama", true, {}},
+      {"llama bf16", true, {}, kBf16},
+      {"llama fp16", true, {}, "precision: {params_dtype: fp16}\n"},
+      {"gpt attention dropout", false, {}, ", attention_dropout: 0.1}\n"},
+      {"gpt attention dropout bf16", false, {}, ", attention_dropout: 0.1}\n" + kBf16},
+      {"llama attention dropout", true, {}, ", attention_dropout: 0.1}\n"},
+      {"llama qk norm bf16", true, {}, ", qk_layernorm: true}\n" + kBf16},
+      {"gpt fp32 residual", false, {}, "precision: {params_dtype: bf16, fp32_residual_connection: true}\n"},
+      {"gpt file", false, {}, "memory: {offload_activations: file}\n"},
+      {"gpt zero-r",
+       false,
+       {2, 1, 1, 1, false},
+       full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+      {"codegeex", false, {}},
+      {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, kBf16},
+      {"codegeex pp 3 vpp 2", false, {1, 3, 2, 1, false}},
+      {"gpt tp 2", false, {2, 1, 1, 1, false}},
+      {"gpt tp 2 sp", false, {2, 1, 1, 1, true}},
+      {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
+      {"llama tp 2 sp large vocabulary", true, {2, 1, 1, 1, true}, "", 500},
+      {"gpt pp 2", false, {1, 2, 1, 1, false}},
+      {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, kBf16},
+      {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}},
+      {"gpt zero 0 dp 2", false, {1, 1, 1, 2, false}},
+      {"gpt zero 1 dp 2", false, {1, 1, 1, 2, false}, zero("optim")},
+      {"gpt zero 1 dp 4 bf16", false, {1, 1, 1, 4, false}, kBf16 + zero("optim")},
+      {"gpt zero 2 dp 2", false, {1, 1, 1, 2, false}, zero("optim_grads")},
+      {"llama zero 2 dp 4 bf16", true, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads")},
+      {"gpt zero 3 dp 2", false, {1, 1, 1, 2, false}, zero("optim_grads_params")},
+      {"llama zero 3 dp 4 bf16", true, {1, 1, 1, 4, false}, kBf16 + zero("optim_grads_params")},
+      {"llama zero 3 dp 2 tp 2 sp", true, {2, 1, 1, 2, true}, zero("optim_grads_params")},
+      {"gpt zero 2 dp 2 pp 2", false, {1, 2, 1, 2, false}, zero("optim_grads")},
+      {"gpt full uniform 1", false, {}, full_recompute("recompute_method: uniform, recompute_num_layers: 1")},
+      {"llama full uniform 2 bf16",
+       true,
+       {},
+       kBf16 + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
+      {"gpt full block 2 pp 2",
+       false,
+       {1, 2, 1, 1, false},
+       full_recompute("recompute_method: block, recompute_num_layers: 1")},
+      {"gpt core_attn", false, {}, selective_recompute("core_attn")},
+      {"llama mlp layernorm", true, {}, selective_recompute("mlp, layernorm")},
+      {"gpt activation layernorm tp 2 sp", false, {2, 1, 1, 1, true}, selective_recompute("activation, layernorm")},
+      {"llama zero 3 dp 2 pp 2 recompute",
+       true,
+       {1, 2, 1, 2, false},
+       zero("optim_grads_params") + full_recompute("recompute_method: uniform, recompute_num_layers: 2")},
+  };
+}
+
+}  // namespace metroplex::test

@@ -1,0 +1,71 @@
+// Looks at the meter of a rank while it trains.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/memory_meter.h"
+#include "train/assemble.h"
+
+namespace metroplex::test {
+
+// What the meter has seen while each block ran, above what was there before the action, and at all.
+class MemoryWatch {
+ public:
+  struct Moment {
+    size_t action = 0, block = 0;
+    bool backward = false;
+    int64_t most = 0;
+  };
+
+  MemoryWatch(train::Assembly& a, cuda::MemoryMeter& meter) : a_(a), meter_(meter) {
+    for (const auto& stage : a.stages) stage->listen("watch", around_);
+    a.executor->observers().add("watch", [this](const plan::Action&, double) {
+      see();
+      before_ = meter_.bytes();
+      ++action_;
+    });
+  }
+  ~MemoryWatch() {
+    for (const auto& stage : a_.stages) stage->unlisten("watch");
+    a_.executor->observers().remove("watch");
+  }
+
+  void begin() {
+    moments.clear();
+    action_ = 0;
+    most_ = 0;
+    start_ = before_ = meter_.bytes();
+    meter_.reset_peak();
+  }
+  // Of the whole step; above what was there after the last action; both once the step is done.
+  int64_t most() const { return most_ - start_; }
+  int64_t most_behind() const { return behind_ - before_; }
+  void end() { behind_ = see(); }
+  std::vector<Moment> moments;
+
+ private:
+  struct Around final : nn::Moments {
+    explicit Around(MemoryWatch& watch) : watch(watch) {}
+    void before(const nn::Turn&) override { watch.see(); }
+    void after(const nn::Turn& turn) override {
+      watch.moments.push_back({watch.action_, static_cast<size_t>(turn.block), turn.pass == nn::Pass::backward,
+                               watch.see() - watch.before_});
+    }
+    MemoryWatch& watch;
+  };
+  int64_t see() {
+    const int64_t most = meter_.peak_bytes();
+    most_ = std::max(most_, most);
+    meter_.reset_peak();
+    return most;
+  }
+
+  train::Assembly& a_;
+  cuda::MemoryMeter& meter_;
+  Around around_{*this};
+  size_t action_ = 0;
+  int64_t start_ = 0, before_ = 0, most_ = 0, behind_ = 0;
+};
+
+}  // namespace metroplex::test

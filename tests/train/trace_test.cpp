@@ -1,0 +1,147 @@
+// What a trace follows by itself, and what the meter finds against it.
+#include <ATen/core/grad_mode.h>
+
+#include "comm/autograd_node.h"
+#include "models/registry.h"
+#include "train/memory_cases.h"
+#include "train/memory_watch.h"
+#include "train/predict.h"
+#include "support/without_onednn.h"
+
+namespace metroplex::test {
+namespace {
+
+// A layer that was changed: it keeps a second copy of its output for backward.
+class KeepsMore final : public nn::Segment {
+ public:
+  const std::string& name() const override { return name_; }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    nn::Value value = in.at(nn::kHiddenStates);
+    value.make(context.batch);
+    const at::Tensor x = value.tensor();
+    at::Tensor out, kept;
+    {
+      const at::NoGradGuard no_grad;
+      out = x.detach().clone();
+      kept = x.detach().clone();
+    }
+    return {nn::kHiddenStates,
+            comm::attach(out, {x}, [kept](const at::Tensor& dy) -> comm::Gradients { return {dy}; })};
+  }
+  void collect_params(std::vector<nn::Param*>& /*params*/) override {}
+
+ private:
+  std::string name_ = "keeps_more";
+};
+
+nn::Blocks build_changed(const models::ModelContext& context, const models::StageSlice& slice) {
+  nn::Blocks blocks = models::build_stage(context, slice);
+  for (nn::Block& block : blocks) {
+    if (block.is_layer) block.segments.push_back(std::make_unique<KeepsMore>());
+  }
+  return blocks;
+}
+
+config::Config small_config() { return peak_config({"gpt", false, {}}); }
+int64_t hidden_bytes(const config::Config& config) {
+  return config.train.seq_length * config.train.micro_batch_size * config.model.hidden_size * 4;
+}
+
+TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
+  const WithoutOneDnn without;
+  const config::Config config = small_config();
+  const plan::MemoryPrediction plain = train::predict_memory({config, 1, 0, 50});
+  const plan::MemoryPrediction changed = train::predict_memory({config, 1, 0, 50, 0, at::kCPU, build_changed});
+  // Of four layers each keeps one tensor more.
+  EXPECT_EQ(changed.use.activations - plain.use.activations, 4 * hidden_bytes(config));
+  run_cut(config, {}, [&](const comm::World& world) {
+    cuda::MemoryMeter meter;
+    const auto a = train::assemble(config, world, 50, false, build_changed);
+    MemoryWatch watch(*a, meter);
+    for (int64_t step = 0; step < 2; ++step) {
+      const auto batches = batches_of(*a, step);
+      watch.begin();
+      train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+      watch.end();
+    }
+    const int64_t always = changed.use.parameters + changed.use.gradients + changed.use.optimizer() + changed.batches;
+    EXPECT_NEAR(watch.most(), changed.peak - always, 16);
+  });
+}
+
+// A copy that no layer asks for, made while a block runs and dropped behind it.
+struct StrayCopy final : nn::Moments {
+  void before(const nn::Turn& turn) override {
+    if (turn.block == 2) copy = at::empty({bytes}, at::kByte);
+  }
+  void after(const nn::Turn& /*turn*/) override { copy.reset(); }
+  int64_t bytes = 0;
+  at::Tensor copy;
+};
+
+TEST(Trace, AStrayCopyIsFoundByTheMeter) {
+  const WithoutOneDnn without;
+  const config::Config config = small_config();
+  const plan::MemoryPrediction want = train::predict_memory({config, 1, 0, 50});
+  run_cut(config, {}, [&](const comm::World& world) {
+    cuda::MemoryMeter meter;
+    const auto a = train::assemble(config, world, 50);
+    StrayCopy stray;
+    stray.bytes = hidden_bytes(config);
+    MemoryWatch watch(*a, meter);
+    a->stages[0]->listen("stray", stray);
+    for (int64_t step = 0; step < 2; ++step) {
+      const auto batches = batches_of(*a, step);
+      watch.begin();
+      train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+      watch.end();
+    }
+    a->stages[0]->unlisten("stray");
+    ASSERT_EQ(watch.moments.size(), want.moments.size());
+    int found = 0;
+    for (size_t i = 0; i < want.moments.size(); ++i) {
+      const int64_t more = watch.moments[i].most - want.moments[i].most;
+      if (std::abs(more) <= 16) continue;
+      EXPECT_EQ(watch.moments[i].block, 2u);
+      EXPECT_NEAR(more, stray.bytes, 16);
+      ++found;
+    }
+    EXPECT_EQ(found, 2 * 4) << "forward and backward of four microbatches";
+  });
+}
+
+// With tensor parallelism a layer's forward makes two all-reduces of T h numbers, its backward two.
+TEST(Trace, OperatorsAndCollectivesAreNamedInOrder) {
+  const config::Config config = peak_config({"gpt", false, {2, 1, 1, 1, false}});
+  const plan::RankTrace trace = train::trace_rank({config, 2, 0, 50});
+  for (const plan::ActionTrace* action : {&trace.chunks.at(0).forward, &trace.chunks.at(0).backward}) {
+    for (const plan::IslandTrace& island : action->islands) {
+      if (island.block < 1 || island.block > 4) continue;
+      int reduced = 0, operators = 0;
+      for (const plan::TraceOperation& operation : island.operations) {
+        operators += operation.group.empty() ? 1 : 0;
+        if (operation.group.empty()) continue;
+        EXPECT_EQ(operation.name, "all_reduce");
+        EXPECT_EQ(operation.group, "tp");
+        EXPECT_EQ(operation.bytes, hidden_bytes(config));
+        ++reduced;
+      }
+      EXPECT_EQ(reduced, 2) << "block " << island.block;
+      EXPECT_GE(operators, 3);
+    }
+  }
+}
+
+// Blocks of a GPU are multiples of 512 bytes; nothing else depends on what computes.
+TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
+  const config::Config config = small_config();
+  const plan::MemoryPrediction cpu = train::predict_memory({config, 1, 0, 50}),
+                               gpu = train::predict_memory({config, 1, 0, 50, 0, at::Device(at::kCUDA, 0)});
+  EXPECT_EQ(gpu.use.parameters, cpu.use.parameters);
+  EXPECT_EQ(gpu.use.moments, cpu.use.moments);
+  EXPECT_NE(gpu.use.activations, cpu.use.activations);
+  EXPECT_EQ((gpu.use.activations - gpu.borders) % 512, 0);
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,160 @@
+// Ways out hold what they promise, are sorted, and are none where nothing is saved.
+#include "train/ways_out.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "train/fit_case.h"
+
+namespace metroplex::test {
+namespace {
+
+using config::ShardingStrategy;
+using train::Fit;
+using train::FitRequest;
+using train::WayOut;
+using train::WaysOut;
+
+const std::vector<std::string> kFour{"parallel.tensor_model_parallel_size=2"};
+
+WaysOut ways(const FitRequest& request, const train::Predictor& predict = train::predict_rank) {
+  return train::ways_out(request, train::fit(request, predict), predict);
+}
+
+std::vector<WayOut> all_of(const WaysOut& ways) {
+  std::vector<WayOut> all = ways.single;
+  if (ways.together) all.push_back(*ways.together);
+  return all;
+}
+
+std::string key_of(const std::string& setting) { return setting.substr(0, setting.find('=')); }
+
+// What the flags give when someone types them.
+int64_t typed(const FitRequest& request, const std::vector<std::string>& base, const WayOut& way) {
+  std::vector<std::string> settings = base;
+  settings.insert(settings.end(), way.settings.begin(), way.settings.end());
+  return train::fit(fit_request(request.world_size, settings, request.places)).need;
+}
+
+class WaysOutAt : public testing::TestWithParam<double> {};
+
+TEST_P(WaysOutAt, HoldWhatTheyPromiseWhenTyped) {
+  for (const bool gpu : {false, true}) {
+    std::vector<std::string> base = kFour;
+    if (gpu) base.push_back("run.device=cuda");
+    FitRequest request = fit_request(4, base, gpu ? gpus(1) : machine(4, 1));
+    const Fit now = train::fit(request);
+    request.places.bytes = static_cast<int64_t>(static_cast<double>(now.need) * GetParam());
+    const WaysOut found = ways(request);
+    ASSERT_EQ(found.single.size(), 3u);
+    for (const WayOut& way : all_of(found)) {
+      EXPECT_EQ(typed(request, base, way), way.need) << way.what;
+      EXPECT_EQ(way.saves, now.need - way.need) << way.what;
+      EXPECT_GT(way.saves, 0) << way.what;
+      EXPECT_EQ(way.fits, way.need <= *request.places.bytes) << way.what;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Shares, WaysOutAt, testing::Values(0.95, 0.7, 0.4, 0.1));
+
+TEST(WaysOut, ChangeNothingThatIsLearned) {
+  const std::set<std::string> kept{"parallel.sequence_parallel",
+                                   "parallel.data_parallel_sharding_strategy",
+                                   "optim.store_param_remainders",
+                                   "optim.optimizer_cpu_offload",
+                                   "train.micro_batch_size",
+                                   "train.global_batch_size",
+                                   "memory.recompute_granularity",
+                                   "memory.recompute_method",
+                                   "memory.recompute_num_layers",
+                                   "memory.recompute_modules",
+                                   "memory.distribute_saved_activations",
+                                   "memory.offload_activations"};
+  FitRequest request = fit_request(4, kFour, machine(4, 1));
+  for (const WayOut& way : all_of(ways(request))) {
+    for (const std::string& setting : way.settings) {
+      EXPECT_TRUE(kept.contains(key_of(setting))) << setting;
+      if (key_of(setting) == "train.global_batch_size") { EXPECT_EQ(setting, "train.global_batch_size=64"); }
+    }
+  }
+}
+
+TEST(WaysOut, ThoseThatFitComeFirstTheCheapestAhead) {
+  FitRequest request = fit_request(4, kFour, machine(4, 1));
+  request.places.bytes = train::fit(request).need * 8 / 10;
+  const std::vector<WayOut> single = ways(request).single;
+  ASSERT_EQ(single.size(), 3u);
+  EXPECT_TRUE(single[0].fits);
+  for (size_t i = 1; i < single.size(); ++i) {
+    EXPECT_GE(single[i - 1].fits, single[i].fits);
+    if (single[i].fits) { EXPECT_LE(single[i - 1].cost, single[i].cost); }
+  }
+}
+
+// Only full recompute and the microbatch change anything, by a known amount.
+int64_t planted_peak(const train::RankRequest& request) {
+  const config::Config& c = request.config;
+  return 1000000 - (c.memory.recomputes_all() ? 300000 : 0) - (4 - c.train.micro_batch_size) * 50000;
+}
+
+TEST(WaysOut, WhatSavesNothingIsNotOffered) {
+  FitRequest request = fit_request(4, kFour, machine(1, 800000));
+  const WaysOut found = ways(request, Planted{planted_peak});
+  ASSERT_FALSE(found.single.empty());
+  for (const WayOut& way : found.single) {
+    const std::string key = key_of(way.settings[0]);
+    EXPECT_TRUE(key == "memory.recompute_granularity" || key == "train.micro_batch_size") << way.what;
+  }
+  EXPECT_EQ(found.single[0].saves, 300000);
+  const WaysOut none = ways(request, Planted{[](const train::RankRequest&) { return 1000000; }});
+  EXPECT_TRUE(none.single.empty());
+  EXPECT_FALSE(none.together.has_value());
+}
+
+TEST(WaysOut, WhatTheRulesRefuseIsNotOffered) {
+  // Everything but the microbatch looks as if it freed all: what is offered must still be allowed.
+  const Planted planted{[](const train::RankRequest& request) {
+    return request.config.memory.offload_activations == config::Offload::host ? 1 : 1000000;
+  }};
+  FitRequest request = fit_request(1, {"run.device=cpu"}, machine(1, 10));
+  EXPECT_TRUE(ways(request, planted).single.empty()) << "offload to the host needs a GPU";
+  request = fit_request(1, {"run.device=cuda"}, gpus(10));
+  ASSERT_FALSE(ways(request, planted).single.empty());
+  EXPECT_EQ(ways(request, planted).single[0].settings[0], "memory.offload_activations=host");
+}
+
+TEST(WaysOut, SeveralTogetherAreTriedWhereNoneIsEnough) {
+  FitRequest request = fit_request(4, kFour, machine(1, 600000));
+  const WaysOut found = ways(request, Planted{planted_peak});
+  for (const WayOut& way : found.single) EXPECT_FALSE(way.fits) << way.what;
+  ASSERT_TRUE(found.together.has_value());
+  EXPECT_TRUE(found.together->fits);
+  // 300000 by recompute, and of the microbatch the first half that is enough: 2 of 4.
+  EXPECT_EQ(found.together->need, 600000);
+  request.places.bytes = 100000;
+  const WaysOut hopeless = ways(request, Planted{planted_peak});
+  ASSERT_TRUE(hopeless.together.has_value());
+  EXPECT_FALSE(hopeless.together->fits);
+  EXPECT_EQ(hopeless.together->need, 550000) << "all that helps";
+}
+
+// A run that the ranks cannot hold by a little or by much asks about as often.
+TEST(WaysOut, AskABoundedNumberOfTimes) {
+  for (const int64_t bytes : {int64_t{1}, int64_t{900000}}) {
+    int calls = 0;
+    const Planted planted{planted_peak, &calls};
+    const std::vector<std::string> settings{"model.num_layers=64", "parallel.pipeline_model_parallel_size=64",
+                                            "parallel.data_parallel_sharding_strategy=optim",
+                                            "train.global_batch_size=65536"};
+    const FitRequest request = fit_request(16384, settings, gpus(bytes));
+    const Fit now = train::fit(request, planted);
+    EXPECT_EQ(calls, 2 * 64);
+    calls = 0;
+    train::ways_out(request, now, planted);
+    EXPECT_LE(calls, 4 * 2 * 64 + 60 * 3) << "four looks at all pipeline ranks, and 60 at three of them";
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
