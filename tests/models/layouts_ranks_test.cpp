@@ -240,7 +240,7 @@ TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
     nn::IslandRun run;
     const nn::Island island = nn::make_island(blocks[0]);
     const at::Tensor out = nn::run_forward(island, {}, {batch}, &run).tensor(nn::kHiddenStates);
-    nn::run_backward(std::move(run), {at::ones_like(out)}, 0);
+    nn::run_backward(std::move(run), {at::ones_like(out)}, {});
     return out.select(0, 3).select(0, 0);
   };
   const at::Tensor word = params[0]->data, place = params[1]->data;
