@@ -69,7 +69,8 @@ nn::Microbatch random_batch(int64_t b, int64_t t) {
   batch.labels = at::randint(0, 50257, {b, t}, at::kLong);
   batch.position_ids = at::arange(t, at::kLong).expand({b, t}).contiguous();
   batch.loss_mask = at::ones({b, t});
-  batch.sample_ids = at::arange(b, at::kLong);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
   return batch;
 }
 

@@ -56,7 +56,8 @@ nn::Microbatch random_batch(const Sizes& sizes) {
   batch.labels = at::randint(0, kVocabulary, {sizes.batch, sizes.sequence}, at::kLong);
   batch.position_ids = at::arange(sizes.sequence, at::kLong).expand({sizes.batch, sizes.sequence}).contiguous();
   batch.loss_mask = at::ones({sizes.batch, sizes.sequence});
-  batch.sample_ids = at::arange(sizes.batch, at::kLong);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(sizes.batch, at::kLong));
   return batch;
 }
 
@@ -167,7 +168,7 @@ class Pair {
     nn::Values x(nn::kHiddenStates, x_);
     for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(islands[i + 1].island, x, {batches_[0]}, &runs[i]);
     nn::Gradients dy{dy_};
-    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 0);
+    for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   }
   void bare_blocks() {
     bare_.clear_gradients();
@@ -180,7 +181,7 @@ class Pair {
     assembly_->families.begin_step(1);
     pipeline::StageRun run;
     const at::Tensor loss = stage.forward({}, batches_[0], &run).tensor(nn::kLoss);
-    stage.backward(std::move(run), {loss_gradient_}, 0);
+    stage.backward(std::move(run), {loss_gradient_}, {});
     assembly_->families.finish_gradients();
     return loss.item<double>() * loss_gradient_.item<double>();
   }

@@ -1,4 +1,4 @@
-// memory_table: what rank threads hold in a training step against the formula of plan/memory.h, over many layouts of
+// memory_table: what rank threads hold in a training step against the prediction of train/predict.h, over many layouts of
 // two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold most,
 // differences in per cent of the prediction.
 #include <ATen/ATen.h>
@@ -94,8 +94,9 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a) {
     batch.tokens = text.narrow(1, 0, t.seq_length).contiguous();
     batch.labels = text.narrow(1, 1, t.seq_length).contiguous();
     batch.loss_mask = at::ones(batch.tokens.sizes(), at::kFloat);
+    batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
     batch.position_ids = at::arange(t.seq_length, at::kLong).expand(batch.tokens.sizes()).contiguous();
-    batch.sample_ids = at::arange(t.micro_batch_size, at::kLong);
+    batch.sample_counters = nn::counters_of_samples(0, at::arange(t.micro_batch_size, at::kLong));
     batches.push_back(std::move(batch));
   }
   return batches;

@@ -28,7 +28,14 @@ namespace {
 
 using namespace metroplex::cuda::kernels;
 
-constexpr AdamHyper kHyper{1e-4, 0.9, 0.999, 1e-8, 0.01, 0.5, 1};
+constexpr double kLr = 1e-4, kWeightDecay = 0.01, kGradFactor = 0.5;
+constexpr AdamHyper kHyper{0.9, 0.999, 1e-8};
+
+void step(const OptimizerRange& range) {
+  static const GroupRates rates = group_rates(kLr, kWeightDecay, kHyper.beta1, kHyper.beta2, 1);
+  static const StepValues values{.updates = 1, .grad_factor = kGradFactor};
+  adam_step(range, kHyper, {&values, &rates});
+}
 
 double milliseconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -79,9 +86,9 @@ struct Arrays {
         torch_step(at::ones({}, at::kFloat)) {}
 
   void fused_adamw() {
-    at::_fused_adamw_({torch_main}, {grad}, {torch_first}, {torch_second}, {}, {torch_step}, kHyper.lr, kHyper.beta1,
-                      kHyper.beta2, kHyper.weight_decay, kHyper.eps, false, false,
-                      at::full({}, 1 / kHyper.grad_factor, at::kFloat));
+    at::_fused_adamw_({torch_main}, {grad}, {torch_first}, {torch_second}, {}, {torch_step}, kLr, kHyper.beta1,
+                      kHyper.beta2, kWeightDecay, kHyper.eps, false, false,
+                      at::full({}, 1 / kGradFactor, at::kFloat));
   }
 };
 
@@ -173,7 +180,7 @@ int main(int argc, char** argv) {
   std::vector<Way> all = ways(arrays);
   const auto n = static_cast<double>(arrays.n);
 
-  adam_step(all[0].range, kHyper);
+  step(all[0].range);
   arrays.fused_adamw();
   check(arrays);
   std::vector<double> copies, sums;
@@ -183,7 +190,7 @@ int main(int argc, char** argv) {
     const double summed = milliseconds([&] { gradient_sums(arrays.grad.const_data_ptr(), Number::f32, arrays.n); });
     if (round >= 0) copies.push_back(copied), sums.push_back(summed);
     for (Way& way : all) {
-      const double ours = milliseconds([&] { adam_step(way.range, kHyper); });
+      const double ours = milliseconds([&] { step(way.range); });
       const double rival = way.rival_step ? milliseconds(way.rival_step) : 0;
       if (round >= 0) way.times.push_back(ours), way.rival_times.push_back(rival);
     }

@@ -66,7 +66,8 @@ void measure(const comm::World& world, int64_t steps) {
   batch.labels = at::randint(0, kVocab, {kBatch, kSequence}, at::kLong);
   batch.position_ids = at::arange(kSequence, at::kLong).expand({kBatch, kSequence}).contiguous();
   batch.loss_mask = at::ones({kBatch, kSequence});
-  batch.sample_ids = at::arange(kBatch, at::kLong);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(kBatch, at::kLong));
   const std::vector<nn::Microbatch> batches{batch};
   std::vector<Run> runs;
   for (const Form& form : kForms) runs.push_back({train::assemble(config_of(form), world, kVocab), {}});

@@ -39,8 +39,9 @@ nn::Microbatch batch_of(int64_t number) {
   batch.tokens = text.narrow(1, 0, kSequence).contiguous();
   batch.labels = text.narrow(1, 1, kSequence).contiguous();
   batch.loss_mask = at::ones(batch.tokens.sizes(), at::kFloat);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = at::arange(kSequence).view({1, -1});
-  batch.sample_ids = at::full({1}, number, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::full({1}, number, at::kLong));
   return batch;
 }
 

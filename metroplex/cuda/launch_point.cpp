@@ -13,9 +13,27 @@ std::vector<at::Tensor> defined(std::initializer_list<const at::Tensor*> tensors
 
 }  // namespace
 
+int64_t bytes_of(const Operation& operation) {
+  int64_t bytes = 0;
+  for (const auto* tensors : {&operation.reads, &operation.writes}) {
+    for (const at::Tensor& tensor : *tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run) {
-  recorder.run(
-      {operands.name, {}, defined(operands.reads), defined(operands.writes), operands.scalars, std::move(run)});
+  recorder.run({operands.name,
+                {},
+                defined(operands.reads),
+                defined(operands.writes),
+                operands.scalars,
+                std::move(run),
+                operands.flops});
+}
+
+void record_issued(Recorder& recorder, const Operands& operands) {
+  recorder.issued(
+      {operands.name, {}, defined(operands.reads), defined(operands.writes), operands.scalars, {}, operands.flops});
 }
 
 }  // namespace metroplex::cuda

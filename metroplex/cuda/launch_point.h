@@ -1,6 +1,6 @@
 // Where an operator of our own is started: once in the source, by the device of its target, never by that of a
-// tensor. What hangs at the target as a Recorder is told of every such call and every communication call
-// (comm/backends/recording.h); operators of libtorch it can see by libtorch's dispatcher.
+// tensor. What hangs at the target as a Recorder is told of every such call, of every communication call
+// (comm/backends/recording.h) and of libtorch's products; its other operators it can see by libtorch's dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,13 +37,19 @@ struct Operation {
   std::vector<at::Tensor> reads, writes;
   std::vector<HostScalar> scalars;
   std::function<void()> run;  // as often as one likes, on the same memory with the same scalars
+  double flops = 0;           // of its products as they are computed, two a multiply-add; 0 where memory bounds it
 };
+
+// What it moves at least: each of its tensors once in and once out.
+int64_t bytes_of(const Operation& operation);
 
 class Recorder {
  public:
   virtual ~Recorder() = default;
   // Is called instead of the operator, by the thread that issues it: calls operation.run(), once, before it returns.
   virtual void run(Operation operation) = 0;
+  // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
+  virtual void issued(const Operation& /*product*/) {}
 };
 
 // What a rank computes on. A plain value: every layer and optimizer gets it through its context.
@@ -63,9 +69,16 @@ struct Operands {
   const char* name;
   std::initializer_list<const at::Tensor*> reads, writes;
   std::initializer_list<HostScalar> scalars = {};
+  double flops = 0;
 };
 
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run);
+void record_issued(Recorder& recorder, const Operands& operands);
+
+// Beside each product of libtorch that is issued for the target.
+inline void issued(const Target& target, const Operands& operands) {
+  if (target.recorder != nullptr) record_issued(*target.recorder, operands);
+}
 
 // Stands for the GPU form of an operator that only the CPU's paths use.
 struct CpuOnly {

@@ -12,13 +12,16 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
           context.sp_axes};
 }
 
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target) {
+std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context) {
+  const config::Model& model = context.model;
   if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
   const int64_t head_dim = nn::head_counts(model, 1).head_dim;
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
             " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
-  return std::make_shared<nn::RopeTable>(rotary, model.rotary_base, target);
+  const auto table = std::make_shared<nn::RopeTable>(rotary, model.rotary_base, context.target);
+  table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);
+  return table;
 }
 
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/model.h"
+#include "models/registry.h"
 #include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/mlp.h"
@@ -17,8 +18,9 @@ namespace metroplex::models {
 
 // Of a norm over what the ranks of context.sp split.
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
-// Null where the model has no rotary positions. One table serves all layers of a stage.
-std::shared_ptr<nn::RopeTable> make_rope(const config::Model& model, const cuda::Target& target);
+// Null where the model has no rotary positions. One table serves all layers of a stage; it holds what the context
+// says from the start.
+std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context);
 
 struct LayerSpec {
   std::string name;   // decoder.layers.<global number>

@@ -68,7 +68,7 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     : tp_(context.tp),
       sp_(layer_context(context).sp),
       fp32_residual_(context.fp32_residual_connection),
-      words_(make_word_embeddings(context), vocabulary_of(context), context.vocab_size, layer_context(context)),
+      words_(make_word_embeddings(context), vocabulary_of(context), layer_context(context)),
       dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   const nn::LayerContext layer = layer_context(context);
@@ -148,7 +148,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     words = embedding->word_embeddings();
     add(std::move(embedding));
   }
-  const std::shared_ptr<nn::RopeTable> rope = make_rope(context.model, context.target);
+  const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context.model, layer_context(context), rope);

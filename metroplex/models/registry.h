@@ -25,6 +25,7 @@ struct ModelContext {
   config::Model model;     // resolved: no derived value is left 0, except that num_query_groups, kv_channels,
                            // ffn_hidden_size may be
   int64_t vocab_size = 0;  // unpadded
+  int64_t positions = 0;   // that training needs of a rotary table; 0: model.max_position_embeddings
   bool sequence_parallel = false;
   double label_smoothing = 0;
   comm::Group tp, cp;

@@ -101,6 +101,13 @@ void drop(at::Tensor& probabilities, const CoreSpec& spec, const Microbatch& bat
   probabilities.mul_(select_rows(factors, factors.dim() - 1, spec.keys.rows));
 }
 
+at::Tensor product(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor out = at::matmul(a, b);
+  const double flops = 2.0 * static_cast<double>(out.numel()) * static_cast<double>(a.size(-1));
+  cuda::issued(target, {"bmm", {&a, &b}, {&out}, {}, flops});
+  return out;
+}
+
 struct PlainShape {
   int64_t b, n, queries, keys;
 };
@@ -110,7 +117,7 @@ at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Micro
   const PlainShape shape{in.q.size(1), in.q.size(2), in.q.size(0), in.k.size(0)};
   const at::Tensor q = by_group(to_wide(in.q), groups), k = heads_first(to_wide(in.k)),
                    v = heads_first(to_wide(in.v));
-  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
+  at::Tensor p = product(spec.target, q, k.transpose(2, 3)).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
   p = p.view({shape.b, shape.n, shape.queries, shape.keys});
   const at::Tensor hidden = hidden_positions(in, spec, batch);
   if (hidden.defined()) p.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
@@ -121,7 +128,7 @@ at::Tensor plain_forward(const CoreInputs& in, const CoreSpec& spec, const Micro
     p = p.clone();
     drop(p, spec, batch);
   }
-  return at::matmul(p.view({shape.b, groups, -1, shape.keys}), v)
+  return product(spec.target, p.view({shape.b, groups, -1, shape.keys}), v)
       .view({shape.b, shape.n, shape.queries, in.q.size(3)});
 }
 
@@ -134,17 +141,18 @@ CoreInputs plain_backward(const at::Tensor& dout, const CoreSpec& spec, const Mi
                    v = heads_first(to_wide(in.v));
   const at::Tensor dy = by_group(to_wide(dout), groups), p = saved.probabilities;
   at::Tensor dropped = p;
-  at::Tensor dp = at::matmul(dy, v.transpose(2, 3)).view({b, n, queries, keys});
+  at::Tensor dp = product(spec.target, dy, v.transpose(2, 3)).view({b, n, queries, keys});
   if (spec.dropout.active(batch)) {
     dropped = p.clone();
     drop(dropped, spec, batch);
     drop(dp, spec, batch);
   }
-  const at::Tensor dv = at::matmul(dropped.view({b, groups, -1, keys}).transpose(2, 3), dy);
+  const at::Tensor dv = product(spec.target, dropped.view({b, groups, -1, keys}).transpose(2, 3), dy);
   at::Tensor ds =
       at::_softmax_backward_data(dp, p, -1, p.scalar_type()).mul_(1.0 / std::sqrt(static_cast<double>(in.q.size(3))));
   ds = ds.view({b, groups, -1, keys});
-  const at::Tensor dq = at::matmul(ds, k).view({b, n, queries, in.q.size(3)}), dk = at::matmul(ds.transpose(2, 3), q);
+  const at::Tensor dq = product(spec.target, ds, k).view({b, n, queries, in.q.size(3)}),
+                   dk = product(spec.target, ds.transpose(2, 3), q);
   const at::ScalarType dtype = in.q.scalar_type();
   return {sequence_first(dq).to(dtype), sequence_first(dk).to(dtype), sequence_first(dv).to(dtype)};
 }

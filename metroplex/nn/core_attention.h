@@ -1,5 +1,7 @@
 // softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd. Where queries
-// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document.
+// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. Without the
+// fused operator products are whole, of hidden pairs too: a recorder is told 4 b n s_q s_k d FLOPs forward and twice
+// that backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

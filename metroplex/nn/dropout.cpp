@@ -16,13 +16,12 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// The global sample numbers on the device of x. A copy where the batch's tensor is a view: it would keep all of it.
-at::Tensor sample_numbers(const Microbatch& batch, int64_t samples, at::Device device) {
-  MPX_ASSERT(batch.sample_ids.defined() && batch.sample_ids.numel() == samples,
-             "dropout needs the global sample numbers of the microbatch");
-  const at::Tensor ids = batch.sample_ids.to(device, at::kLong, /*non_blocking=*/true).contiguous();
-  const auto bytes = static_cast<size_t>(samples) * sizeof(int64_t);
-  return ids.storage().nbytes() > bytes ? ids.clone() : ids;
+const at::Tensor& counters_of(const Microbatch& batch, int64_t samples, at::Device device) {
+  const at::Tensor& counters = batch.sample_counters;
+  MPX_ASSERT(counters.defined() && counters.numel() == samples && counters.scalar_type() == at::kLong &&
+                 counters.is_contiguous() && counters.device().type() == device.type(),
+             "dropout needs the counters of the microbatch's samples where it runs");
+  return counters;
 }
 
 // num_rows and width of `shape` are those of x; the caller says which rows of a sample they are.
@@ -31,10 +30,9 @@ DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey
   mask.shape.width = x.size(-1);
   mask.shape.num_rows = x.numel() / std::max<int64_t>(1, mask.shape.width);
   if (!key.active(batch)) return mask;
-  mask.samples = sample_numbers(batch, num_samples, x.device());
-  mask.shape.rows.samples = static_cast<const int64_t*>(mask.samples.const_data_ptr());
+  mask.counters = counters_of(batch, num_samples, x.device());
+  mask.shape.rows.counters = static_cast<const int64_t*>(mask.counters.const_data_ptr());
   mask.shape.rows.num_samples = num_samples;
-  mask.shape.rows.step = mix(static_cast<uint64_t>(batch.step));
   mask.shape.key = random_key(key.seed, key.layer, key.site);
   mask.shape.probability = key.probability;
   return mask;
@@ -53,12 +51,9 @@ void run_as(const cuda::Target& target, const BiasDropoutAddOperands& pass, cons
   const kernels::DropoutShape& shape = mask.shape;
   cuda::launch(target,
                {"bias_dropout_add",
-                {&pass.x, &pass.bias, &pass.residual, &mask.samples, &mask.rows},
+                {&pass.x, &pass.bias, &pass.residual, &mask.counters, &mask.rows},
                 {&pass.out},
-                {{"key", shape.key},
-                 {"step", shape.rows.step},
-                 {"probability", shape.probability},
-                 {"first_row", shape.rows.first_row}}},
+                {{"key", shape.key}, {"probability", shape.probability}, {"first_row", shape.rows.first_row}}},
                kernels::bias_dropout_add<In, Out>, kernels::bias_dropout_add_cuda<In, Out>,
                pass.elements_as<In, Out>(), shape);
 }
@@ -82,7 +77,7 @@ void run(const cuda::Target& target, const BiasDropoutAddOperands& pass, const D
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch) {
   DropoutMask mask = make_mask(x_sbh, x_sbh.size(1), how.key, batch);
   const SequenceRows rows = rows_of(batch);
-  if (mask.samples.defined() && rows.rows.defined()) {
+  if (mask.counters.defined() && rows.rows.defined()) {
     choose_rows(mask, rows.rows.narrow(0, how.place.first_row, x_sbh.size(0)), rows.whole);
   } else {
     mask.shape.rows.first_row = how.place.first_row;

@@ -1,5 +1,5 @@
 // Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor): equal in every
-// layout and in recompute, and nothing but seed and step is state.
+// layout and in recompute, and nothing but seed and step is state. Step and sample come with the microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,7 +70,7 @@ BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& r
 
 // The mask as kernels draw it; probability 0 where the dropout is off.
 struct DropoutMask {
-  at::Tensor samples, rows;  // what `shape` points to, on the device of x
+  at::Tensor counters, rows;  // what `shape` points to, on the device of x
   cuda::kernels::DropoutShape shape;
 };
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch);

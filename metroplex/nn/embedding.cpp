@@ -5,7 +5,6 @@
 
 #include <tuple>
 
-#include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "cuda/kernels/embedding.h"
@@ -74,19 +73,6 @@ void scatter_add(const cuda::Target& target, Param& param, const at::Tensor& ind
   });
 }
 
-// On a GPU the host would have to wait: there whoever makes the batch has looked (train/batch.h).
-struct Range {
-  int64_t rows;
-  const char *what, *way_out;
-};
-void check_range(const cuda::Target& target, const at::Tensor& indices, const Range& range) {
-  if (indices.numel() == 0 || !target.host_sees_values()) return;
-  const auto [low, high] = at::aminmax(indices);
-  const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
-  MPX_CHECK(first >= 0 && last < range.rows, "nn", "a ", range.what, " is ", first < 0 ? first : last,
-            ", outside 0 .. ", range.rows - 1, "; ", range.way_out);
-}
-
 }  // namespace
 
 ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
@@ -101,9 +87,6 @@ at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) cons
 }
 
 void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
-  check_range(target_, indices_bs,
-              {weight_.data.size(0), "position or token type",
-               "raise model.max_position_embeddings or shorten the sequence"});
   gather(target_, weight_.data, local_indices(indices_bs), out, true);
 }
 
@@ -134,17 +117,15 @@ std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, co
 }
 
 VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part,
-                                               int64_t vocab_size, const LayerContext& context)
+                                               const LayerContext& context)
     : sp_(context.sp),
       tp_dense_(context.tp_dense),
       target_(context.target),
       part_(part),
-      vocab_size_(vocab_size),
       weight_(std::move(weight)) {}
 
 at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   const at::NoGradGuard no_grad;
-  check_range(target_, tokens_bs, {vocab_size_, "token", "the data set was made with another tokenizer"});
   const at::Tensor local = tokens_bs.t().contiguous() - part_.begin;
   at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
   gather(target_, weight_->data, local, out, false);

@@ -17,7 +17,8 @@
 
 namespace metroplex::nn {
 
-// A [rows, h] table that every rank holds whole, indexed by [b, s] numbers (positions, token types).
+// A [rows, h] table that every rank holds whole, indexed by [b, s] numbers (positions, token types). Numbers outside
+// stand for rows of zeros.
 class ReplicatedEmbedding {
  public:
   ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
@@ -47,10 +48,9 @@ std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, co
 
 class VocabParallelEmbedding {
  public:
-  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, int64_t vocab_size,
-                         const LayerContext& context);
-  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. Throws on tokens outside the
-  // vocabulary; on a GPU these are rows of zeros.
+  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, const LayerContext& context);
+  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. A token outside the vocabulary is a
+  // row of zeros: whoever makes a microbatch of tokens that a user brought refuses these (train/batch.h).
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }
@@ -60,7 +60,6 @@ class VocabParallelEmbedding {
   comm::Group sp_, tp_dense_;
   cuda::Target target_;
   VocabularyPart part_;
-  int64_t vocab_size_ = 0;
   std::shared_ptr<Param> weight_;
 };
 

@@ -68,15 +68,7 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
   return {d.q, summed_by_group(d.k, groups), summed_by_group(d.v, groups)};
 }
 
-}  // namespace
-
-bool fused_on_gpu(const at::Tensor& q) {
-  const int64_t d = q.size(-1);
-  return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
-}
-
-std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
-                                                  const FusedMask& mask) {
+std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, const FusedMask& mask) {
   if (!target.gpu()) {
     if (target.meta) return fused_attention_on_meta(target, in);
     auto [out, logsumexp] =
@@ -97,8 +89,8 @@ std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, co
   return {std::get<0>(result), std::get<1>(result)};
 }
 
-FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                                        const FusedMask& mask) {
+FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                        const FusedMask& mask) {
   if (target.gpu()) {
     return half(in.q) ? flash_backward(target, in, r, mask) : efficient_backward(target, in, r, mask);
   }
@@ -106,6 +98,43 @@ FusedGradients fused_attention_backward(const cuda::Target& target, const FusedI
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       r.dout, in.q, in.k, in.v, r.out, r.logsumexp, 0.0, mask.causal, optional(mask.additive));
   return {dq, dk, dv};
+}
+
+// Of forward: two products over the pairs of query and key that see each other.
+double flops_of(const FusedInputs& in, const FusedMask& mask) {
+  const double pairs =
+      static_cast<double>(in.q.size(2)) * static_cast<double>(in.k.size(2)) * (mask.causal ? 0.5 : 1);
+  return 4 * static_cast<double>(in.q.size(0) * in.q.size(1) * in.q.size(3)) * pairs;
+}
+
+}  // namespace
+
+bool fused_on_gpu(const at::Tensor& q) {
+  const int64_t d = q.size(-1);
+  return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
+}
+
+std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
+                                                  const FusedMask& mask) {
+  const auto result = forward(target, in, mask);
+  cuda::issued(target, {"fused_attention",
+                        {&in.q, &in.k, &in.v, &mask.additive},
+                        {&result.first, &result.second},
+                        {},
+                        flops_of(in, mask)});
+  return result;
+}
+
+FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
+                                        const FusedMask& mask) {
+  const FusedGradients d = backward(target, in, r, mask);
+  constexpr double kProductsOfBackward = 5.0 / 2;
+  cuda::issued(target, {"fused_attention_backward",
+                        {&in.q, &in.k, &in.v, &mask.additive, &r.out, &r.logsumexp, &r.dout},
+                        {&d.q, &d.k, &d.v},
+                        {},
+                        kProductsOfBackward * flops_of(in, mask)});
+  return d;
 }
 
 }  // namespace metroplex::nn

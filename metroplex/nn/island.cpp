@@ -1,7 +1,6 @@
 #include "nn/island.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
@@ -112,7 +111,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
     entry.value = leaving(tensor, how.pool);
   }
   for (const LossTerm& term : context.terms) {
-    run->terms.push_back({edge_of(term.sum), term.sum.options()});
+    run->terms.push_back({edge_of(term.sum), term.sum.scalar_type()});
     MPX_ASSERT(run->terms.back().edge.is_valid() && term.sum.dim() == 0, "the loss term ", term.name,
                " is not a differentiable scalar");
     way_back = true;
@@ -124,7 +123,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
 }
 
 // The engine ends the process when a root has no gradient, so only edges that got one are named.
-Gradients run_backward(IslandRun run, const Gradients& dy, double loss_factor) {
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor) {
   MPX_ASSERT(run.island != nullptr && dy.size() == run.outputs.size(), dy.size(), " gradients for ",
              run.outputs.size(), " outputs");
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
@@ -137,9 +136,10 @@ Gradients run_backward(IslandRun run, const Gradients& dy, double loss_factor) {
     roots.push_back(std::move(run.outputs[i]));
     gradients.push_back(dy[i]);
   }
+  MPX_ASSERT(run.terms.empty() || loss_factor.defined(), "loss terms without a factor");
   for (IslandRun::Term& term : run.terms) {
     roots.push_back(std::move(term.edge));
-    gradients.push_back(at::full({}, loss_factor, term.options.requires_grad(false)));
+    gradients.push_back(loss_factor.to(term.dtype));
   }
   for (const Island::Uses& uses : run.island->params) uses.param->begin_backward();
   if (!roots.empty()) {

@@ -36,7 +36,7 @@ struct IslandRun {
   using Edge = torch::autograd::Edge;
   struct Term {
     Edge edge;
-    at::TensorOptions options;
+    at::ScalarType dtype;
   };
   const Island* island = nullptr;     // outlives the run
   std::shared_ptr<Gradients> inputs;  // where the inputs' gradients arrive; null where there are no inputs
@@ -63,8 +63,9 @@ struct IslandForward {
 // Pending values among the results have been made. With `run`, the forward is differentiable and leaves its run
 // there; without (evaluation) nothing is kept.
 Values run_forward(const Island& island, const Values& in, const IslandForward& how, IslandRun* run);
-// Gradients of the inputs. `dy` has one gradient an output; the loss terms enter with `loss_factor`. Every parameter
-// of the island counts its uses, reached or not. Runs in the caller's thread.
-Gradients run_backward(IslandRun run, const Gradients& dy, double loss_factor);
+// Gradients of the inputs. `dy` has one gradient an output; the loss terms enter with `loss_factor`, a tensor without
+// dims, which may be undefined where there are none. Every parameter of the island counts its uses, reached or not.
+// Runs in the caller's thread.
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor);
 
 }  // namespace metroplex::nn

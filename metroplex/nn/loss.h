@@ -23,7 +23,8 @@ struct CrossEntropySpec {
 
 // logits [..., part.local_rows] of this rank (overwritten by backward: nothing else may read them then), targets
 // [...] int64 global token numbers in the same order -> loss of each token [...], in at least fp32, equal on all
-// ranks.
+// ranks. A target outside the vocabulary has the logit 0 and no gradient of its own: see
+// VocabParallelEmbedding::apply.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const CrossEntropySpec& spec);
 

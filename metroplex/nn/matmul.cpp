@@ -38,11 +38,16 @@ bool use_onednn(const cuda::Target& target, const at::Tensor& a, const at::Tenso
          use_onednn_at_all();
 }
 
+// Of a [m, k] times b [k, n].
+double flops_of(const at::Tensor& a, const at::Tensor& b) {
+  return 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
+}
+
 // out = a b, or out += a b: called past libtorch's dispatcher.
 void onednn_product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                     bool adds) {
   cuda::launch(
-      target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}},
+      target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}, {}, flops_of(a, b)},
       [](const at::Tensor& to, const at::Tensor& left, const at::Tensor& right, float beta) {
         at::native::mkldnn_matmul(left, right, to, beta, 1.0F);
       },
@@ -55,6 +60,7 @@ void product(const cuda::Target& target, const at::Tensor& out, const at::Tensor
   } else {
     at::Tensor result = out;
     at::mm_out(result, a, b);
+    cuda::issued(target, {"mm", {&a, &b}, {&out}, {}, flops_of(a, b)});
   }
 }
 
@@ -106,17 +112,22 @@ at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& d
 
 void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
                                 const at::Tensor& x) {
-  const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
-  const bool wider = gradient.scalar_type() != dy_rows.scalar_type();
-  if (wider && target.gpu() && gradient.scalar_type() == at::kFloat) {
-    if (!target.meta) at::addmm_out(gradient, gradient, dy_rows.t(), x_rows, at::kFloat);  // half products, fp32 sums
-  } else if (wider) {
-    add_product(target, gradient, at::mm(dy_rows.t(), x_rows));
-  } else if (use_onednn(target, dy_rows.t(), x_rows)) {
-    onednn_product(target, gradient, dy_rows.t(), x_rows, true);
-  } else {
-    at::addmm_out(gradient, gradient, dy_rows.t(), x_rows);
+  const at::Tensor dy_t = rows_of(dy).t(), x_rows = rows_of(x);
+  const bool wider = gradient.scalar_type() != dy_t.scalar_type();
+  const double flops = flops_of(dy_t, x_rows);
+  if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
+    const at::Tensor product = at::mm(dy_t, x_rows);
+    cuda::issued(target, {"mm", {&dy_t, &x_rows}, {&product}, {}, flops});
+    add_product(target, gradient, product);
+    return;
   }
+  if (!wider && use_onednn(target, dy_t, x_rows)) return onednn_product(target, gradient, dy_t, x_rows, true);
+  if (!wider) {
+    at::addmm_out(gradient, gradient, dy_t, x_rows);
+  } else if (!target.meta) {
+    at::addmm_out(gradient, gradient, dy_t, x_rows, at::kFloat);  // half products, fp32 sums
+  }
+  cuda::issued(target, {"addmm", {&gradient, &dy_t, &x_rows}, {&gradient}, {}, flops});
 }
 
 void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy) {

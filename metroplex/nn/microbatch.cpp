@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/random_site.h"
 
 namespace metroplex::nn {
 
@@ -20,6 +21,16 @@ SequenceRows rows_of(const Microbatch& batch) {
              "the rows of a microbatch: ", batch.rows.numel(), " numbers, runs of ", count, ", ",
              batch.tokens.size(1), " tokens");
   return {0, batch.rows, batch.whole_rows};
+}
+
+at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers) {
+  const at::Tensor all = numbers.contiguous();
+  at::Tensor counters = at::empty(all.sizes(), at::kLong);
+  const int64_t* from = all.const_data_ptr<int64_t>();
+  int64_t* to = counters.mutable_data_ptr<int64_t>();
+  const uint64_t spread = mix(static_cast<uint64_t>(step));
+  for (int64_t i = 0; i < all.numel(); ++i) to[i] = static_cast<int64_t>(spread + static_cast<uint64_t>(from[i]));
+  return counters;
 }
 
 at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows) {

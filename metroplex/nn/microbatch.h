@@ -24,14 +24,15 @@ struct SequenceRows {
 };
 
 struct Microbatch {
-  at::Tensor tokens;         // [b, s] int64
-  at::Tensor labels;         // [b, s] int64; undefined: the head returns logits instead of a loss
-  at::Tensor loss_mask;      // [b, s] at least fp32
-  double mask_sum = 0;       // of the whole sequence's loss_mask; read where that is on a GPU or here in part
-  at::Tensor position_ids;   // [b, s] int64
-  at::Tensor document_ids;   // [b, whole s] int64: attention stays inside a document; undefined: off
-  at::Tensor sample_ids;     // [b] int64: global sample numbers, the key of dropout
-  int64_t step = 0;          // the other key of dropout
+  at::Tensor tokens;        // [b, s] int64
+  at::Tensor labels;        // [b, s] int64; undefined: the head returns logits instead of a loss
+  at::Tensor loss_mask;     // [b, s] at least fp32
+  double mask_sum = 0;      // of the whole sequence's loss_mask, whatever part of it is here
+  at::Tensor position_ids;  // [b, s] int64
+  at::Tensor document_ids;  // [b, whole s] int64: attention stays inside a document; undefined: off
+  // [b] int64, contiguous, on the device of the activations and in a storage of their own: what dropout draws by, see
+  // counters_of_samples(). Read in training only.
+  at::Tensor sample_counters;
   bool training = true;      // dropout is active only here
   KvCache* cache = nullptr;  // generation only
 
@@ -41,6 +42,10 @@ struct Microbatch {
   std::vector<RowRun> row_runs;
   int64_t whole_rows = 0;  // of the whole sequence
 };
+
+// Of the samples with the global numbers `numbers` [b] (int64, on the host) in step `step`: mix(step) + number. What
+// a kernel draws is a function of values on the device, so that a replay of it can draw anew.
+at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers);
 
 // The rows of `batch`. Asserts that tensor and runs agree in length and stay inside the whole sequence.
 SequenceRows rows_of(const Microbatch& batch);

@@ -13,10 +13,20 @@ void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
   const bool fits = cos_.defined() && cos_.size(0) >= positions && cos_.dtype() == options.dtype() &&
                     cos_.device() == options.device();
   if (fits) return;
+  if (options.device().is_meta()) {
+    cos_ = at::empty({positions, rotary_dims_ / 2}, options);
+    sin_ = at::empty_like(cos_);
+    return;
+  }
   const at::Tensor exponent = at::arange(0, rotary_dims_, 2, at::kDouble) / static_cast<double>(rotary_dims_);
   const at::Tensor angles = at::outer(at::arange(positions, at::kDouble), at::pow(base_, exponent).reciprocal());
   cos_ = angles.cos().to(options);
   sin_ = angles.sin().to(options);
+}
+
+void RopeTable::reserve(int64_t positions, at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  if (positions > 0) grow(positions, at::TensorOptions().dtype(wide_type(type)).device(target_.memory()));
 }
 
 void RopeTable::rotate(const at::Tensor& x, const SequenceRows& rows, int direction) {

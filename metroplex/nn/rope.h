@@ -1,4 +1,5 @@
-// Rotary positions: a table of cosines and sines that grows on demand and is shared by the layers of a stage.
+// Rotary positions: a table of cosines and sines, shared by the layers of a stage. It is made before the first step;
+// only generation past what was reserved makes it grow in a forward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +16,9 @@ class RopeTable {
   // Turns the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
   RopeTable(int64_t rotary_dims, double base, const cuda::Target& target)
       : rotary_dims_(rotary_dims), base_(base), target_(target) {}
+
+  // For x of `type`, in the memory of the target.
+  void reserve(int64_t positions, at::ScalarType type);
 
   // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose rows have the positions
   // `rows`. direction +1 turns forward, -1 back (the gradient).

@@ -7,8 +7,7 @@ namespace kernels = cuda::kernels;
 
 void adam_update(const config::Optim& config, const ElementwiseStep& step) {
   step.run(kernels::adam_step, kernels::adam_step_cuda,
-           kernels::AdamHyper{step.rates.lr, config.adam_beta1, config.adam_beta2, config.adam_eps,
-                              step.rates.weight_decay, step.grad_factor, step.step});
+           kernels::AdamHyper{config.adam_beta1, config.adam_beta2, config.adam_eps});
 }
 
 }  // namespace metroplex::optim

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "cuda/host_read.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "optim/stored.h"
 
@@ -63,7 +64,7 @@ class Sums {
   at::Tensor sums_;  // a GradientSums
 };
 
-// [3] on the host: the numbers of all parts, each summed over its ranks.
+// [3]: the numbers of all parts, each summed over its ranks.
 at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(const NormPart& part)) {
   at::Tensor sum;
   for (const NormPart& part : parts) {
@@ -73,10 +74,10 @@ at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(
     sum = sum.defined() ? sum.add_(numbers) : numbers;
   }
   MPX_ASSERT(sum.defined(), "the norm of no parameters");
-  return sum.cpu();
+  return sum;
 }
 
-at::Tensor gradient_numbers(const NormPart& part) {
+at::Tensor numbers_of_gradients(const NormPart& part) {
   Sums counted(part.ranks.target), others(part.ranks.target);
   int64_t padding = 0;
   for (const Slice& slice : part.slices) {
@@ -90,7 +91,7 @@ at::Tensor gradient_numbers(const NormPart& part) {
   return numbers;
 }
 
-at::Tensor value_numbers(const NormPart& part) {
+at::Tensor numbers_of_values(const NormPart& part) {
   Sums sums(part.ranks.target);
   for (const Slice& slice : part.slices) {
     if (slice.param->counts(part.ranks.at)) sums.add(slice.values);
@@ -98,21 +99,22 @@ at::Tensor value_numbers(const NormPart& part) {
   return sums.numbers();
 }
 
+at::Tensor on_host(const std::vector<NormPart>& parts, const at::Tensor& numbers) {
+  return cuda::read_on_host(parts.front().ranks.target, numbers);
+}
+
 }  // namespace
 
+at::Tensor gradient_numbers(const std::vector<NormPart>& parts) { return reduced(parts, numbers_of_gradients); }
+
 GradientStats gradient_stats(const std::vector<NormPart>& parts) {
-  const at::Tensor host = reduced(parts, gradient_numbers);
+  const at::Tensor host = on_host(parts, gradient_numbers(parts));
   const double* values = host.const_data_ptr<double>();
   return {std::sqrt(values[0]), static_cast<int64_t>(values[2]), static_cast<int64_t>(values[1])};
 }
 
 double params_norm(const std::vector<NormPart>& parts) {
-  return std::sqrt(reduced(parts, value_numbers).const_data_ptr<double>()[0]);
-}
-
-double clip_coefficient(double norm, double max_norm) {
-  const double coefficient = max_norm / (norm + 1e-6);
-  return coefficient < 1.0 ? coefficient : 1.0;
+  return std::sqrt(on_host(parts, reduced(parts, numbers_of_values)).const_data_ptr<double>()[0]);
 }
 
 const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target) {

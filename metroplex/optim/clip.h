@@ -2,6 +2,8 @@
 // on every rank, replicated ones on the first of the ranks that hold them, shared ones at their owner.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -34,15 +36,15 @@ struct NormPart {
   ModelRanks ranks;
 };
 
-// Sums of every part over its ranks, added up: every rank gets the same bits. Collective over the ranks of all parts.
-// Gradients must be final (reduced over dp). The host waits once, for the result.
+// [3] double where the gradients lie: the sum of their squares, the number that is not finite, and of zeros. Sums of
+// every part over its ranks, added up: every rank gets the same bits. Collective over the ranks of all parts.
+// Gradients must be final (reduced over dp).
+at::Tensor gradient_numbers(const std::vector<NormPart>& parts);
+// The same for the host, which waits.
 GradientStats gradient_stats(const std::vector<NormPart>& parts);
 
 // l2 norm of the parameters, counted the same way.
 double params_norm(const std::vector<NormPart>& parts);
-
-// max_norm / (norm + 1e-6) when that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
-double clip_coefficient(double norm, double max_norm);
 
 // The first slice with an Inf or NaN in its gradient, or null.
 const Slice* first_nonfinite(const std::vector<Slice>& slices, const cuda::Target& target);

@@ -125,12 +125,12 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Range& range) co
   if (!item.moments.empty()) out.first = item.moments[0].array(range.begin);
   if (item.moments.size() > 1) out.second = item.moments[1].array(range.begin);
   out.stochastic = true;
-  out.noise_key = seed_ ^ base::hash_name(item.slice.param->name.c_str()) ^ (static_cast<uint64_t>(steps_) << 32);
+  out.noise_key = seed_ ^ base::hash_name(item.slice.param->name.c_str());
   out.noise_start = item.slice.begin + range.begin;
   return out;
 }
 
-void Elementwise::update(Item& item, const Range& range, const StepArgs& args) const {
+void Elementwise::update(Item& item, const Range& range, const StepState& state) const {
   if (range.values.numel() == 0) return;
   const auto moment = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].data() : nullptr; };
   const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
@@ -138,22 +138,22 @@ void Elementwise::update(Item& item, const Range& range, const StepArgs& args) c
   update_(config_, {kernel_.c_str(),
                     target_,
                     range_of(item, range),
-                    args.rates.at(item.group),
-                    args.grad_factor,
-                    steps_ + 1,
+                    state,
+                    item.group,
                     {&range.gradient, &range.values, reads_values ? &range.values : nullptr, &item.main,
                      &item.remainder, moment(0), scales(0), moment(1), scales(1)}});
 }
 
-void Elementwise::step(const StepArgs& args) {
-  if (host_) {
-    host_->run([&](size_t i, const at::Tensor& values, const at::Tensor& gradient) {
-      update(items_[chunks_[i].item], {chunks_[i].begin, values, gradient}, args);
-    });
-  } else {
-    for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, args);
+void Elementwise::step(const StepState& state) {
+  if (!host_) {
+    for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, state);
+    return;
   }
-  ++steps_;
+  const StepState here = state.on_host();
+  if (!target_.meta && here.values()->updates == 0) return;
+  host_->run([&](size_t i, const at::Tensor& values, const at::Tensor& gradient) {
+    update(items_[chunks_[i].item], {chunks_[i].begin, values, gradient}, here);
+  });
 }
 
 std::vector<State> Elementwise::state() {

@@ -21,9 +21,8 @@ struct ElementwiseStep {
   const char* kernel;
   const cuda::Target& target;
   cuda::kernels::OptimizerRange range;
-  GroupRates rates;
-  double grad_factor = 1.0;
-  int64_t step = 1;  // of this update, from 1
+  const StepState& state;  // where the step is done
+  size_t group;
   // That the range points into; null or undefined where there is none.
   struct Tensors {
     const at::Tensor *gradient, *values, *old_values, *main, *remainder, *first, *first_scales, *second,
@@ -32,20 +31,18 @@ struct ElementwiseStep {
 
   // Calls one of a kernel's twins (cuda/kernels/optimizer_step.h).
   template <class Hyper>
-  void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&),
-           void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, CUstream_st*),
+  void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&),
+           void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&,
+                               CUstream_st*),
            const Hyper& hyper) const {
     const Tensors& t = tensors;
     cuda::launch(target,
                  {kernel,
-                  {t.gradient, t.old_values, t.main, t.remainder, t.first, t.first_scales, t.second, t.second_scales},
+                  {&state.tensor(), t.gradient, t.old_values, t.main, t.remainder, t.first, t.first_scales, t.second,
+                   t.second_scales},
                   {t.values, t.main, t.remainder, t.first, t.first_scales, t.second, t.second_scales},
-                  {{"lr", rates.lr},
-                   {"weight_decay", rates.weight_decay},
-                   {"grad_factor", grad_factor},
-                   {"step", step},
-                   {"noise_key", range.noise_key}}},
-                 on_cpu_twin, on_gpu_twin, range, hyper);
+                  {{"noise_key", range.noise_key}}},
+                 on_cpu_twin, on_gpu_twin, range, hyper, state.place(group));
   }
 };
 using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseStep& step);
@@ -56,13 +53,11 @@ class Elementwise final : public Optimizer {
   Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update, const config::Optim& config,
               std::vector<Slice> slices, const OptimizerContext& context);
 
-  void step(const StepArgs& args) override;
+  void step(const StepState& state) override;
   std::vector<State> state() override;
   void restore(const State& state, const at::Tensor& values) override;
   void params_changed() override;
   Bytes bytes() const override;
-  int64_t steps() const override { return steps_; }
-  void set_steps(int64_t steps) override { steps_ = steps; }
 
  private:
   struct Item {
@@ -81,7 +76,7 @@ class Elementwise final : public Optimizer {
   Item make_item(const Slice& slice, const OptimizerContext& context) const;
   void make_chunks();
   cuda::kernels::OptimizerRange range_of(Item& item, const Range& range) const;
-  void update(Item& item, const Range& range, const StepArgs& args) const;
+  void update(Item& item, const Range& range, const StepState& state) const;
   at::Tensor main_values(const Item& item) const;
   void set_main(Item& item, const at::Tensor& values) const;
 
@@ -98,7 +93,6 @@ class Elementwise final : public Optimizer {
   std::optional<HostChunks> host_;  // with offload
   uint64_t seed_;
   cuda::Target target_;  // of the step and its state
-  int64_t steps_ = 0;
 };
 
 }  // namespace metroplex::optim

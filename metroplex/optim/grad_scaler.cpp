@@ -25,39 +25,38 @@ static void check_args(const GradScalerArgs& a) {
   MPX_CHECK(a.hysteresis > 0, "optim", "precision.hysteresis ", a.hysteresis, " must be at least 1; use 2");
 }
 
-GradScaler::GradScaler(const GradScalerArgs& args) : args_(args) {
-  check_args(args);
-  scale_ = static_cast<float>(args.initial_scale);
-  hysteresis_tracker_ = args.hysteresis;
+GradScaler::GradScaler(const GradScalerArgs& args) : args_(args) { check_args(args); }
+
+cuda::kernels::ScaleRule GradScaler::rule() const {
+  return {true,
+          !args_.constant,
+          static_cast<float>(args_.min_scale),
+          static_cast<float>(args_.growth_factor),
+          static_cast<float>(args_.backoff_factor),
+          args_.growth_interval,
+          args_.hysteresis};
 }
 
-void GradScaler::update(bool found_inf) {
-  if (args_.constant) return;
-  if (found_inf) {
-    growth_tracker_ = 0;
-    --hysteresis_tracker_;
-    if (hysteresis_tracker_ <= 0) {
-      const float cut = scale_ * static_cast<float>(args_.backoff_factor);
-      scale_ = std::max(cut, static_cast<float>(args_.min_scale));
-    }
-    return;
-  }
-  if (++growth_tracker_ < args_.growth_interval) return;
-  growth_tracker_ = 0;
-  hysteresis_tracker_ = args_.hysteresis;
-  const float grown = scale_ * static_cast<float>(args_.growth_factor);
-  if (std::isfinite(grown)) scale_ = grown;
-}
+GradScalerState GradScaler::start() const { return {static_cast<float>(args_.initial_scale), 0, args_.hysteresis}; }
 
-void GradScaler::load_state(const GradScalerState& state) {
-  if (args_.constant) return;
+GradScalerState GradScaler::resumed(const GradScalerState& state) const {
+  if (args_.constant) return start();
   const auto scale = static_cast<float>(state.scale);
   MPX_CHECK(scale > 0 && std::isfinite(scale) && state.growth_tracker >= 0, "optim", "a saved loss scale of ",
             state.scale, " after ", state.growth_tracker,
             " steps without overflow is damaged; load with checkpoint.no_load_optim");
-  scale_ = scale;
-  growth_tracker_ = state.growth_tracker;
-  hysteresis_tracker_ = std::min(state.hysteresis_tracker, args_.hysteresis);
+  return {scale, state.growth_tracker, std::min(state.hysteresis_tracker, args_.hysteresis)};
+}
+
+GradScalerState scaler_state(const cuda::kernels::StepValues& values) {
+  return {values.loss_scale, static_cast<int64_t>(values.growth_tracker),
+          static_cast<int64_t>(values.hysteresis_tracker)};
+}
+
+void set_scaler_state(cuda::kernels::StepValues& values, const GradScalerState& state) {
+  values.loss_scale = state.scale;
+  values.growth_tracker = static_cast<double>(state.growth_tracker);
+  values.hysteresis_tracker = static_cast<double>(state.hysteresis_tracker);
 }
 
 std::optional<GradScaler> make_grad_scaler(const config::Precision& precision) {

@@ -1,13 +1,14 @@
 // The factor a loss is multiplied with before backward so that fp16 gradients neither underflow nor overflow.
 // Dynamic: it grows after a run of steps without overflow and is cut back by overflows, with some patience
-// (hysteresis) that only growth restores. Constant: it never moves. All arithmetic in float32, so that histories
-// repeat bit for bit (Megatron-LM, core/optimizer/grad_scaler.py).
+// (hysteresis) that only growth restores. Constant: it never moves. Here is its rule and where it starts; the scale
+// itself lies among a step's values and moves there (cuda/kernels/step_state.h).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
 #include "config/precision.h"
+#include "cuda/kernels/step_state.h"
 
 namespace metroplex::optim {
 
@@ -34,24 +35,19 @@ class GradScaler {
   // Throws base::Error("optim") for numbers that cannot scale anything.
   explicit GradScaler(const GradScalerArgs& args);
 
-  float scale() const { return scale_; }
-  // 1 / scale, rounded once to float32.
-  double inv_scale() const { return static_cast<float>(1.0 / static_cast<double>(scale_)); }
   bool constant() const { return args_.constant; }
-
-  // After every step's test, the same on all ranks: `found_inf` says that some gradient was not finite.
-  void update(bool found_inf);
-
-  GradScalerState state() const { return {scale_, growth_tracker_, hysteresis_tracker_}; }
-  // A constant scale stays the one that was configured. Throws base::Error("optim") for a state that cannot be.
-  void load_state(const GradScalerState& state);
+  cuda::kernels::ScaleRule rule() const;
+  GradScalerState start() const;
+  // Where a run goes on that saved `state`; a constant scale stays the one that was configured. Throws
+  // base::Error("optim") for a state that cannot be.
+  GradScalerState resumed(const GradScalerState& state) const;
 
  private:
   GradScalerArgs args_;
-  float scale_;
-  int64_t growth_tracker_ = 0;      // steps without overflow so far
-  int64_t hysteresis_tracker_ = 0;  // overflows left; goes on below zero, where each cuts
 };
+
+GradScalerState scaler_state(const cuda::kernels::StepValues& values);
+void set_scaler_state(cuda::kernels::StepValues& values, const GradScalerState& state);
 
 // Constant with precision.loss_scale, dynamic in an fp16 run without it, else none.
 std::optional<GradScaler> make_grad_scaler(const config::Precision& precision);

@@ -6,9 +6,7 @@ namespace metroplex::optim {
 namespace kernels = cuda::kernels;
 
 void lion_update(const config::Optim& config, const ElementwiseStep& step) {
-  step.run(kernels::lion_step, kernels::lion_step_cuda,
-           kernels::LionHyper{step.rates.lr, config.lion_beta1, config.lion_beta2, step.rates.weight_decay,
-                              step.grad_factor});
+  step.run(kernels::lion_step, kernels::lion_step_cuda, kernels::LionHyper{config.lion_beta1, config.lion_beta2});
 }
 
 }  // namespace metroplex::optim

@@ -11,6 +11,8 @@
 namespace metroplex::optim {
 namespace {
 
+namespace kernels = cuda::kernels;
+
 // The dim that parts which are matrices of their own select; -1 when the parameter is one matrix.
 int stack_dim(const topology::Placement& placement) {
   for (const topology::Part& part : placement.parts) {
@@ -133,13 +135,14 @@ at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& st
 
 // The slice's part of the orthogonalised momentum. Ranks of a gated or query-key-value matrix hold rows in another
 // order than the whole one has; the result follows any order of rows. Of a stack, the matrices that lie on this rank.
-at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
+at::Tensor Muon::update(Matrix& matrix, const Numbers& numbers) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;
   if (slice.size() > 0) {
-    const at::Tensor gradient = slice.gradient.to(matrix.momentum.scalar_type()).mul(grad_factor);
-    matrix.momentum.lerp_(gradient, 1.0 - config_.muon_momentum);
-    direction = config_.muon_use_nesterov ? gradient.lerp(matrix.momentum, config_.muon_momentum) : matrix.momentum;
+    const at::Tensor gradient = slice.gradient.to(matrix.momentum.scalar_type()).mul(numbers.grad_factor);
+    const at::Tensor momentum = matrix.momentum.lerp(gradient, 1.0 - config_.muon_momentum);
+    direction = config_.muon_use_nesterov ? gradient.lerp(momentum, config_.muon_momentum) : momentum;
+    at::where_out(matrix.momentum, numbers.updates, momentum, matrix.momentum);
   }
   at::Tensor whole = put_together(matrix, direction);
   if (slice.size() == 0) return direction;
@@ -152,15 +155,18 @@ at::Tensor Muon::update(Matrix& matrix, double grad_factor) const {
   return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }
 
-void Muon::step(const StepArgs& args) {
+void Muon::step(const StepState& state) {
+  const Numbers numbers{state.value(&kernels::StepValues::updates).to(at::kBool),
+                        state.value(&kernels::StepValues::grad_factor)};
   for (Matrix& matrix : matrices_) {
-    const GroupRates& rates = args.rates.at(matrix.group);
-    const at::Tensor direction = update(matrix, args.grad_factor);
+    const at::Tensor direction = update(matrix, numbers);
     if (matrix.slice.size() == 0) continue;
-    matrix.main.mul_(1.0 - rates.lr * rates.weight_decay).sub_(direction, rates.lr);
+    const at::Tensor main = matrix.main.mul(state.rate(&kernels::GroupRates::keep, matrix.group));
+    main.addcmul_(direction, state.rate(&kernels::GroupRates::lr, matrix.group), -1);
+    at::where_out(matrix.main, numbers.updates, main, matrix.main);
     if (!matrix.slice.values.is_same(matrix.main)) matrix.slice.values.copy_(matrix.main);
   }
-  others_->step(args);
+  others_->step(state);
 }
 
 std::vector<State> Muon::state() {

@@ -27,13 +27,11 @@ class Muon final : public Optimizer {
   Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
        const OptimizerContext& context);
 
-  void step(const StepArgs& args) override;
+  void step(const StepState& state) override;
   std::vector<State> state() override;
   void restore(const State& state, const at::Tensor& values) override;
   void params_changed() override;
   Bytes bytes() const override;
-  int64_t steps() const override { return others_->steps(); }
-  void set_steps(int64_t steps) override { others_->set_steps(steps); }
 
  private:
   struct Matrix {
@@ -43,7 +41,12 @@ class Muon final : public Optimizer {
     comm::Group shard;
     at::Tensor main, momentum;  // of the slice, flat
   };
-  at::Tensor update(Matrix& matrix, double grad_factor) const;
+  // Of this step, the same for all matrices, without dims.
+  struct Numbers {
+    at::Tensor updates;      // bool
+    at::Tensor grad_factor;  // double
+  };
+  at::Tensor update(Matrix& matrix, const Numbers& numbers) const;
   at::Tensor put_together(const Matrix& matrix, const at::Tensor& own) const;
   at::Tensor orthogonalized(const at::Tensor& matrix) const;
   at::Tensor orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const;

@@ -15,16 +15,12 @@
 #include "config/config.h"
 #include "cuda/launch_point.h"
 #include "optim/param_groups.h"
+#include "optim/step_state.h"
 #include "distributed/slice.h"
 
 namespace metroplex::optim {
 
 using distributed::Slice;
-
-struct StepArgs {
-  std::vector<GroupRates> rates;  // one a group of the optimizer's ParamGroups
-  double grad_factor = 1.0;       // every gradient is multiplied by this first (unscaling, clipping)
-};
 
 // Optimizer state of one slice. main: the fp32 parameter behind one in half precision.
 struct State {
@@ -39,7 +35,8 @@ struct State {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  virtual void step(const StepArgs& args) = 0;
+  // By the numbers of `state`, which has the groups of the optimizer's ParamGroups; nothing where it says so.
+  virtual void step(const StepState& state) = 0;
   // What there is; nothing is decoded before it is asked for.
   virtual std::vector<State> state() = 0;
   // Takes `values` as those of `state`, one of state().
@@ -52,9 +49,6 @@ class Optimizer {
     int64_t main_params = 0, moments = 0, host = 0;
   };
   virtual Bytes bytes() const = 0;
-  // Successful steps so far; the bias correction of Adam depends on it.
-  virtual int64_t steps() const = 0;
-  virtual void set_steps(int64_t steps) = 0;
 };
 
 struct OptimizerContext {

@@ -6,9 +6,7 @@ namespace metroplex::optim {
 namespace kernels = cuda::kernels;
 
 void sgd_update(const config::Optim& config, const ElementwiseStep& step) {
-  step.run(kernels::sgd_step, kernels::sgd_step_cuda,
-           kernels::SgdHyper{step.rates.lr, config.sgd_momentum, step.rates.weight_decay, step.grad_factor,
-                             step.step == 1});
+  step.run(kernels::sgd_step, kernels::sgd_step_cuda, kernels::SgdHyper{config.sgd_momentum});
 }
 
 }  // namespace metroplex::optim

@@ -1,7 +1,6 @@
 #include "pipeline/executor.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -18,7 +17,7 @@ using plan::ActionKind;
 struct Executor::Step {
   const plan::PipelineTable& table;
   const std::vector<nn::Microbatch>& batches;
-  const std::vector<double>& loss_gradients;
+  const at::Tensor& loss_gradients;
   const BorderShape& border;
   PipelineOutput& result;
   int rank;  // row of the table
@@ -62,7 +61,7 @@ int64_t Executor::border_bytes() const {
 }
 
 PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                             const std::vector<double>& loss_gradients, const BorderShape& border) {
+                             const at::Tensor& loss_gradients, const BorderShape& border) {
   MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
              "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
              pp_.size(), " x ", stages_.size());
@@ -137,10 +136,10 @@ void Executor::backward(const Step& step, const Action& action) {
   const Key key{action.microbatch, action.chunk};
   const auto run = runs_.find(key);
   MPX_ASSERT(run != runs_.end(), "backward of microbatch ", key.first, " before its forward");
-  const double factor = step.loss_gradients[action.microbatch];
+  const at::Tensor factor = step.loss_gradients.select(0, action.microbatch);
   Tensors dy;
   if (step.table.is_last_stage(step.rank, action.chunk)) {
-    dy = {at::full({}, factor, step.result.last[action.microbatch].options())};
+    dy = {factor.to(step.result.last[action.microbatch].scalar_type())};
   } else {
     dy = borders_.take_gradient(key);
   }

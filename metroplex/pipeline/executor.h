@@ -58,10 +58,10 @@ class Executor {
   Executor(std::vector<Stage*> stages, comm::Group pp);
 
   // Runs one step (or, with table.forward_only, one evaluation) over `batches` (one a microbatch of the table).
-  // loss_gradients[m] enters the backward of microbatch m with the loss of the last stage and with the loss terms of
-  // every stage: the factor of its sums in the step's loss.
+  // loss_gradients [microbatches] lie where the losses do. Element m enters the backward of microbatch m with the
+  // loss of the last stage and with the loss terms of every stage: the factor of its sums in the step's loss.
   PipelineOutput run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                     const std::vector<double>& loss_gradients, const BorderShape& border);
+                     const at::Tensor& loss_gradients, const BorderShape& border);
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.

@@ -85,7 +85,7 @@ nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* r
   return cursor.take();
 }
 
-nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, double loss_factor) {
+nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor) {
   BackwardCursor cursor(*this, std::move(run), std::move(dy), loss_factor);
   while (!cursor.done()) cursor.advance();
   return cursor.take();

@@ -68,7 +68,7 @@ class Stage {
   nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr);
   // Gradients of the inputs, none on the first stage. `dy` has one an output. Consumes the run, island by island from
   // the end.
-  nn::Gradients backward(StageRun run, nn::Gradients dy, double loss_factor);
+  nn::Gradients backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor);
 
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order, a shared one once
   const nn::Blocks& blocks() const { return blocks_; }

@@ -55,8 +55,8 @@ nn::Values ForwardCursor::take() {
   return std::move(x_);
 }
 
-BackwardCursor::BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, double loss_factor)
-    : stage_(stage), run_(std::move(run)), dy_(std::move(dy)), loss_factor_(loss_factor) {
+BackwardCursor::BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, at::Tensor loss_factor)
+    : stage_(stage), run_(std::move(run)), dy_(std::move(dy)), loss_factor_(std::move(loss_factor)) {
   MPX_ASSERT(run_.islands != nullptr && run_.spans.size() == run_.islands->spans.size(),
              "backward without its forward");
 }

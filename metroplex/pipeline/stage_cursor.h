@@ -34,7 +34,7 @@ class ForwardCursor {
 
 class BackwardCursor {
  public:
-  BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, double loss_factor);
+  BackwardCursor(Stage& stage, StageRun run, nn::Gradients dy, at::Tensor loss_factor);
 
   bool done() const { return run_.spans.empty() && repeated_.empty() && !repeating_; }
   // The next island's backward, or, of a chunk that is run again, the next forward.
@@ -51,7 +51,7 @@ class BackwardCursor {
   Stage& stage_;
   StageRun run_;
   nn::Gradients dy_;
-  double loss_factor_;
+  at::Tensor loss_factor_;
   // The span at work, where it is run again: its forwards first.
   StageIslands::Span span_{};
   size_t span_index_ = 0;

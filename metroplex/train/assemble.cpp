@@ -69,6 +69,7 @@ models::ModelContext model_context(const Assembly& a) {
   models::ModelContext context;
   context.model = config.model;
   context.vocab_size = a.vocab_size;
+  context.positions = a.config.train.seq_length;
   context.sequence_parallel = config.parallel.sequence_parallel;
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
@@ -177,6 +178,11 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
 
   make_optimizer(*a);
   a->scaler = optim::make_grad_scaler(config.precision);
+  const size_t groups = a->param_groups->factors().size();
+  cuda::kernels::StepValues start;
+  if (a->scaler) optim::set_scaler_state(start, a->scaler->start());
+  a->step = optim::StepState(world.target(), groups, start);
+  a->rates = optim::RateTable(world.target(), groups, config.optim.adam_beta1, config.optim.adam_beta2);
   // The schedules count samples; iterations are turned into samples by the full batch size.
   config::Config lengths = config;
   lengths.train.global_batch_size =

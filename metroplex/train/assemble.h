@@ -16,10 +16,13 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "optim/param_groups.h"
+#include "optim/rate_table.h"
+#include "optim/step_state.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
 #include "plan/pipeline_table.h"
 #include "text/tokenizer_files.h"
+#include "train/loss_terms.h"
 #include "train/sharing.h"
 
 namespace metroplex::train {
@@ -45,11 +48,17 @@ struct Assembly {
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LrSchedule> schedule;
-  std::optional<optim::GradScaler> scaler;
+  std::optional<optim::GradScaler> scaler;  // the rule of the loss scale, which lies in `step`
+  optim::StepState step;                    // what steps decide by, on the device
+  optim::RateTable rates;                   // of the steps to come, on the device
+  int64_t steps = 0;                        // that updated, as far as the host has been told
 
   bool variable_lengths =
       false;  // microbatches of a step differ in length, as no data of ours do: set it before a step
   std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
+
+  LossTermNames loss_terms;  // of all ranks, once a step has been taken
+  at::Tensor step_inputs;    // of the step under way (step_vector.h)
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }

@@ -1,6 +1,5 @@
 #include "train/batch.h"
 
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
@@ -21,6 +20,14 @@ void copy_row(at::Tensor& matrix, int64_t row, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) out[i] = values[i];
 }
 
+void check_tokens(const HostBatch& batch, int64_t row, const char* what, const std::vector<int64_t>& tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    MPX_CHECK(tokens[i] >= 0 && tokens[i] < batch.vocab_size, "data", what, " ", i, " of sample ",
+              batch.numbers.first + row * batch.numbers.stride, " is ", tokens[i], ", outside the vocabulary of ",
+              batch.vocab_size, "; the data set was made with another tokenizer");
+  }
+}
+
 // Header of a broadcast: present, b, s, has documents, the bits of the loss mask's sum.
 constexpr int64_t kHeader = 5;
 
@@ -28,20 +35,12 @@ at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-void check_vocabulary(const nn::Microbatch& batch, int64_t vocab_size) {
-  for (const at::Tensor& ids : {batch.tokens, batch.labels}) {
-    const auto [low, high] = at::aminmax(ids);
-    const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
-    MPX_CHECK(first >= 0 && last < vocab_size, "data", "a token of the data is ", first < 0 ? first : last,
-              ", outside the vocabulary of ", vocab_size, "; the data set was made with another tokenizer");
-  }
-}
-
 }  // namespace
 
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) {
   const int64_t b = static_cast<int64_t>(batch.samples.size()),
                 s = static_cast<int64_t>(batch.samples.at(0).tokens.size());
+  MPX_ASSERT(batch.vocab_size > 0, "samples whose vocabulary is not told");
   nn::Microbatch out;
   out.tokens = at::empty({b, s}, at::kLong);
   out.labels = at::empty({b, s}, at::kLong);
@@ -51,6 +50,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   if (documents) out.document_ids = at::empty({b, s}, at::kLong);
   for (int64_t row = 0; row < b; ++row) {
     const data::Sample& sample = batch.samples[row];
+    check_tokens(batch, row, "token", sample.tokens);
+    check_tokens(batch, row, "label", sample.labels);
     copy_row(out.tokens, row, sample.tokens);
     copy_row(out.labels, row, sample.labels);
     copy_row(out.position_ids, row, sample.position_ids);
@@ -58,16 +59,17 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
     std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), mask.mutable_data_ptr<float>() + row * s);
   }
   out.loss_mask = mask.to(float_type);
-  out.sample_ids = at::arange(b, at::kLong).mul_(batch.stride).add_(batch.first_sample);
+  out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
+  out.sample_counters = nn::counters_of_samples(
+      batch.numbers.step, at::arange(b, at::kLong).mul_(batch.numbers.stride).add_(batch.numbers.first));
   return out;
 }
 
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
-  if (host.loss_mask.defined() && !host.rows.defined()) out.mask_sum = host.loss_mask.sum(at::kDouble).item<double>();
-  for (at::Tensor* tensor :
-       {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids, &out.sample_ids, &out.rows}) {
+  for (at::Tensor* tensor : {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids,
+                             &out.sample_counters, &out.rows}) {
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   }
   return out;
@@ -84,7 +86,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
     h[1] = mine->tokens.size(0);
     h[2] = mine->tokens.size(1);
     h[3] = mine->document_ids.defined();
-    h[4] = std::bit_cast<int64_t>(mine->loss_mask.sum(at::kDouble).item<double>());
+    h[4] = std::bit_cast<int64_t>(mine->mask_sum);
   }
   comm::broadcast(header, 0, group);
   if (h[0] == 0) return std::nullopt;
@@ -99,7 +101,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
     plane(1).copy_(mine->labels);
     plane(2).copy_(mine->position_ids);
     if (planes > 3) plane(3).copy_(mine->document_ids);
-    ids.narrow(0, planes * b * s, b).copy_(mine->sample_ids);
+    ids.narrow(0, planes * b * s, b).copy_(mine->sample_counters);
     ids = to_device(ids, device);
   }
   comm::broadcast(ids, 0, group);
@@ -109,7 +111,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
   out.labels = plane(1);
   out.position_ids = plane(2);
   if (planes > 3) out.document_ids = plane(3);
-  out.sample_ids = ids.narrow(0, planes * b * s, b);
+  out.sample_counters = ids.narrow(0, planes * b * s, b).clone();  // dropout keeps it, and not the batch
   out.loss_mask = mask;
   out.mask_sum = std::bit_cast<double>(h[4]);
   return out;
@@ -119,11 +121,10 @@ std::optional<nn::Microbatch> BatchStream::next(const SampleNumbers& numbers) {
   std::optional<nn::Microbatch> mine;
   if (loader_) {
     HostBatch batch;
-    batch.first_sample = numbers.first;
-    batch.stride = numbers.stride;
+    batch.numbers = numbers;
+    batch.vocab_size = vocab_size_;
     if (loader_->next(batch.samples) && !batch.samples.empty()) mine = stack_samples(batch, float_type_);
   }
-  if (mine && !device_.is_cpu()) check_vocabulary(*mine, vocab_size_);
   return broadcast_batch(mine, group_, float_type_, device_);
 }
 

@@ -13,18 +13,22 @@
 
 namespace metroplex::train {
 
+// Which samples of the run a microbatch has, and in which step: what dropout draws by.
+struct SampleNumbers {
+  int64_t first = 0, stride = 1;  // global number of the first, and from one to the next
+  int64_t step = 0;
+};
+
 // What a source of microbatches gives for one microbatch, on the reading rank.
 struct HostBatch {
   std::vector<data::Sample> samples;
-  int64_t first_sample = 0;  // global number of samples[0]
-  int64_t stride = 1;        // from one sample to the next
+  SampleNumbers numbers;
+  int64_t vocab_size = 0;
 };
 
-struct SampleNumbers {
-  int64_t first = 0, stride = 1;
-};
-
-// Stacks the samples, in host memory. float_type is that of the loss mask (float or double).
+// Stacks the samples, in host memory. float_type is that of the loss mask (float or double). Layers cannot refuse a
+// token that is outside the vocabulary, for the host would have to wait for a device: here one is a base::Error with
+// its sample.
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 
 // The batch on the device that computes it, through pinned memory, without waiting; on the CPU the batch itself.
@@ -39,25 +43,23 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
 // Microbatches of one data-parallel rank in order: loader + numbering + broadcast.
 class BatchStream {
  public:
-  // `loader` is null on ranks that only receive. Layers on a GPU cannot refuse what is outside the vocabulary (that
-  // would make the host wait): there the reading rank does, against `vocab_size`.
-  BatchStream(std::unique_ptr<data::Loader> loader, comm::Group batch_group, at::ScalarType float_type,
-              at::Device device = at::kCPU, int64_t vocab_size = 0)
+  // `loader` is null on ranks that only receive.
+  BatchStream(std::unique_ptr<data::Loader> loader, int64_t vocab_size, comm::Group batch_group,
+              at::ScalarType float_type, at::Device device = at::kCPU)
       : loader_(std::move(loader)),
+        vocab_size_(vocab_size),
         group_(std::move(batch_group)),
         float_type_(float_type),
-        device_(device),
-        vocab_size_(vocab_size) {}
-  // Collective over the batch group. `numbers` are those of the microbatch's samples in the order of the run, the key
-  // of dropout.
+        device_(device) {}
+  // Collective over the batch group. `numbers` are those of the microbatch's samples in the order of the run.
   std::optional<nn::Microbatch> next(const SampleNumbers& numbers);
 
  private:
   std::unique_ptr<data::Loader> loader_;
+  int64_t vocab_size_;
   comm::Group group_;
   at::ScalarType float_type_;
   at::Device device_;
-  int64_t vocab_size_;
 };
 
 }  // namespace metroplex::train

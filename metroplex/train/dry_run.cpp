@@ -19,12 +19,15 @@ std::vector<const RankFigures*> stages_of(const Fit& fit) {
   return stages;
 }
 
-plan::TimelineCosts costs_of(const DryRun& run, const std::vector<const RankFigures*>& stages, int chunks) {
+plan::TimelineCosts costs_of(const std::vector<const RankFigures*>& stages, int chunks) {
   plan::TimelineCosts costs;
+  double all = 0, forward = 0;
+  for (const RankFigures* stage : stages) {
+    all += stage->prediction.flops;
+    forward += stage->prediction.forward_flops;
+  }
   costs.forward = 1;
-  costs.backward = 3 * run.step_flops / run.model_flops - 1;
-  double all = 0;
-  for (const RankFigures* stage : stages) all += stage->prediction.flops;
+  costs.backward = forward > 0 ? all / forward - 1 : 2;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (const RankFigures* stage : stages)
       costs.stage_scale.push_back(stage->prediction.flops * static_cast<double>(stages.size()) / all);
@@ -40,8 +43,8 @@ PipelineOutlook pipeline_of(const DryRun& run) {
   const auto request = plan::schedule_request(c.parallel, chunks, static_cast<int>(out.microbatches));
   out.formula_bubble_share = formula_bubble_share(c, out.microbatches);
   if (c.parallel.pp() * chunks * out.microbatches > kLargestReplay) return out;
-  const plan::Timeline timeline = plan::replay(plan::build_schedule(c.parallel.pipeline_schedule, request),
-                                               costs_of(run, stages_of(run.fit), chunks));
+  const plan::Timeline timeline =
+      plan::replay(plan::build_schedule(c.parallel.pipeline_schedule, request), costs_of(stages_of(run.fit), chunks));
   out.bubble_share = timeline.total_bubble_share;
   for (const int live : timeline.peak_live_activations) out.live_microbatches.push_back(double(live) / chunks);
   return out;

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "comm/collectives.h"
+#include "config/family.h"
 #include "nn/attention.h"
 #include "plan/table_writer.h"
 #include "plan/verify.h"
@@ -23,7 +24,6 @@ nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, n
   batch.tokens = at::empty({1, s}, at::kLong);
   std::copy(tokens.begin(), tokens.end(), batch.tokens.mutable_data_ptr<int64_t>());
   batch.position_ids = at::arange(position, position + s, at::kLong).view({1, s});
-  batch.sample_ids = at::zeros({1}, at::kLong);
   batch.training = false;
   batch.cache = cache;
   return batch;
@@ -87,11 +87,11 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   check_options(options);
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
-  MPX_CHECK(longest <= a.config.model.max_position_embeddings ||
-                a.config.model.position_embedding_type != config::PositionEmbedding::learned_absolute,
-            "config", "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ",
-            longest, " positions, the model has ", a.config.model.max_position_embeddings,
-            "; shorten the prompt or lower --max-new-tokens");
+  const bool in_a_table = a.config.model.position_embedding_type == config::PositionEmbedding::learned_absolute ||
+                          config::family(a.config.model.family).top_query;
+  MPX_CHECK(longest <= a.config.model.max_position_embeddings || !in_a_table, "config", "a prompt of ", prompt.size(),
+            " tokens and ", options.max_new_tokens, " new ones need ", longest, " positions, the model has ",
+            a.config.model.max_position_embeddings, "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
     MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
               a.vocab_size);

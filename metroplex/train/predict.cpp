@@ -11,51 +11,55 @@
 namespace metroplex::train {
 namespace {
 
-// Operations of a step, all microbatches of a data-parallel rank, over all its tensor-parallel ranks.
-struct Operations {
-  double layer = 0;                              // of one: forward and backward
-  double core_attention = 0, first_product = 0;  // of `layer`
-  double head = 0;
-};
-
-Operations operations(const RankRequest& request, int64_t samples) {
-  const config::Config& config = request.config;
-  const auto of = [&](int64_t layers, int64_t vocab, bool tokens, bool mlp) {
-    sim::ModelShape shape = sim::model_shape(config, vocab);
-    shape.num_layers = layers;
-    if (!mlp) shape.ffn_hidden_size = 0;
-    sim::StepTokens counted{.batch_size = samples};
-    if (!tokens) counted.num_tokens = 0;
-    return sim::step_flops(shape, counted);
-  };
-  Operations out;
-  out.layer = of(1, 0, true, true);
-  out.core_attention = of(1, 0, false, true);
-  out.first_product = (out.layer - of(1, 0, true, false)) * (config.model.gated_linear_unit ? 2.0 / 3 : 0.5);
-  out.head = of(
-      0,
-      config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp()),
-      true, true);
-  return out;
+int64_t microbatches_of(const RankRequest& request) {
+  const config::Train& train = request.config.train;
+  if (request.num_microbatches > 0) return request.num_microbatches;
+  const int64_t dp = config::data_parallel_size(request.config.parallel, request.world_size);
+  const int64_t count = train.global_batch_size / (train.micro_batch_size * dp);
+  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", train.global_batch_size,
+            " gives no microbatch for every data-parallel rank; raise it");
+  return count;
 }
 
-int64_t layers_recomputed(const config::Memory& memory, int64_t layers) {
-  return memory.recompute_method == config::RecomputeMethod::block ? std::min(layers, memory.recompute_num_layers)
-                                                                   : layers;
+double flops_of(const plan::IslandTrace& island) {
+  double sum = 0;
+  for (const plan::TraceOperation& operation : island.operations) sum += operation.flops;
+  return sum;
+}
+
+double flops_of(const plan::ActionTrace& action) {
+  double sum = 0;
+  for (const plan::IslandTrace& island : action.islands) sum += flops_of(island);
+  return sum;
+}
+
+// By the formula (sim/flops.h), of one sample on all ranks that hold a part of it.
+double formula_flops(const RankRequest& request, int64_t layers, int64_t vocab) {
+  sim::ModelShape shape = sim::model_shape(request.config, vocab);
+  shape.num_layers = layers;
+  return sim::step_flops(shape, {.batch_size = 1});
+}
+
+// Of this rank's layers, and of the head where it has the loss.
+double model_flops(const RankRequest& request, const plan::RankTrace& trace) {
+  const config::Config& config = request.config;
+  const int64_t padded =
+      config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
+  double sum = 0;
+  for (const plan::ChunkTrace& chunk : trace.chunks) {
+    sum += formula_flops(request, chunk.layers.num_layers, 0);
+    if (chunk.layers.has_loss) sum += formula_flops(request, 0, padded);
+  }
+  return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
 }
 
 plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTrace& trace) {
   const config::Config& config = request.config;
   const topology::RankGrid grid(request.world_size, config.parallel);
-  const int64_t dp = grid.size(topology::Axis::dp);
-  const int64_t count = request.num_microbatches > 0
-                            ? request.num_microbatches
-                            : config.train.global_batch_size / (config.train.micro_batch_size * dp);
-  MPX_CHECK(count > 0, "plan", "train.global_batch_size ", config.train.global_batch_size,
-            " gives no microbatch for every data-parallel rank; raise it");
-  const plan::PipelineTable table = plan::build_schedule(
-      config.parallel.pipeline_schedule,
-      plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()), static_cast<int>(count)));
+  const plan::PipelineTable table =
+      plan::build_schedule(config.parallel.pipeline_schedule,
+                           plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()),
+                                                  static_cast<int>(microbatches_of(request))));
   return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp));
 }
 
@@ -64,31 +68,17 @@ plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTra
 plan::MemoryPrediction predict_memory(const RankRequest& request) { return memory_of(request, trace_rank(request)); }
 
 RankPrediction predict_rank(const RankRequest& request) {
-  const config::Config& config = request.config;
-  const config::Parallel& parallel = config.parallel;
-  const int64_t dp = config::data_parallel_size(parallel, request.world_size);
   const plan::RankTrace trace = trace_rank(request);
-
   RankPrediction out;
   out.memory = memory_of(request, trace);
   for (const plan::TraceParam& param : trace.params) out.num_params += param.numel();
-
-  const int64_t samples = request.num_microbatches > 0 ? request.num_microbatches * config.train.micro_batch_size
-                                                       : config.train.global_batch_size / dp;
-  const Operations one = operations(request, samples);
-  const double share = 1.0 / static_cast<double>(parallel.tp() * parallel.cp());
-  constexpr double kForward = 1.0 / 3;
-  double again = 0;
+  const auto count = static_cast<double>(microbatches_of(request));
   for (const plan::ChunkTrace& chunk : trace.chunks) {
-    const auto layers = static_cast<double>(chunk.layers.num_layers);
-    out.model_flops += layers * one.layer + (chunk.layers.has_loss ? one.head : 0);
-    if (config.memory.recomputes_all())
-      again += kForward * one.layer * static_cast<double>(layers_recomputed(config.memory, chunk.layers.num_layers));
-    if (config.memory.recomputes("core_attn")) again += kForward * layers * one.core_attention;
-    if (config.memory.recomputes("mlp")) again += kForward * layers * one.first_product;
+    out.forward_flops += count * flops_of(chunk.forward);
+    out.flops += count * (flops_of(chunk.forward) + flops_of(chunk.backward));
   }
-  out.flops = share * (out.model_flops + again);
-  out.model_flops *= share;
+  out.flops += flops_of(trace.update);
+  out.model_flops = count * static_cast<double>(request.config.train.micro_batch_size) * model_flops(request, trace);
   return out;
 }
 

@@ -13,8 +13,11 @@ namespace metroplex::train {
 struct RankPrediction {
   plan::MemoryPrediction memory;
   int64_t num_params = 0;  // elements in this rank's share of the model (its tp and pp slice), a shared one once
-  double flops = 0;        // of this rank in one step: forward and backward, with what is recomputed
-  double model_flops = 0;  // without what is recomputed
+  // Of this rank in one step, two a multiply-add, as its layers do them: forward, backward with what is recomputed,
+  // and what the update multiplies.
+  double flops = 0;
+  double forward_flops = 0;  // of these, in forwards
+  double model_flops = 0;    // by the formula of sim/flops.h, which throughput is counted with
 };
 
 RankPrediction predict_rank(const RankRequest& request);

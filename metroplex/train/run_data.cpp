@@ -77,8 +77,8 @@ BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
     loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
                                             std::max(1, workers));
   }
-  return {std::move(loader), a_.groups().batch, a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
-          a_.world->device(), a_.vocab_size};
+  return {std::move(loader), a_.vocab_size, a_.groups().batch, a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
+          a_.world->device()};
 }
 
 std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {
@@ -87,11 +87,10 @@ std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wan
   const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < wanted.count; ++m) {
-    auto batch = by_sample ? stream.next({wanted.first_sample + m * mbs * dp + dp_index, dp})
-                           : stream.next({wanted.first_sample + (m * dp + dp_index) * mbs, 1});
+    auto batch = by_sample ? stream.next({wanted.first_sample + m * mbs * dp + dp_index, dp, wanted.iteration})
+                           : stream.next({wanted.first_sample + (m * dp + dp_index) * mbs, 1, wanted.iteration});
     MPX_CHECK(batch.has_value(), "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
               wanted.first_sample + m * dp * mbs, "; give more data, or fewer iterations");
-    batch->step = wanted.iteration;
     batches.push_back(std::move(*batch));
   }
   return batches;

@@ -123,17 +123,24 @@ void check_all_taken(checkpoint::Reader& reader, checkpoint::Exchange& exchange,
   add_line(outcome.notes, "left in the checkpoint: " + list);
 }
 
-Json scaler_json(const std::optional<optim::GradScaler>& scaler) {
-  if (!scaler) return nullptr;
-  const optim::GradScalerState state = scaler->state();
+Json scaler_json(const Assembly& a, const cuda::kernels::StepValues& step) {
+  if (!a.scaler) return nullptr;
+  const optim::GradScalerState state = optim::scaler_state(step);
   return {{"scale", state.scale},
           {"growth_tracker", state.growth_tracker},
           {"hysteresis_tracker", state.hysteresis_tracker}};
 }
 
-// A checkpoint of a run that scaled nothing leaves the scaler at its start.
-void load_scaler(std::optional<optim::GradScaler>& scaler, const Json& j) {
-  if (scaler && !j.is_null()) scaler->load_state({j.at("scale"), j.at("growth_tracker"), j.at("hysteresis_tracker")});
+// A checkpoint of a run that scaled nothing leaves the scale at its start.
+void load_step(Assembly& a, int64_t steps, const Json& scaler) {
+  cuda::kernels::StepValues step = a.step.read();
+  a.steps = steps;
+  step.steps = static_cast<double>(steps);
+  if (a.scaler && !scaler.is_null()) {
+    optim::set_scaler_state(
+        step, a.scaler->resumed({scaler.at("scale"), scaler.at("growth_tracker"), scaler.at("hysteresis_tracker")}));
+  }
+  a.step.write(step);
 }
 
 // The order of the data and every dropout mask follow from the seed: a run that goes on keeps it.
@@ -162,10 +169,11 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
   state.config_yaml = config::dump(a.config);
-  Json extra{{"optimizer_steps", a.optimizer->steps()},
+  const cuda::kernels::StepValues step = a.step.read();
+  Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
-             {"grad_scaler", scaler_json(a.scaler)},
+             {"grad_scaler", scaler_json(a, step)},
              {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
              {"schedule", schedule_json(a.schedule->args())}};
   if (a.tokenizer) {
@@ -256,10 +264,10 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   if (a.optimizer) load_optimizer(a, reader, with_optimizer);
   check_all_taken(reader, exchange, with_optimizer, !allowed.empty(), outcome);
   if (with_optimizer) {
-    a.optimizer->set_steps(extra.at("optimizer_steps"));
-    load_scaler(a.scaler, extra.value("grad_scaler", Json()));
+    load_step(a, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
         a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
+    a.rates.forget();
   }
   a.families.updated();
   outcome.loaded = true;

@@ -9,6 +9,7 @@
 
 #include "nn/microbatch.h"
 #include "train/assemble.h"
+#include "train/step_vector.h"
 #include "train/timers.h"
 
 namespace metroplex::train {
@@ -39,8 +40,20 @@ struct StepOutcome {
 // Forward, backward, reduction, test for overflow, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
 // loss scale, gradients that are not finite skip the update. Without one, a loss or gradient that is not finite
 // throws before anything is updated, naming rank, iteration, parameter and microbatch. A gradient norm above
-// precision.grad_norm_skip_threshold skips the update too.
+// precision.grad_norm_skip_threshold skips the update too. The two functions below, one after the other.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
+
+// What a step leaves on the device.
+struct EnqueuedStep {
+  StepVector vector;
+  at::Tensor loss_factors;  // [microbatches] double
+};
+// The step itself. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
+// the meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step
+// the host does; in the first step the ranks agree on the names of loss terms.
+EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
+// Waits for it, reads its vector, once, and throws or says how it went. `input` is the same.
+StepOutcome tell_step(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
 // was asked to end.

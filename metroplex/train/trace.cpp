@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,10 +37,13 @@ class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
 
   void run(cuda::Operation operation) override {
     operation.run();
+    issued(operation);
+  }
+  void issued(const cuda::Operation& operation) override {
     if (!on_) return;
-    const int64_t in = bytes_of(operation.reads), out = bytes_of(operation.writes);
-    island_.operations.push_back(
-        {std::move(operation.name), operation.group, 0.0, operation.group.empty() ? in + out : std::max(in, out)});
+    const int64_t bytes = operation.group.empty() ? cuda::bytes_of(operation)
+                                                  : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
+    island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
   }
   // From now on operators count.
   void start() { on_ = true; }
@@ -170,7 +171,7 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
   batch.tokens = at::empty({b, s}, integers);
   batch.labels = at::empty({b, s}, integers);
   batch.position_ids = at::empty({b, s}, integers);
-  batch.sample_ids = at::empty({b}, integers);
+  batch.sample_counters = at::empty({b}, integers);
   batch.loss_mask = at::empty({b, s}, integers.dtype(wide ? at::kDouble : at::kFloat));
   if (config.data.reset_attention_mask) batch.document_ids = at::empty({b, s}, integers);
   return batch;
@@ -178,8 +179,8 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
 
 int64_t bytes_of(const nn::Microbatch& batch) {
   int64_t bytes = 0;
-  for (const at::Tensor* x :
-       {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_ids, &batch.loss_mask, &batch.document_ids})
+  for (const at::Tensor* x : {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_counters,
+                              &batch.loss_mask, &batch.document_ids})
     bytes += x->defined() ? static_cast<int64_t>(x->nbytes()) : 0;
   return bytes;
 }
@@ -231,12 +232,11 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   tape.start();
   const cuda::MetaMemory meter(tape);
   Tracer tracer(*a, tape);
-  a->executor->run(own_actions(*a, 2), batches, {1.0, 1.0}, border);
+  a->executor->run(own_actions(*a, 2), batches,
+                   at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
   tape.take();
-  optim::StepArgs args;
-  args.rates.resize(a->param_groups->factors().size());
-  a->optimizer->step(args);
+  a->optimizer->step(a->step);
   a->families.updated();
   for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
   size_t chunk = 0;

@@ -35,7 +35,7 @@ bool ends_document(int64_t sample, int64_t position) {
   return base::philox4x32(kTokenKey + 2, sample, position)[0] % 6 == 0;
 }
 
-nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sample, int64_t vocab_size) {
+nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sample, int64_t step, int64_t vocab_size) {
   const config::Train& train = config.train;
   data::GptOptions masks;
   masks.eod = vocab_size - 1;
@@ -48,7 +48,8 @@ nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sampl
     return end ? masks.eod : synthetic_token(sample, position, vocab_size);
   };
   HostBatch host;
-  host.first_sample = first_sample;
+  host.numbers = {first_sample, 1, step};
+  host.vocab_size = vocab_size;
   for (int64_t s = first_sample; s < first_sample + train.micro_batch_size; ++s) {
     data::Sample sample;
     for (int64_t t = 0; t < train.seq_length; ++t) {
@@ -148,8 +149,7 @@ LayoutRun run_layout(const config::Config& config, const comm::World& world, int
     std::vector<nn::Microbatch> batches;
     for (int64_t m = 0; m < count; ++m) {
       const int64_t first = step * t.global_batch_size + (m * dp + a->groups().dp.index()) * t.micro_batch_size;
-      batches.push_back(on_device(synthetic_batch(config, first, vocab_size), world.device()));
-      batches.back().step = step;
+      batches.push_back(on_device(synthetic_batch(config, first, step, vocab_size), world.device()));
     }
     const StepOutcome outcome = train_step(*a, {batches, step + 1, step * t.global_batch_size, false, {}});
     run.losses.push_back(outcome.loss);

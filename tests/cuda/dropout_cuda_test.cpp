@@ -35,7 +35,7 @@ const std::vector<Case> kCases{{1, 1, 0, 0.5, false, false},
                                {9, 131, 10, 0.4, false, false, true, true}};
 
 struct Operands {
-  at::Tensor x, bias, residual, samples, chosen;
+  at::Tensor x, bias, residual, counters, chosen;
 };
 
 Operands operands_of(const Case& c, at::ScalarType dtype) {
@@ -45,14 +45,14 @@ Operands operands_of(const Case& c, at::ScalarType dtype) {
   if (c.bias) o.bias = at::arange(1, c.width + 1, at::kDouble).mul(0.3).cos().add(1.5).to(dtype);
   if (c.residual) o.residual = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
   const int64_t num_samples = c.rows % 3 == 0 ? 3 : 1;
-  o.samples = at::arange(num_samples, at::kLong).add(0xF00000000000);
+  o.counters = at::arange(num_samples, at::kLong).add(0xF00000000000);
   if (c.chosen) o.chosen = at::arange(c.rows / num_samples, at::kLong).mul(2).flip(0);
   return o;
 }
 
 Operands to(const Operands& o, at::Device device) {
   const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
-  return {move(o.x), move(o.bias), move(o.residual), move(o.samples), move(o.chosen)};
+  return {move(o.x), move(o.bias), move(o.residual), move(o.counters), move(o.chosen)};
 }
 
 // Calls `run(operands, shape)` and gives `out` back.
@@ -60,7 +60,7 @@ template <class T, class Run>
 at::Tensor result(const Case& c, const Operands& o, const Run& run) {
   at::Tensor out = at::full_like(o.x, -77);
   const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-  DropoutRows rows{o.samples.const_data_ptr<int64_t>(), o.samples.numel(), c.first, c.sample_major, 0x55};
+  DropoutRows rows{o.counters.const_data_ptr<int64_t>(), o.counters.numel(), c.first, c.sample_major};
   if (c.chosen) {
     rows.chosen = o.chosen.const_data_ptr<int64_t>();
     rows.num_chosen = o.chosen.numel();

@@ -8,7 +8,8 @@ namespace metroplex::cuda {
 namespace {
 
 struct Log final : Recorder {
-  std::vector<Operation> operations;
+  std::vector<Operation> operations, products;
+  void issued(const Operation& product) override { products.push_back(product); }
   void run(Operation operation) override {
     operation.run();
     operations.push_back(std::move(operation));
@@ -44,12 +45,27 @@ TEST(LaunchPoint, ARecorderIsToldNameTensorsAndScalarsAndCanRunItAgain) {
   EXPECT_STREQ(operation.scalars[0].name, "factor");
   EXPECT_EQ(std::get<double>(operation.scalars[0].value), 3.0);
   EXPECT_EQ(std::get<int64_t>(operation.scalars[1].value), 5);
+  EXPECT_EQ(operation.flops, 0);
+  EXPECT_EQ(bytes_of(operation), 2 * 5 * 8);
   x.add_(10);
   operation.run();
   EXPECT_TRUE(at::equal(out, 3 * x));
   out = at::Tensor();  // the operation keeps the memory
   operation.run();
   EXPECT_TRUE(at::equal(operation.writes[0], 3 * x));
+}
+
+TEST(LaunchPoint, AProductOfLibtorchIsToldAndNotRun) {
+  Log log;
+  const Target target{at::kCPU, &log, false};
+  const at::Tensor a = at::ones({2, 3}, at::kFloat), b = at::ones({3, 5}, at::kFloat), out = at::mm(a, b), nothing;
+  issued({}, {"mm", {&a, &b}, {&out}, {}, 60});
+  issued(target, {"mm", {&a, &b, &nothing}, {&out}, {}, 60});
+  EXPECT_TRUE(log.operations.empty());
+  ASSERT_EQ(log.products.size(), 1u);
+  EXPECT_EQ(log.products[0].flops, 60);
+  EXPECT_EQ(bytes_of(log.products[0]), 4 * (2 * 3 + 3 * 5 + 2 * 5));
+  EXPECT_FALSE(log.products[0].run);
 }
 
 TEST(LaunchPoint, WithoutARecorderTheOperatorRuns) {

@@ -178,6 +178,40 @@ struct Arrays {
   }
 };
 
+// All that an update depends on, as a test names it.
+struct AdamCase {
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, grad_factor = 1;
+  int64_t step = 1;  // of this update, from 1
+  AdamHyper hyper() const { return {beta1, beta2, eps}; }
+  GroupRates rates() const { return group_rates(lr, weight_decay, beta1, beta2, step); }
+};
+struct SgdCase {
+  double lr = 0, momentum = 0, weight_decay = 0, grad_factor = 1;
+  bool first_step = false;
+  int64_t step = first_step ? 1 : 2;
+  SgdHyper hyper() const { return {momentum}; }
+  GroupRates rates() const { return group_rates(lr, weight_decay, 0, 0, step); }
+};
+struct LionCase {
+  double lr = 0, beta1 = 0.9, beta2 = 0.99, weight_decay = 0, grad_factor = 1;
+  int64_t step = 1;
+  LionHyper hyper() const { return {beta1, beta2}; }
+  GroupRates rates() const { return group_rates(lr, weight_decay, 0, 0, step); }
+};
+
+// What a kernel reads of the step, on the host.
+template <class Case>
+struct Judged {
+  StepValues values;
+  GroupRates rates;
+  explicit Judged(const Case& c, bool updates = true) : rates(c.rates()) {
+    values.updates = updates ? 1 : 0;
+    values.number = static_cast<double>(c.step);
+    values.grad_factor = c.grad_factor;
+  }
+  StepPlace place() const { return {&values, &rates}; }
+};
+
 using Long = long double;
 // A result in exact arithmetic and how far the kernel may be from it, in units of `u`, the rounding of one operation.
 struct Wanted {
@@ -188,7 +222,7 @@ struct WantedElement {
 };
 
 // Each bound counts the roundings on the way, those of the coefficients too.
-inline WantedElement wanted(const AdamHyper& h, Long g, Long p, Long m, Long v) {
+inline WantedElement wanted(const AdamCase& h, Long g, Long p, Long m, Long v) {
   g *= h.grad_factor;
   const Long m2 = h.beta1 * m + (1 - Long(h.beta1)) * g, v2 = h.beta2 * v + (1 - Long(h.beta2)) * g * g;
   const Long denominator = std::sqrt(v2) / std::sqrt(1 - std::pow(Long(h.beta2), h.step)) + h.eps;
@@ -197,7 +231,7 @@ inline WantedElement wanted(const AdamHyper& h, Long g, Long p, Long m, Long v) 
   const Long m_error = 5 * (std::abs(h.beta1 * m) + std::abs((1 - Long(h.beta1)) * g)), v_error = 8 * v2;
   return {{p2, 2 * std::abs(p) + std::abs(p2) + size * (m_error + 14 * std::abs(m2))}, {m2, m_error}, {v2, v_error}};
 }
-inline WantedElement wanted(const SgdHyper& h, Long g, Long p, Long m, Long v) {
+inline WantedElement wanted(const SgdCase& h, Long g, Long p, Long m, Long v) {
   const Long g1 = g * h.grad_factor, g2 = g1 + p * h.weight_decay;
   const Long g_error = 3 * (std::abs(g1) + std::abs(p * h.weight_decay));
   if (h.momentum == 0) return {{p - h.lr * g2, std::abs(p) + h.lr * (2 * g_error)}, {m, 0}, {v, 0}};
@@ -206,7 +240,7 @@ inline WantedElement wanted(const SgdHyper& h, Long g, Long p, Long m, Long v) {
   const Long p2 = p - h.lr * m2;
   return {{p2, std::abs(p2) + h.lr * (m_error + 2 * std::abs(m2))}, {m2, m_error}, {v, 0}};
 }
-inline WantedElement wanted(const LionHyper& h, Long g, Long p, Long m, Long v) {
+inline WantedElement wanted(const LionCase& h, Long g, Long p, Long m, Long v) {
   g *= h.grad_factor;
   const Long c = h.beta1 * m + (1 - Long(h.beta1)) * g, step = c > 0 ? h.lr : (c < 0 ? -h.lr : 0);
   const Long m2 = h.beta2 * m + (1 - Long(h.beta2)) * g, p2 = p * (1 - Long(h.lr) * h.weight_decay) - step;

@@ -14,9 +14,9 @@
 namespace metroplex::cuda::kernels::test {
 namespace {
 
-const AdamHyper kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
-const SgdHyper kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, false};
-const LionHyper kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
+const AdamCase kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
+const SgdCase kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, false};
+const LionCase kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
 
 std::vector<Storage> all_storage() {
   std::vector<Storage> all{{Number::f64, Main::f64, {}, Number::f64, Number::f64}};
@@ -34,9 +34,36 @@ std::vector<Storage> all_storage() {
   return all;
 }
 
-void step(const OptimizerRange& range, const AdamHyper& hyper) { adam_step_cuda(range, hyper, current_stream()); }
-void step(const OptimizerRange& range, const SgdHyper& hyper) { sgd_step_cuda(range, hyper, current_stream()); }
-void step(const OptimizerRange& range, const LionHyper& hyper) { lion_step_cuda(range, hyper, current_stream()); }
+// What a kernel reads of the step, on the GPU.
+struct OnDevice {
+  at::Tensor numbers;
+  template <class Case>
+  OnDevice(const Case& c, bool updates) {
+    const Judged judged(c, updates);
+    const auto as_tensor = [](const auto& numbers) {
+      return at::from_blob(const_cast<void*>(static_cast<const void*>(&numbers)),
+                           {static_cast<int64_t>(sizeof(numbers) / sizeof(double))}, at::kDouble);
+    };
+    numbers = at::cat({as_tensor(judged.values), as_tensor(judged.rates)}).to(at::kCUDA);
+  }
+  StepPlace place() const {
+    const auto* values = static_cast<const StepValues*>(numbers.const_data_ptr());
+    return {values, reinterpret_cast<const GroupRates*>(values + 1)};
+  }
+};
+
+void step(const OptimizerRange& range, const AdamCase& c, bool updates = true) {
+  const OnDevice judged(c, updates);
+  adam_step_cuda(range, c.hyper(), judged.place(), current_stream());
+}
+void step(const OptimizerRange& range, const SgdCase& c, bool updates = true) {
+  const OnDevice judged(c, updates);
+  sgd_step_cuda(range, c.hyper(), judged.place(), current_stream());
+}
+void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
+  const OnDevice judged(c, updates);
+  lion_step_cuda(range, c.hyper(), judged.place(), current_stream());
+}
 
 // What one step leaves is within the bounds of its CPU twin: the formula's, of arithmetic and storage.
 template <class Hyper>
@@ -63,14 +90,27 @@ void check_steps() {
   }
 }
 
+void check_held_back() {
+  for (const Storage& storage : all_storage()) {
+    const Arrays start(storage, random_contents(1000, 4));
+    Arrays device = start.to(at::kCUDA);
+    step(device.range(), kAdam, false);
+    step(device.range(), kSgd, false);
+    step(device.range(), kLion, false);
+    const auto ours = device.to(at::kCPU).written(), right = start.written();
+    for (size_t i = 0; i < right.size(); ++i)
+      ASSERT_TRUE(at::equal(ours[i].view(at::kByte), right[i].view(at::kByte))) << i << " of " << storage.text();
+  }
+}
+
 // Noise and storage are functions of integers: without arithmetic (lr 0, all factors 1 or 0) twins agree to the bit.
 void check_storage_bits() {
   for (const Storage& storage : all_storage()) {
     if (storage.wide()) continue;
-    const SgdHyper keep{0, 1, 0, 0, false};
+    const SgdCase keep{0, 1, 0, 0, false};
     const Arrays start(storage, random_contents(100003, 4));
     Arrays host = start.to(at::kCPU), device = start.to(at::kCUDA);
-    sgd_step(host.range(), keep);
+    sgd_step(host.range(), keep.hyper(), Judged(keep).place());
     step(device.range(), keep);
     const auto ours = device.to(at::kCPU).written(), right = host.written();
     for (size_t i = 0; i < right.size(); ++i)
@@ -116,9 +156,9 @@ void expect_refusals(const std::string& why) {
   Arrays arrays({}, random_contents(16, 1));
   const OptimizerRange range = arrays.range();
   GradientSums sums[2];
-  const std::string said[] = {refusal([&] { adam_step_cuda(range, kAdam, nullptr); }),
-                              refusal([&] { sgd_step_cuda(range, kSgd, nullptr); }),
-                              refusal([&] { lion_step_cuda(range, kLion, nullptr); }), refusal([&] {
+  const std::string said[] = {refusal([&] { adam_step_cuda(range, kAdam.hyper(), {}, nullptr); }),
+                              refusal([&] { sgd_step_cuda(range, kSgd.hyper(), {}, nullptr); }),
+                              refusal([&] { lion_step_cuda(range, kLion.hyper(), {}, nullptr); }), refusal([&] {
                                 gradient_sums_cuda(range.grad, Number::f32, 16, {sums, sums + 1}, nullptr);
                               })};
   const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums"};
@@ -130,6 +170,7 @@ TEST(OptimizerCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallsSaySo) {
   if (const char* why = expected_refusal()) expect_refusals(why);
   MPX_NEED_GPU_KERNELS();
   check_steps();
+  check_held_back();
   check_storage_bits();
   check_sums();
 }

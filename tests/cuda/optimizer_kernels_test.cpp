@@ -16,17 +16,26 @@
 namespace metroplex::cuda::kernels::test {
 namespace {
 
-const AdamHyper kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
-const SgdHyper kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, false},
+const AdamCase kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
+const SgdCase kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, false},
     kFirstSgd{1e-2, 0.9, 0.1, 0.37, true};
-const LionHyper kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
+const LionCase kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
 
-void step(const OptimizerRange& range, const AdamHyper& hyper) { adam_step(range, hyper); }
-void step(const OptimizerRange& range, const SgdHyper& hyper) { sgd_step(range, hyper); }
-void step(const OptimizerRange& range, const LionHyper& hyper) { lion_step(range, hyper); }
-int moments(const AdamHyper&) { return 2; }
-int moments(const SgdHyper& hyper) { return hyper.momentum == 0 ? 0 : 1; }
-int moments(const LionHyper&) { return 1; }
+void step(const OptimizerRange& range, const AdamCase& c, bool updates = true) {
+  const Judged judged(c, updates);
+  adam_step(range, c.hyper(), judged.place());
+}
+void step(const OptimizerRange& range, const SgdCase& c, bool updates = true) {
+  const Judged judged(c, updates);
+  sgd_step(range, c.hyper(), judged.place());
+}
+void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
+  const Judged judged(c, updates);
+  lion_step(range, c.hyper(), judged.place());
+}
+int moments(const AdamCase&) { return 2; }
+int moments(const SgdCase& hyper) { return hyper.momentum == 0 ? 0 : 1; }
+int moments(const LionCase&) { return 1; }
 
 // Runs f(hyper) for every optimizer.
 template <class F>
@@ -151,6 +160,35 @@ OptimizerRange piece(const OptimizerRange& whole, int64_t begin, int64_t end) {
   return r;
 }
 
+TEST(OptimizerStep, TouchesNothingOfAStepThatIsHeldBack) {
+  for (const Storage& storage : some_storage(1)) {
+    for_all([&](const auto& hyper) {
+      const Arrays start(storage, random_contents(777, 5));
+      Arrays held = start.to(at::kCPU), taken = start.to(at::kCPU);
+      step(held.range(), hyper, false);
+      step(taken.range(), hyper);
+      EXPECT_TRUE(same_bits(held, start)) << storage.text();
+      EXPECT_FALSE(same_bits(taken, start)) << storage.text();
+    });
+  }
+}
+
+// What is stored in few bits is rounded by the number of the update; that of the first is the key itself.
+TEST(OptimizerStep, EveryUpdateDrawsItsOwnNoise) {
+  EXPECT_EQ(step_key(12345, 1), 12345u);
+  EXPECT_EQ(step_key(12345, 4), 12345u ^ (uint64_t{3} << 32));
+  const Storage storage{Number::f32, Main::bf16, {}, Number::bf16, Number::bf16, true};
+  std::vector<Arrays> results;
+  for (const int64_t number : {7, 7, 8}) {
+    results.emplace_back(storage, random_contents(5000, 6));
+    LionCase c = kLion;
+    c.step = number;
+    step(results.back().range(), c);
+  }
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+  EXPECT_FALSE(same_bits(results[0], results[2]));
+}
+
 TEST(OptimizerStep, GivesTheSameBitsInAnyPieces) {
   for (const Storage& storage : some_storage(0)) {
     const bool blocks = storage.first == Number::block8;
@@ -179,11 +217,11 @@ TEST(OptimizerStep, ManyStepsInFloat64AreTorchsFusedOnes) {
       ours.grad.data.copy_(at::arange(n, at::kDouble).mul(0.37 * static_cast<double>(t)).sin().mul(ours.main.data));
       const double lr = 1e-3 * static_cast<double>(t % 7);
       if (adam) {
-        adam_step(ours.range(), {lr, 0.9, 0.99, 1e-8, 0.1, 1.0, t});
+        step(ours.range(), AdamCase{lr, 0.9, 0.99, 1e-8, 0.1, 1.0, t});
         at::_fused_adamw_({p}, {ours.grad.data}, {m}, {v}, {}, {count.fill_(t)}, lr, 0.9, 0.99, 0.1, 1e-8, false,
                           false);
       } else {
-        sgd_step(ours.range(), {lr, 0.9, 0.1, 1.0, t == 1});
+        step(ours.range(), SgdCase{lr, 0.9, 0.1, 1.0, t == 1});
         at::_fused_sgd_({p}, {ours.grad.data}, {m}, 0.1, 0.9, lr, 0.0, false, false, t == 1);
       }
     }
@@ -202,7 +240,7 @@ TEST(OptimizerStep, ASecondMomentInFewBitsFallsAsItShouldOnlyWithStochasticRound
       for (int64_t t = 1; t <= 1000; ++t) {
         OptimizerRange range = arrays.range();
         range.noise_key = static_cast<uint64_t>(t);
-        adam_step(range, {0, 0.9, 0.999, 1e-8, 0, 1, t});
+        step(range, AdamCase{0, 0.9, 0.999, 1e-8, 0, 1, t});
       }
       double mean = 0;
       for (const double v : arrays.contents().second) mean += v / static_cast<double>(n);
@@ -221,10 +259,10 @@ TEST(OptimizerStep, TinySecondMomentsBesideALargeOneDoNotExplodeTheUpdate) {
     c.second[i] = c.grad[i] * c.grad[i];
   }
   Arrays arrays({Number::f32, Main::f32, {}, Number::block8, Number::block8}, c);
-  const AdamHyper hyper{1e-2, 0.9, 0.999, 1e-30, 0, 1, 100000};
+  const AdamCase hyper{1e-2, 0.9, 0.999, 1e-30, 0, 1, 100000};
   for (int round = 0; round < 3; ++round) {
     const Values before = arrays.contents().main;
-    adam_step(arrays.range(), hyper);
+    step(arrays.range(), hyper);
     const Values after = arrays.contents().main;
     // Exactly lr where all is stored in fp32; m may be 1/8 too large after two roundings, sqrt(v) 1/16 too small.
     for (size_t i = 0; i < after.size(); ++i) ASSERT_LE(std::abs(after[i] - before[i]), 1e-2 * 1.125 / 0.9375 + 1e-7);
@@ -236,7 +274,7 @@ TEST(OptimizerStep, StorageThatDoesNotGoTogetherIsRefused) {
   const auto refused = [&](const auto& change) {
     OptimizerRange range = arrays.range();
     change(range);
-    EXPECT_THROW(adam_step(range, kAdam), std::logic_error);
+    EXPECT_THROW(step(range, kAdam), std::logic_error);
   };
   refused([](OptimizerRange& r) { r.main = nullptr; });
   refused([](OptimizerRange& r) { r.remainder = reinterpret_cast<uint16_t*>(r.first.data); });

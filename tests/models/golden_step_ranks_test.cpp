@@ -46,8 +46,9 @@ nn::Microbatch batch_by_recipe(int64_t first, int64_t mbs, int64_t seq, int64_t 
   batch.labels = text.narrow(1, 1, seq).contiguous();
   batch.loss_mask = at::ones({mbs, seq});
   if (masked > 0) batch.loss_mask.narrow(1, seq - masked, masked).zero_();
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = at::arange(seq, at::kLong).expand({mbs, seq}).contiguous();
-  batch.sample_ids = at::arange(first, first + mbs, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(first, first + mbs, at::kLong));
   return batch;
 }
 

@@ -170,10 +170,13 @@ TEST(Dropout, StepAndSampleChooseTheMaskAndEvaluationHasNone) {
   nn::Microbatch batch = batch_of(variant);
   const double loss = train_step(blocks, batch, 1.0);
   EXPECT_EQ(train_step(blocks, batch, 1.0), loss);
-  batch.step += 1;
+  const at::Tensor samples = at::arange(batch.tokens.size(0), at::kLong) + 40;
+  batch.sample_counters = nn::counters_of_samples(4, samples);
   EXPECT_NE(train_step(blocks, batch, 1.0), loss);
-  batch.step -= 1;
-  batch.sample_ids = batch.sample_ids + 1;
+  batch.sample_counters = nn::counters_of_samples(3, samples + 1);
+  EXPECT_NE(train_step(blocks, batch, 1.0), loss);
+  batch.sample_counters = nn::counters_of_samples(3, samples);
+  EXPECT_EQ(train_step(blocks, batch, 1.0), loss);
   EXPECT_NE(train_step(blocks, batch, 1.0), loss);
   batch.training = false;
   const double quiet = train_step(blocks, batch, 1.0);
@@ -222,16 +225,30 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   context.model.family = "gpt";
   EXPECT_THROW(models::build_stage(context, {1, 2, true, true}), base::Error);
   EXPECT_THROW(context.model.activation = "tanh", base::Error);
-  context.model = gpt_model();
-  const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
-  nn::Microbatch batch = small_batch(1, 17, kVocab);
-  EXPECT_THROW(evaluate(blocks, batch), base::Error);  // 17 positions, 16 in the table
-  batch = small_batch(1, 8, kVocab);
-  batch.tokens[0][3] = kVocab;
-  EXPECT_THROW(evaluate(blocks, batch), base::Error);
-  batch = small_batch(1, 8, kVocab);
-  batch.labels[0][3] = -1;
-  EXPECT_THROW(evaluate(blocks, batch), base::Error);
+}
+
+// As on a GPU, where the host cannot look: whoever makes a microbatch refuses them (train/batch.h).
+TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
+  models::ModelContext context = context_of({"", gpt_model()}, {}, false);
+  const nn::Blocks blocks = models::build_stage(context, {0, 2, true, false});
+  const auto params = nn::params_of(blocks);
+  give_main_grad(params);
+  const auto rows_of = [&](int64_t token, int64_t position) {
+    nn::Microbatch batch = small_batch(1, 8, kVocab);
+    batch.training = false;
+    batch.tokens[0][3] = token;
+    batch.position_ids[0][3] = position;
+    nn::IslandRun run;
+    const nn::Island island = nn::make_island(blocks[0]);
+    const at::Tensor out = nn::run_forward(island, {}, {batch}, &run).tensor(nn::kHiddenStates);
+    nn::run_backward(std::move(run), {at::ones_like(out)}, 0);
+    return out.select(0, 3).select(0, 0);
+  };
+  const at::Tensor word = params[0]->data, place = params[1]->data;
+  for (const int64_t outside : {int64_t{-1}, context.vocab_size + 100, int64_t{1} << 40}) {
+    EXPECT_TRUE(at::equal(rows_of(outside, 2), place[2]));
+    EXPECT_TRUE(at::equal(rows_of(7, outside), word[7]));
+  }
 }
 
 TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {

@@ -50,7 +50,7 @@ nn::Microbatch batch_of(const Case& c, at::Device device) {
   nn::Microbatch batch = small_batch(2, 8, kVocab);
   if (c.documents) batch.document_ids = at::arange(16, at::kLong).view({2, 8}).floor_divide(3);
   for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.document_ids,
-                        &batch.sample_ids}) {
+                        &batch.sample_counters}) {
     if (x->defined()) *x = x->to(device);
   }
   return batch;
@@ -73,7 +73,7 @@ void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, n
     if (i > 0) runs[i - 1].saved.prefetch();
     if (i > 0) inputs[i - 1].prefetch();
     if (c.full && blocks[i].is_layer) nn::run_forward(islands[i], inputs[i].take(), {batch}, &runs[i]);
-    dy = nn::run_backward(std::move(runs[i]), dy, 1.0);
+    dy = nn::run_backward(std::move(runs[i]), dy, {});
   }
 }
 

@@ -104,7 +104,7 @@ std::vector<at::Tensor> outcome(const Variant& variant, const Place& place, cons
     x = nn::run_forward(islands[i], x, {batch, context.saving.store.get()}, &runs[i]);
   std::vector<at::Tensor> all{x.tensor(nn::kLoss)};
   nn::Gradients dy{at::full({}, 0.25, all[0].options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, 0);
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   for (nn::Param* param : params) all.push_back(param->main_grad);
   return all;
 }
@@ -194,7 +194,7 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
             const auto output = static_cast<int64_t>(y.nbytes());
             const Sizes size{s, b, static_cast<int64_t>(y.element_size()), dtype == at::kDouble ? 8 : 4};
             EXPECT_EQ(meter.bytes() - before - output, bytes_of_block(variant.model, size, place, form));
-            nn::run_backward(std::move(run), {y}, 0);
+            nn::run_backward(std::move(run), {y}, {});
             y = at::Tensor();
             EXPECT_EQ(meter.bytes(), before);
           }

@@ -29,7 +29,7 @@ inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, 
   for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
   const at::Tensor loss = x.tensor(nn::kLoss);
   nn::Gradients dy{at::full({}, factor, loss.options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, factor);
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   EXPECT_TRUE(dy.empty());
   return loss.item<double>();
 }
@@ -82,8 +82,8 @@ inline nn::Microbatch small_batch(int64_t b, int64_t s, int64_t vocab) {
   batch.labels = text.narrow(1, 1, s).contiguous();
   batch.loss_mask = ((n.narrow(1, 0, s) % 7) != 3).to(at::kDouble);
   batch.position_ids = at::arange(s, at::kLong).expand({b, s}).contiguous();
-  batch.sample_ids = at::arange(b, at::kLong) + 40;
-  batch.step = 3;
+  batch.mask_sum = batch.loss_mask.sum().item<double>();
+  batch.sample_counters = nn::counters_of_samples(3, at::arange(b, at::kLong) + 40);
   return batch;
 }
 

@@ -130,7 +130,7 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
 void check_attention(bool plain, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
-  batch.sample_ids = at::arange(b, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
   const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, 0.0, {}}, 0, {}, {}, plain, {}};
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
@@ -170,7 +170,7 @@ TEST(HalfRope, TurnsAreRoundedOnce) {
 
 void check_dropout(double probability, at::ScalarType stream, at::ScalarType dtype) {
   nn::Microbatch batch;
-  batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8, 9}, at::kLong));
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, probability, {}};

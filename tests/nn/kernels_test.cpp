@@ -130,7 +130,7 @@ at::Tensor plain_attention(const std::vector<at::Tensor>& qkv, const at::Tensor&
 void check_attention(const AttentionCase& which, bool plain) {
   const int64_t s = 11, b = 2, d = 6;
   nn::Microbatch batch;
-  batch.sample_ids = at::arange(b, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
   at::Tensor hidden = at::ones({s, s}, at::kBool).triu(1).view({1, 1, s, s});
   if (which.documents) {
     batch.document_ids = (at::arange(s, at::kLong) / 4).expand({b, s}).contiguous();
@@ -168,7 +168,7 @@ TEST(CoreAttention, BothMasksAndBothPathsGiveTheFormula) {
 
 TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
   nn::Microbatch batch;
-  batch.sample_ids = at::tensor({7, 8}, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8}, at::kLong));
   for (const int64_t width : {64, 37}) {
     const nn::BiasDropoutAdd how{{5, 2, nn::RandomSite::mlp_output, 0.25, {}}, nullptr, {0}};
     const at::Tensor mask = nn::bias_dropout_add(at::ones({400, 2, width}, at::kDouble), {}, how, batch);
@@ -181,7 +181,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
     EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 2, width}, at::kFloat), {}, how, batch).to(at::kBool),
                           mask.to(at::kBool)));
     nn::Microbatch second = batch;
-    second.sample_ids = at::tensor({8}, at::kLong);
+    second.sample_counters = nn::counters_of_samples(0, at::tensor({8}, at::kLong));
     EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 1, width}, at::kDouble), {}, how, second),
                           mask.narrow(1, 1, 1)));
     for (const int which : {0, 1, 2}) {
@@ -196,7 +196,7 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
 
 TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   nn::Microbatch batch;
-  batch.sample_ids = at::tensor({7, 8, 9}, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8, 9}, at::kLong));
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context());
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, 0.4, {}};

@@ -122,8 +122,7 @@ TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
     const nn::LayerContext context = layer_context(tp, sequence_parallel);
     const nn::VocabularyPart part =
         nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
-    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param({"words", vocab, 6}, part, context), part, vocab,
-                                     context);
+    nn::VocabParallelEmbedding layer(nn::make_vocabulary_param({"words", vocab, 6}, part, context), part, context);
     give_main_grad({&layer.weight()});
     const at::Tensor tokens = (at::arange(24, at::kLong) * 5 % vocab).view({3, 8}), dy = sample({8, 3, 6}, 2);
     const at::Tensor table = leaf(values_of(layer.weight(), tp));

@@ -28,9 +28,8 @@ at::Tensor reversed() { return at::arange(kWhole - 1, -1, -1, at::kLong); }
 
 nn::Microbatch whole_batch() {
   nn::Microbatch batch;
-  batch.sample_ids = at::tensor({7, 8}, at::kLong);
+  batch.sample_counters = nn::counters_of_samples(3, at::tensor({7, 8}, at::kLong));
   batch.tokens = at::zeros({2, kWhole}, at::kLong);
-  batch.step = 3;
   return batch;
 }
 

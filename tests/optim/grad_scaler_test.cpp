@@ -9,61 +9,71 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "support/scale_history.h"
 
 namespace metroplex::optim {
 namespace {
 
-GradScaler after(const GradScalerArgs& args, const char* history) {
-  GradScaler scaler(args);
-  for (const char* step = history; *step != '\0'; ++step) scaler.update(*step == 'x');
-  return scaler;
+// The state after steps with (x) and without overflow, from `start`.
+GradScalerState moved(const GradScaler& scaler, const GradScalerState& start, const std::string& history) {
+  test::ScaleHistory steps{scaler.rule(), {}, {}};
+  set_scaler_state(steps.values, start);
+  for (const char step : history) {
+    const double scale = steps.values.loss_scale;
+    steps.step(step == 'x');
+    EXPECT_EQ(steps.verdict.updates, step == 'x' ? 0 : 1);
+    EXPECT_EQ(steps.verdict.loss_scale, scale) << "what the step used, not what comes next";
+    EXPECT_EQ(steps.verdict.grad_norm, 2.0 * cuda::kernels::inverse_of(scale));
+  }
+  return scaler_state(steps.values);
+}
+GradScalerState after(const GradScalerArgs& args, const std::string& history) {
+  const GradScaler scaler(args);
+  return moved(scaler, scaler.start(), history);
 }
 
 TEST(GradScaler, GrowsAfterARunOfStepsWithoutOverflow) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3};
-  EXPECT_EQ(after(args, "..").scale(), 8.0f);
-  EXPECT_EQ(after(args, "...").scale(), 16.0f);
-  EXPECT_EQ(after(args, "..x..").scale(), 8.0f);  // the run starts anew behind an overflow
-  EXPECT_EQ(after(args, "..x...").scale(), 16.0f);
+  EXPECT_EQ(after(args, "..").scale, 8.0f);
+  EXPECT_EQ(after(args, "...").scale, 16.0f);
+  EXPECT_EQ(after(args, "..x..").scale, 8.0f);  // the run starts anew behind an overflow
+  EXPECT_EQ(after(args, "..x...").scale, 16.0f);
 }
 
 TEST(GradScaler, IsCutOnceItsPatienceIsUsedUp) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3, .hysteresis = 2};
-  EXPECT_EQ(after(args, "x").scale(), 8.0f);
-  EXPECT_EQ(after(args, "xx").scale(), 4.0f);
-  EXPECT_EQ(after(args, "x.x").scale(), 4.0f);  // good steps give no patience back
+  EXPECT_EQ(after(args, "x").scale, 8.0f);
+  EXPECT_EQ(after(args, "xx").scale, 4.0f);
+  EXPECT_EQ(after(args, "x.x").scale, 4.0f);  // good steps give no patience back
 }
 
 TEST(GradScaler, PatienceComesBackByGrowthAndNeverByACut) {
   const GradScalerArgs args{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
-  EXPECT_EQ(after(args, "xxx").scale(), 16.0f);    // the second and third overflow cut
-  EXPECT_EQ(after(args, "xx.x.x").scale(), 8.0f);  // still used up after good steps that were too few
-  EXPECT_EQ(after(args, "xx..").state().hysteresis_tracker, 2);
-  EXPECT_EQ(after(args, "xx..x").scale(), 64.0f);  // cut to 32, grown to 64, one overflow forgiven
-  EXPECT_EQ(after(args, "xx..xx").scale(), 32.0f);
-  EXPECT_EQ(after(args, "xxxx").state().hysteresis_tracker, -2);
+  EXPECT_EQ(after(args, "xxx").scale, 16.0f);    // the second and third overflow cut
+  EXPECT_EQ(after(args, "xx.x.x").scale, 8.0f);  // still used up after good steps that were too few
+  EXPECT_EQ(after(args, "xx..").hysteresis_tracker, 2);
+  EXPECT_EQ(after(args, "xx..x").scale, 64.0f);  // cut to 32, grown to 64, one overflow forgiven
+  EXPECT_EQ(after(args, "xx..xx").scale, 32.0f);
+  EXPECT_EQ(after(args, "xxxx").hysteresis_tracker, -2);
 }
 
 TEST(GradScaler, StaysBetweenItsMinimumAndTheLargestNumber) {
   const GradScalerArgs small{.initial_scale = 4, .min_scale = 2, .hysteresis = 1};
-  EXPECT_EQ(after(small, "xxxxxxxx").scale(), 2.0f);
+  EXPECT_EQ(after(small, "xxxxxxxx").scale, 2.0f);
   const GradScalerArgs large{.initial_scale = std::ldexp(1.0, 126), .growth_interval = 1};
-  EXPECT_EQ(after(large, ".....").scale(), std::ldexp(1.0f, 127));
+  EXPECT_EQ(after(large, ".....").scale, std::ldexp(1.0f, 127));
 }
 
 TEST(GradScaler, ItsReciprocalIsRoundedOnce) {
   for (const double scale : {3.0, 10.0, 30.000001907348633, 4294967296.0}) {
-    const GradScaler scaler({.initial_scale = scale, .constant = true});
-    EXPECT_EQ(scaler.inv_scale(), static_cast<double>(static_cast<float>(1.0 / scale)));
+    EXPECT_EQ(cuda::kernels::inverse_of(scale), static_cast<double>(static_cast<float>(1.0 / scale)));
   }
 }
 
 TEST(GradScaler, AConstantOneNeverMoves) {
   const GradScalerArgs args{.initial_scale = 1000, .growth_interval = 1, .hysteresis = 1, .constant = true};
-  EXPECT_EQ(after(args, "xx...x..").scale(), 1000.0f);
-  GradScaler scaler(args);
-  scaler.load_state({5, 1, 1});
-  EXPECT_EQ(scaler.scale(), 1000.0f);
+  EXPECT_EQ(after(args, "xx...x..").scale, 1000.0f);
+  EXPECT_EQ(GradScaler(args).resumed({5, 1, 1}).scale, 1000.0f);
 }
 
 TEST(GradScaler, GoesOnFromItsStateAsIfNothingHadHappened) {
@@ -71,10 +81,9 @@ TEST(GradScaler, GoesOnFromItsStateAsIfNothingHadHappened) {
       .initial_scale = 100, .growth_factor = 3, .backoff_factor = 0.3, .growth_interval = 2, .hysteresis = 3};
   const std::string history = "xx.x.xx..x...xx.x..x";
   for (size_t cut = 0; cut <= history.size(); ++cut) {
-    GradScaler resumed(args);
-    resumed.load_state(after(args, history.substr(0, cut).c_str()).state());
-    for (const char step : history.substr(cut)) resumed.update(step == 'x');
-    EXPECT_EQ(resumed.state(), after(args, history.c_str()).state()) << cut;
+    const GradScaler scaler(args);
+    const GradScalerState saved = after(args, history.substr(0, cut));
+    EXPECT_EQ(moved(scaler, scaler.resumed(saved), history.substr(cut)), after(args, history)) << cut;
   }
 }
 
@@ -93,11 +102,11 @@ TEST(GradScaler, RefusesNumbersThatScaleNothing) {
                                              {.hysteresis = 0},
                                              {.initial_scale = -8, .constant = true}};
   for (const GradScalerArgs& args : wrong) EXPECT_THROW(GradScaler{args}, base::Error);
-  GradScaler scaler({});
-  EXPECT_THROW(scaler.load_state({0, 0, 2}), base::Error);
-  EXPECT_THROW(scaler.load_state({nan, 0, 2}), base::Error);
-  EXPECT_THROW(scaler.load_state({8, -1, 2}), base::Error);
-  EXPECT_EQ(scaler.state(), (GradScalerState{4294967296.0, 0, 2}));
+  const GradScaler scaler({});
+  EXPECT_THROW(scaler.resumed({0, 0, 2}), base::Error);
+  EXPECT_THROW(scaler.resumed({nan, 0, 2}), base::Error);
+  EXPECT_THROW(scaler.resumed({8, -1, 2}), base::Error);
+  EXPECT_EQ(scaler.start(), (GradScalerState{4294967296.0, 0, 2}));
 }
 
 TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
@@ -110,11 +119,11 @@ TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
   precision.hysteresis = 5;
   const auto dynamic = make_grad_scaler(precision);
   ASSERT_TRUE(dynamic && !dynamic->constant());
-  EXPECT_EQ(dynamic->state(), (GradScalerState{4294967296.0, 0, 5}));
+  EXPECT_EQ(dynamic->start(), (GradScalerState{4294967296.0, 0, 5}));
   precision.loss_scale = 1024;
   EXPECT_TRUE(make_grad_scaler(precision)->constant());
   precision.params_dtype = "bf16";
-  EXPECT_EQ(make_grad_scaler(precision)->scale(), 1024.0f);
+  EXPECT_EQ(make_grad_scaler(precision)->start().scale, 1024.0f);
 }
 
 }  // namespace

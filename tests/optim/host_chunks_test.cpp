@@ -3,6 +3,7 @@
 
 #include "optim/optimizer.h"
 #include "distributed/tools.h"
+#include "optim/judged.h"
 
 namespace metroplex::test {
 namespace {
@@ -54,12 +55,11 @@ std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size) {
   optim::OptimizerContext context;
   context.groups = &groups;
   const auto optimizer = optim::make_optimizer(config, whole_slices(pointers(params)), context);
-  optim::StepArgs args;
-  args.rates.assign(groups.factors().size(), {1e-2, 0.1});
+  const std::vector<optim::GroupRates> rates(groups.factors().size(), {1e-2, 0.1});
   for (int step = 0; step < 3; ++step) {
     for (nn::Param& param : params)
       param.main_grad.copy_(values(param.data.sizes().vec(), 10 + step, param.main_grad.scalar_type()));
-    optimizer->step(args);
+    optimizer->step(judged(config, rates, 1.0, step + 1));
   }
   std::vector<at::Tensor> all;
   for (const nn::Param& param : params) all.push_back(param.data.clone());

@@ -6,6 +6,7 @@
 #include "comm/collectives.h"
 #include "optim/muon.h"
 #include "distributed/tools.h"
+#include "optim/judged.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
@@ -50,9 +51,9 @@ at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sh
   if (range.first < range.second)
     slices.push_back({&param, range.first, range.second, flat(param.data), flat(param.main_grad)});
   const auto muon = optim::make_optimizer(config, slices, context);
-  optim::StepArgs args;
-  for (const optim::GroupFactors& group : groups.factors()) args.rates.push_back({kRate, kDecay * group.wd_mult});
-  muon->step(args);
+  std::vector<optim::GroupRates> rates;
+  for (const optim::GroupFactors& group : groups.factors()) rates.push_back({kRate, kDecay * group.wd_mult});
+  muon->step(judged(config, rates, 1.0, 1));
   return param.data;
 }
 

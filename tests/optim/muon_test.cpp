@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "distributed/tools.h"
+#include "optim/judged.h"
 
 namespace metroplex::test {
 namespace {
@@ -53,10 +54,9 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   context.groups = &groups;
   const auto muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
   const at::Tensor before = params[0].data.clone(), gradient = params[0].main_grad * 0.5;
-  optim::StepArgs args;
-  for (const optim::GroupFactors& group : groups.factors()) args.rates.push_back({0.02, 0.1 * group.wd_mult});
-  args.grad_factor = 0.5;
-  muon->step(args);
+  std::vector<optim::GroupRates> rates;
+  for (const optim::GroupFactors& group : groups.factors()) rates.push_back({0.02, 0.1 * group.wd_mult});
+  muon->step(judged(config, rates, 0.5, 1));
   const at::Tensor expected =
       before * (1 - 0.02 * 0.1) - 0.02 * std::sqrt(6.0) * optim::newton_schulz(0.1 * gradient, 5);
   EXPECT_LT((params[0].data - expected).abs().max().item<double>(), 1e-13);

@@ -15,12 +15,13 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
     train::HostBatch host;
-    host.first_sample = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
+    host.numbers.first = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
+    host.vocab_size = spec.vocab;
     for (int64_t s = 0; s < spec.mbs; ++s) {
       data::Sample sample;
       for (int64_t t = 0; t < spec.seq; ++t) {
-        sample.tokens.push_back(recipe_token(host.first_sample + s, t, spec.vocab));
-        sample.labels.push_back(recipe_token(host.first_sample + s, t + 1, spec.vocab));
+        sample.tokens.push_back(recipe_token(host.numbers.first + s, t, spec.vocab));
+        sample.labels.push_back(recipe_token(host.numbers.first + s, t + 1, spec.vocab));
         sample.position_ids.push_back(t);
         sample.loss_mask.push_back(t < spec.seq - spec.mask_last ? 1.0f : 0.0f);
       }

@@ -116,7 +116,7 @@ void check_memory(const plan::PipelineTable& table) {
       actions.push_back(action);
       seen.push_back(static_cast<int>(executor.live()));
     });
-    executor.run(table, batches, table.forward_only ? std::vector<double>{} : toy_factors(table.num_microbatches),
+    executor.run(table, batches, table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches),
                  toy_border(batches, false));
     EXPECT_EQ(executor.live(), 0u);
     EXPECT_EQ(actions, table.ranks[rank]);

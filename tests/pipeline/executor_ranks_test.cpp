@@ -91,7 +91,7 @@ TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
   try {
     comm::run_threads(kRanks, grid_of(kRanks, {.pp = kRanks}), {}, [&](const comm::World& world) {
       const auto fail = [&](const nn::Microbatch& batch) {
-        MPX_CHECK(world.rank() != kCulprit || batch.step != 3, "test", "this stage has had enough");
+        MPX_CHECK(world.rank() != kCulprit || number_of(batch) != 3, "test", "this stage has had enough");
       };
       const ToyStages toy(kRanks, 1, world.rank(), fail);
       pipeline::Executor executor(toy.pointers(), world.groups().pp);

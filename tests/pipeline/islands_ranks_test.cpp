@@ -24,7 +24,7 @@ struct Outcome {
 // One routed block as a stage; dy is the input again.
 Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor, bool every_segment = false) {
   nn::Microbatch batch = toy_batches(1)[0];
-  batch.step = step;
+  batch.sample_counters.fill_(step);
   const at::Tensor x = routed_input();
   pipeline::StageRun run;
   Outcome outcome;
@@ -32,7 +32,7 @@ Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor, bool ever
   pipeline::ForwardCursor forward(stage, {nn::kHiddenStates, x}, {batch, &run, &outcome.terms, every_segment});
   while (!forward.done()) forward.advance();
   outcome.y = forward.take().tensor(nn::kHiddenStates);
-  pipeline::BackwardCursor backward(stage, std::move(run), {x}, factor);
+  pipeline::BackwardCursor backward(stage, std::move(run), {x}, at::full({}, factor, at::kDouble));
   while (!backward.done()) backward.advance();
   outcome.dx = backward.take().at(0);
   std::vector<at::Tensor> gradients;
@@ -66,7 +66,7 @@ TEST(Islands, IntegersAndUnreadOutputsTakeNoGradientAndEveryParameterCountsOnce)
   EXPECT_FALSE(run.outputs.at(1).is_valid()) << "integers have no way back";
   EXPECT_EQ(out.tensor("choice").scalar_type(), at::kLong);
   run.terms.clear();  // nothing reaches b
-  const nn::Gradients dx = nn::run_backward(std::move(run), {x, {}, {}}, 1);
+  const nn::Gradients dx = nn::run_backward(std::move(run), {x, {}, {}}, at::ones({}));
   EXPECT_TRUE(at::allclose(dx.at(0), x * router.a.data, 1e-15, 0.0));
   EXPECT_TRUE(at::allclose(router.a.main_grad, x.square().sum(at::IntArrayRef{0, 1}), 1e-14, 0.0));
   EXPECT_EQ(router.b.main_grad.abs().max().item<double>(), 0.0);
@@ -105,7 +105,7 @@ TEST(Islands, WithoutAnyGradientNothingRunsAndUsesStillCount) {
   nn::IslandRun run;
   nn::run_forward(island, {nn::kHiddenStates, routed_input()}, {batch}, &run);
   run.terms.clear();
-  const nn::Gradients dx = nn::run_backward(std::move(run), {at::Tensor()}, 1);
+  const nn::Gradients dx = nn::run_backward(std::move(run), {at::Tensor()}, at::ones({}));
   EXPECT_FALSE(dx.at(0).defined());
   EXPECT_EQ(uses.of, (std::map<std::string, int>{{"a", 1}, {"b", 1}, {"c", 1}}));
 }
@@ -156,7 +156,7 @@ TEST(Islands, ASharedParameterIsUsedByEverySegmentThatListsIt) {
   const nn::Microbatch batch = toy_batches(1)[0];
   pipeline::StageRun run;
   stage.forward({nn::kHiddenStates, routed_input()}, batch, &run);
-  stage.backward(std::move(run), {at::Tensor(), {}, {}}, 1);
+  stage.backward(std::move(run), {at::Tensor(), {}, {}}, at::ones({}));
   EXPECT_EQ(uses.of, (std::map<std::string, int>{{"a", 2}, {"b", 2}})) << "a is reached once, by the first term's x";
 }
 

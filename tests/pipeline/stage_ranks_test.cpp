@@ -81,7 +81,7 @@ TEST(StageMoments, TellWhoseTurnItIsAndWhoIsNext) {
     pipeline::StageRun run;
     const at::Tensor loss = stage->forward({}, batches[0], evaluate ? nullptr : &run).tensor(nn::kLoss);
     diary.text += " |";
-    if (!evaluate) stage->backward(std::move(run), {at::ones_like(loss)}, 1);
+    if (!evaluate) stage->backward(std::move(run), {at::ones_like(loss)}, at::ones({}));
     return diary.text;
   };
   const std::string forward = " F0>1. F1>2. F2>3. F3>4. F4>5. F5>6. F6>7. F7>-1. |";
@@ -99,7 +99,7 @@ TEST(StageRecompute, IsBitEqualAndRunsEachRecomputedBlockTwice) {
     const auto stage = make_stage(toy_blocks([&](const nn::Microbatch&) { ++*forwards; }), memory);
     pipeline::StageRun run;
     const at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
-    stage->backward(std::move(run), {at::ones_like(loss)}, 1);
+    stage->backward(std::move(run), {at::ones_like(loss)}, at::ones({}));
     return std::make_pair(loss, gradients_of(*stage));
   };
   int forwards = 0;
@@ -130,7 +130,7 @@ TEST(StageRecompute, ARunHoldsTheInputsOfItsChunks) {
     at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
     const int64_t bytes = meter.bytes() - static_cast<int64_t>(loss.nbytes());
     const at::Tensor dy = at::ones_like(loss);
-    stage->backward(std::move(run), {dy}, 1);
+    stage->backward(std::move(run), {dy}, at::ones({}));
     EXPECT_EQ(meter.bytes(), static_cast<int64_t>(loss.nbytes() + dy.nbytes()));
     loss = at::Tensor();
     return bytes;
@@ -155,14 +155,14 @@ TEST(StageRecompute, InputsSplitOverRanksComeBackWhole) {
   const auto plain = make_stage(toy_blocks(), {});
   pipeline::StageRun run;
   at::Tensor loss = plain->forward({}, batches[0], &run).tensor(nn::kLoss);
-  plain->backward(std::move(run), {at::ones_like(loss)}, 1);
+  plain->backward(std::move(run), {at::ones_like(loss)}, at::ones({}));
   run_ranks(2, [&](const comm::World& world) {
     config::Memory memory = full("uniform", 2);
     memory.distribute_saved_activations = true;
     const auto stage = make_stage(toy_blocks(), memory, world.groups().tp);
     pipeline::StageRun split;
     const at::Tensor again = stage->forward({}, batches[0], &split).tensor(nn::kLoss);
-    stage->backward(std::move(split), {at::ones_like(again)}, 1);
+    stage->backward(std::move(split), {at::ones_like(again)}, at::ones({}));
     EXPECT_TRUE(at::equal(again, loss));
     EXPECT_TRUE(at::equal(gradients_of(*stage), gradients_of(*plain)));
   });

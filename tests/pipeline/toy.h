@@ -69,6 +69,9 @@ inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer
   return block;
 }
 
+// Which of toy_batches() it is.
+inline int64_t number_of(const nn::Microbatch& batch) { return batch.sample_counters[0].item<int64_t>(); }
+
 // `length` is the sequence length of microbatch 0; with `growing` each one is longer than the one before.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
   std::vector<nn::Microbatch> batches;
@@ -77,17 +80,14 @@ inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) 
     nn::Microbatch batch;
     batch.tokens = (at::arange(b * s, at::kLong).view({b, s}) * 5 + 3 * m) % 11 - 4;
     batch.loss_mask = (at::arange(b * s, at::kDouble).view({b, s}) + m).remainder(3).sign();
-    batch.step = m;  // names the microbatch in tests of failures
+    batch.mask_sum = batch.loss_mask.sum().item<double>();
+    batch.sample_counters = at::full({b}, m, at::kLong);
     batches.push_back(std::move(batch));
   }
   return batches;
 }
 
-inline std::vector<double> toy_factors(int count) {
-  std::vector<double> factors;
-  for (int m = 0; m < count; ++m) factors.push_back(1.0 / (m + 2));
-  return factors;
-}
+inline at::Tensor toy_factors(int count) { return at::arange(2, count + 2, at::kDouble).reciprocal(); }
 
 struct ToyStages {
   std::vector<std::unique_ptr<pipeline::Stage>> stages;
@@ -129,7 +129,7 @@ inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table
                          const std::vector<nn::Microbatch>& batches, bool variable = false) {
   const ToyStages toy(table.num_stages, table.num_chunks, pp.index());
   pipeline::Executor executor(toy.pointers(), pp);
-  const auto factors = table.forward_only ? std::vector<double>{} : toy_factors(table.num_microbatches);
+  const auto factors = table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches);
   const auto losses = executor.run(table, batches, factors, toy_border(batches, variable)).last;
   EXPECT_EQ(losses.size(), pp.last() ? batches.size() : 0u);
   EXPECT_EQ(executor.live(), 0u);
@@ -154,7 +154,8 @@ inline ToyResult toy_by_formula(const std::vector<nn::Microbatch>& batches) {
     const at::Tensor by_channel = squares * product * product;
     result.losses[static_cast<int64_t>(m)] = by_channel.sum();
     for (int64_t layer = 0; layer < kToyLayers; ++layer) {
-      result.gradients[layer] += 2.0 * factors[m] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
+      result.gradients[layer] +=
+          2.0 * factors[static_cast<int64_t>(m)] * by_channel / whole.params[static_cast<size_t>(layer)]->data;
     }
   }
   return result;

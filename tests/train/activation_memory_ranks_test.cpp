@@ -70,7 +70,7 @@ Outcome run_stage(const config::Model& model, const Place& place, const config::
   pipeline::StageRun run;
   at::Tensor loss = stage.forward({}, batch, &run).tensor(nn::kLoss);
   const int64_t held = meter.bytes();
-  stage.backward(std::move(run), {at::full({}, 0.25, loss.options())}, 0);
+  stage.backward(std::move(run), {at::full({}, 0.25, loss.options())}, {});
   EXPECT_EQ(meter.bytes(), static_cast<int64_t>(loss.nbytes()));
   Outcome outcome{{loss}, held};
   for (nn::Param* param : stage.params()) outcome.tensors.push_back(param->main_grad);

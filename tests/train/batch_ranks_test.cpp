@@ -5,12 +5,13 @@
 
 #include "base/error.h"
 #include "data/loader.h"
+#include "nn/random_site.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test {
 namespace {
 
-constexpr int64_t kLength = 5;
+constexpr int64_t kLength = 5, kVocabulary = 2000, kStep = 9;
 
 data::Sample sample_number(int64_t n, bool documents) {
   data::Sample sample;
@@ -41,7 +42,8 @@ class Numbers final : public data::Dataset {
 
 train::HostBatch host_batch(int64_t first, int64_t count, bool documents) {
   train::HostBatch batch;
-  batch.first_sample = first;
+  batch.numbers = {first, 1, kStep};
+  batch.vocab_size = kVocabulary;
   for (int64_t n = first; n < first + count; ++n) batch.samples.push_back(sample_number(n, documents));
   return batch;
 }
@@ -50,7 +52,8 @@ void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, b
   ASSERT_EQ(batch.tokens.sizes().vec(), (std::vector<int64_t>{count, kLength}));
   for (int64_t row = 0; row < count; ++row) {
     const data::Sample want = sample_number(first + row, documents);
-    EXPECT_EQ(batch.sample_ids[row].item<int64_t>(), first + row);
+    EXPECT_EQ(static_cast<uint64_t>(batch.sample_counters[row].item<int64_t>()),
+              nn::mix(kStep) + static_cast<uint64_t>(first + row));
     for (int64_t t = 0; t < kLength; ++t) {
       const auto i = static_cast<size_t>(t);
       EXPECT_EQ(batch.tokens[row][t].item<int64_t>(), want.tokens[i]);
@@ -61,6 +64,8 @@ void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, b
     }
   }
   EXPECT_EQ(batch.document_ids.defined(), documents);
+  EXPECT_EQ(batch.mask_sum, batch.loss_mask.sum().item<double>());
+  EXPECT_EQ(batch.sample_counters.storage().nbytes(), batch.sample_counters.nbytes()) << "dropout keeps it";
 }
 
 TEST(StackSamples, EverySampleIsARowWithItsGlobalNumber) {
@@ -79,6 +84,26 @@ TEST(StackSamples, SamplesOfDifferentLengthAreNoBatch) {
   EXPECT_THROW(train::stack_samples(batch, at::kFloat), std::logic_error);
 }
 
+// Layers take what is outside the vocabulary for rows of zeros, so this is where a user hears of it.
+TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
+  const auto message_of = [](const std::function<void(train::HostBatch&)>& change) {
+    train::HostBatch batch = host_batch(7, 3, false);
+    batch.numbers.stride = 2;
+    change(batch);
+    try {
+      train::stack_samples(batch, at::kFloat);
+    } catch (const base::Error& error) { return std::string(error.what()); }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message_of([](train::HostBatch&) {}), "no error");
+  EXPECT_EQ(message_of([](train::HostBatch& batch) { batch.samples[2].tokens[3] = kVocabulary; }),
+            "[data] token 3 of sample 11 is 2000, outside the vocabulary of 2000; the data set was made with another "
+            "tokenizer");
+  EXPECT_EQ(message_of([](train::HostBatch& batch) { batch.samples[0].labels[0] = -1; }),
+            "[data] label 0 of sample 7 is -1, outside the vocabulary of 2000; the data set was made with another "
+            "tokenizer");
+}
+
 TEST(BroadcastBatch, EveryRankGetsWhatTheFirstOneRead) {
   for (const bool documents : {false, true}) {
     run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
@@ -87,7 +112,6 @@ TEST(BroadcastBatch, EveryRankGetsWhatTheFirstOneRead) {
       const auto batch = train::broadcast_batch(mine, world.groups().batch, at::kDouble);
       ASSERT_TRUE(batch.has_value());
       expect_samples(*batch, 3, 2, documents);
-      EXPECT_EQ(batch->mask_sum, batch->loss_mask.sum().item<double>());
     });
   }
 }
@@ -112,10 +136,10 @@ TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
       options.dp_size = 2;
       loader = std::make_unique<data::Loader>(dataset, options, 2);
     }
-    train::BatchStream stream(std::move(loader), world.groups().batch, at::kDouble);
+    train::BatchStream stream(std::move(loader), kVocabulary, world.groups().batch, at::kDouble);
     for (int64_t step = 0; step < 2; ++step) {
       const int64_t first = 4 * step + 2 * dp_index;
-      const auto batch = stream.next({first, 1});
+      const auto batch = stream.next({first, 1, kStep});
       ASSERT_TRUE(batch.has_value()) << "step " << step;
       expect_samples(*batch, first, 2, true);
     }
@@ -131,7 +155,7 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
       data::SamplerOptions options;
       options.consumed_samples = 12;
       train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
-                                world.groups().batch, at::kFloat);
+                                kVocabulary, world.groups().batch, at::kFloat);
       EXPECT_TRUE(stream.next({12, 1}).has_value());
       stream.next({13, 1});
     });

@@ -105,7 +105,6 @@ std::vector<int64_t> without_cache(train::Assembly& a, const GenerateOptions& op
     nn::Microbatch batch;
     batch.tokens = at::tensor(text, at::kLong).view({1, length});
     batch.position_ids = at::arange(length, at::kLong).view({1, length});
-    batch.sample_ids = at::zeros({1}, at::kLong);
     batch.training = false;
     const auto outputs = a.executor->run(a.table(2, true), {batch, batch}, {}, a.border(batch)).last;
     at::Tensor next = at::zeros({1}, at::kLong);

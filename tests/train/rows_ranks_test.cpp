@@ -17,7 +17,6 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<nn::RowRun
   part.rows = at::cat(rows);
   part.row_runs = runs;
   part.whole_rows = whole.tokens.size(1);
-  part.mask_sum = whole.loss_mask.sum().item<double>();
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask}) *x = x->index_select(1, part.rows).contiguous();
   part.position_ids = at::Tensor();  // the rows are the positions
   return part;

@@ -49,7 +49,7 @@ std::vector<at::Tensor> run(pipeline::Stage& stage, bool every_segment, int* ste
   *steps = 0;
   for (; !forward.done(); ++*steps) forward.advance();
   const at::Tensor loss = forward.take().tensor(nn::kLoss);
-  pipeline::BackwardCursor backward(stage, std::move(run), {at::full({}, 0.25, loss.options())}, 0.25);
+  pipeline::BackwardCursor backward(stage, std::move(run), {at::full({}, 0.25, loss.options())}, {});
   for (; !backward.done(); ++*steps) backward.advance();
   EXPECT_TRUE(backward.take().empty());
   std::vector<at::Tensor> all{loss};

@@ -180,7 +180,7 @@ Failure failing_step(const config::Config& base, const TestLayout& layout,
       for (const nn::Param* param : a->params) before.push_back(param->data.clone());
       const auto check = [&] {
         const std::lock_guard hold(lock);
-        failure.changed = failure.changed || a->optimizer->steps() != 0;
+        failure.changed = failure.changed || a->step.read().steps != 0;
         for (size_t i = 0; i < before.size(); ++i) {
           failure.changed = failure.changed || !at::equal(before[i], a->params[i]->data);
         }

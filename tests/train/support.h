@@ -70,7 +70,8 @@ inline void run_cut(const config::Config& config, const TestLayout& layout, cons
 // Some positions do not count, another number of them in every sample.
 inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step) {
   train::HostBatch host;
-  host.first_sample = first_sample;
+  host.numbers = {first_sample, 1, step};
+  host.vocab_size = kVocab;
   for (int64_t s = first_sample; s < first_sample + train.micro_batch_size; ++s) {
     data::Sample sample;
     for (int64_t t = 0; t < train.seq_length; ++t) {
@@ -81,9 +82,7 @@ inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample,
     }
     host.samples.push_back(std::move(sample));
   }
-  nn::Microbatch batch = train::stack_samples(host, at::kDouble);
-  batch.step = step;
-  return batch;
+  return train::stack_samples(host, at::kDouble);
 }
 
 inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t step) {

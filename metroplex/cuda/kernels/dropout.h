@@ -15,10 +15,9 @@ namespace metroplex::cuda::kernels {
 // where the tensor holds chosen rows of every `whole` neighbouring ones (queries of a head), row i is
 // first_row + i / num_chosen * whole + chosen[i % num_chosen].
 struct DropoutRows {
-  const int64_t* samples = nullptr;  // [num_samples] global numbers; read where the kernel runs
+  const int64_t* counters = nullptr;  // [num_samples], of step and sample; read where the kernel runs
   int64_t num_samples = 1, first_row = 0;
   bool sample_major = false;
-  uint64_t step = 0;                // spread over 64 bits
   const int64_t* chosen = nullptr;  // [num_chosen], read where the kernel runs; null: every row
   int64_t num_chosen = 0, whole = 0;
 };
@@ -43,7 +42,7 @@ constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
   const int64_t of_whole = s.rows.chosen == nullptr ? inside
                                                     : inside / s.rows.num_chosen * s.rows.whole +
                                                           s.rows.chosen[inside % s.rows.num_chosen];
-  return {s.rows.step + static_cast<uint64_t>(s.rows.samples[sample]), (s.rows.first_row + of_whole) * s.width};
+  return {static_cast<uint64_t>(s.rows.counters[sample]), (s.rows.first_row + of_whole) * s.width};
 }
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may
@@ -56,11 +55,11 @@ struct DropoutOperands {
   const Out* residual = nullptr;
   Out* out = nullptr;
 };
-// With probability 0 no mask is drawn and no sample is read.
+// With probability 0 no mask is drawn and no counter is read.
 template <class In, class Out>
 void bias_dropout_add(const DropoutOperands<In, Out>& operands, const DropoutShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers, the samples too, are of the device. Draws the mask of its
+// The same on a GPU, enqueued on `stream`; all pointers, the counters too, are of the device. Draws the mask of its
 // CPU twin; kept values may differ from it by the rounding of one product (fused multiply-add). base::Error("cuda",
 // ...) when nothing was launched.
 template <class In, class Out>

@@ -11,6 +11,7 @@
 #include "cuda/kernels/optimizer_storage.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/kernels/rope.h"
+#include "cuda/kernels/step_state.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -121,8 +122,17 @@ void block8_decode_cuda(const uint8_t*, const float*, int64_t, bool, float*, CUs
 }
 void split_floats_cuda(const float*, int64_t, uint16_t*, uint16_t*, CUstream_st*) { no_kernel("split_floats"); }
 void join_floats_cuda(const uint16_t*, const uint16_t*, int64_t, float*, CUstream_st*) { no_kernel("join_floats"); }
-void adam_step_cuda(const OptimizerRange&, const AdamHyper&, CUstream_st*) { no_kernel("adam_step"); }
-void sgd_step_cuda(const OptimizerRange&, const SgdHyper&, CUstream_st*) { no_kernel("sgd_step"); }
-void lion_step_cuda(const OptimizerRange&, const LionHyper&, CUstream_st*) { no_kernel("lion_step"); }
+void adam_step_cuda(const OptimizerRange&, const AdamHyper&, const StepPlace&, CUstream_st*) {
+  no_kernel("adam_step");
+}
+void sgd_step_cuda(const OptimizerRange&, const SgdHyper&, const StepPlace&, CUstream_st*) { no_kernel("sgd_step"); }
+void lion_step_cuda(const OptimizerRange&, const LionHyper&, const StepPlace&, CUstream_st*) {
+  no_kernel("lion_step");
+}
+void loss_factors_cuda(const StepValues*, const double*, double*, const LossFactorShape&, CUstream_st*) {
+  no_kernel("loss_factors");
+}
+void own_sums_cuda(const OwnLosses&, const SumsPlace&, CUstream_st*) { no_kernel("own_sums"); }
+void judge_step_cuda(const StepRules&, const JudgePlace&, CUstream_st*) { no_kernel("judge_step"); }
 
 }  // namespace metroplex::cuda::kernels

@@ -23,16 +23,16 @@ struct AdamUpdate {
   static constexpr int kMoments = 2;
   T factor, keep, beta1, rest1, beta2, rest2, unbias, eps, step_size;
 
-  explicit AdamUpdate(const AdamHyper& h)
-      : factor(static_cast<T>(h.grad_factor)),
-        keep(static_cast<T>(1 - h.lr * h.weight_decay)),
+  constexpr AdamUpdate(const AdamHyper& h, const StepValues& step, const GroupRates& rates)
+      : factor(static_cast<T>(step.grad_factor)),
+        keep(static_cast<T>(rates.keep)),
         beta1(static_cast<T>(h.beta1)),
         rest1(static_cast<T>(1 - h.beta1)),
         beta2(static_cast<T>(h.beta2)),
         rest2(static_cast<T>(1 - h.beta2)),
-        unbias(static_cast<T>(1 / std::sqrt(1 - std::pow(h.beta2, static_cast<double>(h.step))))),
+        unbias(static_cast<T>(rates.unbias)),
         eps(static_cast<T>(h.eps)),
-        step_size(static_cast<T>(h.lr / (1 - std::pow(h.beta1, static_cast<double>(h.step))))) {}
+        step_size(static_cast<T>(rates.step_size)) {}
 
   constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& v) const {
     g *= factor;
@@ -49,12 +49,12 @@ struct SgdUpdate {
   T factor, decay, momentum, lr;
   bool first_step;
 
-  explicit SgdUpdate(const SgdHyper& h)
-      : factor(static_cast<T>(h.grad_factor)),
-        decay(static_cast<T>(h.weight_decay)),
+  constexpr SgdUpdate(const SgdHyper& h, const StepValues& step, const GroupRates& rates)
+      : factor(static_cast<T>(step.grad_factor)),
+        decay(static_cast<T>(rates.weight_decay)),
         momentum(static_cast<T>(h.momentum)),
-        lr(static_cast<T>(h.lr)),
-        first_step(h.first_step) {}
+        lr(static_cast<T>(rates.lr)),
+        first_step(step.number == 1) {}
 
   constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& /*v*/) const {
     g = g * factor + decay * p;
@@ -69,14 +69,14 @@ struct LionUpdate {
   static constexpr int kMoments = 1;
   T factor, keep, beta1, rest1, beta2, rest2, lr;
 
-  explicit LionUpdate(const LionHyper& h)
-      : factor(static_cast<T>(h.grad_factor)),
-        keep(static_cast<T>(1 - h.lr * h.weight_decay)),
+  constexpr LionUpdate(const LionHyper& h, const StepValues& step, const GroupRates& rates)
+      : factor(static_cast<T>(step.grad_factor)),
+        keep(static_cast<T>(rates.keep)),
         beta1(static_cast<T>(h.beta1)),
         rest1(static_cast<T>(1 - h.beta1)),
         beta2(static_cast<T>(h.beta2)),
         rest2(static_cast<T>(1 - h.beta2)),
-        lr(static_cast<T>(h.lr)) {}
+        lr(static_cast<T>(rates.lr)) {}
 
   constexpr MPX_INLINE void operator()(T g, T& p, T& m, T& /*v*/) const {
     g *= factor;
@@ -110,27 +110,27 @@ inline void check_range(const OptimizerRange& r, int num_moments) {
   }
 }
 
-// Calls run(update) with the update in the type that the range computes in.
+// Calls run.template operator()<Update>() with the update in the type that the range computes in.
 template <class Run>
-void with_update(const OptimizerRange& range, const AdamHyper& hyper, const Run& run) {
+void with_update(const OptimizerRange& range, const AdamHyper&, const Run& run) {
   check_range(range, 2);
-  range.main_number == Number::f64&& range.remainder == nullptr ? run(AdamUpdate<double>(hyper))
-                                                                : run(AdamUpdate<float>(hyper));
+  range.main_number == Number::f64&& range.remainder == nullptr ? run.template operator()<AdamUpdate<double>>()
+                                                                : run.template operator()<AdamUpdate<float>>();
 }
 template <class Run>
-void with_update(const OptimizerRange& range, const LionHyper& hyper, const Run& run) {
+void with_update(const OptimizerRange& range, const LionHyper&, const Run& run) {
   check_range(range, 1);
-  range.main_number == Number::f64&& range.remainder == nullptr ? run(LionUpdate<double>(hyper))
-                                                                : run(LionUpdate<float>(hyper));
+  range.main_number == Number::f64&& range.remainder == nullptr ? run.template operator()<LionUpdate<double>>()
+                                                                : run.template operator()<LionUpdate<float>>();
 }
 template <class Run>
 void with_update(const OptimizerRange& range, const SgdHyper& hyper, const Run& run) {
   check_range(range, hyper.momentum == 0 ? 0 : 1);
   const bool wide = range.main_number == Number::f64 && range.remainder == nullptr;
   if (hyper.momentum == 0) {
-    wide ? run(SgdUpdate<double, false>(hyper)) : run(SgdUpdate<float, false>(hyper));
+    wide ? run.template operator()<SgdUpdate<double, false>>() : run.template operator()<SgdUpdate<float, false>>();
   } else {
-    wide ? run(SgdUpdate<double, true>(hyper)) : run(SgdUpdate<float, true>(hyper));
+    wide ? run.template operator()<SgdUpdate<double, true>>() : run.template operator()<SgdUpdate<float, true>>();
   }
 }
 

@@ -77,8 +77,13 @@ struct NoiseKeys {
   uint32_t moments, main;
 };
 
-template <class T, class Update>
-__global__ void __launch_bounds__(kThreads) step_kernel(OptimizerRange r, Update update, NoiseKeys keys) {
+template <class Update, class Hyper>
+__global__ void __launch_bounds__(kThreads) step_kernel(OptimizerRange r, Hyper hyper, StepPlace place) {
+  using T = typename Update::Scalar;
+  if (place.values->updates == 0) return;
+  const Update update(hyper, *place.values, *place.rates);
+  const uint64_t key = step_key(r.noise_key, place.values->number);
+  const NoiseKeys keys{mixed_key(key), mixed_key(~key)};
   for (int64_t start = int64_t{blockIdx.x} * kThreads; start < r.n; start += int64_t{gridDim.x} * kThreads) {
     const int64_t i = start + threadIdx.x;
     const bool inside = i < r.n;
@@ -100,26 +105,27 @@ __global__ void __launch_bounds__(kThreads) step_kernel(OptimizerRange r, Update
 }
 
 template <class Hyper>
-void launch(const OptimizerRange& range, const Hyper& hyper, CUstream_st* stream, const char* name) {
-  with_update(range, hyper, [&](const auto& update) {
-    using Update = std::decay_t<decltype(update)>;
+void launch(const OptimizerRange& range, const Hyper& hyper, const StepPlace& place, CUstream_st* stream,
+            const char* name) {
+  with_update(range, hyper, [&]<class Update>() {
     if (range.n == 0) return;
-    const NoiseKeys keys{mixed_key(range.noise_key), mixed_key(~range.noise_key)};
-    step_kernel<typename Update::Scalar><<<blocks_for(range.n), kThreads, 0, stream>>>(range, update, keys);
+    step_kernel<Update><<<blocks_for(range.n), kThreads, 0, stream>>>(range, hyper, place);
     check_launch(name);
   });
 }
 
 }  // namespace
 
-void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, CUstream_st* stream) {
-  launch(range, hyper, stream, "adam_step");
+void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place,
+                    CUstream_st* stream) {
+  launch(range, hyper, place, stream, "adam_step");
 }
-void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, CUstream_st* stream) {
-  launch(range, hyper, stream, "sgd_step");
+void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream) {
+  launch(range, hyper, place, stream, "sgd_step");
 }
-void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, CUstream_st* stream) {
-  launch(range, hyper, stream, "lion_step");
+void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place,
+                    CUstream_st* stream) {
+  launch(range, hyper, place, stream, "lion_step");
 }
 
 }  // namespace metroplex::cuda::kernels

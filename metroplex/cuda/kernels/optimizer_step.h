@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/number.h"
+#include "cuda/kernels/step_state.h"
 
 struct CUstream_st;  // what cudaStream_t points to
 
@@ -38,38 +39,42 @@ struct OptimizerRange {
   // good: an exp_avg_sq in bf16 never falls with beta2 = 0.999, since a thousandth is less than half its last bit.
   // Stochastic rounding is right on average; element i draws from (noise_key, noise_start + i), see position_noise.
   bool stochastic = false;
-  uint64_t noise_key = 0;  // names seed, step and parameter
+  uint64_t noise_key = 0;  // names seed and parameter; the number of the update comes to it, see step_key
   int64_t noise_start = 0;
 };
+
+// The noise of an update: a step that was held back draws what the next one will.
+constexpr uint64_t step_key(uint64_t noise_key, double number) {
+  return noise_key ^ ((static_cast<uint64_t>(number) - 1) << 32);
+}
+
+// All updates read `place` once, ahead of their loops; where values->updates is 0 they do nothing more.
 
 // AdamW (Loshchilov & Hutter, arXiv:1711.05101) as torch.optim.AdamW computes it: decay, moments, then
 // p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
 struct AdamHyper {
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  double grad_factor = 1;  // the gradient is multiplied by it first
-  int64_t step = 1;        // of this update, from 1
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // the rates hold powers of the same betas
 };
-void adam_step(const OptimizerRange& range, const AdamHyper& hyper);
+void adam_step(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place);
 
 // torch.optim.SGD: decay is added to the gradient, the momentum starts as the first gradient. Without momentum
 // `first` is not touched.
 struct SgdHyper {
-  double lr = 0, momentum = 0, weight_decay = 0, grad_factor = 1;
-  bool first_step = false;
+  double momentum = 0;
 };
-void sgd_step(const OptimizerRange& range, const SgdHyper& hyper);
+void sgd_step(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place);
 
 // Lion (Chen et al., arXiv:2302.06675): p moves by lr against the sign of beta1 m + (1 - beta1) g, with decoupled
 // decay; then m = beta2 m + (1 - beta2) g.
 struct LionHyper {
-  double lr = 0, beta1 = 0.9, beta2 = 0.99, weight_decay = 0, grad_factor = 1;
+  double beta1 = 0.9, beta2 = 0.99;
 };
-void lion_step(const OptimizerRange& range, const LionHyper& hyper);
+void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place);
 
 // The same on a GPU, enqueued on `stream`; all arrays are of the device. What is stored may differ from the CPU twin
 // by the rounding of fused multiply-adds. base::Error("cuda", ...) when nothing was launched.
-void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, CUstream_st* stream);
-void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, CUstream_st* stream);
-void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, CUstream_st* stream);
+void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place, CUstream_st* stream);
+void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream);
+void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

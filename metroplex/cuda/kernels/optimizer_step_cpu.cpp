@@ -135,17 +135,27 @@ MPX_STEP(SgdUpdate<double, false>)
 #undef MPX_STEP
 
 template <class Hyper>
-void step(const OptimizerRange& range, const Hyper& hyper) {
-  with_update(range, hyper, [&](const auto& update) {
-    at::parallel_for(0, block8_scales(range.n), kGrain,
-                     [&](int64_t begin, int64_t end) { run(range, update, begin, end); });
+void step(const OptimizerRange& range, const Hyper& hyper, const StepPlace& place) {
+  with_update(range, hyper, [&]<class Update>() {
+    if (place.values->updates == 0) return;
+    const Update update(hyper, *place.values, *place.rates);
+    OptimizerRange own = range;
+    own.noise_key = step_key(range.noise_key, place.values->number);
+    at::parallel_for(0, block8_scales(own.n), kGrain,
+                     [&](int64_t begin, int64_t end) { run(own, update, begin, end); });
   });
 }
 
 }  // namespace
 
-void adam_step(const OptimizerRange& range, const AdamHyper& hyper) { step(range, hyper); }
-void sgd_step(const OptimizerRange& range, const SgdHyper& hyper) { step(range, hyper); }
-void lion_step(const OptimizerRange& range, const LionHyper& hyper) { step(range, hyper); }
+void adam_step(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place) {
+  step(range, hyper, place);
+}
+void sgd_step(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place) {
+  step(range, hyper, place);
+}
+void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place) {
+  step(range, hyper, place);
+}
 
 }  // namespace metroplex::cuda::kernels

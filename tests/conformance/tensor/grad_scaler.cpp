@@ -1,8 +1,9 @@
-// grad_scaler.json: the dynamic loss scale, its reciprocal and both counters after every step, bit for bit, and the
-// arguments that are refused.
+// grad_scaler.json: the dynamic loss scale, its reciprocal and both counters after every step that the kernel judged,
+// bit for bit, and the arguments that are refused.
 #include "base/error.h"
 #include "conformance/report.h"
 #include "optim/grad_scaler.h"
+#include "support/scale_history.h"
 
 namespace metroplex::conformance {
 
@@ -19,15 +20,18 @@ optim::GradScalerArgs args_of(const Json& args) {
   return out;
 }
 
-std::string history(const Json& test) {
-  optim::GradScaler scaler(args_of(test.at("args")));
+std::string history(const Json& recorded) {
+  const optim::GradScaler scaler(args_of(recorded.at("args")));
+  test::ScaleHistory history{scaler.rule(), {}, {}};
+  optim::set_scaler_state(history.values, scaler.start());
   Json got = Json::array();
-  for (const Json& found_inf : test.at("found_inf")) {
-    scaler.update(found_inf.get<int>() != 0);
-    const optim::GradScalerState state = scaler.state();
-    got.push_back({state.scale, scaler.inv_scale(), state.growth_tracker, state.hysteresis_tracker});
+  for (const Json& found_inf : recorded.at("found_inf")) {
+    history.step(found_inf.get<int>() != 0);
+    const optim::GradScalerState state = optim::scaler_state(history.values);
+    got.push_back(
+        {state.scale, cuda::kernels::inverse_of(state.scale), state.growth_tracker, state.hysteresis_tracker});
   }
-  return compare_list(got, test, "trace_[scale,inv_scale,growth_tracker,hysteresis_tracker]");
+  return compare_list(got, recorded, "trace_[scale,inv_scale,growth_tracker,hysteresis_tracker]");
 }
 
 std::string refusal(const Json& test) {

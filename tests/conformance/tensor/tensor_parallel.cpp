@@ -8,6 +8,7 @@
 #include "comm/launch.h"
 #include "config/parallel.h"
 #include "conformance/report.h"
+#include "cuda/kernels/step_state_math.h"
 #include "nn/loss.h"
 #include "nn/param_init.h"
 #include "optim/clip.h"
@@ -69,7 +70,7 @@ std::string cross_entropy_over_two(const Json& test) {
 std::string clip(const Json& test) {
   const double norm = test.at("total_norm"), limit = test.at("max_norm"), recorded = test.at("coeff");
   // The recorded coefficient is max / (norm + 1e-6); it is applied only below 1.
-  return compare_near(optim::clip_coefficient(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0,
+  return compare_near(cuda::kernels::clip_factor(norm, limit), test.at("applied").get<bool>() ? recorded : 1.0, 0,
                       1e-15);
 }
 

@@ -1,0 +1,63 @@
+#include "optim/step_state.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+
+#include "cuda/host_read.h"
+
+namespace metroplex::optim {
+namespace {
+
+namespace kernels = cuda::kernels;
+
+constexpr int64_t kValues = sizeof(kernels::StepValues) / sizeof(double);
+
+template <class Struct>
+int64_t index_of(double Struct::*name) {
+  const Struct numbers;
+  return &(numbers.*name) - reinterpret_cast<const double*>(&numbers);
+}
+
+}  // namespace
+
+StepState::StepState(const cuda::Target& target, size_t num_groups, const kernels::StepValues& start)
+    : target_(target),
+      tensor_(at::zeros({kValues + static_cast<int64_t>(num_groups) * kernels::kRatesOfGroup},
+                        at::TensorOptions().dtype(at::kDouble).device(target.memory()))) {
+  write(start);
+}
+
+kernels::StepValues* StepState::values() const {
+  return static_cast<kernels::StepValues*>(tensor_.mutable_data_ptr());
+}
+kernels::GroupRates* StepState::rates() const { return reinterpret_cast<kernels::GroupRates*>(values() + 1); }
+
+at::Tensor StepState::value(double kernels::StepValues::*name) const { return tensor_.select(0, index_of(name)); }
+at::Tensor StepState::rate(double kernels::GroupRates::*name, size_t group) const {
+  return tensor_.select(0, kValues + static_cast<int64_t>(group) * kernels::kRatesOfGroup + index_of(name));
+}
+
+kernels::StepValues StepState::read() const {
+  const at::Tensor host = cuda::read_on_host(target_, tensor_.narrow(0, 0, kValues));
+  kernels::StepValues values;
+  std::memcpy(&values, host.const_data_ptr(), sizeof(values));
+  return values;
+}
+
+void StepState::write(const kernels::StepValues& values) const {
+  const at::Tensor host = at::empty({kValues}, at::kDouble);
+  std::memcpy(host.mutable_data_ptr(), &values, sizeof(values));
+  cuda::write_from_host(target_, tensor_.narrow(0, 0, kValues), host);
+}
+
+StepState StepState::on_host() const {
+  if (target_.meta || !target_.gpu()) return *this;
+  StepState copy = *this;
+  copy.tensor_ = cuda::read_on_host(target_, tensor_);
+  copy.target_.device = at::kCPU;
+  return copy;
+}
+
+}  // namespace metroplex::optim

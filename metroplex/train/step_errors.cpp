@@ -1,0 +1,62 @@
+#include "train/step_errors.h"
+
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "optim/clip.h"
+#include "train/gradients.h"
+
+namespace metroplex::train {
+
+void refuse_losses(const Assembly& a, const StepInput& input, const double* losses, int64_t count) {
+  for (int64_t m = 0; m < count; ++m) {
+    MPX_CHECK(std::isfinite(losses[m]), "numerics", "the loss is ", losses[m], " at iteration ", input.iteration,
+              ", microbatch ", m, ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
+              "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
+              "checkpoint");
+  }
+  comm::barrier(a.groups().world);  // ends with the error of a rank that has it
+  MPX_CHECK(
+      false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
+      "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
+}
+
+namespace {
+
+// Collective. The microbatch that makes the gradients not finite, found by running each alone, or, where an
+// interleaved schedule takes no single one, as many copies of it as there were microbatches; -1 if none does it
+// again.
+int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) {
+  const size_t copies = a.stages.size() > 1 ? input.batches.size() : 1;
+  for (size_t m = 0; m < input.batches.size(); ++m) {
+    const at::Tensor one = factors.narrow(0, static_cast<int64_t>(m), 1).div(static_cast<double>(copies));
+    forward_backward(a, std::vector(copies, input.batches[m]), one.repeat({static_cast<int64_t>(copies)}));
+    finish_gradients(a);
+    if (optim::gradient_stats(a.norm_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
+  }
+  return -1;
+}
+
+}  // namespace
+
+void refuse_gradients(Assembly& a, const StepInput& input, const at::Tensor& factors) {
+  const int64_t m = culprit(a, input, factors);
+  const distributed::Slice* const found = optim::first_nonfinite(a.slices, a.world->target());
+  const std::string mine = found == nullptr ? std::string()
+                                            : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
+                                                           a.world->grid().describe(a.world->rank()), ")");
+  std::string where = "a gradient that the repetition did not show again";
+  for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
+    if (text.empty()) continue;
+    where = text;
+    break;
+  }
+  const std::string batch = m < 0 ? std::string() : base::concat(", microbatch ", m);
+  MPX_CHECK(false, "numerics", "the gradient of ", where, " is not finite at iteration ", input.iteration, batch,
+            "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
+            "checkpoint");
+}
+
+}  // namespace metroplex::train

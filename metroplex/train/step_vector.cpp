@@ -1,0 +1,91 @@
+#include "train/step_vector.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/collectives.h"
+#include "cuda/host_read.h"
+#include "train/assemble.h"
+
+namespace metroplex::train {
+namespace {
+
+namespace kernels = cuda::kernels;
+
+constexpr int64_t kSums = sizeof(kernels::StepSums) / sizeof(double);
+constexpr int64_t kVerdict = sizeof(kernels::StepVerdict) / sizeof(double);
+
+const double* numbers_of(const at::Tensor& x) {
+  return x.defined() ? static_cast<const double*>(x.const_data_ptr()) : nullptr;
+}
+
+}  // namespace
+
+StepVector::StepVector(const cuda::Target& target, int64_t num_terms, int64_t microbatches)
+    : tensor_(at::zeros({kSums + num_terms + kVerdict + microbatches},
+                        at::TensorOptions().dtype(at::kDouble).device(target.memory()))),
+      num_terms_(num_terms),
+      microbatches_(microbatches) {}
+
+at::Tensor StepVector::summed() const { return tensor_.narrow(0, 0, kSums + num_terms_); }
+at::Tensor StepVector::judged() const { return tensor_.narrow(0, kSums + num_terms_, kVerdict); }
+at::Tensor StepVector::own() const { return tensor_.narrow(0, kSums + num_terms_ + kVerdict, microbatches_); }
+kernels::StepSums* StepVector::sums() const { return static_cast<kernels::StepSums*>(tensor_.mutable_data_ptr()); }
+double* StepVector::terms() const { return reinterpret_cast<double*>(sums() + 1); }
+kernels::StepVerdict* StepVector::verdict() const {
+  return reinterpret_cast<kernels::StepVerdict*>(terms() + num_terms_);
+}
+double* StepVector::losses() const { return reinterpret_cast<double*>(verdict() + 1); }
+
+StepVector StepVector::on_host(const cuda::Target& target) const {
+  StepVector copy = *this;
+  copy.tensor_ = cuda::read_on_host(target, tensor_);
+  return copy;
+}
+
+void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
+  const cuda::Target& target = a.world->target();
+  const auto count = static_cast<int64_t>(batches.size());
+  const at::Tensor host = at::empty({1 + count}, at::kDouble);
+  double* numbers = host.mutable_data_ptr<double>();
+  numbers[0] = stop ? 1 : 0;
+  for (size_t m = 0; m < batches.size(); ++m) numbers[1 + m] = batches[m].mask_sum;
+  if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
+    a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
+  cuda::write_from_host(target, a.step_inputs, host);
+  if (!target.host_sees_values()) return;
+  for (int64_t m = 0; m < count; ++m) {
+    const nn::Microbatch& batch = batches[static_cast<size_t>(m)];
+    if (!batch.rows.defined()) a.step_inputs.select(0, 1 + m).copy_(batch.loss_mask.sum(at::kDouble));
+  }
+}
+
+// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts, and so
+// with loss terms. Losses of parts of a sequence add up, the sequence counts once.
+StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, int64_t microbatches) {
+  const cuda::Target& target = a.world->target();
+  const ReportedTerms terms = a.loss_terms.of(output.terms, target);
+  const at::Tensor losses = output.last.empty() ? at::Tensor() : at::stack(output.last).to(at::kDouble);
+  StepVector vector(target, a.loss_terms.size(), microbatches);
+  kernels::OwnLosses own;
+  own.microbatches = microbatches;
+  own.losses = numbers_of(losses);
+  own.stop = numbers_of(a.step_inputs);
+  own.tokens = own.stop + 1;
+  own.reported = terms.sums.defined() ? terms.sums.numel() : 0;
+  own.reports = numbers_of(terms.sums);
+  own.places = terms.places.defined() ? static_cast<const int64_t*>(terms.places.const_data_ptr()) : nullptr;
+  own.per_token = a.config.train.calculate_per_token_loss;
+  own.counts_terms = a.groups().tp.first();
+  own.counts_losses = a.last_stage() && own.counts_terms;
+  own.counts_tokens = own.counts_losses && a.groups().cp.first();
+  const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
+  const at::Tensor summed = vector.summed(), kept = vector.own();
+  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &terms.sums, &terms.places}, {&summed, &kept}},
+               kernels::own_sums, kernels::own_sums_cuda, own, place);
+  comm::all_reduce(summed, a.groups().world);
+  return vector;
+}
+
+}  // namespace metroplex::train

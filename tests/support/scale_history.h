@@ -1,0 +1,26 @@
+// A loss scale through steps whose gradients are finite or not, as the kernel that judges steps moves it.
+#pragma once
+
+#include <limits>
+
+#include "cuda/kernels/step_state.h"
+
+namespace metroplex::test {
+
+struct ScaleHistory {
+  cuda::kernels::ScaleRule rule;
+  cuda::kernels::StepValues values;
+  cuda::kernels::StepVerdict verdict;  // of the last step
+
+  void step(bool found_inf) {
+    cuda::kernels::StepRules rules;
+    rules.scale = rule;
+    rules.skip_threshold = std::numeric_limits<double>::infinity();
+    rules.rows = 1;
+    const cuda::kernels::StepSums sums;
+    const double table[] = {values.steps, 0.1}, numbers[] = {4.0, found_inf ? 1.0 : 0.0, 0.0};
+    cuda::kernels::judge_step(rules, {&values, nullptr, table, &sums, numbers, &verdict});
+  }
+};
+
+}  // namespace metroplex::test

@@ -1,0 +1,112 @@
+// What a recorder hears of a whole training step comes to the formula of sim/flops.h, exactly: these are sums of
+// integers. It differs where more is computed than the formula counts, by what these tests add.
+#include "sim/flops.h"
+
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Counter final : cuda::Recorder {
+  double flops = 0;
+  int64_t bytes = 0;
+  void run(cuda::Operation operation) override {
+    count(operation);
+    operation.run();
+  }
+  void issued(const cuda::Operation& product) override {
+    EXPECT_GT(product.flops, 0) << product.name;
+    EXPECT_FALSE(product.run);
+    count(product);
+  }
+  void count(const cuda::Operation& operation) {
+    flops += operation.flops;
+    bytes += cuda::bytes_of(operation);
+  }
+};
+
+// The products of all ranks in one step.
+double recorded(const config::Config& asked, const TestLayout& layout) {
+  const config::Config config = cut(asked, layout);
+  std::vector<double> of_ranks(static_cast<size_t>(layout.ranks()));
+  run_cut(config, layout, [&](const comm::World& world) {
+    Counter counter;
+    const comm::World watched = world.recorded(counter);
+    const auto a = train::assemble(config, watched, kVocab);
+    train::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}});
+    of_ranks[static_cast<size_t>(world.rank())] = counter.flops;
+    EXPECT_GT(counter.bytes, 0);
+  });
+  double sum = 0;
+  for (const double flops : of_ranks) sum += flops;
+  return sum;
+}
+
+double formula(const config::Config& asked, const TestLayout& layout) {
+  const config::Config config = cut(asked, layout);
+  const int64_t padded =
+      config::padded_vocab_size(kVocab, config.model.make_vocab_size_divisible_by, static_cast<int>(layout.tp));
+  return sim::step_flops(sim::model_shape(config, padded), {.batch_size = config.train.global_batch_size});
+}
+
+// Of both products of causal attention in one forward of all layers, each over half the pairs.
+double attention(const config::Config& config) {
+  const config::Model& m = config.model;
+  return 2.0 * static_cast<double>(config.train.global_batch_size * m.num_layers * m.hidden_size) *
+         static_cast<double>(config.train.seq_length * config.train.seq_length);
+}
+
+config::Config fused(config::Config config) {
+  config.model.attention_dropout = 0;
+  return config;
+}
+
+TEST(FlopsRanks, FusedAttentionMakesTheScoresAgainInBackward) {
+  for (const config::Config& config : {fused(small_gpt()), fused(small_llama())}) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.tp = 2, .pp = 2}}) {
+      SCOPED_TRACE(config.model.family + " tp " + std::to_string(layout.tp));
+      EXPECT_EQ(recorded(config, layout), formula(config, layout) + attention(config) / 2);
+    }
+  }
+}
+
+TEST(FlopsRanks, PlainAttentionMultipliesHiddenPairsToo) {
+  config::Config llama = small_llama();
+  llama.model.attention_dropout = 0.1;
+  for (const config::Config& config : {small_gpt(), llama}) {
+    SCOPED_TRACE(config.model.family);
+    EXPECT_EQ(recorded(config, {}), formula(config, {}) + 3 * attention(config));
+  }
+}
+
+TEST(FlopsRanks, WhatIsMadeAgainCountsAgain) {
+  config::Config core = fused(small_gpt()), full = fused(small_gpt());
+  core.memory.recompute_granularity = "selective";
+  core.memory.recompute_modules = {"core_attn"};
+  EXPECT_EQ(recorded(core, {}), formula(core, {}) + attention(core) * 3 / 2);
+  full.memory.recompute_granularity = "full";
+  full.memory.recompute_method = "uniform";
+  full.memory.recompute_num_layers = 1;
+  const config::Model& m = full.model;
+  const double head = 2.0 * static_cast<double>(full.train.global_batch_size * full.train.seq_length * m.hidden_size *
+                                                config::padded_vocab_size(kVocab, m.make_vocab_size_divisible_by, 1));
+  const double layers = formula(full, {}) / 3 - head;
+  EXPECT_EQ(recorded(full, {}), formula(full, {}) + layers + attention(full) / 2);
+}
+
+// In these the products go to oneDNN, to fp32 gradients, and through copies that are added.
+TEST(FlopsRanks, TheFormulaHoldsInEveryType) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+    SCOPED_TRACE(dtype);
+    config::Config config = fused(small_llama());
+    config.precision.params_dtype = dtype;
+    config.model.hidden_size = 128;
+    config.model.num_layers = 1;
+    config.train.seq_length = 64;
+    config.model.max_position_embeddings = 64;
+    EXPECT_EQ(recorded(config, {}), formula(config, {}) + attention(config) / 2);
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
