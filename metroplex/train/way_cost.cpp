@@ -8,10 +8,6 @@
 namespace metroplex::train {
 namespace {
 
-size_t element_bytes(const config::Config& config) {
-  return c10::elementSize(scalar_type(config.precision.params_dtype));
-}
-
 // Operations that a device does while one byte passes. A GPU: 989e12 operations a second in bf16, memory of 3.35e12
 // bytes a second and 450e9 each way to its neighbours (NVIDIA's data sheet of the H100 SXM), 50e9 to another machine
 // or to the host (a link of 400 Gb/s), 5e9 to a disk. A CPU rank: 50e9 operations, 10e9, 5e9, 5e9 and 1e9 bytes a

@@ -80,16 +80,48 @@ TEST(WaysOut, ChangeNothingThatIsLearned) {
   }
 }
 
-TEST(WaysOut, ThoseThatFitComeFirstTheCheapestAhead) {
-  FitRequest request = fit_request(4, kFour, machine(4, 1));
-  request.places.bytes = train::fit(request).need * 8 / 10;
-  const std::vector<WayOut> single = ways(request).single;
+// The dearer a way, the more it saves: those that cost least are taken all the same.
+TEST(WaysOut, OfThoseThatFitTheCheapestAreTakenInOrder) {
+  const train::Predictor planted = [](const train::RankRequest& request) {
+    const config::Config& c = request.config;
+    train::RankPrediction out;
+    out.memory.peak = 1000000;
+    out.flops = out.model_flops = 1e12;
+    const auto way = [&](bool taken, int64_t peak, double flops) {
+      if (!taken) return;
+      out.memory.peak = std::min(out.memory.peak, peak);
+      out.flops = flops;
+    };
+    way(c.parallel.sequence_parallel, 700000, 1.1e12);
+    way(c.optim.store_param_remainders, 600000, 1.2e12);
+    way(c.parallel.sharding().any(), 500000, 1.3e12);
+    way(c.train.micro_batch_size < 4, 400000, 1.4e12);
+    return out;
+  };
+  const FitRequest request = fit_request(4, kFour, machine(1, 800000));
+  const std::vector<WayOut> single = ways(request, planted).single;
   ASSERT_EQ(single.size(), 3u);
-  EXPECT_TRUE(single[0].fits);
-  for (size_t i = 1; i < single.size(); ++i) {
-    EXPECT_GE(single[i - 1].fits, single[i].fits);
-    if (single[i].fits) { EXPECT_LE(single[i - 1].cost, single[i].cost); }
-  }
+  EXPECT_EQ(key_of(single[0].settings[0]), "parallel.sequence_parallel");
+  EXPECT_EQ(key_of(single[1].settings[0]), "optim.store_param_remainders");
+  EXPECT_EQ(key_of(single[2].settings[0]), "parallel.data_parallel_sharding_strategy");
+  EXPECT_NEAR(single[1].cost, 0.2, 1e-4);  // bytes that pass count little here
+}
+
+// Two kinds fit: the third way is another level of the one that costs nothing, ahead of the one that does.
+TEST(WaysOut, OtherLevelsOfAKindStandByTheirCost) {
+  const train::Predictor planted = [](const train::RankRequest& request) {
+    const config::Config& c = request.config;
+    train::RankPrediction out;
+    out.memory.peak = 1000000 - (c.memory.recomputes_all() ? 300000 : 0) - (4 - c.train.micro_batch_size) * 100000;
+    out.model_flops = 1e12;
+    out.flops = c.memory.recomputes_all() ? 1.3e12 : 1e12;
+    return out;
+  };
+  const std::vector<WayOut> single = ways(fit_request(2, {}, machine(1, 850000)), planted).single;
+  ASSERT_EQ(single.size(), 3u);
+  EXPECT_EQ(single[0].settings[0], "train.micro_batch_size=1");
+  EXPECT_EQ(single[1].settings[0], "train.micro_batch_size=2");
+  EXPECT_EQ(single[2].settings[0], "memory.recompute_granularity=full");
 }
 
 // Only full recompute and the microbatch change anything, by a known amount.
