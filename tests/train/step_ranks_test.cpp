@@ -64,7 +64,10 @@ TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
       std::vector<double> mine;
       for (int64_t step = 0; step < 3; ++step) {
         auto batches = batches_of(*a, step);
-        for (nn::Microbatch& batch : batches) batch.loss_mask.fill_(1.0);
+        for (nn::Microbatch& batch : batches) {
+          batch.loss_mask.fill_(1.0);
+          batch.mask_sum = static_cast<double>(batch.loss_mask.numel());
+        }
         const auto outcome = train::train_step(*a, {batches, step + 1, 8 * step, false, {}});
         mine.insert(mine.end(), {outcome.loss, outcome.grad_norm, outcome.tokens});
       }
