@@ -8,8 +8,8 @@
 namespace metroplex::train {
 namespace {
 
-size_t element_bytes(const config::Config& config) {
-  return c10::elementSize(scalar_type(config.precision.params_dtype));
+double element_bytes(const config::Config& config) {
+  return static_cast<double>(c10::elementSize(scalar_type(config.precision.params_dtype)));
 }
 
 // Operations that a device does while one byte passes. A GPU: 989e12 operations a second in bf16, memory of 3.35e12
@@ -28,10 +28,6 @@ struct Traffic {
     return memory * rates.memory + near * rates.near + link * rates.link + file * rates.file;
   }
 };
-
-double element_bytes(const config::Config& c) {
-  return static_cast<double>(c10::elementSize(scalar_type(c.precision.params_dtype)));
-}
 
 // Of a rank in one step: what differs between settings, and stands in docs/memory.md under costs.
 Traffic traffic(const FitRequest& request, const RankFigures& figures, double kept_of_a_microbatch) {
