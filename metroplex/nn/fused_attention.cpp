@@ -70,20 +70,20 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
 
 std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, const FusedMask& mask) {
   if (!target.gpu()) {
-    if (target.meta) return fused_attention_on_meta(target, in);
+    if (target.meta) return fused_attention_on_meta(target, in, mask);
     auto [out, logsumexp] =
         at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, mask.causal, optional(mask.additive));
     return {out, logsumexp};
   }
   MPX_ASSERT(!mask.additive.defined() && fused_on_gpu(in.q), "fused attention of a GPU");
   if (half(in.q)) {
-    if (target.meta) return fused_attention_on_meta(target, in);
+    if (target.meta) return fused_attention_on_meta(target, in, mask);
     const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, mask.causal);
     return {std::get<0>(result), std::get<1>(result)};
   }
   const int64_t heads = in.q.size(1);
   const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
-  if (target.meta) return fused_attention_on_meta(target, whole);
+  if (target.meta) return fused_attention_on_meta(target, whole, mask);
   const auto result = at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
                                                                   /*compute_log_sumexp=*/true, 0.0, mask.causal);
   return {std::get<0>(result), std::get<1>(result)};

@@ -58,7 +58,9 @@ struct Assembly {
   std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
 
   LossTermNames loss_terms;  // of all ranks, once a step has been taken
-  at::Tensor step_inputs;    // of the step under way (step_vector.h)
+  // Of the step under way, in memory that stays: what the host writes ahead of it (step_vector.h), and the factor of
+  // each microbatch's summed loss, [microbatches] double.
+  at::Tensor step_inputs, loss_factors;
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }

@@ -23,14 +23,15 @@ void write_ahead(Assembly& a, const StepInput& input) {
   write_step_inputs(a, input.batches, input.stop);
 }
 
-at::Tensor make_loss_factors(const Assembly& a, int64_t microbatches) {
-  const at::Tensor tokens = a.step_inputs.narrow(0, 1, microbatches), factors = at::empty_like(tokens);
+void make_loss_factors(Assembly& a, int64_t microbatches) {
+  const at::Tensor tokens = a.step_inputs.narrow(0, 1, microbatches);
+  if (!a.loss_factors.defined() || a.loss_factors.numel() != microbatches) a.loss_factors = at::empty_like(tokens);
+  const at::Tensor& factors = a.loss_factors;
   const kernels::LossFactorShape shape{microbatches, a.groups().cp.size(), a.config.train.calculate_per_token_loss};
   cuda::launch(a.world->target(), {"loss_factors", {&a.step.tensor(), &tokens}, {&factors}}, kernels::loss_factors,
                kernels::loss_factors_cuda, static_cast<const kernels::StepValues*>(a.step.values()),
                static_cast<const double*>(tokens.const_data_ptr()), static_cast<double*>(factors.mutable_data_ptr()),
                shape);
-  return factors;
 }
 
 kernels::StepRules rules_of(const Assembly& a) {
@@ -93,14 +94,14 @@ std::string why_skipped(const Assembly& a, const kernels::StepVerdict& verdict) 
                       " is above precision.grad_norm_skip_threshold = ", a.config.precision.grad_norm_skip_threshold);
 }
 
-void check_numbers(Assembly& a, const StepInput& input, const EnqueuedStep& step, const StepVector& told) {
+void check_numbers(Assembly& a, const StepInput& input, const StepVector& told) {
   const kernels::StepVerdict& verdict = *told.verdict();
   MPX_ASSERT(verdict.row >= 0 && verdict.row < optim::RateTable::kRows, "the step took row ", verdict.row,
              " of the table of rates");
   const kernels::StepRules rules = rules_of(a);
   if (rules.holds_bad_losses && told.sums()->bad_losses > 0)
     refuse_losses(a, input, told.losses(), told.microbatches());
-  if (rules.holds_bad_gradients && verdict.found_inf != 0) refuse_gradients(a, input, step.loss_factors);
+  if (rules.holds_bad_gradients && verdict.found_inf != 0) refuse_gradients(a, input, a.loss_factors);
 }
 
 }  // namespace
@@ -111,9 +112,9 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
   const auto count = static_cast<int64_t>(input.batches.size());
   write_ahead(a, input);
   EnqueuedStep step;
-  step.loss_factors = make_loss_factors(a, count);
+  make_loss_factors(a, count);
   const pipeline::PipelineOutput output =
-      timers.measure("forward-backward", 1, [&] { return forward_backward(a, input.batches, step.loss_factors); });
+      timers.measure("forward-backward", 1, [&] { return forward_backward(a, input.batches, a.loss_factors); });
   timers.measure("all-grads-sync", 1, [&] { finish_gradients(a); });
   a.loss_terms.agree(output.terms, a.groups().world);
   step.vector = summed_losses(a, output, count);
@@ -130,7 +131,7 @@ StepOutcome tell_step(Assembly& a, const StepInput& input, const EnqueuedStep& s
   const kernels::StepSums& sums = *told.sums();
   const kernels::StepVerdict& verdict = *told.verdict();
   a.steps = static_cast<int64_t>(verdict.steps);
-  check_numbers(a, input, step, told);
+  check_numbers(a, input, told);
   StepOutcome outcome;
   const auto mean = [&](double sum) { return sums.weight > 0 ? sum / sums.weight : 0.0; };
   outcome.loss = mean(sums.loss);

@@ -46,7 +46,6 @@ StepOutcome train_step(Assembly& assembly, const StepInput& input);
 // What a step leaves on the device.
 struct EnqueuedStep {
   StepVector vector;
-  at::Tensor loss_factors;  // [microbatches] double
 };
 // The step itself. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
 // the meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step

@@ -8,10 +8,6 @@
 namespace metroplex::train {
 namespace {
 
-double element_bytes(const config::Config& config) {
-  return static_cast<double>(c10::elementSize(scalar_type(config.precision.params_dtype)));
-}
-
 // Operations that a device does while one byte passes. A GPU: 989e12 operations a second in bf16, memory of 3.35e12
 // bytes a second and 450e9 each way to its neighbours (NVIDIA's data sheet of the H100 SXM), 50e9 to another machine
 // or to the host (a link of 400 Gb/s), 5e9 to a disk. A CPU rank: 50e9 operations, 10e9, 5e9, 5e9 and 1e9 bytes a
@@ -28,6 +24,10 @@ struct Traffic {
     return memory * rates.memory + near * rates.near + link * rates.link + file * rates.file;
   }
 };
+
+double element_bytes(const config::Config& c) {
+  return static_cast<double>(c10::elementSize(scalar_type(c.precision.params_dtype)));
+}
 
 // Of a rank in one step: what differs between settings, and stands in docs/memory.md under costs.
 Traffic traffic(const FitRequest& request, const RankFigures& figures, double kept_of_a_microbatch) {

@@ -2,6 +2,8 @@
 // operator takes on the way, forward and backward, over the lengths at which its blocks change.
 #include "nn/fused_attention_meta.h"
 
+#include <ATen/native/CPUBlas.h>
+
 #include "nn/tools.h"
 #include "support/allocations.h"
 #include "support/without_onednn.h"
@@ -73,6 +75,32 @@ TEST(FusedAttentionOnMeta, HasTheStridesAndTheMemoryOfTheCpusOperator) {
       EXPECT_EQ(meta.results[i].sizes(), real.results[i].sizes()) << i;
       EXPECT_EQ(meta.results[i].strides(), real.results[i].strides()) << i;
     }
+  }
+}
+
+// Where oneDNN does not pack on this machine, meta tensors are not packed either.
+TEST(FusedAttentionOnMeta, PacksKeysAndValuesWhereOneDnnGetsThem) {
+  int packed = 0;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const bool could = at::native::cpublas::could_pack(dtype);
+    for (const int64_t s : {16, 64, 192, 513, 768}) {
+      for (const int64_t d : {8, 7}) {
+        const Case c{s, 2, 4, 2, d, dtype, false};
+        SCOPED_TRACE(name_of(c));
+        const Allocations with = outcome(c, {at::kCPU, nullptr, true}).forward;
+        const WithoutOneDnn without;
+        const Allocations none = outcome(c, {at::kCPU, nullptr, true}).forward;
+        packed += with != none;
+        if (!could) { EXPECT_EQ(with, none); }
+      }
+    }
+    if (!could) continue;
+    for (const Case& c : {Case{513, 2, 4, 4, 8, dtype, false}, Case{513, 2, 4, 2, 7, dtype, false},
+                          Case{768, 1, 8, 1, 64, dtype, false}, Case{192, 3, 4, 4, 16, dtype, true}}) {
+      SCOPED_TRACE(name_of(c));
+      expect_same_allocations(outcome(c, {at::kCPU, nullptr, true}).forward, outcome(c, {}).forward);
+    }
+    EXPECT_GT(packed, 5);
   }
 }
 
