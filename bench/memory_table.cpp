@@ -1,6 +1,6 @@
-// memory_table: what rank threads hold in a training step against the prediction of train/predict.h, over many layouts of
-// two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold most,
-// differences in per cent of the prediction.
+// memory_table: what rank threads hold in a training step against the prediction of train/predict.h, over many
+// layouts of two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold
+// most, differences in per cent of the prediction.
 #include <ATen/ATen.h>
 
 #include <cmath>

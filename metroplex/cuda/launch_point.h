@@ -60,8 +60,6 @@ struct Target {
 
   bool gpu() const { return device.is_cuda(); }
   at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // where tensors are made
-  // Whether the host may look at values without waiting for a device.
-  bool host_sees_values() const { return !meta && !gpu(); }
 };
 
 // The tensors of one call, named where it is made; null and undefined ones do not count.

@@ -16,7 +16,8 @@ MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& tab
   out.gathered = peaks.gathered;
   out.gradient_buckets = peaks.gradient_buckets;
   out.batches = table.num_microbatches * trace.batch;
-  out.peak = out.use.total() + out.batches + peaks.most;
+  out.tables = trace.tables;
+  out.peak = out.use.total() + out.tables + out.batches + peaks.most;
   out.use.activations = peaks.activations + peaks.borders;
   out.use.communication = peaks.gathered + peaks.gradient_buckets;
   out.use.workspace = std::max<int64_t>(0, out.peak - out.use.total());

@@ -36,6 +36,7 @@ struct MemoryPrediction {
   MemoryUse use;
   int64_t peak = 0;                   // of everything, in a step
   int64_t batches = 0;                // of the peak: the step's microbatches
+  int64_t tables = 0;                 // of the peak: RankTrace::tables
   int64_t borders = 0;                // of activations: tensors on their way between stages
   int64_t gathered = 0;               // of communication: ZeRO-3
   int64_t gradient_buckets = 0;       // of communication: ZeRO-2 and 3

@@ -79,6 +79,7 @@ struct RankTrace {
   // Kept all the time.
   int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
   int64_t host = 0;    // likewise, in host memory with optim.optimizer_cpu_offload
+  int64_t tables = 0;  // likewise: what else was made, as rotary positions and state without gradient
   IslandTrace update;  // after the last backward: final gradients, norm, update
 };
 

@@ -19,15 +19,15 @@ std::vector<const RankFigures*> stages_of(const Fit& fit) {
   return stages;
 }
 
+// Every stage takes as long as its rank's operations, of which forwards are one part in all ranks together.
 plan::TimelineCosts costs_of(const std::vector<const RankFigures*>& stages, int chunks) {
-  plan::TimelineCosts costs;
   double all = 0, forward = 0;
   for (const RankFigures* stage : stages) {
     all += stage->prediction.flops;
     forward += stage->prediction.forward_flops;
   }
-  costs.forward = 1;
-  costs.backward = forward > 0 ? all / forward - 1 : 2;
+  plan::TimelineCosts costs;
+  if (forward > 0) costs.backward = (all - forward) / forward * costs.forward;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (const RankFigures* stage : stages)
       costs.stage_scale.push_back(stage->prediction.flops * static_cast<double>(stages.size()) / all);

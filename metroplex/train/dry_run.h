@@ -30,8 +30,8 @@ struct DryRun {
   Fit fit;
   std::optional<WaysOut> ways;  // where it does not fit
   int64_t num_params = 0;       // of the whole model, a shared one once
-  double step_flops = 0;        // of all ranks in the largest step, with what is recomputed
-  double model_flops = 0;       // without it
+  double step_flops = 0;        // of all ranks in the largest step, as they do them (RankPrediction)
+  double model_flops = 0;       // by the formula of sim/flops.h
   int64_t step_tokens = 0;      // of the largest step
   RunLength length;
   PipelineOutlook pipeline;

@@ -100,7 +100,7 @@ std::string json(const DryRun& run) {
   out["layout"] = layout_of(run);
   out["parameters"] = {{"all", run.num_params}};
   out["operations"] = {{"step", run.step_flops},
-                       {"step_without_recompute", run.model_flops},
+                       {"step_by_formula", run.model_flops},
                        {"token", run.step_flops / static_cast<double>(run.step_tokens)}};
   out["pipeline"] = {{"schedule", c.parallel.pipeline_schedule.text()},
                      {"microbatches", run.pipeline.microbatches},

@@ -184,16 +184,13 @@ std::string verdict(const DryRun& run) {
 
 std::string text(const DryRun& run) {
   const auto as_double = [](int64_t value) { return static_cast<double>(value); };
-  const std::string again = run.step_flops > run.model_flops
-                                ? ", " + percent(run.step_flops / run.model_flops - 1) + " of them recomputed"
-                                : "";
   std::vector<std::pair<std::string, std::string>> lines = {
       {"layout",
        concat(run.request.world_size, run.request.world_size == 1 ? " rank: " : " ranks: ", layout_text(run))},
       {"parameters", concat(count_text(as_double(run.num_params)), " in all, ",
                             count_text(as_double(most_params(run.fit))), " a rank at most")},
-      {"operations", concat(count_text(run.step_flops), " a step, ",
-                            count_text(run.step_flops / as_double(run.step_tokens)), " a token", again)},
+      {"operations", concat(count_text(run.step_flops), " a step (", count_text(run.model_flops), " by formula), ",
+                            count_text(run.step_flops / as_double(run.step_tokens)), " a token")},
       {"pipeline", pipeline_text(run)},
       {"tokens", concat(count_text(as_double(run.step_tokens)), " a step, ", run.length.iterations, " steps, ",
                         count_text(as_double(run.all_tokens())), " in all")}};
@@ -216,8 +213,8 @@ std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int6
   std::vector<std::string> lines;
   lines.push_back(concat(" model: ", count_text(static_cast<double>(model.num_params)), " parameters, ",
                          count_text(static_cast<double>(most_params(fit))), " a rank; ",
-                         count_text(model.model_flops * static_cast<double>(samples)), " operations a step of ",
-                         count_text(tokens), " tokens"));
+                         count_text(model.model_flops * static_cast<double>(samples)),
+                         " operations by formula a step of ", count_text(tokens), " tokens"));
   if (c.parallel.pp() > 1) {
     lines.push_back(concat(" pipeline: ", c.parallel.pipeline_schedule, ", ", microbatches, " microbatches, bubble ",
                            percent(formula_bubble_share(c, microbatches)), " by formula"));

@@ -30,10 +30,15 @@ class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
   explicit Tape(int64_t block) : block_(block) {}
 
   void allocated(int64_t bytes) override {
+    live_ += rounded(bytes);
     net_ += rounded(bytes);
     most_ = std::max(most_, net_);
   }
-  void freed(int64_t bytes) override { net_ -= rounded(bytes); }
+  void freed(int64_t bytes) override {
+    live_ -= rounded(bytes);
+    net_ -= rounded(bytes);
+  }
+  int64_t live() const { return live_; }
 
   void run(cuda::Operation operation) override {
     operation.run();
@@ -45,8 +50,11 @@ class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
                                                   : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
     island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
   }
-  // From now on operators count.
-  void start() { on_ = true; }
+  // From now on operators and what they take count.
+  void start() {
+    on_ = true;
+    net_ = most_ = 0;
+  }
 
   // A gradient's moment ends a stretch.
   void end_step(TraceStep::End end, size_t param) {
@@ -69,7 +77,7 @@ class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
 
   int64_t block_;
   bool on_ = false;
-  int64_t net_ = 0, most_ = 0;
+  int64_t live_ = 0, net_ = 0, most_ = 0;
   plan::IslandTrace island_;
   std::vector<plan::IslandTrace> islands_;
 };
@@ -210,6 +218,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
   const topology::RankGrid grid(request.world_size, config.parallel);
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &tape);
+  const cuda::MetaMemory meter(tape);
   const auto a = assemble(config, world, request.vocab_size, false, request.build);
 
   plan::RankTrace out;
@@ -219,6 +228,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.main_parameters = state.main_params;
   out.moments = state.moments;
   out.host = state.host;
+  out.tables = tape.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
   out.passing = passing_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : a->params)
@@ -230,7 +240,6 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();
   tape.start();
-  const cuda::MetaMemory meter(tape);
   Tracer tracer(*a, tape);
   a->executor->run(own_actions(*a, 2), batches,
                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);

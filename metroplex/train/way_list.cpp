@@ -48,13 +48,10 @@ std::string joined(const std::set<std::string>& words) {
 }
 
 void add_selective(const config::Config& c, WayList& list) {
-  static const std::vector<std::set<std::string>> kSets = {{"layernorm"},
-                                                           {"activation"},
-                                                           {"core_attn"},
-                                                           {"activation", "layernorm"},
-                                                           {"activation", "core_attn", "layernorm"},
-                                                           {"layernorm", "mlp"},
-                                                           {"core_attn", "layernorm", "mlp"}};
+  static const std::vector<std::set<std::string>> kSets = {
+      {"layernorm"},        {"activation"},
+      {"core_attn"},        {"activation", "core_attn", "layernorm"},
+      {"layernorm", "mlp"}, {"core_attn", "layernorm", "mlp"}};
   const std::set<std::string> already(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
   std::set<std::string> seen{joined(already)};
   for (std::set<std::string> modules : kSets) {

@@ -111,25 +111,5 @@ TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
   EXPECT_NEAR(sum / whole, 1, 1e-12);  // the same products in another order
 }
 
-// Recompute runs the layers' forward, a third of their operations, once more; the head's never.
-TEST(PredictRank, RecomputeAddsTheForwardOfWhatItRunsAgain) {
-  const auto of = [](const std::vector<std::string>& settings) {
-    const FitRequest request = fit_request(1, settings);
-    return train::predict_rank({request.config, 1, 0, kFitVocab, 0});
-  };
-  const auto plain = of({}), selective = of({"memory.recompute_granularity=selective"}),
-             full = of({"memory.recompute_granularity=full", "memory.recompute_method=uniform",
-                        "memory.recompute_num_layers=1"}),
-             half = of({"memory.recompute_granularity=full", "memory.recompute_method=block",
-                        "memory.recompute_num_layers=4"});
-  const double tokens = 64 * 32, head = 6 * tokens * 64 * 128, layers = plain.model_flops - head;
-  EXPECT_EQ(plain.flops, plain.model_flops);
-  EXPECT_NEAR(full.flops / (head + layers * 4 / 3), 1, 1e-12);
-  EXPECT_NEAR(half.flops / (head + layers * 7 / 6), 1, 1e-12);
-  // Half of the causal scores and of their product with the values: 2 multiply-adds x s/2 x h a token and layer.
-  EXPECT_NEAR((selective.flops - plain.flops) / (8 * tokens * 2 * 2 * 16 * 64), 1, 1e-12);
-  for (const auto& other : {selective, full, half}) EXPECT_EQ(other.model_flops, plain.model_flops);
-}
-
 }  // namespace
 }  // namespace metroplex::test

@@ -48,7 +48,9 @@ TEST(Memory, OneRankInFp32ByHand) {
   // what both layers keep there are the gradients of the layer's output and of the activation, 4 h wide, the losses
   // and a loss gradient; and 16 samples: three integers and a mask a token, and a number each.
   EXPECT_EQ(p.batches, 16 * (16 * 28 + 8));
-  EXPECT_EQ(p.peak, 16 * kModel + 2 * block_bytes(4) + kTokens * 5 * 64 * 4 + 4 * 64 * 4 + 9 * 4 + p.batches);
+  EXPECT_LT(p.tables, 10000) << "numbers of the step: 64 rows of rates";
+  EXPECT_EQ(p.peak,
+            16 * kModel + 2 * block_bytes(4) + kTokens * 5 * 64 * 4 + 4 * 64 * 4 + 9 * 4 + p.batches + p.tables);
 }
 
 TEST(Memory, HalfPrecisionIsEighteenBytesAParameterOrFewerByHand) {

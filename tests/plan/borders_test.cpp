@@ -1,0 +1,68 @@
+#include "plan/borders.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace metroplex::test {
+namespace {
+
+using plan::Action;
+using plan::ActionKind;
+
+struct Call {
+  bool done = false;
+  int waits = 0;
+  void wait() {
+    done = true;
+    ++waits;
+  }
+};
+using Book = plan::Borders<std::string, Call>;
+
+TEST(Borders, AnInputIsWaitedForWhenItIsUsed) {
+  Book book;
+  const Action receive{ActionKind::recv_forward, 3, 1, 0, -1};
+  book.slot(receive) = "input";
+  const auto call = std::make_shared<Call>();
+  book.issued(receive, call);
+  EXPECT_EQ(call->waits, 0);
+  EXPECT_EQ(book.count(), 1u);
+  EXPECT_EQ(book.take_input({3, 1}), "input");
+  EXPECT_EQ(call->waits, 1);
+  EXPECT_EQ(book.count(), 0u);
+}
+
+TEST(Borders, OfWhatIsSentTheTwoNewestMayBeUnderWay) {
+  Book book;
+  std::vector<std::shared_ptr<Call>> calls;
+  for (int m = 0; m < 3; ++m) {
+    book.make_input_gradient({m, 0}, "gradient");
+    calls.push_back(std::make_shared<Call>());
+    book.issued({ActionKind::send_backward, m, 0, 0, -1}, calls.back());
+  }
+  EXPECT_TRUE(calls[0]->done);
+  EXPECT_FALSE(calls[1]->done);
+  EXPECT_EQ(book.count(), 2u);
+  book.finish();
+  EXPECT_TRUE(calls[2]->done);
+  EXPECT_EQ(book.count(), 0u);
+}
+
+// One batched call carries an output away and brings a gradient: with the gradient's use the output has been sent.
+TEST(Borders, WhatWentWithTheSameCallIsGoneWithIt) {
+  Book book;
+  const auto call = std::make_shared<Call>();
+  const Action send{ActionKind::send_forward, 1, 0, 1, 0}, receive{ActionKind::recv_backward, 0, 0, 1, 0};
+  book.make_output({1, 0}, "output");
+  book.slot(receive) = "gradient";
+  book.issued(send, call);
+  book.issued(receive, call);
+  book.release({1, 0});
+  EXPECT_EQ(book.count(), 2u);
+  EXPECT_EQ(book.take_gradient({0, 0}), "gradient");
+  EXPECT_EQ(book.count(), 0u);
+}
+
+}  // namespace
+}  // namespace metroplex::test
