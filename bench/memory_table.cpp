@@ -2,6 +2,7 @@
 // layouts of two small models, as a Markdown table: predicted / measured in KiB on the rank that is predicted to hold
 // most, differences in per cent of the prediction.
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 
 #include <cmath>
 #include <cstdio>
@@ -156,6 +157,7 @@ void print(const Row& row) {
 }  // namespace
 
 int main() {
+  at::globalContext().setUserEnabledMkldnn(false);  // what it packs depends on the machine's instructions
   std::printf(
       "| configuration | parameters | gradients | optimizer | activations | communication | workspace | peak |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
