@@ -1,5 +1,5 @@
 // What a rank will hold, in bytes, before anything runs: the trace of its layers replayed over the pipeline's table
-// (docs/memory.md). Everything is exact to a few scalars, except what an operator of libtorch takes inside.
+// (docs/memory.md). Everything is exact to a few scalars, but for what libraries take behind libtorch's allocators.
 #pragma once
 
 #include <array>
