@@ -76,9 +76,8 @@ class Search {
     return judged(way) ? std::optional(way) : std::nullopt;
   }
 
-  // Looks at every rank, unless the few were all.
+  // Looks at every rank: with other sharding these are others than those of the sample.
   std::optional<WayOut> confirmed(WayOut way, const Chosen& chosen) const {
-    if (request_.places.ranks_each == 1 && sample_.size() == now_.ranks.size()) return way;
     WayOut again;
     way.need = fit(*changed(chosen, again), predict_).need;
     return judged(way) ? std::optional(way) : std::nullopt;
