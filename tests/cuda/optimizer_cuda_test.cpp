@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/optimizer_case.h"
@@ -141,15 +140,6 @@ void check_sums() {
     EXPECT_EQ(got.num_zeros, right.num_zeros);
     EXPECT_EQ(got.num_nonfinite, 0);
   }
-}
-
-// What a call says where it cannot run.
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const base::Error& error) { return error.what(); }
-  return "nothing";
 }
 
 void expect_refusals(const std::string& why) {

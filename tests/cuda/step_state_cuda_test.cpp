@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/step_state_case.h"
 #include "support/gpu.h"
@@ -97,14 +96,6 @@ void check_sums_and_factors() {
       at::kCUDA, [](const OwnLosses& own, const SumsPlace& place) { own_sums_cuda(own, place, current_stream()); },
       [&](const StepValues* v, const double* t, double* f) { loss_factors_cuda(v, t, f, shape, current_stream()); });
   EXPECT_TRUE(at::equal(got, right));
-}
-
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const base::Error& error) { return error.what(); }
-  return "nothing";
 }
 
 TEST(StepStateCuda, TheGpuHasTheBitsOfTheCpuTwinAndWithoutOneTheCallsSaySo) {

@@ -7,27 +7,11 @@
 #include "models/tools.h"
 #include "nn/recompute.h"
 #include "support/allocations.h"
+#include "support/call_log.h"
 #include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
-
-struct Call {
-  std::string name;
-  std::vector<std::vector<int64_t>> reads, writes;
-  bool operator==(const Call&) const = default;
-};
-
-struct Log final : cuda::Recorder {
-  std::vector<Call> calls;
-  void run(cuda::Operation operation) override {
-    operation.run();
-    Call call{operation.name, {}, {}};
-    for (const at::Tensor& x : operation.reads) call.reads.push_back(x.sizes().vec());
-    for (const at::Tensor& x : operation.writes) call.writes.push_back(x.sizes().vec());
-    calls.push_back(std::move(call));
-  }
-};
 
 struct Case {
   std::string name;
@@ -40,7 +24,7 @@ struct Case {
 };
 
 struct Trace {
-  std::vector<Call> calls;
+  std::vector<RecordedCall> calls;
   Allocations allocations;
 };
 
@@ -79,7 +63,7 @@ void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, n
 }
 
 Trace trace(const Case& c, const cuda::Target& where) {
-  Log log;
+  CallLog log;
   models::ModelContext context;
   context.model = c.model;
   context.vocab_size = kVocab;
@@ -198,11 +182,11 @@ TEST(MetaDevice, ProductsGoToOneDnnWhereTheyReallyDo) {
 }
 
 TEST(MetaDevice, AGpusPathsAreTakenWithoutAGpu) {
-  const auto find = [](const std::vector<Call>& calls, const std::string& name) {
-    return *std::find_if(calls.begin(), calls.end(), [&](const Call& call) { return call.name == name; });
+  const auto find = [](const std::vector<RecordedCall>& calls, const std::string& name) {
+    return *std::find_if(calls.begin(), calls.end(), [&](const RecordedCall& call) { return call.name == name; });
   };
   const Case c{"gpt", gpt_model()};
-  const std::vector<Call> cpu = trace(c, kMetaCpu).calls, gpu = trace(c, kMetaGpu).calls;
+  const std::vector<RecordedCall> cpu = trace(c, kMetaCpu).calls, gpu = trace(c, kMetaGpu).calls;
   EXPECT_EQ(gpu.size(), cpu.size());
   EXPECT_EQ(find(cpu, "scatter_add_rows").reads.size(), 3u);
   EXPECT_EQ(find(gpu, "scatter_add_rows").reads.size(), 4u) << "sorted indices and where they stood";

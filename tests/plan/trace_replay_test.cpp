@@ -46,6 +46,15 @@ plan::PipelineTable one_f_one_b(int stages, int microbatches) {
   return plan::build_schedule(stages > 1 ? config::Schedule::one_f_one_b : config::Schedule::none, request);
 }
 
+// Of an island alone: what it leaves and what it takes at most, step after step.
+TEST(TraceReplay, AnIslandTakesWhatItsStepsTakeTogether) {
+  plan::IslandTrace island;
+  island.steps = {
+      {40, 50, TraceStep::End::nothing, 0}, {-10, 5, TraceStep::End::used, 0}, {3, 30, TraceStep::End::nothing, 0}};
+  EXPECT_EQ(island.net(), 33);
+  EXPECT_EQ(island.most(), 60);
+}
+
 TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
   plan::RankTrace trace = trace_of(1);
   trace.chunks[0].forward.islands[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // nothing is handed on

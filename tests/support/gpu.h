@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/compiled.h"
 
@@ -19,6 +22,15 @@ namespace metroplex::cuda::kernels {
 inline const char* expected_refusal() {
   if (!compiled()) return " is not in this program";
   return device_count() == 0 ? " was not launched" : nullptr;
+}
+
+// What a call says where it cannot run.
+template <class Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const base::Error& error) { return error.what(); }
+  return "nothing";
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -108,7 +108,7 @@ TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
     sum += train::predict_rank({request.config, 8, rank, kFitVocab, 0}).model_flops;
   const int64_t padded = config::padded_vocab_size(kFitVocab, 128, 2);
   const double whole = sim::step_flops(sim::model_shape(request.config, padded), {.batch_size = 64});
-  EXPECT_NEAR(sum / whole, 1, 1e-12);  // the same products in another order
+  EXPECT_NEAR(sum / whole, 1, 1e-14);  // at most 32 of the same products in another order: 32 * 1.1e-16
 }
 
 }  // namespace

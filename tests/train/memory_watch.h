@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "cuda/memory_meter.h"
-#include "train/assemble.h"
+#include "plan/memory.h"
+#include "train/support.h"
 
 namespace metroplex::test {
 
@@ -38,10 +39,9 @@ class MemoryWatch {
     start_ = before_ = meter_.bytes();
     meter_.reset_peak();
   }
-  // Of the whole step; above what was there after the last action; both once the step is done.
+  void end() { see(); }
+  // Of the whole step, once it is done.
   int64_t most() const { return most_ - start_; }
-  int64_t most_behind() const { return behind_ - before_; }
-  void end() { behind_ = see(); }
   std::vector<Moment> moments;
 
  private:
@@ -65,7 +65,27 @@ class MemoryWatch {
   cuda::MemoryMeter& meter_;
   Around around_{*this};
   size_t action_ = 0;
-  int64_t start_ = 0, before_ = 0, most_ = 0, behind_ = 0;
+  int64_t start_ = 0, before_ = 0, most_ = 0;
 };
+
+// Two steps; the watch has seen the second, in which everything is there that is made once.
+inline void train_watched(train::Assembly& a, MemoryWatch& watch) {
+  for (int64_t step = 0; step < 2; ++step) {
+    const auto batches = batches_of(a, step);
+    watch.begin();
+    train::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
+    watch.end();
+  }
+}
+
+// What MemoryWatch::most() comes to by a prediction: above what is there when the step begins.
+inline int64_t most_of_step(const plan::MemoryPrediction& p) {
+  const plan::MemoryUse& use = p.use;
+  return p.peak - p.batches - p.tables - use.parameters - use.gradients - use.optimizer();
+}
+
+// What both may differ by: the loss and its gradient, scalars of at most 8 bytes, which a step holds or not at the
+// moment when a block begins. A tensor of activations of these models has 256 bytes at least.
+constexpr int64_t kScalars = 16;
 
 }  // namespace metroplex::test

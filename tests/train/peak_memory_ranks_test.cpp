@@ -8,19 +8,11 @@
 namespace metroplex::test {
 namespace {
 
-// Scalars of a step: the loss and its gradient, at most 8 bytes each.
-constexpr int64_t kScalars = 16;
-
 void compare(const config::Config& config, int64_t vocab, const comm::World& world) {
   cuda::MemoryMeter meter;
   const auto a = train::assemble(config, world, vocab);
   MemoryWatch watch(*a, meter);
-  for (int64_t step = 0; step < 2; ++step) {
-    const auto batches = batches_of(*a, step);
-    watch.begin();
-    train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
-    watch.end();
-  }
+  train_watched(*a, watch);
   const plan::MemoryPrediction want = train::predict_memory({config, world.size(), world.rank(), vocab});
   ASSERT_EQ(watch.moments.size(), want.moments.size());
   for (size_t i = 0; i < want.moments.size(); ++i) {
@@ -32,9 +24,7 @@ void compare(const config::Config& config, int64_t vocab, const comm::World& wor
     EXPECT_NEAR(got.most, wanted.most, kScalars)
         << "action " << got.action << " block " << got.block << (got.backward ? " backward" : " forward");
   }
-  const int64_t kept = want.use.total() - want.use.activations - want.use.communication - want.use.workspace +
-                       want.batches + want.tables;
-  EXPECT_NEAR(watch.most(), want.peak - kept, kScalars);
+  EXPECT_NEAR(watch.most(), most_of_step(want), kScalars);
 }
 
 TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {

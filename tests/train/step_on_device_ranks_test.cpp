@@ -9,33 +9,12 @@
 #include <memory>
 #include <set>
 
+#include "support/call_log.h"
 #include "train/support.h"
 #include "train/toy_experts.h"
 
 namespace metroplex::test {
 namespace {
-
-struct Call {
-  std::string name, group;
-  std::vector<std::vector<int64_t>> reads, writes;
-  bool operator==(const Call&) const = default;
-};
-
-struct Log final : cuda::Recorder {
-  std::vector<Call> calls;
-  void run(cuda::Operation operation) override {
-    operation.run();
-    Call call{operation.name, operation.group, {}, {}};
-    for (const at::Tensor& x : operation.reads) call.reads.push_back(x.sizes().vec());
-    for (const at::Tensor& x : operation.writes) call.writes.push_back(x.sizes().vec());
-    calls.push_back(std::move(call));
-  }
-  std::vector<Call> kernels() const {
-    std::vector<Call> all;
-    std::copy_if(calls.begin(), calls.end(), std::back_inserter(all), [](const Call& c) { return c.group.empty(); });
-    return all;
-  }
-};
 
 // Operators of libtorch by which the host learns a value, in the thread of whoever looks.
 class HostReads {
@@ -123,7 +102,7 @@ std::vector<Form> forms() {
 }
 
 // In the first step, too, the ranks agree on names.
-void expect_one_read(train::Assembly& a, Log& log, bool updates) {
+void expect_one_read(train::Assembly& a, CallLog& log, bool updates) {
   step_at(a, 0);
   const auto batches = batches_of(a, 1);
   log.calls.clear();
@@ -131,8 +110,8 @@ void expect_one_read(train::Assembly& a, Log& log, bool updates) {
   const auto outcome = train::train_step(a, {batches, 2, 8, false, {}});
   EXPECT_EQ(outcome.updated, updates) << outcome.skipped;
   EXPECT_TRUE(reads.names().empty()) << reads.names()[0];
-  const auto told =
-      std::count_if(log.calls.begin(), log.calls.end(), [](const Call& call) { return call.name == "read_on_host"; });
+  const auto told = std::count_if(log.calls.begin(), log.calls.end(),
+                                  [](const RecordedCall& call) { return call.name == "read_on_host"; });
   EXPECT_EQ(told, 1);
   ASSERT_FALSE(log.calls.empty());
   EXPECT_EQ(log.calls.back().name, "read_on_host") << "behind all that the step does";
@@ -143,7 +122,7 @@ TEST(StepOnDevice, TheHostReadsOnceAtTheEndOfAStep) {
     const config::Config config = form.config();
     run_cut(config, form.layout, [&](const comm::World& world) {
       SCOPED_TRACE(testing::Message() << form.text() << " rank " << world.rank());
-      Log log;
+      CallLog log;
       const comm::World watched = world.recorded(log);
       const auto a = train::assemble(config, watched, kVocab);
       expect_one_read(*a, log, !form.held_back);
@@ -166,7 +145,7 @@ TEST(StepOnDevice, TheHostReadsOnceWithLossTermsAndBuffersToo) {
     if (held_back) config.precision.grad_norm_skip_threshold = 1e-9;
     config = config::resolved(config, layout.ranks());
     run_cut(config, layout, [&](const comm::World& world) {
-      Log log;
+      CallLog log;
       const comm::World watched = world.recorded(log);
       const auto a = train::assemble(config, watched, kVocab, false, toy_experts(watched, at::kFloat));
       a->also_crosses = toy_border(config);
@@ -182,7 +161,7 @@ nn::Microbatch moved(nn::Microbatch batch, at::Device device) {
 }
 
 // Kernels of the second step, without its read.
-std::vector<Call> enqueued(const config::Config& config, const comm::World& world, Log& log) {
+std::vector<RecordedCall> enqueued(const config::Config& config, const comm::World& world, CallLog& log) {
   const auto a = train::assemble(config, world, kVocab);
   for (int64_t step = 0; step < 2; ++step) {
     std::vector<nn::Microbatch> batches;
@@ -201,16 +180,16 @@ TEST(StepOnDevice, WithoutValuesItIsTheSameStep) {
     SCOPED_TRACE(form.text());
     const config::Config config = form.config();
     const auto ranks = static_cast<int>(form.layout.ranks());
-    std::vector<std::vector<Call>> real(static_cast<size_t>(ranks));
+    std::vector<std::vector<RecordedCall>> real(static_cast<size_t>(ranks));
     run_cut(config, form.layout, [&](const comm::World& world) {
-      Log log;
+      CallLog log;
       real[static_cast<size_t>(world.rank())] = enqueued(config, world.recorded(log), log);
     });
     for (int rank = 0; rank < ranks; ++rank) {
-      Log log;
+      CallLog log;
       const topology::RankGrid grid(ranks, config.parallel);
-      const std::vector<Call> meta = enqueued(config, comm::make_meta_world(rank, grid, at::kCPU, &log), log);
-      const std::vector<Call>& want = real[static_cast<size_t>(rank)];
+      const std::vector<RecordedCall> meta = enqueued(config, comm::make_meta_world(rank, grid, at::kCPU, &log), log);
+      const std::vector<RecordedCall>& want = real[static_cast<size_t>(rank)];
       EXPECT_GT(want.size(), 30u);
       ASSERT_EQ(meta.size(), want.size()) << "rank " << rank;
       for (size_t i = 0; i < want.size(); ++i)
@@ -224,12 +203,13 @@ TEST(StepOnDevice, WithoutValuesItTakesTheWayOfAGpuToo) {
   for (const Form& form : forms()) {
     SCOPED_TRACE(form.text());
     const config::Config config = form.config();
-    Log log;
+    CallLog log;
     const topology::RankGrid grid(static_cast<int>(form.layout.ranks()), config.parallel);
     const comm::World world = comm::make_meta_world(0, grid, at::Device(at::kCUDA, 0), &log);
-    const std::vector<Call> calls = enqueued(config, world, log);
+    const std::vector<RecordedCall> calls = enqueued(config, world, log);
     for (const char* name : {"loss_factors", "own_sums", "judge_step", "gradient_sums"}) {
-      EXPECT_GT(std::count_if(calls.begin(), calls.end(), [&](const Call& call) { return call.name == name; }), 0)
+      EXPECT_GT(
+          std::count_if(calls.begin(), calls.end(), [&](const RecordedCall& call) { return call.name == name; }), 0)
           << name;
     }
   }

@@ -58,15 +58,8 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
     cuda::MemoryMeter meter;
     const auto a = train::assemble(config, world, 50, false, build_changed);
     MemoryWatch watch(*a, meter);
-    for (int64_t step = 0; step < 2; ++step) {
-      const auto batches = batches_of(*a, step);
-      watch.begin();
-      train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
-      watch.end();
-    }
-    const int64_t always =
-        changed.use.parameters + changed.use.gradients + changed.use.optimizer() + changed.batches + changed.tables;
-    EXPECT_NEAR(watch.most(), changed.peak - always, 16);
+    train_watched(*a, watch);
+    EXPECT_NEAR(watch.most(), most_of_step(changed), kScalars);
   });
 }
 
@@ -91,20 +84,15 @@ TEST(Trace, AStrayCopyIsFoundByTheMeter) {
     stray.bytes = hidden_bytes(config);
     MemoryWatch watch(*a, meter);
     a->stages[0]->listen("stray", stray);
-    for (int64_t step = 0; step < 2; ++step) {
-      const auto batches = batches_of(*a, step);
-      watch.begin();
-      train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
-      watch.end();
-    }
+    train_watched(*a, watch);
     a->stages[0]->unlisten("stray");
     ASSERT_EQ(watch.moments.size(), want.moments.size());
     int found = 0;
     for (size_t i = 0; i < want.moments.size(); ++i) {
       const int64_t more = watch.moments[i].most - want.moments[i].most;
-      if (std::abs(more) <= 16) continue;
+      if (std::abs(more) <= kScalars) continue;
       EXPECT_EQ(watch.moments[i].block, 2u);
-      EXPECT_NEAR(more, stray.bytes, 16);
+      EXPECT_NEAR(more, stray.bytes, kScalars);
       ++found;
     }
     EXPECT_EQ(found, 2 * 4) << "forward and backward of four microbatches";

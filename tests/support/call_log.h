@@ -1,0 +1,35 @@
+// Writes down what a recorder is told of: names and shapes.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cuda/launch_point.h"
+
+namespace metroplex::test {
+
+struct RecordedCall {
+  std::string name, group;  // no group: a kernel
+  std::vector<std::vector<int64_t>> reads, writes;
+  bool operator==(const RecordedCall&) const = default;
+};
+
+struct CallLog final : cuda::Recorder {
+  std::vector<RecordedCall> calls;
+  void run(cuda::Operation operation) override {
+    operation.run();
+    RecordedCall call{operation.name, operation.group, {}, {}};
+    for (const at::Tensor& x : operation.reads) call.reads.push_back(x.sizes().vec());
+    for (const at::Tensor& x : operation.writes) call.writes.push_back(x.sizes().vec());
+    calls.push_back(std::move(call));
+  }
+  std::vector<RecordedCall> kernels() const {
+    std::vector<RecordedCall> all;
+    std::copy_if(calls.begin(), calls.end(), std::back_inserter(all),
+                 [](const RecordedCall& call) { return call.group.empty(); });
+    return all;
+  }
+};
+
+}  // namespace metroplex::test
