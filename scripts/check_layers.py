@@ -25,11 +25,12 @@ UPPER = {
     "cuda": ["base"],
     "comm": ["base", "topology", "cuda"],
     "nn": ["base", "config", "topology", "cuda", "comm"],
-    "models": ["base", "config", "comm", "nn", "cuda", "topology"],
+    "moe": ["base", "config", "comm", "nn", "cuda", "topology"],
+    "models": ["base", "config", "comm", "nn", "moe", "cuda", "topology"],
     "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn", "distributed"],
-    "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "models", "pipeline", "distributed", "optim"],
+    "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
 }
 ROOMS = GROUND | UPPER
 # What is no room, by folder, and the rooms it may include; the tests of a room may include what it may, and support.

@@ -117,17 +117,24 @@ void broadcast(const at::Tensor& tensor, int root, const Group& group) {
 at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
                       const std::vector<int64_t>& in_splits, const Group& group) {
   if (group.size() == 1) return x;
+  const at::Tensor in = x.detach().contiguous();
+  return all_to_all_async(in, out_splits, in_splits, group).wait();
+}
+
+Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_splits,
+                          const std::vector<int64_t>& in_splits, const Group& group) {
+  if (group.size() == 1) return {x, {}};
   const auto members = static_cast<size_t>(group.size());
   MPX_ASSERT(out_splits.size() == members && in_splits.size() == members, "all_to_all wants one split a member");
+  MPX_ASSERT(x.is_contiguous(), "all_to_all_async wants a contiguous tensor");
+  MPX_ASSERT(std::accumulate(in_splits.begin(), in_splits.end(), int64_t{0}) == x.size(0),
+             "all_to_all: in_splits do not add up to ", x.size(0), " rows");
   const at::NoGradGuard no_grad;
-  const at::Tensor in = x.detach().contiguous();
-  MPX_ASSERT(std::accumulate(in_splits.begin(), in_splits.end(), int64_t{0}) == in.size(0),
-             "all_to_all: in_splits do not add up to ", in.size(0), " rows");
-  std::vector<int64_t> shape = in.sizes().vec();
+  std::vector<int64_t> shape = x.sizes().vec();
   shape[0] = std::accumulate(out_splits.begin(), out_splits.end(), int64_t{0});
-  const at::Tensor out = at::empty(shape, in.options());
-  Handle(group.backend().all_to_all(out, in, out_splits, in_splits)).wait();
-  return out;
+  Exchange exchange{at::empty(shape, x.options()), {}};
+  exchange.handle = Handle(group.backend().all_to_all(exchange.out, x.detach(), out_splits, in_splits));
+  return exchange;
 }
 
 void barrier(const Group& group) {

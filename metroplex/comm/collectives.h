@@ -39,8 +39,20 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
 [[nodiscard]] Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, const Group& group);
 
 void broadcast(const at::Tensor& tensor, int root, const Group& group);
+// Rows of x go to the members by in_splits, and out_splits rows come from each, in group order.
 at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
                       const std::vector<int64_t>& in_splits, const Group& group);
+// x is contiguous, and lives until wait(); the result may be read from then on. A group of one: x itself.
+struct Exchange {
+  at::Tensor out;
+  Handle handle;
+  at::Tensor wait() {
+    handle.wait();
+    return out;
+  }
+};
+[[nodiscard]] Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_splits,
+                                        const std::vector<int64_t>& in_splits, const Group& group);
 void barrier(const Group& group);
 
 // The own slice along `dim` of a tensor that every member holds whole. No communication.

@@ -7,7 +7,19 @@
 
 namespace metroplex::config {
 
-enum class Leaf : uint8_t { norm, qkv, core_attn, proj, fc1, activation, fc2 };
+enum class Leaf : uint8_t {
+  norm,
+  qkv,
+  core_attn,
+  proj,
+  fc1,
+  activation,
+  fc2,
+  expert_fc1,
+  expert_activation,
+  shared_fc1,
+  shared_activation
+};
 
 class LeafSet {
  public:
@@ -27,7 +39,8 @@ class LeafSet {
   unsigned bits_ = 0;
 };
 
-// mlp: what lies between fc1 and fc2, with fc1's product. activation: the input of fc2 alone.
+// mlp: what lies between fc1 and fc2, with fc1's product; moe and shared_experts likewise of experts. activation,
+// moe_act: the input of fc2 alone.
 struct Module {
   const char* name;
   LeafSet leaves;
@@ -35,6 +48,9 @@ struct Module {
 inline constexpr Module kModules[] = {{"core_attn", {Leaf::core_attn}},
                                       {"mlp", {Leaf::fc1, Leaf::activation}},
                                       {"layernorm", {Leaf::norm}},
-                                      {"activation", {Leaf::activation}}};
+                                      {"activation", {Leaf::activation}},
+                                      {"moe", {Leaf::expert_fc1, Leaf::expert_activation}},
+                                      {"moe_act", {Leaf::expert_activation}},
+                                      {"shared_experts", {Leaf::shared_fc1, Leaf::shared_activation}}};
 
 }  // namespace metroplex::config

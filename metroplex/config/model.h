@@ -26,13 +26,40 @@ inline constexpr Word<Activation> kWords<Activation>[] = {
     {Activation::gelu, "gelu"}, {Activation::gelu_tanh, "gelu_tanh"}, {Activation::quick_gelu, "quick_gelu"},
     {Activation::silu, "silu"}, {Activation::relu, "relu"},           {Activation::squared_relu, "squared_relu"}};
 
-// Its keys, each with type, default and help: model_keys.inc.
+enum class ScoreFunction { softmax, sigmoid, sqrtsoftplus };
+template <>
+inline constexpr Word<ScoreFunction> kWords<ScoreFunction>[] = {{ScoreFunction::softmax, "softmax"},
+                                                                {ScoreFunction::sigmoid, "sigmoid"},
+                                                                {ScoreFunction::sqrtsoftplus, "sqrtsoftplus"}};
+
+enum class RouterDtype { automatic, fp32, fp64 };
+template <>
+inline constexpr Word<RouterDtype> kWords<RouterDtype>[] = {
+    {RouterDtype::automatic, "auto"}, {RouterDtype::fp32, "fp32"}, {RouterDtype::fp64, "fp64"}};
+
+enum class DropPolicy { probs, position };
+template <>
+inline constexpr Word<DropPolicy> kWords<DropPolicy>[] = {{DropPolicy::probs, "probs"},
+                                                          {DropPolicy::position, "position"}};
+
+enum class TokenDispatcher { automatic, local, allgather, alltoall, hierarchical };
+template <>
+inline constexpr Word<TokenDispatcher> kWords<TokenDispatcher>[] = {{TokenDispatcher::automatic, "auto"},
+                                                                    {TokenDispatcher::local, "local"},
+                                                                    {TokenDispatcher::allgather, "allgather"},
+                                                                    {TokenDispatcher::alltoall, "alltoall"},
+                                                                    {TokenDispatcher::hierarchical, "hierarchical"}};
+
+// Its keys, each with type, default and help: model_keys.inc, and of the experts moe_keys.inc.
 struct Model {
 #define KEY(type, name, value, limits, help) type name = value;
 #include "config/model_keys.inc"
+#include "config/moe_keys.inc"
 #undef KEY
 
   bool tied() const { return !untie_embeddings_and_output_weights; }
+  bool has_experts() const { return num_moe_experts > 0; }
+  bool has_capacity() const { return moe_expert_capacity_factor > 0; }
 };
 
 }  // namespace metroplex::config

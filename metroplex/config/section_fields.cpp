@@ -11,6 +11,7 @@ namespace metroplex::config {
 
 void visit(Model& section, FieldList& field) {
 #include "config/model_keys.inc"
+#include "config/moe_keys.inc"
 }
 
 void visit(Precision& section, FieldList& field) {

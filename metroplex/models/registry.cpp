@@ -6,7 +6,7 @@ namespace metroplex::models {
 
 // Each in the file of its name.
 using BuildStage = nn::Blocks(const ModelContext& context, const StageSlice& slice);
-BuildStage build_gpt, build_codegeex, build_llama;
+BuildStage build_gpt, build_codegeex, build_llama, build_mixtral, build_qwen3_moe;
 
 namespace {
 
@@ -15,7 +15,11 @@ struct Family {
   BuildStage* build;
 };
 
-constexpr Family kFamilies[] = {{"gpt", build_gpt}, {"codegeex", build_codegeex}, {"llama", build_llama}};
+constexpr Family kFamilies[] = {{"gpt", build_gpt},
+                                {"codegeex", build_codegeex},
+                                {"llama", build_llama},
+                                {"mixtral", build_mixtral},
+                                {"qwen3_moe", build_qwen3_moe}};
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include "comm/group.h"
 #include "config/model.h"
 #include "cuda/launch_point.h"
+#include "moe/context.h"
 #include "nn/layer_context.h"
 #include "nn/param_init.h"
 #include "nn/segment.h"
@@ -29,6 +30,7 @@ struct ModelContext {
   bool sequence_parallel = false;
   double label_smoothing = 0;
   comm::Group tp, cp;
+  moe::ExpertContext experts;  // where the model has any
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;
   bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half

@@ -23,6 +23,15 @@ SequenceRows rows_of(const Microbatch& batch) {
   return {0, batch.rows, batch.whole_rows};
 }
 
+void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers) {
+  const int64_t b = numbers.numel();
+  const at::Tensor both = at::empty({b + 1}, at::kLong);
+  both.narrow(0, 0, b).copy_(counters_of_samples(step, numbers));
+  both.mutable_data_ptr<int64_t>()[b] = step;
+  batch.sample_counters = both.narrow(0, 0, b);
+  batch.step = both.narrow(0, b, 1);
+}
+
 at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers) {
   const at::Tensor all = numbers.contiguous();
   at::Tensor counters = at::empty(all.sizes(), at::kLong);

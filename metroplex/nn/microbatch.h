@@ -33,6 +33,7 @@ struct Microbatch {
   // [b] int64, contiguous, on the device of the activations and in a storage of their own: what dropout draws by, see
   // counters_of_samples(). Read in training only.
   at::Tensor sample_counters;
+  at::Tensor step;           // [1] int64 on that device: the number of the step; undefined: 0
   bool training = true;      // dropout is active only here
   KvCache* cache = nullptr;  // generation only
 
@@ -43,6 +44,9 @@ struct Microbatch {
   int64_t whole_rows = 0;  // of the whole sequence
 };
 
+// Gives `batch` the counters of its samples with the global numbers `numbers` [b] (int64, on the host) and its step,
+// in one storage.
+void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);
 // Of the samples with the global numbers `numbers` [b] (int64, on the host) in step `step`: mix(step) + number. What
 // a kernel draws is a function of values on the device, so that a replay of it can draw anew.
 at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers);

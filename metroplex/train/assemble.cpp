@@ -74,6 +74,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
   context.cp = a.groups().cp;
+  if (config.model.has_experts()) context.experts = moe::expert_context(*a.world, config);
   context.dtype = a.dtype;
   context.target = a.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;

@@ -60,8 +60,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   }
   out.loss_mask = mask.to(float_type);
   out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
-  out.sample_counters = nn::counters_of_samples(
-      batch.numbers.step, at::arange(b, at::kLong).mul_(batch.numbers.stride).add_(batch.numbers.first));
+  nn::set_counters(out, batch.numbers.step,
+                   at::arange(b, at::kLong).mul_(batch.numbers.stride).add_(batch.numbers.first));
   return out;
 }
 
@@ -69,7 +69,7 @@ nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
   for (at::Tensor* tensor : {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids,
-                             &out.sample_counters, &out.rows}) {
+                             &out.sample_counters, &out.step, &out.rows}) {
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   }
   return out;
@@ -91,7 +91,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
   comm::broadcast(header, 0, group);
   if (h[0] == 0) return std::nullopt;
   const int64_t b = h[1], s = h[2], planes = 3 + h[3];
-  at::Tensor ids = at::empty({planes * b * s + b},
+  at::Tensor ids = at::empty({planes * b * s + b + 1},
                              at::TensorOptions().dtype(at::kLong).device(sends ? at::Device(at::kCPU) : device));
   at::Tensor mask = sends ? to_device(mine->loss_mask.to(float_type).contiguous(), device)
                           : at::empty({b, s}, at::TensorOptions().dtype(float_type).device(device));
@@ -102,6 +102,7 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
     plane(2).copy_(mine->position_ids);
     if (planes > 3) plane(3).copy_(mine->document_ids);
     ids.narrow(0, planes * b * s, b).copy_(mine->sample_counters);
+    ids.narrow(0, planes * b * s + b, 1).copy_(mine->step);
     ids = to_device(ids, device);
   }
   comm::broadcast(ids, 0, group);
@@ -111,7 +112,9 @@ std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch
   out.labels = plane(1);
   out.position_ids = plane(2);
   if (planes > 3) out.document_ids = plane(3);
-  out.sample_counters = ids.narrow(0, planes * b * s, b).clone();  // dropout keeps it, and not the batch
+  const at::Tensor counters = ids.narrow(0, planes * b * s, b + 1).clone();  // dropout keeps it, and not the batch
+  out.sample_counters = counters.narrow(0, 0, b);
+  out.step = counters.narrow(0, b, 1);
   out.loss_mask = mask;
   out.mask_sum = std::bit_cast<double>(h[4]);
   return out;

@@ -179,7 +179,9 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
   batch.tokens = at::empty({b, s}, integers);
   batch.labels = at::empty({b, s}, integers);
   batch.position_ids = at::empty({b, s}, integers);
-  batch.sample_counters = at::empty({b}, integers);
+  const at::Tensor counters = at::empty({b + 1}, integers);
+  batch.sample_counters = counters.narrow(0, 0, b);
+  batch.step = counters.narrow(0, b, 1);
   batch.loss_mask = at::empty({b, s}, integers.dtype(wide ? at::kDouble : at::kFloat));
   if (config.data.reset_attention_mask) batch.document_ids = at::empty({b, s}, integers);
   return batch;
@@ -187,7 +189,7 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
 
 int64_t bytes_of(const nn::Microbatch& batch) {
   int64_t bytes = 0;
-  for (const at::Tensor* x : {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_counters,
+  for (const at::Tensor* x : {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_counters, &batch.step,
                               &batch.loss_mask, &batch.document_ids})
     bytes += x->defined() ? static_cast<int64_t>(x->nbytes()) : 0;
   return bytes;

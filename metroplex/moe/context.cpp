@@ -1,0 +1,50 @@
+#include "moe/context.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace metroplex::moe {
+
+using topology::Axis;
+
+namespace {
+
+comm::Group group_over(const comm::World& world, const char* name, topology::AxisSet axes) {
+  return world.make_group(name, world.grid().group_of(world.rank(), axes));
+}
+
+}  // namespace
+
+ExpertContext expert_context(const comm::World& world, const config::Config& config) {
+  ExpertContext context;
+  context.experts = group_over(world, "etp-ep", {Axis::etp, Axis::ep});
+  context.etp_of.clear();
+  context.ep_of.clear();
+  for (const int rank : context.experts.ranks()) {
+    const topology::Coordinates at = world.grid().coordinates(rank);
+    context.etp_of.push_back(at.etp);
+    context.ep_of.push_back(at.ep);
+  }
+  context.etp = static_cast<int>(world.grid().size(Axis::etp));
+  context.ep = static_cast<int>(world.grid().size(Axis::ep));
+  const auto ranks = static_cast<size_t>(context.experts.size());
+  const int64_t wanted = config.parallel.expert_ranks_per_node;
+  const size_t of_node = wanted > 0 ? static_cast<size_t>(wanted) : ranks;
+  MPX_CHECK(ranks % of_node == 0, "config", "parallel.expert_ranks_per_node = ", wanted, " must divide the ", ranks,
+            " ranks that share a layer's experts (etp * ep); choose a divisor");
+  const auto index = static_cast<size_t>(context.experts.index());
+  std::vector<int> node, across;
+  for (size_t i = 0; i < ranks; ++i) {
+    if (i / of_node == index / of_node) node.push_back(context.experts.ranks()[i]);
+    if (i % of_node == index % of_node) across.push_back(context.experts.ranks()[i]);
+  }
+  context.node = world.make_group("etp-ep-node", node);
+  context.across = world.make_group("etp-ep-across", across);
+  context.tp_cp = group_over(world, "tp-cp", {Axis::tp, Axis::cp});
+  context.tp_dp_cp = group_over(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
+  context.data_parallel = world.groups().dp.size();
+  return context;
+}
+
+}  // namespace metroplex::moe

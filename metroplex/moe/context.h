@@ -1,0 +1,37 @@
+// What the layers of experts of a rank are made with, beside nn::LayerContext: where experts lie and who shares them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/group.h"
+#include "comm/world.h"
+#include "config/config.h"
+
+namespace metroplex::moe {
+
+class LoadMeter;  // load_meter.h
+
+struct ExpertContext {
+  // The ranks that tokens of a layer may visit: those that differ in etp and ep only. Member i holds part etp_of[i]
+  // of the experts [ep_of[i] E / ep, (ep_of[i] + 1) E / ep).
+  comm::Group experts;
+  std::vector<int> etp_of{0}, ep_of{0};
+  int etp = 1, ep = 1;  // sizes
+  // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
+  // at the same place of all nodes.
+  comm::Group node, across;
+  comm::Group tp_cp;                 // whose ranks hold the tokens of one microbatch
+  comm::Group tp_dp_cp;              // and of all microbatches that run at one time
+  int data_parallel = 1;             // microbatches that run at one time
+  std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
+
+  int etp_rank() const { return etp_of[static_cast<size_t>(experts.index())]; }
+  int ep_rank() const { return ep_of[static_cast<size_t>(experts.index())]; }
+};
+
+// Makes groups: all ranks of the world call it, where the model has experts.
+ExpertContext expert_context(const comm::World& world, const config::Config& config);
+
+}  // namespace metroplex::moe

@@ -1,0 +1,36 @@
+// How many tokens of this rank each expert got, layer by layer, and how long they were on their way, since the meter
+// was last read. Layers write, on the device; the trainer reads, once in a while.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+
+#include "cuda/launch_point.h"
+
+namespace metroplex::moe {
+
+class LoadMeter {
+ public:
+  struct Layer {
+    at::Tensor tokens;                       // [E] int64: assignments of tokens to experts that were kept
+    at::Tensor dropped;                      // [1] int64: assignments that were not
+    double dispatch_ms = 0, combine_ms = 0;  // on the host's clock
+  };
+
+  LoadMeter(int64_t num_experts, const cuda::Target& target) : num_experts_(num_experts), target_(target) {}
+  // Of a forward that counts: not of evaluation, not of a repetition. experts [T, k] int64, -1: dropped.
+  void count(int64_t layer, const at::Tensor& experts);
+  // By global number; made when first asked for.
+  Layer& layer(int64_t number);
+  const std::map<int64_t, Layer>& layers() const { return layers_; }
+  void reset();
+
+ private:
+  int64_t num_experts_;
+  cuda::Target target_;
+  std::map<int64_t, Layer> layers_;
+};
+
+}  // namespace metroplex::moe
