@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "comm/group.h"
 #include "comm/world.h"
@@ -27,8 +26,8 @@ struct ExpertContext {
   int data_parallel = 1;             // microbatches that run at one time
   std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
 
-  int etp_rank() const { return etp_of[static_cast<size_t>(experts.index())]; }
-  int ep_rank() const { return ep_of[static_cast<size_t>(experts.index())]; }
+  int etp_rank() const { return experts.index() % etp; }
+  int ep_rank() const { return experts.index() / etp; }
 };
 
 // Makes groups: all ranks of the world call it, where the model has experts.
