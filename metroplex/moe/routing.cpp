@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "cuda/kernels/sinkhorn.h"
@@ -113,11 +113,6 @@ Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, 
       chosen.defined() ? chosen : choose(training ? sinkhorn(target, logits) : scores, {.k = k});
   routing.probs = scores.gather(1, routing.experts);
   return routing;
-}
-
-int64_t expert_capacity(int64_t assignments, int64_t num_experts, double factor) {
-  return static_cast<int64_t>(
-      std::ceil(static_cast<double>(assignments) / static_cast<double>(num_experts) * factor));
 }
 
 Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy) {

@@ -42,8 +42,6 @@ Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, 
 // to a mean change of the columns' factors of `tolerance` (see cuda/kernels/sinkhorn.h). Without gradient.
 at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance = 1e-4);
 
-// What an expert takes of `assignments` = tokens k: ceil(assignments / experts * factor).
-int64_t expert_capacity(int64_t assignments, int64_t num_experts, double factor);
 // Keeps at most `capacity` tokens of every expert: those with the highest probability, of equal ones the first; or the
 // first ones.
 Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy);
