@@ -109,8 +109,7 @@ Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, 
                           const at::Tensor& chosen) {
   const at::Tensor scores = k == 1 ? at::sigmoid(logits) : at::softmax(logits, -1);
   Routing routing;
-  routing.experts =
-      chosen.defined() ? chosen : choose(training ? sinkhorn(target, logits) : scores, {.k = k});
+  routing.experts = chosen.defined() ? chosen : choose(training ? sinkhorn(target, logits) : scores, {.k = k});
   routing.probs = scores.gather(1, routing.experts);
   return routing;
 }

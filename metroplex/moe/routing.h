@@ -1,7 +1,7 @@
-// The arithmetic of routing, as functions on tensors: scores, the choice of experts, dropping, and the auxiliary losses'
-// scores. Formulas are Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads a value on the host, all
-// shapes follow from those of the arguments, and logits are of at least fp32.
-// T: tokens, E: experts, k: experts of a token.
+// The arithmetic of routing, as functions on tensors: scores, the choice of experts, dropping, and the auxiliary
+// losses' scores. Formulas are Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads a value on the
+// host, all shapes follow from those of the arguments, and logits are of at least fp32. T: tokens, E: experts, k:
+// experts of a token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,8 +42,8 @@ Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, 
 // to a mean change of the columns' factors of `tolerance` (see cuda/kernels/sinkhorn.h). Without gradient.
 at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance = 1e-4);
 
-// Keeps at most `capacity` tokens of every expert: those with the highest probability, of equal ones the first; or the
-// first ones.
+// Keeps at most `capacity` tokens of every expert: those with the highest probability, of equal ones the first; or
+// the first ones.
 Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy);
 
 // [E] int64: how often each expert occurs in `experts`; -1 is nobody. With `samples` > 1 token t belongs to sample t

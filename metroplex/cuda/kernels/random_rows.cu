@@ -12,8 +12,7 @@ constexpr int64_t kWords = 4;  // of a Philox block
 constexpr int64_t blocks_per_row(int64_t width) { return (width + 2 * (kWords - 1)) / kWords; }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    random_rows_kernel(T* out, Noise noise, DropoutShape s, int64_t items) {
+__global__ void __launch_bounds__(kThreads) random_rows_kernel(T* out, Noise noise, DropoutShape s, int64_t items) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, blocks = blocks_per_row(s.width);
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     const int64_t row = item / blocks;

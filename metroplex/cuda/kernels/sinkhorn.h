@@ -21,8 +21,8 @@ struct SinkhornShape {
 template <class T>
 void sinkhorn(const T* logits, T* out, T* factors, const SinkhornShape& shape);
 
-// The same on a GPU, enqueued on `stream`, in one block: routing by Sinkhorn is not made for speed. Sums are in another
-// order than on the CPU. base::Error("cuda", ...) when nothing was launched.
+// The same on a GPU, enqueued on `stream`, in one block: routing by Sinkhorn is not made for speed. Sums are in
+// another order than on the CPU. base::Error("cuda", ...) when nothing was launched.
 template <class T>
 void sinkhorn_cuda(const T* logits, T* out, T* factors, const SinkhornShape& shape, CUstream_st* stream);
 
