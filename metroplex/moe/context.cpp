@@ -44,6 +44,7 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
   context.tp_cp = group_over(world, "tp-cp", {Axis::tp, Axis::cp});
   context.tp_dp_cp = group_over(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
   context.data_parallel = world.groups().dp.size();
+  context.per_token_loss = config.train.calculate_per_token_loss;
   return context;
 }
 

@@ -24,6 +24,7 @@ struct ExpertContext {
   comm::Group tp_cp;                 // whose ranks hold the tokens of one microbatch
   comm::Group tp_dp_cp;              // and of all microbatches that run at one time
   int data_parallel = 1;             // microbatches that run at one time
+  bool per_token_loss = false;       // train.calculate_per_token_loss
   std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
 
   int etp_rank() const { return experts.index() % etp; }

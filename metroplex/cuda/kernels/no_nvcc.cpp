@@ -11,7 +11,9 @@
 #include "cuda/kernels/optimizer_storage.h"
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/kernels/permutation.h"
+#include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/rope.h"
+#include "cuda/kernels/sinkhorn.h"
 #include "cuda/kernels/step_state.h"
 
 namespace metroplex::cuda::kernels {
@@ -130,6 +132,20 @@ MPX_FOR_ELEMENT_PAIRS(MPX_PAIR);
 #define MPX_INSTANTIATE(In, Out) \
   template void bias_dropout_add_cuda<In, Out>(const DropoutOperands<In, Out>&, const DropoutShape&, CUstream_st*)
 MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
+
+template <class T>
+void random_rows_cuda(T*, Noise, const DropoutShape&, CUstream_st*) {
+  no_kernel("random_rows");
+}
+template <class T>
+void sinkhorn_cuda(const T*, T*, T*, const SinkhornShape&, CUstream_st*) {
+  no_kernel("sinkhorn");
+}
+#define MPX_WIDE(T)                                                                  \
+  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);   \
+  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*)
+MPX_WIDE(float);
+MPX_WIDE(double);
 
 void gradient_sums_cuda(const void*, Number, int64_t, const GradientSumsPlace&, CUstream_st*) {
   no_kernel("gradient_sums");
