@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "comm/autograd_node.h"
-#include "config/derived.h"
+#include "config/experts.h"
 #include "cuda/host_read.h"
 #include "moe/expert_rows.h"
 #include "moe/grouped_product.h"
@@ -28,9 +28,7 @@ struct Sizes {
 };
 
 Sizes sizes_of(const config::Model& model) {
-  const int64_t own = model.moe_ffn_hidden_size;
-  return {model.num_moe_experts, model.hidden_size, own > 0 ? own : config::ffn_width(model),
-          model.gated_linear_unit};
+  return {model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model), model.gated_linear_unit};
 }
 
 // The cuts of a stack of experts, over ep and where `cut_dim` is one over etp; of a gated one gate and up each.

@@ -1,0 +1,235 @@
+#include "config/experts.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "config/derived.h"
+
+namespace metroplex::config {
+namespace {
+
+using base::concat;
+
+constexpr int64_t kMost = 1 << 17;  // of layers, and of any number in a pattern
+constexpr int kDeepest = 64;        // parentheses in parentheses
+
+// A Python expression of whole numbers and lists: "([1]*3+[0]*1)*2". Every reader leaves `at_` behind what it read
+// and says in `problem_` why it did not; the first problem stays.
+class PatternReader {
+ public:
+  PatternReader(const std::string& text, std::string& problem) : problem_(problem) {
+    std::copy_if(text.begin(), text.end(), std::back_inserter(text_), [](char c) { return c != ' '; });
+  }
+
+  std::optional<std::vector<int64_t>> list() {
+    const Value value = sum(0);
+    if (good() && at_ < text_.size()) fail(concat("'", text_.substr(at_), "' is left behind it"));
+    if (good() && !value.is_list) fail("it is no list");
+    return good() ? std::optional(value.numbers) : std::nullopt;
+  }
+
+ private:
+  struct Value {
+    bool is_list = false;
+    std::vector<int64_t> numbers;  // one, unless a list
+  };
+
+  bool good() const { return problem_.empty(); }
+  Value fail(const std::string& why) {
+    if (good()) problem_ = why;
+    return {false, {0}};
+  }
+  bool take(char letter) {
+    if (at_ >= text_.size() || text_[at_] != letter) return false;
+    ++at_;
+    return true;
+  }
+
+  Value sum(int depth) {
+    Value left = product(depth);
+    while (good() && take('+')) {
+      const Value right = product(depth);
+      if (!good()) break;
+      if (left.is_list != right.is_list) return fail("a list and a number cannot be added");
+      if (left.is_list) {
+        left.numbers.insert(left.numbers.end(), right.numbers.begin(), right.numbers.end());
+      } else {
+        left.numbers[0] += right.numbers[0];
+      }
+      if (too_large(left)) return fail(concat("it has more than ", kMost, " entries"));
+    }
+    return left;
+  }
+
+  Value product(int depth) {
+    Value left = atom(depth);
+    while (good() && take('*')) {
+      Value right = atom(depth);
+      if (!good()) break;
+      if (left.is_list && right.is_list) return fail("two lists cannot be multiplied");
+      if (right.is_list) std::swap(left, right);
+      const int64_t times = right.numbers[0];
+      if (!left.is_list) {
+        left.numbers[0] *= times;
+      } else if (static_cast<int64_t>(left.numbers.size()) * times <= kMost) {
+        const std::vector<int64_t> once = std::exchange(left.numbers, {});
+        for (int64_t i = 0; i < times; ++i) left.numbers.insert(left.numbers.end(), once.begin(), once.end());
+      } else {
+        return fail(concat("it has more than ", kMost, " entries"));
+      }
+      if (too_large(left)) return fail(concat("it has more than ", kMost, " entries"));
+    }
+    return left;
+  }
+
+  Value atom(int depth) {
+    if (depth > kDeepest) return fail("its parentheses nest too deep");
+    if (take('(')) {
+      Value inner = sum(depth + 1);
+      if (good() && !take(')')) return fail("a ( is never closed");
+      return inner;
+    }
+    if (take('[')) return entries(depth);
+    return number();
+  }
+
+  Value entries(int depth) {
+    Value list{true, {}};
+    while (good() && !take(']')) {
+      const Value entry = sum(depth + 1);
+      if (!good()) break;
+      if (entry.is_list) return fail("a list stands in a list");
+      list.numbers.push_back(entry.numbers[0]);
+      if (!take(',') && (at_ >= text_.size() || text_[at_] != ']')) return fail("a [ is never closed");
+    }
+    return list;
+  }
+
+  Value number() {
+    int64_t value = 0;
+    const char* const begin = text_.data() + at_;
+    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
+    if (error == std::errc::invalid_argument || *begin == '-')
+      return fail(at_ < text_.size()
+                      ? concat("a number or a list is expected where it says '", text_.substr(at_), "'")
+                      : "a number or a list is missing at its end");
+    if (error != std::errc() || value > kMost) return fail(concat("it has a number above ", kMost));
+    at_ += static_cast<size_t>(end - begin);
+    return {false, {value}};
+  }
+
+  static bool too_large(const Value& value) {
+    return value.is_list ? static_cast<int64_t>(value.numbers.size()) > kMost : value.numbers[0] > kMost;
+  }
+
+  std::string text_;
+  std::string& problem_;
+  size_t at_ = 0;
+};
+
+std::optional<std::vector<bool>> every_nth(const std::string& text, int64_t num_layers, std::string& problem) {
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size() || n < 1) {
+    problem = "it is neither a whole number of at least 1 nor a pattern with [";
+    return std::nullopt;
+  }
+  std::vector<bool> layers(static_cast<size_t>(num_layers));
+  for (int64_t i = 0; i < num_layers; i += n) layers[static_cast<size_t>(i)] = true;
+  return layers;
+}
+
+}  // namespace
+
+std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem) {
+  problem.clear();
+  if (text.find('[') == std::string::npos) return every_nth(text, num_layers, problem);
+  const auto pattern = PatternReader(text, problem).list();
+  if (!pattern) return std::nullopt;
+  std::vector<bool> layers;
+  for (const int64_t entry : *pattern) {
+    if (entry != 0 && entry != 1) problem = concat("its entry ", entry, " is neither 0 nor 1");
+    layers.push_back(entry == 1);
+  }
+  if (problem.empty() && static_cast<int64_t>(layers.size()) != num_layers)
+    problem = concat("it has ", layers.size(), " entries for model.num_layers = ", num_layers);
+  return problem.empty() ? std::optional(layers) : std::nullopt;
+}
+
+std::vector<bool> moe_layers(const Model& model) {
+  if (!model.has_experts()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  std::string problem;
+  auto layers = read_moe_layers(model.moe_layer_freq, model.num_layers, problem);
+  MPX_CHECK(layers.has_value(), "config", "model.moe_layer_freq = ", model.moe_layer_freq,
+            ": says which layers have experts, but ", problem,
+            "; write N for every N-th layer, or one 0 or 1 a layer, ", "like [0,1,1,1] or ([0]*1+[1]*3)*2");
+  return *layers;
+}
+
+std::vector<std::string> comma_list(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (c == ',') {
+      words.emplace_back();
+    } else if (c != ' ') {
+      words.back() += c;
+    }
+  }
+  return words;
+}
+
+std::optional<std::vector<double>> read_coefficients(const std::string& text, std::string& problem) {
+  std::vector<double> numbers;
+  for (const std::string& word : comma_list(text)) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || end != word.data() + word.size() || !(value >= 0) || std::isinf(value)) {
+      problem = concat("'", word, "' is no number of at least 0");
+      return std::nullopt;
+    }
+    numbers.push_back(value);
+  }
+  return numbers;
+}
+
+std::vector<AuxLoss> aux_losses(const Model& model) {
+  std::string problem;
+  const std::vector<std::string> words = comma_list(model.moe_router_load_balancing_type);
+  const auto coefficients = read_coefficients(model.moe_aux_loss_coeff, problem);
+  MPX_CHECK(
+      coefficients.has_value(), "config", "model.moe_aux_loss_coeff = ", model.moe_aux_loss_coeff, ": ", problem,
+      "; write one number for each of model.moe_router_load_balancing_type = ", model.moe_router_load_balancing_type);
+  MPX_CHECK(coefficients->size() == words.size(), "config", "model.moe_aux_loss_coeff = ", model.moe_aux_loss_coeff,
+            ": has ", coefficients->size(), " numbers for the ", words.size(),
+            " words of model.moe_router_load_balancing_type = ", model.moe_router_load_balancing_type,
+            "; write one for each");
+  std::vector<AuxLoss> losses;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const auto type = value_of<AuxLossType>(words[i]);
+    if (type && (*coefficients)[i] > 0) losses.push_back({*type, (*coefficients)[i]});
+  }
+  return losses;
+}
+
+bool sinkhorn(const Model& model) { return model.moe_router_load_balancing_type == "sinkhorn"; }
+
+int64_t expert_ffn_width(const Model& model) {
+  return model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : ffn_width(model);
+}
+
+int64_t expert_capacity(const Model& model, int64_t tokens) {
+  // In Megatron's order: another one rounds otherwise where the product is a whole number.
+  const double even =
+      static_cast<double>(tokens * model.moe_router_topk) / static_cast<double>(model.num_moe_experts);
+  return static_cast<int64_t>(std::ceil(even * model.moe_expert_capacity_factor));
+}
+
+TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {
+  if (model.moe_token_dispatcher_type != TokenDispatcher::automatic) return model.moe_token_dispatcher_type;
+  return expert_ranks == 1 ? TokenDispatcher::local : TokenDispatcher::alltoall;
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,52 @@
+// What the keys of section model about mixtures of experts (moe_keys.inc) come to: which layers, which losses, how
+// many rows. The functions that throw do so as base::Error("config") with key, value, rule and way out; the rules
+// (rules_experts.cpp) ask those that name a problem instead.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::config {
+
+// Of each layer, whether it has experts: model.moe_layer_freq; none has where model.num_moe_experts is 0. Throws.
+std::vector<bool> moe_layers(const Model& model);
+// Nothing when `text` cannot be read or its pattern has not num_layers entries; `problem` says why.
+std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem);
+
+// A loss that pushes the router towards even load: over the tokens of a microbatch, of each sequence, or of the
+// microbatches of the global batch so far.
+enum class AuxLossType { aux_loss, seq_aux_loss, global_aux_loss };
+template <>
+inline constexpr Word<AuxLossType> kWords<AuxLossType>[] = {{AuxLossType::aux_loss, "aux_loss"},
+                                                            {AuxLossType::seq_aux_loss, "seq_aux_loss"},
+                                                            {AuxLossType::global_aux_loss, "global_aux_loss"}};
+struct AuxLoss {
+  AuxLossType type;
+  double coeff;  // above 0
+};
+
+// Those of model.moe_router_load_balancing_type whose coefficient (model.moe_aux_loss_coeff) is not 0, in the order
+// of the key. Throws.
+std::vector<AuxLoss> aux_losses(const Model& model);
+// Whether the choice of experts is balanced by Sinkhorn's algorithm.
+bool sinkhorn(const Model& model);
+
+// What stands between commas, without spaces around; one empty word of an empty text.
+std::vector<std::string> comma_list(const std::string& text);
+// Nothing when a word is no number of at least 0; `problem` says which.
+std::optional<std::vector<double>> read_coefficients(const std::string& text, std::string& problem);
+
+// model.moe_ffn_hidden_size, or that of a dense layer.
+int64_t expert_ffn_width(const Model& model);
+// Of `tokens` of a rank each expert takes at most ceil(tokens * topk / experts * factor), which may be more than
+// there are. Requires: model.has_capacity().
+int64_t expert_capacity(const Model& model, int64_t tokens);
+// model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
+// share a layer's experts, etp * ep.
+TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);
+
+}  // namespace metroplex::config
