@@ -35,6 +35,31 @@ struct GroupedCut {
 using GroupedBlockProduct = void (*)(const GroupedProblem& problem, const GroupedBlock& block, char* scratch);
 using GroupedHook = void (*)();
 
+// Memory that comes next, fetched into the second-level cache a few lines at a time beside the work: while one panel
+// is multiplied nothing else asks for memory.
+class Ahead {
+ public:
+  Ahead() = default;
+  // rows of `bytes` each, to be fetched in `steps` steps.
+  Ahead(const void* from, int64_t rows, int64_t bytes, int64_t stride, int64_t steps)
+      : at_(static_cast<const char*>(from)), bytes_(bytes), stride_(stride), left_(rows * ((bytes + 63) / 64)) {
+    a_step_ = left_ / std::max<int64_t>(1, steps) + 1;
+  }
+  MPX_INLINE void step() {
+    const int64_t count = std::min(a_step_, left_);
+    left_ -= count;
+    for (int64_t i = 0; i < count; ++i) {
+      __builtin_prefetch(at_ + done_, 0, 2);
+      done_ += 64;
+      if (done_ >= bytes_) done_ = 0, at_ += stride_;
+    }
+  }
+
+ private:
+  const char* at_ = nullptr;
+  int64_t bytes_ = 0, stride_ = 0, left_ = 0, done_ = 0, a_step_ = 0;
+};
+
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 }  // namespace metroplex::cuda::kernels
