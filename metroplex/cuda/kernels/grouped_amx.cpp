@@ -169,7 +169,9 @@ MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, 
 }
 
 template <class T>
-MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+MPX_INLINE void amx_block(const GroupedWork& work, const GroupedWork* after, char* scratch) {
+  const GroupedProblem& p = work.problem;
+  const GroupedBlock& block = work.block;
   const auto* a = static_cast<const uint16_t*>(p.a);
   const auto* b = static_cast<const uint16_t*>(p.b);
   auto* left = reinterpret_cast<uint16_t*>(scratch);
@@ -188,9 +190,11 @@ MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, ch
       const int64_t columns = std::min<int64_t>(32, block.n() - j), steps = (block.m() + 31) / 32 * tiles;
       pack_tiles<Reads::rows_of_32_transposed, Reads::pairs_of_rows>(at(from, j), p.ldb, !p.b_by_n, columns, depth,
                                                                      right);
-      const uint16_t* const next = j + 32 < width ? at(from, j + 32) : at(from + kDepth, 0);
-      Ahead ahead =
-          p.b_by_n ? Ahead(next, 32, depth * 2, p.ldb * 2, steps) : Ahead(next, depth, 64, p.ldb * 2, steps);
+      const uint16_t* const next = j + 32 < width        ? at(from, j + 32)
+                                   : from + kDepth < p.k ? at(from + kDepth, 0)
+                                                         : first_of_right<uint16_t>(after);
+      const int64_t rows = next == nullptr ? 0 : p.b_by_n ? 32 : depth;
+      Ahead ahead(next, rows, p.b_by_n ? depth * 2 : 64, p.ldb * 2, steps);
       for (int64_t i = 0; i < block.m(); i += 32) {
         four_tiles<T>(left + i / 16 * tiles * kTile, right, tiles, sums + i * width + j, width, from > 0, ahead);
       }
@@ -201,11 +205,11 @@ MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, ch
 
 }  // namespace
 
-MPX_TILES void bf16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
-  amx_block<Bf16>(p, block, scratch);
+MPX_TILES void bf16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
+  amx_block<Bf16>(work, next, scratch);
 }
-MPX_TILES void f16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
-  amx_block<F16>(p, block, scratch);
+MPX_TILES void f16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
+  amx_block<F16>(work, next, scratch);
 }
 void amx_begin() {
   const TileConfig config;
@@ -215,8 +219,8 @@ void amx_end() { asm volatile("tilerelease" ::); }
 
 #else
 
-void bf16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
-void f16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
+void bf16_amx(const GroupedWork&, const GroupedWork*, char*) {}
+void f16_amx(const GroupedWork&, const GroupedWork*, char*) {}
 void amx_begin() {}
 void amx_end() {}
 

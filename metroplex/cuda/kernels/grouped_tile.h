@@ -25,14 +25,27 @@ struct GroupedBlock {
   int64_t n() const { return n_end - n_begin; }
 };
 
+struct GroupedWork {
+  GroupedProblem problem;
+  GroupedBlock block;
+};
+
+// The element of the right operand that a block begins with; null without a block.
+template <class T>
+const T* first_of_right(const GroupedWork* work) {
+  if (work == nullptr) return nullptr;
+  const GroupedProblem& p = work->problem;
+  return static_cast<const T*>(p.b) + work->block.n_begin * (p.b_by_n ? p.ldb : 1);
+}
+
 // How a product is cut into blocks; the scratch memory is the caller's, 64-byte aligned.
 struct GroupedCut {
   int64_t m = 0, n = 0;
   int64_t scratch_bytes = 0;
 };
 
-// What a thread that computes blocks one after the other calls before and after; may be null.
-using GroupedBlockProduct = void (*)(const GroupedProblem& problem, const GroupedBlock& block, char* scratch);
+// One block. `next`: what the same thread will do then, of the same operation; may be null.
+using GroupedBlockProduct = void (*)(const GroupedWork& work, const GroupedWork* next, char* scratch);
 using GroupedHook = void (*)();
 
 // Memory that comes next, fetched into the second-level cache a few lines at a time beside the work: while one panel

@@ -210,8 +210,10 @@ MPX_CLONED(F16)
 #undef MPX_CLONED
 
 template <class T>
-void block_product(const GroupedProblem& p, const GroupedBlock& block, char* scratch,
+void block_product(const GroupedWork& work, const GroupedWork* next, char* scratch,
                    void (*product)(const Panels<Wide<T>>&)) {
+  const GroupedProblem& p = work.problem;
+  const GroupedBlock& block = work.block;
   using A = Wide<T>;
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
@@ -235,7 +237,7 @@ void block_product(const GroupedProblem& p, const GroupedBlock& block, char* scr
       else widen_rows(b_from, p.ldb, of.depth, n, right, n);
     } else {
       of.right = b_from;
-      of.next = from + kDepth < p.k ? b_from + kDepth * (p.b_by_n ? 1 : p.ldb) : nullptr;
+      of.next = from + kDepth < p.k ? b_from + kDepth * (p.b_by_n ? 1 : p.ldb) : first_of_right<T>(next);
     }
     product(of);
   }
@@ -249,9 +251,9 @@ GroupedCut half_cut() {
   return {kBlockM, kBlockN, (kDepth * kBlockN + kBlockM * kLeftRow + kBlockN * kDepth + kBlockM * kBlockN) * 4};
 }
 
-#define MPX_BLOCK(name, T, product)                                              \
-  void name(const GroupedProblem& p, const GroupedBlock& block, char* scratch) { \
-    block_product<T>(p, block, scratch, product);                                \
+#define MPX_BLOCK(name, T, product)                                            \
+  void name(const GroupedWork& work, const GroupedWork* next, char* scratch) { \
+    block_product<T>(work, next, scratch, product);                            \
   }
 #define MPX_BLOCKS(name, T)                  \
   MPX_BLOCK(name##_avx512, T, panels_avx512) \
