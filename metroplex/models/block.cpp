@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "models/experts_layer.h"
 #include "nn/value.h"
 
 namespace metroplex::models {
@@ -70,10 +71,14 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   mlp_.collect_params(params);
 }
 
-void add_layer_segments(nn::Block& block, const LayerSpec& spec, const config::Model& model,
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& model,
                         const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope) {
-  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
-  block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model, context));
+  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model.model, context, std::move(rope)));
+  if (has_experts(model.model, spec.layer)) {
+    add_expert_segments(block, spec, model.model, context, model.experts);
+  } else {
+    block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model.model, context));
+  }
 }
 
 }  // namespace metroplex::models

@@ -66,8 +66,8 @@ class FeedForwardSegment final : public nn::Segment {
   nn::Mlp mlp_;
 };
 
-// Appends attention part and feed-forward part.
-void add_layer_segments(nn::Block& block, const LayerSpec& spec, const config::Model& model,
+// Appends attention part and feed-forward part, dense or with experts as the model has it at this layer.
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& model,
                         const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope);
 
 }  // namespace metroplex::models

@@ -39,7 +39,7 @@ nn::Block top_query_layer(const ModelContext& context) {
   const nn::LayerContext layer = layer_context(context);
   nn::Block block{"decoder.top_query_layer", false, {}};
   block.segments.push_back(std::make_unique<TopQuerySegment>(context, layer));
-  add_layer_segments(block, {block.name, context.model.num_layers, true}, context.model, layer, nullptr);
+  add_layer_segments(block, {block.name, context.model.num_layers, true}, context, layer, nullptr);
   return block;
 }
 

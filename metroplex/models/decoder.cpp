@@ -151,7 +151,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
-    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context.model, layer_context(context), rope);
+    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, layer_context(context), rope);
   }
   if (slice.has_loss) {
     if (before_head != nullptr) blocks.push_back(before_head(context));

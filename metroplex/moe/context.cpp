@@ -1,6 +1,8 @@
 #include "moe/context.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -18,14 +20,12 @@ comm::Group group_over(const comm::World& world, const char* name, topology::Axi
 
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
   ExpertContext context;
-  context.experts = group_over(world, "etp-ep", {Axis::etp, Axis::ep});
-  context.etp_of.clear();
-  context.ep_of.clear();
-  for (const int rank : context.experts.ranks()) {
-    const topology::Coordinates at = world.grid().coordinates(rank);
-    context.etp_of.push_back(at.etp);
-    context.ep_of.push_back(at.ep);
-  }
+  topology::Ranks members = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep});
+  std::sort(members.begin(), members.end(), [&](int a, int b) {
+    const topology::Coordinates left = world.grid().coordinates(a), right = world.grid().coordinates(b);
+    return std::pair(left.ep, left.etp) < std::pair(right.ep, right.etp);
+  });
+  context.experts = world.make_group("etp-ep", members);
   context.etp = static_cast<int>(world.grid().size(Axis::etp));
   context.ep = static_cast<int>(world.grid().size(Axis::ep));
   const auto ranks = static_cast<size_t>(context.experts.size());
@@ -44,6 +44,7 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
   context.tp_cp = group_over(world, "tp-cp", {Axis::tp, Axis::cp});
   context.tp_dp_cp = group_over(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
   context.data_parallel = world.groups().dp.size();
+  context.per_token_loss = config.train.calculate_per_token_loss;
   return context;
 }
 

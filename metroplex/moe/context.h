@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "comm/group.h"
 #include "comm/world.h"
@@ -25,10 +24,11 @@ struct ExpertContext {
   comm::Group tp_cp;                 // whose ranks hold the tokens of one microbatch
   comm::Group tp_dp_cp;              // and of all microbatches that run at one time
   int data_parallel = 1;             // microbatches that run at one time
+  bool per_token_loss = false;       // train.calculate_per_token_loss
   std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
 
-  int etp_rank() const { return etp_of[static_cast<size_t>(experts.index())]; }
-  int ep_rank() const { return ep_of[static_cast<size_t>(experts.index())]; }
+  int etp_rank() const { return experts.index() % etp; }
+  int ep_rank() const { return experts.index() / etp; }
 };
 
 // Makes groups: all ranks of the world call it, where the model has experts.

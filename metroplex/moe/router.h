@@ -11,15 +11,11 @@
 
 #include "config/model.h"
 #include "moe/context.h"
+#include "moe/routing.h"
 #include "nn/layer_context.h"
 #include "nn/segment.h"
 
 namespace metroplex::moe {
-
-struct Routing {
-  at::Tensor experts;  // [T, k] int64, no expert twice in a row; -1: dropped
-  at::Tensor probs;    // [T, k] in the router's format, 0 where dropped; differentiable
-};
 
 class Router {
  public:

@@ -10,7 +10,10 @@
 #include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/optimizer_storage.h"
 #include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/permutation.h"
+#include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/rope.h"
+#include "cuda/kernels/sinkhorn.h"
 #include "cuda/kernels/step_state.h"
 
 namespace metroplex::cuda::kernels {
@@ -56,6 +59,21 @@ void scatter_add_rows_cuda(Table*, const SortedIndices&, const Dout*, const Tabl
 MPX_FOR_ELEMENTS(MPX_GATHER);
 MPX_FOR_ELEMENT_PAIRS(MPX_SCATTER);
 
+void plan_permutation_cuda(const int64_t*, const PermutationPlan&, const PermutationShape&, CUstream_st*) {
+  no_kernel("plan_permutation");
+}
+void plan_regroup_cuda(const int64_t*, const PermutationPlan&, const RegroupShape&, CUstream_st*) {
+  no_kernel("plan_regroup");
+}
+template <class T>
+void permute_rows_cuda(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*) {
+  no_kernel("permute_rows");
+}
+template <class T>
+void sum_rows_cuda(const T*, const int64_t*, T*, const SumShape&, CUstream_st*) {
+  no_kernel("sum_rows");
+}
+
 template <class T>
 void rope_cuda(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*) {
   no_kernel("rope");
@@ -93,6 +111,8 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>&, Out*, Wide<In>*, c
   template void activation_forward_cuda<T>(T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*);   \
   template void activation_backward_cuda<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, \
                                             CUstream_st*);                                                  \
+  template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*);         \
+  template void sum_rows_cuda<T>(const T*, const int64_t*, T*, const SumShape&, CUstream_st*);              \
   template void rope_cuda<T>(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*);      \
   template void cross_entropy_statistics_cuda<T>(const T*, const int64_t*, const RowStatistics<Wide<T>>&,   \
                                                  const LogitsShape&, CUstream_st*);                         \
@@ -112,6 +132,20 @@ MPX_FOR_ELEMENT_PAIRS(MPX_PAIR);
 #define MPX_INSTANTIATE(In, Out) \
   template void bias_dropout_add_cuda<In, Out>(const DropoutOperands<In, Out>&, const DropoutShape&, CUstream_st*)
 MPX_FOR_ELEMENT_CASTS(MPX_INSTANTIATE);
+
+template <class T>
+void random_rows_cuda(T*, Noise, const DropoutShape&, CUstream_st*) {
+  no_kernel("random_rows");
+}
+template <class T>
+void sinkhorn_cuda(const T*, T*, T*, const SinkhornShape&, CUstream_st*) {
+  no_kernel("sinkhorn");
+}
+#define MPX_WIDE(T)                                                                  \
+  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);   \
+  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*)
+MPX_WIDE(float);
+MPX_WIDE(double);
 
 void gradient_sums_cuda(const void*, Number, int64_t, const GradientSumsPlace&, CUstream_st*) {
   no_kernel("gradient_sums");

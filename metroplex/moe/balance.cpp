@@ -1,0 +1,149 @@
+#include "moe/balance.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "config/experts.h"
+
+namespace metroplex::moe {
+
+using config::AuxLossType;
+
+// Of the tokens of this rank, or of all ranks of tp_cp. [samples, E], where no loss is per sequence [1, E], in
+// double.
+struct AuxiliaryLosses::Sums {
+  at::Tensor tokens, scores;  // counts; scores are differentiable in the own ones
+  at::Tensor z;               // scalar likewise: sum of squared_logsumexp()
+  at::Tensor mask;            // scalar: of the loss mask
+  int64_t num_tokens = 0, samples = 1;
+};
+
+AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context,
+                                 const ExpertContext& experts)
+    : z_(model.moe_z_loss_coeff),
+      rule_(topk_rule(model)),
+      num_experts_(model.num_moe_experts),
+      per_token_(experts.per_token_loss),
+      tp_(context.tp),
+      cp_(context.cp),
+      tp_cp_(experts.tp_cp),
+      tp_dp_cp_(experts.tp_dp_cp) {
+  for (const config::AuxLoss& loss : config::aux_losses(model)) {
+    double& coefficient = loss.type == AuxLossType::aux_loss       ? aux_
+                          : loss.type == AuxLossType::seq_aux_loss ? seq_
+                                                                   : global_;
+    coefficient = loss.coeff;
+  }
+}
+
+AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
+                                                const nn::Microbatch& batch) const {
+  Sums sums;
+  sums.num_tokens = logits.size(0);
+  sums.samples = samples;
+  const auto options = logits.options().dtype(at::kDouble);
+  if (balances()) {
+    const int64_t rows = seq_ > 0 ? samples : 1;
+    const at::Tensor scores = balance_scores(logits, rule_.score_function);
+    const at::Tensor best = experts.defined() ? experts : choose(scores, {.k = rule_.k});
+    sums.tokens = tokens_per_expert(best, num_experts_, rows).view({rows, num_experts_}).to(at::kDouble);
+    sums.scores = scores.view({-1, rows, num_experts_}).sum(0).to(at::kDouble);
+  } else {
+    sums.tokens = sums.scores = at::zeros({0, num_experts_}, options);
+  }
+  sums.z = z_ > 0 ? squared_logsumexp(logits).sum().to(at::kDouble) : at::zeros({}, options);
+  // Every tp rank has the mask of all rows.
+  sums.mask = tp_.first() && !per_token_ ? batch.loss_mask.sum(at::kDouble) : at::zeros({}, options);
+  return sums;
+}
+
+void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
+                                nn::SegmentContext& context) {
+  const Sums own = own_sums(logits, experts, samples, context.batch);
+  Sums whole = own;
+  {
+    const at::NoGradGuard no_grad;
+    const int64_t n = own.tokens.numel();
+    const at::Tensor packed = at::cat(
+        {own.tokens.reshape({-1}), own.scores.detach().reshape({-1}), own.z.detach().view({1}), own.mask.view({1})});
+    comm::all_reduce(packed, tp_cp_);
+    whole.tokens = packed.narrow(0, 0, n).view(own.tokens.sizes());
+    whole.scores = packed.narrow(0, n, n).view(own.tokens.sizes());
+    whole.z = packed.select(0, 2 * n);
+    whole.mask = packed.select(0, 2 * n + 1);
+    whole.num_tokens = own.num_tokens * tp_cp_.size();
+  }
+  const at::Tensor weight = per_token_ ? at::full({}, static_cast<double>(whole.num_tokens), whole.mask.options())
+                                       : whole.mask.clamp_min(1);
+  const auto tokens = static_cast<double>(whole.num_tokens);
+  if (aux_ > 0) {
+    const double factor = balance_factor(aux_, num_experts_, rule_.k, tokens);
+    const at::Tensor by_expert = whole.tokens.sum(0) * (weight * factor);
+    add(context, "load_balancing_loss", (own.scores * by_expert).sum(), (whole.scores * by_expert).sum());
+  }
+  if (seq_ > 0) {
+    const auto all = static_cast<double>(samples);
+    const at::Tensor by_expert =
+        whole.tokens * (weight * (balance_factor(seq_, num_experts_, rule_.k, tokens / all) / all));
+    add(context, "seq_load_balancing_loss", (own.scores * by_expert).sum(), (whole.scores * by_expert).sum());
+  }
+  if (global_ > 0) add_global(own, weight, context);
+  if (z_ > 0) {
+    const at::Tensor factor = weight * (z_ / tokens);
+    add(context, "z_loss", own.z * factor, whole.z * factor);
+  }
+}
+
+void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context) {
+  at::Tensor tokens = own.tokens.sum(0), scores = own.scores.detach().sum(0);
+  if (!context.again) {
+    const at::Tensor packed = at::cat({tokens, scores});
+    comm::all_reduce(packed, tp_dp_cp_);
+    tokens = packed.narrow(0, 0, num_experts_);
+    scores = packed.narrow(0, num_experts_, num_experts_);
+  }
+  const double factor =
+      balance_factor(global_, num_experts_, rule_.k, static_cast<double>(own.num_tokens) * tp_dp_cp_.size());
+  const at::Tensor by_expert = mean_tokens(tokens, context) * (weight * factor);
+  add(context, "global_load_balancing_loss", (own.scores * by_expert).sum(), (scores * by_expert).sum());
+}
+
+// Of the microbatches of this step so far.
+at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::SegmentContext& context) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& batch = context.batch.tokens;
+  if (context.again) {
+    const auto seen =
+        std::find_if(seen_.rbegin(), seen_.rend(), [&](const Seen& one) { return one.batch.is_same(batch); });
+    MPX_ASSERT(seen != seen_.rend(), "a forward is repeated that has not been");
+    return seen->mean_tokens;
+  }
+  if (!running_.defined()) {
+    running_ = at::zeros({num_experts_ + 1}, tokens.options());
+    running_of_ = at::zeros({1}, tokens.options().dtype(at::kLong));
+  }
+  const at::Tensor step = context.batch.step.defined() ? context.batch.step : at::zeros_like(running_of_);
+  running_.mul_(running_of_.eq(step)).add_(at::cat({tokens, at::ones({1}, tokens.options())}));
+  running_of_.copy_(step);
+  const at::Tensor mean = running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
+  // Those that nobody else holds will not come back.
+  std::erase_if(seen_, [](const Seen& one) { return one.batch.use_count() == 1; });
+  if (!at::GradMode::is_enabled()) seen_.push_back({batch, mean});
+  return mean;
+}
+
+void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const at::Tensor& own,
+                          const at::Tensor& whole) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = whole / static_cast<double>(cp_.size());
+  const at::AutoGradMode with_grad(own.requires_grad());
+  context.terms.push_back(
+      {name, comm::attach(value, {own}, [](const at::Tensor& dy) -> comm::Gradients { return {dy}; })});
+}
+
+}  // namespace metroplex::moe

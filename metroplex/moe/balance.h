@@ -1,0 +1,62 @@
+// What keeps the load of experts even: the auxiliary losses of a router as loss terms (nn/segment.h), with the
+// running counts of the global one.
+//
+// A balancing loss is balance_factor() times sum_e n_e P_e (moe/routing.h): n_e are the tokens of all ranks, P_e the
+// scores of this rank's, so each rank has its summand of the gradient. The value that a term reports is whole on
+// every rank, divided by the cp ranks, whose values the step adds up.
+//
+// Backward enters a term with the factor of the microbatch's summed loss. The gradient of an auxiliary loss shall be
+// that of its mean over microbatches, however many tokens count; so the term is the loss times the sum of the loss
+// mask (at least 1), or, where losses are averaged over tokens, times the microbatch's tokens, as in Megatron-LM.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/group.h"
+#include "config/model.h"
+#include "moe/context.h"
+#include "moe/routing.h"
+#include "nn/layer_context.h"
+#include "nn/segment.h"
+
+namespace metroplex::moe {
+
+class AuxiliaryLosses {
+ public:
+  AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context, const ExpertContext& experts);
+
+  bool any() const { return balances() || z_ > 0; }
+  // Appends load_balancing_loss, seq_load_balancing_loss, global_load_balancing_loss and z_loss, as far as they have
+  // coefficients, to context.terms. logits [T, E], differentiable; token t is of sample t % samples. `experts` [T, k]
+  // is the choice where it is by the logits alone, else undefined. Collective over tp_cp; with the global loss, in a
+  // forward that is no repetition, over tp_dp_cp.
+  void add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples, nn::SegmentContext& context);
+
+ private:
+  struct Sums;
+  // A microbatch whose forward will be repeated, and the mean counts that its first forward saw.
+  struct Seen {
+    at::Tensor batch, mean_tokens;
+  };
+
+  bool balances() const { return aux_ > 0 || seq_ > 0 || global_ > 0; }
+  Sums own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
+                const nn::Microbatch& batch) const;
+  void add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context);
+  at::Tensor mean_tokens(const at::Tensor& tokens, const nn::SegmentContext& context);
+  void add(nn::SegmentContext& context, const char* name, const at::Tensor& own, const at::Tensor& whole) const;
+
+  double aux_ = 0, seq_ = 0, global_ = 0, z_ = 0;  // coefficients; 0: off
+  TopKRule rule_;
+  int64_t num_experts_;
+  bool per_token_;
+  comm::Group tp_, cp_, tp_cp_, tp_dp_cp_;
+  at::Tensor running_;     // [E + 1] double: counts, and microbatches, of the step running_of_
+  at::Tensor running_of_;  // [1] int64
+  std::vector<Seen> seen_;
+};
+
+}  // namespace metroplex::moe

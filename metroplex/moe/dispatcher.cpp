@@ -1,0 +1,37 @@
+#include "moe/dispatcher.h"
+
+#include "base/error.h"
+#include "config/experts.h"
+
+namespace metroplex::moe {
+
+// Each in the file of its name.
+using MakeDispatcher = std::unique_ptr<Dispatcher>(DispatcherSpec spec);
+MakeDispatcher make_local, make_all_gather, make_all_to_all, make_hierarchical;
+
+namespace {
+
+struct Row {
+  config::TokenDispatcher type;
+  MakeDispatcher* make;
+};
+
+constexpr Row kDispatchers[] = {{config::TokenDispatcher::local, make_local},
+                                {config::TokenDispatcher::allgather, make_all_gather},
+                                {config::TokenDispatcher::alltoall, make_all_to_all},
+                                {config::TokenDispatcher::hierarchical, make_hierarchical}};
+
+}  // namespace
+
+int64_t DispatcherSpec::capacity(int64_t tokens) const {
+  return model.has_capacity() ? config::expert_capacity(model, tokens) : 0;
+}
+
+std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec) {
+  for (const Row& row : kDispatchers) {
+    if (row.type == type) return row.make(std::move(spec));
+  }
+  MPX_ASSERT(false, "a token dispatcher that nobody has chosen: ", config::text_of(type));
+}
+
+}  // namespace metroplex::moe

@@ -1,0 +1,70 @@
+// Every rank gets the tokens of all ranks and keeps what its experts want: no numbers are read, at the price of room
+// for all that could come. Results are summed over the ranks on their way back.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "comm/autograd_node.h"
+#include "comm/collectives.h"
+#include "moe/dispatcher.h"
+#include "moe/permutation_values.h"
+
+namespace metroplex::moe {
+namespace {
+
+// Gathers along the first dim; backward adds up what all ranks have to say of the own rows.
+at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
+  const at::Tensor out = comm::all_gather(x.detach(), 0, group);
+  if (group.size() == 1) return x;
+  return comm::attach(out, {x}, [group](const at::Tensor& dy) -> comm::Gradients {
+    return {comm::reduce_scatter(dy.contiguous(), 0, group)};
+  });
+}
+
+at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  const at::Tensor out = comm::reduce_scatter(x.detach(), 0, group);
+  return comm::attach(out, {x}, [group](const at::Tensor& dy) -> comm::Gradients {
+    return {comm::all_gather(dy.contiguous(), 0, group)};
+  });
+}
+
+class AllGatherDispatcher final : public Dispatcher {
+ public:
+  using Dispatcher::Dispatcher;
+  bool needs_host() const override { return false; }
+
+  Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
+    const comm::Group& group = spec_.experts.experts;
+    const at::Tensor tokens = gathered(x, group), probs = gathered(routing.probs, group),
+                     experts = comm::all_gather(routing.experts, 0, group);
+    if (meanwhile) meanwhile();
+    const int64_t local = spec_.local_experts();
+    const Permutation p = permutation(
+        spec_.target, experts,
+        {.first = spec_.experts.ep_rank() * local, .num_experts = local, .num_rows = most_rows(x.size(0))});
+    Dispatched out{{permute(spec_.target, tokens, p), permute_probs(spec_.target, probs, p), p.counts}, {}};
+    add_permutation(out.state, "dispatch", p);
+    return out;
+  }
+
+  at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
+    return summed(unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk())), spec_.experts.experts);
+  }
+
+ private:
+  // That can come of `tokens` tokens a rank.
+  int64_t most_rows(int64_t tokens) const {
+    const int64_t local = spec_.local_experts(), capacity = spec_.capacity(tokens);
+    const int64_t of_a_rank = tokens * std::min(spec_.topk(), local);
+    return spec_.experts.experts.size() * (capacity > 0 ? std::min(of_a_rank, local * capacity) : of_a_rank);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatcher> make_all_gather(DispatcherSpec spec) {
+  return std::make_unique<AllGatherDispatcher>(std::move(spec));
+}
+
+}  // namespace metroplex::moe

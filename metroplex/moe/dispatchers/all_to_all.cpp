@@ -1,0 +1,10 @@
+// Each row goes straight to the ranks of its expert.
+#include "moe/dispatchers/exchanging.h"
+
+namespace metroplex::moe {
+
+std::unique_ptr<Dispatcher> make_all_to_all(DispatcherSpec spec) {
+  return make_exchanging(std::move(spec), exchange_directly);
+}
+
+}  // namespace metroplex::moe

@@ -1,0 +1,14 @@
+// What the dispatchers that exchange rows share: rows sorted by rank and expert, sent, and sorted by expert again.
+#pragma once
+
+#include <memory>
+
+#include "moe/dispatcher.h"
+#include "moe/exchange.h"
+
+namespace metroplex::moe {
+
+// `way`: how rows get from rank to rank.
+std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, ExchangeRows* way);
+
+}  // namespace metroplex::moe

@@ -1,0 +1,10 @@
+// Rows for another node first meet, inside their own, at the rank in the place of the one they go to.
+#include "moe/dispatchers/exchanging.h"
+
+namespace metroplex::moe {
+
+std::unique_ptr<Dispatcher> make_hierarchical(DispatcherSpec spec) {
+  return make_exchanging(std::move(spec), exchange_by_node);
+}
+
+}  // namespace metroplex::moe

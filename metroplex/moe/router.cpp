@@ -1,0 +1,104 @@
+#include "moe/router.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "comm/collectives.h"
+#include "config/experts.h"
+#include "moe/balance.h"
+#include "moe/forced.h"
+#include "moe/gating.h"
+#include "moe/load_meter.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+namespace {
+
+// bias += rate sign(mean count - count), as Megatron-LM does once a step; compared as whole numbers.
+void move_bias(nn::Buffer& bias, const comm::Group& group, double rate) {
+  comm::all_reduce(bias.pending, group);
+  const at::Tensor above = bias.pending.sum() - bias.pending * bias.pending.numel();
+  bias.data.add_(above.sign().to(bias.data.scalar_type()), rate);
+}
+
+}  // namespace
+
+struct Router::State {
+  State(const std::string& name, int64_t number, const config::Model& of, const nn::LayerContext& context,
+        const ExpertContext& expert_context)
+      : layer(number),
+        model(of),
+        target(context.target),
+        experts(expert_context),
+        rule(topk_rule(of)),
+        gating(name, number, of, context),
+        forced(number, of, context),
+        auxiliary(of, context, expert_context) {
+    if (model.moe_router_enable_expert_bias) make_bias(name + ".expert_bias", context);
+  }
+
+  void make_bias(const std::string& name, const nn::LayerContext& context) {
+    bias.name = name;
+    bias.global_shape = bias.local_shape = {model.num_moe_experts};
+    const auto options = at::TensorOptions().device(context.target.memory());
+    bias.data = at::zeros(bias.local_shape, options.dtype(nn::wide_type(context.dtype)));
+    bias.pending = at::zeros(bias.local_shape, options.dtype(at::kLong));
+    bias.apply = [group = experts.tp_dp_cp, rate = model.moe_router_bias_update_rate](nn::Buffer& buffer) {
+      move_bias(buffer, group, rate);
+    };
+  }
+
+  Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
+    const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
+    if (config::sinkhorn(model)) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
+    return route(logits, rule, bias.data, chosen);
+  }
+
+  void count(const at::Tensor& chosen) {
+    const at::NoGradGuard no_grad;
+    if (bias.data.defined()) bias.pending.add_(tokens_per_expert(chosen, model.num_moe_experts));
+    if (experts.meter) experts.meter->count(layer, chosen);
+  }
+
+  int64_t layer;
+  config::Model model;
+  cuda::Target target;
+  ExpertContext experts;
+  TopKRule rule;
+  Gating gating;
+  ForcedRouting forced;
+  AuxiliaryLosses auxiliary;
+  nn::Buffer bias;  // its data are undefined where it is off
+};
+
+Router::Router(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context,
+               const ExpertContext& experts)
+    : state_(std::make_unique<State>(name, layer, model, context, experts)) {}
+Router::~Router() = default;
+
+Routing Router::forward(const at::Tensor& x_sbh, nn::SegmentContext& context) {
+  State& s = *state_;
+  const nn::Microbatch& batch = context.batch;
+  const int64_t samples = x_sbh.size(1);
+  at::Tensor logits = s.gating.forward(x_sbh, batch);
+  const bool forced = s.forced.draws(batch);
+  if (forced) logits = s.forced.draw(logits, samples, batch);
+  Routing routing = s.choose_experts(logits, forced, batch.training);
+  const bool by_logits = s.rule.num_groups == 0 && (forced || !s.bias.data.defined());
+  const at::Tensor best = by_logits ? routing.experts : at::Tensor();
+  if (s.model.has_capacity()) {
+    const int64_t tokens = logits.size(0), capacity = config::expert_capacity(s.model, tokens);
+    if (capacity < tokens) routing = drop(routing, s.model.num_moe_experts, capacity, s.model.moe_token_drop_policy);
+  }
+  if (batch.training && s.auxiliary.any()) s.auxiliary.add_terms(logits, best, samples, context);
+  if (batch.training && !context.again) s.count(routing.experts);
+  return routing;
+}
+
+void Router::collect_params(std::vector<nn::Param*>& params) { state_->gating.collect_params(params); }
+
+void Router::collect_buffers(std::vector<nn::Buffer*>& buffers) {
+  if (state_->bias.data.defined()) buffers.push_back(&state_->bias);
+}
+
+}  // namespace metroplex::moe

@@ -1,0 +1,175 @@
+#include "moe/routing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <limits>
+
+#include "base/error.h"
+#include "cuda/kernels/sinkhorn.h"
+
+namespace metroplex::moe {
+namespace {
+
+using config::ScoreFunction;
+
+constexpr double kTiny = 1e-20;  // that no sum of scores is 0
+
+// Of each score by itself; softmax over the row.
+at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
+  switch (function) {
+    case ScoreFunction::sigmoid:
+      return at::sigmoid(logits);
+    case ScoreFunction::sqrtsoftplus:
+      return at::softplus(logits).sqrt();
+    case ScoreFunction::softmax:
+      return at::softmax(logits, -1);
+  }
+  MPX_ASSERT(false, "a score function without a formula");
+  return {};
+}
+
+at::Tensor normalized(const at::Tensor& scores) { return scores / (scores.sum(-1, true) + kTiny); }
+
+// Scores of a row that are not softmax's grow with their logits, and so do softmax's among each other: where nothing
+// else takes part, the choice by logits is the same, and finer where scores are rounded to one value.
+at::Tensor choice(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  const bool softmax = rule.score_function == ScoreFunction::softmax;
+  MPX_ASSERT(!(softmax && bias.defined()), "an expert bias with softmax");
+  const bool by_logits = !bias.defined() && (rule.num_groups == 0 || (softmax && !rule.pre_softmax));
+  if (by_logits) return choose(logits, rule);
+  const at::Tensor scores = scores_of(logits, rule.score_function);
+  return choose(bias.defined() ? scores + bias : scores, rule);
+}
+
+at::Tensor probs_of(const at::Tensor& logits, const at::Tensor& experts, const TopKRule& rule) {
+  if (rule.score_function == ScoreFunction::softmax) {
+    return rule.pre_softmax ? at::softmax(logits, -1).gather(1, experts) : at::softmax(logits.gather(1, experts), -1);
+  }
+  const at::Tensor scores = scores_of(logits.gather(1, experts), rule.score_function);
+  return rule.k > 1 ? normalized(scores) : scores;
+}
+
+}  // namespace
+
+TopKRule topk_rule(const config::Model& model) {
+  TopKRule rule;
+  rule.k = model.moe_router_topk;
+  rule.score_function = model.moe_router_score_function;
+  rule.pre_softmax = model.moe_router_pre_softmax;
+  if (model.moe_router_group_topk > 0) {
+    rule.num_groups = model.moe_router_num_groups;
+    rule.group_topk = model.moe_router_group_topk;
+  }
+  rule.scaling_factor = model.moe_router_topk_scaling_factor;
+  return rule;
+}
+
+at::Tensor choose(const at::Tensor& scores, const TopKRule& rule) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = scores.detach();
+  if (rule.num_groups == 0) return std::get<1>(x.topk(rule.k, -1));
+  const int64_t tokens = x.size(0), of_group = x.size(1) / rule.num_groups;
+  const at::Tensor of_groups =
+      std::get<0>(x.view({tokens, rule.num_groups, of_group}).topk(rule.k / rule.group_topk, -1)).sum(-1);
+  const at::Tensor best = std::get<1>(of_groups.topk(rule.group_topk, -1));
+  const at::Tensor out =
+      at::ones({tokens, rule.num_groups}, x.options().dtype(at::kBool)).scatter_(1, best, false).unsqueeze(-1);
+  const at::Tensor kept =
+      x.view({tokens, rule.num_groups, of_group}).masked_fill(out, -std::numeric_limits<double>::infinity());
+  return std::get<1>(kept.view({tokens, -1}).topk(rule.k, -1));
+}
+
+Routing route(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias, const at::Tensor& chosen) {
+  Routing routing;
+  routing.experts = chosen.defined() ? chosen : choice(logits.detach(), rule, bias);
+  routing.probs = probs_of(logits, routing.experts, rule);
+  if (rule.scaling_factor > 0) routing.probs = routing.probs * rule.scaling_factor;
+  return routing;
+}
+
+at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance) {
+  namespace kernels = cuda::kernels;
+  const at::NoGradGuard no_grad;
+  const at::Tensor in = logits.detach().contiguous(), out = at::empty_like(in);
+  const at::Tensor factors = at::empty({in.size(0) + 2 * in.size(1)}, in.options());
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    cuda::launch(target, {"sinkhorn", {&in}, {&out, &factors}, {{"tolerance", tolerance}}}, kernels::sinkhorn<T>,
+                 kernels::sinkhorn_cuda<T>, static_cast<const T*>(in.const_data_ptr()),
+                 static_cast<T*>(out.mutable_data_ptr()), static_cast<T*>(factors.mutable_data_ptr()),
+                 kernels::SinkhornShape{in.size(0), in.size(1), tolerance});
+  };
+  in.scalar_type() == at::kDouble ? run(double{}) : run(float{});
+  return out;
+}
+
+Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, int64_t k, bool training,
+                          const at::Tensor& chosen) {
+  const at::Tensor scores = k == 1 ? at::sigmoid(logits) : at::softmax(logits, -1);
+  Routing routing;
+  routing.experts = chosen.defined() ? chosen : choose(training ? sinkhorn(target, logits) : scores, {.k = k});
+  routing.probs = scores.gather(1, routing.experts);
+  return routing;
+}
+
+Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy) {
+  at::Tensor keep;
+  {
+    const at::NoGradGuard no_grad;
+    const at::Tensor flat = routing.experts.reshape({-1});  // in order of tokens, of which none has an expert twice
+    at::Tensor experts = flat, order;
+    if (policy == config::DropPolicy::probs) {
+      order = routing.probs.detach().reshape({-1}).argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
+      experts = flat.gather(0, order);
+    }
+    const auto [sorted, by_expert] = experts.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+    const at::Tensor counts = tokens_per_expert(flat, num_experts);
+    const at::Tensor place = at::arange(flat.numel(), flat.options()) - (counts.cumsum(0) - counts).gather(0, sorted);
+    const at::Tensor from = order.defined() ? order.gather(0, by_expert) : by_expert;
+    keep = at::empty_like(flat).scatter_(0, from, place).lt(capacity).view(routing.experts.sizes());
+  }
+  return {routing.experts.masked_fill(keep.logical_not(), -1), routing.probs.masked_fill(keep.logical_not(), 0)};
+}
+
+at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int64_t samples) {
+  const at::NoGradGuard no_grad;
+  // Expert -1 has a place of its own, before the others.
+  at::Tensor places = experts + 1;
+  if (samples > 1) {
+    const at::Tensor first = at::arange(samples, experts.options()) * (num_experts + 1);
+    places = experts.view({-1, samples, experts.size(-1)}).add(1).add(first.unsqueeze(-1));
+  }
+  places = places.reshape({-1});
+  const at::Tensor counts =
+      at::zeros({samples * (num_experts + 1)}, places.options()).scatter_add_(0, places, at::ones_like(places));
+  const at::Tensor of_samples = counts.view({samples, num_experts + 1}).narrow(1, 1, num_experts);
+  return samples > 1 ? of_samples : of_samples.select(0, 0);
+}
+
+at::Tensor dense_probs(const Routing& routing, int64_t num_experts) {
+  const at::Tensor places = routing.experts + 1;
+  return at::zeros({places.size(0), num_experts + 1}, routing.probs.options())
+      .scatter(1, places, routing.probs)
+      .narrow(1, 1, num_experts);
+}
+
+at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
+  return at::zeros({experts.size(0), num_experts + 1}, experts.options().dtype(at::kBool))
+      .scatter_(1, experts + 1, true)
+      .narrow(1, 1, num_experts);
+}
+
+at::Tensor balance_scores(const at::Tensor& logits, ScoreFunction score_function) {
+  const at::Tensor scores = scores_of(logits, score_function);
+  return score_function == ScoreFunction::softmax ? scores : normalized(scores);
+}
+
+double balance_factor(double coefficient, int64_t num_experts, int64_t k, double tokens) {
+  return coefficient * static_cast<double>(num_experts) / (static_cast<double>(k) * tokens * tokens);
+}
+
+at::Tensor squared_logsumexp(const at::Tensor& logits) { return at::logsumexp(logits, -1).square(); }
+
+}  // namespace metroplex::moe

@@ -1,0 +1,66 @@
+#include "moe/shared_experts.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "comm/autograd_node.h"
+#include "nn/matmul.h"
+#include "nn/param_init.h"
+#include "nn/wide.h"
+
+namespace metroplex::moe {
+namespace {
+
+config::Model shared_model(config::Model model) {
+  model.ffn_hidden_size = model.moe_shared_expert_intermediate_size;
+  return model;
+}
+
+// What recompute calls the places of this MLP.
+nn::LayerContext shared_context(nn::LayerContext context) {
+  nn::LeafSet remade = context.saving.remade;
+  nn::LeafSet own;
+  if (remade.has(nn::Leaf::shared_fc1)) own |= nn::LeafSet{nn::Leaf::fc1};
+  if (remade.has(nn::Leaf::shared_activation)) own |= nn::LeafSet{nn::Leaf::activation};
+  context.saving.remade = own;
+  return context;
+}
+
+}  // namespace
+
+SharedExperts::SharedExperts(const std::string& name, const config::Model& model, const nn::LayerContext& context)
+    : target_(context.target), saving_(context.saving), mlp_(name, shared_model(model), shared_context(context)) {
+  if (!model.moe_shared_expert_gate) return;
+  topology::Placement placement;
+  placement.partial = context.sp_axes;
+  gate_.emplace(nn::make_param({name + ".gate_weight", {1, model.hidden_size}, placement}, context));
+}
+
+at::Tensor SharedExperts::forward(const at::Tensor& x) {
+  const at::Tensor out = mlp_.forward(x);
+  if (!gate_) return out;
+  at::Tensor score, gated;
+  {
+    const at::NoGradGuard no_grad;
+    score = at::sigmoid(nn::to_wide(nn::linear_product(target_, x.detach(), gate_->data)));
+    gated = at::mul(out.detach(), score.to(out.scalar_type()));
+  }
+  if (!at::GradMode::is_enabled()) return gated;
+  return comm::attach(
+      gated, {out, x},
+      [this, score, kept = saving_.keep(out), input = saving_.keep(x)](const at::Tensor& dy) -> comm::Gradients {
+        const at::NoGradGuard no_grad;
+        const at::Tensor sums = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
+        const at::Tensor dlogit = sums.mul(score).mul_(1.0 - score).to(dy.scalar_type());
+        gate_->accumulate(
+            [&](at::Tensor& main_grad) { nn::add_linear_weight_gradient(target_, main_grad, dlogit, input.get()); });
+        return {at::mul(dy, score.to(dy.scalar_type())), nn::linear_input_gradient(target_, dlogit, gate_->data)};
+      });
+}
+
+void SharedExperts::collect_params(std::vector<nn::Param*>& params) {
+  mlp_.collect_params(params);
+  if (gate_) params.push_back(&*gate_);
+}
+
+}  // namespace metroplex::moe

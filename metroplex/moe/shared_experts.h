@@ -1,0 +1,34 @@
+// An expert that every token visits: an MLP over the tensor-parallel ranks, of which a gate may scale each token's
+// part.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/model.h"
+#include "nn/layer_context.h"
+#include "nn/mlp.h"
+#include "nn/param.h"
+
+namespace metroplex::moe {
+
+class SharedExperts {
+ public:
+  // Parameters are those of nn::Mlp and, with model.moe_shared_expert_gate, <name>.gate_weight [1, h].
+  SharedExperts(const std::string& name, const config::Model& model, const nn::LayerContext& context);
+
+  // mlp(x), or mlp(x) sigmoid(x gate^T); x [s (/tp), b, h].
+  at::Tensor forward(const at::Tensor& x);
+  void collect_params(std::vector<nn::Param*>& params);
+
+ private:
+  cuda::Target target_;
+  nn::SavePolicy saving_;
+  nn::Mlp mlp_;
+  std::optional<nn::Param> gate_;
+};
+
+}  // namespace metroplex::moe
