@@ -41,9 +41,7 @@ struct ExpertsLayer {
         name(spec.name + ".mlp"),
         experts(expert_context),
         dispatcher(moe::make_dispatcher(config::token_dispatcher(model, experts.experts.size()),
-                                        {experts, context.target, model.num_moe_experts, model.moe_router_topk,
-                                         model.has_capacity() ? model.moe_expert_capacity_factor : 0,
-                                         model.has_capacity() && model.moe_pad_expert_input_to_capacity})) {
+                                        {experts, context.target, model})) {
     if (model.moe_shared_expert_intermediate_size > 0) shared.emplace(name + ".shared_experts", model, context);
   }
 
@@ -158,7 +156,7 @@ class ExpertsSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>& params) override { experts_.collect_params(params); }
-  nn::SegmentTraits traits() const override { return {.needs_host = experts_.needs_host()}; }
+  nn::SegmentTraits traits() const override { return {.needs_host = experts_.needs_host(), .groups = {}}; }
 
  private:
   std::string name_;

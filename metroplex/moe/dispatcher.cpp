@@ -1,8 +1,7 @@
 #include "moe/dispatcher.h"
 
-#include <cmath>
-
 #include "base/error.h"
+#include "config/experts.h"
 
 namespace metroplex::moe {
 
@@ -25,9 +24,7 @@ constexpr Row kDispatchers[] = {{config::TokenDispatcher::local, make_local},
 }  // namespace
 
 int64_t DispatcherSpec::capacity(int64_t tokens) const {
-  if (capacity_factor <= 0) return 0;
-  const double share = static_cast<double>(tokens * topk) / static_cast<double>(num_experts);
-  return static_cast<int64_t>(std::ceil(share * capacity_factor));
+  return model.has_capacity() ? config::expert_capacity(model, tokens) : 0;
 }
 
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec) {

@@ -21,13 +21,14 @@ namespace metroplex::moe {
 struct DispatcherSpec {
   ExpertContext experts;
   cuda::Target target;
-  int64_t num_experts = 0;  // of the layer
-  int64_t topk = 0;
-  double capacity_factor = 0;     // 0: no limit
-  bool pads_to_capacity = false;  // every expert gets its capacity's rows from every rank, whatever was routed
+  config::Model model;
 
-  int64_t local_experts() const { return num_experts / experts.ep; }
-  // Rows that an expert takes at most of the `tokens` tokens of one rank.
+  int64_t num_experts() const { return model.num_moe_experts; }
+  int64_t local_experts() const { return model.num_moe_experts / experts.ep; }
+  int64_t topk() const { return model.moe_router_topk; }
+  // Every expert gets its capacity's rows from every rank, whatever was routed.
+  bool pads_to_capacity() const { return model.has_capacity() && model.moe_pad_expert_input_to_capacity; }
+  // Rows that an expert takes at most of the `tokens` tokens of one rank; 0: no limit.
   int64_t capacity(int64_t tokens) const;
 };
 

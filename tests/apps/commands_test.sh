@@ -98,19 +98,19 @@ run 0 train "${tiny[@]}" "${mock[@]}" --nproc 1 --train.train_iters=5 --optim.lr
   --train.metrics_file=native.jsonl
 same_losses native.jsonl megatron.jsonl 0
 holds "--from-megatron-args: same losses as the native keys, the unknown flag is listed"
-sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --num-experts 8/; s/--train-iters 5/--train-iters "$2"/' \
-  pretrain.sh > experts.sh
-run 2 train --from-megatron-args experts.sh 2 3
-warns 'num-experts 8'
+sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --mtp-num-layers 8/; s/--train-iters 5/--train-iters "$2"/' \
+  pretrain.sh > mtp.sh
+run 2 train --from-megatron-args mtp.sh 2 3
+warns 'mtp-num-layers 8'
 warns 'ignore-unknown-flags'
-run 0 train --from-megatron-args experts.sh 2 3 --ignore-unknown-flags
-warns 'ignored: --num-experts 8'
+run 0 train --from-megatron-args mtp.sh 2 3 --ignore-unknown-flags
+warns 'ignored: --mtp-num-layers 8'
 prints '^  num_layers: 2$'
 prints '^  nproc: 2$'
 prints 'iteration +3/ +3 '
-run 2 train --from-megatron-args experts.sh
+run 2 train --from-megatron-args mtp.sh
 warns 'reads \$1 to \$2'
-holds "a script of experts is refused unless told otherwise; its arguments and its launcher's number of ranks count"
+holds "a script with another loss is refused unless told otherwise; its arguments and its launcher's number of ranks count"
 
 echo "eval"
 run 0 eval "${tiny[@]}" --data.split=80,10,10 --train.eval_iters=2 --checkpoint.load=ck

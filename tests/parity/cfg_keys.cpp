@@ -28,11 +28,10 @@ void no_dropout(Config&, const Json& value) {
 void recompute_modules(Config& c, const Json& value) {
   for (const Json& module : value) {
     const auto& names = config::recompute_module_names();
-    const std::string name = module, alias = config::recompute_module_alias(name);
-    const bool own = std::find(names.begin(), names.end(), name) != names.end();
-    MPX_CHECK(own || !alias.empty(), "parity", "config.cfg.recompute_modules: '", name,
-              "' is not something this build can replay");
-    c.memory.recompute_modules.push_back(own ? name : alias);
+    const std::string name = module;
+    MPX_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "parity", "config.cfg.recompute_modules: '",
+              name, "' is not something this build can replay");
+    c.memory.recompute_modules.push_back(name);
   }
 }
 

@@ -49,14 +49,14 @@ class AllGatherDispatcher final : public Dispatcher {
   }
 
   at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    return summed(unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk)), spec_.experts.experts);
+    return summed(unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk())), spec_.experts.experts);
   }
 
  private:
   // That can come of `tokens` tokens a rank.
   int64_t most_rows(int64_t tokens) const {
     const int64_t local = spec_.local_experts(), capacity = spec_.capacity(tokens);
-    const int64_t of_a_rank = tokens * std::min(spec_.topk, local);
+    const int64_t of_a_rank = tokens * std::min(spec_.topk(), local);
     return spec_.experts.experts.size() * (capacity > 0 ? std::min(of_a_rank, local * capacity) : of_a_rank);
   }
 };

@@ -18,15 +18,15 @@ class ExchangingDispatcher final : public Dispatcher {
  public:
   ExchangingDispatcher(DispatcherSpec spec, ExchangeRows* way) : Dispatcher(std::move(spec)), way_(way) {}
   // Without padding the lengths of the messages are numbers of the device.
-  bool needs_host() const override { return !spec_.pads_to_capacity && ranks() > 1; }
+  bool needs_host() const override { return !spec_.pads_to_capacity() && ranks() > 1; }
 
   Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
-    const int64_t tokens = x.size(0), capacity = spec_.pads_to_capacity ? spec_.capacity(tokens) : 0;
+    const int64_t tokens = x.size(0), capacity = spec_.pads_to_capacity() ? spec_.capacity(tokens) : 0;
     Permutation p = permutation(spec_.target, routing.experts, permute_how(routing.experts, capacity));
     const at::Tensor counts = all_counts(p.counts);
     // What is dropped makes the rows to be sent fewer than there is room for: their number is asked for at once, and
     // otherwise only when they are sent.
-    const bool early = capacity == 0 && spec_.capacity_factor > 0;
+    const bool early = capacity == 0 && spec_.model.has_capacity();
     RowTable table(ranks());
     if (early) {
       table = row_table(counts, routing.experts.numel(), capacity);
@@ -49,8 +49,9 @@ class ExchangingDispatcher final : public Dispatcher {
   }
 
   at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    const Permutation p = permutation_in(state, "dispatch", spec_.topk), sorted = permutation_in(state, "regroup", 1);
-    const RowTable table = loaded(state.tensor(kRowTable), p.rows.size(0) * spec_.topk);
+    const Permutation p = permutation_in(state, "dispatch", spec_.topk()),
+                      sorted = permutation_in(state, "regroup", 1);
+    const RowTable table = loaded(state.tensor(kRowTable), p.rows.size(0) * spec_.topk());
     return unpermute(spec_.target, sent(unpermute(spec_.target, y, sorted), table.turned(), {}), p);
   }
 
@@ -61,11 +62,11 @@ class ExchangingDispatcher final : public Dispatcher {
   // Every part of an expert gets its rows: a copy for each rank of etp.
   PermuteHow permute_how(const at::Tensor& experts, int64_t capacity) const {
     PermuteHow how;
-    how.num_experts = spec_.num_experts;
+    how.num_experts = spec_.num_experts();
     how.chunk = spec_.local_experts();
     how.copies = spec_.experts.etp;
     how.capacity = capacity;
-    how.num_rows = how.copies * (capacity > 0 ? spec_.num_experts * capacity : experts.numel());
+    how.num_rows = how.copies * (capacity > 0 ? spec_.num_experts() * capacity : experts.numel());
     return how;
   }
 
@@ -93,7 +94,7 @@ class ExchangingDispatcher final : public Dispatcher {
     RowTable table(ranks());
     for (int from = 0; from < ranks(); ++from) {
       for (int to = 0; to < ranks(); ++to) {
-        const int64_t* begin = numbers + from * spec_.num_experts + to / spec_.experts.etp * local;
+        const int64_t* begin = numbers + from * spec_.num_experts() + to / spec_.experts.etp * local;
         for (int64_t e = 0; e < local; ++e) table.at(from, to) += begin[e];
       }
     }
@@ -124,8 +125,8 @@ class ExchangingDispatcher final : public Dispatcher {
   RowTable loaded(const at::Tensor& stored, int64_t assignments) const {
     const int n = ranks();
     if (spec_.target.meta) {
-      if (spec_.pads_to_capacity)
-        return even_table(spec_.local_experts() * spec_.capacity(assignments / spec_.topk), 0);
+      if (spec_.pads_to_capacity())
+        return even_table(spec_.local_experts() * spec_.capacity(assignments / spec_.topk()), 0);
       return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
     }
     const int64_t* numbers = stored.const_data_ptr<int64_t>();

@@ -12,7 +12,7 @@ class LocalDispatcher final : public Dispatcher {
 
   Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
     const Permutation p = permutation(spec_.target, routing.experts,
-                                      {.num_experts = spec_.num_experts, .num_rows = routing.experts.numel()});
+                                      {.num_experts = spec_.num_experts(), .num_rows = routing.experts.numel()});
     if (meanwhile) meanwhile();
     Dispatched out{{permute(spec_.target, x, p), permute_probs(spec_.target, routing.probs, p), p.counts}, {}};
     add_permutation(out.state, "dispatch", p);
@@ -20,7 +20,7 @@ class LocalDispatcher final : public Dispatcher {
   }
 
   at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    return unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk));
+    return unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk()));
   }
 };
 

@@ -1,0 +1,214 @@
+// Dispatchers alone, with experts that multiply: what comes back, its gradients, and what travelled.
+#include "moe/dispatcher.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/backends/sim.h"
+#include "comm/collectives.h"
+#include "config/experts.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::moe {
+namespace {
+
+using config::TokenDispatcher;
+
+constexpr int64_t kTokens = 6, kWidth = 5, kTopk = 2;
+
+struct Case {
+  int ranks, etp, ep;
+  int64_t num_experts;
+  int ranks_per_node;
+  double capacity_factor = 0;
+  bool pads = false;
+  std::string text() const {
+    return base::concat(ranks, " ranks, etp ", etp, " ep ", ep, " experts ", num_experts, " node ", ranks_per_node,
+                        " capacity ", capacity_factor, pads ? " padded" : "");
+  }
+};
+const Case kCases[] = {{1, 1, 1, 4, 0},
+                       {2, 1, 2, 4, 1},
+                       {4, 1, 4, 4, 2},
+                       {4, 2, 2, 6, 2},
+                       {8, 2, 4, 8, 4},
+                       {8, 1, 8, 16, 2},
+                       {6, 3, 2, 4, 3},
+                       {4, 1, 2, 4, 0},
+                       {4, 1, 4, 4, 2, 1.0},
+                       {4, 2, 2, 8, 2, 0.75},
+                       {8, 2, 4, 8, 2, 1.25},
+                       {4, 1, 4, 4, 2, 1.0, true},
+                       {4, 2, 2, 8, 2, 1.5, true},
+                       {1, 1, 1, 4, 0, 1.0, true},
+                       {8, 2, 4, 8, 4, 1.0, true}};
+
+config::Parallel parallel_of(const Case& c) {
+  config::Parallel parallel;
+  parallel.expert_tensor_parallel_size = c.etp;
+  parallel.expert_model_parallel_size = c.ep;
+  parallel.expert_ranks_per_node = c.ranks_per_node;
+  return parallel;
+}
+
+config::Config config_of(const Case& c) {
+  config::Config config;
+  config.parallel = parallel_of(c);
+  config.model.num_moe_experts = c.num_experts;
+  config.model.moe_router_topk = kTopk;
+  config.model.moe_expert_capacity_factor = c.capacity_factor;
+  config.model.moe_pad_expert_input_to_capacity = c.pads;
+  return config;
+}
+
+// The tokens of one rank, and where they go; beyond an expert's capacity they are dropped.
+struct Tokens {
+  at::Tensor x, experts, probs;
+};
+Tokens tokens_of(const Case& c, int rank) {
+  std::mt19937 random(static_cast<unsigned>(17 + rank));
+  Tokens out{at::empty({kTokens, kWidth}, at::kDouble), at::empty({kTokens, kTopk}, at::kLong),
+             at::empty({kTokens, kTopk}, at::kDouble)};
+  const auto uniform = [&] { return static_cast<double>(random()) / 4294967296.0 + 0.1; };
+  for (int64_t i = 0; i < out.x.numel(); ++i) out.x.view(-1)[i] = uniform();
+  const config::Config config = config_of(c);
+  const int64_t limit = c.capacity_factor > 0 ? config::expert_capacity(config.model, kTokens) : kTokens;
+  std::vector<int64_t> taken(static_cast<size_t>(c.num_experts), 0);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    // Skewed: half of the tokens want the first expert.
+    int64_t first = random() % 2 == 0 ? 0 : static_cast<int64_t>(random()) % c.num_experts;
+    const int64_t experts[] = {first,
+                               (first + 1 + static_cast<int64_t>(random()) % (c.num_experts - 1)) % c.num_experts};
+    for (int64_t j = 0; j < kTopk; ++j) {
+      const bool keeps = taken[static_cast<size_t>(experts[j])]++ < limit;
+      out.experts[t][j] = keeps ? experts[j] : -1;
+      out.probs[t][j] = keeps ? uniform() : 0.0;
+    }
+  }
+  return out;
+}
+
+// What expert e makes of a row: (e + 1) p x^2, of which each rank of etp has its share.
+at::Tensor run_experts(const ExpertRows& rows, const ExpertContext& context, int64_t local) {
+  at::Tensor factors = at::full({rows.x.size(0), 1}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
+  int64_t row = 0;
+  for (int64_t e = 0; e < local; ++e) {
+    const auto count = rows.counts[e].item<int64_t>();
+    factors.narrow(0, row, count).fill_(static_cast<double>(context.ep_rank() * local + e + 1) / context.etp);
+    row += count;
+  }
+  return rows.x.square() * rows.probs.unsqueeze(1) * factors;
+}
+
+struct Poisoned {
+  Poisoned() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  ~Poisoned() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+std::vector<TokenDispatcher> dispatchers_of(const Case& c) {
+  if (c.etp * c.ep == 1) return {TokenDispatcher::local, TokenDispatcher::alltoall, TokenDispatcher::allgather};
+  return {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::hierarchical};
+}
+
+void run_case(const Case& c, TokenDispatcher type, const comm::World& world) {
+  const config::Config config = config_of(c);
+  const ExpertContext context = expert_context(world, config);
+  const auto dispatcher = make_dispatcher(type, {context, world.target(), config.model});
+  const Tokens tokens = tokens_of(c, world.rank());
+  const at::Tensor x = tokens.x.requires_grad_(), probs = tokens.probs.requires_grad_();
+  int calls = 0;
+  Dispatched sent = dispatcher->send(x, {tokens.experts, probs}, [&] { ++calls; });
+  EXPECT_EQ(calls, 1);
+  const at::Tensor y = run_experts(sent.rows, context, c.num_experts / c.ep);
+  const at::Tensor out = dispatcher->bring_back(y, sent.state);
+
+  const at::Tensor kept = tokens.experts.ge(0).to(at::kDouble);
+  const at::Tensor weights = ((tokens.experts + 1).to(at::kDouble) * probs.detach() * kept).sum(1, true);
+  const at::Tensor want = x.detach().square() * weights,
+                   dy = at::arange(kTokens * kWidth, at::kDouble).view({kTokens, kWidth});
+  // Two terms, in etp shares each: some 10 roundings.
+  EXPECT_LE((out - want).abs().max().item<double>(), 10 * 0x1p-53 * want.max().item<double>());
+  out.backward(dy);
+  const at::Tensor dx = 2 * x.detach() * weights * dy;
+  const at::Tensor dprobs = (tokens.experts + 1).to(at::kDouble) * kept * (x.detach().square() * dy).sum(1, true);
+  EXPECT_LE((x.grad() - dx).abs().max().item<double>(), 20 * 0x1p-53 * dx.max().item<double>());
+  EXPECT_LE((probs.grad() - dprobs).abs().max().item<double>(), 20 * 0x1p-53 * dprobs.max().item<double>());
+}
+
+TEST(Dispatchers, BringBackTheSumOfWhatExpertsMade) {
+  const Poisoned poisoned;
+  for (const Case& c : kCases) {
+    for (const TokenDispatcher type : dispatchers_of(c)) {
+      SCOPED_TRACE(c.text() + " " + config::text_of(type));
+      comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), {},
+                        [&](const comm::World& world) { run_case(c, type, world); });
+    }
+  }
+}
+
+TEST(Dispatchers, NeedTheHostOnlyForLengthsOfMessages) {
+  const auto needs = [](const Case& c, TokenDispatcher type) {
+    bool answer = false;
+    comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), {}, [&](const comm::World& world) {
+      const config::Config config = config_of(c);
+      const bool mine =
+          make_dispatcher(type, {expert_context(world, config), world.target(), config.model})->needs_host();
+      if (world.rank() == 0) answer = mine;
+    });
+    return answer;
+  };
+  const Case dropless{4, 1, 4, 4, 2}, padded{4, 1, 4, 4, 2, 1.0, true}, one{1, 1, 1, 4, 0};
+  EXPECT_TRUE(needs(dropless, TokenDispatcher::alltoall));
+  EXPECT_TRUE(needs(dropless, TokenDispatcher::hierarchical));
+  EXPECT_FALSE(needs(dropless, TokenDispatcher::allgather));
+  EXPECT_FALSE(needs(padded, TokenDispatcher::alltoall));
+  EXPECT_FALSE(needs(one, TokenDispatcher::local));
+}
+
+// Bytes of rows and probabilities that travelled, there and back, over all ranks; the counts apart.
+int64_t travelled(const Case& c, TokenDispatcher type) {
+  const auto traffic = std::make_shared<comm::Traffic>();
+  comm::ThreadsOptions options;
+  options.traffic = traffic;
+  int64_t count_bytes = 0;
+  comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), options, [&](const comm::World& world) {
+    const at::NoGradGuard no_grad;
+    const config::Config config = config_of(c);
+    const ExpertContext context = expert_context(world, config);
+    const auto dispatcher = make_dispatcher(type, {context, world.target(), config.model});
+    const Tokens tokens = tokens_of(c, world.rank());
+    comm::barrier(world.groups().world);
+    if (world.rank() == 0) traffic->clear();
+    comm::barrier(world.groups().world);
+    const Dispatched sent = dispatcher->send(tokens.x, {tokens.experts, tokens.probs}, {});
+    dispatcher->bring_back(run_experts(sent.rows, context, c.num_experts / c.ep), sent.state);
+    comm::barrier(world.groups().world);
+    if (world.rank() == 0) count_bytes = int64_t{8} * c.num_experts * context.experts.size() * c.ranks;
+  });
+  int64_t bytes = -(type == TokenDispatcher::allgather ? 0 : count_bytes);
+  for (const auto& [key, count] : traffic->counts()) bytes += count.bytes;
+  return bytes;
+}
+
+// An assignment costs a row there and back for every part of its expert, and a probability there. An all-to-all moves
+// that (its own rows among it, which stay where they are); by way of the node each row goes twice; an all-gather
+// hands everybody everything.
+TEST(Dispatchers, MoveAsMuchAsTheyMust) {
+  const Case c{4, 2, 2, 6, 2};
+  const int64_t assignments = c.ranks * kTokens * kTopk;
+  const int64_t least = 8 * assignments * c.etp * (2 * kWidth + 1);
+  EXPECT_EQ(travelled(c, TokenDispatcher::alltoall), least);
+  EXPECT_EQ(travelled(c, TokenDispatcher::hierarchical), 2 * least);
+  const int64_t everything = 8 * c.ranks * c.ranks * kTokens * (kWidth + kTopk + kTopk /* experts */ + kWidth);
+  EXPECT_EQ(travelled(c, TokenDispatcher::allgather), everything);
+}
+
+}  // namespace
+}  // namespace metroplex::moe

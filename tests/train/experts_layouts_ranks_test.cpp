@@ -1,0 +1,151 @@
+// Models with experts on every layout of up to 8 ranks, with every dispatcher, against one rank: three optimizer
+// steps in float64, dropout on, some positions masked. Dropless: losses to 1e-12 relative, parameters to 1e-10 (see
+// train/verify.h for why these).
+#include <gtest/gtest.h>
+
+#include <ATen/Context.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "train/verify.h"
+
+namespace metroplex::train {
+namespace {
+
+using config::TokenDispatcher;
+
+constexpr int64_t kSteps = 3, kVocab = 50;
+
+struct ExpertLayout {
+  int64_t tp = 1, pp = 1, vpp = 1, dp = 1, etp = 1, ep = 1;
+  TokenDispatcher dispatcher = TokenDispatcher::automatic;
+  config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  int64_t ranks() const { return tp * pp * dp; }
+  int64_t expert_ranks() const { return etp * ep; }
+  int64_t microbatches() const { return vpp > 1 && 4 % pp != 0 ? 2 * pp : 4; }
+  std::string text() const {
+    return base::concat("tp ", tp, " pp ", pp, " vpp ", vpp, " dp ", dp, " etp ", etp, " ep ", ep, " ",
+                        config::text_of(dispatcher), " ", config::text_of(sharding));
+  }
+};
+
+// A dense layer among those with experts, an auxiliary loss over microbatches and one over sequences, the z-loss.
+config::Config softmax_experts() {
+  return config::parse(
+      "model: {family: mixtral, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 4,"
+      " ffn_hidden_size: 24, moe_ffn_hidden_size: 16, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+      " num_moe_experts: 8, moe_layer_freq: \"[1,0,1,1]\", moe_router_load_balancing_type: \"aux_loss,seq_aux_loss\","
+      " moe_aux_loss_coeff: \"0.02,0.01\", moe_z_loss_coeff: 0.001, hidden_dropout: 0.1, attention_dropout: 0.1,"
+      " init_method_std: 0.2}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
+}
+
+// Every layer with experts; groups, a bias instead of a loss, a shared expert with a gate, jitter.
+config::Config sigmoid_experts() {
+  return config::parse(
+      "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, normalization: RMSNorm,"
+      " num_moe_experts: 8, moe_router_topk: 2, moe_router_score_function: sigmoid, moe_router_num_groups: 4,"
+      " moe_router_group_topk: 2, moe_router_topk_scaling_factor: 2.5, moe_router_enable_expert_bias: true,"
+      " moe_router_load_balancing_type: none, moe_shared_expert_intermediate_size: 8, moe_shared_expert_gate: true,"
+      " moe_input_jitter_eps: 0.1, init_method_std: 0.2}\n"
+      "train: {seq_length: 8, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+std::vector<TokenDispatcher> dispatchers_for(int64_t expert_ranks) {
+  if (expert_ranks == 1) return {TokenDispatcher::local, TokenDispatcher::alltoall};
+  return {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::hierarchical};
+}
+
+constexpr config::ShardingStrategy kStrategies[] = {
+    config::ShardingStrategy::no_shard, config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
+    config::ShardingStrategy::optim_grads_params};
+
+// Of every layout all dispatchers; the stages of ZeRO take turns.
+std::vector<ExpertLayout> all_layouts() {
+  std::vector<ExpertLayout> layouts;
+  for (int64_t tp = 1; tp <= 4; tp *= 2) {
+    for (const auto& [pp, vpp] : {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {2, 2}, {4, 1}}) {
+      for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
+        const int64_t places = tp * dp;
+        for (int64_t etp = 1; etp <= 4; etp *= 2) {
+          for (int64_t ep = 1; ep <= 8; ep *= 2) {
+            if (places % (etp * ep) != 0) continue;
+            for (const TokenDispatcher dispatcher : dispatchers_for(etp * ep)) {
+              const auto strategy = kStrategies[layouts.size() % std::size(kStrategies)];
+              layouts.push_back({tp, pp, vpp, dp, etp, ep, dispatcher, strategy});
+            }
+          }
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+config::Config with_layout(config::Config config, const ExpertLayout& layout) {
+  config::Parallel& p = config.parallel;
+  p.tensor_model_parallel_size = layout.tp;
+  p.pipeline_model_parallel_size = layout.pp;
+  p.virtual_pipeline_model_parallel_size = layout.vpp;
+  p.expert_tensor_parallel_size = layout.etp;
+  p.expert_model_parallel_size = layout.ep;
+  p.expert_ranks_per_node = layout.expert_ranks() % 2 == 0 ? 2 : 0;
+  p.sequence_parallel = layout.tp > 1;
+  p.overlap_p2p_comm = layout.vpp > 1;
+  p.data_parallel_sharding_strategy = layout.sharding;
+  p.ddp_bucket_size = 2000;
+  config.model.moe_token_dispatcher_type = layout.dispatcher;
+  config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
+  config = verification_config(config, kSteps);
+  config::check(config, layout.ranks());
+  return config::resolved(config, layout.ranks());
+}
+
+LayoutRun run_experts(const config::Config& config, int64_t ranks) {
+  LayoutRun result;
+  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
+  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
+    LayoutRun mine = run_layout(config, world, kVocab, kSteps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+// Memory that nobody has written is NaN: padding that leaks into a result is seen.
+class Poisoned {
+ public:
+  Poisoned() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  ~Poisoned() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+// Every `stride`-th layout from `first` on.
+void walk(const config::Config& base, size_t first, size_t stride) {
+  const Poisoned poisoned;
+  std::map<int64_t, LayoutRun> references;  // by global batch size
+  const std::vector<ExpertLayout> layouts = all_layouts();
+  ASSERT_GT(layouts.size(), 150u);
+  for (size_t i = first; i < layouts.size(); i += stride) {
+    SCOPED_TRACE(layouts[i].text());
+    const config::Config config = with_layout(base, layouts[i]);
+    const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
+    if (fresh) reference->second = run_experts(config::resolved(one_rank_config(config), 1), 1);
+    const LayoutDifference difference = compare_runs(run_experts(config, layouts[i].ranks()), reference->second);
+    EXPECT_LE(difference.loss, kLossTolerance);
+    EXPECT_LE(difference.grad_norm, kGradNormTolerance);
+    EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
+  }
+}
+
+TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 0, 1); }
+TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 0, 3); }
+
+}  // namespace
+}  // namespace metroplex::train
