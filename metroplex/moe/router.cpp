@@ -12,17 +12,6 @@
 #include "nn/wide.h"
 
 namespace metroplex::moe {
-namespace {
-
-// bias += rate sign(mean count - count), as Megatron-LM does once a step; compared as whole numbers.
-void move_bias(nn::Buffer& bias, const comm::Group& group, double rate) {
-  comm::all_reduce(bias.pending, group);
-  const at::Tensor above = bias.pending.sum() - bias.pending * bias.pending.numel();
-  bias.data.add_(above.sign().to(bias.data.scalar_type()), rate);
-}
-
-}  // namespace
-
 struct Router::State {
   State(const std::string& name, int64_t number, const config::Model& of, const nn::LayerContext& context,
         const ExpertContext& expert_context)
@@ -44,7 +33,8 @@ struct Router::State {
     bias.data = at::zeros(bias.local_shape, options.dtype(nn::wide_type(context.dtype)));
     bias.pending = at::zeros(bias.local_shape, options.dtype(at::kLong));
     bias.apply = [group = experts.tp_dp_cp, rate = model.moe_router_bias_update_rate](nn::Buffer& buffer) {
-      move_bias(buffer, group, rate);
+      comm::all_reduce(buffer.pending, group);
+      move_expert_bias(buffer.data, buffer.pending, rate);
     };
   }
 
