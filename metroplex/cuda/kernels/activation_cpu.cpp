@@ -1,36 +1,20 @@
 #include <ATen/Parallel.h>
 
 #include "cuda/kernels/activation.h"
-#include "cuda/kernels/activation_math.h"
-#include "cuda/kernels/vector_math.h"
+#include "cuda/kernels/vector_activation.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-struct Math {
-  template <class T>
-  static MPX_INLINE T exp(T x) {
-    return vector_exp(x);
-  }
-  template <class T>
-  static MPX_INLINE T tanh(T x) {
-    return vector_tanh(x);
-  }
-  template <class T>
-  static MPX_INLINE T erf(T x) {
-    return vector_erf(x);
-  }
-};
-
 template <Activation kind, class T>
 MPX_INLINE T value(T x) {
-  return activation_value<kind, Math>(x);
+  return activation_value<kind, VectorMath>(x);
 }
 template <Activation kind, class T>
 MPX_INLINE T slope(T x) {
-  return activation_slope<kind, Math>(x);
+  return activation_slope<kind, VectorMath>(x);
 }
 
 template <Activation kind, bool gated, class T>

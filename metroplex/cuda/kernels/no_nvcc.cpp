@@ -5,6 +5,8 @@
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/embedding.h"
+#include "cuda/kernels/expert_rows.h"
+#include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "cuda/kernels/optimizer_step.h"
@@ -75,6 +77,60 @@ void sum_rows_cuda(const T*, const int64_t*, T*, const SumShape&, CUstream_st*) 
 }
 
 template <class T>
+void expert_activation_cuda(const T*, const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,
+                            CUstream_st*) {
+  no_kernel("expert_activation");
+}
+template <class T>
+void expert_activation_backward_cuda(const ExpertActivationGradient<T>&, const int64_t*, const ExpertShape&,
+                                     CUstream_st*) {
+  no_kernel("expert_activation_backward");
+}
+template <class T>
+void expert_bias_cuda(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&, CUstream_st*) {
+  no_kernel("expert_bias");
+}
+template <class T>
+void expert_bias_probs_cuda(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&, CUstream_st*) {
+  no_kernel("expert_bias_probs");
+}
+template <class T>
+void expert_sums_cuda(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&, CUstream_st*) {
+  no_kernel("expert_sums");
+}
+template <class T>
+void expert_scale_cuda(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&, CUstream_st*) {
+  no_kernel("expert_scale");
+}
+template <class T>
+void expert_scale_backward_cuda(const ExpertActivationGradient<T>&, const int64_t*, const ExpertShape&,
+                                CUstream_st*) {
+  no_kernel("expert_scale_backward");
+}
+#define MPX_EXPERT(T)                                                                                               \
+  template void expert_activation_cuda<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                   \
+                                          const ExpertShape&, CUstream_st*);                                        \
+  template void expert_activation_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,              \
+                                                   const ExpertShape&, CUstream_st*);                               \
+  template void expert_bias_cuda<T>(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&, CUstream_st*); \
+  template void expert_bias_probs_cuda<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&,         \
+                                          CUstream_st*);                                                            \
+  template void expert_sums_cuda<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&,         \
+                                    CUstream_st*);                                                                  \
+  template void expert_scale_cuda<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,              \
+                                     CUstream_st*);                                                                 \
+  template void expert_scale_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,                   \
+                                              const ExpertShape&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_EXPERT);
+
+void grouped_arguments_cuda(const int64_t*, const GroupedSource&, int64_t*, CUstream_st*) {
+  no_kernel("grouped_arguments");
+}
+template <class T>
+void grouped_product_cuda(const int64_t*, const GroupedShape&, CUstream_st*) {
+  no_kernel("grouped_product");
+}
+template <class T>
 void rope_cuda(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*) {
   no_kernel("rope");
 }
@@ -111,6 +167,7 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>&, Out*, Wide<In>*, c
   template void activation_forward_cuda<T>(T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*);   \
   template void activation_backward_cuda<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, \
                                             CUstream_st*);                                                  \
+  template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*);                 \
   template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*);         \
   template void sum_rows_cuda<T>(const T*, const int64_t*, T*, const SumShape&, CUstream_st*);              \
   template void rope_cuda<T>(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*);      \

@@ -1,0 +1,181 @@
+// grouped_product [repetitions] [in] [out] [seconds a case]: the products of the experts of a layer in one call, beside
+// one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process. Prints
+// Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the weights
+// went by compared with a plain read of as many bytes.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "moe/grouped_product.h"
+#include "nn/matmul.h"
+
+namespace {
+
+using namespace metroplex;
+
+struct Sizes {
+  int64_t repetitions = 9, in = 1024, out = 1024;
+};
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Equal rows, or in proportion to 1 / n (Zipf), of the same sum.
+std::vector<int64_t> row_counts(int64_t experts, int64_t mean, bool skewed) {
+  std::vector<int64_t> rows(static_cast<size_t>(experts), mean);
+  if (!skewed) return rows;
+  double sum = 0;
+  for (int64_t e = 1; e <= experts; ++e) sum += 1.0 / static_cast<double>(e);
+  int64_t left = experts * mean;
+  for (int64_t e = experts; e > 1; --e) {
+    const double share = static_cast<double>(experts * mean) / (static_cast<double>(e) * sum);
+    left -= rows[static_cast<size_t>(e - 1)] = static_cast<int64_t>(share);
+  }
+  rows[0] = left;
+  return rows;
+}
+
+class Case {
+ public:
+  Case(const Sizes& sizes, const std::vector<int64_t>& rows, at::ScalarType type)
+      : rows_(rows), experts_(static_cast<int64_t>(rows.size())), product_({}, experts_) {
+    for (const int64_t n : rows) total_ += n;
+    x_ = at::randn({total_, sizes.in}).to(type);
+    dy_ = at::randn({total_, sizes.out}).to(type);
+    weight_ = at::randn({experts_, sizes.out, sizes.in}).to(type);
+    gradient_ = at::zeros({experts_, sizes.out, sizes.in});
+    counts_ = at::tensor(rows, at::kLong);
+    offsets_ = counts_.cumsum(0).to(at::kInt);
+    flops_ = 2.0 * static_cast<double>(total_ * sizes.in * sizes.out);
+  }
+
+  double flops() const { return flops_; }
+  double weight_bytes() const { return static_cast<double>(weight_.nbytes()); }
+  std::vector<std::function<void()>> ours() const {
+    return {[this] { product_.forward(x_, weight_, counts_); },
+            [this] { product_.input_gradient(dy_, weight_, counts_); },
+            [this] { product_.add_weight_gradient(gradient_, dy_, x_, counts_); }};
+  }
+  // All rows times one expert's weight.
+  std::vector<std::function<void()>> large() const {
+    return {[this] { nn::linear_product({}, x_, weight_[0]); },
+            [this] { nn::linear_input_gradient({}, dy_, weight_[0]); },
+            [this] {
+              at::Tensor gradient = gradient_[0];
+              nn::add_linear_weight_gradient({}, gradient, dy_, x_);
+            }};
+  }
+  std::vector<std::function<void()>> loop() const {
+    return {[this] { each([&](int64_t e, int64_t at, int64_t n) { at::mm(x_.narrow(0, at, n), weight_[e].t()); }); },
+            [this] { each([&](int64_t e, int64_t at, int64_t n) { at::mm(dy_.narrow(0, at, n), weight_[e]); }); },
+            [this] {
+              each([&](int64_t e, int64_t at, int64_t n) {
+                gradient_[e].add_(at::mm(dy_.narrow(0, at, n).t(), x_.narrow(0, at, n)));
+              });
+            }};
+  }
+  std::vector<std::function<void()>> torchs() const {
+    return {[this] { at::_grouped_mm(x_, weight_.transpose(1, 2), offsets_); },
+            [this] { at::_grouped_mm(dy_, weight_, offsets_); },
+            [this] { gradient_.add_(at::_grouped_mm(dy_.t(), x_, offsets_)); }};
+  }
+  // Every weight once, by all threads.
+  void read() const {
+    const auto* data = static_cast<const uint64_t*>(weight_.const_data_ptr());
+    const int64_t words = static_cast<int64_t>(weight_.nbytes() / 8);
+    at::parallel_for(0, words, 1 << 16, [&](int64_t begin, int64_t end) {
+      uint64_t sum = 0;
+      for (int64_t i = begin; i < end; ++i) sum += data[i];
+      if (sum == 1) std::printf(" ");
+    });
+  }
+
+ private:
+  template <class Body>
+  void each(const Body& body) const {
+    int64_t at = 0;
+    for (int64_t e = 0; e < experts_; ++e) {
+      const int64_t n = rows_[static_cast<size_t>(e)];
+      if (n > 0) body(e, at, n);
+      at += n;
+    }
+  }
+
+  std::vector<int64_t> rows_;
+  int64_t experts_, total_ = 0;
+  moe::GroupedProduct product_;
+  at::Tensor x_, dy_, weight_, gradient_, counts_, offsets_;
+  double flops_ = 0;
+};
+
+// Medians of each, taking turns.
+std::vector<double> take_turns(int64_t repetitions, const std::vector<std::function<void()>>& works) {
+  std::vector<std::vector<double>> times(works.size());
+  for (int64_t i = 0; i < repetitions + 1; ++i) {
+    for (size_t w = 0; w < works.size(); ++w) {
+      const double time = seconds(works[w]);
+      if (i > 0) times[w].push_back(time);
+    }
+  }
+  std::vector<double> medians;
+  for (const auto& of : times) medians.push_back(median(of));
+  return medians;
+}
+
+void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at::ScalarType type) {
+  static const char* const kOps[] = {"forward", "input gradient", "weight gradient"};
+  const Case c(sizes, row_counts(experts, mean, skewed), type);
+  const auto ours = c.ours(), large = c.large(), loop = c.loop(), torchs = c.torchs();
+  for (size_t op = 0; op < 3; ++op) {
+    const std::vector<double> t =
+        take_turns(sizes.repetitions, {ours[op], large[op], loop[op], torchs[op], [&] { c.read(); }});
+    const double bytes = c.weight_bytes() * (op == 2 ? 8.0 / (type == at::kFloat ? 4 : 2) : 1);  // gradients: fp32, in and out
+    std::printf("| %s | %ld | %ld%s | %s | %.0f | %.2f | %.2f | %.2f | %.1f | %.1f |\n",
+                type == at::kFloat ? "fp32" : "bf16", experts, mean, skewed ? ", skewed" : "", kOps[op],
+                c.flops() / t[0] / 1e9, t[1] / t[0], t[2] / t[0], t[3] / t[0], bytes / t[0] / 1e9,
+                c.weight_bytes() / t[4] / 1e9);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
+  mallopt(M_TRIM_THRESHOLD, -1);
+  Sizes sizes;
+  int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out};
+  for (int i = 1; i < argc && i <= 3; ++i) *slots[i - 1] = std::atoll(argv[i]);
+  at::manual_seed(1);
+  std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n", moe::product_name({}, at::kFloat).c_str(),
+              moe::product_name({}, at::kBFloat16).c_str(), at::get_num_threads(), sizes.out, sizes.in);
+  std::printf(
+      "| type | experts | rows an expert | product | GFLOP/s | of one large | of a loop of mm | of _grouped_mm | "
+      "weights GB/s | plain read GB/s |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t experts : {8, 64, 256}) {
+      for (const int64_t rows : {16, 64, 128, 512}) {
+        if (experts * rows > 64 * 512) continue;
+        for (const bool skewed : {false, true}) measure(sizes, experts, rows, skewed, type);
+      }
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,214 @@
+// Products of half types by the tile units of x86 (AMX): both operands are packed into tiles of 16 rows of 64 bytes,
+// four tiles of sums at a time. The instructions are written out, because not every assembler and compiler that
+// builds this knows them.
+#include "cuda/kernels/grouped_choice.h"
+#include "cuda/kernels/grouped_pack.h"
+
+#pragma GCC optimize("O3,no-math-errno,no-trapping-math")
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are handed over between functions that are inlined
+
+namespace metroplex::cuda::kernels {
+
+namespace {
+constexpr int64_t kDepth = 512, kBlockM = 512, kBlockN = 256;
+}
+
+GroupedCut amx_cut() {
+  return {kBlockM, kBlockN, (kBlockM + kBlockN) * kDepth * 2 + kBlockM * kBlockN * 4};
+}
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+
+namespace {
+
+#define MPX_TILES __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+
+constexpr int64_t kTile = 512;           // 16-bit elements of a tile: 16 rows of 32
+constexpr int64_t kTileBytes = 2 * kTile;
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+#define MPX_LOAD(tile, address, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(address), "r"(static_cast<int64_t>(stride)) : "memory")
+#define MPX_STORE(tile, address, stride) \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(address), "r"(static_cast<int64_t>(stride)) : "memory")
+#define MPX_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
+// tmm<sum> += tmm<left> tmm<right>: tdpbf16ps, tdpfp16ps.
+#define MPX_BYTES(byte2, modrm) asm volatile(".byte 0xc4, 0xe2, " #byte2 ", 0x5c, " #modrm ::)
+
+// sums [32, 32] of floats = or += the products of two rows of `left` tiles and two columns of `right` ones.
+template <class T>
+MPX_INLINE void four_tiles(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
+                           bool adds) {
+  const int64_t bytes = ld * 4;
+  float* const below = sums + 16 * ld;
+  const uint16_t *left1 = left + tiles * kTile, *right1 = right + tiles * kTile;
+  if (adds) {
+    MPX_LOAD(0, sums, bytes);
+    MPX_LOAD(1, sums + 16, bytes);
+    MPX_LOAD(2, below, bytes);
+    MPX_LOAD(3, below + 16, bytes);
+  } else {
+    MPX_ZERO(0);
+    MPX_ZERO(1);
+    MPX_ZERO(2);
+    MPX_ZERO(3);
+  }
+  for (int64_t i = 0; i < tiles; ++i) {
+    MPX_LOAD(4, left + i * kTile, 64);
+    MPX_LOAD(6, right + i * kTile, 64);
+    MPX_LOAD(5, left1 + i * kTile, 64);
+    MPX_LOAD(7, right1 + i * kTile, 64);
+    if constexpr (std::is_same_v<T, Bf16>) {
+      MPX_BYTES(0x4a, 0xc4);  // 0 += 4 6
+      MPX_BYTES(0x4a, 0xd5);  // 2 += 5 6
+      MPX_BYTES(0x42, 0xcc);  // 1 += 4 7
+      MPX_BYTES(0x42, 0xdd);  // 3 += 5 7
+    } else {
+      MPX_BYTES(0x4b, 0xc4);
+      MPX_BYTES(0x4b, 0xd5);
+      MPX_BYTES(0x43, 0xcc);
+      MPX_BYTES(0x43, 0xdd);
+    }
+  }
+  MPX_STORE(0, sums, bytes);
+  MPX_STORE(1, sums + 16, bytes);
+  MPX_STORE(2, below, bytes);
+  MPX_STORE(3, below + 16, bytes);
+}
+
+using Pairs = VectorOf<uint32_t, 16>::Type;
+using Halves = VectorOf<uint16_t, 16>::Type;
+
+// 16 columns of rows `row` and `row` + 1 side by side; what is outside [rows, columns] is 0.
+MPX_INLINE Pairs two_rows(const uint16_t* source, int64_t ld, int64_t row, int64_t rows, int64_t columns) {
+  if (row + 2 <= rows && columns >= 16) {
+    const Halves low = *reinterpret_cast<const Halves*>(source + row * ld),
+                 high = *reinterpret_cast<const Halves*>(source + (row + 1) * ld);
+    return __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
+  }
+  Pairs pairs{};
+  for (int64_t i = 0; i < std::min<int64_t>(16, columns) && row < rows; ++i) {
+    pairs[i] = source[row * ld + i];
+    if (row + 1 < rows) pairs[i] |= static_cast<uint32_t>(source[(row + 1) * ld + i]) << 16;
+  }
+  return pairs;
+}
+
+// 32 elements of a row of [rows, columns] from `column` on, as 16 pairs.
+MPX_INLINE Pairs one_row(const uint16_t* source, int64_t ld, int64_t row, int64_t rows, int64_t columns) {
+  const uint16_t* const from = source + row * ld;
+  if (row < rows && columns >= 32) return *reinterpret_cast<const Pairs*>(from);
+  Pairs pairs{};
+  for (int64_t i = 0; i < std::min<int64_t>(32, columns) && row < rows; ++i) {
+    pairs[i / 2] |= static_cast<uint32_t>(from[i]) << (i % 2 * 16);
+  }
+  return pairs;
+}
+
+// One tile from [rows, columns] at `source`, a tile's worth or less. Tiles of left operands have a row of m and 32 of
+// k in a line; those of right ones 16 columns of n, two of k beside each other.
+enum class Reads { rows_of_32, rows_of_32_transposed, pairs_of_rows, pairs_of_rows_transposed };
+
+template <Reads reads>
+MPX_INLINE void pack_tile(const uint16_t* source, int64_t ld, int64_t rows, int64_t columns, uint16_t* tile) {
+  Pairs lines[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    lines[i] = reads == Reads::rows_of_32 || reads == Reads::rows_of_32_transposed
+                   ? one_row(source, ld, i, rows, columns)
+                   : two_rows(source, ld, 2 * i, rows, columns);
+  }
+  if constexpr (reads == Reads::rows_of_32_transposed || reads == Reads::pairs_of_rows_transposed) {
+    transpose<Pairs, 16>(lines);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) reinterpret_cast<Pairs*>(tile)[i] = lines[i];
+}
+
+// The tiles of an operand, for each 16 of its own dim those along k; `own` x `depth` elements at source, which is
+// [k, own] where it is `by_k` and [own, k] where not.
+template <Reads along, Reads across>
+MPX_INLINE void pack_tiles(const uint16_t* source, int64_t ld, bool by_k, int64_t own, int64_t depth, uint16_t* out) {
+  for (int64_t i = 0; i < round_up(own, 32); i += 16) {
+    for (int64_t k = 0; k < depth; k += 32, out += kTile) {
+      const int64_t left = std::max<int64_t>(0, own - i);
+      if (by_k) pack_tile<across>(source + k * ld + i, ld, depth - k, left, out);
+      else pack_tile<along>(source + i * ld + k, ld, left, depth - k, out);
+    }
+  }
+}
+
+template <class T>
+MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, const float* sums, int64_t ld) {
+  for (int64_t i = 0; i < block.m(); ++i) {
+    const int64_t at = (block.m_begin + i) * p.ldc + block.n_begin, n = block.n();
+    const float* const from = sums + i * ld;
+    if (p.wide_c && p.adds) {
+      float* const to = static_cast<float*>(p.c) + at;
+      for (int64_t j = 0; j < n; ++j) to[j] += from[j];
+    } else {
+      T* const to = static_cast<T*>(p.c) + at;
+      if (p.adds) {
+        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(load(to[j]) + from[j]);
+      } else {
+        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(from[j]);
+      }
+    }
+  }
+}
+
+template <class T>
+MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+  const auto* a = static_cast<const uint16_t*>(p.a);
+  const auto* b = static_cast<const uint16_t*>(p.b);
+  auto* left = reinterpret_cast<uint16_t*>(scratch);
+  uint16_t* const right = left + kBlockM * kDepth;
+  auto* const sums = reinterpret_cast<float*>(right + kBlockN * kDepth);
+  const int64_t width = round_up(block.n(), 32);
+  for (int64_t from = 0; from < p.k; from += kDepth) {
+    const int64_t depth = std::min(kDepth, p.k - from), tiles = (depth + 31) / 32;
+    pack_tiles<Reads::rows_of_32, Reads::pairs_of_rows_transposed>(
+        p.a_by_k ? a + from * p.lda + block.m_begin : a + block.m_begin * p.lda + from, p.lda, p.a_by_k, block.m(),
+        depth, left);
+    pack_tiles<Reads::rows_of_32_transposed, Reads::pairs_of_rows>(
+        p.b_by_n ? b + block.n_begin * p.ldb + from : b + from * p.ldb + block.n_begin, p.ldb, !p.b_by_n, block.n(),
+        depth, right);
+    for (int64_t j = 0; j < width; j += 32) {
+      for (int64_t i = 0; i < block.m(); i += 32) {
+        four_tiles<T>(left + i / 16 * tiles * kTile, right + j / 16 * tiles * kTile, tiles, sums + i * width + j,
+                      width, from > 0);
+      }
+    }
+  }
+  store_block<T>(p, block, sums, width);
+}
+
+}  // namespace
+
+MPX_TILES void bf16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+  amx_block<Bf16>(p, block, scratch);
+}
+MPX_TILES void f16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+  amx_block<F16>(p, block, scratch);
+}
+void amx_begin() {
+  const TileConfig config;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+void amx_end() { asm volatile("tilerelease" ::); }
+
+#else
+
+void bf16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
+void f16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
+void amx_begin() {}
+void amx_end() {}
+
+#endif
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,60 @@
+// Which of the ways to multiply each device takes for which elements: one table, the first row that fits.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/kernels/grouped_product.h"
+#include "cuda/kernels/grouped_tile.h"
+#include "cuda/kernels/number.h"
+
+namespace metroplex::cuda::kernels {
+
+enum class CpuNeeds : uint8_t { nothing, avx2, avx512, amx_bf16, amx_fp16 };
+bool cpu_has(CpuNeeds needs);
+
+template <class T>
+constexpr Number kElementNumber = std::is_same_v<T, Bf16>  ? Number::bf16
+                                  : std::is_same_v<T, F16> ? Number::f16
+                                                           : kNumberOf<T>;
+
+struct GroupedChoice {
+  bool gpu;
+  Number number;
+  CpuNeeds needs;
+  const char* name;
+  // Of a CPU.
+  GroupedBlockProduct product = nullptr;
+  GroupedCut (*cut)() = nullptr;
+  GroupedHook begin = nullptr, end = nullptr;  // around the blocks of a thread; may be null
+};
+
+const GroupedChoice& grouped_choice(bool gpu, Number number);
+// All that this machine can take for it, the best first.
+std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number);
+// By one of a CPU.
+void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape);
+
+GroupedCut vector_cut();
+GroupedCut amx_cut();
+void amx_begin();
+void amx_end();
+
+#define MPX_BLOCK(name) void name(const GroupedProblem& problem, const GroupedBlock& block, char* scratch)
+MPX_BLOCK(float_avx512);
+MPX_BLOCK(float_avx2);
+MPX_BLOCK(float_plain);
+MPX_BLOCK(double_avx512);
+MPX_BLOCK(double_avx2);
+MPX_BLOCK(double_plain);
+MPX_BLOCK(bf16_avx512);
+MPX_BLOCK(bf16_avx2);
+MPX_BLOCK(bf16_plain);
+MPX_BLOCK(f16_avx512);
+MPX_BLOCK(f16_avx2);
+MPX_BLOCK(f16_plain);
+MPX_BLOCK(bf16_amx);
+MPX_BLOCK(f16_amx);
+#undef MPX_BLOCK
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,195 @@
+// One launch for all groups. A block of threads makes a tile of 64 x 64 of one group's result: halves by the tensor
+// cores, the others by plain multiply-adds. The grid has room for whatever the counts will be; a block beyond the
+// tiles of its group ends at once.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <mma.h>
+
+#include <algorithm>
+
+#include "cuda/kernels/grouped_product.h"
+#include "cuda/kernels/launch.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+constexpr int kTile = 64, kDepth = 16, kPadded = kTile + 16;  // fragments begin at multiples of 32 bytes
+
+__global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
+  if (threadIdx.x != 0 || blockIdx.x != 0) return;
+  const GroupedOperand operands[] = {source.a, source.b, source.c};
+  const int64_t groups = source.groups;
+  int64_t first = 0;
+  for (int64_t e = 0; e < groups; ++e) {
+    const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left, rows = count > 0 ? count : 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const GroupedOperand& o = operands[i];
+      const int64_t at = o.group_stride != 0 ? e * o.group_stride : first * o.leading;
+      arguments[(kPointerA + i) * groups + e] = reinterpret_cast<int64_t>(o.base) + at * o.element_bytes;
+      arguments[(kLeadingA + i) * groups + e] = o.leading;
+    }
+    arguments[kGroupRows * groups + e] = rows;
+    first += rows;
+  }
+}
+
+template <class T>
+struct Problem {
+  const T *a, *b;
+  void* c;
+  int64_t lda, ldb, ldc, m, n, k;
+  bool a_by_k, b_by_n, adds, wide_c;
+};
+
+template <class T>
+__device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+  const int64_t* const of = arguments + e;
+  const int64_t groups = s.groups, rows = of[kGroupRows * groups];
+  Problem<T> p{reinterpret_cast<const T*>(of[kPointerA * groups]),
+               reinterpret_cast<const T*>(of[kPointerB * groups]),
+               reinterpret_cast<void*>(of[kPointerC * groups]),
+               of[kLeadingA * groups],
+               of[kLeadingB * groups],
+               of[kLeadingC * groups],
+               rows,
+               s.out,
+               s.in,
+               false,
+               false,
+               false,
+               false};
+  if (s.op == GroupedOp::forward) {
+    p.b_by_n = true;
+  } else if (s.op == GroupedOp::input_gradient) {
+    p.n = s.in, p.k = s.out;
+  } else {
+    p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = true, p.wide_c = s.wide_sum;
+  }
+  return p;
+}
+
+// A tile [kDepth][kTile] of an operand that lies [k][own], or [own][k] where `by_own`; outside it is 0.
+template <class T>
+__device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k, int64_t k_end,
+                      T (*tile)[kPadded]) {
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kTile; i += static_cast<int>(kThreads)) {
+    const int depth = by_own ? i % kDepth : i / kTile, column = by_own ? i / kDepth : i % kTile;
+    const int64_t at_k = k + depth, at_own = own + column;
+    T value{};
+    if (at_k < k_end && at_own < own_end) value = by_own ? source[at_own * ld + at_k] : source[at_k * ld + at_own];
+    tile[depth][column] = value;
+  }
+}
+
+template <class T>
+__device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, Wide<T> sum) {
+  if (row >= p.m || column >= p.n) return;
+  const int64_t at = row * p.ldc + column;
+  if (p.adds && p.wide_c) {
+    static_cast<Wide<T>*>(p.c)[at] += sum;
+  } else {
+    T* const to = static_cast<T*>(p.c) + at;
+    *to = store<T>(p.adds ? load(*to) + sum : sum);
+  }
+}
+
+// Each thread 4 x 4 sums, 16 apart.
+template <class T>
+__device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
+  __shared__ T a[kDepth][kPadded], b[kDepth][kPadded];
+  Wide<T> sums[4][4] = {};
+  const int row = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16;
+  for (int64_t k = 0; k < p.k; k += kDepth) {
+    fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
+    fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
+    __syncthreads();
+    for (int depth = 0; depth < kDepth; ++depth) {
+      for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 4; ++j) sums[i][j] += load(a[depth][row + 16 * i]) * load(b[depth][column + 16 * j]);
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) store_sum(p, m + row + 16 * i, n + column + 16 * j, sums[i][j]);
+  }
+}
+
+template <class T>
+using Native = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat16, __half>;
+
+// Eight warps, each 16 rows of 32 columns.
+template <class T>
+__device__ void half_tile(const Problem<T>& p, int64_t m, int64_t n) {
+  namespace wmma = nvcuda::wmma;
+  __shared__ __align__(32) T a[kDepth][kPadded], b[kDepth][kPadded];
+  __shared__ __align__(32) float sums[kTile][kPadded];
+  const int warp = static_cast<int>(threadIdx.x) / 32, row = warp / 2 * 16, column = warp % 2 * 32;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum[2];
+  wmma::fill_fragment(sum[0], 0.0F);
+  wmma::fill_fragment(sum[1], 0.0F);
+  for (int64_t k = 0; k < p.k; k += kDepth) {
+    fetch(p.a, p.lda, !p.a_by_k, m, p.m, k, p.k, a);
+    fetch(p.b, p.ldb, p.b_by_n, n, p.n, k, p.k, b);
+    __syncthreads();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, Native<T>, wmma::col_major> left;
+    wmma::load_matrix_sync(left, reinterpret_cast<const Native<T>*>(&a[0][row]), kPadded);
+    for (int j = 0; j < 2; ++j) {
+      wmma::fragment<wmma::matrix_b, 16, 16, 16, Native<T>, wmma::row_major> right;
+      wmma::load_matrix_sync(right, reinterpret_cast<const Native<T>*>(&b[0][column + 16 * j]), kPadded);
+      wmma::mma_sync(sum[j], left, right, sum[j]);
+    }
+    __syncthreads();
+  }
+  for (int j = 0; j < 2; ++j) {
+    wmma::store_matrix_sync(&sums[row][column + 16 * j], sum[j], kPadded, wmma::mem_row_major);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile; i += static_cast<int>(kThreads)) {
+    store_sum(p, m + i / kTile, n + i % kTile, sums[i / kTile][i % kTile]);
+  }
+  __syncthreads();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) product_kernel(const int64_t* arguments, GroupedShape shape) {
+  const Problem<T> p = problem_of<T>(arguments, shape, blockIdx.z);
+  const int64_t n = int64_t{blockIdx.x} * kTile;
+  for (int64_t m = int64_t{blockIdx.y} * kTile; m < p.m; m += int64_t{gridDim.y} * kTile) {
+    if constexpr (kIsHalf<T>) {
+      half_tile(p, m, n);
+    } else {
+      plain_tile(p, m, n);
+    }
+  }
+}
+
+unsigned tiles(int64_t n, int64_t most) {
+  return static_cast<unsigned>(std::clamp<int64_t>((n + kTile - 1) / kTile, 1, most));
+}
+
+}  // namespace
+
+void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
+                            CUstream_st* stream) {
+  if (source.groups == 0) return;
+  arguments_kernel<<<1, 32, 0, stream>>>(counts, source, arguments);
+  check_launch("grouped_arguments");
+}
+
+template <class T>
+void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
+  const bool by_rows = s.op != GroupedOp::weight_gradient;
+  const int64_t n = s.op == GroupedOp::forward ? s.out : s.in;
+  if (s.groups == 0 || n == 0 || s.rows == 0) return;
+  // Rows of a group are few as a rule: what has more goes round.
+  const dim3 grid(tiles(n, INT32_MAX), tiles(by_rows ? s.rows : s.out, by_rows ? 32 : 65535),
+                  static_cast<unsigned>(s.groups));
+  product_kernel<T><<<grid, kThreads, 0, stream>>>(arguments, s);
+  check_launch("grouped_product");
+}
+
+#define MPX_INSTANTIATE(T) template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::cuda::kernels

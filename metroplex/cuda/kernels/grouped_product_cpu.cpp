@@ -1,0 +1,200 @@
+// Threads take the blocks of all groups from one queue, so that they end together however skewed the rows are.
+#include "cuda/kernels/grouped_product.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/cpu/Utils.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/kernels/grouped_choice.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+constexpr GroupedChoice kChoices[] = {
+    {false, Number::bf16, CpuNeeds::amx_bf16, "own tiles, AMX", bf16_amx, amx_cut, amx_begin, amx_end},
+    {false, Number::f16, CpuNeeds::amx_fp16, "own tiles, AMX", f16_amx, amx_cut, amx_begin, amx_end},
+    {false, Number::f32, CpuNeeds::avx512, "own panels, AVX-512", float_avx512, vector_cut},
+    {false, Number::f64, CpuNeeds::avx512, "own panels, AVX-512", double_avx512, vector_cut},
+    {false, Number::bf16, CpuNeeds::avx512, "own panels, AVX-512", bf16_avx512, vector_cut},
+    {false, Number::f16, CpuNeeds::avx512, "own panels, AVX-512", f16_avx512, vector_cut},
+    {false, Number::f32, CpuNeeds::avx2, "own panels, AVX2", float_avx2, vector_cut},
+    {false, Number::f64, CpuNeeds::avx2, "own panels, AVX2", double_avx2, vector_cut},
+    {false, Number::bf16, CpuNeeds::avx2, "own panels, AVX2", bf16_avx2, vector_cut},
+    {false, Number::f16, CpuNeeds::avx2, "own panels, AVX2", f16_avx2, vector_cut},
+    {false, Number::f32, CpuNeeds::nothing, "own panels", float_plain, vector_cut},
+    {false, Number::f64, CpuNeeds::nothing, "own panels", double_plain, vector_cut},
+    {false, Number::bf16, CpuNeeds::nothing, "own panels", bf16_plain, vector_cut},
+    {false, Number::f16, CpuNeeds::nothing, "own panels", f16_plain, vector_cut},
+    {true, Number::f32, CpuNeeds::nothing, "own blocks"},
+    {true, Number::f64, CpuNeeds::nothing, "own blocks"},
+    {true, Number::bf16, CpuNeeds::nothing, "own blocks, tensor cores"},
+    {true, Number::f16, CpuNeeds::nothing, "own blocks, tensor cores"}};
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+struct CpuSets {
+  bool avx2 = false, avx512 = false, amx_bf16 = false, amx_fp16 = false;
+  CpuSets() {
+    // What libtorch is held to (ATEN_CPU_CAPABILITY) holds here too.
+    const std::string torch = at::get_cpu_capability();
+    avx512 = torch == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    avx2 = torch != "DEFAULT" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!avx512 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
+    const bool tiles = (d >> 24 & 1) != 0 && at::cpu::init_amx();
+    amx_bf16 = tiles && (d >> 22 & 1) != 0;
+    amx_fp16 = tiles && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 21 & 1) != 0;
+  }
+};
+#else
+struct CpuSets {
+  bool avx2 = false, avx512 = false, amx_bf16 = false, amx_fp16 = false;
+};
+#endif
+
+// The blocks of the groups, in order; those of a group are of equal size but for the last.
+struct GroupBlocks {
+  GroupedProblem problem;
+  int64_t first = 0, m_blocks = 0, m_size = 0;
+};
+
+GroupedProblem problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+  const auto field = [&](GroupedField which) { return arguments[which * s.groups + e]; };
+  GroupedProblem p;
+  p.a = reinterpret_cast<const void*>(field(kPointerA));
+  p.b = reinterpret_cast<const void*>(field(kPointerB));
+  p.c = reinterpret_cast<void*>(field(kPointerC));
+  p.lda = field(kLeadingA), p.ldb = field(kLeadingB), p.ldc = field(kLeadingC);
+  const int64_t rows = field(kGroupRows);
+  switch (s.op) {
+    case GroupedOp::forward:
+      p.m = rows, p.n = s.out, p.k = s.in, p.b_by_n = true;
+      break;
+    case GroupedOp::input_gradient:
+      p.m = rows, p.n = s.in, p.k = s.out;
+      break;
+    case GroupedOp::weight_gradient:
+      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = true, p.wide_c = s.wide_sum;
+      break;
+  }
+  return p;
+}
+
+// Of one thread, kept: a few megabytes at most.
+char* scratch_of(int64_t bytes) {
+  struct Free {
+    void operator()(char* data) const { ::operator delete(data, std::align_val_t{64}); }
+  };
+  thread_local std::unique_ptr<char, Free> memory;
+  thread_local int64_t size = 0;
+  if (size < bytes) {
+    memory.reset(static_cast<char*>(::operator new(static_cast<size_t>(bytes), std::align_val_t{64})));
+    size = bytes;
+  }
+  return memory.get();
+}
+
+void compute_blocks(const GroupedChoice& choice, const GroupedCut& cut, const std::vector<GroupBlocks>& groups,
+                    std::atomic<int64_t>& next, int64_t end) {
+  char* const scratch = scratch_of(cut.scratch_bytes);
+  if (choice.begin != nullptr) choice.begin();
+  size_t group = 0;
+  for (int64_t i = next.fetch_add(1); i < end; i = next.fetch_add(1)) {
+    while (group + 1 < groups.size() && groups[group + 1].first <= i) ++group;
+    const GroupBlocks& of = groups[group];
+    const int64_t m = (i - of.first) % of.m_blocks * of.m_size, n = (i - of.first) / of.m_blocks * cut.n;
+    choice.product(of.problem,
+                   {m, std::min(of.problem.m, m + of.m_size), n, std::min(of.problem.n, n + cut.n)}, scratch);
+  }
+  if (choice.end != nullptr) choice.end();
+}
+
+}  // namespace
+
+bool cpu_has(CpuNeeds needs) {
+  static const CpuSets sets;
+  switch (needs) {
+    case CpuNeeds::nothing:
+      return true;
+    case CpuNeeds::avx2:
+      return sets.avx2;
+    case CpuNeeds::avx512:
+      return sets.avx512;
+    case CpuNeeds::amx_bf16:
+      return sets.amx_bf16;
+    case CpuNeeds::amx_fp16:
+      return sets.amx_fp16;
+  }
+  return false;
+}
+
+std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number) {
+  std::vector<const GroupedChoice*> fit;
+  for (const GroupedChoice& choice : kChoices) {
+    if (choice.gpu == gpu && choice.number == number && cpu_has(choice.needs)) fit.push_back(&choice);
+  }
+  return fit;
+}
+
+const GroupedChoice& grouped_choice(bool gpu, Number number) { return *grouped_choices(gpu, number).at(0); }
+
+void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments) {
+  const GroupedOperand* const operands[] = {&source.a, &source.b, &source.c};
+  const int64_t groups = source.groups;
+  int64_t first = 0;
+  for (int64_t e = 0; e < groups; ++e) {
+    const int64_t rows = std::max<int64_t>(0, std::min(counts[e], source.rows - first));
+    for (int64_t i = 0; i < 3; ++i) {
+      const GroupedOperand& o = *operands[i];
+      const int64_t at = o.group_stride != 0 ? e * o.group_stride : first * o.leading;
+      arguments[(kPointerA + i) * groups + e] = reinterpret_cast<int64_t>(o.base) + at * o.element_bytes;
+      arguments[(kLeadingA + i) * groups + e] = o.leading;
+    }
+    arguments[kGroupRows * groups + e] = rows;
+    first += rows;
+  }
+}
+
+void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape) {
+  const GroupedCut cut = choice.cut();
+  std::vector<GroupBlocks> groups(static_cast<size_t>(shape.groups));
+  int64_t blocks = 0;
+  double work = 0;
+  for (int64_t e = 0; e < shape.groups; ++e) {
+    GroupBlocks& of = groups[static_cast<size_t>(e)];
+    of.problem = problem_of(arguments, shape, e);
+    of.first = blocks;
+    of.m_blocks = (of.problem.m + cut.m - 1) / cut.m;
+    if (of.m_blocks == 0) continue;
+    of.m_size = std::min(cut.m, round_up((of.problem.m + of.m_blocks - 1) / of.m_blocks, 32));
+    of.m_blocks = (of.problem.m + of.m_size - 1) / of.m_size;
+    blocks += of.m_blocks * ((of.problem.n + cut.n - 1) / cut.n);
+    work += static_cast<double>(of.problem.m) * static_cast<double>(of.problem.n) * static_cast<double>(of.problem.k);
+  }
+  std::atomic<int64_t> next{0};
+  const auto compute = [&](int64_t, int64_t) { compute_blocks(choice, cut, groups, next, blocks); };
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), blocks);
+  if (threads <= 1 || work < 1e5 || at::in_parallel_region()) return compute(0, 0);
+  at::parallel_for(0, threads, 1, compute);
+}
+
+template <class T>
+void grouped_product(const int64_t* arguments, const GroupedShape& shape) {
+  static const GroupedChoice& choice = grouped_choice(false, kElementNumber<T>);
+  grouped_product_by(choice, arguments, shape);
+}
+
+#define MPX_INSTANTIATE(T) template void grouped_product<T>(const int64_t*, const GroupedShape&)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::cuda::kernels
