@@ -19,6 +19,10 @@ constexpr Form kForms[] = {
     {"blending.split_matrix_two", "a b", "matrix", ""},
     {"blending.splits", "split", "vector matrix ranges_for_*", ""},
 
+    // Its runs are named by their keys; a slice with another key than ours is another slice.
+    {"ckpt_sharding", "", "", "runs"},
+    {"ckpt_sharding.runs", "", "", "*"},
+
     {"config_validation", "", "", "cases"},
     {"config_validation.cases", "name kwargs ok", "resolved", ""},
 
