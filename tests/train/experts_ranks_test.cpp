@@ -9,7 +9,6 @@
 #include "train/legs.h"
 #include "train/memory_watch.h"
 #include "train/memory_yaml.h"
-#include "train/predict.h"
 
 namespace metroplex::test {
 namespace {
@@ -230,13 +229,8 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
     const auto ranks = static_cast<int>(c.grid.layout.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
-                        cuda::MemoryMeter meter;
-                        const auto a = train::assemble(config, world, kVocab);
-                        MemoryWatch watch(*a, meter);
-                        train_watched(*a, watch);
-                        const auto want = train::predict_memory({config, world.size(), world.rank(), kVocab});
-                        EXPECT_NEAR(watch.most(), most_of_step(want), kScalars)
-                            << words(c.grid) << c.yaml << " rank " << world.rank();
+                        SCOPED_TRACE(words(c.grid) + c.yaml + base::concat(" rank ", world.rank()));
+                        expect_predicted_memory(config, kVocab, world);
                       });
   }
 }
