@@ -1,7 +1,7 @@
-// grouped_product [repetitions] [in] [out] [seconds a case]: the products of the experts of a layer in one call, beside
-// one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process. Prints
-// Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the weights
-// went by compared with a plain read of as many bytes.
+// grouped_product [repetitions] [in] [out] [seconds a case]: the products of the experts of a layer in one call,
+// beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
+// Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
+// weights went by compared with a plain read of as many bytes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -146,7 +146,8 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
   for (size_t op = 0; op < 3; ++op) {
     const std::vector<double> t =
         take_turns(sizes.repetitions, {ours[op], large[op], loop[op], torchs[op], [&] { c.read(); }});
-    const double bytes = c.weight_bytes() * (op == 2 ? 8.0 / (type == at::kFloat ? 4 : 2) : 1);  // gradients: fp32, in and out
+    const double bytes =
+        c.weight_bytes() * (op == 2 ? 8.0 / (type == at::kFloat ? 4 : 2) : 1);  // gradients: fp32, in and out
     std::printf("| %s | %ld | %ld%s | %s | %.0f | %.2f | %.2f | %.2f | %.1f | %.1f |\n",
                 type == at::kFloat ? "fp32" : "bf16", experts, mean, skewed ? ", skewed" : "", kOps[op],
                 c.flops() / t[0] / 1e9, t[1] / t[0], t[2] / t[0], t[3] / t[0], bytes / t[0] / 1e9,

@@ -46,8 +46,9 @@ at::Tensor ExpertRowKernels::activation_backward(const at::Tensor& dy, const at:
   shape.kind = kind_, shape.gated = gated_;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    const kernels::ExpertActivationGradient<T> g{elements<T>(dy),          elements<T>(x),  elements<T>(bias),
-                                                 elements<Wide<T>>(probs), elements<T>(dx), elements<Wide<T>>(dprobs)};
+    const kernels::ExpertActivationGradient<T> g{elements<T>(dy),   elements<T>(x),
+                                                 elements<T>(bias), elements<Wide<T>>(probs),
+                                                 elements<T>(dx),   elements<Wide<T>>(dprobs)};
     cuda::launch(target_,
                  {"expert_activation_backward",
                   {&dy, &x, &bias, &probs, &counts},
@@ -109,8 +110,9 @@ at::Tensor ExpertRowKernels::scale_backward(const at::Tensor& dy, const at::Tens
   const at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    const kernels::ExpertActivationGradient<T> g{elements<T>(dy),          elements<T>(x),  nullptr,
-                                                 elements<Wide<T>>(probs), elements<T>(dx), elements<Wide<T>>(dprobs)};
+    const kernels::ExpertActivationGradient<T> g{elements<T>(dy), elements<T>(x),
+                                                 nullptr,         elements<Wide<T>>(probs),
+                                                 elements<T>(dx), elements<Wide<T>>(dprobs)};
     cuda::launch(target_, {"expert_scale_backward", {&dy, &x, &probs, &counts}, {&dx, &dprobs}},
                  kernels::expert_scale_backward<T>, kernels::expert_scale_backward_cuda<T>, g, integers(counts),
                  shape_of(x, counts));

@@ -138,8 +138,8 @@ void each_expert(const std::vector<int64_t>& counts, const Body& body) {
 // out = a b.
 void plain_product(const cuda::Target& target, at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
   at::mm_out(out, a, b);
-  const double flops = 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) *
-                       static_cast<double>(b.size(1));
+  const double flops =
+      2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
   cuda::issued(target, {"mm", {&a, &b}, {&out}, {}, flops});
 }
 
@@ -171,8 +171,7 @@ at::Tensor Experts::State::product(const at::Tensor& x, const nn::Param& weight,
   return y;
 }
 
-at::Tensor Experts::State::input_gradient(const at::Tensor& dy, const nn::Param& weight,
-                                          const Counts& counts) const {
+at::Tensor Experts::State::input_gradient(const at::Tensor& dy, const nn::Param& weight, const Counts& counts) const {
   if (grouped) return products.input_gradient(dy, weight.data, counts.device);
   const at::Tensor dx = at::empty({dy.size(0), weight.data.size(2)}, dy.options());
   each_expert(counts.host, [&](int64_t e, int64_t first, int64_t n) {
@@ -219,11 +218,10 @@ at::Tensor Experts::State::forward(const ExpertRows& in) {
 Experts::State::Kept Experts::State::keep(const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                                           const Factors& factors, const Counts& counts) const {
   Kept kept{saving.keep(x), {}, {}, factors, counts};
-  kept.inner = saving.remakes(nn::Leaf::expert_fc1)
-                   ? nn::Saved::remade([this, again = kept.x, factors, counts] {
-                       return product(input(again.get(), factors, counts), fc1, counts);
-                     })
-                   : saving.keep(inner);
+  kept.inner = saving.remakes(nn::Leaf::expert_fc1) ? nn::Saved::remade([this, again = kept.x, factors, counts] {
+    return product(input(again.get(), factors, counts), fc1, counts);
+  })
+                                                    : saving.keep(inner);
   kept.activated = saving.remakes(nn::Leaf::expert_activation)
                        ? nn::Saved::remade([this, again = kept.inner, factors, counts] {
                            return activation(again.get(), factors, counts);

@@ -63,8 +63,7 @@ void GroupedProduct::run(const Call& call) const {
   const bool adds = call.op == kernels::GroupedOp::weight_gradient;
   const kernels::GroupedSource source{operand(call.a), operand(call.b), operand(call.c), experts, rows};
   cuda::launch(target_, {"grouped_arguments", {&call.counts}, {&arguments_}}, kernels::grouped_arguments,
-               kernels::grouped_arguments_cuda, integers(call.counts), source,
-               integers(arguments_));
+               kernels::grouped_arguments_cuda, integers(call.counts), source, integers(arguments_));
   const kernels::GroupedShape shape{call.op, experts, rows, call.in, call.out, sum == nn::wide_type(type)};
   const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(call.in) * static_cast<double>(call.out);
   nn::dispatch_element(type, [&](auto zero) {
@@ -75,8 +74,7 @@ void GroupedProduct::run(const Call& call) const {
                   {&call.c},
                   {{"op", static_cast<int>(call.op)}},
                   flops},
-                 kernels::grouped_product<T>, kernels::grouped_product_cuda<T>, integers(arguments_),
-                 shape);
+                 kernels::grouped_product<T>, kernels::grouped_product_cuda<T>, integers(arguments_), shape);
   });
 }
 

@@ -30,7 +30,8 @@ class GroupedProduct {
   void run(const Call& call) const;
 
   cuda::Target target_;
-  at::Tensor arguments_;  // of the call under way: pointers, leading dimensions, rows (cuda/kernels/grouped_product.h)
+  at::Tensor
+      arguments_;  // of the call under way: pointers, leading dimensions, rows (cuda/kernels/grouped_product.h)
 };
 
 // What multiplies on this device, for the log: "own tiles, AMX", "own panels, AVX-512", ...

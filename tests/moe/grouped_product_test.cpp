@@ -25,12 +25,8 @@ struct Case {
 };
 
 // Blocks and their edges in every dim, experts without rows, rows behind the last one.
-const std::vector<Case> kCases = {{{3, 0, 17, 1}, 5, 19, 7},
-                                  {{0, 0, 0}, 4, 8, 8},
-                                  {{0, 64, 0}, 0, 64, 96},
-                                  {{33, 530, 2}, 9, 130, 261},
-                                  {{1, 1, 1, 1}, 0, 300, 33},
-                                  {{40, 5}, 3, 1025, 50}};
+const std::vector<Case> kCases = {{{3, 0, 17, 1}, 5, 19, 7},   {{0, 0, 0}, 4, 8, 8},       {{0, 64, 0}, 0, 64, 96},
+                                  {{33, 530, 2}, 9, 130, 261}, {{1, 1, 1, 1}, 0, 300, 33}, {{40, 5}, 3, 1025, 50}};
 
 struct Data {
   at::Tensor x, dy, weight, gradient, counts;

@@ -49,8 +49,7 @@ MPX_INLINE Wide<T> gradient(const T* dy, const T* x, const T* bias, Wide<T> prob
 template <Activation kind, bool gated, class T>
 MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* __restrict x, const T* __restrict bias, Wide<T> prob,
                                 T* __restrict dx, int64_t width) {
-  return lane_sum<Wide<T>>(width,
-                           [&](int64_t i) { return gradient<kind, gated>(dy, x, bias, prob, dx, i, width); });
+  return lane_sum<Wide<T>>(width, [&](int64_t i) { return gradient<kind, gated>(dy, x, bias, prob, dx, i, width); });
 }
 
 template <bool forward, Activation kind, bool gated, class T>
@@ -86,12 +85,12 @@ MPX_INLINE void dispatch(const Operands<T>& o, const ExpertShape& shape, int64_t
 }
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(clones, T)                                                                       \
+#define MPX_ROWS(clones, T)                                                                     \
   clones void forward_rows(const Operands<T>& o, const ExpertShape& s, int64_t b, int64_t e) {  \
-    dispatch<true>(o, s, b, e);                                                                   \
-  }                                                                                               \
+    dispatch<true>(o, s, b, e);                                                                 \
+  }                                                                                             \
   clones void backward_rows(const Operands<T>& o, const ExpertShape& s, int64_t b, int64_t e) { \
-    dispatch<false>(o, s, b, e);                                                                  \
+    dispatch<false>(o, s, b, e);                                                                \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -122,9 +121,8 @@ void expert_activation_backward(const ExpertActivationGradient<T>& g, const int6
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                                    \
-  template void expert_activation<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                  \
-                                     const ExpertShape&);                                                     \
+#define MPX_INSTANTIATE(T)                                                                                        \
+  template void expert_activation<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&); \
   template void expert_activation_backward<T>(const ExpertActivationGradient<T>&, const int64_t*, const ExpertShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

@@ -188,26 +188,26 @@ __global__ void __launch_bounds__(kThreads)
   sums[walk.expert * shape.width + column] = sum;
 }
 
-#define MPX_BY_KIND(call)                 \
-  switch (shape.kind) {                   \
-    case Activation::gelu:                \
-      call(Activation::gelu);             \
-      break;                              \
-    case Activation::gelu_tanh:           \
-      call(Activation::gelu_tanh);        \
-      break;                              \
-    case Activation::quick_gelu:          \
-      call(Activation::quick_gelu);       \
-      break;                              \
-    case Activation::silu:                \
-      call(Activation::silu);             \
-      break;                              \
-    case Activation::relu:                \
-      call(Activation::relu);             \
-      break;                              \
-    case Activation::squared_relu:        \
-      call(Activation::squared_relu);     \
-      break;                              \
+#define MPX_BY_KIND(call)             \
+  switch (shape.kind) {               \
+    case Activation::gelu:            \
+      call(Activation::gelu);         \
+      break;                          \
+    case Activation::gelu_tanh:       \
+      call(Activation::gelu_tanh);    \
+      break;                          \
+    case Activation::quick_gelu:      \
+      call(Activation::quick_gelu);   \
+      break;                          \
+    case Activation::silu:            \
+      call(Activation::silu);         \
+      break;                          \
+    case Activation::relu:            \
+      call(Activation::relu);         \
+      break;                          \
+    case Activation::squared_relu:    \
+      call(Activation::squared_relu); \
+      break;                          \
   }
 
 }  // namespace
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
-#define MPX_CALL(kind)                                                                                           \
+#define MPX_CALL(kind)                                                                                             \
   launch_rows("expert_activation", counts, shape, Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated}, \
               stream)
   MPX_BY_KIND(MPX_CALL)
@@ -242,10 +242,11 @@ void expert_bias_probs_cuda(const T* dy, const T* bias, const int64_t* counts, W
   launch_rows("expert_bias_probs", counts, shape, BiasProbs<T>{dy, bias, dprobs, shape.width}, stream);
 }
 template <class T>
-void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums, const ExpertShape& shape,
-                      CUstream_st* stream) {
+void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums,
+                      const ExpertShape& shape, CUstream_st* stream) {
   if (shape.rows == 0 || shape.experts == 0 || shape.width == 0) return;
-  const dim3 grid(static_cast<unsigned>((shape.width + kThreads - 1) / kThreads), static_cast<unsigned>(shape.experts));
+  const dim3 grid(static_cast<unsigned>((shape.width + kThreads - 1) / kThreads),
+                  static_cast<unsigned>(shape.experts));
   sums_kernel<T><<<grid, kThreads, 0, stream>>>(x, probs, counts, sums, shape);
   check_launch("expert_sums");
 }
@@ -260,19 +261,19 @@ void expert_scale_backward_cuda(const ExpertActivationGradient<T>& g, const int6
   launch_rows("expert_scale_backward", counts, shape, ScaleBackward<T>{g, shape.width}, stream);
 }
 
-#define MPX_INSTANTIATE(T)                                                                                          \
-  template void expert_activation_cuda<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                   \
-                                          const ExpertShape&, CUstream_st*);                                        \
-  template void expert_activation_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,              \
-                                                   const ExpertShape&, CUstream_st*);                               \
+#define MPX_INSTANTIATE(T)                                                                                           \
+  template void expert_activation_cuda<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                    \
+                                          const ExpertShape&, CUstream_st*);                                         \
+  template void expert_activation_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,               \
+                                                   const ExpertShape&, CUstream_st*);                                \
   template void expert_bias_cuda<T>(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&, CUstream_st*); \
-  template void expert_bias_probs_cuda<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&,         \
-                                          CUstream_st*);                                                            \
-  template void expert_sums_cuda<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&,         \
-                                    CUstream_st*);                                                                  \
-  template void expert_scale_cuda<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,              \
-                                     CUstream_st*);                                                                 \
-  template void expert_scale_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,                   \
+  template void expert_bias_probs_cuda<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&,          \
+                                          CUstream_st*);                                                             \
+  template void expert_sums_cuda<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&,          \
+                                    CUstream_st*);                                                                   \
+  template void expert_scale_cuda<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,               \
+                                     CUstream_st*);                                                                  \
+  template void expert_scale_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,                    \
                                               const ExpertShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

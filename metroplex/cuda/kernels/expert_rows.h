@@ -30,7 +30,8 @@ struct ExpertActivationGradient {
   Wide<T>* dprobs = nullptr;
 };
 template <class T>
-void expert_activation_backward(const ExpertActivationGradient<T>& g, const int64_t* counts, const ExpertShape& shape);
+void expert_activation_backward(const ExpertActivationGradient<T>& g, const int64_t* counts,
+                                const ExpertShape& shape);
 
 // y += bias of the row's expert times p; bias [experts, width].
 template <class T>
@@ -64,8 +65,8 @@ template <class T>
 void expert_bias_probs_cuda(const T* dy, const T* bias, const int64_t* counts, Wide<T>* dprobs,
                             const ExpertShape& shape, CUstream_st* stream);
 template <class T>
-void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums, const ExpertShape& shape,
-                      CUstream_st* stream);
+void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums,
+                      const ExpertShape& shape, CUstream_st* stream);
 template <class T>
 void expert_scale_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, T* out, const ExpertShape& shape,
                        CUstream_st* stream);

@@ -29,17 +29,17 @@ MPX_INLINE void column_sums(const T* __restrict x, const Wide<T>* probs, Wide<T>
 }
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(clones, T)                                                                                          \
-  clones void bias_row(T* y, const T* bias, Wide<T> prob, int64_t width) {                                           \
-    for (int64_t i = 0; i < width; ++i) y[i] = store<T>(load(y[i]) + load(bias[i]) * prob);                          \
-  }                                                                                                                  \
-  clones void scale_row(const T* x, Wide<T> prob, T* out, int64_t width) {                                           \
-    for (int64_t i = 0; i < width; ++i) out[i] = store<T>(load(x[i]) * prob);                                        \
-  }                                                                                                                  \
-  clones Wide<T> dot_row(const T* a, const T* b, int64_t width) { return dot(a, b, width); }                         \
-  clones void sum_rows(const T* x, const Wide<T>* probs, Wide<T>* sums, int64_t rows, int64_t width, int64_t begin,  \
-                       int64_t end) {                                                                                \
-    column_sums(x, probs, sums, rows, width, begin, end);                                                            \
+#define MPX_ROWS(clones, T)                                                                                         \
+  clones void bias_row(T* y, const T* bias, Wide<T> prob, int64_t width) {                                          \
+    for (int64_t i = 0; i < width; ++i) y[i] = store<T>(load(y[i]) + load(bias[i]) * prob);                         \
+  }                                                                                                                 \
+  clones void scale_row(const T* x, Wide<T> prob, T* out, int64_t width) {                                          \
+    for (int64_t i = 0; i < width; ++i) out[i] = store<T>(load(x[i]) * prob);                                       \
+  }                                                                                                                 \
+  clones Wide<T> dot_row(const T* a, const T* b, int64_t width) { return dot(a, b, width); }                        \
+  clones void sum_rows(const T* x, const Wide<T>* probs, Wide<T>* sums, int64_t rows, int64_t width, int64_t begin, \
+                       int64_t end) {                                                                               \
+    column_sums(x, probs, sums, rows, width, begin, end);                                                           \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -102,11 +102,11 @@ void expert_scale_backward(const ExpertActivationGradient<T>& g, const int64_t* 
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                                     \
-  template void expert_bias<T>(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&);              \
-  template void expert_bias_probs<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&);        \
-  template void expert_sums<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&);        \
-  template void expert_scale<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&);             \
+#define MPX_INSTANTIATE(T)                                                                              \
+  template void expert_bias<T>(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&);       \
+  template void expert_bias_probs<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&); \
+  template void expert_sums<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&); \
+  template void expert_scale<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&);      \
   template void expert_scale_backward<T>(const ExpertActivationGradient<T>&, const int64_t*, const ExpertShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

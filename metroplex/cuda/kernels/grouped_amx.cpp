@@ -13,9 +13,7 @@ namespace {
 constexpr int64_t kDepth = 512, kBlockM = 512, kBlockN = 256;
 }
 
-GroupedCut amx_cut() {
-  return {kBlockM, kBlockN, (kBlockM + kBlockN) * kDepth * 2 + kBlockM * kBlockN * 4};
-}
+GroupedCut amx_cut() { return {kBlockM, kBlockN, (kBlockM + kBlockN) * kDepth * 2 + kBlockM * kBlockN * 4}; }
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 
@@ -23,7 +21,7 @@ namespace {
 
 #define MPX_TILES __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 
-constexpr int64_t kTile = 512;           // 16-bit elements of a tile: 16 rows of 32
+constexpr int64_t kTile = 512;  // 16-bit elements of a tile: 16 rows of 32
 constexpr int64_t kTileBytes = 2 * kTile;
 
 struct alignas(64) TileConfig {

@@ -35,7 +35,8 @@ std::vector<const GroupedChoice*> grouped_choices(bool gpu, Number number);
 // By one of a CPU.
 void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape);
 
-GroupedCut vector_cut();
+GroupedCut wide_cut();
+GroupedCut half_cut();
 GroupedCut amx_cut();
 void amx_begin();
 void amx_end();

@@ -21,7 +21,8 @@ __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, in
   const int64_t groups = source.groups;
   int64_t first = 0;
   for (int64_t e = 0; e < groups; ++e) {
-    const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left, rows = count > 0 ? count : 0;
+    const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left,
+                  rows = count > 0 ? count : 0;
     for (int64_t i = 0; i < 3; ++i) {
       const GroupedOperand& o = operands[i];
       const int64_t at = o.group_stride != 0 ? e * o.group_stride : first * o.leading;
@@ -70,8 +71,8 @@ __device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s
 
 // A tile [kDepth][kTile] of an operand that lies [k][own], or [own][k] where `by_own`; outside it is 0.
 template <class T>
-__device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k, int64_t k_end,
-                      T (*tile)[kPadded]) {
+__device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int64_t own_end, int64_t k,
+                      int64_t k_end, T (*tile)[kPadded]) {
   for (int i = static_cast<int>(threadIdx.x); i < kDepth * kTile; i += static_cast<int>(kThreads)) {
     const int depth = by_own ? i % kDepth : i / kTile, column = by_own ? i / kDepth : i % kTile;
     const int64_t at_k = k + depth, at_own = own + column;

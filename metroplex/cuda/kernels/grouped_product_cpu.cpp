@@ -23,18 +23,18 @@ namespace {
 constexpr GroupedChoice kChoices[] = {
     {false, Number::bf16, CpuNeeds::amx_bf16, "own tiles, AMX", bf16_amx, amx_cut, amx_begin, amx_end},
     {false, Number::f16, CpuNeeds::amx_fp16, "own tiles, AMX", f16_amx, amx_cut, amx_begin, amx_end},
-    {false, Number::f32, CpuNeeds::avx512, "own panels, AVX-512", float_avx512, vector_cut},
-    {false, Number::f64, CpuNeeds::avx512, "own panels, AVX-512", double_avx512, vector_cut},
-    {false, Number::bf16, CpuNeeds::avx512, "own panels, AVX-512", bf16_avx512, vector_cut},
-    {false, Number::f16, CpuNeeds::avx512, "own panels, AVX-512", f16_avx512, vector_cut},
-    {false, Number::f32, CpuNeeds::avx2, "own panels, AVX2", float_avx2, vector_cut},
-    {false, Number::f64, CpuNeeds::avx2, "own panels, AVX2", double_avx2, vector_cut},
-    {false, Number::bf16, CpuNeeds::avx2, "own panels, AVX2", bf16_avx2, vector_cut},
-    {false, Number::f16, CpuNeeds::avx2, "own panels, AVX2", f16_avx2, vector_cut},
-    {false, Number::f32, CpuNeeds::nothing, "own panels", float_plain, vector_cut},
-    {false, Number::f64, CpuNeeds::nothing, "own panels", double_plain, vector_cut},
-    {false, Number::bf16, CpuNeeds::nothing, "own panels", bf16_plain, vector_cut},
-    {false, Number::f16, CpuNeeds::nothing, "own panels", f16_plain, vector_cut},
+    {false, Number::f32, CpuNeeds::avx512, "own panels, AVX-512", float_avx512, wide_cut},
+    {false, Number::f64, CpuNeeds::avx512, "own panels, AVX-512", double_avx512, wide_cut},
+    {false, Number::bf16, CpuNeeds::avx512, "own panels, AVX-512", bf16_avx512, half_cut},
+    {false, Number::f16, CpuNeeds::avx512, "own panels, AVX-512", f16_avx512, half_cut},
+    {false, Number::f32, CpuNeeds::avx2, "own panels, AVX2", float_avx2, wide_cut},
+    {false, Number::f64, CpuNeeds::avx2, "own panels, AVX2", double_avx2, wide_cut},
+    {false, Number::bf16, CpuNeeds::avx2, "own panels, AVX2", bf16_avx2, half_cut},
+    {false, Number::f16, CpuNeeds::avx2, "own panels, AVX2", f16_avx2, half_cut},
+    {false, Number::f32, CpuNeeds::nothing, "own panels", float_plain, wide_cut},
+    {false, Number::f64, CpuNeeds::nothing, "own panels", double_plain, wide_cut},
+    {false, Number::bf16, CpuNeeds::nothing, "own panels", bf16_plain, half_cut},
+    {false, Number::f16, CpuNeeds::nothing, "own panels", f16_plain, half_cut},
     {true, Number::f32, CpuNeeds::nothing, "own blocks"},
     {true, Number::f64, CpuNeeds::nothing, "own blocks"},
     {true, Number::bf16, CpuNeeds::nothing, "own blocks, tensor cores"},
@@ -90,31 +90,25 @@ GroupedProblem problem_of(const int64_t* arguments, const GroupedShape& s, int64
   return p;
 }
 
-// Of one thread, kept: a few megabytes at most.
-char* scratch_of(int64_t bytes) {
-  struct Free {
-    void operator()(char* data) const { ::operator delete(data, std::align_val_t{64}); }
-  };
-  thread_local std::unique_ptr<char, Free> memory;
-  thread_local int64_t size = 0;
-  if (size < bytes) {
-    memory.reset(static_cast<char*>(::operator new(static_cast<size_t>(bytes), std::align_val_t{64})));
-    size = bytes;
-  }
-  return memory.get();
+struct Free {
+  void operator()(char* data) const { ::operator delete (data, std::align_val_t{64}); }
+};
+std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
+  return std::unique_ptr<char, Free>(
+      static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
 }
 
 void compute_blocks(const GroupedChoice& choice, const GroupedCut& cut, const std::vector<GroupBlocks>& groups,
                     std::atomic<int64_t>& next, int64_t end) {
-  char* const scratch = scratch_of(cut.scratch_bytes);
+  const auto scratch = scratch_of(cut.scratch_bytes);
   if (choice.begin != nullptr) choice.begin();
   size_t group = 0;
   for (int64_t i = next.fetch_add(1); i < end; i = next.fetch_add(1)) {
     while (group + 1 < groups.size() && groups[group + 1].first <= i) ++group;
     const GroupBlocks& of = groups[group];
     const int64_t m = (i - of.first) % of.m_blocks * of.m_size, n = (i - of.first) / of.m_blocks * cut.n;
-    choice.product(of.problem,
-                   {m, std::min(of.problem.m, m + of.m_size), n, std::min(of.problem.n, n + cut.n)}, scratch);
+    choice.product(of.problem, {m, std::min(of.problem.m, m + of.m_size), n, std::min(of.problem.n, n + cut.n)},
+                   scratch.get());
   }
   if (choice.end != nullptr) choice.end();
 }

@@ -8,7 +8,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int64_t kDepth = 128;     // of k at a time
+constexpr int64_t kDepth = 128;  // of k at a time
 constexpr int64_t kBlockM = 252, kBlockN = 256;
 
 // How many rows and vectors of columns of the result are in registers at a time, of how many bytes.
@@ -201,9 +201,9 @@ MPX_INLINE void half_block(const GroupedProblem& p, const GroupedBlock& block, c
 
 }  // namespace
 
-GroupedCut vector_cut() {
-  const int64_t panel = kDepth * 64 * 8, halves = (kBlockM + kBlockN) * kDepth * 4 + kBlockM * kBlockN * 4;
-  return {kBlockM, kBlockN, panel + halves};
+GroupedCut wide_cut() { return {kBlockM, kBlockN, kDepth * 64 * 8}; }
+GroupedCut half_cut() {
+  return {kBlockM, kBlockN, (kDepth * 64 + (kBlockM + kBlockN) * kDepth + kBlockM * kBlockN) * 4};
 }
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
@@ -214,13 +214,13 @@ GroupedCut vector_cut() {
 #define MPX_AVX2
 #endif
 
-#define MPX_WIDE(name, target, A, Set)                                              \
+#define MPX_WIDE(name, target, A, Set)                                                  \
   target void name(const GroupedProblem& p, const GroupedBlock& block, char* scratch) { \
-    wide_block<A, Set>(p, block, scratch);                                          \
+    wide_block<A, Set>(p, block, scratch);                                              \
   }
-#define MPX_HALF(name, target, T, Set)                                              \
+#define MPX_HALF(name, target, T, Set)                                                  \
   target void name(const GroupedProblem& p, const GroupedBlock& block, char* scratch) { \
-    half_block<T, Set>(p, block, scratch);                                          \
+    half_block<T, Set>(p, block, scratch);                                              \
   }
 MPX_WIDE(float_avx512, MPX_AVX512, float, Avx512)
 MPX_WIDE(float_avx2, MPX_AVX2, float, Avx2)

@@ -107,19 +107,19 @@ void expert_scale_backward_cuda(const ExpertActivationGradient<T>&, const int64_
                                 CUstream_st*) {
   no_kernel("expert_scale_backward");
 }
-#define MPX_EXPERT(T)                                                                                               \
-  template void expert_activation_cuda<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                   \
-                                          const ExpertShape&, CUstream_st*);                                        \
-  template void expert_activation_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,              \
-                                                   const ExpertShape&, CUstream_st*);                               \
+#define MPX_EXPERT(T)                                                                                                \
+  template void expert_activation_cuda<T>(const T*, const T*, const Wide<T>*, const int64_t*, T*,                    \
+                                          const ExpertShape&, CUstream_st*);                                         \
+  template void expert_activation_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,               \
+                                                   const ExpertShape&, CUstream_st*);                                \
   template void expert_bias_cuda<T>(T*, const T*, const Wide<T>*, const int64_t*, const ExpertShape&, CUstream_st*); \
-  template void expert_bias_probs_cuda<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&,         \
-                                          CUstream_st*);                                                            \
-  template void expert_sums_cuda<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&,         \
-                                    CUstream_st*);                                                                  \
-  template void expert_scale_cuda<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,              \
-                                     CUstream_st*);                                                                 \
-  template void expert_scale_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,                   \
+  template void expert_bias_probs_cuda<T>(const T*, const T*, const int64_t*, Wide<T>*, const ExpertShape&,          \
+                                          CUstream_st*);                                                             \
+  template void expert_sums_cuda<T>(const T*, const Wide<T>*, const int64_t*, Wide<T>*, const ExpertShape&,          \
+                                    CUstream_st*);                                                                   \
+  template void expert_scale_cuda<T>(const T*, const Wide<T>*, const int64_t*, T*, const ExpertShape&,               \
+                                     CUstream_st*);                                                                  \
+  template void expert_scale_backward_cuda<T>(const ExpertActivationGradient<T>&, const int64_t*,                    \
                                               const ExpertShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_EXPERT);
 
@@ -198,8 +198,8 @@ template <class T>
 void sinkhorn_cuda(const T*, T*, T*, const SinkhornShape&, CUstream_st*) {
   no_kernel("sinkhorn");
 }
-#define MPX_WIDE(T)                                                                  \
-  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);   \
+#define MPX_WIDE(T)                                                                \
+  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*); \
   template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*)
 MPX_WIDE(float);
 MPX_WIDE(double);
