@@ -180,8 +180,8 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   return out;
 }
 
-config::Config checked_config(const config::Config& config, int64_t world_size) {
-  config::check(config, world_size);
+config::Config checked_config(const config::Config& config, int64_t world_size, config::Use use) {
+  config::check(config, world_size, use);
   return config::resolved(config, world_size);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/validate.h"
 
 namespace metroplex::apps {
 
@@ -32,6 +33,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments,
                                  const std::vector<OwnFlag>& own_flags = {}, const std::string& base_yaml = "");
 
 // Resolved and checked for `world_size` ranks; throws with every violation at once.
-config::Config checked_config(const config::Config& config, int64_t world_size);
+config::Config checked_config(const config::Config& config, int64_t world_size,
+                              config::Use use = config::Use::training);
 
 }  // namespace metroplex::apps

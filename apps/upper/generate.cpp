@@ -112,7 +112,7 @@ int run_generate(const std::vector<std::string>& arguments) {
   options.seed = static_cast<uint64_t>(whole_number("--seed", seed));
   if (tokenizer->eod()) options.stop_token = *tokenizer->eod();
 
-  config = checked_config(config, planned_world_size(config.run));
+  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   return launch_ranks(config, command_line("generate", arguments), [&](const comm::World& world) {
     const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
     assembly->tokenizer = files;

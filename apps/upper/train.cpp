@@ -128,7 +128,7 @@ int run_eval(const std::vector<std::string>& arguments) {
   config.train.tensorboard_dir = first.config.train.tensorboard_dir;
   take_script_ranks(config.run, parsed.script_ranks);
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
-  config = checked_config(config, planned_world_size(config.run));
+  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   ConsoleLog log(false);
   return launch_ranks(config, command_line("eval", arguments), [&](const comm::World& world) {
     if (world.rank() == 0) {

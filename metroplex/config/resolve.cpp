@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/derived.h"
+#include "config/experts.h"
 #include "config/rules.h"
 #include "config/validate.h"
 
@@ -18,6 +19,7 @@ static void fill_model(Config& c) {
   fill(m.num_query_groups, m.num_attention_heads);
   fill(m.max_position_embeddings, c.train.seq_length);
   if (m.add_bias_linear) m.add_qkv_bias = true;
+  if (m.has_experts()) m.moe_ffn_hidden_size = expert_ffn_width(m);
 }
 
 static void fill_parallel(Parallel& p, int64_t dp) {

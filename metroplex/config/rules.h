@@ -11,13 +11,14 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "config/fields.h"
+#include "config/validate.h"
 #include "config/violation.h"
 
 namespace metroplex::config {
 
 class Rules {
  public:
-  Rules(const Config& c, int64_t world);
+  Rules(const Config& c, int64_t world, Use u);
 
   // Records a violation unless `holds`.
   template <class Value>
@@ -32,6 +33,7 @@ class Rules {
 
   const Config& config;
   int64_t world_size;
+  Use use;
   int64_t dp;  // 0: the ranks do not divide
   std::vector<Violation> list;
 };
@@ -40,6 +42,7 @@ void check_ranks(Rules& rules);
 void check_device(Rules& rules);
 void check_not_built_yet(Rules& rules);
 void check_model(Rules& rules);
+void check_experts(Rules& rules);
 void check_pipeline(Rules& rules);
 void check_batch(Rules& rules);
 void check_lengths(Rules& rules);

@@ -41,10 +41,6 @@ void check_not_built_yet(Rules& rules) {
   rules.require(p.cp() == 1, "parallel.context_parallel_size", p.cp(),
                 "must be 1: context parallelism is not there yet",
                 "set it to 1; sequence_parallel saves activation memory today");
-  rules.require(
-      p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
-      concat("must be 0 or ", of("parallel.tensor_model_parallel_size", p.tp()), ": there are no experts yet"),
-      "set it to 0");
 }
 
 static void check_widths(Rules& rules) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "config/experts.h"
 #include "config/layout.h"
 #include "config/leaf.h"
 
@@ -59,10 +60,6 @@ class Checker {
     if (s_.sequence_parallel && s_.tp <= 1) {
       refuse(list_, "parallel.sequence_parallel", "true", "needs parallel.tensor_model_parallel_size above 1",
              "set it to false or cut the model over more tensor-parallel ranks");
-    }
-    if (s_.ep > 1) {
-      refuse(list_, "parallel.expert_model_parallel_size", s_.ep, "must be 1: models with experts are not there yet",
-             "set it to 1");
     }
   }
 
@@ -211,8 +208,7 @@ class Checker {
       names += (i == 0 ? "" : i + 1 < known.size() ? ", " : " and ") + known[i];
     for (const std::string& module : modules) {
       if (std::find(known.begin(), known.end(), module) != known.end()) continue;
-      const std::string alias = recompute_module_alias(module);
-      const std::string nearest = alias.empty() ? base::nearest_name(module, known) : alias;
+      const std::string nearest = base::nearest_name(module, known);
       refuse(list_, "memory.recompute_modules", module, "knows " + names,
              nearest.empty() ? "name some of these" : "did you mean " + nearest + "?");
     }
@@ -221,6 +217,27 @@ class Checker {
   const TransformerSettings& s_;
   std::vector<Violation> list_;
 };
+
+ExpertSettings expert_settings(const Model& m) {
+  ExpertSettings s;
+  s.num_moe_experts = m.num_moe_experts;
+  s.moe_ffn_hidden_size = unless_zero(m.moe_ffn_hidden_size);
+  s.topk = m.moe_router_topk;
+  s.score_function = m.moe_router_score_function.text();
+  s.pre_softmax = m.moe_router_pre_softmax;
+  s.num_groups = unless_zero(m.moe_router_num_groups);
+  s.group_topk = unless_zero(m.moe_router_group_topk);
+  s.expert_bias = m.moe_router_enable_expert_bias;
+  s.balancing = comma_list(m.moe_router_load_balancing_type);
+  s.num_coefficients = comma_list(m.moe_aux_loss_coeff).size();
+  if (m.has_capacity()) s.capacity_factor = m.moe_expert_capacity_factor;
+  s.pad_to_capacity = m.moe_pad_expert_input_to_capacity;
+  s.dispatcher = m.moe_token_dispatcher_type.text();
+  s.grouped_gemm = m.moe_grouped_gemm;
+  s.shared_size = unless_zero(m.moe_shared_expert_intermediate_size);
+  s.shared_overlap = m.moe_shared_expert_overlap;
+  return s;
+}
 
 }  // namespace
 
@@ -232,8 +249,6 @@ const std::vector<std::string>& recompute_module_names() {
   }();
   return kNames;
 }
-
-std::string recompute_module_alias(const std::string& module) { return module == "moe_act" ? "activation" : ""; }
 
 TransformerSettings transformer_settings(const Config& config) {
   const Model& m = config.model;
@@ -258,9 +273,16 @@ TransformerSettings transformer_settings(const Config& config) {
   s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
   if (!memory.recompute_modules.empty()) s.recompute_modules = memory.recompute_modules;
   s.distribute_saved_activations = memory.distribute_saved_activations;
+  s.add_bias_linear = m.add_bias_linear;
+  s.etp = p.etp();
+  if (m.has_experts()) s.experts = expert_settings(m);
   return s;
 }
 
-std::vector<Violation> transformer_violations(const TransformerSettings& settings) { return Checker(settings).run(); }
+std::vector<Violation> transformer_violations(const TransformerSettings& settings) {
+  std::vector<Violation> list = Checker(settings).run();
+  for (Violation& violation : expert_violations(settings)) list.push_back(std::move(violation));
+  return list;
+}
 
 }  // namespace metroplex::config

@@ -1,7 +1,6 @@
-// The rules of Megatron's TransformerConfig that keys of ours fall under, for dense models: the floor that the
-// product's own stricter rules (validate.h) stand on. Unset is not the same as a number here: a first stage of 0
-// layers is refused, none is not. megatron/transformer_config.h adds what only Megatron has, and is compared with
-// recorded cases.
+// The rules of Megatron's TransformerConfig that keys of ours fall under: the floor that the product's own stricter
+// rules (validate.h) stand on. Unset is not the same as a number here: a first stage of 0 layers is refused, none is
+// not. megatron/transformer_config.h adds what only Megatron has, and is compared with recorded cases.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +12,27 @@
 #include "config/violation.h"
 
 namespace metroplex::config {
+
+// Of models with experts.
+struct ExpertSettings {
+  std::optional<int64_t> num_moe_experts;
+  std::optional<int64_t> moe_ffn_hidden_size;
+  bool some_layers_dense = false;  // by moe_layer_freq, whether or not there are experts
+  int64_t topk = 2;
+  std::string score_function = "softmax";
+  bool pre_softmax = false;
+  std::optional<int64_t> num_groups;
+  std::optional<int64_t> group_topk;
+  bool expert_bias = false;
+  std::vector<std::string> balancing{"aux_loss"};
+  std::optional<size_t> num_coefficients;  // of a list of several kinds of balancing; unset: one for all
+  std::optional<double> capacity_factor;   // below 0: none
+  bool pad_to_capacity = false;
+  std::string dispatcher = "allgather";
+  bool grouped_gemm = false;
+  std::optional<int64_t> shared_size;
+  bool shared_overlap = false;
+};
 
 struct TransformerSettings {
   int64_t num_layers = 0;
@@ -33,15 +53,19 @@ struct TransformerSettings {
   std::optional<int64_t> recompute_num_layers;
   std::optional<std::vector<std::string>> recompute_modules;
   bool distribute_saved_activations = false;
+  bool add_bias_linear = true;
+  std::optional<int64_t> etp;  // unset: tp
+  ExpertSettings experts;
 };
 
-// What memory.recompute_modules may name, and what Megatron's other names are here ("" for those it has alone).
+// What memory.recompute_modules may name.
 const std::vector<std::string>& recompute_module_names();
-std::string recompute_module_alias(const std::string& module);
 
 TransformerSettings transformer_settings(const Config& config);
 
 // All rules that `settings` breaks, under the names of Config's keys.
 std::vector<Violation> transformer_violations(const TransformerSettings& settings);
+// Those about experts (rules_transformer_experts.cpp).
+std::vector<Violation> expert_violations(const TransformerSettings& settings);
 
 }  // namespace metroplex::config

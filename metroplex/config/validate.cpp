@@ -17,7 +17,8 @@ static int64_t dp_or_zero(const Parallel& p, int64_t world_size) {
   return world_size % (p.tp() * p.pp() * p.cp()) == 0 ? data_parallel_size(p, world_size) : 0;
 }
 
-Rules::Rules(const Config& c, int64_t world) : config(c), world_size(world), dp(dp_or_zero(c.parallel, world)) {}
+Rules::Rules(const Config& c, int64_t world, Use u)
+    : config(c), world_size(world), use(u), dp(dp_or_zero(c.parallel, world)) {}
 
 static std::string fix_for_limit(const Field& field) {
   if (!field.limits.choices.empty()) {
@@ -50,17 +51,18 @@ static bool follows_from(const Violation& violation, const std::vector<Violation
   });
 }
 
-std::vector<Violation> violations(const Config& config, int64_t world_size) {
+std::vector<Violation> violations(const Config& config, int64_t world_size, Use use) {
   if (world_size < 1) {
     return {{"run.nproc", std::to_string(world_size), "a run needs at least 1 rank", "start 1 rank or more"}};
   }
   Config sane = config;
   std::vector<Violation> found = check_limits(sane);
-  Rules rules(sane, world_size);
+  Rules rules(sane, world_size, use);
   rules.list = transformer_violations(transformer_settings(sane));
-  for (const auto check : {check_ranks, check_device, check_not_built_yet, check_model, check_pipeline, check_batch,
-                           check_lengths, check_optim, check_optimizer_state, check_precision, check_sharding,
-                           check_recompute, check_offload, check_data, check_checkpoint, check_loop}) {
+  for (const auto check :
+       {check_ranks, check_device, check_not_built_yet, check_model, check_experts, check_pipeline, check_batch,
+        check_lengths, check_optim, check_optimizer_state, check_precision, check_sharding, check_recompute,
+        check_offload, check_data, check_checkpoint, check_loop}) {
     check(rules);
   }
   const std::vector<Violation> limits = found;
@@ -77,8 +79,8 @@ std::string message(const std::vector<Violation>& list) {
   return text;
 }
 
-void check(const Config& config, int64_t world_size) {
-  const std::vector<Violation> list = violations(config, world_size);
+void check(const Config& config, int64_t world_size, Use use) {
+  const std::vector<Violation> list = violations(config, world_size, use);
   if (!list.empty()) base::throw_error("config", message(list));
 }
 

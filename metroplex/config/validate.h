@@ -12,14 +12,17 @@
 
 namespace metroplex::config {
 
-std::vector<Violation> violations(const Config& config, int64_t world_size);
+// What a configuration is asked to do: some of what training cannot do evaluation and generation can.
+enum class Use { training, evaluation };
+
+std::vector<Violation> violations(const Config& config, int64_t world_size, Use use = Use::training);
 
 // Throws one base::Error("config", ...) that lists all violations; does nothing when there are none.
-void check(const Config& config, int64_t world_size);
+void check(const Config& config, int64_t world_size, Use use = Use::training);
 std::string message(const std::vector<Violation>& violations);
 
-// The configuration with derived values written out: head and MLP widths, query groups, positions, batch size,
-// schedule and its lengths, vpp of a layout, bucket size, format of gradients, modules of selective recompute;
+// The configuration with derived values written out: head, MLP and expert widths, query groups, positions, batch
+// size, schedule and its lengths, vpp of a layout, bucket size, format of gradients, modules of selective recompute;
 // sequence_parallel is off at tp 1, the checks for NaN with a dynamic loss scale. What only a machine or a
 // tokenizer can tell stays 0 or auto (run.threads_per_rank, run.master_port, run.device, model.vocab_size), and so
 // does the batch size under a step schedule. resolved(resolved(c)) equals resolved(c).

@@ -44,6 +44,39 @@ static const std::vector<Row>& model_rows() {
   return kRows;
 }
 
+static const std::vector<Row>& expert_rows() {
+  static const std::vector<Row> kRows = {
+      {"--num-experts", kOne, "model.num_moe_experts=$"},
+      {"--moe-layer-freq", kOne, "model.moe_layer_freq=$"},
+      {"--moe-ffn-hidden-size", kOne, "model.moe_ffn_hidden_size=$"},
+      {"--moe-router-topk", kOne, "model.moe_router_topk=$"},
+      {"--moe-router-score-function", kOne, "model.moe_router_score_function=$"},
+      {"--moe-router-pre-softmax", kNone, "model.moe_router_pre_softmax=true"},
+      {"--moe-router-num-groups", kOne, "model.moe_router_num_groups=$"},
+      {"--moe-router-group-topk", kOne, "model.moe_router_group_topk=$"},
+      {"--moe-router-topk-scaling-factor", kOne, "model.moe_router_topk_scaling_factor=$"},
+      {"--moe-router-enable-expert-bias", kNone, "model.moe_router_enable_expert_bias=true"},
+      {"--moe-router-bias-update-rate", kOne, "model.moe_router_bias_update_rate=$"},
+      {"--moe-router-load-balancing-type", kText, "balancing=$"},
+      {"--moe-aux-loss-coeff", kText, "aux_loss_coeff=$"},
+      {"--moe-z-loss-coeff", kOne, "model.moe_z_loss_coeff=$"},
+      {"--moe-input-jitter-eps", kOne, "model.moe_input_jitter_eps=$"},
+      {"--moe-router-dtype", kOne, "model.moe_router_dtype=$"},
+      {"--moe-router-force-load-balancing", kNone, "model.moe_router_force_load_balancing=true"},
+      {"--moe-expert-capacity-factor", kOne, "model.moe_expert_capacity_factor=$"},
+      {"--moe-pad-expert-input-to-capacity", kNone, "model.moe_pad_expert_input_to_capacity=true"},
+      {"--moe-token-drop-policy", kOne, "model.moe_token_drop_policy=$"},
+      {"--moe-token-dispatcher-type", kOne, "dispatcher=$"},
+      {"--moe-grouped-gemm", kNone, "model.moe_grouped_gemm=true"},
+      {"--moe-apply-probs-on-input", kNone, "model.moe_apply_probs_on_input=true"},
+      {"--moe-shared-expert-intermediate-size", kOne, "model.moe_shared_expert_intermediate_size=$"},
+      {"--moe-shared-expert-gate", kNone, "model.moe_shared_expert_gate=true"},
+      {"--moe-shared-expert-overlap", kNone, "model.moe_shared_expert_overlap=true"},
+      {"--moe-layer-recompute", kNone, "moe_layer_recompute=true"},
+  };
+  return kRows;
+}
+
 static const std::vector<Row>& parallel_rows() {
   static const std::vector<Row> kRows = {
       {"--tensor-model-parallel-size", kOne, "parallel.tensor_model_parallel_size=$"},
@@ -272,6 +305,22 @@ static const std::vector<Row>& rows_without_effect() {
       {"--tp-comm-bootstrap-backend", kOne, "", kBackend},
       {"--no-barrier-with-level-1-timing", kNone, "", "ignored, timers set no barriers"},
       {"--timing-log-option", kOne, "", kTimers},
+      {"--moe-permute-fusion", kNone, "", kOneWay},
+      {"--moe-router-fusion", kNone, "", kOneWay},
+      {"--moe-use-grouped-tensor", kNone, "", kOneWay},
+      {"--moe-single-grouped-weight", kNone, "", kOneWay},
+      {"--moe-single-grouped-bias", kNone, "", kOneWay},
+      {"--moe-enable-deepep", kNone, "", kOneWay},
+      {"--moe-flex-dispatcher-backend", kOne, "", kOneWay},
+      {"--moe-flex-dispatcher-num-sms", kOne, "", kOneWay},
+      {"--moe-deepep-num-sms", kOne, "", kOneWay},
+      {"--moe-hybridep-num-sms", kOne, "", kOneWay},
+      {"--moe-permute-fusion-into-hybridep", kNone, "", kOneWay},
+      {"--moe-hybridep-pad-uneven-dispatch-inputs", kNone, "", kOneWay},
+      {"--moe-router-padding-for-quantization", kNone, "", "ignored, there are no products in fp8 or fp4"},
+      {"--moe-router-padding-for-fp8", kNone, "", "ignored, there are no products in fp8 or fp4"},
+      {"--moe-pad-experts-for-cuda-graph-inference", kNone, "", "ignored, generation captures no graphs"},
+      {"--moe-per-layer-logging", kNone, "", "ignored, train.log_experts_interval shows every layer"},
   };
   return kRows;
 }
@@ -279,8 +328,8 @@ static const std::vector<Row>& rows_without_effect() {
 const std::vector<FlagRow>& flag_table() {
   static const std::vector<FlagRow> kTable = [] {
     std::vector<FlagRow> all;
-    for (const auto* rows : {&model_rows(), &parallel_rows(), &optim_rows(), &precision_rows(), &memory_rows(),
-                             &data_rows(), &train_rows(), &rows_without_effect()}) {
+    for (const auto* rows : {&model_rows(), &expert_rows(), &parallel_rows(), &optim_rows(), &precision_rows(),
+                             &memory_rows(), &data_rows(), &train_rows(), &rows_without_effect()}) {
       all.insert(all.end(), rows->begin(), rows->end());
     }
     return all;

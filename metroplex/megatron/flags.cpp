@@ -4,12 +4,12 @@
 #include <charconv>
 #include <map>
 #include <sstream>
+#include <tuple>
 
 #include "base/error.h"
 #include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
-#include "config/rules_transformer.h"
 #include "megatron/flag_table.h"
 
 namespace metroplex::megatron {
@@ -52,6 +52,7 @@ class Parser {
     optimizer_state();
     sharding();
     recompute();
+    experts();
     positions();
     tokenizer();
     evaluation();
@@ -226,12 +227,35 @@ class Parser {
   }
 
   void recompute() {
-    if (!later("recompute_modules")) return;
-    std::string list = later_["recompute_modules"];
-    static const std::string kTheirs = config::quoted("moe_act");
-    if (const size_t at = list.find(kTheirs); at != std::string::npos)
-      list.replace(at, kTheirs.size(), config::quoted(config::recompute_module_alias("moe_act")));
-    set("memory.recompute_modules=$", list, "--recompute-modules");
+    std::string list = later("recompute_modules") ? later_["recompute_modules"] : "";
+    if (later("moe_layer_recompute")) {
+      MPX_CHECK(!assigned("memory.recompute_granularity", "full"), "config",
+                "Megatron arguments: --moe-layer-recompute excludes --recompute-granularity full; leave it out");
+      set("memory.recompute_granularity=selective", "", "--moe-layer-recompute");
+      // Megatron adds to its default.
+      list = list.empty() ? "[core_attn, moe]" : list.substr(0, list.size() - 1) + ", moe]";
+    }
+    if (!list.empty()) set("memory.recompute_modules=$", list, "--recompute-modules");
+  }
+
+  // Megatron's flex is a choice between libraries that send as alltoall does.
+  void experts() {
+    static constexpr const char* kDispatcher = "--moe-token-dispatcher-type";
+    if (later("dispatcher")) {
+      const std::string& type = later_["dispatcher"];
+      const bool sends = type == "flex" || type == "alltoall_seq";
+      set("model.moe_token_dispatcher_type=$", sends ? "alltoall" : type, kDispatcher);
+      if (sends) out_.without_effect.push_back(base::concat(kDispatcher, " ", type, ": taken as alltoall"));
+    }
+    const std::tuple<const char*, const char*, const char*> lists[] = {
+        {"balancing", "model.moe_router_load_balancing_type=$", "--moe-router-load-balancing-type"},
+        {"aux_loss_coeff", "model.moe_aux_loss_coeff=$", "--moe-aux-loss-coeff"}};
+    for (const auto& [name, pair, flag] : lists) {
+      if (!later(name)) continue;
+      std::string list = later_[name];
+      std::replace(list.begin(), list.end(), ' ', ',');
+      set(pair, list, flag);
+    }
   }
 
   void positions() {

@@ -22,7 +22,8 @@ struct Arguments {
 // for required ones that are missing.
 Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Form::kWholeCommand);
 
-// Whether a flag that is not known decides what is computed or learned (--num-experts, --use-rope-scaling), by name.
+// Whether a flag that is not known decides what is computed or learned (--moe-latent-size, --use-rope-scaling), by
+// name.
 bool defines_the_model(const std::string& flag);
 // Whether a .py program of Megatron's trains something else than a GPT ("pretrain_bert.py", "multimodal/train.py").
 bool trains_another_model(const std::string& program);

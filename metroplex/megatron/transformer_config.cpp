@@ -9,16 +9,24 @@ namespace metroplex::megatron {
 
 namespace {
 
+bool among(const std::string& word, const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 // The rules about what only Megatron has.
 class Checker {
  public:
-  explicit Checker(const TransformerConfig& settings) : s_(settings) {}
+  explicit Checker(const TransformerConfig& settings) : s_(settings), o_(settings.expert_options) {}
 
   std::vector<config::Violation> run() {
     messages();
     fusions();
     precision();
     offload();
+    dispatcher();
+    grouped_products();
+    paged_stash();
+    overlap();
     return std::move(list_);
   }
 
@@ -63,27 +71,137 @@ class Checker {
       refuse(list_, "cpu_offloading", "true", "works without a pipeline and without recompute only", "turn it off");
     }
     if (!s_.fine_grained_activation_offloading) return;
-    static const std::vector<std::string> kModules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                                      "mlp_norm"};
+    static const std::vector<std::string> kModules = {"attn_norm", "qkv_linear",      "core_attn",
+                                                      "attn_proj", "mlp_norm",        "expert_fc1",
+                                                      "moe_act",   "fused_group_mlp", "gdp_qkv"};
     if (s_.cpu_offloading)
       refuse(list_, "fine_grained_activation_offloading", "true", "excludes cpu_offloading", "keep one");
     if (s_.offload_modules.empty())
       refuse(list_, "offload_modules", "", "must be given with fine_grained_activation_offloading",
              "name some modules");
-    const auto among = [](const std::string& module, const std::vector<std::string>& modules) {
-      return std::find(modules.begin(), modules.end(), module) != modules.end();
-    };
     for (const std::string& module : s_.offload_modules) {
       if (!among(module, kModules))
-        refuse(list_, "offload_modules", module, "is no module of a dense layer whose input is kept", "name another");
+        refuse(list_, "offload_modules", module, "is no module whose input is kept", "name another");
     }
     if (among("attn_proj", s_.offload_modules) && !among("core_attn", s_.offload_modules)) {
       refuse(list_, "offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
              "add core_attn");
     }
+    if (s_.recompute_granularity == "selective" && among("moe", recomputed()) && offloads_experts()) {
+      refuse(list_, "offload_modules", "", "names what lies inside moe, which is recomputed as a whole",
+             "keep one of the two");
+    }
+    if (!among("fused_group_mlp", s_.offload_modules)) return;
+    if (!o_.op_fuser || among("expert_fc1", s_.offload_modules) || among("moe_act", s_.offload_modules)) {
+      refuse(list_, "offload_modules", "fused_group_mlp",
+             "needs use_transformer_engine_op_fuser, and excludes expert_fc1 and moe_act", "leave it out");
+    }
+  }
+
+  bool flex_with(const char* backend) const { return s_.experts.dispatcher == "flex" && o_.flex_backend == backend; }
+  bool grouped_tensor() const { return o_.use_grouped_tensor || (o_.op_fuser && s_.experts.grouped_gemm); }
+  bool offloads_experts() const {
+    return among("expert_fc1", s_.offload_modules) || among("moe_act", s_.offload_modules) ||
+           among("fused_group_mlp", s_.offload_modules);
+  }
+  std::vector<std::string> recomputed() const {
+    std::vector<std::string> modules = s_.recompute_modules.value_or(std::vector<std::string>{"core_attn"});
+    if (o_.layer_recompute) modules.emplace_back("moe");
+    return modules;
+  }
+
+  void dispatcher() {
+    const std::string& type = s_.experts.dispatcher;
+    if (o_.enable_deepep && (type != "flex" || o_.flex_backend == "hybridep"))
+      refuse(list_, "moe_enable_deepep", "true", "needs the flex dispatcher, without another backend", "turn it off");
+    if (s_.experts.pad_to_capacity && type == "flex" && (o_.enable_deepep || o_.flex_backend == "deepep")) {
+      refuse(list_, "model.moe_pad_expert_input_to_capacity", "true", "excludes the flex dispatcher with deepep",
+             "turn it off");
+    }
+    if (o_.flex_backend == "ncclep" && !o_.enable_deepep && (type != "flex" || (grouped_tensor() && !o_.op_fuser))) {
+      refuse(list_, "moe_flex_dispatcher_backend", "ncclep",
+             "needs the flex dispatcher, and the operation fuser for grouped tensors", "choose another backend");
+    }
+    if ((o_.dispatch_fwd_dtype != "bf16" || o_.combine_bwd_dtype != "bf16") &&
+        (!flex_with("ncclep") || !o_.op_fuser || !s_.experts.grouped_gemm)) {
+      refuse(list_, "moe_dispatch_fwd_dtype", o_.dispatch_fwd_dtype,
+             "needs the flex dispatcher with ncclep, the operation fuser and moe_grouped_gemm", "use bf16");
+    }
+    if (!o_.flex_num_sms && o_.deepep_num_sms && o_.hybridep_num_sms && o_.deepep_num_sms != o_.hybridep_num_sms) {
+      refuse(list_, "moe_deepep_num_sms", *o_.deepep_num_sms, "must agree with moe_hybridep_num_sms",
+             "use moe_flex_dispatcher_num_sms");
+    }
+    const std::string backend = o_.enable_deepep ? "deepep" : o_.flex_backend;
+    if (o_.rank_capacity_factor && ((backend != "hybridep" && backend != "ncclep") ||
+                                    (backend == "hybridep" && !grouped_tensor() && !o_.op_fuser))) {
+      refuse(list_, "moe_expert_rank_capacity_factor", *o_.rank_capacity_factor,
+             "needs the backends ncclep, or hybridep with grouped tensors", "leave it out");
+    }
+    if (o_.padding_for_quantization) {
+      // Formats of 8 and 4 bits are not in these settings: cases with them are of another part.
+      refuse(list_, "moe_router_padding_for_quantization", "true", "needs fp8 or fp4", "turn it off");
+    }
+    if (type == "allgather" && o_.variable_seq_lengths)
+      refuse(list_, "variable_seq_lengths", "true", "excludes the dispatcher allgather", "use alltoall");
+    if (o_.permute_fusion) refuse(list_, "moe_permute_fusion", "true", "needs Transformer Engine", "turn it off");
+    if (s_.experts.group_topk.value_or(0) != 0 && o_.topk_limited_devices.value_or(0) != 0) {
+      refuse(list_, "moe_router_topk_limited_devices", *o_.topk_limited_devices,
+             "is the older name of model.moe_router_group_topk", "give one of the two");
+    }
+  }
+
+  void grouped_products() {
+    const bool single = o_.single_grouped_weight || o_.single_grouped_bias;
+    if (o_.use_grouped_tensor && !s_.experts.grouped_gemm)
+      refuse(list_, "moe_use_grouped_tensor", "true", "needs model.moe_grouped_gemm", "turn it off");
+    if (single) refuse(list_, "moe_single_grouped_weight", "true", "needs Transformer Engine", "turn it off");
+    if (o_.layer_recompute && s_.recompute_granularity == "full") {
+      refuse(list_, "moe_layer_recompute", "true", "excludes memory.recompute_granularity = full", "turn it off");
+    }
+  }
+
+  void paged_stash() {
+    if (!o_.paged_stash) return;
+    if (s_.cpu_offloading || !o_.rank_capacity_factor || offloads_experts()) {
+      refuse(list_, "moe_paged_stash", "true",
+             "needs moe_expert_rank_capacity_factor and experts' activations that are not offloaded", "turn it off");
+    }
+  }
+
+  void overlap() {
+    if (o_.overlap_comm) overlapped_messages();
+    if (o_.delay_wgrad && !o_.overlap_comm)
+      refuse(list_, "delay_wgrad_compute", "true", "needs overlap_moe_expert_parallel_comm", "turn it off");
+    if (o_.early_memory_release && !o_.overlap_comm) {
+      refuse(list_, "ep_overlap_early_attn_memory_release", "true", "needs overlap_moe_expert_parallel_comm",
+             "turn it off");
+    }
+    if (o_.overlap_dispatch_wgrad) {
+      refuse(list_, "overlap_dispatch_backward_with_experts_wgrad", "true", "needs Transformer Engine",
+             "turn it off");
+    }
+  }
+
+  void overlapped_messages() {
+    const auto require = [&](bool holds, const char* rule) {
+      if (!holds) refuse(list_, "overlap_moe_expert_parallel_comm", "true", rule, "turn it off");
+    };
+    require(s_.pp == 1 || s_.vpp, "needs virtual stages in a pipeline");
+    require(s_.ep > 1, "needs parallel.expert_model_parallel_size above 1");
+    require(s_.experts.dispatcher == "alltoall" || s_.experts.dispatcher == "flex",
+            "needs the dispatcher alltoall or flex");
+    require(s_.recompute_granularity != "full" && !s_.recompute_method && !s_.recompute_num_layers,
+            "excludes full recompute");
+    require(!among("moe", recomputed()), "excludes the recompute of moe");
+    require(s_.bf16 || s_.fp16, "needs bf16 or fp16");
+    require(!s_.experts.shared_overlap, "excludes model.moe_shared_expert_overlap");
+    require(
+        !flex_with("ncclep") || !s_.fine_grained_activation_offloading || !among("expert_fc1", s_.offload_modules),
+        "with ncclep excludes the offloading of expert_fc1");
   }
 
   const TransformerConfig& s_;
+  const ExpertOptions& o_;
   std::vector<config::Violation> list_;
 };
 
@@ -102,6 +220,15 @@ TransformerConfig resolved(TransformerConfig s) {
   if (!s.etp) s.etp = s.tp;
   if (!s.microbatch_group_size_per_vp_stage) s.microbatch_group_size_per_vp_stage = s.pp;
   if (!s.recompute_modules) s.recompute_modules = {"core_attn"};
+  if (s.expert_options.layer_recompute) {
+    s.recompute_granularity = "selective";
+    if (!among("moe", *s.recompute_modules)) s.recompute_modules->emplace_back("moe");
+  }
+  if (!s.experts.num_moe_experts) {
+    s.experts.moe_ffn_hidden_size = {};
+  } else if (!s.experts.moe_ffn_hidden_size) {
+    s.experts.moe_ffn_hidden_size = s.ffn_hidden_size;
+  }
   std::string problem;
   if (const auto stages = s.layout ? config::unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
     const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;

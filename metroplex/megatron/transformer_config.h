@@ -1,4 +1,4 @@
-// Megatron's TransformerConfig for dense models, whole: the rules that keys of ours fall under
+// Megatron's TransformerConfig for dense models and experts, whole: the rules that keys of ours fall under
 // (config/rules_transformer.h), those about options that only Megatron has, and what it derives. An oracle: its
 // answers are compared with recorded ones, so that the rules which every run is held to are Megatron's.
 #pragma once
@@ -12,17 +12,37 @@
 
 namespace metroplex::megatron {
 
+// What only Megatron has of experts.
+struct ExpertOptions {
+  bool variable_seq_lengths = false;
+  std::string flex_backend = "deepep";
+  bool enable_deepep = false;
+  bool op_fuser = false;            // use_transformer_engine_op_fuser
+  bool use_grouped_tensor = false;  // op_fuser with moe_grouped_gemm turns it on
+  bool single_grouped_weight = false, single_grouped_bias = false;
+  std::string dispatch_fwd_dtype = "bf16", combine_bwd_dtype = "bf16";
+  std::optional<int64_t> deepep_num_sms, hybridep_num_sms, flex_num_sms;
+  std::optional<double> rank_capacity_factor;
+  bool padding_for_quantization = false;  // or its older name, ..._for_fp8
+  bool permute_fusion = false;
+  std::optional<int64_t> topk_limited_devices;
+  bool layer_recompute = false;
+  bool overlap_comm = false;            // overlap_moe_expert_parallel_comm
+  bool early_memory_release = false;    // ep_overlap_early_attn_memory_release
+  bool overlap_dispatch_wgrad = false;  // overlap_dispatch_backward_with_experts_wgrad
+  bool delay_wgrad = false;
+  bool paged_stash = false;
+};
+
 // Names are Megatron's, those of the base config's.
 struct TransformerConfig : config::TransformerSettings {
   int64_t hidden_size = 0;
   std::optional<int64_t> ffn_hidden_size;
   std::optional<int64_t> kv_channels;
-  std::optional<int64_t> etp;
   bool has_pipeline_dtype = true;
   std::optional<int64_t> microbatch_group_size_per_vp_stage;
   std::string activation = "gelu";
   bool gated_linear_unit = false;
-  bool add_bias_linear = true;
   bool bias_activation_fusion = false;
   bool defer_embedding_wgrad_compute = false;
   bool gradient_accumulation_fusion = false;
@@ -36,13 +56,15 @@ struct TransformerConfig : config::TransformerSettings {
   int64_t cpu_offloading_num_layers = 0;
   bool fine_grained_activation_offloading = false;
   std::vector<std::string> offload_modules;
+  ExpertOptions expert_options;
 };
 
 // All rules that it breaks.
 std::vector<config::Violation> violations(const TransformerConfig& settings);
 
 // Fills ffn_hidden_size (4h, gated or not), kv_channels (the floor of h / heads), num_query_groups, etp,
-// microbatch_group_size_per_vp_stage, recompute_modules, and vpp from a layout. Requires: no violations.
+// moe_ffn_hidden_size of experts, microbatch_group_size_per_vp_stage, recompute_modules (and granularity, of
+// moe_layer_recompute), and vpp from a layout. Requires: no violations.
 TransformerConfig resolved(TransformerConfig settings);
 
 }  // namespace metroplex::megatron

@@ -14,7 +14,7 @@ namespace metroplex::megatron {
 static const std::vector<std::string>& defining_names() {
   static const std::vector<std::string> kNames = {
       // experts
-      "--num-experts", "--moe-", "--num-moe-experts",
+      "--moe-", "--num-moe-experts", "--num-experts",
       // attention
       "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
       "--v-head-dim", "--window-size", "--window-attn-skip-freq", "--softmax-type", "--softmax-scale", "--qk-l2-norm",

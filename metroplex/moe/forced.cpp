@@ -17,7 +17,7 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {
   at::Tensor place = at::arange(num_experts_, options.dtype(at::kLong));
   if (period_ > 0 && batch.step.defined())
-    place = (place - at::floor_divide(batch.step, period_)).remainder(num_experts_);
+    place = (place - at::div(batch.step, period_, "floor")).remainder(num_experts_);
   return place.add(1).to(options.dtype()).log_().mul_(-skew_);
 }
 

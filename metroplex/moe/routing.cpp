@@ -115,7 +115,7 @@ Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, 
 }
 
 Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, config::DropPolicy policy) {
-  at::Tensor keep;
+  at::Tensor dropped;
   {
     const at::NoGradGuard no_grad;
     const at::Tensor flat = routing.experts.reshape({-1});  // in order of tokens, of which none has an expert twice
@@ -128,9 +128,9 @@ Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, conf
     const at::Tensor counts = tokens_per_expert(flat, num_experts);
     const at::Tensor place = at::arange(flat.numel(), flat.options()) - (counts.cumsum(0) - counts).gather(0, sorted);
     const at::Tensor from = order.defined() ? order.gather(0, by_expert) : by_expert;
-    keep = at::empty_like(flat).scatter_(0, from, place).lt(capacity).view(routing.experts.sizes());
+    dropped = at::empty_like(flat).scatter_(0, from, place).ge(capacity).view(routing.experts.sizes());
   }
-  return {routing.experts.masked_fill(keep.logical_not(), -1), routing.probs.masked_fill(keep.logical_not(), 0)};
+  return {routing.experts.masked_fill(dropped, -1), routing.probs.masked_fill(dropped, 0)};
 }
 
 at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int64_t samples) {
@@ -161,6 +161,17 @@ at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
       .narrow(1, 1, num_experts);
 }
 
+at::Tensor padded_map(const at::Tensor& map, int64_t multiple) {
+  const at::Tensor missing = map.sum(0).neg().remainder(multiple), zeros = map.eq(false);
+  return map.bitwise_or(zeros.bitwise_and(zeros.cumsum(0).le(missing)));
+}
+
+void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor below = counts.sum() - counts * counts.numel();
+  bias.add_(below.sign().to(bias.scalar_type()), rate);
+}
+
 at::Tensor balance_scores(const at::Tensor& logits, ScoreFunction score_function) {
   const at::Tensor scores = scores_of(logits, score_function);
   return score_function == ScoreFunction::softmax ? scores : normalized(scores);
@@ -170,6 +181,10 @@ double balance_factor(double coefficient, int64_t num_experts, int64_t k, double
   return coefficient * static_cast<double>(num_experts) / (static_cast<double>(k) * tokens * tokens);
 }
 
-at::Tensor squared_logsumexp(const at::Tensor& logits) { return at::logsumexp(logits, -1).square(); }
+// at::logsumexp cannot be run on the meta device.
+at::Tensor squared_logsumexp(const at::Tensor& logits) {
+  const at::Tensor largest = logits.detach().amax(-1, true);
+  return ((logits - largest).exp().sum(-1).log() + largest.squeeze(-1)).square();
+}
 
 }  // namespace metroplex::moe

@@ -119,7 +119,8 @@ double transformer(const ModelShape& shape, const Load& load) {
     const auto& pattern = shape.experts->layer_is_moe;
     MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "sim", "the moe pattern names ",
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
-    moe_layers = std::count(pattern.begin(), pattern.end(), true) + (pattern.back() ? shape.num_mtp_layers : 0);
+    moe_layers = std::count(pattern.begin(), pattern.end(), true) +
+                 (shape.num_mtp_layers > 0 && pattern.back() ? shape.num_mtp_layers : 0);
   }
   if (shape.linear) {
     const auto& pattern = shape.linear->layer_is_linear;
@@ -145,6 +146,20 @@ double step_flops(const ModelShape& shape, const StepTokens& tokens) {
   constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;
   const double sum = shape.hybrid ? hybrid_model(shape, *shape.hybrid, load) : transformer(shape, load);
   return kForwardAndBackward * kMultiplyAdd * sum;
+}
+
+ModelShape with_all_experts(ModelShape shape) {
+  if (shape.experts) shape.experts->router_topk = shape.experts->num_experts;
+  return shape;
+}
+
+int64_t idle_parameters(const ModelShape& shape) {
+  if (!shape.experts) return 0;
+  const Experts& e = *shape.experts;
+  const int64_t layers = std::count(e.layer_is_moe.begin(), e.layer_is_moe.end(), true);
+  const int64_t first = e.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
+  const int64_t biases = shape.linear_bias ? first + hidden : 0;
+  return layers * (e.num_experts - e.router_topk) * (hidden * (first + e.ffn_hidden_size) + biases);
 }
 
 }  // namespace metroplex::sim

@@ -21,4 +21,10 @@ struct StepTokens {
 // Forward and backward of one global batch.
 double step_flops(const ModelShape& shape, const StepTokens& tokens);
 
+// The same network where every token goes to all experts of a layer: what the operations would be if all parameters
+// took part.
+ModelShape with_all_experts(ModelShape shape);
+// Parameters of experts that a token does not visit, over all layers: all parameters without these are active.
+int64_t idle_parameters(const ModelShape& shape);
+
 }  // namespace metroplex::sim

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "config/derived.h"
+#include "config/experts.h"
 
 namespace metroplex::sim {
 
@@ -23,6 +24,14 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.rms_norm = model.normalization == config::Normalization::RMSNorm;
   shape.linear_bias = model.add_bias_linear;
   shape.tied_embedding = model.tied();
+  if (model.has_experts()) {
+    shape.experts = Experts{.num_experts = model.num_moe_experts,
+                            .router_topk = model.moe_router_topk,
+                            .ffn_hidden_size = config::expert_ffn_width(model),
+                            .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size,
+                            .shared_expert_gate = model.moe_shared_expert_gate,
+                            .layer_is_moe = config::moe_layers(model)};
+  }
   return shape;
 }
 

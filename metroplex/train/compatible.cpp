@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/experts.h"
 #include "config/family.h"
 #include "config/fields.h"
 #include "config/load.h"
@@ -16,9 +17,28 @@ namespace {
 using config::Config;
 using config::Field;
 
-// Of the section model: what the weights start from, what drops them out and how the table is padded.
-const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by", "attention_dropout", "hidden_dropout",
-                                          "init_method_std", "sharded_initialization"};
+// Of the section model: what the weights start from, what drops them out and how the table is padded; of experts, how
+// they are balanced and trained, and where they compute.
+const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by",
+                                          "attention_dropout",
+                                          "hidden_dropout",
+                                          "init_method_std",
+                                          "sharded_initialization",
+                                          "moe_aux_loss_coeff",
+                                          "moe_z_loss_coeff",
+                                          "moe_input_jitter_eps",
+                                          "moe_router_bias_update_rate",
+                                          "moe_router_dtype",
+                                          "moe_router_force_load_balancing",
+                                          "moe_router_force_skew",
+                                          "moe_router_force_skew_period",
+                                          "moe_router_force_trace",
+                                          "moe_expert_capacity_factor",
+                                          "moe_pad_expert_input_to_capacity",
+                                          "moe_token_drop_policy",
+                                          "moe_token_dispatcher_type",
+                                          "moe_grouped_gemm",
+                                          "moe_shared_expert_overlap"};
 
 const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
 
@@ -27,6 +47,8 @@ bool matters(const std::string& name, const Config& here, const Config& there) {
   const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };
+  if (name == "moe_router_load_balancing_type") return config::sinkhorn(here.model) != config::sinkhorn(there.model);
+  if (name == "moe_layer_freq") return config::moe_layers(here.model) != config::moe_layers(there.model);
   if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
   if (name == "rotary_base" || name == "rotary_percent") return either(config::PositionEmbedding::rope);
   // The others are one decoder with other presets, and each of these is a key of its own.

@@ -3,6 +3,7 @@
 #include "config/validate.h"
 #include "plan/schedules/registry.h"
 #include "plan/timeline.h"
+#include "sim/flops.h"
 
 namespace metroplex::train {
 namespace {
@@ -79,6 +80,16 @@ std::optional<double> DryRun::epochs(const data::SourceTokens& source) const {
   return static_cast<double>(all_tokens()) * source.share / static_cast<double>(source.tokens);
 }
 
+static void count_active(DryRun& run) {
+  const config::Config& c = run.request.config;
+  const sim::ModelShape shape = sim::model_shape(
+      c, config::padded_vocab_size(run.request.vocab_size, c.model.make_vocab_size_divisible_by, c.parallel.tp()));
+  const auto tokens = static_cast<double>(c.train.seq_length);
+  run.active_params = run.num_params - sim::idle_parameters(shape);
+  run.token_flops_active = sim::step_flops(shape, {.batch_size = 1}) / tokens;
+  run.token_flops_all = sim::step_flops(sim::with_all_experts(shape), {.batch_size = 1}) / tokens;
+}
+
 DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict) {
   const config::Config& c = request.config;
   const int64_t dp = config::data_parallel_size(c.parallel, request.world_size);
@@ -94,6 +105,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
     run.model_flops += ranks_of_a_stage * stage->prediction.model_flops;
   }
   run.step_tokens = most_microbatches(c, request.world_size) * dp * c.train.micro_batch_size * c.train.seq_length;
+  if (c.model.has_experts()) count_active(run);
   run.length = run_length(c, microbatch_schedule(c, dp));
   run.pipeline = pipeline_of(run);
   run.sources = data::training_tokens(c.data, disk);

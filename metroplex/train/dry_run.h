@@ -32,7 +32,11 @@ struct DryRun {
   int64_t num_params = 0;       // of the whole model, a shared one once
   double step_flops = 0;        // of all ranks in the largest step, as they do them (RankPrediction)
   double model_flops = 0;       // by the formula of sim/flops.h
-  int64_t step_tokens = 0;      // of the largest step
+  // Of models with experts: parameters that take part for one token, and operations of a token by the formula, as
+  // they are and as they would be with all parameters.
+  int64_t active_params = 0;
+  double token_flops_active = 0, token_flops_all = 0;
+  int64_t step_tokens = 0;  // of the largest step
   RunLength length;
   PipelineOutlook pipeline;
   std::vector<data::SourceTokens> sources;

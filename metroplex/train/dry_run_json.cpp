@@ -102,6 +102,10 @@ std::string json(const DryRun& run) {
   out["operations"] = {{"step", run.step_flops},
                        {"step_by_formula", run.model_flops},
                        {"token", run.step_flops / static_cast<double>(run.step_tokens)}};
+  if (run.active_params > 0) {
+    out["parameters"]["active"] = run.active_params;
+    out["operations"]["token_by_formula"] = {{"active", run.token_flops_active}, {"all", run.token_flops_all}};
+  }
   out["pipeline"] = {{"schedule", c.parallel.pipeline_schedule.text()},
                      {"microbatches", run.pipeline.microbatches},
                      {"bubble_share", or_null(run.pipeline.bubble_share)},

@@ -7,6 +7,7 @@
 #include "base/bytes_text.h"
 #include "base/error.h"
 #include "config/validate.h"
+#include "sim/flops.h"
 #include "train/dry_run.h"
 
 namespace metroplex::train {
@@ -194,6 +195,12 @@ std::string text(const DryRun& run) {
       {"pipeline", pipeline_text(run)},
       {"tokens", concat(count_text(as_double(run.step_tokens)), " a step, ", run.length.iterations, " steps, ",
                         count_text(as_double(run.all_tokens())), " in all")}};
+  if (run.active_params > 0) {
+    lines.insert(lines.begin() + 3,
+                 {"experts", concat(count_text(as_double(run.active_params)), " parameters take part for a token, ",
+                                    count_text(run.token_flops_active), " operations by formula; with all of them ",
+                                    count_text(run.token_flops_all))});
+  }
   for (const data::SourceTokens& source : run.sources) lines.push_back({"data", data_text(run, source)});
   for (const std::string& note : run.notes) lines.push_back({"note", note});
   std::string out = "dry run of " + run.request.config.run.name + ": nothing was started or written\n";
@@ -211,7 +218,10 @@ std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int6
       microbatches * c.train.micro_batch_size * config::data_parallel_size(c.parallel, request.world_size);
   const double tokens = static_cast<double>(samples * c.train.seq_length);
   std::vector<std::string> lines;
-  lines.push_back(concat(" model: ", count_text(static_cast<double>(model.num_params)), " parameters, ",
+  const int64_t idle = sim::idle_parameters(sim::model_shape(c, request.vocab_size));
+  const std::string active =
+      idle == 0 ? "" : concat(" (", count_text(static_cast<double>(model.num_params - idle)), " for a token)");
+  lines.push_back(concat(" model: ", count_text(static_cast<double>(model.num_params)), " parameters", active, ", ",
                          count_text(static_cast<double>(most_params(fit))), " a rank; ",
                          count_text(model.model_flops * static_cast<double>(samples)),
                          " operations by formula a step of ", count_text(tokens), " tokens"));

@@ -34,9 +34,14 @@ double flops_of(const plan::ActionTrace& action) {
 }
 
 // By the formula (sim/flops.h), of one sample on all ranks that hold a part of it.
-double formula_flops(const RankRequest& request, int64_t layers, int64_t vocab) {
+double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
   sim::ModelShape shape = sim::model_shape(request.config, vocab);
-  shape.num_layers = layers;
+  shape.num_layers = layers.num_layers;
+  if (shape.experts) {
+    const std::vector<bool> all = shape.experts->layer_is_moe;
+    shape.experts->layer_is_moe.assign(all.begin() + layers.first_layer,
+                                       all.begin() + layers.first_layer + layers.num_layers);
+  }
   return sim::step_flops(shape, {.batch_size = 1});
 }
 
@@ -47,8 +52,8 @@ double model_flops(const RankRequest& request, const plan::RankTrace& trace) {
       config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
   double sum = 0;
   for (const plan::ChunkTrace& chunk : trace.chunks) {
-    sum += formula_flops(request, chunk.layers.num_layers, 0);
-    if (chunk.layers.has_loss) sum += formula_flops(request, 0, padded);
+    sum += formula_flops(request, chunk.layers, 0);
+    if (chunk.layers.has_loss) sum += formula_flops(request, {.first_layer = 0, .num_layers = 0}, padded);
   }
   return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
 }

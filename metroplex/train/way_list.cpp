@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include "config/experts.h"
+
 namespace metroplex::train {
 namespace {
 
@@ -47,16 +49,35 @@ std::string joined(const std::set<std::string>& words) {
   return text;
 }
 
+// Whether `module` names something that the model has and may recompute.
+bool recomputable(const config::Model& m, const std::string& module) {
+  const std::vector<bool> experts = config::moe_layers(m);
+  const bool any = std::find(experts.begin(), experts.end(), true) != experts.end();
+  if (module == "moe") return any;
+  if (module == "moe_act") return any && m.moe_grouped_gemm;
+  if (module == "shared_experts")
+    return any && m.moe_shared_expert_intermediate_size > 0 && !m.moe_shared_expert_overlap;
+  if (module == "mlp" || module == "activation")
+    return std::find(experts.begin(), experts.end(), false) != experts.end();
+  return true;
+}
+
 void add_selective(const config::Config& c, WayList& list) {
   static const std::vector<std::set<std::string>> kSets = {
-      {"layernorm"},        {"activation"},
-      {"core_attn"},        {"activation", "core_attn", "layernorm"},
-      {"layernorm", "mlp"}, {"core_attn", "layernorm", "mlp"}};
+      {"layernorm"},
+      {"activation", "moe_act"},
+      {"core_attn"},
+      {"activation", "core_attn", "layernorm", "moe_act"},
+      {"layernorm", "mlp", "moe", "shared_experts"},
+      {"core_attn", "layernorm", "mlp", "moe", "shared_experts"}};
   const std::set<std::string> already(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
   std::set<std::string> seen{joined(already)};
   for (std::set<std::string> modules : kSets) {
+    std::erase_if(modules, [&](const std::string& module) { return !recomputable(c.model, module); });
     modules.insert(already.begin(), already.end());
     if (modules.contains("mlp")) modules.erase("activation");
+    if (modules.contains("moe")) modules.erase("moe_act");
+    if (modules.empty()) continue;
     if (!seen.insert(joined(modules)).second) continue;
     list.levels.push_back({{"memory.recompute_granularity=selective", "memory.recompute_modules=" + joined(modules)},
                            "recompute " + joined(modules)});

@@ -109,5 +109,203 @@ TEST(ExpertDispatcher, IsLocalForOneRank) {
   EXPECT_EQ(token_dispatcher(model, 1), TokenDispatcher::allgather);
 }
 
+// Valid on 8 ranks: tp 2, pp 2, ep 2, etp 1.
+std::vector<std::string> with_experts(const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = {"model.num_moe_experts=4", "model.add_bias_linear=false",
+                                  "parallel.sequence_parallel=true", "parallel.expert_model_parallel_size=2",
+                                  "parallel.expert_tensor_parallel_size=1"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return all;
+}
+
+const std::vector<Wrong>& wrong_ranks() {
+  static const std::vector<Wrong> kCases = {
+      {{"model.num_moe_experts=5"}, "parallel.expert_model_parallel_size", "must divide model.num_moe_experts = 5"},
+      {{"parallel.expert_model_parallel_size=4", "parallel.expert_tensor_parallel_size=2"},
+       "parallel.expert_model_parallel_size",
+       "etp * ep * pp = 16"},
+      {{"parallel.expert_model_parallel_size=2", "parallel.expert_tensor_parallel_size=2",
+        "model.moe_ffn_hidden_size=33"},
+       "parallel.expert_tensor_parallel_size",
+       "must divide the experts' inner width, 33"},
+      {{"parallel.expert_tensor_parallel_size=0", "model.add_bias_linear=true"},
+       "parallel.expert_tensor_parallel_size",
+       "must be 1 where experts have biases"},
+      {{"parallel.sequence_parallel=false"}, "parallel.sequence_parallel", "must be on to train experts"},
+      {{"model.moe_token_dispatcher_type=local"}, "model.moe_token_dispatcher_type", "2 ranks share"},
+      {{"model.moe_token_dispatcher_type=alltoal"}, "model.moe_token_dispatcher_type", "alltoall"},
+      {{"parallel.expert_ranks_per_node=2"},
+       "parallel.expert_ranks_per_node",
+       "is for model.moe_token_dispatcher_type"},
+      {{"parallel.expert_ranks_per_node=3", "model.moe_token_dispatcher_type=hierarchical"},
+       "parallel.expert_ranks_per_node",
+       "must divide the 2 ranks"},
+      {{"parallel.expert_model_parallel_size=4", "parallel.order=tp-cp-ep-pp-dp"},
+       "parallel.order",
+       "must end with pp"},
+      {{"parallel.expert_model_parallel_size=4", "parallel.num_distributed_optimizer_instances=2",
+        "parallel.data_parallel_sharding_strategy=optim"},
+       "parallel.num_distributed_optimizer_instances",
+       "must divide the 1 ranks that share an expert's gradient"},
+  };
+  return kCases;
+}
+
+const std::vector<Wrong>& wrong_routers() {
+  static const std::vector<Wrong> kCases = {
+      {{"model.moe_layer_freq=[1,0]"}, "model.moe_layer_freq", "2 entries for model.num_layers = 8"},
+      {{"model.moe_layer_freq=0"}, "model.moe_layer_freq", "neither a whole number"},
+      {{"model.moe_layer_freq=[0]*8"}, "model.moe_layer_freq", "leaves no layer"},
+      {{"model.moe_router_topk=5"}, "model.moe_router_topk", "must not exceed model.num_moe_experts = 4"},
+      {{"model.moe_router_topk=1"}, "model.moe_router_topk", "needs model.moe_router_pre_softmax"},
+      {{"model.moe_router_enable_expert_bias=true"},
+       "model.moe_router_enable_expert_bias",
+       "sigmoid or sqrtsoftplus"},
+      {{"model.moe_router_score_function=sigmod"}, "model.moe_router_score_function", "sigmoid"},
+      {{"model.moe_router_group_topk=1"}, "model.moe_router_num_groups", "must be given"},
+      {{"model.moe_router_num_groups=2"}, "model.moe_router_group_topk", "must be given"},
+      {{"model.moe_router_num_groups=3", "model.moe_router_group_topk=1"}, "model.moe_router_num_groups", "divide"},
+      {{"model.moe_router_num_groups=2", "model.moe_router_group_topk=3"}, "model.moe_router_group_topk", "exceed"},
+      {{"model.moe_router_num_groups=4", "model.moe_router_group_topk=2", "model.moe_router_topk=3"},
+       "model.moe_router_topk",
+       "multiple of model.moe_router_group_topk = 2"},
+      {{"model.moe_router_num_groups=4", "model.moe_router_group_topk=1"}, "model.moe_router_topk", "the 1 experts"},
+      {{"model.moe_router_num_groups=2", "model.moe_router_group_topk=1",
+        "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_router_num_groups",
+       "knows no groups"},
+      {{"model.moe_router_load_balancing_type=aux_los"}, "model.moe_router_load_balancing_type", "must be aux_loss"},
+      {{"model.moe_router_load_balancing_type=aux_loss,aux_loss", "model.moe_aux_loss_coeff=1,1"},
+       "model.moe_router_load_balancing_type",
+       "twice"},
+      {{"model.moe_router_load_balancing_type=aux_loss,none", "model.moe_aux_loss_coeff=1,1"},
+       "model.moe_router_load_balancing_type",
+       "none stands alone"},
+      {{"model.moe_router_load_balancing_type=aux_loss,seq_aux_loss"},
+       "model.moe_aux_loss_coeff",
+       "each of the 2 words"},
+      {{"model.moe_aux_loss_coeff=-1"}, "model.moe_aux_loss_coeff", "'-1' is no number"},
+      {{"model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_aux_loss_coeff",
+       "balances by itself"},
+      {{"model.moe_expert_capacity_factor=1", "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_router_load_balancing_type",
+       "excludes model.moe_expert_capacity_factor"},
+      {{"model.moe_pad_expert_input_to_capacity=true"}, "model.moe_pad_expert_input_to_capacity", "needs a capacity"},
+      {{"model.moe_token_drop_policy=prob"}, "model.moe_token_drop_policy", "probs"},
+      {{"model.moe_apply_probs_on_input=true"}, "model.moe_apply_probs_on_input", "needs model.moe_router_topk = 1"},
+      {{"model.moe_router_force_trace=t", "model.moe_router_force_skew=1"}, "model.moe_router_force_trace", "_skew"},
+      {{"model.moe_router_force_trace=t", "model.moe_router_force_load_balancing=true"},
+       "model.moe_router_force_trace",
+       "excludes model.moe_router_force_load_balancing"},
+      {{"model.moe_router_force_skew=1", "model.moe_router_force_load_balancing=true"},
+       "model.moe_router_force_skew",
+       "excludes"},
+      {{"model.moe_router_force_skew_period=1"}, "model.moe_router_force_skew_period", "without"},
+  };
+  return kCases;
+}
+
+const std::vector<Wrong>& wrong_shared_experts() {
+  static const std::vector<Wrong> kCases = {
+      {{"model.moe_shared_expert_gate=true"}, "model.moe_shared_expert_gate", "needs a shared expert"},
+      {{"model.moe_shared_expert_overlap=true"}, "model.moe_shared_expert_overlap", "needs a shared expert"},
+      {{"model.moe_shared_expert_intermediate_size=31"}, "model.moe_shared_expert_intermediate_size", "multiple of"},
+      {{"model.moe_shared_expert_intermediate_size=32", "model.add_bias_linear=true"},
+       "model.moe_shared_expert_intermediate_size",
+       "excludes model.add_bias_linear"},
+      {{"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_overlap=true",
+        "model.moe_token_dispatcher_type=allgather"},
+       "model.moe_shared_expert_overlap",
+       "alltoall or hierarchical, not allgather"},
+      {{"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_overlap=true",
+        "memory.recompute_granularity=selective", "memory.recompute_modules=shared_experts"},
+       "memory.recompute_modules",
+       "excludes model.moe_shared_expert_overlap"},
+      {{"memory.recompute_granularity=selective", "memory.recompute_modules=shared_experts"},
+       "memory.recompute_modules",
+       "needs a shared expert"},
+      {{"model.moe_grouped_gemm=false", "memory.recompute_granularity=selective", "memory.recompute_modules=moe_act"},
+       "memory.recompute_modules",
+       "model.moe_grouped_gemm"},
+  };
+  return kCases;
+}
+
+TEST(ExpertRules, TheConfigurationThatTheseTestsSpoilIsGood) {
+  EXPECT_EQ(described(violations(good(with_experts({})), kWorld)), "nothing");
+}
+
+TEST(ExpertRules, RefuseWrongRanksRoutersAndSharedExperts) {
+  for (const auto* list : {&wrong_ranks(), &wrong_routers(), &wrong_shared_experts()}) {
+    for (const Wrong& wrong : *list) expect_refused({with_experts(wrong.overrides), wrong.key, wrong.words});
+  }
+}
+
+TEST(ExpertRules, RefuseInADenseModelWhatIsSaidOfExperts) {
+  for (const Wrong& wrong : std::vector<Wrong>{
+           {{"parallel.expert_model_parallel_size=2"}, "parallel.expert_model_parallel_size", "the model has none"},
+           {{"parallel.expert_tensor_parallel_size=1"}, "parallel.expert_tensor_parallel_size", "without experts"},
+           {{"parallel.expert_ranks_per_node=1"}, "parallel.expert_ranks_per_node", "without experts"},
+           {{"model.moe_ffn_hidden_size=32"}, "model.moe_ffn_hidden_size", "without experts"},
+           {{"model.moe_layer_freq=2"}, "model.moe_layer_freq", "without experts"},
+           {{"model.moe_router_topk=1"}, "model.moe_router_topk", "without experts"},
+           {{"model.moe_shared_expert_gate=true"}, "model.moe_shared_expert_gate", "without experts"},
+           {{"train.log_experts_interval=1"}, "train.log_experts_interval", "without experts"},
+           {{"train.expert_trace_file=x"}, "train.expert_trace_file", "without experts"},
+           {{"memory.recompute_granularity=selective", "memory.recompute_modules=moe"},
+            "memory.recompute_modules",
+            "without experts"},
+           {{"memory.recompute_granularity=selective", "memory.recompute_modules=moe_act"},
+            "memory.recompute_modules",
+            "needs experts"}})
+    expect_refused(wrong);
+}
+
+TEST(ExpertRules, AWrongWordIsAnsweredWithTheNearest) {
+  const std::string all =
+      described(violations(good(with_experts({"model.moe_router_load_balancing_type=seq_aux_los"})), kWorld));
+  EXPECT_NE(all.find("did you mean seq_aux_loss?"), std::string::npos) << all;
+}
+
+TEST(ExpertRules, EvaluationNeedsNoSequenceParallelism) {
+  const Config c = good(with_experts({"parallel.sequence_parallel=false"}));
+  EXPECT_EQ(described(violations(c, kWorld, Use::evaluation)), "nothing");
+  EXPECT_EQ(violations(c, kWorld, Use::training).size(), 1U);
+}
+
+TEST(ExpertRules, AcceptWhatTheyAllow) {
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {"model.moe_layer_freq=([0]*1+[1]*3)*2"},
+           {"model.moe_router_topk=1", "model.moe_router_pre_softmax=true", "model.moe_apply_probs_on_input=true"},
+           {"model.moe_router_topk=1", "model.moe_router_load_balancing_type=sinkhorn"},
+           {"model.moe_router_topk=1", "model.moe_router_score_function=sigmoid",
+            "model.moe_router_enable_expert_bias=true"},
+           {"model.moe_router_num_groups=4", "model.moe_router_group_topk=2"},
+           {"model.moe_router_load_balancing_type=aux_loss,global_aux_loss", "model.moe_aux_loss_coeff=0.1,0",
+            "model.moe_expert_capacity_factor=1.5", "model.moe_pad_expert_input_to_capacity=true"},
+           {"model.moe_router_load_balancing_type=none", "model.moe_expert_capacity_factor=-1"},
+           {"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_gate=true",
+            "model.moe_shared_expert_overlap=true"},
+           {"model.moe_token_dispatcher_type=hierarchical", "parallel.expert_ranks_per_node=1"},
+           {"parallel.expert_tensor_parallel_size=0"},
+           {"parallel.expert_tensor_parallel_size=4", "parallel.expert_model_parallel_size=1"},
+           {"parallel.expert_model_parallel_size=1", "parallel.tensor_model_parallel_size=1",
+            "model.moe_token_dispatcher_type=local", "parallel.sequence_parallel=false"},
+           {"memory.recompute_granularity=selective", "memory.recompute_modules=moe,layernorm"},
+           {"model.moe_router_force_skew=1.2", "model.moe_router_force_skew_period=10"}}) {
+    const Config c = good(with_experts(overrides));
+    EXPECT_EQ(described(violations(c, kWorld)), "nothing") << overrides[0];
+    const Config once = resolved(c, kWorld);
+    EXPECT_EQ(once.model.moe_ffn_hidden_size, 256);
+    EXPECT_EQ(described(violations(once, kWorld)), "nothing") << overrides[0];
+    EXPECT_EQ(differences(resolved(once, kWorld), once), std::vector<std::string>{});
+  }
+}
+
+TEST(ExpertRules, ResolvedLeavesADenseModelDense) {
+  EXPECT_EQ(resolved(good(), kWorld).model.moe_ffn_hidden_size, 0);
+}
+
 }  // namespace
 }  // namespace metroplex::config

@@ -123,7 +123,7 @@ static const std::vector<Wrong>& wrong_memory() {
       {{selective, uniform}, "memory.recompute_method", "full recompute"},
       {{selective, "memory.recompute_num_layers=1"}, kLayers, "no meaning"},
       {{selective, "memory.recompute_modules=core_atn"}, "memory.recompute_modules", "knows core_attn"},
-      {{selective, "memory.recompute_modules=mlp,moe"}, "memory.recompute_modules", "knows core_attn"},
+      {{selective, "memory.recompute_modules=mlp,moes"}, "memory.recompute_modules", "knows core_attn"},
       {{uniform}, "memory.recompute_method", "memory.recompute_granularity = none"},
       {{"memory.recompute_num_layers=1"}, kLayers, "memory.recompute_granularity = none"},
       {{"memory.recompute_modules=mlp"}, "memory.recompute_modules", "memory.recompute_granularity = none"},
@@ -171,7 +171,7 @@ TEST(Memory, AnUnknownModuleIsAnsweredWithTheNearestName) {
         violations(good({"memory.recompute_granularity=selective", "memory.recompute_modules=" + module}), kWorld));
   };
   EXPECT_NE(fix("core_atn").find("did you mean core_attn?"), std::string::npos);
-  EXPECT_NE(fix("moe_act").find("did you mean activation?"), std::string::npos);
+  EXPECT_NE(fix("moe_act").find("name activation for dense layers"), std::string::npos);
   EXPECT_NE(fix("experts_and_routers").find("name some of these"), std::string::npos);
 }
 

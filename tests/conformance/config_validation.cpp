@@ -86,17 +86,118 @@ const std::map<std::string, Setter> kSetters = {
     {"offload_modules", [](auto& s, const Json& v) { s.offload_modules = words(v); }},
 };
 
-// Arguments that TransformerConfig takes for dense models without a rule of its own.
-const std::vector<std::string> kWithoutRule = {
-    "normalization", "layernorm_epsilon",  "hidden_dropout",       "attention_dropout",
-    "add_qkv_bias",  "init_method_std",    "qk_layernorm",         "calculate_per_token_loss",
-    "params_dtype",  "deterministic_mode", "variable_seq_lengths", "fp32_residual_connection"};
+// One word or several, one number or several.
+void set_balancing(TransformerConfig& s, const Json& v) {
+  s.experts.balancing = v.is_array() ? words(v) : std::vector<std::string>{v.get<std::string>()};
+}
+
+void set_layer_freq(TransformerConfig& s, const Json& v) {
+  s.experts.some_layers_dense =
+      v.is_array() ? std::find(v.begin(), v.end(), Json(0)) != v.end() : v.is_number() && v.get<int64_t>() > 1;
+}
+
+std::optional<double> maybe_real(const Json& value) {
+  return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
+}
+
+const std::map<std::string, Setter> kExpertSetters = {
+    {"num_moe_experts", [](auto& s, const Json& v) { s.experts.num_moe_experts = maybe(v); }},
+    {"moe_ffn_hidden_size", [](auto& s, const Json& v) { s.experts.moe_ffn_hidden_size = maybe(v); }},
+    {"moe_layer_freq", set_layer_freq},
+    {"moe_router_topk", [](auto& s, const Json& v) { s.experts.topk = v; }},
+    {"moe_router_score_function", [](auto& s, const Json& v) { s.experts.score_function = v; }},
+    {"moe_router_pre_softmax", [](auto& s, const Json& v) { s.experts.pre_softmax = v; }},
+    {"moe_router_num_groups", [](auto& s, const Json& v) { s.experts.num_groups = maybe(v); }},
+    {"moe_router_group_topk",
+     [](auto& s, const Json& v) {
+       if (!v.is_null() && v != 0) s.experts.group_topk = v.get<int64_t>();
+     }},
+    {"moe_router_topk_limited_devices",
+     [](auto& s, const Json& v) { s.expert_options.topk_limited_devices = maybe(v); }},
+    {"moe_router_enable_expert_bias", [](auto& s, const Json& v) { s.experts.expert_bias = v; }},
+    {"moe_router_load_balancing_type", set_balancing},
+    {"moe_expert_capacity_factor", [](auto& s, const Json& v) { s.experts.capacity_factor = maybe_real(v); }},
+    {"moe_pad_expert_input_to_capacity", [](auto& s, const Json& v) { s.experts.pad_to_capacity = v; }},
+    {"moe_expert_rank_capacity_factor",
+     [](auto& s, const Json& v) { s.expert_options.rank_capacity_factor = maybe_real(v); }},
+    {"moe_token_dispatcher_type", [](auto& s, const Json& v) { s.experts.dispatcher = v; }},
+    {"moe_flex_dispatcher_backend", [](auto& s, const Json& v) { s.expert_options.flex_backend = v; }},
+    {"moe_enable_deepep", [](auto& s, const Json& v) { s.expert_options.enable_deepep = v; }},
+    {"moe_deepep_num_sms", [](auto& s, const Json& v) { s.expert_options.deepep_num_sms = maybe(v); }},
+    {"moe_hybridep_num_sms", [](auto& s, const Json& v) { s.expert_options.hybridep_num_sms = maybe(v); }},
+    {"moe_flex_dispatcher_num_sms", [](auto& s, const Json& v) { s.expert_options.flex_num_sms = maybe(v); }},
+    {"moe_dispatch_fwd_dtype", [](auto& s, const Json& v) { s.expert_options.dispatch_fwd_dtype = v; }},
+    {"moe_combine_bwd_dtype", [](auto& s, const Json& v) { s.expert_options.combine_bwd_dtype = v; }},
+    {"moe_grouped_gemm", [](auto& s, const Json& v) { s.experts.grouped_gemm = v; }},
+    {"moe_use_grouped_tensor", [](auto& s, const Json& v) { s.expert_options.use_grouped_tensor = v; }},
+    {"use_transformer_engine_op_fuser", [](auto& s, const Json& v) { s.expert_options.op_fuser = v; }},
+    {"moe_single_grouped_weight", [](auto& s, const Json& v) { s.expert_options.single_grouped_weight = v; }},
+    {"moe_single_grouped_bias", [](auto& s, const Json& v) { s.expert_options.single_grouped_bias = v; }},
+    {"moe_router_padding_for_quantization",
+     [](auto& s, const Json& v) { s.expert_options.padding_for_quantization |= v.is_boolean() && v.get<bool>(); }},
+    {"moe_router_padding_for_fp8",
+     [](auto& s, const Json& v) { s.expert_options.padding_for_quantization |= v.is_boolean() && v.get<bool>(); }},
+    {"moe_permute_fusion", [](auto& s, const Json& v) { s.expert_options.permute_fusion = v; }},
+    {"moe_shared_expert_intermediate_size", [](auto& s, const Json& v) { s.experts.shared_size = maybe(v); }},
+    {"moe_shared_expert_overlap", [](auto& s, const Json& v) { s.experts.shared_overlap = v; }},
+    {"moe_layer_recompute", [](auto& s, const Json& v) { s.expert_options.layer_recompute = v; }},
+    {"moe_paged_stash", [](auto& s, const Json& v) { s.expert_options.paged_stash = v; }},
+    {"overlap_moe_expert_parallel_comm", [](auto& s, const Json& v) { s.expert_options.overlap_comm = v; }},
+    {"ep_overlap_early_attn_memory_release",
+     [](auto& s, const Json& v) { s.expert_options.early_memory_release = v; }},
+    {"overlap_dispatch_backward_with_experts_wgrad",
+     [](auto& s, const Json& v) { s.expert_options.overlap_dispatch_wgrad = v; }},
+    {"delay_wgrad_compute", [](auto& s, const Json& v) { s.expert_options.delay_wgrad = v; }},
+    {"variable_seq_lengths", [](auto& s, const Json& v) { s.expert_options.variable_seq_lengths = v; }},
+};
+
+const Setter* find_setter(const std::string& name) {
+  for (const auto* setters : {&kSetters, &kExpertSetters}) {
+    if (const auto found = setters->find(name); found != setters->end()) return &found->second;
+  }
+  return nullptr;
+}
+
+// Arguments that TransformerConfig takes without a rule of its own. moe_aux_loss_coeff is read with the kinds of
+// balancing (run_case).
+const std::vector<std::string> kWithoutRule = {"normalization",
+                                               "layernorm_epsilon",
+                                               "hidden_dropout",
+                                               "attention_dropout",
+                                               "add_qkv_bias",
+                                               "init_method_std",
+                                               "qk_layernorm",
+                                               "calculate_per_token_loss",
+                                               "params_dtype",
+                                               "deterministic_mode",
+                                               "fp32_residual_connection",
+                                               "moe_aux_loss_coeff",
+                                               "moe_z_loss_coeff",
+                                               "moe_input_jitter_eps",
+                                               "moe_token_dropping",
+                                               "moe_token_drop_policy",
+                                               "moe_router_topk_scaling_factor",
+                                               "moe_router_dtype",
+                                               "moe_router_bias_update_rate",
+                                               "moe_router_force_load_balancing",
+                                               "moe_router_force_biased",
+                                               "moe_enable_routing_replay",
+                                               "moe_router_fusion",
+                                               "moe_router_quantile_balancing_ema",
+                                               "moe_per_layer_logging",
+                                               "moe_apply_probs_on_input",
+                                               "moe_latent_size",
+                                               "moe_shared_expert_gate",
+                                               "moe_shared_expert_glu_interleave_size",
+                                               "moe_permute_fusion_into_hybridep",
+                                               "moe_hybridep_pad_uneven_dispatch_inputs",
+                                               "moe_pad_experts_for_cuda_graph_inference",
+                                               "moe_paged_stash_page_size",
+                                               "moe_paged_stash_buffer_size_factor_cuda",
+                                               "moe_paged_stash_buffer_size_factor_cpu"};
 
 // The first matching prefix says which part a case waits for.
 const std::pair<const char*, const char*> kLater[] = {
-    {"moe_", "mixture of experts"},
-    {"num_moe", "mixture of experts"},
-    {"overlap_moe", "mixture of experts"},
     {"cuda_graph", "graph capture"},
     {"enable_cuda_graph", "graph capture"},
     {"external_cuda_graph", "graph capture"},
@@ -117,12 +218,14 @@ const std::pair<const char*, const char*> kLater[] = {
 // "" when every argument is known, else what the case waits for.
 std::string waits_for(const Json& kwargs) {
   std::string unknown;
+  // Modules of layers that are of later parts.
+  static const std::vector<std::string> kOtherLayers{"mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"};
   for (const std::string& module : words(kwargs.value("recompute_modules", Json()))) {
-    if (module.rfind("moe", 0) == 0 || module == "shared_experts") return "mixture of experts";
+    if (std::find(kOtherLayers.begin(), kOtherLayers.end(), module) != kOtherLayers.end()) return "module " + module;
   }
   for (const auto& [name, value] : kwargs.items()) {
-    const bool known =
-        kSetters.contains(name) || std::find(kWithoutRule.begin(), kWithoutRule.end(), name) != kWithoutRule.end();
+    const bool known = find_setter(name) != nullptr ||
+                       std::find(kWithoutRule.begin(), kWithoutRule.end(), name) != kWithoutRule.end();
     for (const auto& [prefix, part] : kLater) {
       if (!known && name.rfind(prefix, 0) == 0) return part;
     }
@@ -143,6 +246,7 @@ std::string compare_resolved(const TransformerConfig& s, const Json& expected) {
       {"microbatch_group_size_per_vp_stage", optional_json(s.microbatch_group_size_per_vp_stage)},
       {"recompute_granularity", s.recompute_granularity ? Json(*s.recompute_granularity) : Json()},
       {"recompute_modules", s.recompute_modules.value_or(std::vector<std::string>{})},
+      {"moe_ffn_hidden_size", optional_json(s.experts.moe_ffn_hidden_size)},
   };
   for (const auto& [name, value] : got) {  // the other recorded values belong to parts that wait
     if (!expected.contains(name)) continue;
@@ -158,8 +262,12 @@ std::string run_case(const Json& one) {
   settings.hidden_size = 32;
   settings.num_attention_heads = 4;
   for (const auto& [name, value] : one.at("kwargs").items()) {
-    if (const auto setter = kSetters.find(name); setter != kSetters.end()) setter->second(settings, value);
+    if (const Setter* setter = find_setter(name)) (*setter)(settings, value);
   }
+  // A list of kinds wants a list of coefficients; one kind takes either.
+  const Json kinds = one.at("kwargs").value("moe_router_load_balancing_type", Json());
+  const Json coefficients = one.at("kwargs").value("moe_aux_loss_coeff", Json(0.0));
+  if (kinds.is_array()) settings.experts.num_coefficients = coefficients.is_array() ? coefficients.size() : 0;
   const auto found = megatron::violations(settings);
   const bool expected = one.at("ok");
   if (expected && !found.empty()) return "refused: " + found[0].key + " " + found[0].rule;

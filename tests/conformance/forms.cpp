@@ -19,6 +19,10 @@ constexpr Form kForms[] = {
     {"blending.split_matrix_two", "a b", "matrix", ""},
     {"blending.splits", "split", "vector matrix ranges_for_*", ""},
 
+    // Its runs are named by their keys; a slice with another key than ours is another slice.
+    {"ckpt_sharding", "", "", "runs"},
+    {"ckpt_sharding.runs", "", "", "*"},
+
     {"config_validation", "", "", "cases"},
     {"config_validation.cases", "name kwargs ok", "resolved", ""},
 
@@ -155,6 +159,29 @@ constexpr Form kForms[] = {
     {"rank_groups.init_variants.args", "order tp cp ep dp pp etp", "", ""},
     {"rank_groups.masked_orthogonal", "world_size parallel_size mask", "groups", ""},
     {"rank_groups.embedding_ranks", "pp_ranks", "embedding position", ""},
+
+    {"router", "", "",
+     "routing group_limited aux z_loss sinkhorn capacity dropping permute sort_chunks pad_routing_map "
+     "expert_bias_update qb_dual_update seq_aux permute_drop_and_pad"},
+    {"router.aux", "logits topk score_function coeff total_num_tokens",
+     "scores routing_map tokens_per_expert loss grad_logits", ""},
+    {"router.capacity", "num_tokens num_experts capacity_factor min_capacity", "capacity", ""},
+    {"router.dropping", "topk capacity_factor pad_to_capacity policy probs routing_map",
+     "capacity final_probs final_map final_map_defined", ""},
+    {"router.expert_bias_update", "tokens_per_expert expert_bias rate", "updated", ""},
+    {"router.group_limited", "scores topk num_groups group_topk", "probs indices", ""},
+    {"router.pad_routing_map", "routing_map pad_multiple", "output counts", ""},
+    {"router.permute", "tokens routing_map probs num_out_tokens",
+     "permuted permuted_probs sorted_indices unpermuted_no_probs unpermuted_with_probs", ""},
+    {"router.permute_drop_and_pad", "tokens routing_map capacity", "permuted sorted_indices unpermuted_with_probs",
+     ""},
+    {"router.routing", "args logits", "probs routing_map top_indices tokens_per_expert", ""},
+    {"router.routing.args", "topk score_function", "",
+     "expert_bias use_pre_softmax num_groups group_topk scaling_factor"},
+    {"router.seq_aux", "logits seq topk coeff", "tokens_per_expert loss", ""},
+    {"router.sinkhorn", "logits tol", "norm_logits top1 top2 top1_probs_softmax_masked", ""},
+    {"router.sort_chunks", "split_sizes sorted_idxs", "output", ""},
+    {"router.z_loss", "logits coeff padding_mask_true_is_pad", "loss", "grad"},
 
     {"schedules", "", "", "configs overlap_examples docstring_example"},
     {"schedules.configs", "pp vpp num_microbatches group_size", "schedule_table valid_for_training ranks", ""},

@@ -197,7 +197,7 @@ TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
       {"--recompute-granularity full --recompute-method block --recompute-num-layers 2",
        "memory.recompute_num_layers", "2"},
       {"--recompute-activations --recompute-modules core_attn moe_act layernorm", "memory.recompute_modules",
-       "[core_attn, activation, layernorm]"},
+       "[core_attn, moe_act, layernorm]"},
       {"--distribute-saved-activations", "memory.distribute_saved_activations", "true"},
       {"--fine-grained-activation-offloading", "memory.offload_activations", "host"},
       {"--cpu-offloading", "memory.offload_activations", "host"},
@@ -248,9 +248,9 @@ TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedThei
 }
 
 TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
-  for (const char* flag : {"--num-experts 8",
-                           "--num_experts 8",
-                           "--moe-router-topk 2",
+  for (const char* flag : {"--moe-latent-size 8",
+                           "--moe_latent_size 8",
+                           "--moe-use-upcycling",
                            "--use-rope-scaling",
                            "--apply-layernorm-1p",
                            "--multi-latent-attention",
@@ -284,6 +284,40 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
     EXPECT_TRUE(args.defining.empty()) << flag;
     EXPECT_EQ(args.not_known_yet.size(), 1u) << flag;
   }
+}
+
+TEST(MegatronFlags, OfExperts) {
+  const std::vector<FlagCase> cases = {
+      {"--num-experts 8", "model.num_moe_experts", "8"},
+      {"--moe-layer-freq ([1]*3+[0]*1)*2", "model.moe_layer_freq", "([1]*3+[0]*1)*2"},
+      {"--moe-router-load-balancing-type aux_loss seq_aux_loss", "model.moe_router_load_balancing_type",
+       "aux_loss,seq_aux_loss"},
+      {"--moe-aux-loss-coeff 1e-2 0", "model.moe_aux_loss_coeff", "1e-2,0"},
+      {"--moe-aux-loss-coeff 0.01", "model.moe_aux_loss_coeff", "0.01"},
+      {"--moe-token-dispatcher-type allgather", "model.moe_token_dispatcher_type", "allgather"},
+      {"--moe-token-dispatcher-type flex", "model.moe_token_dispatcher_type", "alltoall"},
+      {"--moe-layer-recompute", "memory.recompute_modules", "[core_attn, moe]"},
+      {"--moe-layer-recompute", "memory.recompute_granularity", "selective"},
+      {"--moe-layer-recompute --recompute-modules layernorm", "memory.recompute_modules", "[layernorm, moe]"},
+      {"--moe-expert-capacity-factor -1.0", "model.moe_expert_capacity_factor", "-1.0"},
+      {"--expert-model-parallel-size 4", "parallel.expert_model_parallel_size", "4"},
+      {"", "model.moe_token_dispatcher_type", "auto"},
+      {"", "model.moe_router_topk", "2"},
+  };
+  for (const auto& [flags, key, value] : cases) {
+    Config c = whole(flags);
+    for (const Field& field : fields(c)) {
+      if (field.key() == key) { EXPECT_EQ(to_text(field), value) << flags; }
+    }
+  }
+  const Arguments flex = parse_arguments(words("--moe-token-dispatcher-type flex"), Form::kSingleFlags);
+  EXPECT_EQ(flex.without_effect, (Words{"--moe-token-dispatcher-type flex: taken as alltoall"}));
+  EXPECT_NE(error_of([] { whole("--moe-router-score-function tanh"); }).find("--moe-router-score-function"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { whole("--moe-token-dispatcher-type deep"); }).find("--moe-token-dispatcher-type"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { whole("--moe-layer-recompute --recompute-granularity full"); }).find("excludes"),
+            std::string::npos);
 }
 
 TEST(MegatronFlags, NoKnownOneIsCalledAnotherModel) {

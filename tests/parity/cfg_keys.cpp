@@ -28,11 +28,10 @@ void no_dropout(Config&, const Json& value) {
 void recompute_modules(Config& c, const Json& value) {
   for (const Json& module : value) {
     const auto& names = config::recompute_module_names();
-    const std::string name = module, alias = config::recompute_module_alias(name);
-    const bool own = std::find(names.begin(), names.end(), name) != names.end();
-    MPX_CHECK(own || !alias.empty(), "parity", "config.cfg.recompute_modules: '", name,
-              "' is not something this build can replay");
-    c.memory.recompute_modules.push_back(own ? name : alias);
+    const std::string name = module;
+    MPX_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "parity", "config.cfg.recompute_modules: '",
+              name, "' is not something this build can replay");
+    c.memory.recompute_modules.push_back(name);
   }
 }
 
@@ -58,6 +57,54 @@ const Key kModelKeys[] = {
     {"qk_layernorm", [](Config& c, const Json& v) { c.model.qk_layernorm = v; }},
     {"hidden_dropout", no_dropout},
     {"attention_dropout", no_dropout},
+};
+
+// Several of Megatron's words or numbers are one text with commas here.
+std::string with_commas(const Json& value) {
+  if (!value.is_array()) return value.is_string() ? value.get<std::string>() : value.dump();
+  std::string text;
+  for (const Json& one : value) text += (text.empty() ? "" : ",") + with_commas(one);
+  return text;
+}
+
+// Megatron's flex is a choice between libraries that send as alltoall does.
+void dispatcher(Config& c, const Json& value) {
+  const std::string word = value;
+  c.model.moe_token_dispatcher_type = word == "flex" || word == "alltoall_seq" ? "alltoall" : word;
+}
+
+const Key kExpertKeys[] = {
+    {"num_moe_experts", [](Config& c, const Json& v) { c.model.num_moe_experts = v; }},
+    {"moe_layer_freq",
+     [](Config& c, const Json& v) { c.model.moe_layer_freq = v.is_string() ? v.get<std::string>() : v.dump(); }},
+    {"moe_ffn_hidden_size", [](Config& c, const Json& v) { c.model.moe_ffn_hidden_size = v; }},
+    {"moe_router_topk", [](Config& c, const Json& v) { c.model.moe_router_topk = v; }},
+    {"moe_router_score_function",
+     [](Config& c, const Json& v) { c.model.moe_router_score_function = v.get<std::string>(); }},
+    {"moe_router_pre_softmax", [](Config& c, const Json& v) { c.model.moe_router_pre_softmax = v; }},
+    {"moe_router_num_groups", [](Config& c, const Json& v) { c.model.moe_router_num_groups = v; }},
+    {"moe_router_group_topk", [](Config& c, const Json& v) { c.model.moe_router_group_topk = v; }},
+    {"moe_router_topk_scaling_factor", [](Config& c, const Json& v) { c.model.moe_router_topk_scaling_factor = v; }},
+    {"moe_router_enable_expert_bias", [](Config& c, const Json& v) { c.model.moe_router_enable_expert_bias = v; }},
+    {"moe_router_bias_update_rate", [](Config& c, const Json& v) { c.model.moe_router_bias_update_rate = v; }},
+    {"moe_router_load_balancing_type",
+     [](Config& c, const Json& v) { c.model.moe_router_load_balancing_type = with_commas(v); }},
+    {"moe_aux_loss_coeff", [](Config& c, const Json& v) { c.model.moe_aux_loss_coeff = with_commas(v); }},
+    {"moe_z_loss_coeff", [](Config& c, const Json& v) { c.model.moe_z_loss_coeff = v; }},
+    {"moe_router_dtype", [](Config& c, const Json& v) { c.model.moe_router_dtype = v.get<std::string>(); }},
+    {"moe_expert_capacity_factor", [](Config& c, const Json& v) { c.model.moe_expert_capacity_factor = v; }},
+    {"moe_pad_expert_input_to_capacity",
+     [](Config& c, const Json& v) { c.model.moe_pad_expert_input_to_capacity = v; }},
+    {"moe_token_drop_policy", [](Config& c, const Json& v) { c.model.moe_token_drop_policy = v.get<std::string>(); }},
+    {"moe_token_dispatcher_type", dispatcher},
+    {"moe_grouped_gemm", [](Config& c, const Json& v) { c.model.moe_grouped_gemm = v; }},
+    {"moe_apply_probs_on_input", [](Config& c, const Json& v) { c.model.moe_apply_probs_on_input = v; }},
+    {"moe_shared_expert_intermediate_size",
+     [](Config& c, const Json& v) { c.model.moe_shared_expert_intermediate_size = v; }},
+    {"moe_shared_expert_gate", [](Config& c, const Json& v) { c.model.moe_shared_expert_gate = v; }},
+    {"moe_shared_expert_overlap", [](Config& c, const Json& v) { c.model.moe_shared_expert_overlap = v; }},
+    {"expert_model_parallel_size", [](Config& c, const Json& v) { c.parallel.expert_model_parallel_size = v; }},
+    {"expert_tensor_parallel_size", [](Config& c, const Json& v) { c.parallel.expert_tensor_parallel_size = v; }},
 };
 
 const Key kParallelKeys[] = {
@@ -148,7 +195,8 @@ const char* const kSameFunction[] = {
     "batch_p2p_comm", "batch_p2p_sync", "overlap_p2p_comm_warmup_flush", "variable_seq_lengths", "deterministic_mode",
     "average_in_collective", "check_for_nan_in_grad", "log_num_zeros_in_grad", "barrier_with_L1_time",
     "clone_scatter_output_in_embedding", "disable_parameter_transpose_cache", "use_precision_aware_optimizer",
-    "cpu_offloading_num_layers", "offload_modules", "min_offloaded_tensor_size"};
+    "cpu_offloading_num_layers", "offload_modules", "min_offloaded_tensor_size", "moe_permute_fusion",
+    "moe_router_fusion", "moe_per_layer_logging"};
 
 template <size_t N>
 bool apply_from(const Key (&keys)[N], const std::string& name, const Json& value, Config& config) {
@@ -166,6 +214,7 @@ void apply_cfg(const Json& cfg, Config& config, const std::string& where) {
   for (const auto& [name, value] : cfg.items()) {
     const bool same = std::find(std::begin(kSameFunction), std::end(kSameFunction), name) != std::end(kSameFunction);
     const bool known = same || apply_from(kModelKeys, name, value, config) ||
+                       apply_from(kExpertKeys, name, value, config) ||
                        apply_from(kParallelKeys, name, value, config) ||
                        apply_from(kTrainKeys, name, value, config) || apply_from(kPrecisionKeys, name, value, config);
     MPX_CHECK(known, "parity", where, ".", name, " = ", value.dump(), " is not something this build can replay");

@@ -1,6 +1,8 @@
-// metroplex_parity SPEC.json [--backend threads|gloo|nccl] [--device cpu|cuda] [--nproc N]: replays a golden run and
-// compares losses, gradient norms, the gradients of the first iteration and the final parameters. Exit 0 only within
-// tolerance (tolerances.h), of half-precision runs within the yardstick (yardstick.h).
+// metroplex_parity SPEC.json [--backend threads|gloo|nccl] [--device cpu|cuda] [--nproc N --tp N --pp N --vpp N --ep
+// N
+// --etp N --sp]: replays a golden run, on its own layout or another one, and compares losses, gradient norms, the
+// gradients of the first iteration and the final parameters. Exit 0 only within tolerance (tolerances.h), of
+// half-precision runs within the yardstick (yardstick.h).
 #include <CLI/CLI.hpp>
 
 #include <ATen/ATen.h>
@@ -123,28 +125,35 @@ bool compare_run(const Spec& spec, const comm::World& world, Fault fault) {
 
 int run(int argc, char** argv) {
   CLI::App app("Replays a golden training run and compares it.", "metroplex_parity");
-  std::string path, backend = "threads", device = "cpu", strategy, plant = "none";
-  int64_t nproc = 0;
+  std::string path, backend = "threads", device = "cpu", plant = "none";
+  OtherLayout other;
   app.add_option("spec", path, "golden run (JSON)")->required();
   app.add_option("--backend", backend, "threads, gloo or nccl")->check(CLI::IsMember({"threads", "gloo", "nccl"}));
   app.add_option("--device", device, "cpu or cuda (with threads: all ranks on one GPU); nccl implies cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--nproc", nproc, "ranks; default: the run's own")->check(CLI::PositiveNumber);
-  app.add_option("--data-parallel-sharding-strategy", strategy, "no_shard, optim, optim_grads or optim_grads_params");
+  const std::pair<const char*, int64_t*> sizes[] = {{"--nproc", &other.nproc}, {"--tp", &other.tp},
+                                                    {"--pp", &other.pp},       {"--vpp", &other.vpp},
+                                                    {"--ep", &other.ep},       {"--etp", &other.etp}};
+  for (const auto& [name, size] : sizes)
+    app.add_option(name, *size, "default: the run's own")->check(CLI::PositiveNumber);
+  app.add_flag("--sp", other.sequence_parallel, "sequence parallelism; on by itself for experts where tp is above 1");
+  app.add_option("--data-parallel-sharding-strategy", other.sharding_strategy,
+                 "no_shard, optim, optim_grads or optim_grads_params");
   app.add_option("--plant", plant,
                  "a mistake to make on purpose, which must not pass: no_update, learning_rate, zero_layer_gradient, "
                  "half_main_params or no_clip");
   CLI11_PARSE(app, argc, argv);
-  Spec spec = read_spec(path, nproc, strategy);
+  Spec spec = read_spec(path, other);
   spec.config.run.backend = backend;
   spec.config.run.device = backend == "nccl" ? "cuda" : device;
   bool good = true;  // rank 0 alone writes it
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
     const bool fits = compare_run(spec, world, fault_of(plant));
     if (world.rank() == 0) {
-      std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d\n", fits ? "PASS" : "FAIL", path.c_str(),
-                  static_cast<long>(spec.config.parallel.tp()), static_cast<long>(spec.config.parallel.pp()),
-                  static_cast<long>(spec.config.parallel.vpp()), world.groups().dp.size());
+      const config::Parallel& p = spec.config.parallel;
+      std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d ep %ld etp %ld\n", fits ? "PASS" : "FAIL", path.c_str(),
+                  static_cast<long>(p.tp()), static_cast<long>(p.pp()), static_cast<long>(p.vpp()),
+                  world.groups().dp.size(), static_cast<long>(p.ep()), static_cast<long>(p.etp()));
       std::fflush(stdout);
       good = fits;
     }

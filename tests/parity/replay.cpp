@@ -33,16 +33,25 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
   return batches;
 }
 
+// Element `index` of a whole parameter; the recipe knows the experts of a stack one by one, by the names of its
+// parts.
+double recipe_element(const nn::Param& whole, int64_t index) {
+  const bool experts = whole.placement.grid == topology::Grid::expert;
+  const size_t dims = whole.global_shape.size() - (experts ? 1 : 0);
+  if (!experts) return recipe_weight(whole.name, dims == 1, index);
+  int64_t each = 1;
+  for (size_t dim = 1; dim < whole.global_shape.size(); ++dim) each *= whole.global_shape[dim];
+  return recipe_weight(whole.placement.parts.at(static_cast<size_t>(index / each)).name, dims == 1, index % each);
+}
+
 // Every parameter gets its whole values on a copy of its own, of which the own part is written: float32, then the
 // type that the recorded run computes in.
 void set_recipe_weights(train::Assembly& a, at::ScalarType run_dtype) {
   for (const distributed::Slice& slice : a.slices) {
     nn::Param whole = *slice.param;
-    const bool flat = whole.global_shape.size() == 1;
     whole.data = at::zeros(whole.local_shape, at::kFloat);
-    nn::fill(whole, [&](int64_t index) {
-      return static_cast<double>(static_cast<float>(recipe_weight(whole.name, flat, index)));
-    });
+    nn::fill(whole,
+             [&](int64_t index) { return static_cast<double>(static_cast<float>(recipe_element(whole, index))); });
     slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
   }
   a.families.updated();
@@ -68,9 +77,22 @@ void zero_layer(const train::Assembly& a) {
   }
 }
 
-std::map<std::string, at::Tensor> in_double(std::map<std::string, at::Tensor> tensors, double factor = 1.0) {
-  for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kDouble).mul_(factor);
-  return tensors;
+// By the names of the golden run, which has the experts of a stack one by one.
+std::map<std::string, at::Tensor> in_double(const std::map<std::string, at::Tensor>& tensors, double factor = 1.0) {
+  static const std::string kStack = ".mlp.experts.";
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor values = tensor.to(at::kDouble).mul_(factor);
+    const size_t stack = name.find(kStack);
+    if (stack == std::string::npos) {
+      out[name] = values;
+      continue;
+    }
+    const size_t at = stack + kStack.size();
+    for (int64_t e = 0; e < values.size(0); ++e)
+      out[name.substr(0, at) + "local_experts." + std::to_string(e) + "." + name.substr(at)] = values.select(0, e);
+  }
+  return out;
 }
 
 // What a step that is not to update anything reports: the loss of its batch.

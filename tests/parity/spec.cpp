@@ -43,8 +43,8 @@ const std::set<std::string> kModelKeys = {"num_layers",
 
 void read_model(const Json& m, config::Config& c) {
   const std::string kind = m.value("kind", "gpt");
-  MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "codegeex", "parity", "config.model.kind '", kind,
-            "' is not something this build can replay");
+  MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "moe" || kind == "codegeex", "parity", "config.model.kind '",
+            kind, "' is not something this build can replay");
   config::Model& out = c.model;
   // gpt: the family that takes any mix of norms, positions, activations and biases; names are the same.
   out.family = kind == "codegeex" ? kind : "gpt";
@@ -79,7 +79,21 @@ Json parse_with_nan(std::istream& stream) {
 
 }  // namespace
 
-Spec read_spec(const std::string& path, int64_t nproc_override, const std::string& strategy_override) {
+void OtherLayout::apply(config::Parallel& p) const {
+  const auto set = [](int64_t& value, int64_t wanted) { value = wanted > 0 ? wanted : value; };
+  if (pp > 0) p.virtual_pipeline_model_parallel_size = 1;
+  if (tp > 0) p.expert_tensor_parallel_size = 0;
+  set(p.tensor_model_parallel_size, tp);
+  set(p.pipeline_model_parallel_size, pp);
+  set(p.virtual_pipeline_model_parallel_size, vpp);
+  set(p.expert_model_parallel_size, ep);
+  set(p.expert_tensor_parallel_size, etp);
+  p.sequence_parallel |= sequence_parallel;
+  p.overlap_p2p_comm = p.vpp() > 1 && (p.overlap_p2p_comm || vpp > 0);
+  if (!sharding_strategy.empty()) p.data_parallel_sharding_strategy = sharding_strategy;
+}
+
+Spec read_spec(const std::string& path, const OtherLayout& other) {
   std::ifstream stream(path);
   MPX_CHECK(stream.good(), "parity", "cannot read ", path);
   Spec spec;
@@ -117,9 +131,7 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
                   "hysteresis",
                   "min_loss_scale"},
                  "config");
-  MPX_CHECK(j.value("ep", 1) == 1 && j.value("etp", 1) <= j.value("tp", 1), "parity",
-            "config.ep is not something this build can replay");
-  spec.nproc = nproc_override > 0 ? nproc_override : j.value("nproc", int64_t{1});
+  spec.nproc = other.nproc > 0 ? other.nproc : j.value("nproc", int64_t{1});
   spec.vocab = j.at("vocab");
   spec.seq = j.at("seq");
   spec.mbs = j.at("mbs");
@@ -134,6 +146,9 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
   c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
   c.parallel.virtual_pipeline_model_parallel_size =
       j.contains("vpp") && !j.at("vpp").is_null() ? j.at("vpp").get<int64_t>() : 1;
+  c.parallel.expert_model_parallel_size = j.value("ep", int64_t{1});
+  c.parallel.expert_tensor_parallel_size =
+      j.contains("etp") && !j.at("etp").is_null() ? j.at("etp").get<int64_t>() : 0;
   c.parallel.sequence_parallel = j.value("sp", false);
   c.parallel.overlap_p2p_comm = c.parallel.vpp() > 1;
   c.model.vocab_size = spec.vocab;
@@ -156,7 +171,8 @@ Spec read_spec(const std::string& path, int64_t nproc_override, const std::strin
   c.precision.min_loss_scale = j.value("min_loss_scale", c.precision.min_loss_scale);
   if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
   apply_cfg(j.value("cfg", Json::object()), c);
-  if (!strategy_override.empty()) c.parallel.data_parallel_sharding_strategy = strategy_override;
+  other.apply(c.parallel);
+  if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
   c.run.nproc = spec.nproc;
   c = config::resolved(c, spec.nproc);
   config::check(c, spec.nproc);

@@ -18,9 +18,18 @@ struct Spec {
   int64_t mask_last = 0;  // loss mask 0 on the last n positions
 };
 
+// Another layout than the run was recorded on; what is 0 or empty stays the run's. A changed size resets what was
+// said of the same axis besides: vpp of another pp is 1, etp of another tp is tp.
+struct OtherLayout {
+  int64_t nproc = 0, tp = 0, pp = 0, vpp = 0, ep = 0, etp = 0;
+  bool sequence_parallel = false;
+  std::string sharding_strategy;
+
+  void apply(config::Parallel& parallel) const;
+};
+
 // Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for.
-// `strategy_override`: another parallel.data_parallel_sharding_strategy than the run's, or empty.
-Spec read_spec(const std::string& path, int64_t nproc_override, const std::string& strategy_override);
+Spec read_spec(const std::string& path, const OtherLayout& other);
 
 // Value of element `index` (row-major, unsharded) of tensor `name`, before rounding to float.
 double recipe_weight(const std::string& name, bool one_dimensional, int64_t index);

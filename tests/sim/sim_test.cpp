@@ -109,5 +109,29 @@ TEST(ModelShape, ResolvesWhatTheConfigDerives) {
   EXPECT_THROW(model_shape(config, 512), base::Error);
 }
 
+TEST(ModelShape, OfExpertsCountsWhatATokenVisits) {
+  config::Config config;
+  config.model.num_layers = 4;
+  config.model.hidden_size = 8;
+  config.model.num_attention_heads = 2;
+  config.model.add_bias_linear = false;
+  config.model.num_moe_experts = 6;
+  config.model.moe_layer_freq = "[0,1,1,0]";
+  config.model.moe_ffn_hidden_size = 5;
+  config.train.seq_length = 3;
+  const auto shape = model_shape(config, 0);
+  ASSERT_TRUE(shape.experts.has_value());
+  // Two layers of experts: 2 of 6 are visited; an expert has 2 * 8 * 5 weights, each one multiply-add a token.
+  EXPECT_EQ(idle_parameters(shape), 2 * 4 * 2 * 8 * 5);
+  const double difference = step_flops(with_all_experts(shape), {}) - step_flops(shape, {});
+  expect_same(difference, 6.0 * 3 * static_cast<double>(idle_parameters(shape)));
+  config.model.add_bias_linear = true;
+  EXPECT_EQ(idle_parameters(model_shape(config, 0)), 2 * 4 * (2 * 8 * 5 + 5 + 8));
+  config.model.gated_linear_unit = true;
+  EXPECT_EQ(idle_parameters(model_shape(config, 0)), 2 * 4 * (3 * 8 * 5 + 10 + 8));
+  config.model.num_moe_experts = 0;
+  EXPECT_EQ(idle_parameters(model_shape(config, 0)), 0);
+}
+
 }  // namespace
 }  // namespace metroplex::sim

@@ -1,0 +1,199 @@
+// Rules about experts beyond Megatron's TransformerConfig (rules_transformer_experts.cpp): what its other code
+// refuses, and what would have no effect.
+#include <algorithm>
+
+#include "config/derived.h"
+#include "config/experts.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+std::string of(const char* key, int64_t value) { return concat(key, " = ", value); }
+
+// In a dense model nothing may be said of experts; parallel.expert_tensor_parallel_size is filled in by resolved().
+void check_dense(Rules& rules) {
+  Config here = rules.config, defaults;
+  const std::vector<Field> given = fields(here), standard = fields(defaults);
+  for (size_t i = 0; i < given.size(); ++i) {
+    const bool experts = given[i].name.rfind("moe_", 0) == 0 || given[i].name == "expert_ranks_per_node" ||
+                         given[i].name == "expert_trace_file" || given[i].name == "log_experts_interval";
+    rules.require(!experts || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
+                  "has no meaning in a model without experts (model.num_moe_experts = 0)",
+                  "leave it out, or give the model experts");
+  }
+  const Parallel& p = rules.config.parallel;
+  rules.require(p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
+                concat("must be 0 or ", of("parallel.tensor_model_parallel_size", p.tp()),
+                       " in a model without experts (model.num_moe_experts = 0)"),
+                "set it to 0, or give the model experts");
+  for (const std::string& module : rules.config.memory.recompute_modules) {
+    rules.require(module != "moe" && module != "shared_experts", "memory.recompute_modules", module,
+                  "names what a model without experts (model.num_moe_experts = 0) has not", "leave it out");
+  }
+}
+
+void check_expert_ranks(Rules& rules) {
+  const Model& m = rules.config.model;
+  const Parallel& p = rules.config.parallel;
+  const int64_t etp = p.etp(), ep = p.ep(), layer = etp * ep, all = layer * p.pp();
+  const std::string both =
+      concat(of("parallel.expert_tensor_parallel_size", etp), ", ", of("parallel.expert_model_parallel_size", ep));
+  rules.require(m.num_moe_experts % ep == 0, "parallel.expert_model_parallel_size", ep,
+                "must divide " + of("model.num_moe_experts", m.num_moe_experts), "choose a divisor of the experts");
+  const bool divides = rules.world_size % all == 0;
+  rules.require(
+      divides, "parallel.expert_model_parallel_size", ep,
+      concat("etp * ep * pp = ", all, " (with ", of("parallel.expert_tensor_parallel_size", etp), ", ",
+             of("parallel.pipeline_model_parallel_size", p.pp()), ") must divide the ", rules.world_size, " ranks"),
+      concat("choose sizes whose product divides ", rules.world_size));
+  const int64_t width = expert_ffn_width(m);
+  rules.require(width % etp == 0, "parallel.expert_tensor_parallel_size", etp,
+                concat("must divide the experts' inner width, ", width, " (model.moe_ffn_hidden_size)"),
+                "choose a width that divides over its ranks");
+  if (divides && rules.dp > 0) {
+    const int64_t edp = rules.world_size / all, instances = p.num_distributed_optimizer_instances;
+    rules.require(edp % instances == 0, "parallel.num_distributed_optimizer_instances", instances,
+                  concat("must divide the ", edp, " ranks that share an expert's gradient (with ", both, ")"),
+                  concat("choose a divisor of ", edp));
+    const bool pp_last = p.order.size() >= 2 && p.order.compare(p.order.size() - 2, 2, "pp") == 0;
+    rules.require(pp_last || p.pp() == 1 || layer == p.tp() * p.cp(), "parallel.order", p.order,
+                  concat("must end with pp where etp * ep (", both, ") is not tp * cp = ", p.tp() * p.cp()),
+                  "use tp-cp-ep-dp-pp");
+  }
+  const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
+  rules.require(dispatcher != TokenDispatcher::local || layer == 1, "model.moe_token_dispatcher_type", dispatcher,
+                concat("sends no tokens, but ", layer, " ranks share a layer's experts (", both, ")"),
+                "use auto, or one rank for all experts");
+  const int64_t node = p.expert_ranks_per_node;
+  static constexpr const char* kNode = "parallel.expert_ranks_per_node";
+  rules.require(node == 0 || dispatcher == TokenDispatcher::hierarchical, kNode, node,
+                "is for model.moe_token_dispatcher_type = hierarchical, not " + dispatcher,
+                "leave it 0 or use hierarchical");
+  rules.require(node == 0 || layer % node == 0, kNode, node,
+                concat("must divide the ", layer, " ranks that share a layer's experts (", both, ")"),
+                concat("choose a divisor of ", layer));
+  rules.require(rules.use != Use::training || p.tp() == 1 || p.sequence_parallel, "parallel.sequence_parallel",
+                "false",
+                concat("must be on to train experts with ", of("parallel.tensor_model_parallel_size", p.tp()),
+                       ": each of these ranks would send the same tokens"),
+                "turn it on, or set tensor_model_parallel_size to 1");
+}
+
+void check_layers(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kKey = "model.moe_layer_freq";
+  std::string problem;
+  const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
+  rules.require(layers.has_value(), kKey, m.moe_layer_freq, "says which layers have experts, but " + problem,
+                "write N for every N-th layer, or one 0 or 1 a layer, like [0,1,1,1] or ([0]*1+[1]*3)*2");
+  rules.require(!layers || std::find(layers->begin(), layers->end(), true) != layers->end(), kKey, m.moe_layer_freq,
+                concat("leaves no layer for the experts (", of("model.num_moe_experts", m.num_moe_experts), ")"),
+                "mark a layer with 1, or set model.num_moe_experts to 0");
+}
+
+void check_choice(Rules& rules) {
+  const Model& m = rules.config.model;
+  const int64_t k = m.moe_router_topk, groups = m.moe_router_num_groups, group_k = m.moe_router_group_topk;
+  static constexpr const char* kTopk = "model.moe_router_topk";
+  rules.require(k <= m.num_moe_experts, kTopk, k, "must not exceed " + of("model.num_moe_experts", m.num_moe_experts),
+                "lower it");
+  rules.require(groups == 0 || group_k > 0, "model.moe_router_group_topk", group_k,
+                "must be given with " + of("model.moe_router_num_groups", groups),
+                "say how many groups a token may be sent to, or set both to 0");
+  if (groups > 0 && group_k > 0 && m.num_moe_experts % groups == 0) {
+    const int64_t chosen = group_k * (m.num_moe_experts / groups);
+    rules.require(k % group_k == 0, kTopk, k, "must be a multiple of " + of("model.moe_router_group_topk", group_k),
+                  "choose a multiple");
+    rules.require(k <= chosen, kTopk, k,
+                  concat("must not exceed the ", chosen, " experts of the chosen groups (",
+                         of("model.moe_router_group_topk", group_k), ")"),
+                  "choose more groups");
+    rules.require(!sinkhorn(m), "model.moe_router_num_groups", groups,
+                  "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which knows no groups",
+                  "leave it 0");
+  }
+  rules.require(!m.moe_apply_probs_on_input || k == 1, "model.moe_apply_probs_on_input", "true",
+                "needs model.moe_router_topk = 1, not " + std::to_string(k), "turn it off");
+}
+
+void check_balancing(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kType = "model.moe_router_load_balancing_type";
+  static constexpr const char* kCoeff = "model.moe_aux_loss_coeff";
+  std::vector<std::string> known = words_of<AuxLossType>();
+  known.insert(known.end(), {"sinkhorn", "none"});
+  const std::vector<std::string> types = comma_list(m.moe_router_load_balancing_type);
+  for (const std::string& type : types) {
+    const std::string nearest = base::nearest_name(type, known);
+    rules.require(std::find(known.begin(), known.end(), type) != known.end(), kType, type,
+                  "must be aux_loss, seq_aux_loss, global_aux_loss, several of them with commas, sinkhorn or none",
+                  nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?");
+    rules.require(std::count(types.begin(), types.end(), type) == 1, kType, m.moe_router_load_balancing_type,
+                  "names " + type + " twice", "name it once");
+    rules.require(types.size() == 1 || (type != "sinkhorn" && type != "none"), kType,
+                  m.moe_router_load_balancing_type, type + " stands alone", "leave the others out");
+  }
+  std::string problem;
+  const auto coefficients = read_coefficients(m.moe_aux_loss_coeff, problem);
+  rules.require(coefficients.has_value(), kCoeff, m.moe_aux_loss_coeff, problem,
+                "write one number for each of model.moe_router_load_balancing_type");
+  const bool any =
+      coefficients && std::any_of(coefficients->begin(), coefficients->end(), [](double c) { return c > 0; });
+  rules.require(!sinkhorn(m) || !any, kCoeff, m.moe_aux_loss_coeff,
+                "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which balances by itself",
+                "set it to 0");
+}
+
+// What replaces the router's choice: at most one of them.
+void check_forced(Rules& rules) {
+  const Model& m = rules.config.model;
+  const bool trace = !m.moe_router_force_trace.empty(), skew = m.moe_router_force_skew > 0;
+  rules.require(!trace || !m.moe_router_force_load_balancing, "model.moe_router_force_trace",
+                m.moe_router_force_trace, "excludes model.moe_router_force_load_balancing: both say where tokens go",
+                "keep one of the two");
+  rules.require(!skew || !m.moe_router_force_load_balancing, "model.moe_router_force_skew", m.moe_router_force_skew,
+                "excludes model.moe_router_force_load_balancing: both say where tokens go", "keep one of the two");
+  rules.require(!trace || !skew, "model.moe_router_force_trace", m.moe_router_force_trace,
+                "excludes model.moe_router_force_skew: both say where tokens go", "keep one of the two");
+  rules.require(skew || m.moe_router_force_skew_period == 0, "model.moe_router_force_skew_period",
+                m.moe_router_force_skew_period, "has no meaning without model.moe_router_force_skew", "leave it 0");
+}
+
+void check_shared(Rules& rules) {
+  const Model& m = rules.config.model;
+  const int64_t tp = rules.config.parallel.tp(), width = m.moe_shared_expert_intermediate_size;
+  static constexpr const char* kWidth = "model.moe_shared_expert_intermediate_size";
+  if (width == 0) {
+    const std::string none = concat("needs a shared expert: ", kWidth, " is 0");
+    rules.require(!m.moe_shared_expert_gate, "model.moe_shared_expert_gate", "true", none,
+                  "give its width, or turn this off");
+    rules.require(!m.moe_shared_expert_overlap, "model.moe_shared_expert_overlap", "true", none,
+                  "give its width, or turn this off");
+    for (const std::string& module : rules.config.memory.recompute_modules)
+      rules.require(module != "shared_experts", "memory.recompute_modules", module, none, "leave it out");
+    return;
+  }
+  rules.require(width % tp == 0, kWidth, width,
+                "must be a multiple of " + of("parallel.tensor_model_parallel_size", tp),
+                "choose a width that divides over the tensor-parallel ranks");
+  rules.require(!m.add_bias_linear, kWidth, width, "excludes model.add_bias_linear: shared experts have no biases",
+                "set add_bias_linear to false");
+}
+
+}  // namespace
+
+void check_experts(Rules& rules) {
+  if (!rules.config.model.has_experts()) return check_dense(rules);
+  check_expert_ranks(rules);
+  check_layers(rules);
+  check_choice(rules);
+  check_balancing(rules);
+  check_forced(rules);
+  check_shared(rules);
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,36 @@
+// The meter of a rank's load: what layers wrote since it was last read.
+#include "moe/load_meter.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace metroplex::moe {
+namespace {
+
+TEST(LoadMeter, SumsTokensAndDropsOfEachLayerUntilItIsReset) {
+  LoadMeter meter(4, {});
+  meter.count(3, at::tensor({0, 2, 2, -1, 1, 2}, at::kLong).view({3, 2}));
+  meter.count(3, at::tensor({-1, -1}, at::kLong).view({1, 2}));
+  meter.count(1, at::tensor({3, 0}, at::kLong).view({1, 2}));
+  ASSERT_EQ(meter.layers().size(), 2U);
+  EXPECT_TRUE(meter.layer(3).tokens.equal(at::tensor({1, 1, 3, 0}, at::kLong)));
+  EXPECT_EQ(meter.layer(3).dropped.item<int64_t>(), 3);
+  EXPECT_TRUE(meter.layer(1).tokens.equal(at::tensor({1, 0, 0, 1}, at::kLong)));
+  EXPECT_EQ(meter.layer(1).dropped.item<int64_t>(), 0);
+  meter.layer(1).dispatch_ms = 2;
+  meter.reset();
+  EXPECT_EQ(meter.layer(3).tokens.sum().item<int64_t>() + meter.layer(3).dropped.item<int64_t>(), 0);
+  EXPECT_EQ(meter.layer(1).dispatch_ms, 0);
+}
+
+// A step that is traced without values writes too.
+TEST(LoadMeter, CountsWithoutValues) {
+  cuda::Target target;
+  target.meta = true;
+  LoadMeter meter(4, target);
+  meter.count(0, at::empty({5, 2}, at::TensorOptions().dtype(at::kLong).device(at::kMeta)));
+  EXPECT_TRUE(meter.layer(0).tokens.is_meta());
+}
+
+}  // namespace
+}  // namespace metroplex::moe
