@@ -12,17 +12,6 @@
 #include "nn/wide.h"
 
 namespace metroplex::moe {
-namespace {
-
-// bias += rate sign(mean count - count), as Megatron-LM does once a step; compared as whole numbers.
-void move_bias(nn::Buffer& bias, const comm::Group& group, double rate) {
-  comm::all_reduce(bias.pending, group);
-  const at::Tensor above = bias.pending.sum() - bias.pending * bias.pending.numel();
-  bias.data.add_(above.sign().to(bias.data.scalar_type()), rate);
-}
-
-}  // namespace
-
 struct Router::State {
   State(const std::string& name, int64_t number, const config::Model& of, const nn::LayerContext& context,
         const ExpertContext& expert_context)
@@ -44,14 +33,21 @@ struct Router::State {
     bias.data = at::zeros(bias.local_shape, options.dtype(nn::wide_type(context.dtype)));
     bias.pending = at::zeros(bias.local_shape, options.dtype(at::kLong));
     bias.apply = [group = experts.tp_dp_cp, rate = model.moe_router_bias_update_rate](nn::Buffer& buffer) {
-      move_bias(buffer, group, rate);
+      comm::all_reduce(buffer.pending, group);
+      move_expert_bias(buffer.data, buffer.pending, rate);
     };
   }
 
   Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
     const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
-    if (config::sinkhorn(model)) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
-    return route(logits, rule, bias.data, chosen);
+    if (!config::sinkhorn(model)) return route(logits, rule, bias.data, chosen);
+    if (chosen.defined() || !training) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
+    // Balanced over the whole microbatch, whichever ranks its tokens are on.
+    const at::NoGradGuard no_grad;
+    const at::Tensor all = sinkhorn(target, comm::all_gather(logits.detach(), 0, experts.tp_cp));
+    const at::Tensor best = choose(comm::own_slice(all, 0, experts.tp_cp), {.k = rule.k});
+    const at::AutoGradMode with_grad(logits.requires_grad());
+    return route_by_sinkhorn(target, logits, rule.k, training, best);
   }
 
   void count(const at::Tensor& chosen) {

@@ -161,6 +161,17 @@ at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
       .narrow(1, 1, num_experts);
 }
 
+at::Tensor padded_map(const at::Tensor& map, int64_t multiple) {
+  const at::Tensor missing = map.sum(0).neg().remainder(multiple), zeros = map.eq(false);
+  return map.bitwise_or(zeros.bitwise_and(zeros.cumsum(0).le(missing)));
+}
+
+void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor below = counts.sum() - counts * counts.numel();
+  bias.add_(below.sign().to(bias.scalar_type()), rate);
+}
+
 at::Tensor balance_scores(const at::Tensor& logits, ScoreFunction score_function) {
   const at::Tensor scores = scores_of(logits, score_function);
   return score_function == ScoreFunction::softmax ? scores : normalized(scores);

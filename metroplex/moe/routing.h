@@ -53,6 +53,13 @@ at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int
 at::Tensor dense_probs(const Routing& routing, int64_t num_experts);
 at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts);
 
+// Each column of the bool map [T, E] gets its first zeros set until it has a multiple of `multiple` ones, or no
+// zeros.
+at::Tensor padded_map(const at::Tensor& map, int64_t multiple);
+
+// bias [E] += rate sign(mean of counts - count), counts [E] int64; compared as whole numbers.
+void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate);
+
 // [T, E], the scores of all experts, each row adding up to 1: what the balancing losses are made of. Differentiable.
 at::Tensor balance_scores(const at::Tensor& logits, config::ScoreFunction score_function);
 // The factor of sum_e tokens_e P_e in the balancing loss over `tokens` tokens, tokens_e of them for expert e and P_e

@@ -17,7 +17,7 @@ namespace metroplex::conformance {
   X(flops_memory)      \
   X(config_validation) \
   X(rank_groups) X(gpt_dataset_index) X(indexed_dataset) X(blending) X(data_parallel_misc) X(dist_opt_layout)
-#define TENSOR_RUNNERS(X) X(tensor_parallel) X(lr_schedules) X(grad_scaler) X(ckpt_sharding)
+#define TENSOR_RUNNERS(X) X(tensor_parallel) X(lr_schedules) X(grad_scaler) X(ckpt_sharding) X(router)
 
 #define DECLARE(name) void run_##name(const Json& file, Report& report);
 RUNNERS(DECLARE)

@@ -8,6 +8,7 @@
 #include "comm/launch.h"
 #include "config/parallel.h"
 #include "conformance/report.h"
+#include "conformance/tensor/json_tensor.h"
 #include "cuda/kernels/step_state_math.h"
 #include "nn/loss.h"
 #include "nn/param_init.h"
@@ -15,24 +16,6 @@
 
 namespace metroplex::conformance {
 namespace {
-
-at::Tensor tensor_of(const Json& nested, at::ScalarType dtype) {
-  std::vector<int64_t> sizes;
-  std::vector<double> values;
-  for (const Json* level = &nested; level->is_array(); level = &level->front())
-    sizes.push_back(static_cast<int64_t>(level->size()));
-  const std::function<void(const Json&)> walk = [&](const Json& level) {
-    if (!level.is_array()) return values.push_back(level.get<double>());
-    for (const Json& entry : level) walk(entry);
-  };
-  walk(nested);
-  return at::tensor(values, at::kDouble).view(sizes).to(dtype);
-}
-
-std::string compare_tensors(const char* what, const at::Tensor& got, const at::Tensor& expected, double tolerance) {
-  const double worst = (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>();
-  return worst <= tolerance ? "" : std::string(what) + " differs by " + std::to_string(worst);
-}
 
 // fp32 sums of `vocab` exponentials, loss and gradient of size about 5.
 double tolerance(const Json& test) { return 1e-6 * std::sqrt(test.at("vocab").get<double>()); }

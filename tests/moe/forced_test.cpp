@@ -1,0 +1,128 @@
+// Routing that is drawn: frequencies, how they move, and gradients that pass through.
+#include "moe/forced.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "moe/router_tools.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kExperts = 16, kRows = 1024, kSamples = 4, kTokens = kRows * kSamples, kHidden = 4;
+
+std::vector<double> zipf(double skew) {
+  std::vector<double> p;
+  double sum = 0;
+  for (int64_t n = 1; n <= kExperts; ++n) sum += std::pow(static_cast<double>(n), -skew);
+  for (int64_t n = 1; n <= kExperts; ++n) p.push_back(std::pow(static_cast<double>(n), -skew) / sum);
+  return p;
+}
+
+// The probability of being one of two that are drawn without replacement.
+double among_two(const std::vector<double>& p, size_t e) {
+  double sum = p[e];
+  for (size_t first = 0; first < p.size(); ++first) {
+    if (first != e) sum += p[first] * p[e] / (1 - p[first]);
+  }
+  return sum;
+}
+
+config::Model forced_model(int64_t k, double skew, int64_t period = 0) {
+  config::Model model = router_model(kExperts, k, kHidden);
+  model.moe_router_pre_softmax = k == 1;
+  model.moe_router_force_load_balancing = skew == 0;
+  model.moe_router_force_skew = skew;
+  model.moe_router_force_skew_period = period;
+  return model;
+}
+
+at::Tensor counts_of(const config::Model& model, int64_t step, int64_t layer = 3) {
+  TestRouter router(model, layer_context(), {}, layer);
+  const nn::Microbatch batch = microbatch(kRows, kSamples, 0, step);
+  nn::SegmentContext context{batch, false, {}};
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = sample({kRows, kSamples, kHidden}, 3);
+  return moe::tokens_per_expert(router.router.forward(x, context).experts, kExperts);
+}
+
+// A count of n draws of probability p is within 6 standard deviations, sqrt(n p (1 - p)), but for one case in 5e8.
+TEST(Forced, ExpertsAreDrawnByZipfsLaw) {
+  for (const double skew : {0.0, 0.8, 1.5}) {
+    const std::vector<double> p = zipf(skew);
+    for (const int64_t k : {1, 2}) {
+      const at::Tensor counts = counts_of(forced_model(k, skew), 5);
+      for (size_t e = 0; e < p.size(); ++e) {
+        const double chance = k == 1 ? p[e] : among_two(p, e);
+        EXPECT_NEAR(counts[static_cast<int64_t>(e)].item<double>(), kTokens * chance,
+                    6 * std::sqrt(kTokens * chance * (1 - chance)))
+            << "skew " << skew << " k " << k << " expert " << e;
+      }
+    }
+  }
+}
+
+TEST(Forced, TheOrderMovesOnByOneExpertAPeriod) {
+  for (const int64_t step : std::vector<int64_t>{0, 2, 3, 5, 6, 3 * kExperts + 4}) {
+    EXPECT_EQ(counts_of(forced_model(2, 1.5, 3), step).argmax().item<int64_t>(), step / 3 % kExperts) << step;
+    EXPECT_EQ(counts_of(forced_model(2, 1.5, 0), step).argmax().item<int64_t>(), 0) << step;
+  }
+}
+
+TEST(Forced, LayersStepsAndSamplesDrawForThemselves) {
+  const config::Model model = forced_model(2, 0);
+  const auto experts = [&](int64_t layer, int64_t step, int64_t first_sample) {
+    TestRouter router(model, layer_context(), {}, layer);
+    const nn::Microbatch batch = microbatch(kRows, kSamples, first_sample, step);
+    nn::SegmentContext context{batch, false, {}};
+    const at::NoGradGuard no_grad;
+    return router.router.forward(sample({kRows, kSamples, kHidden}, 3), context)
+        .experts.sum(-1)
+        .view({kRows, kSamples});
+  };
+  const at::Tensor first = experts(3, 5, 0);
+  EXPECT_TRUE(first.equal(experts(3, 5, 0)));
+  EXPECT_FALSE(first.equal(experts(4, 5, 0)));
+  EXPECT_FALSE(first.equal(experts(3, 6, 0)));
+  // Sample 1 is at place 1 of one microbatch and at place 0 of the other.
+  EXPECT_TRUE(first.select(1, 1).equal(experts(3, 5, 1).select(1, 0)));
+  EXPECT_FALSE(first.select(1, 0).equal(first.select(1, 1)));
+}
+
+TEST(Forced, TheExpertBiasDoesNotTakePartAndEvaluationIsLeftAlone) {
+  config::Model model = forced_model(2, 1.0);
+  const at::Tensor wanted = counts_of(model, 5);
+  model.moe_router_score_function = config::ScoreFunction::sigmoid;
+  model.moe_router_enable_expert_bias = true;
+  TestRouter router(model, layer_context());
+  router.buffers.at(0)->data.copy_(sample({kExperts}, 4).mul(10));
+  nn::Microbatch batch = microbatch(kRows, kSamples, 0, 5);
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = sample({kRows, kSamples, kHidden}, 3);
+  nn::SegmentContext training{batch, false, {}};
+  EXPECT_TRUE(moe::tokens_per_expert(router.router.forward(x, training).experts, kExperts).equal(wanted));
+  batch.training = false;
+  batch.sample_counters = at::Tensor();
+  nn::SegmentContext evaluation{batch, false, {}};
+  const at::Tensor logits = at::matmul(x.view({-1, kHidden}), router.params[0]->data.t());
+  EXPECT_TRUE(moe::dense_map(router.router.forward(x, evaluation).experts, kExperts)
+                  .equal(plain_route(logits, moe::topk_rule(model), router.buffers[0]->data).map));
+}
+
+TEST(Forced, GradientsPassThroughToTheLogits) {
+  const config::Model model = forced_model(2, 1.2);
+  const moe::ForcedRouting forced(3, model, layer_context());
+  const nn::Microbatch batch = microbatch(8, 2, 0, 5);
+  const at::Tensor logits = sample({16, kExperts}, 1).requires_grad_(true), weights = sample({16, kExperts}, 2);
+  const at::Tensor drawn = forced.draw(logits, 2, batch), y = drawn.detach().clone().requires_grad_(true);
+  const moe::TopKRule rule = moe::topk_rule(model);
+  const at::Tensor probs = moe::dense_probs(moe::route(drawn, rule), kExperts), wanted = plain_route(y, rule).probs;
+  EXPECT_LE(largest(torch::autograd::grad({(probs * weights).sum()}, {logits})[0] -
+                    torch::autograd::grad({(wanted * weights).sum()}, {y})[0]),
+            1e-14);
+}
+
+}  // namespace
+}  // namespace metroplex::test
