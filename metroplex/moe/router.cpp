@@ -41,7 +41,7 @@ struct Router::State {
   Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
     const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
     if (config::sinkhorn(model)) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
-    return route(logits, rule, bias.data, chosen);
+    return route(target, logits, rule, {bias.data, chosen});
   }
 
   void count(const at::Tensor& chosen) {
