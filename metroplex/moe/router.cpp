@@ -40,8 +40,14 @@ struct Router::State {
 
   Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
     const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
-    if (config::sinkhorn(model)) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
-    return route(target, logits, rule, {bias.data, chosen});
+    if (!config::sinkhorn(model)) return route(target, logits, rule, {bias.data, chosen});
+    if (chosen.defined() || !training) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
+    // Balanced over the whole microbatch, whichever ranks its tokens are on.
+    const at::NoGradGuard no_grad;
+    const at::Tensor all = sinkhorn(target, comm::all_gather(logits.detach(), 0, experts.tp_cp));
+    const at::Tensor best = choose(comm::own_slice(all, 0, experts.tp_cp), {.k = rule.k});
+    const at::AutoGradMode with_grad(logits.requires_grad());
+    return route_by_sinkhorn(target, logits, rule.k, training, best);
   }
 
   void count(const at::Tensor& chosen) {

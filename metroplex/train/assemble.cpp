@@ -5,10 +5,12 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "models/registry.h"
+#include "moe/load_meter.h"
 #include "nn/param_init.h"
 #include "plan/schedules/registry.h"
 #include "plan/stage_split.h"
 #include "plan/verify.h"
+#include "train/expert_loads.h"
 #include "train/run_length.h"
 
 namespace metroplex::train {
@@ -74,7 +76,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   context.tp = a.groups().tp;
   context.cp = a.groups().cp;
-  if (config.model.has_experts()) context.experts = moe::expert_context(*a.world, config);
+  if (a.experts) context.experts = *a.experts;
   context.dtype = a.dtype;
   context.target = a.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
@@ -163,6 +165,9 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
   if (!forward_only) a->sharding = config.parallel.sharding();
+  if (config.model.has_experts()) a->experts = moe::expert_context(world, config);
+  if (!forward_only && counts_experts(config))
+    a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
   context.deferred_initialization = a->sharding.gathers_units();
   std::vector<size_t> units = build_stages(*a, context, build);

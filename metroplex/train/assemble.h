@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "distributed/families.h"
 #include "models/registry.h"
+#include "moe/context.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
 #include "optim/lr_schedule.h"
@@ -38,6 +39,8 @@ struct Assembly {
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
   std::unique_ptr<pipeline::Executor> executor;
+
+  std::optional<moe::ExpertContext> experts;  // of a model that has them; with a meter where the run wants to know
 
   std::vector<nn::Buffer*> buffers;                   // state without gradient, of all stages
   config::Sharding sharding;                          // nothing in a forward-only assembly

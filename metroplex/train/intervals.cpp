@@ -23,10 +23,11 @@ Due due_after(const config::Config& config, const Position& position, bool stop_
 }
 
 // As in Megatron-LM, the loss does not count where nothing was updated.
-void Interval::add(const StepOutcome& outcome, int64_t tokens) {
+void Interval::add(const StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms) {
   if (!std::isfinite(outcome.loss)) ++nan_;
   if (outcome.updated) {
     loss_ += outcome.loss;
+    for (const auto& [name, value] : terms) terms_[name] += value;
     ++updates_;
   } else {
     ++skipped_;
@@ -39,6 +40,7 @@ void Interval::describe(IterationMetrics& m) const {
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(steps_);
   m.lm_loss = loss_ / static_cast<double>(std::max<int64_t>(1, updates_));
+  for (const auto& [name, sum] : terms_) m.terms[name] = sum / static_cast<double>(updates_);
   m.skipped_iterations = skipped_;
   m.nan_iterations = nan_;
   m.tokens_per_second = tokens_ / elapsed;

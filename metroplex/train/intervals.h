@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "config/config.h"
 #include "train/metrics.h"
@@ -27,7 +29,8 @@ class Interval {
  public:
   using Clock = std::chrono::steady_clock;
 
-  void add(const StepOutcome& outcome, int64_t tokens);
+  // `terms`: the step's other losses, as they are shown.
+  void add(const StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms = {});
   // Time that does not count as time per iteration.
   void leave_out(Clock::duration time) { start_ += time; }
   int64_t steps() const { return steps_; }
@@ -37,6 +40,7 @@ class Interval {
 
  private:
   double loss_ = 0, tokens_ = 0;
+  std::map<std::string, double> terms_;  // sums
   int64_t steps_ = 0, updates_ = 0, skipped_ = 0, nan_ = 0;
   Clock::time_point start_ = Clock::now();
 };

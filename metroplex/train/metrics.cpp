@@ -39,6 +39,40 @@ std::string json_number(double value) {
   return {buffer, end.ptr};
 }
 
+using Numbers = std::vector<std::pair<std::string, double>>;
+
+Numbers numbers_of(const ExpertMetrics& m) {
+  return {{"tokens min", m.least},
+          {"tokens p10", m.p10},
+          {"tokens p50", m.p50},
+          {"tokens p90", m.p90},
+          {"tokens max", m.most},
+          {"experts max over mean", m.experts_max_over_mean},
+          {"ranks max over mean", m.ranks_max_over_mean},
+          {"dropped", m.dropped},
+          {"dispatch ms", m.dispatch_ms},
+          {"combine ms", m.combine_ms}};
+}
+
+std::string json_text(const std::vector<ExpertMetrics>& layers) {
+  std::string list;
+  for (const ExpertMetrics& m : layers) {
+    list += (list.empty() ? "[{\"layer\": " : ", {\"layer\": ") + std::to_string(m.layer);
+    for (const auto& [name, value] : numbers_of(m)) list += ", \"" + name + "\": " + json_number(value);
+    list += "}";
+  }
+  return list + "]";
+}
+
+Numbers scalars_of(const std::vector<ExpertMetrics>& layers) {
+  Numbers all;
+  for (const ExpertMetrics& m : layers) {
+    for (const auto& [name, value] : numbers_of(m))
+      all.emplace_back(format("experts/layer %ld/", m.layer) + name, value);
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string format_duration(double seconds) {
@@ -55,6 +89,7 @@ std::string iteration_line(const IterationMetrics& m) {
   line += format(" learning rate: %.6E |", m.learning_rate);
   line += format(" global batch size: %5ld |", m.global_batch_size);
   if (m.lm_loss != 0) line += format(" lm loss: %.6E |", m.lm_loss);  // 0: every step of the interval was skipped
+  for (const auto& [name, value] : m.terms) line += " " + name + format(": %.6E |", value);
   line += format(" loss scale: %.1f |", m.loss_scale);
   if (std::isfinite(m.grad_norm)) line += format(" grad norm: %.3f |", m.grad_norm);
   if (m.num_zeros >= 0) line += format(" num zeros: %ld |", m.num_zeros);
@@ -64,6 +99,20 @@ std::string iteration_line(const IterationMetrics& m) {
   line += format(" tokens/s: %.1f |", m.tokens_per_second);
   line += " remaining: " + format_duration(m.remaining_seconds) + " |";
   return line;
+}
+
+std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers) {
+  std::vector<std::string> lines{
+      " experts: tokens of an expert in a step, percentiles      | max / mean over   | dropped | slowest rank, ms",
+      " layer      min      p10      p50      p90      max       | experts    ranks  |         | dispatch  combine"};
+  for (const ExpertMetrics& m : layers) {
+    std::string line =
+        format(" %5ld %8.0f %8.0f %8.0f %8.0f %8.0f       |", m.layer, m.least, m.p10, m.p50, m.p90, m.most);
+    line += format(" %7.3f  %7.3f  | %6.2f%% | %8.2f %8.2f", m.experts_max_over_mean, m.ranks_max_over_mean,
+                   100 * m.dropped, m.dispatch_ms, m.combine_ms);
+    lines.push_back(line);
+  }
+  return lines;
 }
 
 std::string evaluation_line(const EvaluationMetrics& m) {
@@ -120,11 +169,16 @@ void Metrics::step(const StepMetrics& m) {
                                                      {"iteration-time", m.seconds},
                                                      {"throughput", m.tflops_per_rank},
                                                      {"tokens-per-second", m.tokens_per_second}};
+  for (const auto& [name, value] : m.terms) values.emplace_back(name, value);
   if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));
   if (m.params_norm >= 0) values.emplace_back("params-norm", m.params_norm);
   std::string line = format("{\"iteration\": %ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
   for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
+  if (!m.experts.empty()) line += ", \"experts\": " + json_text(m.experts);
   sinks_->line(line + (m.updated ? "}" : ", \"skipped\": true}"));
+  for (const std::string& of_experts : m.experts.empty() ? std::vector<std::string>{} : expert_lines(m.experts))
+    sinks_->log.info(of_experts);
+  if (!m.experts.empty()) sinks_->scalars(m.iteration, scalars_of(m.experts));
   if (m.iteration % sinks_->tensorboard_interval != 0) return;
   std::erase_if(values, [](const auto& entry) { return !std::isfinite(entry.second); });  // a gap, not a zero
   sinks_->scalars(m.iteration, values);

@@ -3,13 +3,25 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "config/config.h"
 
 namespace metroplex::train {
+
+// The load of the experts of one layer, over the steps since the last table; tokens and times are those of a step.
+struct ExpertMetrics {
+  int64_t layer = 0;
+  double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens of an expert, over the experts
+  double experts_max_over_mean = 1;
+  double ranks_max_over_mean = 1;          // tokens of a rank's experts, over the ranks that hold experts
+  double dropped = 0;                      // share of the assignments
+  double dispatch_ms = 0, combine_ms = 0;  // of the slowest rank, on the host's clock
+};
 
 // One step as it was.
 struct StepMetrics {
@@ -24,8 +36,10 @@ struct StepMetrics {
   double seconds = 0;
   double tflops_per_rank = 0;
   double tokens_per_second = 0;
-  int64_t num_zeros = -1;   // -1: not computed
-  double params_norm = -1;  // -1: not computed
+  int64_t num_zeros = -1;                    // -1: not computed
+  double params_norm = -1;                   // -1: not computed
+  std::map<std::string, double> terms = {};  // other losses by name (shown_terms)
+  std::vector<ExpertMetrics> experts = {};   // by layer; empty: not due
 };
 
 // The steps of a log interval.
@@ -36,7 +50,8 @@ struct IterationMetrics {
   double tflops_per_rank = 0;
   double learning_rate = 0;
   int64_t global_batch_size = 0;
-  double lm_loss = 0;  // mean over the interval's updates; 0: there was none
+  double lm_loss = 0;                        // mean over the interval's updates; 0: there was none
+  std::map<std::string, double> terms = {};  // likewise, other losses by name
   double loss_scale = 1.0;
   double grad_norm = 0;
   int64_t num_zeros = -1;   // -1: not computed
@@ -58,6 +73,8 @@ std::string iteration_line(const IterationMetrics& m);
 // " validation loss at iteration 100 on validation set | lm loss value: 4.2E+00 | lm loss PPL: 6.6E+01 | ", PPL =
 // exp(min(20, loss)).
 std::string evaluation_line(const EvaluationMetrics& m);
+// A heading and a line a layer, for people.
+std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers);
 // "1:02:03" or "0:59"
 std::string format_duration(double seconds);
 
@@ -68,7 +85,8 @@ class Metrics {
   Metrics(const config::Train& config, base::Log& log);
   ~Metrics();
   // The metrics file gets every step, one JSON line with numbers that read back to the same double; what is not
-  // finite is null, and a skipped step has "skipped": true.
+  // finite is null, a skipped step has "skipped": true, and "experts" has the layers of a table that is due, which is
+  // printed too.
   void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);

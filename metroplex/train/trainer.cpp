@@ -11,6 +11,7 @@
 #include "optim/clip.h"
 #include "plan/microbatches.h"
 #include "sim/flops.h"
+#include "train/expert_loads.h"
 #include "train/intervals.h"
 #include "train/memory_report.h"
 #include "train/run_data.h"
@@ -66,7 +67,8 @@ class Job {
   std::unique_ptr<cuda::MemoryMeter> meter_;  // ahead of what it measures, until the second step has been reported
   std::unique_ptr<Assembly> a_;
   std::unique_ptr<MemoryReport> memory_;
-  std::optional<Metrics> metrics_;  // rank 0
+  std::optional<Metrics> metrics_;      // rank 0
+  std::optional<ExpertLoads> experts_;  // where they are asked for
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
   Position position_;
@@ -108,6 +110,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       data_(*a_, length_, tokenizer, forward_only) {
   a_->tokenizer = tokenizer.files;
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
+  if (!forward_only && counts_experts(config)) experts_.emplace(*a_, *environment_.log);
   if (a_->optimizer) {
     a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
@@ -181,6 +184,8 @@ double Job::tflops_per_rank(double seconds) const {
 }
 
 void Job::report_step(const StepOutcome& outcome, double seconds) {
+  const std::vector<ExpertMetrics> experts =
+      experts_ ? experts_->after_step(position_.iteration) : std::vector<ExpertMetrics>{};
   if (a_->config.train.log_params_norm) params_norm_ = optim::params_norm(a_->norm_parts());
   if (!metrics_) return;
   StepMetrics m;
@@ -197,6 +202,8 @@ void Job::report_step(const StepOutcome& outcome, double seconds) {
   m.tokens_per_second = static_cast<double>(global_batch_size_ * a_->config.train.seq_length) / seconds;
   m.num_zeros = outcome.num_zeros;
   m.params_norm = params_norm_;
+  m.terms = shown_terms(a_->config.model, outcome.terms);
+  m.experts = experts;
   metrics_->step(m);
 }
 
@@ -245,7 +252,7 @@ StepOutcome Job::step_once(BatchStream& batches) {
   if (memory_) report_memory(micro.size());
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
-  interval_.add(outcome, global_batch_size_ * t.seq_length);
+  interval_.add(outcome, global_batch_size_ * t.seq_length, shown_terms(a_->config.model, outcome.terms));
   count(outcome);
   report_step(outcome, seconds_since(start));
   summary_.last_loss = outcome.loss;

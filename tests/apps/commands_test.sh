@@ -6,14 +6,14 @@ make_corpus
 echo "--help of every command"
 run 0 --help
 commands=$(sed -n 's/^  \([a-z]*\)  .*/\1/p' out)
-[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule inspect" ] || fail "commands: $commands"
+[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule experts inspect" ] || fail "commands: $commands"
 for command in $commands; do
   run 0 "$command" --help
   [ ! -s err ] || fail "$command --help writes to stderr"
   [ "$(wc -c < out)" -ge 230 ] || fail "$command --help is $(wc -c < out) characters long"
   grep -q "metroplex $command" out || fail "$command --help has no example"
 done
-holds "9 commands: exit 0, on stdout, with an example"
+holds "10 commands: exit 0, on stdout, with an example"
 run 0 train --help all
 for key in run.seed model.num_layers parallel.sequence_parallel optim.lr data.split checkpoint.keep_last train.seq_length; do
   prints "--$key="
@@ -245,6 +245,41 @@ python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_000006
 run 0 inspect corpus --json
 python3 -c 'import json; assert json.load(open("out"))["documents"] == 40' || fail "inspect of the dataset"
 holds "verify is EQUAL on tp 2 x pp 2; JSON and SVG of ranks, schedule and inspect parse"
+
+echo "experts"
+experts=(--nproc 2 --model.num_moe_experts=4 --parallel.expert_model_parallel_size=2 --model.moe_aux_loss_coeff=0.01
+  --train.log_experts_interval=4 --train.expert_trace_file=moe/experts.jsonl --train.metrics_file=moe/metrics.jsonl)
+mkdir moe
+run 0 train "${tiny[@]}" "${experts[@]}" --train.exit_interval=4 --checkpoint.save=moe/ck --checkpoint.save_interval=4
+prints 'iteration +4/ +8 .* lm loss: [0-9.E+]+ \| load_balancing_loss: [0-9.E+-]+ \| loss scale'
+prints '^ experts: tokens of an expert in a step'
+[ "$(grep -cE '^ +[01]( +[0-9]+){5} +\| +[0-9.]+ +[0-9.]+ +\| +0.00% \| +[0-9.]+ +[0-9.]+$' out)" = 2 ] || fail "no table of two layers"
+run 0 train "${tiny[@]}" "${experts[@]}" --checkpoint.load=moe/ck
+python3 - << 'PYTHON' || fail "the trace or the metrics are not what the model routes"
+import json
+head, *steps = map(json.loads, open("moe/experts.jsonl"))
+assert head == {"expert_trace": 1, "num_experts": 4, "topk": 2, "ep": 2, "etp": 1, "layers": [0, 1]}, head
+assert [step["iteration"] for step in steps] == list(range(1, 9))
+for step in steps:  # 4 samples of 16 tokens, half of them on each rank
+    assert [[sum(source) for source in layer] for layer in step["tokens"]] == [[64, 64], [64, 64]], step
+lines = [json.loads(line) for line in open("moe/metrics.jsonl")]
+assert [line["iteration"] for line in lines if "experts" in line] == [4, 8]
+assert all(0.5 < line["load_balancing_loss"] < 4 for line in lines)
+for row, layer in enumerate(lines[3]["experts"]):
+    sums = [sum(step["tokens"][row][source][e] for step in steps[:4] for source in (0, 1)) for e in range(4)]
+    assert layer["layer"] == row and layer["tokens max"] == max(sums) / 4 and layer["tokens min"] == min(sums) / 4
+PYTHON
+holds "a table every 4 iterations, the losses of the router, a trace that a restarted run goes on with"
+run 0 experts moe --svg experts.svg
+prints '^tokens of the 4 experts, iterations 1-8$'
+prints '^  layer 1 \|.*\|'
+run 0 experts moe/experts.jsonl --layer 1 --iteration 3 --json
+python3 -c 'import json, xml.dom.minidom as m; m.parse("experts.svg"); l, = json.load(open("out"))["layers"]; assert l["layer"] == 1 and sum(l["tokens"]) == 128 == sum(l["ranks"])' || fail "experts --json or --svg"
+run 2 experts moe --layer 7
+warns 'layer 7.*the layers 0, 1'
+run 3 experts text
+warns 'holds no expert trace'
+holds "metroplex experts draws it, finds it in a folder, and refuses what is not there"
 
 echo "tokenizer and preprocess"
 run 0 tokenizer train --input text/*.txt --output words --vocab-size 300 --model-type bpe

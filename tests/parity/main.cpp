@@ -136,7 +136,7 @@ int run(int argc, char** argv) {
                                                     {"--ep", &other.ep},       {"--etp", &other.etp}};
   for (const auto& [name, size] : sizes)
     app.add_option(name, *size, "default: the run's own")->check(CLI::PositiveNumber);
-  app.add_flag("--sp", other.sequence_parallel, "sequence parallelism, which experts want where tp is above 1");
+  app.add_flag("--sp", other.sequence_parallel, "sequence parallelism; on by itself for experts where tp is above 1");
   app.add_option("--data-parallel-sharding-strategy", other.sharding_strategy,
                  "no_shard, optim, optim_grads or optim_grads_params");
   app.add_option("--plant", plant,

@@ -172,6 +172,7 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
   apply_cfg(j.value("cfg", Json::object()), c);
   other.apply(c.parallel);
+  if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
   c.run.nproc = spec.nproc;
   c = config::resolved(c, spec.nproc);
   config::check(c, spec.nproc);

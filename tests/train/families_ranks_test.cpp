@@ -67,12 +67,6 @@ struct Result {
   size_t families = 0;
 };
 
-std::map<std::string, at::Tensor> whole_buffers(const train::Assembly& a) {
-  std::vector<train::SliceOfParam> parts;
-  for (const nn::Buffer* buffer : a.buffers) parts.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
-  return train::gather_slices(a, parts, at::kDouble);
-}
-
 Result trained(config::Config config, const How& how, at::ScalarType router, const Leg& leg = {}) {
   SCOPED_TRACE(words(how));
   config.checkpoint.load = leg.load;
@@ -93,7 +87,6 @@ Result trained(config::Config config, const How& how, at::ScalarType router, con
     }
     a->families.settle();
     mine.state = whole_state(*a);
-    for (auto& [name, tensor] : whole_buffers(*a)) mine.state[name] = tensor;
     if (!leg.save.empty()) {
       const auto saved = train::save_state(*a, {leg.to, leg.to * config.train.global_batch_size, 0});
       EXPECT_TRUE(saved.saved) << saved.problem;

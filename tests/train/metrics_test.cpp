@@ -283,5 +283,58 @@ TEST(TensorBoard, GetsEveryNthStepAndNoPointWhereThereIsNoNumber) {
   EXPECT_NE(payloads[2].find("learning-rate"), std::string::npos);
 }
 
+TEST(IterationLine, HasOtherLossesBehindTheLoss) {
+  IterationMetrics m = some_metrics();
+  m.terms = {{"load_balancing_loss", 1.25}, {"z_loss", 2}};
+  const std::string line = train::iteration_line(m);
+  EXPECT_NE(
+      line.find(" lm loss: 4.500000E+00 | load_balancing_loss: 1.250000E+00 | z_loss: 2.000000E+00 | loss scale:"),
+      std::string::npos)
+      << line;
+}
+
+train::StepMetrics step_of_experts() {
+  train::StepMetrics m = some_step();
+  m.terms = {{"z_loss", 0.5}};
+  m.experts = {{1, 10, 11, 12, 13, 14, 1.5, 1.25, 0.125, 2.5, 3.5}, {3, 1, 2, 3, 4, 5}};
+  return m;
+}
+
+TEST(ExpertLines, HaveALineALayer) {
+  const auto lines = train::expert_lines(step_of_experts().experts);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(
+      lines[2],
+      "     1       10       11       12       13       14       |   1.500    1.250  |  12.50% |     2.50     3.50");
+  const auto bars = [](const std::string& line) { return line.find('|') * 1000 + line.rfind('|'); };
+  for (size_t i = 1; i < lines.size(); ++i) EXPECT_EQ(bars(lines[i]), bars(lines[0])) << lines[i];
+}
+
+TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
+  const Folder folder;
+  config::Train config;
+  config.metrics_file = folder.at("metrics.jsonl");
+  config.tensorboard_dir = folder.at("tb");
+  config.tensorboard_log_interval = 100;  // the table has an interval of its own
+  Lines log;
+  train::Metrics(config, log).step(step_of_experts());
+  EXPECT_EQ(log.infos, train::expert_lines(step_of_experts().experts));
+  std::ifstream stream(config.metrics_file);
+  const auto line = nlohmann::json::parse(stream);
+  EXPECT_EQ(line.at("z_loss"), 0.5);
+  ASSERT_EQ(line.at("experts").size(), 2U);
+  EXPECT_EQ(line["experts"][0].at("layer"), 1);
+  EXPECT_EQ(line["experts"][0].at("tokens p90"), 13);
+  EXPECT_EQ(line["experts"][0].at("dropped"), 0.125);
+  EXPECT_EQ(line["experts"][1].at("ranks max over mean"), 1);
+  std::string points;
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) {
+    std::ifstream events(entry.path(), std::ios::binary);
+    points.append(std::istreambuf_iterator<char>(events), {});
+  }
+  EXPECT_NE(points.find("experts/layer 3/tokens max"), std::string::npos);
+  EXPECT_EQ(points.find("lm loss"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace metroplex::test

@@ -102,7 +102,8 @@ inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
   return train::train_step(a, {batches_of(a, step), step + 1, step * a.config.train.global_batch_size, false, {}});
 }
 
-// Whole tensors on rank 0: parameters under their names, optimizer state under "name kind".
+// Whole tensors on rank 0: parameters and state without gradient under their names, optimizer state under "name
+// kind".
 inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
   auto all = train::gather_whole(a, train::Gathered::data);
   std::map<std::string, std::vector<train::SliceOfParam>> kinds;
@@ -119,6 +120,9 @@ inline std::map<std::string, at::Tensor> whole_state(train::Assembly& a) {
     const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (auto& [name, tensor] : train::gather_slices(a, parts, dtype)) all[name + " " + kind] = tensor;
   }
+  std::vector<train::SliceOfParam> buffers;
+  for (const nn::Buffer* buffer : a.buffers) buffers.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
+  for (auto& [name, tensor] : train::gather_slices(a, buffers, at::kDouble)) all[name] = tensor;
   return all;
 }
 

@@ -1,0 +1,195 @@
+#include "files/expert_trace.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "base/error.h"
+#include "files/json_text.h"
+
+namespace metroplex::files {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kFormat = "expert_trace";
+constexpr int64_t kVersion = 1;
+
+std::string text_of(const ExpertTraceHead& head) {
+  Json json = Json::object();
+  json[kFormat] = kVersion;
+  json["num_experts"] = head.num_experts;
+  json["topk"] = head.topk;
+  json["ep"] = head.ep;
+  json["etp"] = head.etp;
+  json["layers"] = head.layers;
+  return json.dump();
+}
+
+// What a run can have (config/moe_keys.inc), and counts whose sums stay below 2^63.
+constexpr int64_t kMostExperts = 65536, kMostTokens = 1'000'000'000'000;
+
+int64_t size_of(const Json& json, const char* key, const std::string& where) {
+  const int64_t value = json_count(json, key, where);
+  MPX_CHECK(value >= 1 && value <= kMostExperts, "files", where, ": '", key, "' is ", value, "; 1 to ", kMostExperts,
+            " is expected");
+  return value;
+}
+
+ExpertTraceHead head_of(const std::string& line, const std::string& where) {
+  const Json json = parse_json_strictly(line, where);
+  const int64_t version = json_count(json, kFormat, where);
+  MPX_CHECK(version == kVersion, "files", where, " is an expert trace of version ", version, "; version ", kVersion,
+            " is known");
+  ExpertTraceHead head{size_of(json, "num_experts", where), size_of(json, "topk", where), size_of(json, "ep", where),
+                       size_of(json, "etp", where), json_counts(json, "layers", where)};
+  MPX_CHECK(head.num_experts % head.ep == 0, "files", where, ": ", head.num_experts,
+            " experts cannot be dealt to ep = ", head.ep, " ranks");
+  MPX_CHECK(std::adjacent_find(head.layers.begin(), head.layers.end(), std::greater_equal<>()) == head.layers.end(),
+            "files", where, ": 'layers' must name each layer once, in ascending order");
+  return head;
+}
+
+// The numbers of [sources, num_experts], behind what is in `out`.
+void add_tokens(const Json& layer, const ExpertTraceHead& head, const std::string& where, std::vector<int64_t>& out) {
+  const bool fits = layer.is_array() && static_cast<int64_t>(layer.size()) == head.sources();
+  MPX_CHECK(fits, "files", where, ": a layer of 'tokens' must have ", head.sources(), " sources, not ",
+            shortened(layer));
+  for (const Json& source : layer) {
+    const bool all = source.is_array() && static_cast<int64_t>(source.size()) == head.num_experts;
+    MPX_CHECK(all, "files", where, ": a source of 'tokens' must have ", head.num_experts, " experts, not ",
+              shortened(source));
+    for (const Json& count : source) {
+      MPX_CHECK(count.is_number_unsigned() && count.get<uint64_t>() <= uint64_t{kMostTokens}, "files", where, ": ",
+                shortened(count), " in 'tokens' is no count up to ", kMostTokens);
+      out.push_back(count.get<int64_t>());
+    }
+  }
+}
+
+ExpertTraceStep step_of(const std::string& line, const ExpertTraceHead& head, const std::string& where) {
+  const Json json = parse_json_strictly(line, where);
+  ExpertTraceStep step;
+  step.iteration = json_count(json, "iteration", where);
+  step.dropped = json_counts(json, "dropped", where);
+  const Json& tokens = json_array(json, "tokens", where);
+  MPX_CHECK(tokens.size() == head.layers.size() && step.dropped.size() == head.layers.size(), "files", where,
+            ": 'tokens' has ", tokens.size(), " layers and 'dropped' ", step.dropped.size(), ", the head names ",
+            head.layers.size());
+  for (const Json& layer : tokens) add_tokens(layer, head, where, step.tokens);
+  return step;
+}
+
+std::string text_of(const ExpertTraceStep& step, const ExpertTraceHead& head) {
+  Json tokens = Json::array();
+  auto at = step.tokens.begin();
+  for (size_t layer = 0; layer < head.layers.size(); ++layer) {
+    Json sources = Json::array();
+    for (int64_t source = 0; source < head.sources(); ++source, at += head.num_experts)
+      sources.push_back(std::vector<int64_t>(at, at + head.num_experts));
+    tokens.push_back(sources);
+  }
+  return Json{{"iteration", step.iteration}, {"tokens", tokens}, {"dropped", step.dropped}}.dump();
+}
+
+std::string where(const std::string& path, size_t line) { return base::concat("'", path, "' line ", line); }
+
+// The head of a file that has one, and where its last whole line ends.
+struct Found {
+  ExpertTraceHead head;
+  std::streamoff end = 0;
+};
+
+Found look_at(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::string line;
+  Found found;
+  for (size_t number = 1; std::getline(stream, line) && !stream.eof(); ++number) {
+    if (number == 1) found.head = head_of(line, where(path, number));
+    found.end = stream.tellg();
+  }
+  return found;
+}
+
+}  // namespace
+
+int64_t ExpertTrace::tokens(const ExpertTraceStep& step, size_t layer, int64_t expert) const {
+  int64_t sum = 0;
+  for (int64_t source = 0; source < head.sources(); ++source) {
+    const auto row = static_cast<int64_t>(layer) * head.sources() + source;
+    sum += step.tokens[static_cast<size_t>(row * head.num_experts + expert)];
+  }
+  return sum;
+}
+
+ExpertTrace read_expert_trace(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  MPX_CHECK(stream.good(), "files", "cannot read the expert trace '", path, "'; check the path");
+  ExpertTrace trace;
+  std::map<int64_t, ExpertTraceStep> steps;
+  std::string line;
+  size_t number = 0;
+  while (std::getline(stream, line) && !stream.eof()) {
+    const std::string here = where(path, ++number);
+    if (number == 1) {
+      trace.head = head_of(line, here);
+    } else {
+      ExpertTraceStep step = step_of(line, trace.head, here);
+      steps[step.iteration] = std::move(step);
+    }
+  }
+  MPX_CHECK(number > 0, "files", "'", path, "' is no expert trace: it has no whole line");
+  for (auto& [iteration, step] : steps) trace.steps.push_back(std::move(step));
+  return trace;
+}
+
+std::string find_expert_trace(const std::string& run) {
+  namespace fs = std::filesystem;
+  std::error_code code;
+  if (!fs::is_directory(run, code)) return run;
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator(run)) {
+    std::ifstream stream(entry.path(), std::ios::binary);
+    std::string begin(200, '\0');
+    if (!entry.is_regular_file(code)) continue;
+    stream.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+    if (begin.find(std::string("\"") + kFormat + "\"") != std::string::npos) found.push_back(entry.path().string());
+  }
+  std::sort(found.begin(), found.end());
+  MPX_CHECK(!found.empty(), "files", "'", run,
+            "' holds no expert trace; train with train.expert_trace_file, or name the file");
+  MPX_CHECK(found.size() == 1, "files", "'", run, "' holds ", found.size(), " expert traces, '", found[0], "' and '",
+            found[1], "' among them; name one");
+  return found[0];
+}
+
+ExpertTraceWriter::ExpertTraceWriter(const std::string& path, const ExpertTraceHead& head) : head_(head) {
+  std::error_code code;
+  const Found found = look_at(path);
+  const bool something = std::filesystem::exists(path, code) && std::filesystem::file_size(path, code) > 0;
+  MPX_CHECK(!something || found.end > 0, "files", "'", path,
+            "' is no expert trace: it has no whole line; choose another train.expert_trace_file");
+  if (found.end > 0) {
+    MPX_CHECK(found.head == head, "files", "'", path, "' is a trace of other experts, layers or ranks (",
+              text_of(found.head), ", this run: ", text_of(head), "); choose another train.expert_trace_file");
+    std::filesystem::resize_file(path, static_cast<uintmax_t>(found.end), code);  // a line that a killed run left
+  }
+  stream_.open(path, found.end > 0 ? std::ios::app | std::ios::binary : std::ios::trunc | std::ios::binary);
+  if (found.end == 0) stream_ << text_of(head) << std::endl;
+  MPX_CHECK(stream_.good() && !code, "files", "cannot write train.expert_trace_file '", path,
+            "'; choose another path");
+}
+
+bool ExpertTraceWriter::add(const ExpertTraceStep& step) {
+  MPX_ASSERT(step.tokens.size() == head_.layers.size() * static_cast<size_t>(head_.sources() * head_.num_experts) &&
+                 step.dropped.size() == head_.layers.size(),
+             "a step of another form than the head's");
+  if (!stream_.is_open()) return false;
+  stream_ << text_of(step, head_) << std::endl;
+  if (stream_.good()) return true;
+  stream_.close();
+  return false;
+}
+
+}  // namespace metroplex::files

@@ -1,0 +1,59 @@
+// The load of every expert in every iteration, as train.expert_trace_file has it (docs/moe_trace.md): JSON lines, the
+// first of which says what the others hold.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace metroplex::files {
+
+struct ExpertTraceHead {
+  int64_t num_experts = 0, topk = 0;
+  // Of the ranks that share a layer's experts: source s has expert_tensor_parallel place s % etp and holds experts [s
+  // / etp * num_experts / ep, (s / etp + 1) * num_experts / ep).
+  int64_t ep = 1, etp = 1;
+  std::vector<int64_t> layers;  // global numbers of those with experts
+
+  int64_t sources() const { return ep * etp; }
+  bool operator==(const ExpertTraceHead&) const = default;
+};
+
+struct ExpertTraceStep {
+  int64_t iteration = 0;
+  // Assignments of a step's tokens to experts: [layer, source, expert], in the order of the head, of all ranks that
+  // are the same source, and of those beyond an expert's capacity, [layer].
+  std::vector<int64_t> tokens, dropped;
+};
+
+struct ExpertTrace {
+  ExpertTraceHead head;
+  std::vector<ExpertTraceStep> steps;  // by iteration, ascending
+
+  // Of a layer (an index of head.layers) and an expert, summed over sources.
+  int64_t tokens(const ExpertTraceStep& step, size_t layer, int64_t expert) const;
+};
+
+// Throws base::Error("files") naming file, line and what is wrong. Of an iteration that is there again, as after a
+// restart from a checkpoint, the later one counts. A last line without an end, as a killed run leaves it, is left
+// out.
+ExpertTrace read_expert_trace(const std::string& path);
+
+// `run` itself, or the only trace in the folder `run`. Throws base::Error("files").
+std::string find_expert_trace(const std::string& run);
+
+class ExpertTraceWriter {
+ public:
+  // Goes on behind what is in the file. Throws base::Error("files") where that is no trace of the same head, or
+  // nothing can be written.
+  ExpertTraceWriter(const std::string& path, const ExpertTraceHead& head);
+  // False when it could not be written; the file is then left alone.
+  bool add(const ExpertTraceStep& step);
+
+ private:
+  ExpertTraceHead head_;
+  std::ofstream stream_;
+};
+
+}  // namespace metroplex::files

@@ -1,0 +1,148 @@
+// The file of expert loads: what is written is read back, runs go on in it, damage is named.
+#include "files/expert_trace.h"
+
+#include <fstream>
+#include <iterator>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "support/folder.h"
+
+namespace metroplex::files {
+namespace {
+
+const ExpertTraceHead kHead{4, 2, 2, 1, {0, 3}};
+
+ExpertTraceStep step(int64_t iteration, int64_t first) {
+  ExpertTraceStep step{iteration, {}, {first, 0}};
+  for (int64_t i = 0; i < 2 * 2 * 4; ++i) step.tokens.push_back(first + i);
+  return step;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const base::Error& error) { return error.what(); }
+  return "";
+}
+
+TEST(ExpertTrace, WhatIsWrittenIsReadBack) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  {
+    ExpertTraceWriter writer(path, kHead);
+    EXPECT_TRUE(writer.add(step(1, 10)));
+    EXPECT_TRUE(writer.add(step(2, 100)));
+  }
+  EXPECT_EQ(text_of(path).substr(0, text_of(path).find('\n')),
+            R"({"ep":2,"etp":1,"expert_trace":1,"layers":[0,3],"num_experts":4,"topk":2})");
+  const ExpertTrace trace = read_expert_trace(path);
+  EXPECT_EQ(trace.head, kHead);
+  ASSERT_EQ(trace.steps.size(), 2U);
+  EXPECT_EQ(trace.steps[1].iteration, 2);
+  EXPECT_EQ(trace.steps[1].tokens, step(2, 100).tokens);
+  EXPECT_EQ(trace.steps[1].dropped, step(2, 100).dropped);
+  EXPECT_EQ(trace.tokens(trace.steps[0], 1, 2), (10 + 8 + 2) + (10 + 12 + 2));  // layer 3: source 0 and source 1
+}
+
+TEST(ExpertTrace, ARunThatGoesOnReplacesItsIterations) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  for (const int64_t first : {1, 2}) {
+    ExpertTraceWriter writer(path, kHead);
+    for (int64_t iteration = first; iteration < first + 2; ++iteration) writer.add(step(iteration, 10 * first));
+    writer = ExpertTraceWriter(path, kHead);
+  }
+  const ExpertTrace trace = read_expert_trace(path);
+  ASSERT_EQ(trace.steps.size(), 3U);
+  EXPECT_EQ(trace.steps[0].tokens[0], 10);
+  EXPECT_EQ(trace.steps[1].tokens[0], 20) << "the later one counts";
+}
+
+TEST(ExpertTrace, ALineThatAKilledRunLeftIsPassedOver) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  ExpertTraceWriter(path, kHead).add(step(1, 0));
+  const std::string whole = text_of(path);
+  write(path, whole + "{\"iteration\": 2, \"tok");
+  EXPECT_EQ(read_expert_trace(path).steps.size(), 1U);
+  ExpertTraceWriter(path, kHead).add(step(2, 5));
+  EXPECT_EQ(text_of(path).substr(0, whole.size()), whole);
+  EXPECT_EQ(read_expert_trace(path).steps.at(1).tokens[0], 5);
+}
+
+TEST(ExpertTrace, WritesIntoNoOtherFile) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  ExpertTraceWriter(path, kHead).add(step(1, 0));
+  ExpertTraceHead other = kHead;
+  other.etp = 2;
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(path, other); }).find("other experts, layers or ranks"),
+            std::string::npos);
+  for (const char* text : {"notes", "notes\n", "{\"iteration\": 1}\n"}) {
+    write(path, text);
+    EXPECT_NE(error_of([&] { ExpertTraceWriter(path, kHead); }).find(path), std::string::npos) << text;
+    EXPECT_EQ(text_of(path), text);
+  }
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"),
+            std::string::npos);
+}
+
+TEST(ExpertTrace, DamageIsNamedWithItsLine) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  const std::string head = R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[0]})";
+  const std::pair<std::string, const char*> damaged[] = {
+      {"", "has no whole line"},
+      {"x\n", "line 1 is not JSON"},
+      {"{}\n", "line 1 has no 'expert_trace'"},
+      {"{\"expert_trace\":2}\n", "version 2"},
+      {R"({"expert_trace":1,"num_experts":0,"topk":1,"ep":1,"etp":1,"layers":[0]})"
+       "\n",
+       "'num_experts' is 0"},
+      {R"({"expert_trace":1,"num_experts":3,"topk":1,"ep":2,"etp":1,"layers":[0]})"
+       "\n",
+       "ep = 2"},
+      {R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[1,1]})"
+       "\n",
+       "ascending"},
+      {head + "\n[]\n", "line 2 is []"},
+      {head + "\n{\"iteration\":-1,\"dropped\":[0],\"tokens\":[[[1,1]]]}\n", "line 2: 'iteration' holds -1"},
+      {head + "\n{\"iteration\":1,\"dropped\":[],\"tokens\":[[[1,1]]]}\n", "'dropped' 0"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1],[1,1]]]}\n", "must have 1 sources"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1]]]}\n", "must have 2 experts"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,-1]]]}\n", "-1 in 'tokens'"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1.5]]]}\n", "1.5 in 'tokens'"},
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,9000000000000]]]}\n", "no count up to"}};
+  for (const auto& [text, words] : damaged) {
+    write(path, text);
+    const std::string error = error_of([&] { read_expert_trace(path); });
+    EXPECT_NE(error.find(words), std::string::npos) << text << error;
+    EXPECT_NE(error.find(path), std::string::npos) << error;
+  }
+  EXPECT_NE(error_of([&] { read_expert_trace(folder.at("gone")); }).find("cannot read"), std::string::npos);
+}
+
+TEST(ExpertTrace, IsFoundInTheFolderOfARun) {
+  const test::Folder folder;
+  const std::string run = folder.path();
+  EXPECT_EQ(find_expert_trace("no/such/file"), "no/such/file");
+  EXPECT_NE(error_of([&] { find_expert_trace(run); }).find("holds no expert trace"), std::string::npos);
+  write(folder.at("metrics.jsonl"), "{\"iteration\": 1}\n");
+  ExpertTraceWriter(folder.at("a.jsonl"), kHead);
+  EXPECT_EQ(find_expert_trace(run), folder.at("a.jsonl"));
+  ExpertTraceWriter(folder.at("b.jsonl"), kHead);
+  EXPECT_NE(error_of([&] { find_expert_trace(run); }).find("2 expert traces"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace metroplex::files

@@ -1,0 +1,209 @@
+// What the ranks say together of the load of their experts: the same on every layout, the trace by source, the table,
+// and nothing read or sent where nothing is due.
+#include "train/expert_loads.h"
+
+#include <numeric>
+
+#include "files/expert_load.h"
+#include "moe/load_meter.h"
+#include "support/call_log.h"
+#include "train/metrics.h"
+#include "train/support.h"
+
+namespace metroplex::test {
+namespace {
+
+constexpr int64_t kExperts = 4, kTopk = 2;
+
+struct Lines final : base::Log {
+  void info(const std::string&) override {}
+  void warn(const std::string& line) override { warnings.push_back(line); }
+  std::vector<std::string> warnings;
+};
+
+struct Experts {
+  TestLayout layout;
+  int64_t ep = 1, etp = 1;
+};
+
+// Layers 1 and 3 have experts.
+config::Config config_of(const Experts& cut_to) {
+  config::Config c = small_llama();
+  c.model.num_moe_experts = kExperts;
+  c.model.moe_layer_freq = "[0,1,0,1]";
+  c.model.init_method_std = 0.3;  // so that loads are uneven
+  c.parallel.expert_model_parallel_size = cut_to.ep;
+  c.parallel.expert_tensor_parallel_size = cut_to.etp;
+  return c;
+}
+
+struct Seen {
+  files::ExpertTrace trace;
+  std::vector<std::vector<train::ExpertMetrics>> tables;  // of each step; empty: none
+};
+
+// Four steps with a table every second one.
+Seen train_on(const Experts& cut_to, const std::string& trace_file) {
+  config::Config c = config_of(cut_to);
+  c.train.log_experts_interval = 2;
+  c.train.expert_trace_file = trace_file;
+  c = cut(c, cut_to.layout);
+  Seen seen;
+  run_cut(c, cut_to.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(c, world, kVocab);
+    Lines lines;
+    train::ExpertLoads loads(*a, lines);
+    for (int64_t step = 0; step < 4; ++step) {
+      step_at(*a, step);
+      const auto table = loads.after_step(step + 1);
+      if (world.rank() == 0) seen.tables.push_back(table);
+      else EXPECT_TRUE(table.empty());
+    }
+    EXPECT_TRUE(lines.warnings.empty());
+  });
+  if (!trace_file.empty()) seen.trace = files::read_expert_trace(trace_file);
+  return seen;
+}
+
+std::vector<int64_t> tokens_of(const files::ExpertTrace& trace, size_t step, size_t layer) {
+  std::vector<int64_t> tokens;
+  for (int64_t e = 0; e < kExperts; ++e) tokens.push_back(trace.tokens(trace.steps.at(step), layer, e));
+  return tokens;
+}
+
+const Experts kAlone{{}, 1, 1};
+const Experts kCut[] = {
+    {{1, 1, 1, 4, false}, 4, 1}, {{2, 1, 1, 2, true}, 2, 1}, {{2, 2, 1, 2, true}, 2, 2}, {{1, 2, 2, 2, false}, 1, 1}};
+
+TEST(ExpertLoads, AreTheSameOnEveryLayout) {
+  const Folder folder;
+  const Seen alone = train_on(kAlone, folder.at("alone"));
+  ASSERT_EQ(alone.trace.steps.size(), 4U);
+  EXPECT_EQ(alone.trace.head.layers, (std::vector<int64_t>{1, 3}));
+  for (size_t step = 0; step < 4; ++step) {
+    const auto tokens = tokens_of(alone.trace, step, 1);
+    EXPECT_EQ(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}), 8 * kSequence * kTopk);
+    EXPECT_GT(files::imbalance(tokens), 1.05) << "of even loads nothing could be told";
+  }
+  int number = 0;
+  for (const Experts& layout : kCut) {
+    SCOPED_TRACE(testing::Message() << "layout " << number);
+    const Seen seen = train_on(layout, folder.at(std::to_string(number++)));
+    EXPECT_EQ(seen.trace.head.sources(), layout.ep * layout.etp);
+    for (size_t step = 0; step < 4; ++step) {
+      for (size_t layer = 0; layer < 2; ++layer)
+        EXPECT_EQ(tokens_of(seen.trace, step, layer), tokens_of(alone.trace, step, layer)) << step << " " << layer;
+      ASSERT_EQ(seen.tables[step].size(), step % 2 == 1 ? 2U : 0U);
+    }
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const train::ExpertMetrics &got = seen.tables[3][layer], &one = alone.tables[3][layer];
+      EXPECT_EQ(got.layer, one.layer);
+      EXPECT_EQ(got.least, one.least);
+      EXPECT_EQ(got.most, one.most);
+      EXPECT_EQ(got.experts_max_over_mean, one.experts_max_over_mean);
+    }
+  }
+}
+
+// Every source has as many tokens as a rank sees in a step.
+TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
+  const Folder folder;
+  const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
+  const files::ExpertTraceStep& step = seen.trace.steps.at(2);
+  for (size_t row = 0; row < 2 * 4; ++row) {
+    const auto begin = step.tokens.begin() + static_cast<int64_t>(row * kExperts);
+    EXPECT_EQ(std::accumulate(begin, begin + kExperts, int64_t{0}), 8 / 4 * kSequence * kTopk);
+  }
+}
+
+// The table covers two steps; on ep 4 the load of a rank is that of its expert.
+TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
+  const Folder folder;
+  const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
+  for (size_t layer = 0; layer < 2; ++layer) {
+    std::vector<int64_t> both = tokens_of(seen.trace, 2, layer);
+    const auto last = tokens_of(seen.trace, 3, layer);
+    for (size_t e = 0; e < both.size(); ++e) both[e] += last[e];
+    const train::ExpertMetrics& m = seen.tables[3][layer];
+    EXPECT_EQ(m.most, static_cast<double>(files::quantiles(both).most) / 2);
+    EXPECT_EQ(m.p50, static_cast<double>(files::quantiles(both).p50) / 2);
+    EXPECT_DOUBLE_EQ(m.experts_max_over_mean, files::imbalance(both));
+    EXPECT_DOUBLE_EQ(m.ranks_max_over_mean, files::imbalance(both));
+    EXPECT_EQ(m.dropped, 0);
+    EXPECT_GT(m.dispatch_ms, 0);
+    EXPECT_GT(m.combine_ms, 0);
+  }
+}
+
+// Two groups of two ranks, each with all experts: the most loaded rank is that of one group.
+TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
+  const Experts layout{{1, 1, 1, 4, false}, 2, 1};
+  config::Config c = config_of(layout);
+  c.train.log_experts_interval = 1;
+  c = cut(c, layout.layout);
+  run_cut(c, layout.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(c, world, kVocab);
+    Lines lines;
+    train::ExpertLoads loads(*a, lines);
+    // 10 tokens of each rank to expert 0 (of the first rank of each group); of rank 3 another 20.
+    a->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
+    a->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
+    const auto table = loads.after_step(1);
+    if (world.rank() != 0) return;
+    EXPECT_DOUBLE_EQ(table.at(0).ranks_max_over_mean, 40 / (60.0 / 4));
+    EXPECT_EQ(table.at(0).dropped, 0.5);
+    EXPECT_EQ(table.at(1).ranks_max_over_mean, 1) << "nothing was counted";
+  });
+}
+
+TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
+  const Experts layout{{2, 1, 1, 2, true}, 2, 1};
+  config::Config c = config_of(layout);
+  c.train.log_experts_interval = 3;
+  c = cut(c, layout.layout);
+  run_cut(c, layout.layout, [&](const comm::World& world) {
+    CallLog log;
+    const comm::World watched = world.recorded(log);
+    const auto a = train::assemble(c, watched, kVocab);
+    Lines lines;
+    train::ExpertLoads loads(*a, lines);
+    for (int64_t step = 0; step < 3; ++step) {
+      step_at(*a, step);
+      log.calls.clear();
+      loads.after_step(step + 1);
+      const auto reads = std::count_if(log.calls.begin(), log.calls.end(),
+                                       [](const RecordedCall& call) { return call.name == "read_on_host"; });
+      if (step < 2) EXPECT_TRUE(log.calls.empty()) << log.calls[0].name;
+      else EXPECT_EQ(reads, world.rank() == 0 ? 1 : 0);
+    }
+  });
+}
+
+TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
+  const config::Config c = cut(config_of(kAlone), {});
+  EXPECT_FALSE(train::counts_experts(c));
+  run_cut(c, {}, [&](const comm::World& world) {
+    EXPECT_EQ(train::assemble(c, world, kVocab)->experts->meter, nullptr);
+    config::Config counted = c;
+    counted.train.log_experts_interval = 1;
+    EXPECT_NE(train::assemble(counted, world, kVocab)->experts->meter, nullptr);
+    EXPECT_EQ(train::assemble(counted, world, kVocab, /*forward_only=*/true)->experts->meter, nullptr);
+  });
+}
+
+// As Megatron-LM shows them: without the coefficient, a mean over layers.
+TEST(ExpertTerms, AreShownWithoutCoefficientsAsMeansOverLayers) {
+  config::Config c = config_of(kAlone);
+  c.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";
+  c.model.moe_aux_loss_coeff = "0.1,0.5";
+  c.model.moe_z_loss_coeff = 0.01;
+  const auto shown = train::shown_terms(
+      c.model, {{"load_balancing_loss", 0.2}, {"seq_load_balancing_loss", 1}, {"z_loss", 0.04}, {"other", 3}});
+  EXPECT_DOUBLE_EQ(shown.at("load_balancing_loss"), 1);
+  EXPECT_DOUBLE_EQ(shown.at("seq_load_balancing_loss"), 1);
+  EXPECT_DOUBLE_EQ(shown.at("z_loss"), 2);
+  EXPECT_DOUBLE_EQ(shown.at("other"), 3);
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,239 @@
+// Models with experts: what must change no bit, checkpoints that wander over layouts, tokens that are dropped, what
+// is counted once, and the memory that is predicted.
+#include <gtest/gtest.h>
+
+#include <ATen/Context.h>
+
+#include "moe/load_meter.h"
+#include "support/without_onednn.h"
+#include "train/legs.h"
+#include "train/memory_watch.h"
+#include "train/memory_yaml.h"
+
+namespace metroplex::test {
+namespace {
+
+// Groups, a bias, a shared expert with gate; all losses; jitter and dropout.
+config::Config experts(const std::string& yaml = "") {
+  config::Config config = config::parse(
+      "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, normalization: RMSNorm,"
+      " num_moe_experts: 4, moe_layer_freq: \"[1,0,1,1]\", moe_router_score_function: sigmoid,"
+      " moe_router_enable_expert_bias: true, moe_router_load_balancing_type: "
+      "\"aux_loss,seq_aux_loss,global_aux_loss\","
+      " moe_aux_loss_coeff: \"0.02,0.01,0.01\", moe_z_loss_coeff: 0.001, moe_input_jitter_eps: 0.1,"
+      " moe_shared_expert_intermediate_size: 8, moe_shared_expert_gate: true, hidden_dropout: 0.1,"
+      " attention_dropout: 0.1, init_method_std: 0.2}\n" +
+      yaml);
+  const config::Config base = small_gpt();
+  config.train = base.train;
+  config.optim = base.optim;
+  config.precision = base.precision;
+  config.data = base.data;
+  return config;
+}
+
+struct Grid {
+  TestLayout layout;
+  int64_t etp = 1, ep = 1;
+  const char* dispatcher = "auto";
+  const char* sharding = "no_shard";
+};
+
+config::Config on(config::Config config, const Grid& grid) {
+  config.parallel.expert_tensor_parallel_size = grid.etp;
+  config.parallel.expert_model_parallel_size = grid.ep;
+  config.parallel.data_parallel_sharding_strategy = grid.sharding;
+  config.model.moe_token_dispatcher_type = grid.dispatcher;
+  return config;
+}
+
+std::string words(const Grid& g) {
+  return base::concat("tp ", g.layout.tp, " pp ", g.layout.pp, " vpp ", g.layout.vpp, " dp ", g.layout.dp, " etp ",
+                      g.etp, " ep ", g.ep, " ", g.dispatcher, " ", g.sharding);
+}
+
+const Grid kGrids[] = {{{}},
+                       {{.dp = 4}, 1, 4, "alltoall", "optim"},
+                       {{.dp = 4}, 2, 2, "allgather", "optim_grads"},
+                       {{.tp = 2, .dp = 2, .sp = true}, 1, 4, "hierarchical", "optim_grads_params"},
+                       {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "alltoall", "no_shard"},
+                       {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "alltoall", "optim_grads_params"}};
+
+void expect_same_bits(const Outcome& got, const Outcome& wanted) {
+  EXPECT_EQ(got.losses, wanted.losses);
+  EXPECT_EQ(got.norms, wanted.norms);
+  expect_equal_state(got.state, wanted.state);
+}
+
+// Losses to 1e-12 and parameters to 1e-10, see train/verify.h.
+void expect_close(const Outcome& got, const Outcome& wanted) {
+  ASSERT_EQ(got.losses.size(), wanted.losses.size());
+  for (size_t i = 0; i < wanted.losses.size(); ++i)
+    EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-12 * wanted.losses[i]);
+  ASSERT_EQ(got.state.size(), wanted.state.size());
+  for (const auto& [name, tensor] : wanted.state)
+    EXPECT_LE((got.state.at(name) - tensor).abs().max().item<double>(), 1e-10) << name;
+}
+
+// Losses, drops, counts and the running counts of the global loss are taken once, however often a forward runs.
+TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
+  const std::string forms[] = {full_recompute("recompute_method: uniform, recompute_num_layers: 1"),
+                               full_recompute("recompute_method: uniform, recompute_num_layers: 2"),
+                               full_recompute("recompute_method: block, recompute_num_layers: 1"),
+                               selective_recompute("moe"),
+                               selective_recompute("moe_act"),
+                               selective_recompute("moe, shared_experts, core_attn, mlp, layernorm"),
+                               selective_recompute("moe_act, activation, layernorm"),
+                               "memory: {offload_activations: file}\n"};
+  for (const std::string capacity : {"", "1.0"}) {
+    for (const Grid& grid : kGrids) {
+      const auto run = [&](const std::string& yaml) {
+        config::Config config = experts(yaml);
+        if (!capacity.empty()) config.model.moe_expert_capacity_factor = 1.0;
+        return run_leg(on(config, grid), {grid.layout, "", "", 0, 2});
+      };
+      const Outcome kept = run("");
+      for (const std::string& form : forms) {
+        const bool one_layer = grid.layout.pp * grid.layout.vpp == 4;  // in each chunk
+        if (one_layer && form.find("num_layers: 2") != std::string::npos) continue;
+        SCOPED_TRACE(words(grid) + " capacity " + capacity + " " + form);
+        expect_same_bits(run(form), kept);
+      }
+    }
+  }
+}
+
+// ep 4 x etp 1 becomes ep 2 x etp 2 becomes one rank; the expert bias and Adam's moments among what wanders.
+TEST(ExpertsRanks, ACheckpointGoesOnInAnyOtherLayout) {
+  config::Config config = experts();
+  config.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";  // the global loss depends on dp
+  config.model.moe_aux_loss_coeff = "0.02,0.01";
+  const Outcome straight = run_leg(on(config, {}), {{}, "", "", 0, 5});
+  const Grid wander[] = {{{.dp = 4}, 1, 4, "alltoall", "optim"},
+                         {{.tp = 2, .dp = 2, .sp = true}, 2, 2, "allgather", "optim_grads_params"},
+                         {{}},
+                         {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "alltoall", "optim_grads"},
+                         {{.pp = 2, .vpp = 2, .dp = 4}, 2, 2, "hierarchical", "no_shard"}};
+  const Folder folder;
+  std::string load;
+  Outcome last;
+  std::vector<double> losses;
+  for (int64_t step = 0; step < 5; ++step) {
+    SCOPED_TRACE(words(wander[step]));
+    const std::string save = folder.at("step" + std::to_string(step));
+    last = run_leg(on(config, wander[step]), {wander[step].layout, load, save, step, step + 1});
+    losses.insert(losses.end(), last.losses.begin(), last.losses.end());
+    load = save;
+  }
+  last.losses = losses;
+  expect_close(last, straight);
+  EXPECT_GT(last.state.at("decoder.layers.2.mlp.router.expert_bias").abs().max().item<double>(), 1e-3);
+}
+
+// The capacity is that of a rank's tokens: layouts that leave a microbatch whole drop the same ones, sent by whatever
+// dispatcher, padded or not.
+TEST(ExpertsRanks, DroppedTokensAreTheSameInEveryLayoutThatKeepsMicrobatchesWhole) {
+  for (const char* policy : {"probs", "position"}) {
+    config::Config config = experts();
+    config.model.moe_router_load_balancing_type = "aux_loss";
+    config.model.moe_aux_loss_coeff = "0.02";
+    config.model.moe_expert_capacity_factor = 0.75;
+    config.model.moe_token_drop_policy = policy;
+    const Outcome one = run_leg(on(config, {}), {{}, "", "", 0, 3});
+    config::Config dropless = config;
+    dropless.model.moe_expert_capacity_factor = 0;
+    EXPECT_NE(run_leg(on(dropless, {}), {{}, "", "", 0, 3}).losses, one.losses);
+    for (const Grid& grid : {Grid{{.dp = 4}, 1, 4, "alltoall"}, Grid{{.dp = 4}, 2, 2, "allgather"},
+                             Grid{{.pp = 2, .dp = 2}, 2, 1, "hierarchical"}, Grid{{.dp = 2}, 1, 2, "alltoall"}}) {
+      for (const bool pads : {false, true}) {
+        SCOPED_TRACE(words(grid) + (pads ? " padded " : " ") + policy);
+        at::globalContext().setDeterministicAlgorithms(true, false);  // padding is NaN
+        config.model.moe_pad_expert_input_to_capacity = pads;
+        expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), one);
+        at::globalContext().setDeterministicAlgorithms(false, false);
+      }
+    }
+  }
+}
+
+TEST(ExpertsRanks, TheGlobalLossIsThatOfOneRankAtEqualDataParallelSize) {
+  const Outcome one = run_leg(on(experts(), {{.dp = 2}}), {{.dp = 2}, "", "", 0, 3});
+  for (const Grid& grid : {Grid{{.pp = 2, .dp = 2}, 1, 2}, Grid{{.tp = 2, .dp = 2, .sp = true}, 1, 4, "alltoall"},
+                           Grid{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "allgather", "optim"}}) {
+    SCOPED_TRACE(words(grid));
+    expect_close(run_leg(on(experts(), grid), {grid.layout, "", "", 0, 3}), one);
+  }
+}
+
+TEST(ExpertsRanks, PerTokenLossesAndOverlappedSharedExpertsChangeNothingOfLayouts) {
+  config::Config config = experts();
+  config.model.moe_router_load_balancing_type = "aux_loss";
+  config.model.moe_aux_loss_coeff = "0.02";
+  for (const bool per_token : {false, true}) {
+    config.train = small_gpt().train;
+    config.train.calculate_per_token_loss = per_token;
+    const Outcome one = run_leg(on(config, {}), {{}, "", "", 0, 3});
+    for (const Grid& grid :
+         {Grid{{.dp = 4}, 1, 4, "alltoall"}, Grid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "hierarchical"}}) {
+      SCOPED_TRACE(words(grid));
+      config::Config overlapped = on(config, grid);
+      overlapped.model.moe_shared_expert_overlap = true;
+      expect_close(run_leg(overlapped, {grid.layout, "", "", 0, 3}), one);
+    }
+  }
+}
+
+// One routing of all tokens, whoever does the products and however tokens are sent.
+TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
+  config::Config config = experts();
+  const Grid grid{{.dp = 2}, 1, 2, "alltoall"};
+  const Outcome grouped = run_leg(on(config, grid), {grid.layout, "", "", 0, 3});
+  config.model.moe_grouped_gemm = false;
+  expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), grouped);
+}
+
+// Where shapes do not depend on the routing, all that a step holds is predicted to the byte.
+TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
+  const WithoutOneDnn without;
+  struct Case {
+    Grid grid;
+    std::string yaml;
+    double capacity = 0;
+    bool pads = false;
+  };
+  const Case cases[] = {{{}, "", 0, false},
+                        {{}, kBf16, 0, false},
+                        {{}, "precision: {params_dtype: fp64}\n", 0, false},
+                        {{}, selective_recompute("moe"), 0, false},
+                        {{}, selective_recompute("moe_act, shared_experts"), 0, false},
+                        {{}, full_recompute("recompute_method: uniform, recompute_num_layers: 1"), 0, false},
+                        {{}, "memory: {offload_activations: file}\n", 0, false},
+                        {{}, "", 1.25, false},
+                        {{{.dp = 2}, 1, 2, "allgather", "optim"}, "", 0, false},
+                        {{{.dp = 4}, 2, 2, "allgather", "optim_grads_params"}, kBf16, 0, false},
+                        {{{.dp = 4}, 2, 2, "alltoall", "optim_grads"}, "", 1.0, true},
+                        {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "allgather"}, "", 0, false}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(words(c.grid) + " " + c.yaml + base::concat(" capacity ", c.capacity));
+    config::Config config = experts(c.yaml);
+    if (!c.yaml.empty()) config.precision = config::parse(c.yaml).precision;
+    else config.precision.params_dtype = "fp32";
+    config.train.micro_batch_size = 2;
+    config.train.seq_length = 32;
+    config.model.max_position_embeddings = 32;
+    config.train.global_batch_size = 16;
+    config.model.moe_expert_capacity_factor = c.capacity;
+    config.model.moe_pad_expert_input_to_capacity = c.pads;
+    config = cut(on(config, c.grid), c.grid.layout);
+    const auto ranks = static_cast<int>(c.grid.layout.ranks());
+    comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
+                      [&](const comm::World& world) {
+                        SCOPED_TRACE(words(c.grid) + c.yaml + base::concat(" rank ", world.rank()));
+                        expect_predicted_memory(config, kVocab, world);
+                      });
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
