@@ -209,7 +209,9 @@ TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
         for (const auto& [layer, load] : a->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
         return sum;
       };
-      train::evaluate_step(*a, batches_of(*a, 0));
+      std::vector<nn::Microbatch> evaluated = batches_of(*a, 0);
+      for (nn::Microbatch& batch : evaluated) batch.training = false;
+      train::evaluate_step(*a, evaluated);
       EXPECT_EQ(counted(), 0);
       step_at(*a, 0);
       const config::Train& t = config.train;
