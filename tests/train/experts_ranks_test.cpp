@@ -9,7 +9,6 @@
 #include "train/legs.h"
 #include "train/memory_watch.h"
 #include "train/memory_yaml.h"
-#include "train/predict.h"
 
 namespace metroplex::test {
 namespace {
@@ -194,6 +193,31 @@ TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
   expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), grouped);
 }
 
+// Tokens that count: forwards of training, each once.
+TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
+  for (const char* recompute : {"",
+                                "memory: {recompute_granularity: full, recompute_method: uniform,"
+                                " recompute_num_layers: 1}\n"}) {
+    config::Config config = on(experts(recompute), {});
+    config.train.log_experts_interval = 1;
+    config = cut(config, {});
+    run_cut(config, {}, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      ASSERT_TRUE(a->experts && a->experts->meter);
+      const auto counted = [&] {
+        int64_t sum = 0;
+        for (const auto& [layer, load] : a->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
+        return sum;
+      };
+      train::evaluate_step(*a, batches_of(*a, 0));
+      EXPECT_EQ(counted(), 0);
+      step_at(*a, 0);
+      const config::Train& t = config.train;
+      EXPECT_EQ(counted(), 3 * 2 * t.global_batch_size * t.seq_length);  // layers, top-k
+    });
+  }
+}
+
 // Where shapes do not depend on the routing, all that a step holds is predicted to the byte.
 TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
   const WithoutOneDnn without;
@@ -230,13 +254,8 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
     const auto ranks = static_cast<int>(c.grid.layout.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
-                        cuda::MemoryMeter meter;
-                        const auto a = train::assemble(config, world, kVocab);
-                        MemoryWatch watch(*a, meter);
-                        train_watched(*a, watch);
-                        const auto want = train::predict_memory({config, world.size(), world.rank(), kVocab});
-                        EXPECT_NEAR(watch.most(), most_of_step(want), kScalars)
-                            << words(c.grid) << c.yaml << " rank " << world.rank();
+                        SCOPED_TRACE(words(c.grid) + c.yaml + base::concat(" rank ", world.rank()));
+                        expect_predicted_memory(config, kVocab, world);
                       });
   }
 }

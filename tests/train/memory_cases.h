@@ -147,6 +147,8 @@ inline std::vector<MemoryCase> peak_cases() {
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
       {"llama tp 2 sp large vocabulary", true, {2, 1, 1, 1, true}, "", 500},
       {"gpt pp 2", false, {1, 2, 1, 1, false}},
+      {"gpt pp 2 tp 2 sp", false, {2, 2, 1, 1, true}},
+      {"gpt pp 2 tp 2 sp dp 2", false, {2, 2, 1, 2, true}},
       {"gpt pp 4 bf16", false, {1, 4, 1, 1, false}, kBf16},
       {"llama pp 2 vpp 2", true, {1, 2, 2, 1, false}},
       {"gpt zero 0 dp 2", false, {1, 1, 1, 2, false}},

@@ -6,6 +6,7 @@
 
 #include "cuda/memory_meter.h"
 #include "plan/memory.h"
+#include "train/predict.h"
 #include "train/support.h"
 
 namespace metroplex::test {
@@ -87,5 +88,25 @@ inline int64_t most_of_step(const plan::MemoryPrediction& p) {
 // What both may differ by: the loss and its gradient, scalars of at most 8 bytes, which a step holds or not at the
 // moment when a block begins. A tensor of activations of these models has 256 bytes at least.
 constexpr int64_t kScalars = 16;
+
+// Trains two steps and compares the most that this rank held, in all and while each block ran, with the prediction.
+inline void expect_predicted_memory(const config::Config& config, int64_t vocab, const comm::World& world) {
+  cuda::MemoryMeter meter;
+  const auto a = train::assemble(config, world, vocab);
+  MemoryWatch watch(*a, meter);
+  train_watched(*a, watch);
+  const plan::MemoryPrediction want = train::predict_memory({config, world.size(), world.rank(), vocab});
+  ASSERT_EQ(watch.moments.size(), want.moments.size());
+  for (size_t i = 0; i < want.moments.size(); ++i) {
+    const MemoryWatch::Moment& got = watch.moments[i];
+    const plan::ReplayMoment& wanted = want.moments[i];
+    ASSERT_EQ(got.action, wanted.action);
+    ASSERT_EQ(got.block, wanted.block);
+    ASSERT_EQ(got.backward, wanted.backward);
+    EXPECT_NEAR(got.most, wanted.most, kScalars)
+        << "action " << got.action << " block " << got.block << (got.backward ? " backward" : " forward");
+  }
+  EXPECT_NEAR(watch.most(), most_of_step(want), kScalars);
+}
 
 }  // namespace metroplex::test

@@ -2,30 +2,10 @@
 // but for scalars.
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
-#include "train/predict.h"
 #include "support/without_onednn.h"
 
 namespace metroplex::test {
 namespace {
-
-void compare(const config::Config& config, int64_t vocab, const comm::World& world) {
-  cuda::MemoryMeter meter;
-  const auto a = train::assemble(config, world, vocab);
-  MemoryWatch watch(*a, meter);
-  train_watched(*a, watch);
-  const plan::MemoryPrediction want = train::predict_memory({config, world.size(), world.rank(), vocab});
-  ASSERT_EQ(watch.moments.size(), want.moments.size());
-  for (size_t i = 0; i < want.moments.size(); ++i) {
-    const MemoryWatch::Moment& got = watch.moments[i];
-    const plan::ReplayMoment& wanted = want.moments[i];
-    ASSERT_EQ(got.action, wanted.action);
-    ASSERT_EQ(got.block, wanted.block);
-    ASSERT_EQ(got.backward, wanted.backward);
-    EXPECT_NEAR(got.most, wanted.most, kScalars)
-        << "action " << got.action << " block " << got.block << (got.backward ? " backward" : " forward");
-  }
-  EXPECT_NEAR(watch.most(), most_of_step(want), kScalars);
-}
 
 TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
   const WithoutOneDnn without;
@@ -37,7 +17,7 @@ TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
                         SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
-                        compare(config, c.vocab, world);
+                        expect_predicted_memory(config, c.vocab, world);
                       });
   }
 }
@@ -66,7 +46,7 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
                    "precision: {params_dtype: " + dtype + "}\n";
           SCOPED_TRACE(family + " " + dtype + " " + form + (dropout ? "with dropout" : ""));
           const config::Config config = peak_config(c);
-          run_cut(config, c.cut, [&](const comm::World& world) { compare(config, c.vocab, world); });
+          run_cut(config, c.cut, [&](const comm::World& world) { expect_predicted_memory(config, c.vocab, world); });
           ++compared;
         }
       }
