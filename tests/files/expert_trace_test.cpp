@@ -93,8 +93,7 @@ TEST(ExpertTrace, WritesIntoNoOtherFile) {
     EXPECT_NE(error_of([&] { ExpertTraceWriter(path, kHead); }).find(path), std::string::npos) << text;
     EXPECT_EQ(text_of(path), text);
   }
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"), std::string::npos);
 }
 
 TEST(ExpertTrace, DamageIsNamedWithItsLine) {
