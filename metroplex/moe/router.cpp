@@ -40,7 +40,7 @@ struct Router::State {
 
   Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
     const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
-    if (!config::sinkhorn(model)) return route(logits, rule, bias.data, chosen);
+    if (!config::sinkhorn(model)) return route(target, logits, rule, {bias.data, chosen});
     if (chosen.defined() || !training) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
     // Balanced over the whole microbatch, whichever ranks its tokens are on.
     const at::NoGradGuard no_grad;

@@ -6,7 +6,10 @@
 #include <limits>
 
 #include "base/error.h"
+#include "comm/autograd_node.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/sinkhorn.h"
+#include "nn/wide.h"
 
 namespace metroplex::moe {
 namespace {
@@ -31,24 +34,45 @@ at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
 
 at::Tensor normalized(const at::Tensor& scores) { return scores / (scores.sum(-1, true) + kTiny); }
 
-// Scores of a row that are not softmax's grow with their logits, and so do softmax's among each other: where nothing
-// else takes part, the choice by logits is the same, and finer where scores are rounded to one value.
-at::Tensor choice(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias) {
-  const at::NoGradGuard no_grad;
-  const bool softmax = rule.score_function == ScoreFunction::softmax;
-  MPX_ASSERT(!(softmax && bias.defined()), "an expert bias with softmax");
-  const bool by_logits = !bias.defined() && (rule.num_groups == 0 || (softmax && !rule.pre_softmax));
-  if (by_logits) return choose(logits, rule);
-  const at::Tensor scores = scores_of(logits, rule.score_function);
-  return choose(bias.defined() ? scores + bias : scores, rule);
+namespace kernels = cuda::kernels;
+
+kernels::RouteShape route_shape(const at::Tensor& logits, const TopKRule& rule) {
+  kernels::RouteShape shape{logits.size(0), logits.size(1), rule.k};
+  if (rule.scaling_factor > 0) shape.scale = rule.scaling_factor;
+  if (rule.score_function == ScoreFunction::sigmoid) shape.score = kernels::RouteScore::sigmoid;
+  else if (rule.score_function == ScoreFunction::sqrtsoftplus) shape.score = kernels::RouteScore::sqrtsoftplus;
+  else if (rule.pre_softmax) shape.score = kernels::RouteScore::softmax_of_all;
+  return shape;
 }
 
-at::Tensor probs_of(const at::Tensor& logits, const at::Tensor& experts, const TopKRule& rule) {
-  if (rule.score_function == ScoreFunction::softmax) {
-    return rule.pre_softmax ? at::softmax(logits, -1).gather(1, experts) : at::softmax(logits.gather(1, experts), -1);
-  }
-  const at::Tensor scores = scores_of(logits.gather(1, experts), rule.score_function);
-  return rule.k > 1 ? normalized(scores) : scores;
+// Calls body(T{}) with the type of logits.
+template <class Body>
+void dispatch_wide(const at::Tensor& logits, const Body& body) {
+  logits.scalar_type() == at::kDouble ? body(double{}) : body(float{});
+}
+
+at::Tensor probs_gradient(const cuda::Target& target, const Routing& saved, const at::Tensor& logits,
+                          const kernels::RouteShape& shape) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor dprobs = saved.probs.contiguous();
+  at::Tensor dlogits = at::empty_like(logits);
+  dispatch_wide(logits, [&](auto zero) {
+    using T = decltype(zero);
+    const kernels::RouteBackward<T> operands{nn::elements<T>(dprobs), nn::elements<T>(logits),
+                                             static_cast<const int64_t*>(saved.experts.const_data_ptr()),
+                                             nn::elements<T>(dlogits)};
+    cuda::launch(target, {"route_backward", {&dprobs, &logits, &saved.experts}, {&dlogits}, {{"scale", shape.scale}}},
+                 kernels::route_backward<T>, kernels::route_backward_cuda<T>, operands, shape);
+  });
+  return dlogits;
+}
+
+// Of groups, the choice by the scores that they are formed by.
+at::Tensor choose_of_groups(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  const bool by_logits = rule.score_function == ScoreFunction::softmax && !rule.pre_softmax;
+  const at::Tensor scores = by_logits ? logits : scores_of(logits, rule.score_function);
+  return choose(bias.defined() ? scores + bias : scores, rule);
 }
 
 }  // namespace
@@ -81,16 +105,42 @@ at::Tensor choose(const at::Tensor& scores, const TopKRule& rule) {
   return std::get<1>(kept.view({tokens, -1}).topk(rule.k, -1));
 }
 
-Routing route(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias, const at::Tensor& chosen) {
-  Routing routing;
-  routing.experts = chosen.defined() ? chosen : choice(logits.detach(), rule, bias);
-  routing.probs = probs_of(logits, routing.experts, rule);
-  if (rule.scaling_factor > 0) routing.probs = routing.probs * rule.scaling_factor;
+Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRule& rule, const Choice& choice) {
+  MPX_ASSERT(!(rule.score_function == ScoreFunction::softmax && choice.bias.defined()),
+             "an expert bias with softmax");
+  kernels::RouteShape shape = route_shape(logits, rule);
+  const at::Tensor x = logits.detach().contiguous();
+  Routing routing{choice.chosen, {}};
+  if (!routing.experts.defined() && rule.num_groups > 0) routing.experts = choose_of_groups(x, rule, choice.bias);
+  shape.chosen = routing.experts.defined();
+  {
+    const at::NoGradGuard no_grad;
+    const at::Tensor bias = choice.bias.defined() ? choice.bias.to(x.scalar_type()) : at::Tensor();
+    if (!shape.chosen) routing.experts = at::empty({shape.tokens, shape.k}, x.options().dtype(at::kLong));
+    routing.experts = routing.experts.contiguous();
+    routing.probs = at::empty({shape.tokens, shape.k}, x.options());
+    dispatch_wide(x, [&](auto zero) {
+      using T = decltype(zero);
+      const kernels::RouteForward<T> operands{nn::elements<T>(x), nn::elements<T>(bias),
+                                              static_cast<int64_t*>(routing.experts.mutable_data_ptr()),
+                                              nn::elements<T>(routing.probs)};
+      cuda::launch(target,
+                   {"route_forward",
+                    {&x, &bias, &routing.experts},
+                    {&routing.experts, &routing.probs},
+                    {{"scale", shape.scale}}},
+                   kernels::route_forward<T>, kernels::route_forward_cuda<T>, operands, shape);
+    });
+  }
+  routing.probs =
+      comm::attach(routing.probs, {logits},
+                   [target, x, shape, experts = routing.experts](const at::Tensor& dy) -> comm::Gradients {
+                     return {probs_gradient(target, {experts, dy}, x, shape)};
+                   });
   return routing;
 }
 
 at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance) {
-  namespace kernels = cuda::kernels;
   const at::NoGradGuard no_grad;
   const at::Tensor in = logits.detach().contiguous(), out = at::empty_like(in);
   const at::Tensor factors = at::empty({in.size(0) + 2 * in.size(1)}, in.options());

@@ -30,10 +30,13 @@ TopKRule topk_rule(const config::Model& model);
 // [T, k] of scores [T, E], in descending order of the scores: the best k; with groups, of the group_topk groups whose
 // sum of their best k / group_topk scores is largest. Without gradient.
 at::Tensor choose(const at::Tensor& scores, const TopKRule& rule);
-// The choice by scores + `bias` [E] (undefined: none; softmax has none) and the probabilities by the scores alone.
-// With `chosen` [T, k] defined the choice is given. The order of a row is that of the choice.
-Routing route(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias = {},
-              const at::Tensor& chosen = {});
+// The choice by scores + `bias` [E] (undefined: none; softmax has none) and the probabilities by the scores alone, in
+// one kernel (cuda/kernels/route.h). With `chosen` [T, k] defined the choice is given. The order of a row is that of
+// the choice; of equal scores the lower expert is better, unless there are groups.
+struct Choice {
+  at::Tensor bias, chosen;
+};
+Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRule& rule, const Choice& choice = {});
 // Balanced by sinkhorn() in training; the probabilities are a sigmoid (k = 1) or a softmax over all experts. `chosen`
 // likewise.
 Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, int64_t k, bool training,

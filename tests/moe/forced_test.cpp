@@ -118,7 +118,8 @@ TEST(Forced, GradientsPassThroughToTheLogits) {
   const at::Tensor logits = sample({16, kExperts}, 1).requires_grad_(true), weights = sample({16, kExperts}, 2);
   const at::Tensor drawn = forced.draw(logits, 2, batch), y = drawn.detach().clone().requires_grad_(true);
   const moe::TopKRule rule = moe::topk_rule(model);
-  const at::Tensor probs = moe::dense_probs(moe::route(drawn, rule), kExperts), wanted = plain_route(y, rule).probs;
+  const at::Tensor probs = moe::dense_probs(moe::route({}, drawn, rule), kExperts),
+                   wanted = plain_route(y, rule).probs;
   EXPECT_LE(largest(torch::autograd::grad({(probs * weights).sum()}, {logits})[0] -
                     torch::autograd::grad({(wanted * weights).sum()}, {y})[0]),
             1e-14);

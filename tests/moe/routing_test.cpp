@@ -47,7 +47,7 @@ TEST(Routing, EveryRuleIsThePlainFormulaWithItsGradient) {
     const at::Tensor values = sample({37, 8}, 5).mul(4), weights = sample({37, 8}, 6);
     const at::Tensor bias = c.bias ? sample({8}, 7) : at::Tensor();
     const at::Tensor x = leaf(values), y = leaf(values);
-    const moe::Routing got = moe::route(x, c.rule, bias);
+    const moe::Routing got = moe::route({}, x, c.rule, {bias, {}});
     const PlainRouting wanted = plain_route(y, c.rule, bias);
     ASSERT_TRUE(moe::dense_map(got.experts, 8).equal(wanted.map));
     const at::Tensor probs = moe::dense_probs(got, 8);
@@ -66,13 +66,25 @@ TEST(Routing, AGivenChoiceGetsItsOwnProbabilities) {
   const at::Tensor logits = sample({9, 6}, 3).mul(3);
   const at::Tensor chosen = at::stack({at::arange(9).remainder(6), (at::arange(9) + 2).remainder(6)}, 1);
   for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid}) {
-    const moe::Routing routing = moe::route(logits, {2, function, false, 0, 0, 0}, {}, chosen);
+    const moe::Routing routing = moe::route({}, logits, {2, function, false, 0, 0, 0}, {{}, chosen});
     EXPECT_TRUE(routing.experts.equal(chosen));
     const at::Tensor kept = moe::dense_map(chosen, 6).to(at::kDouble);
     const at::Tensor scores =
         (function == ScoreFunction::softmax ? logits.exp() : plain_scores(logits, function)) * kept;
     EXPECT_LE(largest(moe::dense_probs(routing, 6) - scores / scores.sum(-1, true)), kRounding);
   }
+}
+
+TEST(Routing, OfEqualScoresTheLowerExpertIsBetterAndWhatIsNoNumberWorst) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  const at::Tensor logits =
+      at::tensor({1.0, 2.0, 2.0, 1.0, none, 2.0, none, none, none, none, none, none}, at::kDouble);
+  const at::Tensor experts = moe::route({}, logits.view({2, 6}), {.k = 4}).experts;
+  EXPECT_TRUE(experts.equal(at::tensor({1, 2, 5, 0, 0, 1, 2, 3}, at::kLong).view({2, 4})));
+  const at::Tensor biased = moe::route({}, at::zeros({1, 4}), {2, ScoreFunction::sigmoid, false, 0, 0, 0},
+                                       {at::tensor({0.0, 0.5, 0.25, 0.5}, at::kFloat), {}})
+                                .experts;
+  EXPECT_TRUE(biased.equal(at::tensor({1, 3}, at::kLong).view({1, 2})));
 }
 
 // One token after the other, with a list a expert.
@@ -98,7 +110,7 @@ TEST(Routing, AnExpertKeepsItsCapacityByProbabilityOrPositionAndTheFirstOfEquals
   for (const DropPolicy policy : {DropPolicy::probs, DropPolicy::position}) {
     for (const int64_t capacity : {0, 1, 7, 16, 40}) {
       const at::Tensor x = leaf(values);
-      const moe::Routing all = moe::route(x, {.k = 2});
+      const moe::Routing all = moe::route({}, x, {.k = 2});
       const moe::Routing kept = moe::drop(all, 5, capacity, policy);
       const at::Tensor wanted = plain_kept(all, 5, capacity, policy);
       ASSERT_TRUE(moe::dense_map(kept.experts, 5).equal(wanted)) << capacity;
@@ -168,7 +180,7 @@ TEST(Routing, ShapesAreKnownWithoutValues) {
   const cuda::Target target{.meta = true};
   for (const RouteCase& c : route_cases()) {
     const at::Tensor bias = c.bias ? at::empty({8}, logits.options()) : at::Tensor();
-    const moe::Routing routing = moe::route(logits, c.rule, bias);
+    const moe::Routing routing = moe::route(target, logits, c.rule, {bias, {}});
     EXPECT_EQ(routing.experts.sizes(), (std::vector<int64_t>{12, c.rule.k}));
     for (const DropPolicy policy : {DropPolicy::probs, DropPolicy::position}) {
       const moe::Routing kept = moe::drop(routing, 8, 2, policy);

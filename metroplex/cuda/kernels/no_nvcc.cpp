@@ -15,6 +15,7 @@
 #include "cuda/kernels/permutation.h"
 #include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/rope.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/sinkhorn.h"
 #include "cuda/kernels/step_state.h"
 
@@ -198,9 +199,19 @@ template <class T>
 void sinkhorn_cuda(const T*, T*, T*, const SinkhornShape&, CUstream_st*) {
   no_kernel("sinkhorn");
 }
-#define MPX_WIDE(T)                                                                \
-  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*); \
-  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*)
+template <class T>
+void route_forward_cuda(const RouteForward<T>&, const RouteShape&, CUstream_st*) {
+  no_kernel("route_forward");
+}
+template <class T>
+void route_backward_cuda(const RouteBackward<T>&, const RouteShape&, CUstream_st*) {
+  no_kernel("route_backward");
+}
+#define MPX_WIDE(T)                                                                             \
+  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);              \
+  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*);         \
+  template void route_forward_cuda<T>(const RouteForward<T>&, const RouteShape&, CUstream_st*); \
+  template void route_backward_cuda<T>(const RouteBackward<T>&, const RouteShape&, CUstream_st*)
 MPX_WIDE(float);
 MPX_WIDE(double);
 

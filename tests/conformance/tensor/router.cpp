@@ -68,7 +68,7 @@ std::string routing(const Json& test) {
   rule.scaling_factor = number("scaling_factor");
   const Json bias = args.value("expert_bias", Json());
   const at::Tensor logits = floats(test.at("logits"));
-  const moe::Routing got = moe::route(logits, rule, bias.is_null() ? at::Tensor() : floats(bias));
+  const moe::Routing got = moe::route({}, logits, rule, {bias.is_null() ? at::Tensor() : floats(bias), {}});
   const int64_t experts = logits.size(1);
   return first_of(
       {compare_tensors("routing_map", moe::dense_map(got.experts, experts), map_of(test.at("routing_map")), 0),

@@ -1,0 +1,103 @@
+// The formulas of route.h for the k chosen experts of one row, for one thread of the CPU or of a GPU. The whole row
+// is the caller's.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/kernels/route.h"
+
+#ifdef __CUDACC__
+#define MPX_BOTH __host__ __device__ inline
+#else
+#define MPX_BOTH inline
+#endif
+
+namespace metroplex::cuda::kernels {
+
+constexpr double kLeastSum = 1e-20;  // is added to sums of scores, which may be 0
+
+template <class T>
+MPX_BOTH T sigmoid_of(T x) {
+  return T(1) / (T(1) + std::exp(-x));
+}
+// As libtorch: beyond 20 softplus(x) is x.
+template <class T>
+MPX_BOTH T sqrtsoftplus_of(T x) {
+  return std::sqrt(x > T(20) ? x : std::log1p(std::exp(x)));
+}
+
+// Scores that are made of one logit alone.
+template <class T>
+MPX_BOTH T own_score(RouteScore score, T x) {
+  return score == RouteScore::sigmoid ? sigmoid_of(x) : sqrtsoftplus_of(x);
+}
+// Its derivative, at the logit x with the score s.
+template <class T>
+MPX_BOTH T own_slope(RouteScore score, T x, T s) {
+  if (score == RouteScore::sigmoid) return s * (T(1) - s);
+  return s > T(0) ? sigmoid_of(x) / (T(2) * s) : T(0);
+}
+
+// What the choice compares: of what is no number, the least.
+template <class T>
+MPX_BOTH T comparable(T x) {
+  return x == x ? x : -static_cast<T>(INFINITY);
+}
+
+// Of a row's exponentials, taken after its largest logit is subtracted.
+template <class T>
+struct RowSoftmax {
+  T largest = 0, sum = 1;
+};
+
+// probs[j] of logits[experts[j]]. `all`: of the whole row, for softmax_of_all.
+template <class T>
+MPX_BOTH void chosen_probs(const T* logits, const int64_t* experts, T* probs, const RowSoftmax<T>& all,
+                           const RouteShape& s) {
+  T sum = 0, largest = all.largest;
+  if (s.score == RouteScore::softmax_of_chosen) {
+    largest = logits[experts[0]];
+    for (int64_t j = 1; j < s.k; ++j) largest = logits[experts[j]] > largest ? logits[experts[j]] : largest;
+  }
+  const bool own = s.score == RouteScore::sigmoid || s.score == RouteScore::sqrtsoftplus;
+  for (int64_t j = 0; j < s.k; ++j) {
+    const T x = logits[experts[j]];
+    probs[j] = own ? own_score(s.score, x) : std::exp(x - largest);
+    sum += probs[j];
+  }
+  if (own) sum = s.k > 1 ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (s.score == RouteScore::softmax_of_all) sum = all.sum;
+  for (int64_t j = 0; j < s.k; ++j) probs[j] = probs[j] / sum * static_cast<T>(s.scale);
+}
+
+// Writes dlogits at the chosen experts, and returns what softmax_of_all subtracts, times its probability, everywhere.
+template <class T>
+MPX_BOTH T chosen_gradients(const RouteBackward<T>& row, const RowSoftmax<T>& all, const RouteShape& s) {
+  const bool own = s.score == RouteScore::sigmoid || s.score == RouteScore::sqrtsoftplus;
+  const T scale = static_cast<T>(s.scale);
+  T largest = all.largest, sum = 0, mean = 0;
+  if (s.score == RouteScore::softmax_of_chosen) {
+    largest = row.logits[row.experts[0]];
+    for (int64_t j = 1; j < s.k; ++j) {
+      const T x = row.logits[row.experts[j]];
+      largest = x > largest ? x : largest;
+    }
+  }
+  for (int64_t j = 0; j < s.k; ++j) {
+    const T x = row.logits[row.experts[j]], q = own ? own_score(s.score, x) : std::exp(x - largest);
+    sum += q;
+    mean += q * row.dprobs[j] * scale;
+  }
+  if (own) sum = s.k > 1 ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (s.score == RouteScore::softmax_of_all) sum = all.sum;
+  mean = own && s.k == 1 ? T(0) : mean / sum;
+  for (int64_t j = 0; j < s.k; ++j) {
+    const int64_t e = row.experts[j];
+    const T x = row.logits[e], q = own ? own_score(s.score, x) : std::exp(x - largest);
+    const T slope = own ? own_slope(s.score, x, q) : q;
+    row.dlogits[e] = slope * (row.dprobs[j] * scale - mean) / sum;
+  }
+  return mean;
+}
+
+}  // namespace metroplex::cuda::kernels
