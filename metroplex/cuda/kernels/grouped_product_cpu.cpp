@@ -193,7 +193,7 @@ void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, c
     blocks += of.m_blocks * ((of.problem.n + cut.n - 1) / cut.n);
     work += static_cast<double>(of.problem.m) * static_cast<double>(of.problem.n) * static_cast<double>(of.problem.k);
   }
-  const bool alone = work < 1e5 || at::in_parallel_region();
+  const bool alone = work < 2e6 || at::in_parallel_region();
   const int64_t threads = alone ? 1 : std::min<int64_t>(at::get_num_threads(), blocks);
   Queue queue{cut, groups, blocks, threads <= 1 ? blocks : std::clamp<int64_t>(blocks / (8 * threads), 1, 4)};
   if (threads <= 1) return compute_blocks(choice, queue);
