@@ -24,7 +24,7 @@ config::Config config_of(int64_t ep, uint64_t seed) {
   c.model.num_moe_experts = 4;
   c.model.moe_layer_freq = "[0,1,0,1]";
   c.model.init_method_std = 0.3;  // so that loads are uneven
-  c.train.seed = static_cast<int64_t>(seed);
+  c.run.seed = static_cast<int64_t>(seed);
   c.parallel.expert_model_parallel_size = ep;
   return c;
 }
