@@ -4,15 +4,21 @@
 #include <ATen/core/grad_mode.h>
 
 #include "comm/autograd_node.h"
+#include "cuda/host_read.h"
+#include "moe/deal_out.h"
 
 namespace metroplex::moe {
 
-ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn::LayerContext& context)
+ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn::LayerContext& context,
+                             const ExpertContext& experts)
     : draws_(model.moe_router_force_load_balancing || model.moe_router_force_skew > 0),
       skew_(model.moe_router_force_skew),
       period_(model.moe_router_force_skew_period),
       num_experts_(model.num_moe_experts),
-      noise_(layer, nn::RandomSite::router_logits, context) {}
+      noise_(layer, nn::RandomSite::router_logits, context),
+      target_(context.target) {
+  if (experts.forced_loads) loads_ = experts.forced_loads->at(layer);
+}
 
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {
   at::Tensor place = at::arange(num_experts_, options.dtype(at::kLong));
@@ -30,6 +36,24 @@ at::Tensor ForcedRouting::draw(const at::Tensor& logits, int64_t samples, const 
     if (skew_ > 0) drawn.add_(log_weights(batch, drawn.options()));
   }
   return comm::attach(drawn, {logits}, [](const at::Tensor& dy) -> comm::Gradients { return {dy}; });
+}
+
+at::Tensor ForcedRouting::deal(int64_t tokens, int64_t k, const nn::Microbatch& batch) {
+  const at::NoGradGuard no_grad;
+  const auto steps = static_cast<int64_t>(loads_.size());
+  if (dealt_tokens_ != tokens) {
+    std::vector<int64_t> counts;
+    for (const std::vector<int64_t>& loads : loads_) {
+      const std::vector<int64_t> of_step = dealt_counts(loads, tokens, k);
+      counts.insert(counts.end(), of_step.begin(), of_step.end());
+    }
+    const at::Tensor host = at::tensor(counts, at::kLong).view({steps, num_experts_});
+    counts_ = at::empty(host.sizes(), host.options().device(target_.memory()));
+    cuda::write_from_host(target_, counts_, host);
+    dealt_tokens_ = tokens;
+  }
+  const at::Tensor step = batch.step.defined() ? batch.step.remainder(steps) : at::zeros({1}, counts_.options());
+  return deal_out(nn::select_rows(counts_, 0, step).view({num_experts_}), tokens, k);
 }
 
 }  // namespace metroplex::moe

@@ -1,11 +1,14 @@
-// Routing for tests and benchmarks, whatever the router says: experts are drawn, all alike or by Zipf's law.
+// Routing for tests and benchmarks, whatever the router says: experts are drawn, all alike or by Zipf's law, or
+// tokens are dealt out by the loads of a recorded run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "config/model.h"
+#include "moe/context.h"
 #include "moe/noise.h"
 #include "nn/layer_context.h"
 
@@ -13,7 +16,8 @@ namespace metroplex::moe {
 
 class ForcedRouting {
  public:
-  ForcedRouting(int64_t layer, const config::Model& model, const nn::LayerContext& context);
+  ForcedRouting(int64_t layer, const config::Model& model, const nn::LayerContext& context,
+                const ExpertContext& experts = {});
 
   // Outside of training the router is left alone.
   bool draws(const nn::Microbatch& batch) const { return draws_ && batch.training; }
@@ -22,6 +26,11 @@ class ForcedRouting {
   // by one every `period` steps. Gradients pass through to `logits`.
   at::Tensor draw(const at::Tensor& logits, int64_t samples, const nn::Microbatch& batch) const;
 
+  bool deals(const nn::Microbatch& batch) const { return !loads_.empty() && batch.training; }
+  // [tokens, k] by deal_out() of dealt_counts() of the load of this step; behind the last recorded one they begin
+  // anew.
+  at::Tensor deal(int64_t tokens, int64_t k, const nn::Microbatch& batch);
+
  private:
   at::Tensor log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const;
 
@@ -29,6 +38,10 @@ class ForcedRouting {
   double skew_;
   int64_t period_, num_experts_;
   RowNoise noise_;
+  cuda::Target target_;
+  std::vector<std::vector<int64_t>> loads_;  // by step
+  at::Tensor counts_;                        // [steps, E] of dealt_tokens_ tokens
+  int64_t dealt_tokens_ = 0;
 };
 
 }  // namespace metroplex::moe

@@ -21,7 +21,7 @@ struct Router::State {
         experts(expert_context),
         rule(topk_rule(of)),
         gating(name, number, of, context),
-        forced(number, of, context),
+        forced(number, of, context, expert_context),
         auxiliary(of, context, expert_context) {
     if (model.moe_router_enable_expert_bias) make_bias(name + ".expert_bias", context);
   }
@@ -38,8 +38,8 @@ struct Router::State {
     };
   }
 
-  Routing choose_experts(const at::Tensor& logits, bool is_forced, bool training) const {
-    const at::Tensor chosen = is_forced ? choose(logits, rule) : at::Tensor();
+  // `chosen` may be undefined.
+  Routing choose_experts(const at::Tensor& logits, const at::Tensor& chosen, bool training) const {
     if (!config::sinkhorn(model)) return route(target, logits, rule, {bias.data, chosen});
     if (chosen.defined() || !training) return route_by_sinkhorn(target, logits, rule.k, training, chosen);
     // Balanced over the whole microbatch, whichever ranks its tokens are on.
@@ -77,10 +77,15 @@ Routing Router::forward(const at::Tensor& x_sbh, nn::SegmentContext& context) {
   const nn::Microbatch& batch = context.batch;
   const int64_t samples = x_sbh.size(1);
   at::Tensor logits = s.gating.forward(x_sbh, batch);
-  const bool forced = s.forced.draws(batch);
-  if (forced) logits = s.forced.draw(logits, samples, batch);
-  Routing routing = s.choose_experts(logits, forced, batch.training);
-  const bool by_logits = s.rule.num_groups == 0 && (forced || !s.bias.data.defined());
+  at::Tensor chosen;
+  if (s.forced.deals(batch)) {
+    chosen = s.forced.deal(logits.size(0), s.rule.k, batch);
+  } else if (s.forced.draws(batch)) {
+    logits = s.forced.draw(logits, samples, batch);
+    chosen = choose(logits, s.rule);
+  }
+  Routing routing = s.choose_experts(logits, chosen, batch.training);
+  const bool by_logits = s.rule.num_groups == 0 && (chosen.defined() || !s.bias.data.defined());
   const at::Tensor best = by_logits ? routing.experts : at::Tensor();
   if (s.model.has_capacity()) {
     const int64_t tokens = logits.size(0), capacity = config::expert_capacity(s.model, tokens);

@@ -11,6 +11,7 @@
 #include "plan/stage_split.h"
 #include "plan/verify.h"
 #include "train/expert_loads.h"
+#include "train/forced_loads.h"
 #include "train/run_length.h"
 
 namespace metroplex::train {
@@ -165,7 +166,10 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
   if (!forward_only) a->sharding = config.parallel.sharding();
-  if (config.model.has_experts()) a->experts = moe::expert_context(world, config);
+  if (config.model.has_experts()) {
+    a->experts = moe::expert_context(world, config);
+    a->experts->forced_loads = forced_loads(config.model, *a->experts);
+  }
   if (!forward_only && counts_experts(config))
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);

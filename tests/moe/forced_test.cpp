@@ -125,5 +125,36 @@ TEST(Forced, GradientsPassThroughToTheLogits) {
             1e-14);
 }
 
+TEST(Forced, RecordedLoadsComeOutStepByStepAndBeginAnew) {
+  config::Model model = router_model(4, 2, kHidden);
+  model.moe_expert_capacity_factor = 1;  // 8 of the 16 tokens of 2 experts each
+  moe::ExpertContext experts;
+  experts.forced_loads = std::make_shared<moe::RecordedLoads>(
+      moe::RecordedLoads{{3, {{16, 8, 8, 0}, {400, 100, 300, 0}}}, {4, {{8, 8, 8, 8}}}});
+  const auto counts = [&](int64_t layer, int64_t step, const config::Model& of) {
+    TestRouter router(of, layer_context(), experts, layer);
+    return router.run(sample({8, 2, kHidden}, 3), microbatch(8, 2, 0, step), sample({16, 4}, 2)).map.sum(0);
+  };
+  config::Model dropless = model;
+  dropless.moe_expert_capacity_factor = 0;
+  for (const int64_t step : {0, 1, 2, 5}) {
+    const at::Tensor wanted =
+        step % 2 == 0 ? at::tensor({16, 8, 8, 0}, at::kLong) : at::tensor({16, 4, 12, 0}, at::kLong);
+    EXPECT_TRUE(counts(3, step, dropless).equal(wanted)) << step;
+    EXPECT_TRUE(counts(3, step, model).equal(wanted.clamp_max(8))) << step;
+    EXPECT_TRUE(counts(4, step, model).equal(at::full({4}, 8, at::kLong))) << step;
+  }
+  // Evaluation is left alone; probabilities are the router's own.
+  TestRouter router(dropless, layer_context(), experts, 3);
+  nn::Microbatch batch = microbatch(8, 2, 0, 0);
+  const at::Tensor x = sample({8, 2, kHidden}, 3);
+  const RouterRun got = router.run(x, batch, sample({16, 4}, 2));
+  const at::Tensor logits = at::matmul(x.view({-1, kHidden}), router.params[0]->data.t());
+  const at::Tensor kept = logits.exp() * got.map;
+  EXPECT_LE(largest(got.probs - kept / kept.sum(-1, true)), 1e-14);
+  batch.training = false;
+  EXPECT_TRUE(router.run(x, batch, sample({16, 4}, 2)).map.equal(plain_route(logits, moe::topk_rule(dropless)).map));
+}
+
 }  // namespace
 }  // namespace metroplex::test
