@@ -1,13 +1,13 @@
-// grouped_product [repetitions] [in] [out] [seconds a case]: the products of the experts of a layer in one call,
+// grouped_product [repetitions] [in] [out] [experts] [rows]: the products of the experts of a layer in one call,
 // beside one large product of the same work, a loop of at::mm and at::_grouped_mm, taking turns in one process.
 // Prints Markdown: medians in GFLOP/s (forward, input gradient, weight gradient together), ratios, and how fast the
 // weights went by compared with a plain read of as many bytes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,12 +24,19 @@ using namespace metroplex;
 
 struct Sizes {
   int64_t repetitions = 9, in = 1024, out = 1024;
+  int64_t experts = 0, rows = 0;  // 0: all that the table has
 };
 
+// Of one thread its own time, which others on the machine do not lengthen; of several what passes on the wall.
 double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto now = [clock = at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC] {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double start = now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return now() - start;
 }
 
 double median(std::vector<double> values) {
@@ -162,8 +169,8 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
   mallopt(M_TRIM_THRESHOLD, -1);
   Sizes sizes;
-  int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out};
-  for (int i = 1; i < argc && i <= 3; ++i) *slots[i - 1] = std::atoll(argv[i]);
+  int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
+  for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);
   at::manual_seed(1);
   std::printf("fp32: %s; bf16: %s; %d threads; weights [%ld, %ld]\n\n", moe::product_name({}, at::kFloat).c_str(),
               moe::product_name({}, at::kBFloat16).c_str(), at::get_num_threads(), sizes.out, sizes.in);
@@ -173,7 +180,9 @@ int main(int argc, char** argv) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const int64_t experts : {8, 64, 256}) {
       for (const int64_t rows : {16, 64, 128, 512}) {
-        if (experts * rows > 64 * 512) continue;
+        if (experts * rows > 64 * 512 || (sizes.experts > 0 && experts != sizes.experts) ||
+            (sizes.rows > 0 && rows != sizes.rows))
+          continue;
         for (const bool skewed : {false, true}) measure(sizes, experts, rows, skewed, type);
       }
     }

@@ -46,6 +46,7 @@ ExpertTraceHead head_of(const std::string& line, const std::string& where) {
                        size_of(json, "etp", where), json_counts(json, "layers", where)};
   MPX_CHECK(head.num_experts % head.ep == 0, "files", where, ": ", head.num_experts,
             " experts cannot be dealt to ep = ", head.ep, " ranks");
+  MPX_CHECK(!head.layers.empty(), "files", where, ": 'layers' names none");
   MPX_CHECK(std::adjacent_find(head.layers.begin(), head.layers.end(), std::greater_equal<>()) == head.layers.end(),
             "files", where, ": 'layers' must name each layer once, in ascending order");
   return head;

@@ -1,4 +1,4 @@
-// The load of every expert in every iteration, as train.expert_trace_file has it (docs/moe_trace.md): JSON lines, the
+// The load of every expert in every iteration, as train.expert_trace_file has it (docs/moe.md): JSON lines, the
 // first of which says what the others hold.
 #pragma once
 

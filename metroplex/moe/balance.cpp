@@ -115,6 +115,7 @@ void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::
 
 // Of the microbatches of this step so far.
 at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::SegmentContext& context) {
+  const bool comes_back = !at::GradMode::is_enabled();  // this forward will be repeated
   const at::NoGradGuard no_grad;
   const at::Tensor& batch = context.batch.tokens;
   if (context.again) {
@@ -133,7 +134,7 @@ at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::Segm
   const at::Tensor mean = running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
   // Those that nobody else holds will not come back.
   std::erase_if(seen_, [](const Seen& one) { return one.batch.use_count() == 1; });
-  if (!at::GradMode::is_enabled()) seen_.push_back({batch, mean});
+  if (comes_back) seen_.push_back({batch, mean});
   return mean;
 }
 

@@ -139,8 +139,9 @@ std::string layout_text(const DryRun& run) {
   const config::Config& c = run.request.config;
   const config::Parallel& p = c.parallel;
   const std::string vpp = p.vpp() > 1 ? concat(" x ", p.vpp(), " virtual") : "";
+  const std::string experts = c.model.has_experts() ? concat(", experts ", p.ep(), " x tensor ", p.etp()) : "";
   return concat("tensor ", p.tp(), p.sequence_parallel ? " with sequence" : "", ", pipeline ", p.pp(), vpp, ", data ",
-                config::data_parallel_size(p, run.request.world_size), ", sharding ",
+                config::data_parallel_size(p, run.request.world_size), experts, ", sharding ",
                 p.data_parallel_sharding_strategy, " (ZeRO-", p.sharding().stage(), ")");
 }
 

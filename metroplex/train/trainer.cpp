@@ -6,8 +6,10 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "config/experts.h"
 #include "cuda/device.h"
 #include "files/file_system.h"
+#include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
 #include "sim/flops.h"
@@ -326,10 +328,21 @@ void Job::evaluate_at_end() {
   one(kTest, 0, summary_.test_loss);
 }
 
+// How they are reached and multiplied: what has been chosen where the configuration leaves it open.
+std::string words_of_experts(const Assembly& a) {
+  const config::Model& model = a.config.model;
+  const int64_t ranks = a.config.parallel.etp() * a.config.parallel.ep();
+  return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
+         " for a token, on " + std::to_string(ranks) + " ranks; sent by " +
+         config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
+         (model.moe_grouped_gemm ? moe::product_name(a.world->target(), a.dtype) : "a product for each");
+}
+
 RunSummary Job::train() {
   say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks" +
       (a_->world->device().is_cpu() ? ", " : " on GPUs, ") + std::to_string(length_.iterations) + " iterations, " +
       std::to_string(length_.samples) + " samples");
+  if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
     files::PosixFileSystem().make_directories(

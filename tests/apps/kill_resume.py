@@ -5,8 +5,8 @@ kill_resume.py BINARY CORPUS [--runs 30] [--seed 1]
 
 Every third run is killed inside a save: the processes are stopped while .tmp-iter_* exists, this is seen once more, then
 they are killed. The others are killed at a random moment between start and end: in start-up, in the building of the
-index cache, in a step, in the removal of an old checkpoint. Runs take turns over three layouts (one rank, tp 2 x pp 2 as
-threads, dp 2 as gloo processes, of which one or all are killed). After each kill:
+index cache, in a step, in the removal of an old checkpoint. Runs take turns over four layouts (one rank, tp 2 x pp 2 as
+threads, dp 2 as gloo processes, of which one or all are killed, experts over ep 2). After each kill:
   - the resumed run starts from what `latest` names, without a warning, and ends with exit code 0;
   - each iteration's line in the metrics file, repeated ones too, has the loss of the undisturbed run;
   - the files of the last checkpoint are those of the undisturbed run, byte for byte."""
@@ -34,6 +34,10 @@ LAYOUTS = [
     ("tp 2 x pp 2, threads", ["--nproc", "4", "--parallel.tensor_model_parallel_size=2",
                               "--parallel.pipeline_model_parallel_size=2", "--parallel.sequence_parallel=true"]),
     ("dp 2, gloo", ["--nproc", "2", "--backend", "gloo"]),
+    ("experts, ep 2, threads", ["--nproc", "2", "--parallel.expert_model_parallel_size=2", "--model.num_moe_experts=4",
+                                "--model.add_bias_linear=false", "--model.moe_router_score_function=sigmoid",
+                                "--model.moe_router_enable_expert_bias=true",
+                                "--parallel.data_parallel_sharding_strategy=optim"]),
 ]
 
 

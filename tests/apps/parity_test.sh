@@ -46,3 +46,25 @@ for option in 'window_size 4' 'qk_l2_norm true' 'no_such_option 1' 'hidden_dropo
   warns "${option%% *}|dropout"
 done
 holds "options that are unknown, or that cannot be replayed, are named"
+
+# Runs with experts on layouts that they were not recorded on. A capacity is one of a rank's tokens, so tp would change
+# what is dropped.
+while read -r run layout; do
+  # shellcheck disable=SC2086
+  replays 0 "$golden/$run.json" $layout
+  holds "$run passes with $layout"
+done << 'LAYOUTS'
+moe_1 --nproc 4 --ep 4
+moe_1 --nproc 8 --tp 2 --pp 2 --vpp 2 --ep 2 --etp 2
+moe_1 --nproc 4 --tp 2 --ep 4 --etp 1 --backend gloo
+moe_ep2 --nproc 1 --ep 1
+moe_allgather_ep2 --nproc 4 --tp 2 --ep 2 --etp 2
+moe_noaux --nproc 4 --pp 2 --ep 2 --data-parallel-sharding-strategy optim_grads_params
+moe_sigmoid_bias_shared --nproc 8 --tp 2 --pp 2 --ep 4 --etp 1 --data-parallel-sharding-strategy optim
+moe_capacity --nproc 4 --pp 2 --ep 2
+moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2
+LAYOUTS
+for fault in no_update learning_rate zero_layer_gradient; do
+  replays 1 "$golden/moe_sigmoid_bias_shared.json" --nproc 4 --ep 4 --plant "$fault"
+  holds "moe_sigmoid_bias_shared with $fault fails"
+done

@@ -1,6 +1,8 @@
 // The keys about experts: which layers have them, what their numbers come to, and which combinations are refused.
 #include "config/experts.h"
 
+#include <random>
+
 #include <gtest/gtest.h>
 
 #include "config/support.h"
@@ -48,6 +50,23 @@ TEST(ExpertLayers, SayWhatIsWrongWithAPattern) {
   EXPECT_EQ(pattern("[1]*99999999999999999999", 1), "it has a number above 131072");
   EXPECT_EQ(pattern(std::string(100000, '(') + "[", 1), "its parentheses nest too deep");
   EXPECT_EQ(pattern(std::string(100000, '['), 1), "its parentheses nest too deep");
+}
+
+TEST(ExpertLayers, AnyTextIsAPatternOrAProblem) {
+  const std::string letters = "01239[](),+*- x";
+  std::minstd_rand random(7);
+  int patterns = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = i % 2 == 0 ? "[" : "([1]*3+[0])*2";
+    for (int n = static_cast<int>(random() % 6); n >= 0; --n)
+      text.insert(random() % (text.size() + 1), 1, letters[random() % letters.size()]);
+    std::string problem;
+    const auto layers = read_moe_layers(text, 8, problem);
+    EXPECT_NE(layers.has_value(), !problem.empty()) << text;
+    if (layers) { EXPECT_EQ(layers->size(), 8U) << text; }
+    patterns += layers ? 1 : 0;
+  }
+  EXPECT_GT(patterns, 10);
 }
 
 TEST(ExpertLayers, OfADenseModelAreNone) {

@@ -15,13 +15,13 @@ namespace {
 
 TEST(ExpertLoad, QuantilesAreCountsThatSoManyExpertsDoNotExceed) {
   std::vector<int64_t> tokens;
-  for (int64_t i = 20; i >= 1; --i) tokens.push_back(i);
+  for (int64_t i = 21; i >= 1; --i) tokens.push_back(i);
   const LoadQuantiles q = quantiles(tokens);
   EXPECT_EQ(q.least, 1);
-  EXPECT_EQ(q.p10, 2);
-  EXPECT_EQ(q.p50, 10);
-  EXPECT_EQ(q.p90, 18);
-  EXPECT_EQ(q.most, 20);
+  EXPECT_EQ(q.p10, 3);
+  EXPECT_EQ(q.p50, 11);
+  EXPECT_EQ(q.p90, 19);
+  EXPECT_EQ(q.most, 21);
   EXPECT_EQ(quantiles({7}).p10, 7);
 }
 

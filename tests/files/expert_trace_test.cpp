@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "files/expert_picture.h"
+#include "files/mutate.h"
 #include "support/folder.h"
 
 namespace metroplex::files {
@@ -93,8 +95,7 @@ TEST(ExpertTrace, WritesIntoNoOtherFile) {
     EXPECT_NE(error_of([&] { ExpertTraceWriter(path, kHead); }).find(path), std::string::npos) << text;
     EXPECT_EQ(text_of(path), text);
   }
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"), std::string::npos);
 }
 
 TEST(ExpertTrace, DamageIsNamedWithItsLine) {
@@ -112,6 +113,9 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
       {R"({"expert_trace":1,"num_experts":3,"topk":1,"ep":2,"etp":1,"layers":[0]})"
        "\n",
        "ep = 2"},
+      {R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[]})"
+       "\n",
+       "names none"},
       {R"({"expert_trace":1,"num_experts":2,"topk":1,"ep":1,"etp":1,"layers":[1,1]})"
        "\n",
        "ascending"},
@@ -130,6 +134,25 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
     EXPECT_NE(error.find(path), std::string::npos) << error;
   }
   EXPECT_NE(error_of([&] { read_expert_trace(folder.at("gone")); }).find("cannot read"), std::string::npos);
+}
+
+TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
+  const test::Folder folder;
+  const std::string path = folder.at("trace.jsonl");
+  {
+    ExpertTraceWriter writer(path, kHead);
+    for (int64_t i = 1; i <= 3; ++i) writer.add(step(i, i));
+  }
+  const std::string sound = text_of(path);
+  Mutator mutate(1);
+  int read = 0, refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    write(path, mutate(sound));
+    const std::string error = error_of([&] { draw_text(read_expert_trace(path), {}); });
+    ++(error.empty() ? read : refused);
+  }
+  EXPECT_GT(read, 100);
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(ExpertTrace, IsFoundInTheFolderOfARun) {

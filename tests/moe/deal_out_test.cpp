@@ -41,9 +41,7 @@ TEST(DealOut, EveryExpertGetsItsCountAndNoTokenOneExpertTwice) {
     expect_dealt(counts, tokens, k);
     // Whoever has more load has no fewer tokens.
     for (size_t a = 0; a < loads.size(); ++a) {
-      for (size_t b = 0; b < loads.size(); ++b) {
-        EXPECT_TRUE(loads[a] <= loads[b] || counts[a] >= counts[b]);
-      }
+      for (size_t b = 0; b < loads.size(); ++b) { EXPECT_TRUE(loads[a] <= loads[b] || counts[a] >= counts[b]); }
     }
   }
 }

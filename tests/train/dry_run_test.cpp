@@ -53,6 +53,33 @@ TEST(DryRun, OperationsAreThoseOfTheIterationLine) {
   EXPECT_EQ(run.all_tokens(), 10 * 64 * 32);
 }
 
+// 8 layers, half of them with 8 experts of width 96: 2 of them take part for a token.
+const std::vector<std::string> kExperts{"model.num_moe_experts=8", "model.moe_layer_freq=2",
+                                        "model.moe_ffn_hidden_size=96", "model.add_bias_linear=false"};
+
+TEST(DryRun, OfExpertsSaysWhatTakesPartForAToken) {
+  const DryRun run = dry(fit_request(1, kExperts));
+  constexpr int64_t kExpert = 2 * 64 * 96;
+  EXPECT_EQ(run.num_params - run.active_params, 4 * 6 * kExpert);
+  // One multiply-add forward and two backward for each weight.
+  EXPECT_NEAR((run.token_flops_all - run.token_flops_active) / (6.0 * 4 * 6 * kExpert), 1, 1e-12);
+  EXPECT_EQ(json_of(run)["parameters"]["active"], run.active_params);
+  EXPECT_EQ(json_of(run)["operations"]["token_by_formula"]["active"], run.token_flops_active);
+  EXPECT_NE(train::text(run).find("take part for a token"), std::string::npos);
+  EXPECT_EQ(train::text(dry(fit_request(1))).find("take part"), std::string::npos);
+}
+
+// Stages have layers with experts of their own: 3 and 1 of the 4.
+TEST(DryRun, OperationsOfExpertsAreThoseOfTheStagesTogether) {
+  std::vector<std::string> all = kExperts;
+  all.insert(all.end(), {"parallel.pipeline_model_parallel_size=2", "parallel.expert_model_parallel_size=2",
+                         "parallel.pipeline_model_parallel_layout=Ettttt|tttL"});
+  const FitRequest request = fit_request(4, all);
+  const DryRun run = dry(request);
+  const double whole = sim::step_flops(sim::model_shape(request.config, 128), {.batch_size = 64});
+  EXPECT_NEAR(run.model_flops / whole, 1, 1e-14);  // as above
+}
+
 // Equal stages of layers alone idle as the textbook says; a head makes the last one longer.
 TEST(DryRun, TheBubbleIsThatOfTheTableWithEveryRanksOperations) {
   const DryRun run = dry(fit_request(8, kEight));

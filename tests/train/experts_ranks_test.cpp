@@ -193,6 +193,33 @@ TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
   expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), grouped);
 }
 
+// Tokens that count: forwards of training, each once.
+TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
+  for (const char* recompute : {"",
+                                "memory: {recompute_granularity: full, recompute_method: uniform,"
+                                " recompute_num_layers: 1}\n"}) {
+    config::Config config = on(experts(recompute), {});
+    config.train.log_experts_interval = 1;
+    config = cut(config, {});
+    run_cut(config, {}, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      ASSERT_TRUE(a->experts && a->experts->meter);
+      const auto counted = [&] {
+        int64_t sum = 0;
+        for (const auto& [layer, load] : a->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
+        return sum;
+      };
+      std::vector<nn::Microbatch> evaluated = batches_of(*a, 0);
+      for (nn::Microbatch& batch : evaluated) batch.training = false;
+      train::evaluate_step(*a, evaluated);
+      EXPECT_EQ(counted(), 0);
+      step_at(*a, 0);
+      const config::Train& t = config.train;
+      EXPECT_EQ(counted(), 3 * 2 * t.global_batch_size * t.seq_length);  // layers, top-k
+    });
+  }
+}
+
 // Where shapes do not depend on the routing, all that a step holds is predicted to the byte.
 TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
   const WithoutOneDnn without;

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kDepth = 512, kBlockM = 512, kBlockN = 256;
 }
 
-GroupedCut amx_cut() { return {kBlockM, kBlockN, (kBlockM + kBlockN) * kDepth * 2 + kBlockM * kBlockN * 4}; }
+GroupedCut amx_cut() { return {kBlockM, kBlockN, (kBlockM + 32) * kDepth * 2 + kBlockM * kBlockN * 4}; }
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 
@@ -22,7 +22,6 @@ namespace {
 #define MPX_TILES __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 
 constexpr int64_t kTile = 512;  // 16-bit elements of a tile: 16 rows of 32
-constexpr int64_t kTileBytes = 2 * kTile;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -41,7 +40,7 @@ struct alignas(64) TileConfig {
 // sums [32, 32] of floats = or += the products of two rows of `left` tiles and two columns of `right` ones.
 template <class T>
 MPX_INLINE void four_tiles(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
-                           bool adds) {
+                           bool adds, Ahead& ahead) {
   const int64_t bytes = ld * 4;
   float* const below = sums + 16 * ld;
   const uint16_t *left1 = left + tiles * kTile, *right1 = right + tiles * kTile;
@@ -57,6 +56,7 @@ MPX_INLINE void four_tiles(const uint16_t* left, const uint16_t* right, int64_t 
     MPX_ZERO(3);
   }
   for (int64_t i = 0; i < tiles; ++i) {
+    ahead.step();
     MPX_LOAD(4, left + i * kTile, 64);
     MPX_LOAD(6, right + i * kTile, 64);
     MPX_LOAD(5, left1 + i * kTile, 64);
@@ -132,11 +132,19 @@ MPX_INLINE void pack_tile(const uint16_t* source, int64_t ld, int64_t rows, int6
 // [k, own] where it is `by_k` and [own, k] where not.
 template <Reads along, Reads across>
 MPX_INLINE void pack_tiles(const uint16_t* source, int64_t ld, bool by_k, int64_t own, int64_t depth, uint16_t* out) {
-  for (int64_t i = 0; i < round_up(own, 32); i += 16) {
+  const int64_t tiles = (depth + 31) / 32, all = round_up(own, 32);
+  if (by_k) {  // in the order of memory
+    for (int64_t k = 0; k < depth; k += 32) {
+      for (int64_t i = 0; i < all; i += 16) {
+        pack_tile<across>(source + k * ld + i, ld, depth - k, std::max<int64_t>(0, own - i),
+                          out + (i / 16 * tiles + k / 32) * kTile);
+      }
+    }
+    return;
+  }
+  for (int64_t i = 0; i < all; i += 16) {
     for (int64_t k = 0; k < depth; k += 32, out += kTile) {
-      const int64_t left = std::max<int64_t>(0, own - i);
-      if (by_k) pack_tile<across>(source + k * ld + i, ld, depth - k, left, out);
-      else pack_tile<along>(source + i * ld + k, ld, left, depth - k, out);
+      pack_tile<along>(source + i * ld + k, ld, std::max<int64_t>(0, own - i), depth - k, out);
     }
   }
 }
@@ -161,25 +169,34 @@ MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, 
 }
 
 template <class T>
-MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+MPX_INLINE void amx_block(const GroupedWork& work, const GroupedWork* after, char* scratch) {
+  const GroupedProblem& p = work.problem;
+  const GroupedBlock& block = work.block;
   const auto* a = static_cast<const uint16_t*>(p.a);
   const auto* b = static_cast<const uint16_t*>(p.b);
   auto* left = reinterpret_cast<uint16_t*>(scratch);
   uint16_t* const right = left + kBlockM * kDepth;
-  auto* const sums = reinterpret_cast<float*>(right + kBlockN * kDepth);
+  auto* const sums = reinterpret_cast<float*>(right + 32 * kDepth);
+  const auto at = [&](int64_t k, int64_t column) {  // fetching beyond the operand's end is not reading
+    return p.b_by_n ? b + (block.n_begin + column) * p.ldb + k : b + k * p.ldb + block.n_begin + column;
+  };
   const int64_t width = round_up(block.n(), 32);
   for (int64_t from = 0; from < p.k; from += kDepth) {
     const int64_t depth = std::min(kDepth, p.k - from), tiles = (depth + 31) / 32;
     pack_tiles<Reads::rows_of_32, Reads::pairs_of_rows_transposed>(
         p.a_by_k ? a + from * p.lda + block.m_begin : a + block.m_begin * p.lda + from, p.lda, p.a_by_k, block.m(),
         depth, left);
-    pack_tiles<Reads::rows_of_32_transposed, Reads::pairs_of_rows>(
-        p.b_by_n ? b + block.n_begin * p.ldb + from : b + from * p.ldb + block.n_begin, p.ldb, !p.b_by_n, block.n(),
-        depth, right);
     for (int64_t j = 0; j < width; j += 32) {
+      const int64_t columns = std::min<int64_t>(32, block.n() - j), steps = (block.m() + 31) / 32 * tiles;
+      pack_tiles<Reads::rows_of_32_transposed, Reads::pairs_of_rows>(at(from, j), p.ldb, !p.b_by_n, columns, depth,
+                                                                     right);
+      const uint16_t* const next = j + 32 < width        ? at(from, j + 32)
+                                   : from + kDepth < p.k ? at(from + kDepth, 0)
+                                                         : first_of_right<uint16_t>(after);
+      const int64_t rows = next == nullptr ? 0 : p.b_by_n ? 32 : depth;
+      Ahead ahead(next, rows, p.b_by_n ? depth * 2 : 64, p.ldb * 2, steps);
       for (int64_t i = 0; i < block.m(); i += 32) {
-        four_tiles<T>(left + i / 16 * tiles * kTile, right + j / 16 * tiles * kTile, tiles, sums + i * width + j,
-                      width, from > 0);
+        four_tiles<T>(left + i / 16 * tiles * kTile, right, tiles, sums + i * width + j, width, from > 0, ahead);
       }
     }
   }
@@ -188,11 +205,11 @@ MPX_INLINE void amx_block(const GroupedProblem& p, const GroupedBlock& block, ch
 
 }  // namespace
 
-MPX_TILES void bf16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
-  amx_block<Bf16>(p, block, scratch);
+MPX_TILES void bf16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
+  amx_block<Bf16>(work, next, scratch);
 }
-MPX_TILES void f16_amx(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
-  amx_block<F16>(p, block, scratch);
+MPX_TILES void f16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
+  amx_block<F16>(work, next, scratch);
 }
 void amx_begin() {
   const TileConfig config;
@@ -202,8 +219,8 @@ void amx_end() { asm volatile("tilerelease" ::); }
 
 #else
 
-void bf16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
-void f16_amx(const GroupedProblem&, const GroupedBlock&, char*) {}
+void bf16_amx(const GroupedWork&, const GroupedWork*, char*) {}
+void f16_amx(const GroupedWork&, const GroupedWork*, char*) {}
 void amx_begin() {}
 void amx_end() {}
 

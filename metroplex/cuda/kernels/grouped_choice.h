@@ -41,7 +41,7 @@ GroupedCut amx_cut();
 void amx_begin();
 void amx_end();
 
-#define MPX_BLOCK(name) void name(const GroupedProblem& problem, const GroupedBlock& block, char* scratch)
+#define MPX_BLOCK(name) void name(const GroupedWork& work, const GroupedWork* next, char* scratch)
 MPX_BLOCK(float_avx512);
 MPX_BLOCK(float_avx2);
 MPX_BLOCK(float_plain);

@@ -64,12 +64,19 @@ MPX_INLINE void pack_transposed(const A* source, int64_t ld, int64_t n, int64_t 
   }
 }
 
-// out [k][width] = source [k][n], columns from n on 0.
-template <class A>
-MPX_INLINE void pack_rows(const A* source, int64_t ld, int64_t n, int64_t k, A* out, int64_t width) {
+// All panels of source [k][n], one of kWidth columns behind the other, [k][kWidth] each; the last one has as many
+// multiples of kLanes as it needs, and columns from n on are 0.
+template <class A, int64_t kWidth, int64_t kLanes>
+MPX_INLINE void pack_rows(const A* source, int64_t ld, int64_t n, int64_t k, A* out) {
+  const int64_t whole = n / kWidth * kWidth, width = round_up(n - whole, kLanes);
   for (int64_t row = 0; row < k; ++row) {
-    for (int64_t i = 0; i < n; ++i) out[row * width + i] = source[row * ld + i];
-    for (int64_t i = n; i < width; ++i) out[row * width + i] = A(0);
+    const A* const from = source + row * ld;
+    for (int64_t column = 0; column < whole; column += kWidth) {
+      A* const to = out + column * k + row * kWidth;
+      for (int64_t i = 0; i < kWidth; ++i) to[i] = from[column + i];
+    }
+    A* const to = out + whole * k + row * width;
+    for (int64_t i = 0; i < width; ++i) to[i] = whole + i < n ? from[whole + i] : A(0);
   }
 }
 

@@ -98,17 +98,35 @@ std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
       static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
 }
 
-void compute_blocks(const GroupedChoice& choice, const GroupedCut& cut, const std::vector<GroupBlocks>& groups,
-                    std::atomic<int64_t>& next, int64_t end) {
-  const auto scratch = scratch_of(cut.scratch_bytes);
+// The queue of all blocks; a thread takes some in a row, so that it knows what comes next.
+struct Queue {
+  const GroupedCut& cut;
+  const std::vector<GroupBlocks>& groups;
+  int64_t end, at_a_time;
+  std::atomic<int64_t> next{0};
+};
+
+// `group`: of the block before.
+GroupedWork work_of(const Queue& queue, int64_t i, size_t& group) {
+  while (group + 1 < queue.groups.size() && queue.groups[group + 1].first <= i) ++group;
+  const GroupBlocks& of = queue.groups[group];
+  const int64_t m = (i - of.first) % of.m_blocks * of.m_size, n = (i - of.first) / of.m_blocks * queue.cut.n;
+  return {of.problem, {m, std::min(of.problem.m, m + of.m_size), n, std::min(of.problem.n, n + queue.cut.n)}};
+}
+
+void compute_blocks(const GroupedChoice& choice, Queue& queue) {
+  const auto scratch = scratch_of(queue.cut.scratch_bytes);
   if (choice.begin != nullptr) choice.begin();
   size_t group = 0;
-  for (int64_t i = next.fetch_add(1); i < end; i = next.fetch_add(1)) {
-    while (group + 1 < groups.size() && groups[group + 1].first <= i) ++group;
-    const GroupBlocks& of = groups[group];
-    const int64_t m = (i - of.first) % of.m_blocks * of.m_size, n = (i - of.first) / of.m_blocks * cut.n;
-    choice.product(of.problem, {m, std::min(of.problem.m, m + of.m_size), n, std::min(of.problem.n, n + cut.n)},
-                   scratch.get());
+  for (int64_t i = queue.next.fetch_add(queue.at_a_time); i < queue.end; i = queue.next.fetch_add(queue.at_a_time)) {
+    const int64_t end = std::min(queue.end, i + queue.at_a_time);
+    GroupedWork work = work_of(queue, i, group);
+    while (++i < end) {
+      const GroupedWork after = work_of(queue, i, group);
+      choice.product(work, &after, scratch.get());
+      work = after;
+    }
+    choice.product(work, nullptr, scratch.get());
   }
   if (choice.end != nullptr) choice.end();
 }
@@ -175,11 +193,11 @@ void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, c
     blocks += of.m_blocks * ((of.problem.n + cut.n - 1) / cut.n);
     work += static_cast<double>(of.problem.m) * static_cast<double>(of.problem.n) * static_cast<double>(of.problem.k);
   }
-  std::atomic<int64_t> next{0};
-  const auto compute = [&](int64_t, int64_t) { compute_blocks(choice, cut, groups, next, blocks); };
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), blocks);
-  if (threads <= 1 || work < 1e5 || at::in_parallel_region()) return compute(0, 0);
-  at::parallel_for(0, threads, 1, compute);
+  const bool alone = work < 2e6 || at::in_parallel_region();
+  const int64_t threads = alone ? 1 : std::min<int64_t>(at::get_num_threads(), blocks);
+  Queue queue{cut, groups, blocks, threads <= 1 ? blocks : std::clamp<int64_t>(blocks / (8 * threads), 1, 4)};
+  if (threads <= 1) return compute_blocks(choice, queue);
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) { compute_blocks(choice, queue); });
 }
 
 template <class T>

@@ -25,15 +25,53 @@ struct GroupedBlock {
   int64_t n() const { return n_end - n_begin; }
 };
 
+struct GroupedWork {
+  GroupedProblem problem;
+  GroupedBlock block;
+};
+
+// The element of the right operand that a block begins with; null without a block.
+template <class T>
+const T* first_of_right(const GroupedWork* work) {
+  if (work == nullptr) return nullptr;
+  const GroupedProblem& p = work->problem;
+  return static_cast<const T*>(p.b) + work->block.n_begin * (p.b_by_n ? p.ldb : 1);
+}
+
 // How a product is cut into blocks; the scratch memory is the caller's, 64-byte aligned.
 struct GroupedCut {
   int64_t m = 0, n = 0;
   int64_t scratch_bytes = 0;
 };
 
-// What a thread that computes blocks one after the other calls before and after; may be null.
-using GroupedBlockProduct = void (*)(const GroupedProblem& problem, const GroupedBlock& block, char* scratch);
+// One block. `next`: what the same thread will do then, of the same operation; may be null.
+using GroupedBlockProduct = void (*)(const GroupedWork& work, const GroupedWork* next, char* scratch);
 using GroupedHook = void (*)();
+
+// Memory that comes next, fetched into the second-level cache a few lines at a time beside the work: while one panel
+// is multiplied nothing else asks for memory.
+class Ahead {
+ public:
+  Ahead() = default;
+  // rows of `bytes` each, to be fetched in `steps` steps.
+  Ahead(const void* from, int64_t rows, int64_t bytes, int64_t stride, int64_t steps)
+      : at_(static_cast<const char*>(from)), bytes_(bytes), stride_(stride), left_(rows * ((bytes + 63) / 64)) {
+    a_step_ = left_ / std::max<int64_t>(1, steps) + 1;
+  }
+  MPX_INLINE void step() {
+    const int64_t count = std::min(a_step_, left_);
+    left_ -= count;
+    for (int64_t i = 0; i < count; ++i) {
+      __builtin_prefetch(at_ + done_, 0, 2);
+      done_ += 64;
+      if (done_ >= bytes_) done_ = 0, at_ += stride_;
+    }
+  }
+
+ private:
+  const char* at_ = nullptr;
+  int64_t bytes_ = 0, stride_ = 0, left_ = 0, done_ = 0, a_step_ = 0;
+};
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 

@@ -1,5 +1,5 @@
 // Products by the vector units, for AVX-512, AVX2 and what every x86-64 has: panels of the right operand stay in the
-// first-level cache, the left operand is read where it lies. Half types are widened block by block.
+// first-level cache, a copied block of the left one in the second. Half types are widened on the way there.
 #include "cuda/kernels/grouped_choice.h"
 #include "cuda/kernels/grouped_pack.h"
 
@@ -8,12 +8,14 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-constexpr int64_t kDepth = 128;  // of k at a time
-constexpr int64_t kBlockM = 252, kBlockN = 256;
+constexpr int64_t kDepth = 192;  // of k at a time
+constexpr int64_t kBlockM = 266, kBlockN = 256;
+constexpr int64_t kStep = 32;              // of k between two looks ahead
+constexpr int64_t kLeftRow = kDepth + 16;  // rows a power of two apart would share few lines of the cache
 
 // How many rows and vectors of columns of the result are in registers at a time, of how many bytes.
 struct Avx512 {
-  static constexpr int kRows = 6, kVectors = 4, kBytes = 64;
+  static constexpr int kRows = 14, kVectors = 2, kBytes = 64;
 };
 struct Avx2 {
   static constexpr int kRows = 6, kVectors = 2, kBytes = 32;
@@ -22,149 +24,161 @@ struct Plain {
   static constexpr int kRows = 6, kVectors = 2, kBytes = 16;
 };
 
+// result [m, n] = or += left times right, with the sum over `depth` of k. left: [m][kLeftRow], or [depth][kBlockM]
+// where it is by_k. right: [depth][ld], or [n][ld] where it is by_n.
 template <class A>
-struct Left {
-  const A* data;
-  int64_t row, column;  // strides
-};
-
-template <class A>
-struct Result {
-  A* data;
+struct Panels {
+  const A* left;
+  bool left_by_k;
+  const A* right;
   int64_t ld;
+  bool right_by_n;
+  A* result;
+  int64_t ld_result;
   bool adds;
+  int64_t m, n, depth;
+  A* panel;       // scratch: kDepth * kBlockN
+  const A* next;  // the right operand of the call after this one; null when there is none, or it is near already
 };
 
 // result [kRows, n] = or += left [kRows, k] times panel [k][kVectors * kLanes].
-template <class A, int kLanes, int kRows, int kVectors>
-MPX_INLINE void inner(int64_t k, const Left<A>& left, const A* __restrict panel, const Result<A>& result, int64_t n) {
+template <class A, int kLanes, int kRows, int kVectors, bool kByK>
+MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* result, int64_t ld, bool adds,
+                      int64_t n, Ahead& ahead) {
   using V = typename VectorOf<A, kLanes>::Type;
   constexpr int kWidth = kVectors * kLanes;
+  constexpr int64_t kRow = kByK ? 1 : kLeftRow, kColumn = kByK ? kBlockM : 1;
   V sums[kRows][kVectors];
-  const A* rows[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 14
   for (int i = 0; i < kRows; ++i) {
-    rows[i] = left.data + i * left.row;
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[i][v] = V{};
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = V{};
+      if (v * kLanes < n) __builtin_prefetch(result + i * ld + v * kLanes, 1);
+    }
   }
-  const int64_t step = left.column;
-  for (int64_t p = 0; p < k; ++p) {
-    V right[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) right[v] = *reinterpret_cast<const V*>(panel + p * kWidth + v * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const A value = *rows[i];
-      rows[i] += step;
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[i][v] += right[v] * value;
+  for (int64_t begin = 0; begin < k; begin += kStep) {
+    ahead.step();
+    for (int64_t p = begin; p < std::min(k, begin + kStep); ++p) {
+      V right[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) right[v] = *reinterpret_cast<const V*>(panel + v * kLanes);
+#pragma GCC unroll 14
+      for (int i = 0; i < kRows; ++i) {
+        const A value = left[i * kRow];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sums[i][v] += right[v] * value;
+      }
+      panel += kWidth;
+      left += kColumn;
     }
   }
   if (n == kWidth) {
-#pragma GCC unroll 8
+#pragma GCC unroll 14
     for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        V* const to = reinterpret_cast<V*>(result.data + i * result.ld + v * kLanes);
-        *to = result.adds ? *to + sums[i][v] : sums[i][v];
+        V* const to = reinterpret_cast<V*>(result + i * ld + v * kLanes);
+        *to = adds ? *to + sums[i][v] : sums[i][v];
       }
     }
     return;
   }
   A edge[kRows][kWidth];
-#pragma GCC unroll 8
+#pragma GCC unroll 14
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(&edge[i][v * kLanes]) = sums[i][v];
   }
   for (int i = 0; i < kRows; ++i) {
-    A* const to = result.data + i * result.ld;
-    for (int64_t j = 0; j < n; ++j) to[j] = result.adds ? to[j] + edge[i][j] : edge[i][j];
+    A* const to = result + i * ld;
+    for (int64_t j = 0; j < n; ++j) to[j] = adds ? to[j] + edge[i][j] : edge[i][j];
   }
 }
 
-template <class A, class Set, int kRows>
-MPX_INLINE void inner_rows(int64_t k, const Left<A>& left, const A* panel, const Result<A>& result, int64_t n) {
+template <class A, class Set, int kRows, bool kByK>
+MPX_INLINE void inner_columns(const Panels<A>& p, const A* left, A* result, int64_t n, Ahead& ahead) {
   constexpr int kLanes = Set::kBytes / static_cast<int>(sizeof(A));
-  const int64_t vectors = (n + kLanes - 1) / kLanes;
-  if (vectors == 1) return inner<A, kLanes, kRows, 1>(k, left, panel, result, n);
-  if constexpr (Set::kVectors == 4) {
-    if (vectors == 3) return inner<A, kLanes, kRows, 3>(k, left, panel, result, n);
-    if (vectors == 4) return inner<A, kLanes, kRows, 4>(k, left, panel, result, n);
+  if (n > kLanes) inner<A, kLanes, kRows, 2, kByK>(p.depth, left, p.panel, result, p.ld_result, p.adds, n, ahead);
+  else inner<A, kLanes, kRows, 1, kByK>(p.depth, left, p.panel, result, p.ld_result, p.adds, n, ahead);
+}
+
+template <class A, class Set, bool kByK>
+MPX_INLINE void panel_rows(const Panels<A>& p, int64_t column, int64_t columns, Ahead& ahead) {
+  constexpr int64_t kRow = kByK ? 1 : kLeftRow;
+  int64_t row = 0;
+#define MPX_ROWS(n)                                                                                                \
+  for (; row + n <= p.m; row += n) {                                                                               \
+    inner_columns<A, Set, n, kByK>(p, p.left + row * kRow, p.result + row * p.ld_result + column, columns, ahead); \
   }
-  inner<A, kLanes, kRows, 2>(k, left, panel, result, n);
+  MPX_ROWS(Set::kRows)
+  if constexpr (Set::kRows > 8) MPX_ROWS(8)
+  MPX_ROWS(4)
+  MPX_ROWS(2)
+  MPX_ROWS(1)
+#undef MPX_ROWS
+}
+
+// How often a look ahead is taken while `columns` are multiplied.
+template <class A, class Set>
+MPX_INLINE int64_t steps_of(const Panels<A>& p, int64_t columns) {
+  constexpr int64_t kWidth = Set::kBytes / sizeof(A) * Set::kVectors;
+  return (columns + kWidth - 1) / kWidth * ((p.m + Set::kRows - 1) / Set::kRows) * ((p.depth + kStep - 1) / kStep);
 }
 
 template <class A, class Set>
-MPX_INLINE void inner_any(int64_t rows, int64_t k, const Left<A>& left, const A* panel, const Result<A>& result,
-                          int64_t n) {
-  switch (rows) {
-    case 1:
-      return inner_rows<A, Set, 1>(k, left, panel, result, n);
-    case 2:
-      return inner_rows<A, Set, 2>(k, left, panel, result, n);
-    case 3:
-      return inner_rows<A, Set, 3>(k, left, panel, result, n);
-    case 4:
-      return inner_rows<A, Set, 4>(k, left, panel, result, n);
-    case 5:
-      return inner_rows<A, Set, 5>(k, left, panel, result, n);
-    default:
-      return inner_rows<A, Set, 6>(k, left, panel, result, n);
-  }
+MPX_INLINE void multiply(Panels<A> p, A* panel, int64_t column, int64_t columns, Ahead& ahead) {
+  p.panel = panel;
+  if (p.left_by_k) panel_rows<A, Set, true>(p, column, columns, ahead);
+  else panel_rows<A, Set, false>(p, column, columns, ahead);
 }
 
-// One panel of the right operand: k from `from` on, columns n_begin .. n_begin + n.
-template <class A>
-struct Right {
-  const A* data;  // of the block's first column
-  int64_t ld;
-  bool by_n;
-};
-
+// From an operand that is read across its lines each panel is made when it is wanted, else all of them at once. Ahead
+// lies the next one, or the next all; what lies beyond the operand is fetched at times, but not read.
 template <class A, class Set>
-MPX_INLINE void panels(const Left<A>& left, const Right<A>& right, const Result<A>& result, int64_t m, int64_t n,
-                       int64_t k, A* panel) {
-  constexpr int64_t kLanes = Set::kBytes / sizeof(A), kWidth = kLanes * Set::kVectors;
-  for (int64_t from = 0; from < k; from += kDepth) {
-    const int64_t depth = std::min(kDepth, k - from);
-    for (int64_t column = 0; column < n; column += kWidth) {
-      const int64_t columns = std::min(kWidth, n - column), width = round_up(columns, kLanes);
-      if (right.by_n) {
-        pack_transposed<A, kLanes>(right.data + column * right.ld + from, right.ld, columns, depth, panel, width);
-      } else {
-        pack_rows<A>(right.data + from * right.ld + column, right.ld, columns, depth, panel, width);
-      }
-      for (int64_t row = 0; row < m; row += Set::kRows) {
-        inner_any<A, Set>(std::min<int64_t>(Set::kRows, m - row), depth,
-                          {left.data + row * left.row + from * left.column, left.row, left.column}, panel,
-                          {result.data + row * result.ld + column, result.ld, result.adds || from > 0}, columns);
-      }
+MPX_INLINE void panels(const Panels<A>& p) {
+  constexpr int64_t kLanes = Set::kBytes / sizeof(A), kWidth = kLanes * Set::kVectors, kSize = sizeof(A);
+  if (p.right_by_n) {
+    for (int64_t column = 0; column < p.n; column += kWidth) {
+      const int64_t columns = std::min(kWidth, p.n - column);
+      pack_transposed<A, kLanes>(p.right + column * p.ld, p.ld, columns, p.depth, p.panel, round_up(columns, kLanes));
+      const A* const next = column + kWidth < p.n ? p.right + (column + kWidth) * p.ld : p.next;
+      Ahead ahead(next, next == nullptr ? 0 : kWidth, p.depth * kSize, p.ld * kSize, steps_of<A, Set>(p, columns));
+      multiply<A, Set>(p, p.panel, column, columns, ahead);
     }
+    return;
+  }
+  pack_rows<A, kWidth, kLanes>(p.right, p.ld, p.n, p.depth, p.panel);
+  Ahead ahead(p.next, p.next == nullptr ? 0 : p.depth, p.n * kSize, p.ld * kSize, steps_of<A, Set>(p, p.n));
+  for (int64_t column = 0; column < p.n; column += kWidth) {
+    multiply<A, Set>(p, p.panel + column * p.depth, column, std::min(kWidth, p.n - column), ahead);
   }
 }
 
-template <class A, class Set>
-MPX_INLINE void wide_block(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
-  const auto* a = static_cast<const A*>(p.a);
-  const auto* b = static_cast<const A*>(p.b);
-  const Left<A> left = p.a_by_k ? Left<A>{a + block.m_begin, 1, p.lda} : Left<A>{a + block.m_begin * p.lda, p.lda, 1};
-  const Right<A> right{p.b_by_n ? b + block.n_begin * p.ldb : b + block.n_begin, p.ldb, p.b_by_n};
-  panels<A, Set>(left, right, {static_cast<A*>(p.c) + block.m_begin * p.ldc + block.n_begin, p.ldc, p.adds},
-                 block.m(), block.n(), p.k, reinterpret_cast<A*>(scratch));
-}
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define MPX_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define MPX_AVX2 __attribute__((target("avx2,fma")))
+#else
+#define MPX_AVX512
+#define MPX_AVX2
+#endif
+// Not templates: the attribute is each one's own.
+MPX_AVX512 void panels_avx512(const Panels<float>& p) { panels<float, Avx512>(p); }
+MPX_AVX512 void panels_avx512(const Panels<double>& p) { panels<double, Avx512>(p); }
+MPX_AVX2 void panels_avx2(const Panels<float>& p) { panels<float, Avx2>(p); }
+MPX_AVX2 void panels_avx2(const Panels<double>& p) { panels<double, Avx2>(p); }
+void panels_plain(const Panels<float>& p) { panels<float, Plain>(p); }
+void panels_plain(const Panels<double>& p) { panels<double, Plain>(p); }
 
-// rows x columns elements of a half type into a packed block of floats.
+// out [rows][ld_out] = source [rows][ld], `columns` of each row.
 template <class T>
-MPX_INLINE void widen(const T* source, int64_t ld, int64_t rows, int64_t columns, float* out) {
+MPX_INLINE void widen(const T* source, int64_t ld, int64_t rows, int64_t columns, Wide<T>* out, int64_t ld_out) {
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) out[i * columns + j] = load(source[i * ld + j]);
+    for (int64_t j = 0; j < columns; ++j) out[i * ld_out + j] = load(source[i * ld + j]);
   }
 }
-
 template <class T>
-MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, const float* sums) {
+MPX_INLINE void store_sums(const GroupedProblem& p, const GroupedBlock& block, const float* sums) {
   const int64_t n = block.n();
   for (int64_t i = 0; i < block.m(); ++i) {
     const int64_t at = (block.m_begin + i) * p.ldc + block.n_begin;
@@ -178,63 +192,78 @@ MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, 
     }
   }
 }
+#define MPX_CLONED(clones, T)                                                                                        \
+  clones void widen_rows(const T* source, int64_t ld, int64_t rows, int64_t columns, Wide<T>* out, int64_t ld_out) { \
+    widen(source, ld, rows, columns, out, ld_out);                                                                   \
+  }
+MPX_CLONED(MPX_VECTOR_CLONES, float)
+MPX_CLONED(MPX_VECTOR_CLONES, double)
+MPX_CLONED(MPX_HALF_CLONES, Bf16)
+MPX_CLONED(MPX_HALF_CLONES, F16)
+#undef MPX_CLONED
+#define MPX_CLONED(T)                                                                                          \
+  MPX_HALF_CLONES void store_block(T, const GroupedProblem& p, const GroupedBlock& block, const float* sums) { \
+    store_sums<T>(p, block, sums);                                                                             \
+  }
+MPX_CLONED(Bf16)
+MPX_CLONED(F16)
+#undef MPX_CLONED
 
-template <class T, class Set>
-MPX_INLINE void half_block(const GroupedProblem& p, const GroupedBlock& block, char* scratch) {
+template <class T>
+void block_product(const GroupedWork& work, const GroupedWork* next, char* scratch,
+                   void (*product)(const Panels<Wide<T>>&)) {
+  const GroupedProblem& p = work.problem;
+  const GroupedBlock& block = work.block;
+  using A = Wide<T>;
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
-  auto* panel = reinterpret_cast<float*>(scratch);
-  float *wide_a = panel + kDepth * 64, *wide_b = wide_a + kBlockM * kDepth, *sums = wide_b + kBlockN * kDepth;
+  auto* const panel = reinterpret_cast<A*>(scratch);
+  A *const left = panel + kDepth * kBlockN, *const right = left + kBlockM * kLeftRow;
   const int64_t m = block.m(), n = block.n();
-  for (int64_t i = 0; p.k == 0 && i < m * n; ++i) sums[i] = 0;
-  for (int64_t from = 0; from < p.k; from += kDepth) {
-    const int64_t depth = std::min(kDepth, p.k - from);
-    if (p.a_by_k) widen(a + from * p.lda + block.m_begin, p.lda, depth, m, wide_a);
-    else widen(a + block.m_begin * p.lda + from, p.lda, m, depth, wide_a);
-    if (p.b_by_n) widen(b + block.n_begin * p.ldb + from, p.ldb, n, depth, wide_b);
-    else widen(b + from * p.ldb + block.n_begin, p.ldb, depth, n, wide_b);
-    panels<float, Set>({wide_a, p.a_by_k ? 1 : depth, p.a_by_k ? m : 1}, {wide_b, p.b_by_n ? depth : n, p.b_by_n},
-                       {sums, n, from > 0}, m, n, depth, panel);
+  Panels<A> of{left, p.a_by_k, nullptr, p.ldb, p.b_by_n, nullptr, p.ldc, p.adds, m, n, 0, panel, nullptr};
+  if constexpr (kIsHalf<T>) {
+    of.right = right, of.ld = p.b_by_n ? kDepth : n;
+    of.result = right + kBlockN * kDepth, of.ld_result = n, of.adds = false;
+  } else {
+    of.result = static_cast<A*>(p.c) + block.m_begin * p.ldc + block.n_begin;
   }
-  store_block<T>(p, block, sums);
+  for (int64_t from = 0; from < p.k; from += kDepth, of.adds = true) {
+    of.depth = std::min(kDepth, p.k - from);
+    if (p.a_by_k) widen_rows(a + from * p.lda + block.m_begin, p.lda, of.depth, m, left, kBlockM);
+    else widen_rows(a + block.m_begin * p.lda + from, p.lda, m, of.depth, left, kLeftRow);
+    const T* const b_from = p.b_by_n ? b + block.n_begin * p.ldb + from : b + from * p.ldb + block.n_begin;
+    if constexpr (kIsHalf<T>) {
+      if (p.b_by_n) widen_rows(b_from, p.ldb, n, of.depth, right, kDepth);
+      else widen_rows(b_from, p.ldb, of.depth, n, right, n);
+    } else {
+      of.right = b_from;
+      of.next = from + kDepth < p.k ? b_from + kDepth * (p.b_by_n ? 1 : p.ldb) : first_of_right<T>(next);
+    }
+    product(of);
+  }
+  if constexpr (kIsHalf<T>) store_block(T{}, p, block, of.result);
 }
 
 }  // namespace
 
-GroupedCut wide_cut() { return {kBlockM, kBlockN, kDepth * 64 * 8}; }
+GroupedCut wide_cut() { return {kBlockM, kBlockN, (kDepth * kBlockN + kBlockM * kLeftRow) * 8}; }
 GroupedCut half_cut() {
-  return {kBlockM, kBlockN, (kDepth * 64 + (kBlockM + kBlockN) * kDepth + kBlockM * kBlockN) * 4};
+  return {kBlockM, kBlockN, (kDepth * kBlockN + kBlockM * kLeftRow + kBlockN * kDepth + kBlockM * kBlockN) * 4};
 }
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
-#define MPX_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-#define MPX_AVX2 __attribute__((target("avx2,fma,f16c")))
-#else
-#define MPX_AVX512
-#define MPX_AVX2
-#endif
-
-#define MPX_WIDE(name, target, A, Set)                                                  \
-  target void name(const GroupedProblem& p, const GroupedBlock& block, char* scratch) { \
-    wide_block<A, Set>(p, block, scratch);                                              \
+#define MPX_BLOCK(name, T, product)                                            \
+  void name(const GroupedWork& work, const GroupedWork* next, char* scratch) { \
+    block_product<T>(work, next, scratch, product);                            \
   }
-#define MPX_HALF(name, target, T, Set)                                                  \
-  target void name(const GroupedProblem& p, const GroupedBlock& block, char* scratch) { \
-    half_block<T, Set>(p, block, scratch);                                              \
-  }
-MPX_WIDE(float_avx512, MPX_AVX512, float, Avx512)
-MPX_WIDE(float_avx2, MPX_AVX2, float, Avx2)
-MPX_WIDE(float_plain, , float, Plain)
-MPX_WIDE(double_avx512, MPX_AVX512, double, Avx512)
-MPX_WIDE(double_avx2, MPX_AVX2, double, Avx2)
-MPX_WIDE(double_plain, , double, Plain)
-MPX_HALF(bf16_avx512, MPX_AVX512, Bf16, Avx512)
-MPX_HALF(bf16_avx2, MPX_AVX2, Bf16, Avx2)
-MPX_HALF(bf16_plain, , Bf16, Plain)
-MPX_HALF(f16_avx512, MPX_AVX512, F16, Avx512)
-MPX_HALF(f16_avx2, MPX_AVX2, F16, Avx2)
-MPX_HALF(f16_plain, , F16, Plain)
-#undef MPX_WIDE
-#undef MPX_HALF
+#define MPX_BLOCKS(name, T)                  \
+  MPX_BLOCK(name##_avx512, T, panels_avx512) \
+  MPX_BLOCK(name##_avx2, T, panels_avx2)     \
+  MPX_BLOCK(name##_plain, T, panels_plain)
+MPX_BLOCKS(float, float)
+MPX_BLOCKS(double, double)
+MPX_BLOCKS(bf16, Bf16)
+MPX_BLOCKS(f16, F16)
+#undef MPX_BLOCKS
+#undef MPX_BLOCK
 
 }  // namespace metroplex::cuda::kernels
