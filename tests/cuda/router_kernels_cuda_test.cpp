@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "cuda/device.h"
+#include "cuda/kernels/balance.h"
 #include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/sinkhorn.h"
@@ -86,7 +87,27 @@ void check_route(const RouteShape& s, bool bias) {
 }
 
 template <class T>
+void check_balance(const BalanceShape& s) {
+  const at::Tensor x = values<T>({s.tokens, s.experts}, 0.7), dsums = values<double>({s.sums()}, 0.3),
+                   sums = at::empty_like(dsums), lines = at::empty({balance_chunks(s), s.sums()}, dsums.options()),
+                   dx = at::empty_like(x);
+  const at::Tensor gx = on_gpu(x), gdsums = on_gpu(dsums), gsums = on_gpu(sums), glines = on_gpu(lines),
+                   gdx = on_gpu(dx);
+  balance_forward<T>(data<T>(x), data<double>(sums), data<double>(lines), s);
+  balance_forward_cuda<T>(data<T>(gx), data<double>(gsums), data<double>(glines), s, current_stream());
+  expect_twins<T>(gsums, sums, "sums of scores");
+  balance_backward<T>(data<T>(x), data<double>(dsums), data<T>(dx), s);
+  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<T>(gdx), s, current_stream());
+  expect_twins<T>(gdx, dx, "gradient of the scores");
+}
+
+template <class T>
 void check_all() {
+  for (const BalanceScore score :
+       {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
+    check_balance<T>({70, 8, 1, score, true});
+    check_balance<T>({70, 300, 2, score, score == BalanceScore::sigmoid});
+  }
   check_random<T>();
   check_sinkhorn<T>(50, 7);
   check_sinkhorn<T>(70, 300);
