@@ -28,7 +28,7 @@ struct Sizes {
           vocab = 8192, seq = 256, batch = 4;
 };
 
-config::Config moe(const Sizes& s, bool half) {
+config::Config mixture(const Sizes& s, bool half) {
   config::Config c;
   if (half) c.precision.params_dtype = "bf16";
   c.model.num_layers = s.layers;
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
   int64_t* const slots[] = {&s.steps,   &s.threads, &s.layers, &s.hidden, &s.heads, &s.ffn,
                             &s.experts, &s.topk,    &s.vocab,  &s.seq,    &s.batch};
   for (int i = 2; i < argc && i < 13; ++i) *slots[i - 2] = std::atoll(argv[i]);
-  const config::Config config = moe(s, dtype == "bf16");
+  const config::Config config = mixture(s, dtype == "bf16");
   comm::ThreadsOptions options;
   options.threads_per_rank =
       s.threads > 0 ? static_cast<int>(s.threads) : static_cast<int>(std::thread::hardware_concurrency());

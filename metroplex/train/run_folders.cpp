@@ -27,8 +27,9 @@ bool lies_in(const std::string& path, const fs::path& entry) {
 
 bool own_output(const config::Config& config, const std::string& folder, const std::string& name) {
   const fs::path entry = plain(folder) / name;
-  for (const std::string& path : {config.train.tensorboard_dir, config.train.metrics_file,
-                                  config.data.data_cache_path, config.memory.offload_directory}) {
+  for (const std::string& path :
+       {config.train.tensorboard_dir, config.train.metrics_file, config.train.expert_trace_file,
+        config.data.data_cache_path, config.memory.offload_directory}) {
     if (lies_in(path, entry)) return true;
   }
   return false;

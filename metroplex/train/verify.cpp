@@ -92,6 +92,8 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.model.sharded_initialization = false;  // its weights depend on the layout by design
   config.train.tensorboard_dir.clear();
   config.train.metrics_file.clear();
+  config.train.expert_trace_file.clear();
+  config.train.log_experts_interval = 0;
   config.optim.lr_warmup_iters = config.optim.lr_warmup_samples = 0;
   config.optim.lr_warmup_fraction = 0;
   config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
@@ -114,6 +116,8 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
       "train.eval_interval",
       "train.tensorboard_dir",
       "train.metrics_file",
+      "train.log_experts_interval",
+      "train.expert_trace_file",
       "optim.lr_decay_iters",
       "optim.lr_decay_samples",
   };

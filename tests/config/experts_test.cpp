@@ -322,6 +322,30 @@ TEST(ExpertRules, AcceptWhatTheyAllow) {
   }
 }
 
+// What Hugging Face's configurations of Mixtral 8x7B and Qwen3-MoE say; both make probabilities of the chosen
+// experts' logits alone (norm_topk_prob), which is the softmax behind the choice.
+TEST(ExpertPresets, AreThoseOfTheFamilies) {
+  const Model mixtral = load("", {"model.family=mixtral"}).model, qwen = load("", {"model.family=qwen3_moe"}).model;
+  for (const Model& m : {mixtral, qwen}) {
+    EXPECT_EQ(m.normalization, Normalization::RMSNorm);
+    EXPECT_EQ(m.position_embedding_type, PositionEmbedding::rope);
+    EXPECT_EQ(m.rotary_base, 1e6);
+    EXPECT_EQ(m.activation, Activation::silu);
+    EXPECT_TRUE(m.gated_linear_unit);
+    EXPECT_FALSE(m.add_bias_linear || m.add_qkv_bias || m.moe_router_pre_softmax || m.tied());
+    EXPECT_EQ(m.moe_router_score_function, ScoreFunction::softmax);
+    EXPECT_EQ(m.moe_layer_freq, "1");
+  }
+  EXPECT_EQ(mixtral.num_moe_experts, 8);
+  EXPECT_EQ(mixtral.moe_router_topk, 2);
+  EXPECT_EQ(mixtral.layernorm_epsilon, 1e-5);
+  EXPECT_FALSE(mixtral.qk_layernorm);
+  EXPECT_EQ(qwen.num_moe_experts, 128);
+  EXPECT_EQ(qwen.moe_router_topk, 8);
+  EXPECT_EQ(qwen.layernorm_epsilon, 1e-6);
+  EXPECT_TRUE(qwen.qk_layernorm);
+}
+
 TEST(ExpertRules, ResolvedLeavesADenseModelDense) {
   EXPECT_EQ(resolved(good(), kWorld).model.moe_ffn_hidden_size, 0);
 }

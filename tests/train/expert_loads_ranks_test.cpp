@@ -179,6 +179,29 @@ TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
   });
 }
 
+// Neither an evaluation nor the forward that recomputation repeats.
+TEST(ExpertLoads, CountEveryMicrobatchOfTrainingOnce) {
+  config::Config c = config_of(kAlone);
+  c.train.log_experts_interval = 1;
+  for (const char* granularity : {"none", "full"}) {
+    if (std::string(granularity) == "full") {
+      c.memory.recompute_granularity = granularity;
+      c.memory.recompute_method = "uniform";
+      c.memory.recompute_num_layers = 1;
+    }
+    run_cut(cut(c, {}), {}, [&](const comm::World& world) {
+      const auto a = train::assemble(cut(c, {}), world, kVocab);
+      step_at(*a, 0);
+      auto batches = batches_of(*a, 1);
+      for (nn::Microbatch& batch : batches) batch.training = false;
+      train::evaluate_step(*a, batches);
+      ASSERT_EQ(a->experts->meter->layers().size(), 2U);
+      for (const auto& [number, layer] : a->experts->meter->layers())
+        EXPECT_EQ(layer.tokens.sum().item<int64_t>(), 8 * kSequence * kTopk) << granularity;
+    });
+  }
+}
+
 TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
   const config::Config c = cut(config_of(kAlone), {});
   EXPECT_FALSE(train::counts_experts(c));

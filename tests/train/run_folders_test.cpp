@@ -58,7 +58,8 @@ TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   };
   EXPECT_EQ(check({}), "accepted");
   config.train.metrics_file = "runs/a/metrics.jsonl";
-  EXPECT_EQ(check({"metrics.jsonl"}), "accepted");
+  config.train.expert_trace_file = "runs/a/experts.jsonl";
+  EXPECT_EQ(check({"metrics.jsonl", "experts.jsonl"}), "accepted");
   EXPECT_NE(check({"metrics.jsonl", "mp_rank_00"}).find("(mp_rank_00)"), std::string::npos);
   config.checkpoint.finetune = true;
   EXPECT_NE(check({}).find("finetune"), std::string::npos);
