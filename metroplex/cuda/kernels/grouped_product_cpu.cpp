@@ -46,8 +46,9 @@ struct CpuSets {
   CpuSets() {
     // What libtorch is held to (ATEN_CPU_CAPABILITY) holds here too.
     const std::string torch = at::get_cpu_capability();
-    avx512 = torch == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    avx512 = torch != "DEFAULT" && torch != "AVX2" && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
     avx2 = torch != "DEFAULT" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!avx512 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
