@@ -53,6 +53,7 @@ class AuxiliaryLosses {
   TopKRule rule_;
   int64_t num_experts_;
   bool per_token_;
+  cuda::Target target_;
   comm::Group tp_, cp_, tp_cp_, tp_dp_cp_;
   at::Tensor running_;     // [E + 1] double: counts, and microbatches, of the step running_of_
   at::Tensor running_of_;  // [1] int64
