@@ -22,10 +22,10 @@ while [ $# -gt 0 ]; do
     *) echo "run_all.sh: unknown option '$1'" >&2; usage >&2; exit 2 ;;
   esac
 done
-rounds=(--rounds 5) steps=(--steps 6) iterations=3000 forms=15 megabytes=(--megabytes 32)
-if [ "$quick" = 1 ]; then rounds=(--rounds 1) steps=(--steps 2) iterations=200 forms=3 megabytes=(--megabytes 2); fi
+rounds=(--rounds 5) steps=(--steps 6) iterations=3000 forms=15 repetitions=9 megabytes=(--megabytes 32)
+if [ "$quick" = 1 ]; then rounds=(--rounds 1) steps=(--steps 2) iterations=200 forms=3 repetitions=1 megabytes=(--megabytes 2); fi
 
-[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead optimizer_step recompute_time zero_traffic >&2
+[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead optimizer_step recompute_time zero_traffic grouped_product moe_step >&2
 
 model=$(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1)
 machine=$(printf '%s' "${model:-machine}" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')-$(nproc)-cores
@@ -66,9 +66,13 @@ if [ -n "$peer" ] && [ -n "$python" ]; then
     section "GPT-2 124M training step against PyTorch, $dtype" "$python" bench/compare_gpt2.py "$peer" --dtype "$dtype" \
       "${rounds[@]}" "${steps[@]}" --binary "$build/bin/gpt2_step"
   done
+  section "Training step of a mixture of experts against PyTorch" "$python" bench/compare_moe.py "${rounds[@]}" \
+    "${steps[@]}" --binary "$build/bin/moe_step"
 else
   left_out "GPT-2 124M training step against PyTorch" "it takes --peer and --python"
+  left_out "Training step of a mixture of experts against PyTorch" "it takes --peer and --python"
 fi
+section "Products of experts in one call" "$build/bin/grouped_product" "$repetitions"
 section "Optimizer step against copy bandwidth and fused AdamW" "$build/bin/optimizer_step"
 section "Recompute and offload" "$build/bin/recompute_time" "$forms"
 section "Traffic of the ZeRO stages" "$build/bin/zero_traffic"

@@ -10,7 +10,7 @@
 namespace metroplex::cuda::kernels {
 
 namespace {
-constexpr int64_t kDepth = 512, kBlockM = 512, kBlockN = 256;
+constexpr int64_t kDepth = 512, kBlockM = 512, kBlockN = 512;
 }
 
 GroupedCut amx_cut() { return {kBlockM, kBlockN, (kBlockM + 32) * kDepth * 2 + kBlockM * kBlockN * 4}; }

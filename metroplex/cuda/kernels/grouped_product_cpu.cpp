@@ -98,6 +98,20 @@ std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
       static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
 }
 
+// How many there are.
+int64_t set_blocks(std::vector<GroupBlocks>& groups, const GroupedCut& cut) {
+  int64_t blocks = 0;
+  for (GroupBlocks& of : groups) {
+    of.first = blocks;
+    of.m_blocks = (of.problem.m + cut.m - 1) / cut.m;
+    if (of.m_blocks == 0) continue;
+    of.m_size = std::min(cut.m, round_up((of.problem.m + of.m_blocks - 1) / of.m_blocks, 32));
+    of.m_blocks = (of.problem.m + of.m_size - 1) / of.m_size;
+    blocks += of.m_blocks * ((of.problem.n + cut.n - 1) / cut.n);
+  }
+  return blocks;
+}
+
 // The queue of all blocks; a thread takes some in a row, so that it knows what comes next.
 struct Queue {
   const GroupedCut& cut;
@@ -178,23 +192,20 @@ void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64
 }
 
 void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, const GroupedShape& shape) {
-  const GroupedCut cut = choice.cut();
-  std::vector<GroupBlocks> groups(static_cast<size_t>(shape.groups));
-  int64_t blocks = 0;
+  std::vector<GroupBlocks> groups;
   double work = 0;
   for (int64_t e = 0; e < shape.groups; ++e) {
-    GroupBlocks& of = groups[static_cast<size_t>(e)];
-    of.problem = problem_of(arguments, shape, e);
-    of.first = blocks;
-    of.m_blocks = (of.problem.m + cut.m - 1) / cut.m;
-    if (of.m_blocks == 0) continue;
-    of.m_size = std::min(cut.m, round_up((of.problem.m + of.m_blocks - 1) / of.m_blocks, 32));
-    of.m_blocks = (of.problem.m + of.m_size - 1) / of.m_size;
-    blocks += of.m_blocks * ((of.problem.n + cut.n - 1) / cut.n);
-    work += static_cast<double>(of.problem.m) * static_cast<double>(of.problem.n) * static_cast<double>(of.problem.k);
+    const GroupedProblem p = problem_of(arguments, shape, e);
+    groups.push_back({p});
+    work += static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
   }
   const bool alone = work < 2e6 || at::in_parallel_region();
-  const int64_t threads = alone ? 1 : std::min<int64_t>(at::get_num_threads(), blocks);
+  const int64_t most = alone ? 1 : at::get_num_threads();
+  // Wide blocks pack their rows less often; narrow ones are enough for all threads. A sum is the same in either.
+  GroupedCut cut = choice.cut();
+  int64_t blocks = set_blocks(groups, cut);
+  for (; blocks < 4 * most && most > 1 && cut.n > 64; blocks = set_blocks(groups, cut)) cut.n /= 2;
+  const int64_t threads = std::min(most, blocks);
   Queue queue{cut, groups, blocks, threads <= 1 ? blocks : std::clamp<int64_t>(blocks / (8 * threads), 1, 4)};
   if (threads <= 1) return compute_blocks(choice, queue);
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) { compute_blocks(choice, queue); });
