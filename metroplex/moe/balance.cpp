@@ -9,7 +9,6 @@
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
-#include "cuda/kernels/balance.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {
@@ -48,19 +47,6 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-kernels::BalanceScore balance_score(config::ScoreFunction function) {
-  switch (function) {
-    case config::ScoreFunction::softmax:
-      return kernels::BalanceScore::softmax;
-    case config::ScoreFunction::sigmoid:
-      return kernels::BalanceScore::sigmoid;
-    case config::ScoreFunction::sqrtsoftplus:
-      return kernels::BalanceScore::sqrtsoftplus;
-  }
-  MPX_ASSERT(false, "a score function without a kernel");
-  return {};
-}
-
 // Calls body(T{}) with the type of logits.
 template <class Body>
 void dispatch_wide(const at::Tensor& logits, const Body& body) {
@@ -81,7 +67,21 @@ at::Tensor sums_gradient(const cuda::Target& target, const at::Tensor& dsums, co
   return dlogits;
 }
 
-// [sums()] double, see kernels::BalanceShape; differentiable.
+}  // namespace
+
+kernels::BalanceScore balance_score(config::ScoreFunction function) {
+  switch (function) {
+    case config::ScoreFunction::softmax:
+      return kernels::BalanceScore::softmax;
+    case config::ScoreFunction::sigmoid:
+      return kernels::BalanceScore::sigmoid;
+    case config::ScoreFunction::sqrtsoftplus:
+      return kernels::BalanceScore::sqrtsoftplus;
+  }
+  MPX_ASSERT(false, "a score function without a kernel");
+  return {};
+}
+
 at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, const kernels::BalanceShape& shape) {
   const at::Tensor x = logits.detach().contiguous();
   at::Tensor sums, lines;
@@ -100,8 +100,6 @@ at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, co
     return {sums_gradient(target, dy, x, shape)};
   });
 }
-
-}  // namespace
 
 AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                                                 const nn::Microbatch& batch) const {

@@ -17,12 +17,20 @@
 
 #include "comm/group.h"
 #include "config/model.h"
+#include "cuda/kernels/balance.h"
+#include "cuda/launch_point.h"
 #include "moe/context.h"
 #include "moe/routing.h"
 #include "nn/layer_context.h"
 #include "nn/segment.h"
 
 namespace metroplex::moe {
+
+// [samples E + 1] double of logits [T, E], differentiable: the sums of each expert's share in the scores of its row
+// (all scores of a row add up to 1), sample by sample, and the sum of logsumexp^2.
+at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits,
+                        const cuda::kernels::BalanceShape& shape);
+cuda::kernels::BalanceScore balance_score(config::ScoreFunction function);
 
 class AuxiliaryLosses {
  public:

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "moe/balance.h"
 #include "moe/noise.h"
 #include "moe/router_tools.h"
 
@@ -107,6 +108,24 @@ TEST(Router, ProbabilitiesLossesAndGradientsArePlainFormulas) {
       model.moe_router_load_balancing_type = "none";
       model.moe_aux_loss_coeff = "0";
       expect_plain(model, experts);
+    }
+  }
+}
+
+// More rows than the kernel adds up at once, and samples in turns across its chunks.
+TEST(Router, SumsOverManyRowsArePlainSumsWithTheirGradient) {
+  for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
+    for (const int64_t samples : {1, 7}) {
+      const at::Tensor values = sample({77, 5}, 4).mul(3), weights = sample({samples * 5 + 1}, 6);
+      const at::Tensor x = values.clone().requires_grad_(true), y = values.clone().requires_grad_(true);
+      const at::Tensor got = moe::balance_sums({}, x, {77, 5, samples, moe::balance_score(function), true});
+      const at::Tensor scores = plain_scores(y, function), shares = scores / scores.sum(-1, true);
+      const at::Tensor wanted =
+          at::cat({shares.view({-1, samples, 5}).sum(0).view({-1}), y.exp().sum(-1).log().square().sum().view({1})});
+      EXPECT_LE(relative_difference(got, wanted), kRounding);
+      EXPECT_LE(relative_difference(torch::autograd::grad({(got * weights).sum()}, {x})[0],
+                                    torch::autograd::grad({(wanted * weights).sum()}, {y})[0]),
+                kRounding);
     }
   }
 }
