@@ -6,7 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
 has() { grep -qw "$1" /proc/cpuinfo; }
-suites='^(cuda_test|nn_test|models_test|distributed_test|optim_test|train_test|metroplex_vectors|parity_.*_threads|app_commands_test)$'
+suites='^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test|metroplex_vectors|parity_.*_threads|app_commands_test)$'
 failed=0
 ran=()
 skipped=()

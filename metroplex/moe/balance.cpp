@@ -9,6 +9,7 @@
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
+#include "nn/wide.h"
 
 namespace metroplex::moe {
 
@@ -29,6 +30,7 @@ AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerCont
       rule_(topk_rule(model)),
       num_experts_(model.num_moe_experts),
       per_token_(experts.per_token_loss),
+      target_(context.target),
       tp_(context.tp),
       cp_(context.cp),
       tp_cp_(experts.tp_cp),
@@ -41,24 +43,84 @@ AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerCont
   }
 }
 
+namespace {
+
+namespace kernels = cuda::kernels;
+
+// Calls body(T{}) with the type of logits.
+template <class Body>
+void dispatch_wide(const at::Tensor& logits, const Body& body) {
+  logits.scalar_type() == at::kDouble ? body(double{}) : body(float{});
+}
+
+at::Tensor sums_gradient(const cuda::Target& target, const at::Tensor& dsums, const at::Tensor& logits,
+                         const kernels::BalanceShape& shape) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor given = dsums.contiguous();
+  at::Tensor dlogits = at::empty_like(logits);
+  dispatch_wide(logits, [&](auto zero) {
+    using T = decltype(zero);
+    cuda::launch(target, {"balance_backward", {&logits, &given}, {&dlogits}}, kernels::balance_backward<T>,
+                 kernels::balance_backward_cuda<T>, static_cast<const T*>(nn::elements<T>(logits)),
+                 static_cast<const double*>(given.const_data_ptr()), nn::elements<T>(dlogits), shape);
+  });
+  return dlogits;
+}
+
+}  // namespace
+
+kernels::BalanceScore balance_score(config::ScoreFunction function) {
+  switch (function) {
+    case config::ScoreFunction::softmax:
+      return kernels::BalanceScore::softmax;
+    case config::ScoreFunction::sigmoid:
+      return kernels::BalanceScore::sigmoid;
+    case config::ScoreFunction::sqrtsoftplus:
+      return kernels::BalanceScore::sqrtsoftplus;
+  }
+  MPX_ASSERT(false, "a score function without a kernel");
+  return {};
+}
+
+at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, const kernels::BalanceShape& shape) {
+  const at::Tensor x = logits.detach().contiguous();
+  at::Tensor sums, lines;
+  {
+    const at::NoGradGuard no_grad;
+    sums = at::empty({shape.sums()}, x.options().dtype(at::kDouble));
+    lines = at::empty({kernels::balance_chunks(shape), shape.sums()}, sums.options());
+    dispatch_wide(x, [&](auto zero) {
+      using T = decltype(zero);
+      cuda::launch(target, {"balance", {&x}, {&sums, &lines}}, kernels::balance_forward<T>,
+                   kernels::balance_forward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),
+                   nn::elements<double>(sums), nn::elements<double>(lines), shape);
+    });
+  }
+  return comm::attach(sums, {logits}, [target, x, shape](const at::Tensor& dy) -> comm::Gradients {
+    return {sums_gradient(target, dy, x, shape)};
+  });
+}
+
 AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                                                 const nn::Microbatch& batch) const {
   Sums sums;
   sums.num_tokens = logits.size(0);
-  sums.samples = samples;
-  const auto options = logits.options().dtype(at::kDouble);
+  sums.samples = seq_ > 0 ? samples : 1;
+  kernels::BalanceShape shape{logits.size(0), num_experts_, sums.samples};
+  shape.score = balances() ? balance_score(rule_.score_function) : kernels::BalanceScore::none;
+  shape.z = z_ > 0;
+  const at::Tensor both = balance_sums(target_, logits, shape);
+  sums.scores = both.narrow(0, 0, both.numel() - 1).view({sums.samples, num_experts_});
+  sums.z = both.select(0, both.numel() - 1);
   if (balances()) {
-    const int64_t rows = seq_ > 0 ? samples : 1;
-    const at::Tensor scores = balance_scores(logits, rule_.score_function);
-    const at::Tensor best = experts.defined() ? experts : choose(scores, {.k = rule_.k});
-    sums.tokens = tokens_per_expert(best, num_experts_, rows).view({rows, num_experts_}).to(at::kDouble);
-    sums.scores = scores.view({-1, rows, num_experts_}).sum(0).to(at::kDouble);
+    // Scores grow with their logits.
+    const at::Tensor best = experts.defined() ? experts : choose(logits, {.k = rule_.k});
+    sums.tokens = tokens_per_expert(best, num_experts_, sums.samples).view(sums.scores.sizes()).to(at::kDouble);
   } else {
-    sums.tokens = sums.scores = at::zeros({0, num_experts_}, options);
+    sums.tokens = at::zeros(sums.scores.sizes(), both.options());
   }
-  sums.z = z_ > 0 ? squared_logsumexp(logits).sum().to(at::kDouble) : at::zeros({}, options);
   // Every tp rank has the mask of all rows.
-  sums.mask = tp_.first() && !per_token_ ? batch.loss_mask.sum(at::kDouble) : at::zeros({}, options);
+  sums.mask = tp_.first() && !per_token_ ? batch.loss_mask.sum(at::kDouble) : at::zeros({}, both.options());
   return sums;
 }
 

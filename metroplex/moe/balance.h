@@ -17,12 +17,20 @@
 
 #include "comm/group.h"
 #include "config/model.h"
+#include "cuda/kernels/balance.h"
+#include "cuda/launch_point.h"
 #include "moe/context.h"
 #include "moe/routing.h"
 #include "nn/layer_context.h"
 #include "nn/segment.h"
 
 namespace metroplex::moe {
+
+// [samples E + 1] double of logits [T, E], differentiable: the sums of each expert's share in the scores of its row
+// (all scores of a row add up to 1), sample by sample, and the sum of logsumexp^2.
+at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits,
+                        const cuda::kernels::BalanceShape& shape);
+cuda::kernels::BalanceScore balance_score(config::ScoreFunction function);
 
 class AuxiliaryLosses {
  public:
@@ -53,6 +61,7 @@ class AuxiliaryLosses {
   TopKRule rule_;
   int64_t num_experts_;
   bool per_token_;
+  cuda::Target target_;
   comm::Group tp_, cp_, tp_cp_, tp_dp_cp_;
   at::Tensor running_;     // [E + 1] double: counts, and microbatches, of the step running_of_
   at::Tensor running_of_;  // [1] int64

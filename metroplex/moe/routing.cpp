@@ -16,8 +16,6 @@ namespace {
 
 using config::ScoreFunction;
 
-constexpr double kTiny = 1e-20;  // that no sum of scores is 0
-
 // Of each score by itself; softmax over the row.
 at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
   switch (function) {
@@ -31,8 +29,6 @@ at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
   MPX_ASSERT(false, "a score function without a formula");
   return {};
 }
-
-at::Tensor normalized(const at::Tensor& scores) { return scores / (scores.sum(-1, true) + kTiny); }
 
 namespace kernels = cuda::kernels;
 
@@ -222,19 +218,8 @@ void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double r
   bias.add_(below.sign().to(bias.scalar_type()), rate);
 }
 
-at::Tensor balance_scores(const at::Tensor& logits, ScoreFunction score_function) {
-  const at::Tensor scores = scores_of(logits, score_function);
-  return score_function == ScoreFunction::softmax ? scores : normalized(scores);
-}
-
 double balance_factor(double coefficient, int64_t num_experts, int64_t k, double tokens) {
   return coefficient * static_cast<double>(num_experts) / (static_cast<double>(k) * tokens * tokens);
-}
-
-// at::logsumexp cannot be run on the meta device.
-at::Tensor squared_logsumexp(const at::Tensor& logits) {
-  const at::Tensor largest = logits.detach().amax(-1, true);
-  return ((logits - largest).exp().sum(-1).log() + largest.squeeze(-1)).square();
 }
 
 }  // namespace metroplex::moe

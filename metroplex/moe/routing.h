@@ -1,5 +1,5 @@
 // The arithmetic of routing, as functions on tensors: scores, the choice of experts, dropping, and the auxiliary
-// losses' scores. Formulas are Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads a value on the
+// losses' factor. Formulas are Megatron-LM's (core/transformer/moe/moe_utils.py). No function reads a value on the
 // host, all shapes follow from those of the arguments, and logits are of at least fp32. T: tokens, E: experts, k:
 // experts of a token.
 #pragma once
@@ -63,12 +63,7 @@ at::Tensor padded_map(const at::Tensor& map, int64_t multiple);
 // bias [E] += rate sign(mean of counts - count), counts [E] int64; compared as whole numbers.
 void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate);
 
-// [T, E], the scores of all experts, each row adding up to 1: what the balancing losses are made of. Differentiable.
-at::Tensor balance_scores(const at::Tensor& logits, config::ScoreFunction score_function);
 // The factor of sum_e tokens_e P_e in the balancing loss over `tokens` tokens, tokens_e of them for expert e and P_e
 // their scores of it: coefficient E / (k tokens^2).
 double balance_factor(double coefficient, int64_t num_experts, int64_t k, double tokens);
-// [T]: logsumexp(logits)^2, whose mean is the z-loss. Differentiable.
-at::Tensor squared_logsumexp(const at::Tensor& logits);
-
 }  // namespace metroplex::moe

@@ -7,7 +7,14 @@
 namespace metroplex::nn {
 
 // A new site goes to the end: its number is part of what runs draw.
-enum class RandomSite : uint64_t { embedding, attention_probabilities, attention_output, mlp_output, router_input, router_logits };
+enum class RandomSite : uint64_t {
+  embedding,
+  attention_probabilities,
+  attention_output,
+  mlp_output,
+  router_input,
+  router_logits
+};
 
 // The finaliser of splitmix64, a bijection: spreads small numbers over 64 bits.
 constexpr uint64_t mix(uint64_t x) {

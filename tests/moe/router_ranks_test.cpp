@@ -125,6 +125,7 @@ void expect_one_rank(int num_ranks, const Layout& layout, bool per_token) {
     nn::Buffer &bias = *mine.router.buffers.at(0), &wanted = *one.buffers.at(0);
     bias.apply(bias);
     wanted.apply(wanted);
+    EXPECT_TRUE(bias.pending.equal(wanted.pending)) << "the counts of all ranks";
     EXPECT_TRUE(bias.data.equal(wanted.data));
     EXPECT_TRUE(bias.data.ne(0).any().item<bool>());
   });

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "moe/balance.h"
 #include "moe/noise.h"
 #include "moe/router_tools.h"
 
@@ -111,6 +112,24 @@ TEST(Router, ProbabilitiesLossesAndGradientsArePlainFormulas) {
   }
 }
 
+// More rows than the kernel adds up at once, and samples in turns across its chunks.
+TEST(Router, SumsOverManyRowsArePlainSumsWithTheirGradient) {
+  for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
+    for (const int64_t samples : {1, 7}) {
+      const at::Tensor values = sample({77, 5}, 4).mul(3), weights = sample({samples * 5 + 1}, 6);
+      const at::Tensor x = values.clone().requires_grad_(true), y = values.clone().requires_grad_(true);
+      const at::Tensor got = moe::balance_sums({}, x, {77, 5, samples, moe::balance_score(function), true});
+      const at::Tensor scores = plain_scores(y, function), shares = scores / scores.sum(-1, true);
+      const at::Tensor wanted =
+          at::cat({shares.view({-1, samples, 5}).sum(0).view({-1}), y.exp().sum(-1).log().square().sum().view({1})});
+      EXPECT_LE(relative_difference(got, wanted), kRounding);
+      EXPECT_LE(relative_difference(torch::autograd::grad({(got * weights).sum()}, {x})[0],
+                                    torch::autograd::grad({(wanted * weights).sum()}, {y})[0]),
+                kRounding);
+    }
+  }
+}
+
 TEST(Router, AMaskWithoutTokensStillCountsAsOneToken) {
   config::Model model = model_of(ScoreFunction::softmax);
   model.moe_z_loss_coeff = 0.2;
@@ -165,7 +184,7 @@ TEST(Router, DroppedTokensHaveNoProbabilityAndNoGradientButCountInTheLosses) {
     EXPECT_EQ(capacity, 4);  // 24 * 2 / 8 * 0.6 = 3.6
     EXPECT_LE(got.map.sum(0).max().item<int64_t>(), capacity);
     EXPECT_TRUE(got.routing.experts.eq(-1).any().item<bool>());
-    EXPECT_TRUE(got.probs.masked_select(got.map.logical_not()).eq(0).all().item<bool>());
+    EXPECT_TRUE(got.routing.probs.masked_select(got.routing.experts.eq(-1)).eq(0).all().item<bool>());
     config::Model dropless = model;
     dropless.moe_expert_capacity_factor = 0;
     TestRouter other(dropless, layer_context());

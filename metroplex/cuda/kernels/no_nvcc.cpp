@@ -1,6 +1,7 @@
 // Stands in for all .cu files where there is no nvcc.
 #include "base/error.h"
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/balance.h"
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
@@ -207,10 +208,20 @@ template <class T>
 void route_backward_cuda(const RouteBackward<T>&, const RouteShape&, CUstream_st*) {
   no_kernel("route_backward");
 }
-#define MPX_WIDE(T)                                                                             \
-  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);              \
-  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*);         \
-  template void route_forward_cuda<T>(const RouteForward<T>&, const RouteShape&, CUstream_st*); \
+template <class T>
+void balance_forward_cuda(const T*, double*, double*, const BalanceShape&, CUstream_st*) {
+  no_kernel("balance");
+}
+template <class T>
+void balance_backward_cuda(const T*, const double*, T*, const BalanceShape&, CUstream_st*) {
+  no_kernel("balance_backward");
+}
+#define MPX_WIDE(T)                                                                                       \
+  template void balance_forward_cuda<T>(const T*, double*, double*, const BalanceShape&, CUstream_st*);   \
+  template void balance_backward_cuda<T>(const T*, const double*, T*, const BalanceShape&, CUstream_st*); \
+  template void random_rows_cuda<T>(T*, Noise, const DropoutShape&, CUstream_st*);                        \
+  template void sinkhorn_cuda<T>(const T*, T*, T*, const SinkhornShape&, CUstream_st*);                   \
+  template void route_forward_cuda<T>(const RouteForward<T>&, const RouteShape&, CUstream_st*);           \
   template void route_backward_cuda<T>(const RouteBackward<T>&, const RouteShape&, CUstream_st*)
 MPX_WIDE(float);
 MPX_WIDE(double);

@@ -121,7 +121,11 @@ std::string aux(const Json& test) {
   const int64_t experts = logits.size(1), k = test.at("topk"), tokens = test.at("total_num_tokens");
   config::Model model = model_of(test, logits, "aux_loss");
   model.moe_router_score_function = score_function(test.at("score_function"));
-  const at::Tensor scores = moe::balance_scores(logits, model.moe_router_score_function);
+  // Every token a sample of its own.
+  const cuda::kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
+                                          moe::balance_score(model.moe_router_score_function)};
+  const at::Tensor sums = moe::balance_sums({}, logits, shape);
+  const at::Tensor scores = sums.narrow(0, 0, logits.numel()).view(logits.sizes());
   const at::Tensor best = moe::choose(scores, {.k = k});
   const AuxLoss got = aux_loss(model, logits, 1);
   // Over the tokens of several ranks the factor is of all of them, the scores are this rank's.
@@ -153,9 +157,10 @@ std::string z_loss(const Json& test) {
   const Json& padding = test.at("padding_mask_true_is_pad");
   if (!padding.is_null()) {
     // No token of ours is padding: the mean is taken over those that are none.
-    const at::Tensor valid = tensor_of(padding, at::kBool).eq(false).to(at::kFloat);
-    const at::Tensor sum = (moe::squared_logsumexp(logits) * valid).sum();
-    return compare_near(sum.item<double>() / std::max(1.0, valid.sum().item<double>()) * coeff, recorded, 0,
+    const at::Tensor valid = logits.index({tensor_of(padding, at::kBool).eq(false)});
+    const cuda::kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, cuda::kernels::BalanceScore::none, true};
+    const double sum = moe::balance_sums({}, valid, shape)[valid.size(1)].item<double>();
+    return compare_near(sum / std::max<double>(1, static_cast<double>(valid.size(0))) * coeff, recorded, 0,
                         kRounding);
   }
   config::Model model;

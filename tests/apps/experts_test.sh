@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# A model with experts from end to end: any grid of experts trains alike, evaluates alike and writes the same text; the
+# example of examples/ trains.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+experts=(--model.family=mixtral --model.num_moe_experts=4 --model.moe_aux_loss_coeff=0.01 --data.split=80,10,10)
+layout() { # EP ETP TP PP
+  echo "--parallel.expert_model_parallel_size=$1 --parallel.expert_tensor_parallel_size=$2
+    --parallel.tensor_model_parallel_size=$3 --parallel.pipeline_model_parallel_size=$4"
+}
+
+run 0 train "${tiny[@]}" "${experts[@]}" --train.metrics_file=one.jsonl --checkpoint.save=ck --checkpoint.save_interval=8
+prints '^ experts: 2 of 4 for a token, on 1 ranks; sent by local, multiplied by '
+while read -r ranks grid dispatcher backend; do
+  # shellcheck disable=SC2086
+  run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout ${grid//,/ }) \
+    --parallel.sequence_parallel=true --model.moe_token_dispatcher_type="$dispatcher" --train.metrics_file=many.jsonl
+  # fp32 losses of some 6: sums in another order, over 8 steps.
+  same_losses many.jsonl one.jsonl 2e-5
+  rm many.jsonl
+  holds "ep,etp,tp,pp $grid, $dispatcher, $backend"
+done << 'GRIDS'
+4 4,1,1,1 alltoall threads
+4 2,2,2,1 allgather threads
+4 2,1,1,2 hierarchical threads
+2 2,1,1,1 alltoall gloo
+GRIDS
+
+run 0 eval --load ck --train.eval_iters=2
+loss=$(grep -o 'loss value: [0-9.E+-]*' out | head -1)
+run 0 generate --load ck --prompt Document --max-new-tokens 12 --temperature 0
+cp out text.one
+while read -r ranks grid; do
+  # shellcheck disable=SC2086
+  run 0 eval --load ck --train.eval_iters=2 --nproc "$ranks" $(layout ${grid//,/ })
+  grep -qF "$loss" out && held || fail "another loss on $grid than $loss"
+  # shellcheck disable=SC2086
+  run 0 generate --load ck --prompt Document --max-new-tokens 12 --temperature 0 --nproc "$ranks" $(layout ${grid//,/ })
+  cmp -s out text.one || fail "other text on $grid"
+  holds "evaluates and writes alike on ep,etp,tp,pp $grid"
+done << 'GRIDS'
+2 2,1,1,1
+4 1,2,2,2
+GRIDS
+
+run 0 train "$repository/examples/mixtral_tiny.yaml" "${mock[@]}" --data.tokenizer_model= --train.train_iters=21 --train.seq_length=32
+prints '^ layer +min'
+run 0 experts experts.jsonl
+prints '^4 layers of 8 experts, 2 for a token; ep 2, etp 1; 21 iterations'
+holds "the example trains and shows its experts"
