@@ -41,7 +41,7 @@ TEST_F(LaunchScripts, AreReadOnACommandLineWithTheirArguments) {
 
 TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   for (const std::string& text :
-       {std::string("pretrain_gpt.py --num-experts 8 --moe-router-topk 2") + kModel,
+       {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,
         std::string("pretrain_gpt.py --apply-layernorm-1p") + kModel, std::string("pretrain_bert.py") + kModel}) {
     write("torchrun " + text);
     EXPECT_THROW(parse_run_arguments({"--from-megatron-args", "run.sh"}), base::Error) << text;
@@ -52,7 +52,7 @@ TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   write(std::string("torchrun pretrain_gpt.py --wandb-project x --fantasy-knob 3 --ckpt-format torch") + kModel);
   const RunArguments read = parse_run_arguments({"--from-megatron-args", "run.sh"});
   EXPECT_EQ(read.notes.size(), 3u);
-  EXPECT_THROW(parse_run_arguments({"--num-experts", "8"}), base::Error);
+  EXPECT_THROW(parse_run_arguments({"--moe-latent-size", "16"}), base::Error);
   EXPECT_THROW(parse_run_arguments({"--fantasy-knob", "8"}), base::Error);
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
 }

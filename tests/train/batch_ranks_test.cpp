@@ -65,7 +65,9 @@ void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, b
   }
   EXPECT_EQ(batch.document_ids.defined(), documents);
   EXPECT_EQ(batch.mask_sum, batch.loss_mask.sum().item<double>());
-  EXPECT_EQ(batch.sample_counters.storage().nbytes(), batch.sample_counters.nbytes()) << "dropout keeps it";
+  EXPECT_EQ(batch.step.item<int64_t>(), kStep);
+  EXPECT_EQ(batch.sample_counters.storage().nbytes(), batch.sample_counters.nbytes() + batch.step.nbytes())
+      << "dropout keeps it";
 }
 
 TEST(StackSamples, EverySampleIsARowWithItsGlobalNumber) {

@@ -46,8 +46,9 @@ TEST(Memory, OneRankInFp32ByHand) {
   EXPECT_EQ(p.use.communication, 0);
   // Most is held in the last layer's backward where the bias gradient of linear_fc1 is summed, 4 h numbers: beside
   // what both layers keep there are the gradients of the layer's output and of the activation, 4 h wide, the losses
-  // and a loss gradient; and 16 samples: three integers and a mask a token, and a number each.
-  EXPECT_EQ(p.batches, 16 * (16 * 28 + 8));
+  // and a loss gradient; and 16 samples: three integers and a mask a token, and a number each,
+  // with the number of the step beside those of each microbatch.
+  EXPECT_EQ(p.batches, 16 * (16 * 28 + 8) + 8 * 8);
   EXPECT_LT(p.tables, 10000) << "numbers of the step: 64 rows of rates";
   EXPECT_EQ(p.peak,
             16 * kModel + 2 * block_bytes(4) + kTokens * 5 * 64 * 4 + 4 * 64 * 4 + 9 * 4 + p.batches + p.tables);
