@@ -74,6 +74,8 @@ ExpertTraceStep step_of(const std::string& line, const ExpertTraceHead& head, co
   ExpertTraceStep step;
   step.iteration = json_count(json, "iteration", where);
   step.dropped = json_counts(json, "dropped", where);
+  for (const int64_t dropped : step.dropped)
+    MPX_CHECK(dropped <= kMostTokens, "files", where, ": ", dropped, " in 'dropped' is no count up to ", kMostTokens);
   const Json& tokens = json_array(json, "tokens", where);
   MPX_CHECK(tokens.size() == head.layers.size() && step.dropped.size() == head.layers.size(), "files", where,
             ": 'tokens' has ", tokens.size(), " layers and 'dropped' ", step.dropped.size(), ", the head names ",

@@ -126,7 +126,8 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1]]]}\n", "must have 2 experts"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,-1]]]}\n", "-1 in 'tokens'"},
       {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,1.5]]]}\n", "1.5 in 'tokens'"},
-      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,9000000000000]]]}\n", "no count up to"}};
+      {head + "\n{\"iteration\":1,\"dropped\":[0],\"tokens\":[[[1,9000000000000]]]}\n", "no count up to"},
+      {head + "\n{\"iteration\":1,\"dropped\":[9223372036854775807],\"tokens\":[[[1,1]]]}\n", "in 'dropped'"}};
   for (const auto& [text, words] : damaged) {
     write(path, text);
     const std::string error = error_of([&] { read_expert_trace(path); });
