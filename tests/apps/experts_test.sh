@@ -15,8 +15,8 @@ while read -r ranks grid dispatcher backend; do
   # shellcheck disable=SC2086
   run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout ${grid//,/ }) \
     --parallel.sequence_parallel=true --model.moe_token_dispatcher_type="$dispatcher" --train.metrics_file=many.jsonl
-  # fp32 losses of some 6: sums in another order, over 8 steps.
-  same_losses many.jsonl one.jsonl 2e-5
+  # fp32 losses below 8, whose unit in the last place is 5e-7; what metroplex_parity allows over 8 steps.
+  same_losses many.jsonl one.jsonl 2e-6
   rm many.jsonl
   holds "ep,etp,tp,pp $grid, $dispatcher, $backend"
 done << 'GRIDS'
