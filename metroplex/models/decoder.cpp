@@ -133,6 +133,16 @@ void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   output_.collect_params(params);
 }
 
+void require_llama_layers(const config::Model& model, bool fits, const std::string& also) {
+  MPX_CHECK(fits && model.normalization == config::Normalization::RMSNorm &&
+                model.position_embedding_type == config::PositionEmbedding::rope && model.gated_linear_unit &&
+                !model.add_bias_linear,
+            "models", "model.family = ", model.family,
+            " means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true and add_bias_linear "
+            "false",
+            also, "; set them, or use family gpt for other combinations");
+}
+
 nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
   MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models",
             "layers ", slice.first_layer, " to ", slice.first_layer + slice.num_layers, " of a model of ",

@@ -1,4 +1,3 @@
-#include "base/error.h"
 #include "models/decoder.h"
 #include "models/registry.h"
 
@@ -6,14 +5,7 @@ namespace metroplex::models {
 
 // Llama with experts in every layer (arXiv 2401.04088).
 nn::Blocks build_mixtral(const ModelContext& context, const StageSlice& slice) {
-  const config::Model& model = context.model;
-  MPX_CHECK(
-      model.normalization == config::Normalization::RMSNorm &&
-          model.position_embedding_type == config::PositionEmbedding::rope && model.gated_linear_unit &&
-          !model.add_bias_linear && model.has_experts(),
-      "models",
-      "model.family = mixtral means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true, "
-      "add_bias_linear false, num_moe_experts above 0; set them, or use family gpt for other combinations");
+  require_llama_layers(context.model, context.model.has_experts(), ", num_moe_experts above 0");
   return build_decoder(context, slice, nullptr);
 }
 

@@ -1,4 +1,3 @@
-#include "base/error.h"
 #include "models/decoder.h"
 #include "models/registry.h"
 
@@ -6,15 +5,8 @@ namespace metroplex::models {
 
 // Mixtral with norms over queries and keys (arXiv 2505.09388).
 nn::Blocks build_qwen3_moe(const ModelContext& context, const StageSlice& slice) {
-  const config::Model& model = context.model;
-  MPX_CHECK(
-      model.normalization == config::Normalization::RMSNorm &&
-          model.position_embedding_type == config::PositionEmbedding::rope && model.gated_linear_unit &&
-          !model.add_bias_linear && model.has_experts() && model.qk_layernorm,
-      "models",
-      "model.family = qwen3_moe means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true, "
-      "add_bias_linear false, num_moe_experts above 0, qk_layernorm true; set them, or use family gpt for other "
-      "combinations");
+  require_llama_layers(context.model, context.model.has_experts() && context.model.qk_layernorm,
+                       ", num_moe_experts above 0 and qk_layernorm true");
   return build_decoder(context, slice, nullptr);
 }
 

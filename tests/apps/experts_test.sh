@@ -26,6 +26,10 @@ done << 'GRIDS'
 2 2,1,1,1 alltoall gloo
 GRIDS
 
+run 0 train "${tiny[@]}" "${experts[@]}" --optim.lr=0.01001 --train.metrics_file=many.jsonl
+! python3 "$apps/metrics.py" compare many.jsonl one.jsonl 2e-6 > compared || fail "a rate a thousandth off was not seen"
+holds "a rate a thousandth off is seen"
+
 run 0 eval --load ck --train.eval_iters=2
 loss=$(grep -o 'loss value: [0-9.E+-]*' out | head -1)
 run 0 generate --load ck --prompt Document --max-new-tokens 12 --temperature 0

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <random>
@@ -14,6 +13,7 @@
 #include "comm/backends/sim.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
+#include "support/poisoned.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::moe {
@@ -107,11 +107,6 @@ at::Tensor run_experts(const ExpertRows& rows, const ExpertContext& context, int
   return rows.x.square() * rows.probs.unsqueeze(1) * factors;
 }
 
-struct Poisoned {
-  Poisoned() { at::globalContext().setDeterministicAlgorithms(true, false); }
-  ~Poisoned() { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
-
 std::vector<TokenDispatcher> dispatchers_of(const Case& c) {
   if (c.etp * c.ep == 1) return {TokenDispatcher::local, TokenDispatcher::alltoall, TokenDispatcher::allgather};
   return {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::hierarchical};
@@ -143,7 +138,7 @@ void run_case(const Case& c, TokenDispatcher type, const comm::World& world) {
 }
 
 TEST(Dispatchers, BringBackTheSumOfWhatExpertsMade) {
-  const Poisoned poisoned;
+  const test::Poisoned poisoned;
   for (const Case& c : kCases) {
     for (const TokenDispatcher type : dispatchers_of(c)) {
       SCOPED_TRACE(c.text() + " " + config::text_of(type));

@@ -3,23 +3,19 @@
 // train/verify.h for why these).
 #include <gtest/gtest.h>
 
-#include <ATen/Context.h>
-
 #include <map>
 #include <string>
 #include <vector>
 
-#include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/verify.h"
+#include "support/poisoned.h"
+#include "train/run_layouts.h"
 
 namespace metroplex::train {
 namespace {
 
 using config::TokenDispatcher;
-
-constexpr int64_t kSteps = 3, kVocab = 50;
 
 struct ExpertLayout {
   int64_t tp = 1, pp = 1, vpp = 1, dp = 1, etp = 1, ep = 1;
@@ -110,38 +106,16 @@ config::Config with_layout(config::Config config, const ExpertLayout& layout) {
   return config::resolved(config, layout.ranks());
 }
 
-LayoutRun run_experts(const config::Config& config, int64_t ranks) {
-  LayoutRun result;
-  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
-  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
-    LayoutRun mine = run_layout(config, world, kVocab, kSteps);
-    if (world.rank() == 0) result = std::move(mine);
-  });
-  return result;
-}
-
-// Memory that nobody has written is NaN: padding that leaks into a result is seen.
-class Poisoned {
- public:
-  Poisoned() { at::globalContext().setDeterministicAlgorithms(true, false); }
-  ~Poisoned() { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
-
 // Every `stride`-th layout from `first` on.
 void walk(const config::Config& base, size_t first, size_t stride) {
-  const Poisoned poisoned;
+  const test::Poisoned poisoned;
   std::map<int64_t, LayoutRun> references;  // by global batch size
   const std::vector<ExpertLayout> layouts = all_layouts();
   ASSERT_GT(layouts.size(), 150u);
   for (size_t i = first; i < layouts.size(); i += stride) {
     SCOPED_TRACE(layouts[i].text());
     const config::Config config = with_layout(base, layouts[i]);
-    const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
-    if (fresh) reference->second = run_experts(config::resolved(one_rank_config(config), 1), 1);
-    const LayoutDifference difference = compare_runs(run_experts(config, layouts[i].ranks()), reference->second);
-    EXPECT_LE(difference.loss, kLossTolerance);
-    EXPECT_LE(difference.grad_norm, kGradNormTolerance);
-    EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
+    expect_as_on_one_rank(config, layouts[i].ranks(), references);
   }
 }
 

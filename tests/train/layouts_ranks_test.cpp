@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <map>
 
-#include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/verify.h"
+#include "train/run_layouts.h"
 
 namespace metroplex::train {
 namespace {
-
-constexpr int64_t kSteps = 3, kVocab = 50;
 
 struct Layout {
   int64_t tp, pp, vpp, dp;
@@ -65,16 +62,6 @@ std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
   return layouts;
 }
 
-LayoutRun run(const config::Config& config, int64_t ranks) {
-  LayoutRun result;
-  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
-  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
-    LayoutRun mine = run_layout(config, world, kVocab, kSteps);
-    if (world.rank() == 0) result = std::move(mine);
-  });
-  return result;
-}
-
 config::Config with_layout(config::Config config, const Layout& layout) {
   config.parallel.tensor_model_parallel_size = layout.tp;
   config.parallel.pipeline_model_parallel_size = layout.pp;
@@ -96,12 +83,7 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
     SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
                  std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
     const config::Config config = with_layout(base, layout);
-    const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
-    if (fresh) reference->second = run(config::resolved(one_rank_config(config), 1), 1);
-    const LayoutDifference difference = compare_runs(run(config, layout.ranks()), reference->second);
-    EXPECT_LE(difference.loss, kLossTolerance);
-    EXPECT_LE(difference.grad_norm, kGradNormTolerance);
-    EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
+    expect_as_on_one_rank(config, layout.ranks(), references);
   }
 }
 
@@ -124,7 +106,7 @@ TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {
 
 TEST(AnyLayoutEqualsOneRank, ThreeStepsReallyTrain) {
   const config::Config config = with_layout(llama(), {1, 1, 1, 1, false});
-  const LayoutRun three = run(config, 1);
+  const LayoutRun three = run_layout_on(config, 1);
   ASSERT_EQ(three.losses.size(), 3u);
   EXPECT_NE(three.losses[0], three.losses[1]);
   EXPECT_GT(three.grad_norms[0], 0.01);

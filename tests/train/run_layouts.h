@@ -1,0 +1,37 @@
+// A config on its layout against one rank: three steps in float64 (train/verify.h).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/launch.h"
+#include "config/validate.h"
+#include "train/verify.h"
+
+namespace metroplex::train {
+
+constexpr int64_t kSteps = 3, kVocab = 50;
+
+inline LayoutRun run_layout_on(const config::Config& config, int64_t ranks) {
+  LayoutRun result;
+  const topology::RankGrid grid(static_cast<int>(ranks), config.parallel);
+  comm::run_threads(static_cast<int>(ranks), grid, {}, [&](const comm::World& world) {
+    LayoutRun mine = run_layout(config, world, kVocab, kSteps);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+// `references`: the runs of one rank so far, by global batch size; one that is not there is made.
+inline void expect_as_on_one_rank(const config::Config& config, int64_t ranks,
+                                  std::map<int64_t, LayoutRun>& references) {
+  const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
+  if (fresh) reference->second = run_layout_on(config::resolved(one_rank_config(config), 1), 1);
+  const LayoutDifference difference = compare_runs(run_layout_on(config, ranks), reference->second);
+  EXPECT_LE(difference.loss, kLossTolerance);
+  EXPECT_LE(difference.grad_norm, kGradNormTolerance);
+  EXPECT_LE(difference.parameter, kParameterTolerance) << "at " << difference.parameter_name;
+}
+
+}  // namespace metroplex::train
