@@ -1,0 +1,73 @@
+// A graph of the CPU: the operations of a capture in order, to be run again on the memory where they ran, without the
+// code that issued them. What is on it: libtorch's operators below autograd, own kernels, and communication. Views and
+// allocations are not: the recorded tensors are views, of memory that is there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cuda/graph/graph.h"
+
+namespace metroplex::cuda {
+
+// What the host gave to an operation beside tensors: a replay gives it again. Numbers of own kernels under their names;
+// of libtorch's operators all arguments that hold no tensor, as text, under the schema's names; and "constant", the
+// value of a tensor of one element that the host wrote and no operation.
+struct TapeScalar {
+  std::string name;
+  std::variant<int64_t, double, std::string> value;
+  bool operator==(const TapeScalar&) const = default;
+};
+std::string text_of(const TapeScalar& scalar);
+
+struct TapeOperation {
+  std::string name;   // with its overload for libtorch's ("aten::mm.out"); of the kernel or the collective
+  std::string group;  // of a communication call; "wait" and what it waits for have the same
+  std::string place;  // who issued it: TapeRecorder::place
+  // They do not hold their memory. What is updated in place is in both.
+  std::vector<at::Tensor> reads, writes;
+  std::vector<TapeScalar> scalars;
+  // Of a communication call and of its "wait", the same; null for all else. Between the two, `reads` may not be
+  // written, nor `writes` touched.
+  const void* flight = nullptr;
+  std::string unfit;  // why it cannot be captured; empty: it can
+  std::function<void()> run;
+};
+
+// Bytes [begin, end) of memory.
+struct TapeSpan {
+  uintptr_t begin = 0, end = 0;
+  bool overlaps(const TapeSpan& other) const { return begin < other.end && other.begin < end; }
+};
+// From the first to the last element of x; empty where x has none.
+TapeSpan span_of(const at::Tensor& x);
+// A tensor of the same form on the same memory, which it does not hold.
+at::Tensor weak_alias(const at::Tensor& x);
+
+// Memory that the tape reads or writes and that neither its pool holds nor the tape.
+struct TapeExternal {
+  TapeSpan span;  // of the storage
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  size_t first_used;  // operation
+};
+
+struct Tape {
+  std::vector<TapeOperation> operations;
+  std::vector<TapeExternal> externals;
+
+  // Runs all of it. Throws base::Error("cuda graph", ...) where memory of an external has been given back since.
+  void replay() const;
+  GraphSize size() const;
+};
+
+// "operation 12, aten::mm.out of layer 3"
+std::string describe(const Tape& tape, size_t operation);
+
+}  // namespace metroplex::cuda

@@ -1,0 +1,52 @@
+// The pool of graphs on the CPU: one range of addresses, from which the same allocations in the same order get the
+// same places. Memory is taken from the system when it is first touched.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "cuda/graph/graph.h"
+
+namespace metroplex::cuda {
+
+class TapePool final : public GraphPool, public std::enable_shared_from_this<TapePool> {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  // Room for `capacity` bytes of addresses; by default as much as the machine has memory.
+  explicit TapePool(size_t capacity = 0);
+  ~TapePool() override;
+  TapePool(const TapePool&) = delete;
+  TapePool& operator=(const TapePool&) = delete;
+
+  Bytes bytes() const override;
+  // Best fit, the lowest address of several. Throws base::Error("cuda graph", ...) where there is no room.
+  void* allocate(size_t bytes);
+  // By any thread.
+  void release(void* pointer);
+  bool holds(const void* pointer) const;
+  // A number for what allocate() gave, counted from 0, and what has not been given back at `pointer`; -1: nothing is.
+  int64_t allocation_at(const void* pointer) const;
+
+ private:
+  struct Block {
+    size_t rounded, asked;
+    int64_t number;
+  };
+  void add_free(size_t offset, size_t size);
+
+  char* base_ = nullptr;
+  size_t capacity_ = 0;
+  mutable std::mutex mutex_;
+  std::map<size_t, Block> used_;              // by offset
+  std::map<size_t, size_t> free_;             // offset -> size, below the mark
+  std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
+  size_t mark_ = 0;                           // above it nothing has ever been used
+  int64_t allocations_ = 0;
+  Bytes bytes_;
+};
+
+}  // namespace metroplex::cuda

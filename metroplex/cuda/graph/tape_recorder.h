@@ -1,0 +1,53 @@
+// Makes a tape of what its thread issues: the Recorder that hangs at the target, and libtorch's calls.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/graph/tape.h"
+#include "cuda/graph/tape_hooks.h"
+#include "cuda/launch_point.h"
+
+namespace metroplex::cuda {
+
+// Told when an operation begins and ends to touch memory: whoever forbids all else to touch it.
+class OperationWatch {
+ public:
+  virtual ~OperationWatch() = default;
+  virtual void before(const TapeOperation& operation) = 0;
+  virtual void after(const TapeOperation& operation) = 0;
+};
+
+class TapeRecorder final : public Recorder, private LibraryCalls {
+ public:
+  TapeRecorder();
+  ~TapeRecorder() override;
+
+  // Between the two, operations are run and recorded; otherwise only run. `strict`: one that is unfit for a graph ends
+  // the recording by base::Error("cuda graph", ...); else TapeOperation::unfit says so.
+  void begin(std::shared_ptr<TapePool> pool, bool strict = true);
+  Tape end();
+  void abandon() noexcept;
+  bool recording() const { return recording_ != nullptr; }
+
+  // Names who issues what follows, in errors and findings.
+  void set_place(std::string place) { place_ = std::move(place); }
+  const std::string& place() const { return place_; }
+  void set_watch(OperationWatch* watch) { watch_ = watch; }
+
+  void run(Operation operation) override;
+  at::Tensor held(const at::Tensor& x) override;
+
+ private:
+  struct Recording;
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) override;
+  void add(TapeOperation operation);
+
+  std::unique_ptr<Recording> recording_;
+  std::string place_;
+  OperationWatch* watch_ = nullptr;
+};
+
+}  // namespace metroplex::cuda
