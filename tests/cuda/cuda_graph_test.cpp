@@ -150,11 +150,10 @@ TEST_F(CudaGraph, AnErrorOnTheWayOutOfAnExceptionDoesNotHideIt) {
   fails([&](const auto& work) { device->run_aside(work); });
 }
 
-TEST_F(CudaGraph, WhatCudaRefusesNamesTheReasonAndLeavesNothingBehind) {
+TEST(CudaGraphCalls, WhatCudaRefusesNamesTheReasonAndLeavesNothingBehind) {
   for (const char* call : {"graph 1", "event of 0, 7 waits", "current stream 7", "host waits for 7",
                            "begin capture of 7 into pool 1", "end capture", "instantiate", "event of 7, 0 waits"}) {
     SCOPED_TRACE(call);
-    SetUp();
     const auto its_gpu = std::make_shared<FakeCuda>();
     const auto its_device = make_cuda_graph_device(its_gpu);
     const auto its_graph = its_device->make_graph(its_device->make_pool());
@@ -176,6 +175,15 @@ TEST_F(CudaGraph, WhatCudaRefusesNamesTheReasonAndLeavesNothingBehind) {
     capture(*its_graph, [] {});
     EXPECT_TRUE(its_graph->captured());
   }
+}
+
+TEST_F(CudaGraph, ACaptureThatDoesNotBeginForAnotherReasonLeavesNothingBehind) {
+  gpu->without_memory = true;
+  gpu->fails_at = "begin capture of 7 into pool 1";
+  EXPECT_THROW(capture(*graph, [] {}), std::bad_alloc);
+  EXPECT_EQ(gpu->take_log(), std::string(kBegun) + kGivenUp);
+  capture(*graph, [] {});
+  EXPECT_TRUE(graph->captured());
 }
 
 TEST_F(CudaGraph, ACallOutOfTurnIsOurMistake) {

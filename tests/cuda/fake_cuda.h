@@ -26,6 +26,7 @@ class FakeCuda final : public CudaGraphCalls {
     log_ += line + "\n";
     if (fails_at != line) return;
     fails_at.clear();
+    if (without_memory) throw std::bad_alloc();
     TORCH_CHECK(false, "refused at ", line);
   }
   std::string take_log() { return std::exchange(log_, {}); }
