@@ -33,6 +33,7 @@ class FakeCuda final : public CudaGraphCalls {
   c10::StreamId current() const { return current_; }
 
   std::string fails_at;                        // the first call that has this line
+  bool without_memory = false;                 // for the host, where it fails
   std::map<uint64_t, GraphPool::Bytes> bytes;  // by pool
 
   std::unique_ptr<Graph> make_graph() override {
