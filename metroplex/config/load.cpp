@@ -8,6 +8,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include "base/error.h"
+#include "config/cuda_graph.h"
 #include "config/family.h"
 #include "config/fields.h"
 
@@ -82,6 +83,14 @@ static std::string assign_yaml(const Field& field, const YAML::Node& node) {
   return assign_scalar(field, node.Scalar()) ? "" : wrong_type(field, yaml_text(node));
 }
 
+// A scalar, or the items of a list of scalars; an empty word for anything else.
+static std::vector<std::string> plain_values(const YAML::Node& node) {
+  if (node.IsScalar()) return {node.Scalar()};
+  std::vector<std::string> values;
+  for (const auto& item : node) values.push_back(node.IsSequence() && item.IsScalar() ? item.Scalar() : "");
+  return values;
+}
+
 namespace {
 
 // Keys that nothing has ever read, in configurations of before: passed over where they say nothing.
@@ -121,6 +130,8 @@ class YamlReader {
     if (!name.IsScalar()) return problem(name, "a section's name must be a word");
     const std::string section = name.Scalar();
     if (std::find(names.begin(), names.end(), section) == names.end()) {
+      if (const std::string home = section_of(section); !home.empty())
+        return problem(name, "'" + section + "' is a key of section " + home + "; write it under " + home + ":");
       const std::string nearest = section.size() < 200 ? base::nearest_name(section, names) : "";
       return problem(name,
                      "unknown section '" + shortened(section) + "'; " +
@@ -139,10 +150,28 @@ class YamlReader {
     const std::string key = section + "." + name.Scalar();
     const Field* field = find(list_, key);
     if (field == nullptr && is_retired(key, value)) return;
+    if (const NewerKeys newer = newer_keys(key, plain_values(value)); newer.known) {
+      if (!newer.problem.empty()) return problem(name, newer.problem);
+      for (const auto& [today, text] : newer.keys) set_key(name, today, YAML::Load(text));
+      return;
+    }
+    set_key(name, key, value);
+  }
+
+  void set_key(const YAML::Node& name, const std::string& key, const YAML::Node& value) {
+    const Field* field = find(list_, key);
     if (field == nullptr) return problem(name, unknown_key(key, list_));
     if (!seen_.insert(key).second) return problem(name, "key '" + key + "' is written twice");
     if (const std::string wrong = assign_yaml(*field, value); !wrong.empty()) return problem(name, wrong);
     given_.insert(key);
+  }
+
+  // "" where no section has such a key.
+  std::string section_of(const std::string& name) const {
+    for (const Field& field : list_) {
+      if (field.name == name || newer_keys(field.section + "." + name, {}).known) return field.section;
+    }
+    return "";
   }
 
   std::vector<Field> list_;
@@ -199,12 +228,23 @@ static std::vector<std::string> split_commas(const std::string& text) {
   return items;
 }
 
+// "[a, b]" or "a,b".
+static std::vector<std::string> split_list(const std::string& text) {
+  const bool brackets = text.size() >= 2 && text.front() == '[' && text.back() == ']';
+  return split_commas(brackets ? text.substr(1, text.size() - 2) : text);
+}
+
 void Draft::assign(const std::string& assignment) {
   const std::string body = assignment.rfind("--", 0) == 0 ? assignment.substr(2) : assignment;
   const size_t equals = body.find('=');
   MPX_CHECK(equals != std::string::npos, "config", "'", shortened(assignment),
             "' sets nothing; write --section.key=value, such as --model.num_layers=8");
   const std::string key = body.substr(0, equals), value = body.substr(equals + 1);
+  if (const NewerKeys newer = newer_keys(key, split_list(value)); newer.known) {
+    MPX_CHECK(newer.problem.empty(), "config", newer.problem);
+    for (const auto& [today, text] : newer.keys) assign(today + "=" + text);
+    return;
+  }
   const std::vector<Field> list = fields(config_);
   const Field* field = find(list, key);
   MPX_CHECK(field != nullptr, "config", unknown_key(key, list));

@@ -55,6 +55,7 @@ void check_offload(Rules& rules);
 void check_data(Rules& rules);
 void check_checkpoint(Rules& rules);
 void check_loop(Rules& rules);
+void check_cuda_graphs(Rules& rules);
 
 // The batch sizes of train.step_batch_size_schedule or train.rampup_batch_size, in order; nothing when the text
 // cannot be read (`problem` says why).

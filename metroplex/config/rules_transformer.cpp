@@ -222,6 +222,9 @@ ExpertSettings expert_settings(const Model& m) {
   ExpertSettings s;
   s.num_moe_experts = m.num_moe_experts;
   s.moe_ffn_hidden_size = unless_zero(m.moe_ffn_hidden_size);
+  std::string problem;
+  const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
+  s.some_layers_dense = !layers || std::find(layers->begin(), layers->end(), false) != layers->end();
   s.topk = m.moe_router_topk;
   s.score_function = m.moe_router_score_function.text();
   s.pre_softmax = m.moe_router_pre_softmax;
@@ -276,12 +279,15 @@ TransformerSettings transformer_settings(const Config& config) {
   s.add_bias_linear = m.add_bias_linear;
   s.etp = p.etp();
   if (m.has_experts()) s.experts = expert_settings(m);
+  s.graphs = {config.train.cuda_graph_impl.text(), config.train.cuda_graph_modules};
   return s;
 }
 
 std::vector<Violation> transformer_violations(const TransformerSettings& settings) {
   std::vector<Violation> list = Checker(settings).run();
-  for (Violation& violation : expert_violations(settings)) list.push_back(std::move(violation));
+  for (const auto& found : {expert_violations(settings), graph_violations(settings)}) {
+    list.insert(list.end(), found.begin(), found.end());
+  }
   return list;
 }
 

@@ -34,6 +34,12 @@ struct ExpertSettings {
   bool shared_overlap = false;
 };
 
+// Of graph capture.
+struct GraphSettings {
+  std::string impl = "none";
+  std::vector<std::string> modules;  // empty: whole layers
+};
+
 struct TransformerSettings {
   int64_t num_layers = 0;
   int64_t num_attention_heads = 0;
@@ -56,6 +62,7 @@ struct TransformerSettings {
   bool add_bias_linear = true;
   std::optional<int64_t> etp;  // unset: tp
   ExpertSettings experts;
+  GraphSettings graphs;
 };
 
 // What memory.recompute_modules may name.
@@ -67,5 +74,7 @@ TransformerSettings transformer_settings(const Config& config);
 std::vector<Violation> transformer_violations(const TransformerSettings& settings);
 // Those about experts (rules_transformer_experts.cpp).
 std::vector<Violation> expert_violations(const TransformerSettings& settings);
+// Those about graph capture (rules_transformer_graphs.cpp).
+std::vector<Violation> graph_violations(const TransformerSettings& settings);
 
 }  // namespace metroplex::config

@@ -62,7 +62,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
   for (const auto check :
        {check_ranks, check_device, check_not_built_yet, check_model, check_experts, check_pipeline, check_batch,
         check_lengths, check_optim, check_optimizer_state, check_precision, check_sharding, check_recompute,
-        check_offload, check_data, check_checkpoint, check_loop}) {
+        check_offload, check_data, check_checkpoint, check_loop, check_cuda_graphs}) {
     check(rules);
   }
   const std::vector<Violation> limits = found;

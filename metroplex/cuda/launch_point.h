@@ -36,8 +36,9 @@ struct Operation {
   std::string group;  // of a communication call; empty for a kernel
   std::vector<at::Tensor> reads, writes;
   std::vector<HostScalar> scalars;
-  std::function<void()> run;  // as often as one likes, on the same memory with the same scalars
-  double flops = 0;           // of its products as they are computed, two a multiply-add; 0 where memory bounds it
+  std::function<void()> run;     // as often as one likes, on the same memory with the same scalars
+  double flops = 0;              // of its products as they are computed, two a multiply-add; 0 where memory bounds it
+  const void* flight = nullptr;  // of a communication call and of the "wait" for it, the same
 };
 
 // What it moves at least: each of its tensors once in and once out.
@@ -48,6 +49,9 @@ class Recorder {
   virtual ~Recorder() = default;
   // Is called instead of the operator, by the thread that issues it: calls operation.run(), once, before it returns.
   virtual void run(Operation operation) = 0;
+  // What a replay shall work on instead of x, which the caller hands it: x, or a tensor on the same memory that does
+  // not hold it.
+  virtual at::Tensor held(const at::Tensor& x) { return x; }
   // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
   virtual void issued(const Operation& /*product*/) {}
 };
@@ -86,6 +90,20 @@ struct CpuOnly {
   }
 };
 
+// An argument as a replay has it.
+template <class Arg>
+Arg held(Recorder& recorder, const Arg& argument) {
+  if constexpr (std::is_same_v<Arg, at::Tensor>) {
+    return recorder.held(argument);
+  } else if constexpr (std::is_same_v<Arg, std::vector<at::Tensor>>) {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& x : argument) all.push_back(recorder.held(x));
+    return all;
+  } else {
+    return argument;
+  }
+}
+
 template <class OnCpu, class OnGpu, class... Args>
 void start(const Target& target, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
   if (target.meta) return;
@@ -101,9 +119,10 @@ void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu 
       (std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>)&&(std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
       "what a lambda captured is gone at a replay: hand it over as an argument");
   if (target.recorder == nullptr) return start(target, on_cpu, on_gpu, args...);
-  record(*target.recorder, operands, [target, on_cpu, on_gpu, kept = std::tuple<Args...>(args...)] {
-    std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);
-  });
+  record(*target.recorder, operands,
+         [target, on_cpu, on_gpu, kept = std::tuple<Args...>(held(*target.recorder, args)...)] {
+           std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);
+         });
 }
 
 }  // namespace metroplex::cuda

@@ -256,6 +256,12 @@ static const std::vector<Row>& train_rows() {
       {"--tensorboard-dir", kOne, "train.tensorboard_dir=$"},
       {"--tensorboard-log-interval", kOne, "train.tensorboard_log_interval=$"},
       {"--timing-log-level", kOne, "train.timing_log_level=$"},
+      {"--cuda-graph-impl", kOne, "cuda_graph_impl=$"},
+      {"--cuda-graph-modules", kText, "cuda_graph_modules=$"},
+      {"--cuda-graph-scope", kText, "cuda_graph_scope=$"},
+      {"--cuda-graph-warmup-steps", kOne, "train.cuda_graph_warmup_steps=$"},
+      {"--enable-cuda-graph", kNone, "enable_cuda_graph=true"},
+      {"--external-cuda-graph", kNone, "external_cuda_graph=true"},
   };
   return kRows;
 }
@@ -269,6 +275,8 @@ static const std::vector<Row>& rows_without_effect() {
   static constexpr const char* kOwnFormat =
       "ignored, checkpoints have one format of their own (docs/checkpoint_format.md)";
   static constexpr const char* kTimers = "ignored, timers are printed as their minimum and maximum over the ranks";
+  static constexpr const char* kCounters = "ignored, random numbers are functions of a position, captured or not";
+  static constexpr const char* kNoGraphs = "ignored, generation captures no graphs";
   static const std::vector<Row> kRows = {
       {"--use-mcore-models", kNone, "", kAlways},
       {"--transformer-impl", kOne, "", kOneWay},
@@ -319,7 +327,18 @@ static const std::vector<Row>& rows_without_effect() {
       {"--moe-hybridep-pad-uneven-dispatch-inputs", kNone, "", kOneWay},
       {"--moe-router-padding-for-quantization", kNone, "", "ignored, there are no products in fp8 or fp4"},
       {"--moe-router-padding-for-fp8", kNone, "", "ignored, there are no products in fp8 or fp4"},
-      {"--moe-pad-experts-for-cuda-graph-inference", kNone, "", "ignored, generation captures no graphs"},
+      {"--moe-pad-experts-for-cuda-graph-inference", kNone, "", kNoGraphs},
+      {"--inference-cuda-graph-scope", kOne, "", kNoGraphs},
+      {"--inference-cuda-graph-all-prefills", kNone, "", kNoGraphs},
+      {"--inference-cuda-graph-max-tokens", kOne, "", kNoGraphs},
+      {"--inference-dynamic-batching-num-cuda-graphs", kOne, "", kNoGraphs},
+      {"--decode-only-cuda-graphs", kNone, "", kNoGraphs},
+      {"--optimizer-cuda-graph", kNone, "", "ignored, full_iteration captures the optimizer, partial graphs do not"},
+      {"--cuda-graph-use-single-mempool", kNone, "",
+       "ignored, the graphs of full_iteration share a pool, sets of partial graphs do not"},
+      {"--cuda-graph-retain-backward-graph", kNone, "", "ignored, a captured backward keeps nothing of autograd's"},
+      {"--te-rng-tracker", kNone, "", kCounters},
+      {"--inference-rng-tracker", kNone, "", kCounters},
       {"--moe-per-layer-logging", kNone, "", "ignored, train.log_experts_interval shows every layer"},
   };
   return kRows;

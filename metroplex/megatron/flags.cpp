@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
+#include "megatron/cuda_graphs.h"
 #include "megatron/flag_table.h"
 
 namespace metroplex::megatron {
@@ -56,6 +58,7 @@ class Parser {
     positions();
     tokenizer();
     evaluation();
+    graphs();
     // nccl is what auto takes where there are GPUs.
     if (later("backend") && later_["backend"] != "nccl")
       set("run.backend=$", later_["backend"], "--distributed-backend");
@@ -277,6 +280,41 @@ class Parser {
   // Zero iterations are Megatron's way to have no evaluation, whatever the interval.
   void evaluation() {
     if (assigned("train.eval_iters", "0")) set("train.eval_interval=0", "", "--eval-iters");
+  }
+
+  std::vector<std::string> words(const std::string& name) const {
+    std::istringstream text(later_.at(name));
+    return {std::istream_iterator<std::string>(text), {}};
+  }
+
+  void graphs() {
+    const char* names[] = {"cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope", "enable_cuda_graph",
+                           "external_cuda_graph"};
+    if (std::none_of(std::begin(names), std::end(names), [&](const char* name) { return later(name); })) return;
+    CudaGraphOptions options;
+    if (later("cuda_graph_impl")) options.impl = later_["cuda_graph_impl"];
+    if (later("cuda_graph_modules")) options.modules = words("cuda_graph_modules");
+    if (later("cuda_graph_scope")) options.scope = words("cuda_graph_scope");
+    options.enable_cuda_graph = later("enable_cuda_graph");
+    options.external_cuda_graph = later("external_cuda_graph");
+    std::vector<config::Violation> wrong;
+    options = migrated(options, wrong);
+    if (!wrong.empty()) {
+      std::string flag = wrong[0].key;
+      std::replace(flag.begin(), flag.end(), '_', '-');
+      base::throw_error("config", base::concat("Megatron arguments: --", flag, " ", wrong[0].value, ": ",
+                                               wrong[0].rule, "; ", wrong[0].fix));
+    }
+    const bool named = later("cuda_graph_modules") || later("cuda_graph_scope"), none = options.impl == "none";
+    if (!none || later("cuda_graph_impl")) set("train.cuda_graph_impl=$", options.impl, "--cuda-graph-impl");
+    std::string list;
+    for (const std::string& word : options.modules) list += (list.empty() ? "" : ", ") + config::quoted(word);
+    if (named && whole_ && none) {
+      out_.without_effect.push_back("--cuda-graph-modules [" + list +
+                                    "]: ignored, as Megatron does without --cuda-graph-impl");
+    } else if (named) {
+      set("train.cuda_graph_modules=$", "[" + list + "]", "--cuda-graph-modules");
+    }
   }
 
   static constexpr const char* kVpp = "parallel.virtual_pipeline_model_parallel_size";

@@ -207,10 +207,25 @@ class Checker {
 
 }  // namespace
 
-std::vector<config::Violation> violations(const TransformerConfig& settings) {
-  std::vector<config::Violation> list = config::transformer_violations(settings);
-  for (config::Violation& violation : Checker(settings).run()) list.push_back(std::move(violation));
+std::vector<config::Violation> violations(const TransformerConfig& given) {
+  std::vector<config::Violation> list;
+  TransformerConfig settings = given;
+  settings.graphs = settings.cuda_graphs = migrated(given.cuda_graphs, list);
+  for (const auto& found :
+       {config::transformer_violations(settings), Checker(settings).run(), graph_violations(settings)}) {
+    list.insert(list.end(), found.begin(), found.end());
+  }
   return list;
+}
+
+// Megatron's local implementation takes routing and preprocessing for one.
+static config::GraphSettings resolved_graphs(const CudaGraphOptions& options) {
+  std::vector<config::Violation> none;
+  config::GraphSettings graphs = migrated(options, none);
+  const bool routes = among("moe_router", graphs.modules), prepares = among("moe_preprocess", graphs.modules);
+  if (graphs.impl == "local" && prepares && !routes) graphs.modules.emplace_back("moe_router");
+  if (graphs.impl == "local" && routes && !prepares) graphs.modules.emplace_back("moe_preprocess");
+  return graphs;
 }
 
 TransformerConfig resolved(TransformerConfig s) {
@@ -229,6 +244,7 @@ TransformerConfig resolved(TransformerConfig s) {
   } else if (!s.experts.moe_ffn_hidden_size) {
     s.experts.moe_ffn_hidden_size = s.ffn_hidden_size;
   }
+  s.graphs = resolved_graphs(s.cuda_graphs);
   std::string problem;
   if (const auto stages = s.layout ? config::unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
     const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/rules_transformer.h"
+#include "megatron/cuda_graphs.h"
 
 namespace metroplex::megatron {
 
@@ -32,6 +33,7 @@ struct ExpertOptions {
   bool overlap_dispatch_wgrad = false;  // overlap_dispatch_backward_with_experts_wgrad
   bool delay_wgrad = false;
   bool paged_stash = false;
+  bool input_jitter = false;  // moe_input_jitter_eps is given, 0 too
 };
 
 // Names are Megatron's, those of the base config's.
@@ -56,6 +58,9 @@ struct TransformerConfig : config::TransformerSettings {
   int64_t cpu_offloading_num_layers = 0;
   bool fine_grained_activation_offloading = false;
   std::vector<std::string> offload_modules;
+  std::optional<int64_t> max_inflight_offloads;  // fine_grained_offloading_max_inflight_offloads
+  double hidden_dropout = 0.1, attention_dropout = 0.1;
+  CudaGraphOptions cuda_graphs;  // `graphs` is made of it
   ExpertOptions expert_options;
 };
 
@@ -64,7 +69,7 @@ std::vector<config::Violation> violations(const TransformerConfig& settings);
 
 // Fills ffn_hidden_size (4h, gated or not), kv_channels (the floor of h / heads), num_query_groups, etp,
 // moe_ffn_hidden_size of experts, microbatch_group_size_per_vp_stage, recompute_modules (and granularity, of
-// moe_layer_recompute), and vpp from a layout. Requires: no violations.
+// moe_layer_recompute), graphs, and vpp from a layout. Requires: no violations.
 TransformerConfig resolved(TransformerConfig settings);
 
 }  // namespace metroplex::megatron

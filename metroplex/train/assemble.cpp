@@ -13,6 +13,7 @@
 #include "train/expert_loads.h"
 #include "train/forced_loads.h"
 #include "train/run_length.h"
+#include "train/step_graphs.h"
 
 namespace metroplex::train {
 
@@ -29,6 +30,9 @@ at::ScalarType scalar_type(config::ParamsDtype params_dtype) {
   }
   MPX_ASSERT(false, "params_dtype ", config::text_of(params_dtype));
 }
+
+Assembly::Assembly() = default;
+Assembly::~Assembly() = default;
 
 const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_only) {
   const auto key = std::make_pair(num_microbatches, forward_only);
@@ -158,11 +162,27 @@ void make_optimizer(Assembly& a) {
 
 }  // namespace
 
-std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
+// Whatever is made of the world from here on tells what captures.
+static void make_graph_device(Assembly& a, const comm::World& world) {
+  a.world = &world;
+  if (a.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
+  a.graph_device = cuda::make_graph_device(world.device());
+  if (a.graph_device->recorder() == nullptr) return;
+  a.told_world.emplace(world.recorded(*a.graph_device->recorder()));
+  a.world = &*a.told_world;
+}
+
+static void make_graphs(Assembly& a) {
+  if (a.graph_device && a.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
+    a.graphs = std::make_unique<StepGraphs>(a, *a.graph_device);
+}
+
+std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& asked, int64_t vocab_size,
                                    bool forward_only, const StageBuilder& build) {
   auto a = std::make_unique<Assembly>();
   a->config = config;
-  a->world = &world;
+  make_graph_device(*a, asked);
+  const comm::World& world = *a->world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
   if (!forward_only) a->sharding = config.parallel.sharding();
@@ -184,6 +204,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->families.updated();
     a->families.settle();  // whoever loads other values next writes where a gather would read
   }
+  make_graphs(*a);
   if (forward_only) return a;
 
   make_optimizer(*a);

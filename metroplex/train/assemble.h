@@ -9,6 +9,7 @@
 
 #include "comm/world.h"
 #include "config/config.h"
+#include "cuda/graph/graph.h"
 #include "distributed/families.h"
 #include "models/registry.h"
 #include "moe/context.h"
@@ -28,8 +29,16 @@
 
 namespace metroplex::train {
 
+class StepGraphs;
+
 struct Assembly {
+  Assembly();
+  ~Assembly();
+
   config::Config config;  // resolved
+  // Where train.cuda_graph_impl captures, ahead of all that it hangs at: what captures, and the world that tells it.
+  std::unique_ptr<cuda::GraphDevice> graph_device;
+  std::optional<comm::World> told_world;
   const comm::World* world;
   at::ScalarType dtype;
   int64_t vocab_size;                                     // unpadded
@@ -64,6 +73,8 @@ struct Assembly {
   // Of the step under way, in memory that stays: what the host writes ahead of it (step_vector.h), and the factor of
   // each microbatch's summed loss, [microbatches] double.
   at::Tensor step_inputs, loss_factors;
+
+  std::unique_ptr<StepGraphs> graphs;  // of whole steps; null: steps run as they are
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }

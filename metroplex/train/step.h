@@ -40,14 +40,17 @@ struct StepOutcome {
 // Forward, backward, reduction, test for overflow, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
 // loss scale, gradients that are not finite skip the update. Without one, a loss or gradient that is not finite
 // throws before anything is updated, naming rank, iteration, parameter and microbatch. A gradient norm above
-// precision.grad_norm_skip_threshold skips the update too. The two functions below, one after the other.
+// precision.grad_norm_skip_threshold skips the update too. The functions below, one after the other, or, where the
+// assembly has graphs, the graph of the step.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
 // What a step leaves on the device.
 struct EnqueuedStep {
   StepVector vector;
 };
-// The step itself. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
+// The host writes ahead the rates of steps to come: the first thing of a step.
+void write_rates(Assembly& assembly, const StepInput& input);
+// The step itself, without a graph. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
 // the meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step
 // the host does; in the first step the ranks agree on the names of loss terms.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);

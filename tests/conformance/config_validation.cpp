@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "config/experts.h"
 #include "conformance/report.h"
 #include "megatron/transformer_config.h"
 
@@ -25,6 +26,13 @@ std::optional<std::string> maybe_text(const Json& value) {
 
 std::vector<std::string> words(const Json& value) {
   return value.is_null() ? std::vector<std::string>{} : value.get<std::vector<std::string>>();
+}
+
+// "a,b" is a list of two; "" of none.
+std::vector<std::string> word_or_words(const Json& value) {
+  if (!value.is_string()) return words(value);
+  const std::string text = value.get<std::string>();
+  return text.empty() ? std::vector<std::string>{} : config::comma_list(text);
 }
 
 // torch's functions were recorded by their repr: "<function relu at 0x7f...>" or "<built-in function gelu>".
@@ -84,6 +92,20 @@ const std::map<std::string, Setter> kSetters = {
     {"cpu_offloading_num_layers", [](auto& s, const Json& v) { s.cpu_offloading_num_layers = v; }},
     {"fine_grained_activation_offloading", [](auto& s, const Json& v) { s.fine_grained_activation_offloading = v; }},
     {"offload_modules", [](auto& s, const Json& v) { s.offload_modules = words(v); }},
+    {"fine_grained_offloading_max_inflight_offloads",
+     [](auto& s, const Json& v) { s.max_inflight_offloads = maybe(v); }},
+    {"hidden_dropout", [](auto& s, const Json& v) { s.hidden_dropout = v; }},
+    {"attention_dropout", [](auto& s, const Json& v) { s.attention_dropout = v; }},
+    {"enable_cuda_graph", [](auto& s, const Json& v) { s.cuda_graphs.enable_cuda_graph = v; }},
+    {"external_cuda_graph", [](auto& s, const Json& v) { s.cuda_graphs.external_cuda_graph = v; }},
+    {"cuda_graph_impl", [](auto& s, const Json& v) { s.cuda_graphs.impl = v; }},
+    {"cuda_graph_modules", [](auto& s, const Json& v) { s.cuda_graphs.modules = word_or_words(v); }},
+    {"cuda_graph_scope",
+     [](auto& s, const Json& v) {
+       if (!v.is_null()) s.cuda_graphs.scope = word_or_words(v);
+     }},
+    {"cuda_graph_warmup_steps", [](auto& s, const Json& v) { s.cuda_graphs.warmup_steps = v; }},
+    {"inference_cuda_graph_scope", [](auto& s, const Json& v) { s.cuda_graphs.inference_scope = maybe_text(v); }},
 };
 
 // One word or several, one number or several.
@@ -141,6 +163,7 @@ const std::map<std::string, Setter> kExpertSetters = {
     {"moe_shared_expert_intermediate_size", [](auto& s, const Json& v) { s.experts.shared_size = maybe(v); }},
     {"moe_shared_expert_overlap", [](auto& s, const Json& v) { s.experts.shared_overlap = v; }},
     {"moe_layer_recompute", [](auto& s, const Json& v) { s.expert_options.layer_recompute = v; }},
+    {"moe_input_jitter_eps", [](auto& s, const Json& v) { s.expert_options.input_jitter = !v.is_null(); }},
     {"moe_paged_stash", [](auto& s, const Json& v) { s.expert_options.paged_stash = v; }},
     {"overlap_moe_expert_parallel_comm", [](auto& s, const Json& v) { s.expert_options.overlap_comm = v; }},
     {"ep_overlap_early_attn_memory_release",
@@ -162,8 +185,6 @@ const Setter* find_setter(const std::string& name) {
 // balancing (run_case).
 const std::vector<std::string> kWithoutRule = {"normalization",
                                                "layernorm_epsilon",
-                                               "hidden_dropout",
-                                               "attention_dropout",
                                                "add_qkv_bias",
                                                "init_method_std",
                                                "qk_layernorm",
@@ -173,7 +194,6 @@ const std::vector<std::string> kWithoutRule = {"normalization",
                                                "fp32_residual_connection",
                                                "moe_aux_loss_coeff",
                                                "moe_z_loss_coeff",
-                                               "moe_input_jitter_eps",
                                                "moe_token_dropping",
                                                "moe_token_drop_policy",
                                                "moe_router_topk_scaling_factor",
@@ -192,15 +212,14 @@ const std::vector<std::string> kWithoutRule = {"normalization",
                                                "moe_permute_fusion_into_hybridep",
                                                "moe_hybridep_pad_uneven_dispatch_inputs",
                                                "moe_pad_experts_for_cuda_graph_inference",
+                                               "cuda_graph_use_single_mempool",
+                                               "cuda_graph_retain_backward_graph",
                                                "moe_paged_stash_page_size",
                                                "moe_paged_stash_buffer_size_factor_cuda",
                                                "moe_paged_stash_buffer_size_factor_cpu"};
 
 // The first matching prefix says which part a case waits for.
 const std::pair<const char*, const char*> kLater[] = {
-    {"cuda_graph", "graph capture"},
-    {"enable_cuda_graph", "graph capture"},
-    {"external_cuda_graph", "graph capture"},
     {"cpu_offloading_", "offload"},
     {"min_offloaded", "offload"},
     {"activation_offload", "offload"},
@@ -247,6 +266,9 @@ std::string compare_resolved(const TransformerConfig& s, const Json& expected) {
       {"recompute_granularity", s.recompute_granularity ? Json(*s.recompute_granularity) : Json()},
       {"recompute_modules", s.recompute_modules.value_or(std::vector<std::string>{})},
       {"moe_ffn_hidden_size", optional_json(s.experts.moe_ffn_hidden_size)},
+      {"cuda_graph_impl", s.graphs.impl},
+      {"cuda_graph_modules", s.graphs.modules},
+      {"cuda_graph_warmup_steps", s.cuda_graphs.warmup_steps},
   };
   for (const auto& [name, value] : got) {  // the other recorded values belong to parts that wait
     if (!expected.contains(name)) continue;

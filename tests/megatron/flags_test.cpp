@@ -320,6 +320,50 @@ TEST(MegatronFlags, OfExperts) {
             std::string::npos);
 }
 
+TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {
+  const std::vector<std::tuple<std::string, CudaGraphImpl, Words>> cases = {
+      {"", CudaGraphImpl::none, {}},
+      {"--cuda-graph-impl none", CudaGraphImpl::none, {}},
+      {"--cuda-graph-modules attn", CudaGraphImpl::none, {}},
+      {"--cuda-graph-impl local --cuda-graph-modules attn mlp", CudaGraphImpl::local, {"attn", "mlp"}},
+      {"--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router",
+       CudaGraphImpl::transformer_engine,
+       {"attn", "moe_router"}},
+      {"--cuda-graph-impl=full_iteration --optimizer-cuda-graph", CudaGraphImpl::full_iteration, {}},
+      {"--enable-cuda-graph", CudaGraphImpl::local, {}},
+      {"--enable-cuda-graph --cuda-graph-scope full", CudaGraphImpl::local, {}},
+      {"--enable-cuda-graph --cuda-graph-scope full_iteration", CudaGraphImpl::full_iteration, {}},
+      {"--cuda-graph-scope full_iteration", CudaGraphImpl::full_iteration, {}},
+      {"--external-cuda-graph --cuda-graph-scope attn", CudaGraphImpl::transformer_engine, {"attn"}},
+      {"--cuda-graph-impl local --cuda-graph-modules full_iteration_inference", CudaGraphImpl::local, {}},
+  };
+  for (const auto& [flags, impl, modules] : cases) {
+    const Train t = whole(flags).train;
+    EXPECT_EQ(t.cuda_graph_impl, impl) << flags;
+    EXPECT_EQ(t.cuda_graph_modules, modules) << flags;
+    EXPECT_EQ(t.cuda_graph_warmup_steps, 3) << flags;
+  }
+  EXPECT_EQ(whole("--cuda-graph-impl local --cuda-graph-warmup-steps 11").train.cuda_graph_warmup_steps, 11);
+  const auto single = [](const char* flags) { return parse_arguments(words(flags), Form::kSingleFlags).assignments; };
+  EXPECT_EQ(single("--cuda-graph-modules attn"), (Words{"train.cuda_graph_modules=[\"attn\"]"}));
+  EXPECT_EQ(single("--enable-cuda-graph"), (Words{"train.cuda_graph_impl=local"}));
+  EXPECT_EQ(single("--optimizer-cuda-graph --te-rng-tracker --cuda-graph-use-single-mempool"), (Words{}));
+  const std::vector<std::pair<const char*, const char*>> refused = {
+      {"--enable-cuda-graph --external-cuda-graph", "--enable-cuda-graph true: excludes external_cuda_graph"},
+      {"--enable-cuda-graph --cuda-graph-impl local", "--enable-cuda-graph true: excludes cuda_graph_impl = local"},
+      {"--cuda-graph-impl local --cuda-graph-modules attn --cuda-graph-scope mlp", "--cuda-graph-modules"},
+      {"--cuda-graph-impl local --cuda-graph-modules full attn", "full: stands alone"},
+      {"--cuda-graph-impl transformer_engine --cuda-graph-scope full_iteration", "excludes cuda_graph_impl"},
+      {"--cuda-graph-impl whole", "--cuda-graph-impl: train.cuda_graph_impl = whole: expected one of none"},
+      {"--cuda-graph-impl local --cuda-graph-modules", "takes 1 or more values"},
+      {"--cuda-graph-warmup-steps few", "train.cuda_graph_warmup_steps = few: expected an integer"},
+  };
+  for (const auto& [flags, text] : refused) {
+    const std::string error = error_of([flags = flags] { whole(flags); });
+    EXPECT_NE(error.find(text), std::string::npos) << flags << "\n" << error;
+  }
+}
+
 TEST(MegatronFlags, NoKnownOneIsCalledAnotherModel) {
   for (const FlagRow& row : flag_table()) EXPECT_FALSE(defines_the_model(row.flag)) << row.flag;
 }

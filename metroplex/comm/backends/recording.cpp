@@ -15,20 +15,28 @@ using Flight = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
  public:
-  RecordedPending(std::string group, cuda::Recorder& recorder, Flight flight, Tensors writes)
-      : group_(std::move(group)), recorder_(recorder), flight_(std::move(flight)), writes_(std::move(writes)) {}
+  RecordedPending(std::string group, cuda::Recorder& recorder, Flight flight, Tensors reads, Tensors writes)
+      : group_(std::move(group)),
+        recorder_(recorder),
+        flight_(std::move(flight)),
+        reads_(std::move(reads)),
+        writes_(std::move(writes)) {}
   void wait() override {
-    recorder_.run({"wait", group_, {}, writes_, {}, [flight = flight_] {
-                     if (*flight) (*flight)->wait();
-                     flight->reset();
-                   }});
+    cuda::Operation wait{"wait", group_, {}, writes_, {}, [flight = flight_] {
+                           if (*flight) (*flight)->wait();
+                           flight->reset();
+                         }};
+    wait.flight = flight_.get();
+    recorder_.run(std::move(wait));
+    reads_.clear();
+    writes_.clear();
   }
 
  private:
   std::string group_;
   cuda::Recorder& recorder_;
   Flight flight_;
-  Tensors writes_;
+  Tensors reads_, writes_;  // held until then, as by the backend's own
 };
 
 class RecordingBackend final : public GroupBackend {
@@ -38,18 +46,19 @@ class RecordingBackend final : public GroupBackend {
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return issue({"all_reduce", group_, {tensor}, {tensor}, {{"op", static_cast<int>(op)}}, {}},
-                 [=, b = inner_] { return b->all_reduce(tensor, op); });
+                 [op, x = held(tensor), b = inner_] { return b->all_reduce(x, op); });
   }
   PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
-    return issue({"all_gather", group_, {in}, {out}, {}, {}}, [=, b = inner_] { return b->all_gather(out, in); });
+    return issue({"all_gather", group_, {in}, {out}, {}, {}},
+                 [to = held(out), x = held(in), b = inner_] { return b->all_gather(to, x); });
   }
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     return issue({"reduce_scatter", group_, {in}, {out}, {{"op", static_cast<int>(op)}}, {}},
-                 [=, b = inner_] { return b->reduce_scatter(out, in, op); });
+                 [op, to = held(out), x = held(in), b = inner_] { return b->reduce_scatter(to, x, op); });
   }
   PendingPtr broadcast(at::Tensor tensor, int root) override {
     return issue({"broadcast", group_, {tensor}, {tensor}, {{"root", root}}, {}},
-                 [=, b = inner_] { return b->broadcast(tensor, root); });
+                 [root, x = held(tensor), b = inner_] { return b->broadcast(x, root); });
   }
   PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                         std::vector<int64_t> in_splits) override {
@@ -57,33 +66,38 @@ class RecordingBackend final : public GroupBackend {
     for (const int64_t rows : out_splits) scalars.emplace_back("out_rows", rows);
     for (const int64_t rows : in_splits) scalars.emplace_back("in_rows", rows);
     return issue({"all_to_all", group_, {in}, {out}, std::move(scalars), {}},
-                 [=, b = inner_] { return b->all_to_all(out, in, out_splits, in_splits); });
+                 [out_splits, in_splits, to = held(out), x = held(in), b = inner_] {
+                   return b->all_to_all(to, x, out_splits, in_splits);
+                 });
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     Tensors reads, writes;
     Scalars scalars;
-    for (const P2pOp& op : ops) {
+    for (P2pOp& op : ops) {
       (op.is_send ? reads : writes).push_back(op.tensor);
       scalars.emplace_back(op.is_send ? "to" : "from", op.peer);
       scalars.emplace_back("channel", op.channel);
+      op.tensor = held(op.tensor);
     }
     return issue({"batch_p2p", group_, std::move(reads), std::move(writes), std::move(scalars), {}},
-                 [=, b = inner_] { return b->batch_p2p(ops); });
+                 [ops, b = inner_] { return b->batch_p2p(ops); });
   }
   PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
     Tensors writes;
     if (out.defined()) writes.push_back(out);
     return issue({"gather", group_, {in}, std::move(writes), {}, {}},
-                 [=, b = inner_] { return b->gather(out, in, index, size); });
+                 [index, size, to = held(out), x = held(in), b = inner_] { return b->gather(to, x, index, size); });
   }
   void barrier() override {
     recorder_.run({"barrier", group_, {}, {}, {}, [b = inner_] { b->barrier(); }});
   }
 
  private:
+  at::Tensor held(const at::Tensor& x) const { return recorder_.held(x); }
   PendingPtr issue(cuda::Operation operation, std::function<PendingPtr()> start) {
     const auto flight = std::make_shared<PendingPtr>();
-    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, operation.writes);
+    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, operation.reads, operation.writes);
+    operation.flight = flight.get();
     operation.run = [flight, start = std::move(start)] { *flight = start(); };
     recorder_.run(std::move(operation));
     return pending;

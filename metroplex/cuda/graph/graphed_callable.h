@@ -15,8 +15,8 @@ namespace metroplex::cuda {
 class GraphedCallable {
  public:
   using Tensors = std::vector<at::Tensor>;
-  // Reads its inputs where they are and returns tensors, some of which may be undefined. In a replay it is not called:
-  // what it does on the host beside issuing work happens up to the capture only.
+  // Reads its inputs where they are and returns tensors, some of which may be undefined. In a replay it is not
+  // called: what it does on the host beside issuing work happens up to the capture only.
   using Callable = std::function<Tensors(const Tensors& inputs)>;
   struct Options {
     int64_t warmup = 3;               // calls before the one that captures, run as they are

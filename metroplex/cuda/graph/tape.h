@@ -1,6 +1,6 @@
 // A graph of the CPU: the operations of a capture in order, to be run again on the memory where they ran, without the
-// code that issued them. What is on it: libtorch's operators below autograd, own kernels, and communication. Views and
-// allocations are not: the recorded tensors are views, of memory that is there.
+// code that issued them. What is on it: libtorch's operators below autograd, own kernels, and communication. Views
+// and allocations are not: the recorded tensors are views, of memory that is there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,9 +17,9 @@
 
 namespace metroplex::cuda {
 
-// What the host gave to an operation beside tensors: a replay gives it again. Numbers of own kernels under their names;
-// of libtorch's operators all arguments that hold no tensor, as text, under the schema's names; and "constant", the
-// value of a tensor of one element that the host wrote and no operation.
+// What the host gave to an operation beside tensors: a replay gives it again. Numbers of own kernels under their
+// names; of libtorch's operators all arguments that hold no tensor, as text, under the schema's names; and
+// "constant", the value of a tensor of one element that the host wrote and no operation.
 struct TapeScalar {
   std::string name;
   std::variant<int64_t, double, std::string> value;
@@ -61,6 +61,7 @@ struct TapeExternal {
 struct Tape {
   std::vector<TapeOperation> operations;
   std::vector<TapeExternal> externals;
+  std::vector<at::Tensor> constants;  // of the scalars of that name
 
   // Runs all of it. Throws base::Error("cuda graph", ...) where memory of an external has been given back since.
   void replay() const;

@@ -5,8 +5,8 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <functional>
 #include <memory>
-#include <vector>
 
 #include "cuda/graph/tape_pool.h"
 
@@ -24,7 +24,7 @@ class LibraryCalls {
 };
 // Runs the operator itself; what it calls is not seen.
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-// Runs `work`, whose calls are not seen; what it allocates is as outside.
+// Runs `work`, whose calls are not seen.
 void unseen(const std::function<void()>& work);
 
 // As long as it lives, libtorch's operators of this thread go to `calls` (null: they stay), and CPU tensors of this

@@ -25,8 +25,8 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   Bytes bytes() const override;
   // Best fit, the lowest address of several. Throws base::Error("cuda graph", ...) where there is no room.
   void* allocate(size_t bytes);
-  // By any thread.
-  void release(void* pointer);
+  // By any thread; how many bytes had been asked for. A pool lives as long as somebody holds memory of it.
+  size_t release(void* pointer);
   bool holds(const void* pointer) const;
   // A number for what allocate() gave, counted from 0, and what has not been given back at `pointer`; -1: nothing is.
   int64_t allocation_at(const void* pointer) const;
@@ -46,6 +46,7 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
   size_t mark_ = 0;                           // above it nothing has ever been used
   int64_t allocations_ = 0;
+  std::shared_ptr<TapePool> self_;  // while something is used
   Bytes bytes_;
 };
 

@@ -25,8 +25,8 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
   TapeRecorder();
   ~TapeRecorder() override;
 
-  // Between the two, operations are run and recorded; otherwise only run. `strict`: one that is unfit for a graph ends
-  // the recording by base::Error("cuda graph", ...); else TapeOperation::unfit says so.
+  // Between the two, operations are run and recorded; otherwise only run. `strict`: one that is unfit for a graph
+  // ends the recording by base::Error("cuda graph", ...); else TapeOperation::unfit says so.
   void begin(std::shared_ptr<TapePool> pool, bool strict = true);
   Tape end();
   void abandon() noexcept;

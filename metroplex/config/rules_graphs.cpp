@@ -1,0 +1,75 @@
+// Rules about graph capture beyond Megatron's (rules_transformer_graphs.cpp): what a replay here could not do, and
+// what would have no effect. Of training: what generates, or evaluates alone, heeds none of these.
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+constexpr const char* kImpl = "train.cuda_graph_impl";
+constexpr const char* kScope = "train.cuda_graph_modules";
+constexpr const char* kRowsAreRead = "the host reads how many rows go to each expert";
+
+void check_parts(Rules& rules) {
+  using enum CudaGraphModule;
+  const Train& t = rules.config.train;
+  const CudaGraphModules named = cuda_graph_module_set(t.cuda_graph_modules);
+  const bool experts = rules.config.model.has_experts();
+  rules.require(!named.has(mamba), kScope, "mamba", "names what no layer here has", "leave it out");
+  for (const CudaGraphModule module : {moe, moe_router, moe_preprocess}) {
+    rules.require(!experts || !named.has(module), kScope, text_of(module),
+                  concat("cannot be captured yet: ", kRowsAreRead), "name attn, and mlp for dense layers");
+  }
+  rules.require(!experts || !t.cuda_graph_modules.empty(), kScope, "",
+                concat("captures whole layers, those with experts (model.num_moe_experts) too, which cannot be yet: ",
+                       kRowsAreRead),
+                "name attn, and mlp for dense layers");
+  const Choice<Offload> offload = rules.config.memory.offload_activations;
+  rules.require(offload == Offload::none, "memory.offload_activations", offload,
+                "moves away what a captured backward finds where it was: " + std::string(kImpl) + " = " +
+                    t.cuda_graph_impl.text(),
+                "use none, or cuda_graph_impl = none");
+  const Parallel& p = rules.config.parallel;
+  const Sharding sharding = p.sharding();
+  rules.require(
+      !sharding.transient_gradients() && !sharding.gathers_units(), "parallel.data_parallel_sharding_strategy",
+      p.data_parallel_sharding_strategy,
+      concat("lets ", sharding.gathers_units() ? "parameters" : "gradients", " come and go between the parts that ",
+             kImpl, " = ", t.cuda_graph_impl.text(), " captures, at addresses that change"),
+      "use optim, or cuda_graph_impl = full_iteration");
+}
+
+void check_iteration(Rules& rules) {
+  const Train& t = rules.config.train;
+  const Model& m = rules.config.model;
+  const std::string captured = concat(kImpl, " = ", t.cuda_graph_impl.text());
+  const bool pads = m.has_capacity() && m.moe_pad_expert_input_to_capacity;
+  rules.require(!m.has_experts() || (pads && m.moe_grouped_gemm), kImpl, t.cuda_graph_impl,
+                concat("captures layers with experts (model.num_moe_experts = ", m.num_moe_experts,
+                       ") only where each gets as many rows in every step: ", kRowsAreRead, " otherwise"),
+                "set model.moe_expert_capacity_factor, moe_pad_expert_input_to_capacity and moe_grouped_gemm, or use "
+                "transformer_engine with cuda_graph_modules = attn");
+  const Choice<Offload> offload = rules.config.memory.offload_activations;
+  rules.require(offload != Offload::file, "memory.offload_activations", offload,
+                "writes and reads a file on the host, which " + captured + " leaves out of a step",
+                "use host or recompute, or cuda_graph_impl = none");
+  rules.require(!rules.config.optim.optimizer_cpu_offload, "optim.optimizer_cpu_offload", "true",
+                "updates on the host, which " + captured + " leaves out of a step",
+                "turn it off, or use transformer_engine");
+}
+
+}  // namespace
+
+void check_cuda_graphs(Rules& rules) {
+  if (rules.use != Use::training) return;
+  const Train& t = rules.config.train;
+  rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
+                concat(t.cuda_graph_modules.size(), " modules"), concat("are for capture, but ", kImpl, " = none"),
+                "leave the list empty, or use transformer_engine");
+  if (t.captures_parts()) check_parts(rules);
+  if (t.captures_iteration()) check_iteration(rules);
+}
+
+}  // namespace metroplex::config

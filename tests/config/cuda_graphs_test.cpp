@@ -1,0 +1,161 @@
+// Keys of graph capture: their sets, their rules, and the names they had before.
+#include "config/cuda_graph.h"
+
+#include "config/support.h"
+
+namespace metroplex::config {
+
+namespace {
+
+const std::string kTe = "train.cuda_graph_impl=transformer_engine", kLocal = "train.cuda_graph_impl=local",
+                  kIteration = "train.cuda_graph_impl=full_iteration", kImpl = "train.cuda_graph_impl",
+                  kScope = "train.cuda_graph_modules";
+
+std::vector<std::string> with(const std::string& first, std::vector<std::string> rest) {
+  rest.insert(rest.begin(), first);
+  return rest;
+}
+
+std::vector<std::string> experts(const std::string& first, std::vector<std::string> rest = {}) {
+  for (const char* one :
+       {"model.num_moe_experts=4", "model.add_bias_linear=false", "parallel.sequence_parallel=true"})
+    rest.emplace_back(one);
+  return with(first, std::move(rest));
+}
+
+void expect_accepted(const std::vector<std::string>& overrides) {
+  EXPECT_EQ(described(violations(good(overrides), kWorld)), "nothing") << overrides[0];
+}
+
+}  // namespace
+
+TEST(CudaGraphs, AScopeIsTheModulesThatAreNamedAndAllWhereNoneIs) {
+  using enum CudaGraphModule;
+  const auto scope = [](const std::string& impl, const std::string& modules) {
+    return good({impl, "train.cuda_graph_modules=" + modules}).train.captured_modules();
+  };
+  EXPECT_EQ(scope(kTe, ""), (CudaGraphModules{attn, mlp, moe}));
+  EXPECT_EQ(scope(kLocal, "attn,mlp"), (CudaGraphModules{attn, mlp}));
+  EXPECT_EQ(scope(kTe, "moe_router"), (CudaGraphModules{moe_router}));
+  EXPECT_EQ(scope(kLocal, "moe_router"), (CudaGraphModules{moe_router, moe_preprocess}));
+  EXPECT_TRUE(scope(kIteration, "attn").empty());
+  EXPECT_TRUE(good().train.captured_modules().empty());
+  EXPECT_FALSE((CudaGraphModules{attn}.has(mlp)));
+  EXPECT_TRUE(good({kTe}).train.captures_parts() && good({kLocal}).train.captures_parts());
+  EXPECT_TRUE(good({kIteration}).train.captures_iteration() && !good({kIteration}).train.captures_parts());
+  EXPECT_FALSE(good().train.captures_parts() || good().train.captures_iteration());
+}
+
+TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
+  const std::string selective = "memory.recompute_granularity=selective";
+  for (const std::string& impl : {kTe, kLocal}) {
+    expect_accepted({impl});
+    expect_accepted({impl, "train.cuda_graph_modules=attn"});
+    expect_accepted({impl, selective, "model.attention_dropout=0.1"});
+    expect_accepted({impl, "parallel.data_parallel_sharding_strategy=optim"});
+    expect_accepted({impl, "optim.optimizer_cpu_offload=true"});
+    expect_accepted(experts(impl, {"train.cuda_graph_modules=attn"}));
+    expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,mlp", "model.moe_layer_freq=2"}));
+  }
+  // Megatron has the NaN test of the loss on the host.
+  expect_accepted({kIteration, "train.check_for_nan_in_loss=true", "train.cuda_graph_warmup_steps=0"});
+  expect_accepted({kIteration, "memory.recompute_granularity=full", "memory.recompute_method=uniform",
+                   "memory.recompute_num_layers=1", "model.hidden_dropout=0.1"});
+  expect_accepted({kIteration, "parallel.data_parallel_sharding_strategy=optim_grads_params"});
+  expect_accepted(experts(kIteration, {"model.moe_expert_capacity_factor=1", "model.moe_grouped_gemm=true",
+                                       "model.moe_pad_expert_input_to_capacity=true"}));
+}
+
+TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
+  const std::string te_scope = "train.cuda_graph_modules=";
+  const char *impl = kImpl.c_str(), *scope = kScope.c_str();
+  const std::vector<Wrong> cases = {
+      {{"train.cuda_graph_impl=partial"}, impl, "one of none, local"},
+      {{"train.cuda_graph_warmup_steps=-1"}, "train.cuda_graph_warmup_steps", "at least 0"},
+      {{te_scope + "attn"}, scope, "are for capture"},
+      {{kTe, te_scope + "attention"}, scope, "knows attn, mlp"},
+      {{te_scope + "full"}, scope, "knows attn, mlp"},
+      {{kIteration, te_scope + "attn"}, scope, "must be empty"},
+      {{kTe, te_scope + "mamba"}, scope, "no layer here has"},
+      {{kTe, te_scope + "moe"}, scope, "the model has none"},
+      {{kTe, te_scope + "moe_router"}, scope, "the model has none"},
+      {{kLocal, te_scope + "moe_preprocess"}, scope, "the model has none"},
+      {experts(kTe, {te_scope + "moe,moe_router"}), scope, "excludes moe_router"},
+      {experts(kLocal, {te_scope + "moe,moe_preprocess"}), scope, "excludes moe_preprocess"},
+      {experts(kTe, {te_scope + "moe_preprocess"}), scope, "needs moe_router"},
+      {experts(kTe, {te_scope + "mlp"}), scope, "of dense layers"},
+      {experts(kTe, {te_scope + "attn,moe_router"}), scope, "cannot be captured yet"},
+      {experts(kTe), scope, "captures whole layers"},
+      {experts(kIteration), impl, "as many rows in every step"},
+      {experts(kIteration, {"model.moe_expert_capacity_factor=1"}), impl, "as many rows in every step"},
+      {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
+       impl,
+       "runs whole layers again"},
+      {{kLocal, "memory.offload_activations=file"}, "memory.offload_activations", "finds where it was"},
+      {{kTe, "memory.offload_activations=host", "run.device=cuda"}, "memory.offload_activations", "where it was"},
+      {{kIteration, "memory.offload_activations=file"}, "memory.offload_activations", "on the host"},
+      {{kIteration, "optim.optimizer_cpu_offload=true"}, "optim.optimizer_cpu_offload", "on the host"},
+      {{kTe, "parallel.data_parallel_sharding_strategy=optim_grads"},
+       "parallel.data_parallel_sharding_strategy",
+       "gradients come and go"},
+      {{kLocal, "parallel.data_parallel_sharding_strategy=optim_grads_params"},
+       "parallel.data_parallel_sharding_strategy",
+       "parameters come and go"},
+  };
+  for (const Wrong& wrong : cases) expect_refused(wrong);
+}
+
+TEST(CudaGraphs, WhatGeneratesOrEvaluatesAloneHeedsNone) {
+  const Config config = good(experts(kIteration, {"optim.optimizer_cpu_offload=true"}));
+  EXPECT_FALSE(violations(config, kWorld).empty());
+  EXPECT_EQ(described(violations(config, kWorld, Use::evaluation)), "nothing");
+}
+
+TEST(CudaGraphs, KeysOfBeforeSayTheSameInTodays) {
+  struct Spelling {
+    const char* yaml;
+    CudaGraphImpl impl;
+    std::vector<std::string> modules;
+  };
+  const std::vector<Spelling> spellings = {
+      {"train: {cuda_graph_impl: transformer_engine, cuda_graph_scope: [attn, moe_router, moe_preprocess]}",
+       CudaGraphImpl::transformer_engine,
+       {"attn", "moe_router", "moe_preprocess"}},
+      {"train: {enable_cuda_graph: true}", CudaGraphImpl::local, {}},
+      {"train: {enable_cuda_graph: false}", CudaGraphImpl::none, {}},
+      {"train: {external_cuda_graph: true, cuda_graph_scope: attn}", CudaGraphImpl::transformer_engine, {"attn"}},
+      {"train: {external_cuda_graph: true, cuda_graph_scope: full}", CudaGraphImpl::transformer_engine, {}},
+      {"train: {cuda_graph_scope: full_iteration}", CudaGraphImpl::full_iteration, {}},
+      {"train: {cuda_graph_scope: []}", CudaGraphImpl::none, {}},
+  };
+  for (const Spelling& one : spellings) {
+    const Train t = parse(one.yaml).train;
+    EXPECT_EQ(t.cuda_graph_impl, one.impl) << one.yaml;
+    EXPECT_EQ(t.cuda_graph_modules, one.modules) << one.yaml;
+  }
+  const Train t = load("", {"train.external_cuda_graph=true", "train.cuda_graph_scope=attn,mlp"}).train;
+  EXPECT_EQ(t.cuda_graph_impl, CudaGraphImpl::transformer_engine);
+  EXPECT_EQ(t.cuda_graph_modules, (std::vector<std::string>{"attn", "mlp"}));
+  EXPECT_EQ(load("", {"train.cuda_graph_scope=[attn, mlp]"}).train.cuda_graph_modules, t.cuda_graph_modules);
+}
+
+TEST(CudaGraphs, KeysOfBeforeThatContradictOrSayNothingAreRefusedWhereTheyStand) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"train:\n  enable_cuda_graph: true\n  cuda_graph_impl: local\n",
+       "line 3: key 'train.cuda_graph_impl' is written"},
+      {"train:\n  cuda_graph_scope: [attn]\n  cuda_graph_modules: [mlp]\n", "line 3: key 'train.cuda_graph_modules'"},
+      {"train:\n  enable_cuda_graph: maybe\n", "line 2: train.enable_cuda_graph: expected true or false"},
+      {"train:\n  cuda_graph_scope: [full, attn]\n", "full: stands alone"},
+      {"cuda_graph_impl: transformer_engine\n", "line 1: 'cuda_graph_impl' is a key of section train"},
+      {"cuda_graph_scope:\n  - attn\n", "line 1: 'cuda_graph_scope' is a key of section train"},
+      {"model:\n  cuda_graph_scope: attn\n", "unknown key 'model.cuda_graph_scope'"},
+  };
+  for (const auto& [yaml, text] : cases) {
+    const std::string error = error_of([yaml = yaml] { parse(yaml); });
+    EXPECT_NE(error.find(text), std::string::npos) << yaml << error;
+  }
+  EXPECT_NE(error_of([] { load("", {"train.enable_cuda_graph=1"}); }).find("expected true or false"),
+            std::string::npos);
+}
+
+}  // namespace metroplex::config
