@@ -52,6 +52,8 @@ class Recorder {
   // What a replay shall work on instead of x, which the caller hands it: x, or a tensor on the same memory that does
   // not hold it.
   virtual at::Tensor held(const at::Tensor& x) { return x; }
+  // Runs `host`, and again at this place of every replay.
+  virtual void mark(std::function<void()> host) { host(); }
   // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
   virtual void issued(const Operation& /*product*/) {}
 };

@@ -39,6 +39,7 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
 
   void run(Operation operation) override;
   at::Tensor held(const at::Tensor& x) override;
+  void mark(std::function<void()> host) override;
 
  private:
   struct Recording;
