@@ -50,9 +50,10 @@ struct EnqueuedStep {
 };
 // The host writes ahead the rates of steps to come: the first thing of a step.
 void write_rates(Assembly& assembly, const StepInput& input);
-// The step itself, without a graph. The host reads nothing of what it computes, so on a GPU it has merely been enqueued; it runs on
-// the meta device too. Exceptions: on_gradients, for which the host waits; optim.optimizer_cpu_offload, whose step
-// the host does; in the first step the ranks agree on the names of loss terms.
+// The step itself, without a graph. The host reads nothing of what it computes, so on a GPU it has merely been
+// enqueued; it runs on the meta device too. Exceptions: on_gradients, for which the host waits;
+// optim.optimizer_cpu_offload, whose step the host does; in the first step the ranks agree on the names of loss
+// terms.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
 // Waits for it, reads its vector, once, and throws or says how it went. `input` is the same.
 StepOutcome tell_step(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);

@@ -13,8 +13,8 @@ struct Assembly;
 class Timers;
 
 struct BodyOptions {
-  Timers* timers = nullptr;                   // null: nothing is timed
-  std::function<void(double)> on_gradients;   // StepInput::on_gradients
+  Timers* timers = nullptr;                  // null: nothing is timed
+  std::function<void(double)> on_gradients;  // StepInput::on_gradients
 };
 
 // The host reads nothing of what they compute, but for on_gradients.

@@ -1,6 +1,6 @@
 // The whole step as one graph (train.cuda_graph_impl: full_iteration): all microbatches and chunks of a rank, what it
-// sends and receives, reduction, clipping, the verdict, the optimizer, gathering of parameters. Two graphs a rank, one
-// of training and one of evaluation, that share a pool; the first steps of each run as they are.
+// sends and receives, reduction, clipping, the verdict, the optimizer, gathering of parameters. Two graphs a rank,
+// one of training and one of evaluation, that share a pool; the first steps of each run as they are.
 #pragma once
 
 #include <memory>

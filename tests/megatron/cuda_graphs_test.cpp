@@ -70,8 +70,9 @@ TEST(CudaGraphOracle, KnowsWhatExpertsAndTheirCapacityAllow) {
   const std::string te = "transformer_engine";
   expect(experts(te, {"attn", "moe_router", "moe_preprocess"}), true, "seed 002's modules");
   expect(experts(te, {"attn", "moe_router"}), true, "without preprocessing");
+  expect(experts("local", {"moe_preprocess"}), true, "which local adds the router to");
   expect(dense(te, {"moe_router"}), false, "a router of a dense model");
-  expect(dense("local", {"moe_preprocess"}), false, "which local adds a router to");
+  expect(dense("local", {"moe_preprocess"}), false, "which local adds the router to");
   expect(dense(te, {"mamba"}), true, "a module that no layer has");
   expect(experts(te, {"mlp"}), false, "mlp without dense layers");
   expect(changed(experts(te, {"mlp"}), [](auto& c) { c.experts.some_layers_dense = true; }), true, "with some");

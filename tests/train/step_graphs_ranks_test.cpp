@@ -58,10 +58,12 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
                                                           {1, 2, 2, 1, false},
                                                           {1, 1, 1, 2, false},
                                                           {2, 2, 2, 2, true}}) {
-    for (const auto stage : {config::ZeroStage::none, config::ZeroStage::optimizer}) {
-      SCOPED_TRACE(::testing::Message() << layout.tp << layout.pp << layout.vpp << layout.dp << layout.sp);
+    for (const char* sharding : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+      SCOPED_TRACE(::testing::Message() << layout.tp << layout.pp << layout.vpp << layout.dp << layout.sp
+                                        << sharding);
+      if (layout.dp == 1 && std::string(sharding) != "no_shard") continue;
       config::Config config = test::small_gpt();
-      (void)stage;
+      config.parallel.data_parallel_sharding_strategy = sharding;
       config = test::cut(config, layout);
       expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
     }

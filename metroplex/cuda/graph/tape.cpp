@@ -28,7 +28,7 @@ at::Tensor weak_alias(const at::Tensor& x) {
                                                               c10::DispatchKeySet(c10::DispatchKey::CPU), x.dtype());
   c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(x.sizes(), x.strides(), x.storage_offset());
-  impl->set_wrapped_number(x.unsafeGetTensorImpl()->is_wrapped_number());
+  if (x.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   return alias;
 }
 

@@ -123,7 +123,7 @@ void TapeRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                            ? std::variant<int64_t, double, std::string>(value.toDouble())
                                            : value.toLong()});
       at::Tensor kept = x.detach().clone();
-      kept.unsafeGetTensorImpl()->set_wrapped_number(wrapped);
+      if (wrapped) kept.unsafeGetTensorImpl()->set_wrapped_number(true);
       argument = kept;
       recording_->tape.constants.push_back(kept);
     });
