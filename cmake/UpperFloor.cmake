@@ -42,7 +42,7 @@ set(cuda_exclude "no_such_file")
 if(have_cuda)
   list(APPEND cuda_exclude "/no_cuda\\.cpp$" "/no_nccl\\.cpp$")
 else()
-  list(APPEND cuda_exclude "/device\\.cpp$" "/nccl\\.cpp$")
+  list(APPEND cuda_exclude "/device\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$")
 endif()
 
 metroplex_room(cuda TORCH LINKS metroplex_base EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")

@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "cuda/device.h"
+#include "cuda/graph/cuda_graph.h"
 
 namespace metroplex::cuda {
 namespace {
@@ -18,5 +19,6 @@ CUstream_st* current_stream() { no_cuda(); }
 void set_device(int) { no_cuda(); }
 void synchronize() { no_cuda(); }
 AllocatorPeak allocator_peak() { no_cuda(); }
+std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls() { no_cuda(); }
 
 }  // namespace metroplex::cuda

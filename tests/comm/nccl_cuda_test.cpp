@@ -4,6 +4,7 @@
 
 #include "comm/backends/backend.h"
 #include "comm/backends/nccl.h"
+#include "cuda/graph/cuda_graph.h"
 #include "support/gpu.h"
 
 namespace metroplex::comm {
@@ -37,6 +38,34 @@ TEST(Nccl, AnOperationIsUnderWayUntilItIsWaitedFor) {
   at::Tensor host = at::ones({3});
   backend->broadcast(host, 0);  // goes through gloo
   EXPECT_TRUE(at::equal(host, at::ones({3})));
+  nccl->shutdown();
+}
+
+TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
+  MPX_NEED_GPU();
+  GlooContext control({});
+  const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
+  const std::shared_ptr<GroupBackend> backend = nccl->backend("world", {0});
+  const auto device = cuda::make_cuda_graph_device();
+  const auto graph = device->make_graph(device->make_pool());
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
+  const at::Tensor x = at::arange(1 << 16, options), first = x.clone();
+  at::Tensor gathered;
+  const auto step = [&] {
+    x.mul_(2);
+    const PendingPtr reduced = backend->all_reduce(x, ReduceOp::sum);
+    const at::Tensor beside = at::ones_like(x);
+    reduced->wait();
+    gathered = at::empty_like(x);
+    backend->all_gather(gathered, x + beside)->wait();
+  };
+  device->run_aside(step);
+  cuda::capture(*graph, step);
+  EXPECT_GE(graph->size().nodes, 4);
+  for (int replay = 0; replay < 3; ++replay) graph->replay();
+  EXPECT_TRUE(at::equal(x, first * 32)) << "five runs";
+  EXPECT_TRUE(at::equal(gathered, first * 32 + 1));
+  graph->reset();
   nccl->shutdown();
 }
 

@@ -1,12 +1,14 @@
 #include "cuda/graph/graph.h"
 
 #include "base/error.h"
+#include "cuda/graph/cuda_graph.h"
 #include "cuda/graph/tape_graph.h"
 
 namespace metroplex::cuda {
 
 std::unique_ptr<GraphDevice> make_graph_device(at::Device device) {
-  MPX_CHECK(device.is_cpu(), "cuda graph", "graphs of a GPU are not there yet");
+  if (device.is_cuda()) return make_cuda_graph_device();
+  MPX_ASSERT(device.is_cpu(), "graphs of the device ", device);
   return std::make_unique<TapeDevice>();
 }
 

@@ -1,0 +1,137 @@
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/graph/cuda_graph.h"
+
+namespace metroplex::cuda {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+c10::MempoolId_t id_of(CudaGraphCalls::Pool pool) { return {pool.first, pool.second}; }
+
+// Calls each, whether or not another one throws.
+template <class... Steps>
+void try_each(const Steps&... steps) noexcept {
+  const auto attempt = [](const auto& step) {
+    try {
+      step();
+    } catch (const std::exception&) {}  // the error that led here is the one to be told
+  };
+  (attempt(steps), ...);
+}
+
+// libtorch's, whose capture_end leaves allocator and generators as in a capture where CUDA has given one up.
+class Captured final : public at::cuda::CUDAGraph {
+ public:
+  Captured() : CUDAGraph(/*keep_graph=*/true) {}
+
+  void discard() noexcept {
+    bool ended = capture_ended_;
+    if (!ended) {
+      try_each([&] {
+        capture_end();
+        ended = true;
+      });
+    }
+    if (!ended) leave_capture();
+    try_each([&] { reset(); });
+  }
+
+ private:
+  void leave_capture() noexcept {
+    for (auto& [state, increment] : captured_generator_states_) {
+      state->capturing_ = false;
+      increment = 0;
+    }
+    // capture_begin took the pool once and sent its stream's allocations there.
+    try_each([&] { allocator::endAllocateToPool(capture_dev_, mempool_id_); },
+             [&] { allocator::releasePool(capture_dev_, mempool_id_); });
+  }
+};
+
+class GraphOfGpu final : public CudaGraphCalls::Graph {
+ public:
+  void register_generator(const at::Generator& generator) override { graph_.register_generator_state(generator); }
+  void begin_capture(CudaGraphCalls::Pool pool) override {
+    graph_.capture_begin(id_of(pool), cudaStreamCaptureModeThreadLocal);
+  }
+  void end_capture() override { graph_.capture_end(); }
+  void discard_capture() noexcept override { graph_.discard(); }
+  void instantiate() override { graph_.instantiate(); }
+  int64_t nodes() override {
+    size_t nodes = 0;
+    C10_CUDA_CHECK(cudaGraphGetNodes(graph_.raw_cuda_graph(), nullptr, &nodes));
+    return static_cast<int64_t>(nodes);
+  }
+  void launch() override { graph_.replay(); }
+
+ private:
+  Captured graph_;
+};
+
+class CallsOfGpu final : public CudaGraphCalls {
+ public:
+  CallsOfGpu() : device_(c10::cuda::current_device()) {}
+
+  std::unique_ptr<Graph> make_graph() override { return std::make_unique<GraphOfGpu>(); }
+
+  c10::Stream current_stream() override { return c10::cuda::getCurrentCUDAStream(device_).unwrap(); }
+  c10::Stream make_stream() override {
+    return c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_).unwrap();
+  }
+  void set_current_stream(c10::Stream stream) override {
+    c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(stream));
+  }
+  void chain(c10::Stream first, c10::Stream then) override {
+    c10::Event event(at::kCUDA);
+    event.record(first);
+    event.block(then);
+  }
+  void synchronize(c10::Stream stream) override { stream.synchronize(); }
+
+  Pool make_pool() override {
+    const c10::MempoolId_t id = at::cuda::graph_pool_handle();
+    allocator::createOrIncrefPool(device_, id);
+    return {id.first, id.second};
+  }
+  void drop_pool(Pool pool) noexcept override {
+    try_each([&] { allocator::releasePool(device_, id_of(pool)); });
+  }
+  GraphPool::Bytes pool_bytes(Pool pool) override {
+    GraphPool::Bytes bytes;
+    for (const auto& segment : allocator::snapshot(id_of(pool), /*include_traces=*/false).segments) {
+      if (segment.owner_private_pool_id != id_of(pool)) continue;
+      bytes.reserved += static_cast<int64_t>(segment.total_size);
+      for (const auto& block : segment.blocks) {
+        if (block.allocated) bytes.live += static_cast<int64_t>(block.requested_size);
+      }
+    }
+    return bytes;
+  }
+  int64_t free_bytes() override {
+    size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return static_cast<int64_t>(free);
+  }
+
+ private:
+  const c10::DeviceIndex device_;
+};
+
+}  // namespace
+
+std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls() {
+  MPX_CHECK(device_count() > 0, "cuda", "no GPU was found; run on a machine with one, or without CUDA");
+  return std::make_shared<CallsOfGpu>();
+}
+
+}  // namespace metroplex::cuda

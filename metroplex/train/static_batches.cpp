@@ -1,0 +1,182 @@
+#include "train/static_batches.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+
+namespace metroplex::train {
+namespace {
+
+struct Field {
+  const char* name;
+  at::Tensor nn::Microbatch::*tensor;
+};
+constexpr Field kFields[] = {{"tokens", &nn::Microbatch::tokens},
+                             {"labels", &nn::Microbatch::labels},
+                             {"loss_mask", &nn::Microbatch::loss_mask},
+                             {"position_ids", &nn::Microbatch::position_ids},
+                             {"document_ids", &nn::Microbatch::document_ids},
+                             {"sample_counters", &nn::Microbatch::sample_counters},
+                             {"step", &nn::Microbatch::step},
+                             {"rows", &nn::Microbatch::rows}};
+
+std::vector<at::Tensor> tensors_of(const std::vector<nn::Microbatch>& batches) {
+  std::vector<at::Tensor> all;
+  for (const nn::Microbatch& batch : batches) {
+    for (const Field& field : kFields) {
+      if ((batch.*field.tensor).defined()) all.push_back(batch.*field.tensor);
+    }
+  }
+  return all;
+}
+
+std::string form_of(const at::Tensor& x) {
+  return x.defined() ? base::concat(x.sizes(), " ", c10::toString(x.scalar_type())) : "undefined";
+}
+
+bool same_form(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+}
+
+bool same_runs(const std::vector<nn::RowRun>& a, const std::vector<nn::RowRun>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const nn::RowRun& x, const nn::RowRun& y) {
+    return x.first == y.first && x.count == y.count;
+  });
+}
+
+std::string text_of(const std::vector<nn::RowRun>& runs) {
+  std::ostringstream out;
+  for (const nn::RowRun& run : runs) out << (&run == runs.data() ? "" : " ") << run.first << "+" << run.count;
+  return runs.empty() ? "none" : out.str();
+}
+
+std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held) {
+  for (const Field& field : kFields) {
+    const at::Tensor &a = now.*field.tensor, &b = held.*field.tensor;
+    if (!same_form(a, b)) return base::concat(field.name, ": ", form_of(a), ", not ", form_of(b));
+  }
+  if (!same_runs(now.row_runs, held.row_runs))
+    return base::concat("row_runs: ", text_of(now.row_runs), ", not ", text_of(held.row_runs));
+  if (now.whole_rows != held.whole_rows)
+    return base::concat("whole_rows: ", now.whole_rows, ", not ", held.whole_rows);
+  if (now.training != held.training) return now.training ? "training: true, not false" : "training: false, not true";
+  return now.cache == held.cache ? "" : "cache: another one";
+}
+
+at::Tensor place_for(const at::Tensor& x, at::Device device) {
+  return x.defined() ? at::empty(x.sizes(), x.options().device(device)) : x;
+}
+
+nn::Microbatch places_for(const nn::Microbatch& batch, at::Device device) {
+  nn::Microbatch out = batch;
+  for (const Field& field : kFields) out.*field.tensor = place_for(batch.*field.tensor, device);
+  if (!batch.sample_counters.defined() || !batch.step.defined()) return out;
+  const int64_t b = batch.sample_counters.numel();
+  const at::Tensor both = at::empty({b + batch.step.numel()}, batch.step.options().device(device));
+  out.sample_counters = both.narrow(0, 0, b);
+  out.step = both.narrow(0, b, batch.step.numel());
+  return out;
+}
+
+constexpr int64_t kAlignment = 16;
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t staged_bytes(const std::vector<at::Tensor>& forms) {
+  int64_t bytes = 0;
+  for (const at::Tensor& x : forms) bytes += aligned(static_cast<int64_t>(x.nbytes()));
+  return bytes;
+}
+
+// Of the forms of `forms`, one behind the other in `flat`.
+std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::Tensor>& forms) {
+  std::vector<at::Tensor> parts;
+  int64_t begin = 0;
+  for (const at::Tensor& x : forms) {
+    const auto bytes = static_cast<int64_t>(x.nbytes());
+    parts.push_back(flat.narrow(0, begin, bytes).view(x.scalar_type()).view(x.sizes()));
+    begin += aligned(bytes);
+  }
+  return parts;
+}
+
+}  // namespace
+
+StaticBatches::StaticBatches(at::Device device)
+    : StaticBatches(device, device.is_cuda() ? std::make_unique<cuda::SideStream>(device) : nullptr) {}
+
+StaticBatches::StaticBatches(at::Device device, std::unique_ptr<cuda::SideStream> side)
+    : device_(device), side_(std::move(side)) {}
+
+void StaticBatches::make(const std::vector<nn::Microbatch>& batches) {
+  batches_.clear();
+  for (const nn::Microbatch& batch : batches) {
+    MPX_ASSERT(batch.cache == nullptr, "generation, whose steps differ in form, in static buffers");
+    batches_.push_back(places_for(batch, device_));
+  }
+  places_ = tensors_of(batches_);
+  staging_ = {};
+  fill(batches);
+}
+
+std::string StaticBatches::difference(const std::vector<nn::Microbatch>& batches) const {
+  if (batches.size() != batches_.size()) return base::concat(batches.size(), " microbatches, not ", batches_.size());
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const std::string text = difference_of(batches[i], batches_[i]);
+    if (!text.empty()) return base::concat("microbatch ", i, ": ", text);
+  }
+  return "";
+}
+
+void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
+  const std::string what = difference(batches);
+  MPX_ASSERT(what.empty(), "batches of another form than the buffers: ", what);
+  for (size_t i = 0; i < batches.size(); ++i) batches_[i].mask_sum = batches[i].mask_sum;
+  const std::vector<at::Tensor> from = tensors_of(batches);
+  if (from.empty()) return;
+  const at::Device source = from.front().device();
+  for (const at::Tensor& x : from) MPX_ASSERT(x.device() == source, "a batch on two devices");
+  if (side_ && source.is_cpu()) stage(from);
+  else fill_places(from);
+}
+
+// A list whose types are equal is one kernel.
+void StaticBatches::fill_places(const std::vector<at::Tensor>& from) {
+  std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_type;
+  for (size_t i = 0; i < from.size(); ++i) {
+    auto& [to, values] = by_type[from[i].scalar_type()];
+    to.push_back(places_[i]);
+    values.push_back(from[i]);
+  }
+  for (auto& [type, lists] : by_type) at::_foreach_copy_(lists.first, lists.second);
+}
+
+// The side stream is behind the last step's copies out of the staging buffers, not behind that step.
+void StaticBatches::stage(const std::vector<at::Tensor>& from) {
+  if (!staging_.flat.defined()) {
+    staging_.flat = at::empty({staged_bytes(places_)}, at::TensorOptions().dtype(at::kByte).device(device_));
+    staging_.parts = parts_of(staging_.flat, places_);
+    side_->wait_for_current();
+  }
+  const at::Tensor host =
+      at::empty(staging_.flat.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device_.is_cuda()));
+  at::_foreach_copy_(parts_of(host, places_), from);
+  side_->run([&] { staging_.flat.copy_(host, /*non_blocking=*/true); });
+  side_->current_waits();
+  fill_places(staging_.parts);
+  side_->wait_for_current();
+}
+
+int64_t StaticBatches::bytes() const {
+  int64_t bytes = staging_.flat.defined() ? static_cast<int64_t>(staging_.flat.nbytes()) : 0;
+  for (const at::Tensor& x : places_) bytes += static_cast<int64_t>(x.nbytes());
+  return bytes;
+}
+
+}  // namespace metroplex::train

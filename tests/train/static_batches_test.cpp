@@ -1,0 +1,281 @@
+// Microbatches at fixed places: values, addresses, what counts as another form, and the order of the two streams.
+#include "train/static_batches.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace metroplex::test {
+namespace {
+
+using train::StaticBatches;
+
+constexpr int64_t kSamples = 2, kLength = 5;
+
+const std::map<std::string, at::Tensor nn::Microbatch::*> kTensors{
+    {"tokens", &nn::Microbatch::tokens},
+    {"labels", &nn::Microbatch::labels},
+    {"loss_mask", &nn::Microbatch::loss_mask},
+    {"position_ids", &nn::Microbatch::position_ids},
+    {"document_ids", &nn::Microbatch::document_ids},
+    {"sample_counters", &nn::Microbatch::sample_counters},
+    {"step", &nn::Microbatch::step},
+    {"rows", &nn::Microbatch::rows}};
+
+// With every tensor there is; the values follow from `step` and `number`.
+nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at::kFloat) {
+  const int64_t first = 1000 * step + 100 * number;
+  const at::Tensor numbers = at::arange(kSamples * kLength, at::kLong).view({kSamples, kLength});
+  nn::Microbatch batch;
+  batch.tokens = numbers + first;
+  batch.labels = numbers + first + 1;
+  batch.loss_mask = (numbers.remainder(3) + step).to(mask);
+  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
+  batch.position_ids = numbers.remainder(2) + first;
+  batch.document_ids = numbers.div(4, "floor") + first;
+  nn::set_counters(batch, step, at::arange(first, first + kSamples, at::kLong));
+  batch.rows = at::arange(kLength, at::kLong) + step;
+  batch.row_runs = {{0, 2}, {7, 3}};
+  batch.whole_rows = 10;
+  return batch;
+}
+
+std::vector<nn::Microbatch> batches(int64_t step, int64_t count = 3, at::ScalarType mask = at::kFloat) {
+  std::vector<nn::Microbatch> all;
+  for (int64_t i = 0; i < count; ++i) all.push_back(batch(step, i, mask));
+  return all;
+}
+
+std::vector<const void*> addresses(const StaticBatches& held) {
+  std::vector<const void*> all;
+  for (const nn::Microbatch& each : held.batches()) {
+    for (const auto& [name, tensor] : kTensors) all.push_back((each.*tensor).const_data_ptr());
+  }
+  return all;
+}
+
+void expect_holds(const StaticBatches& held, const std::vector<nn::Microbatch>& want) {
+  ASSERT_EQ(held.batches().size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    const nn::Microbatch& got = held.batches()[i];
+    for (const auto& [name, tensor] : kTensors) {
+      ASSERT_EQ((got.*tensor).defined(), (want[i].*tensor).defined()) << name;
+      if (!(got.*tensor).defined()) continue;
+      EXPECT_TRUE(at::equal(got.*tensor, want[i].*tensor)) << name << " of microbatch " << i;
+      EXPECT_EQ((got.*tensor).scalar_type(), (want[i].*tensor).scalar_type()) << name;
+      EXPECT_TRUE((got.*tensor).is_contiguous()) << name;
+      EXPECT_NE((got.*tensor).const_data_ptr(), (want[i].*tensor).const_data_ptr()) << name;
+    }
+    EXPECT_EQ(got.mask_sum, want[i].mask_sum);
+    EXPECT_EQ(got.whole_rows, want[i].whole_rows);
+    ASSERT_EQ(got.row_runs.size(), want[i].row_runs.size());
+    for (size_t run = 0; run < want[i].row_runs.size(); ++run)
+      EXPECT_EQ(got.row_runs[run].first, want[i].row_runs[run].first);
+    EXPECT_EQ(got.training, want[i].training);
+  }
+}
+
+// Writes down the order in which streams are asked to work and to wait, and is as late as a stream may be: it works
+// when it is waited for.
+struct ToldStream final : cuda::SideStream {
+  explicit ToldStream(std::string& its_log) : SideStream(at::kCPU), log(its_log) {}
+  void run(const std::function<void()>& work) const override {
+    log += "copy; ";
+    due.push_back(work);
+  }
+  // Said with the step whose values have come to their places by then.
+  void wait_for_current() const override {
+    log += "side waits";
+    if (held != nullptr) log += base::concat(" for step ", held->batches()[0].step.item<int64_t>());
+    log += "; ";
+  }
+  void current_waits() const override {
+    log += "current waits; ";
+    for (const auto& work : due) work();
+    due.clear();
+  }
+  std::string& log;
+  const StaticBatches* held = nullptr;
+  mutable std::vector<std::function<void()>> due;
+};
+
+struct StaticBatchesTest : testing::TestWithParam<bool> {
+  std::string log;
+  StaticBatches held{at::kCPU, GetParam() ? std::make_unique<ToldStream>(log) : nullptr};
+};
+INSTANTIATE_TEST_SUITE_P(Both, StaticBatchesTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Staged" : "Direct"; });
+
+TEST_P(StaticBatchesTest, ValuesComeToPlacesThatStay) {
+  for (const at::ScalarType mask : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(mask));
+    held.make(batches(0, 3, mask));
+    expect_holds(held, batches(0, 3, mask));
+    const auto before = addresses(held);
+    EXPECT_EQ(std::set<const void*>(before.begin(), before.end()).size(), before.size()) << "each has its own place";
+    for (int64_t step = 1; step < 4; ++step) {
+      auto next = batches(step, 3, mask);
+      next[1].mask_sum = -2.5;
+      EXPECT_TRUE(held.fits(next));
+      held.fill(next);
+      expect_holds(held, next);
+    }
+    EXPECT_EQ(addresses(held), before);
+  }
+}
+
+TEST_P(StaticBatchesTest, TheCallersTensorsAreHis) {
+  auto mine = batches(1);
+  held.make(mine);
+  held.fill(mine);
+  for (nn::Microbatch& each : mine) {
+    for (const auto& [name, tensor] : kTensors) (each.*tensor).zero_();
+  }
+  expect_holds(held, batches(1));
+}
+
+TEST_P(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
+  held.make(batches(1));
+  auto next = batches(2);
+  for (nn::Microbatch& each : next) {
+    each.tokens = each.tokens.t().contiguous().t();
+    each.loss_mask = at::cat({each.loss_mask, each.loss_mask}, 1).narrow(1, 0, kLength);
+  }
+  held.fill(next);
+  expect_holds(held, batches(2));
+}
+
+TEST_P(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
+  held.make(batches(1));
+  for (const nn::Microbatch& each : held.batches()) {
+    EXPECT_TRUE(each.sample_counters.is_alias_of(each.step));
+    EXPECT_TRUE(each.sample_counters.is_contiguous());
+    EXPECT_EQ(each.step.storage_offset(), kSamples);
+    for (const auto& [name, tensor] : kTensors) {
+      if (name != "step" && name != "sample_counters") {
+        EXPECT_FALSE((each.*tensor).is_alias_of(each.step)) << name;
+      }
+    }
+  }
+  std::vector<nn::Microbatch> without = batches(1);
+  for (nn::Microbatch& each : without) each.step = at::Tensor();
+  held.make(without);
+  expect_holds(held, without);
+}
+
+TEST_P(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
+  held.make(batches(1));
+  const int64_t matrix = kSamples * kLength;
+  const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + kLength * 8);
+  EXPECT_GE(held.bytes(), GetParam() ? 2 * values : values);
+  EXPECT_LE(held.bytes(), GetParam() ? 2 * values + 3 * 8 * 15 : values) << "aligned to 16 bytes in the second set";
+}
+
+TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
+  held.make(batches(1));
+  EXPECT_EQ(held.difference(batches(5)), "");
+  const auto differs = [&](const std::string& text, const auto& change) {
+    auto next = batches(2);
+    change(next);
+    EXPECT_EQ(held.difference(next), text);
+    EXPECT_FALSE(held.fits(next));
+    EXPECT_ANY_THROW(held.fill(next)) << text;
+  };
+  differs("2 microbatches, not 3", [](auto& next) { next.pop_back(); });
+  differs("0 microbatches, not 3", [](auto& next) { next.clear(); });
+  differs("4 microbatches, not 3", [](auto& next) { next.push_back(batch(2)); });
+  for (const auto& [name, tensor] : kTensors) {
+    const at::Tensor held_one = held.batches()[2].*tensor;
+    const std::string form = base::concat(held_one.sizes(), " ", c10::toString(held_one.scalar_type()));
+    differs("microbatch 2: " + name + ": undefined, not " + form,
+            [&, tensor = tensor](auto& next) { next[2].*tensor = at::Tensor(); });
+    const at::Tensor half = (batch(2).*tensor).to(at::kHalf), longer = at::cat({batch(2).*tensor, batch(2).*tensor});
+    differs(base::concat("microbatch 2: ", name, ": ", half.sizes(), " Half, not ", form),
+            [&, tensor = tensor](auto& next) { next[2].*tensor = half; });
+    differs(base::concat("microbatch 2: ", name, ": ", longer.sizes(), " ", c10::toString(longer.scalar_type()),
+                         ", not ", form),
+            [&, tensor = tensor](auto& next) { next[2].*tensor = longer; });
+  }
+  differs("microbatch 1: row_runs: 0+2 6+3, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].first = 6; });
+  differs("microbatch 1: row_runs: 0+2 7+4, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].count = 4; });
+  differs("microbatch 1: row_runs: none, not 0+2 7+3", [](auto& next) { next[1].row_runs.clear(); });
+  differs("microbatch 0: whole_rows: 11, not 10", [](auto& next) { next[0].whole_rows = 11; });
+  differs("microbatch 0: training: false, not true", [](auto& next) { next[0].training = false; });
+  expect_holds(held, batches(1));
+  for (const auto& [name, tensor] : kTensors) {
+    auto fewer = batches(1);
+    for (nn::Microbatch& each : fewer) each.*tensor = at::Tensor();
+    StaticBatches other(at::kCPU);
+    other.make(fewer);
+    EXPECT_EQ(other.difference(batches(2)).find("microbatch 0: " + name + ": ["), 0u);
+  }
+}
+
+TEST_P(StaticBatchesTest, ATensorThatIsGoneLeavesNoValuesBehind) {
+  held.make(batches(1));
+  auto without = batches(2);
+  for (nn::Microbatch& each : without) each.document_ids = at::Tensor();
+  EXPECT_ANY_THROW(held.fill(without));
+  held.make(without);
+  expect_holds(held, without);
+}
+
+TEST_P(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
+  auto one = batches(1);
+  one[1].cache = reinterpret_cast<nn::KvCache*>(&one);
+  EXPECT_ANY_THROW(held.make(one));
+  held.make(batches(1));
+  EXPECT_EQ(held.difference(one), "microbatch 1: cache: another one");
+  auto mixed = batches(1);
+  mixed[1].tokens = mixed[1].tokens.to(at::kMeta);
+  try {
+    held.fill(mixed);
+    FAIL() << "nothing was thrown";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("on two devices"), std::string::npos) << error.what();
+  }
+}
+
+// Between two fills a step runs. The side stream copies for the next one without having waited for it: it is told to
+// wait before the step is issued.
+TEST(StaticBatchesOrder, LoadingWaitsForTheLastCopyAndNotForTheStepBehindIt) {
+  std::string log;
+  auto side = std::make_unique<ToldStream>(log);
+  ToldStream& told = *side;
+  StaticBatches held(at::kCPU, std::move(side));
+  held.make(batches(0));
+  EXPECT_EQ(log, "side waits; copy; current waits; side waits; ") << "its memory may have been in use until now";
+  log.clear();
+  told.held = &held;
+  for (int64_t step = 1; step < 3; ++step) {
+    held.fill(batches(step));
+    log += "step; ";
+  }
+  EXPECT_EQ(log,
+            "copy; current waits; side waits for step 1; step; "
+            "copy; current waits; side waits for step 2; step; ");
+}
+
+// The device's own batches are in the order of the current stream as they are.
+TEST(StaticBatchesOrder, BatchesOfTheDeviceAreNotStaged) {
+  std::string log;
+  StaticBatches held(at::kMeta, std::make_unique<ToldStream>(log));
+  auto on_meta = batches(0);
+  for (nn::Microbatch& each : on_meta) {
+    for (const auto& [name, tensor] : kTensors) each.*tensor = (each.*tensor).to(at::kMeta);
+  }
+  held.make(on_meta);
+  held.fill(on_meta);
+  EXPECT_EQ(log, "");
+  EXPECT_TRUE(held.batches()[0].tokens.is_meta());
+}
+
+}  // namespace
+}  // namespace metroplex::test
