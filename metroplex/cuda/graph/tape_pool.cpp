@@ -14,13 +14,14 @@ size_t machine_memory() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-size_t rounded(size_t bytes) {
-  return std::max(TapePool::kAlignment, (bytes + TapePool::kAlignment - 1) & ~(TapePool::kAlignment - 1));
-}
-
 }  // namespace
 
-TapePool::TapePool(size_t capacity) : capacity_(rounded(capacity == 0 ? machine_memory() : capacity)) {
+size_t TapePool::rounded(size_t bytes) const {
+  return std::max(alignment_, (bytes + alignment_ - 1) & ~(alignment_ - 1));
+}
+
+TapePool::TapePool(size_t capacity, size_t alignment)
+    : alignment_(alignment), capacity_(rounded(capacity == 0 ? machine_memory() : capacity)) {
   void* range = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   MPX_CHECK(range != MAP_FAILED, "cuda graph", "the system gives no ", capacity_,
             " bytes of addresses for a pool; is there a limit on virtual memory (ulimit -v)?");
@@ -106,13 +107,24 @@ bool TapePool::holds(const void* pointer) const {
 }
 
 int64_t TapePool::allocation_at(const void* pointer) const {
-  if (!holds(pointer)) return -1;
+  const std::optional<Place> place = place_of(pointer);
+  return place ? place->number : -1;
+}
+
+std::optional<TapePool::Place> TapePool::place_of(const void* pointer) const {
+  if (!holds(pointer)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - base_);
+  const size_t offset = offset_of(pointer);
   auto block = used_.upper_bound(offset);
-  if (block == used_.begin()) return -1;
+  if (block == used_.begin()) return std::nullopt;
   --block;
-  return offset < block->first + block->second.rounded ? block->second.number : -1;
+  if (offset >= block->first + block->second.rounded) return std::nullopt;
+  return Place{base_ + block->first, block->second.rounded, block->second.number};
+}
+
+int64_t TapePool::allocations() const {
+  const std::lock_guard lock(mutex_);
+  return allocations_;
 }
 
 }  // namespace metroplex::cuda

@@ -98,7 +98,8 @@ void TapeRecorder::run(Operation operation) {
                       {},
                       operation.flight,
                       {},
-                      {}};
+                      {},
+                      std::move(operation.arguments)};
   for (const HostScalar& scalar : operation.scalars) {
     std::visit([&](auto value) { entry.scalars.push_back({scalar.name, value}); }, scalar.value);
   }
