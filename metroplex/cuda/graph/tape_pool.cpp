@@ -70,7 +70,7 @@ size_t TapePool::release(void* pointer) {
   const auto offset = static_cast<size_t>(static_cast<char*>(pointer) - base_);
   const auto block = used_.find(offset);
   MPX_ASSERT(block != used_.end(), "a pool gets back what it did not give");
-  const auto [size, asked, number] = block->second;
+  const auto [size, asked, number, written] = block->second;
   bytes_.live -= static_cast<int64_t>(asked);
   used_.erase(block);
   add_free(offset, size);
@@ -105,14 +105,30 @@ bool TapePool::holds(const void* pointer) const {
   return at >= base_ && at < base_ + capacity_;
 }
 
-int64_t TapePool::allocation_at(const void* pointer) const {
-  if (!holds(pointer)) return -1;
-  const std::lock_guard lock(mutex_);
+const TapePool::Block* TapePool::block_at(const void* pointer) const {
+  if (!holds(pointer)) return nullptr;
   const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - base_);
   auto block = used_.upper_bound(offset);
-  if (block == used_.begin()) return -1;
+  if (block == used_.begin()) return nullptr;
   --block;
-  return offset < block->first + block->second.rounded ? block->second.number : -1;
+  return offset < block->first + block->second.rounded ? &block->second : nullptr;
+}
+
+int64_t TapePool::allocation_at(const void* pointer) const {
+  const std::lock_guard lock(mutex_);
+  const Block* block = block_at(pointer);
+  return block != nullptr ? block->number : -1;
+}
+
+void TapePool::mark_written(const void* pointer) {
+  const std::lock_guard lock(mutex_);
+  if (const Block* block = block_at(pointer)) const_cast<Block*>(block)->written = true;
+}
+
+bool TapePool::written(const void* pointer) const {
+  const std::lock_guard lock(mutex_);
+  const Block* block = block_at(pointer);
+  return block != nullptr && block->written;
 }
 
 }  // namespace metroplex::cuda

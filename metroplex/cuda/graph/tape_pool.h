@@ -30,13 +30,18 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   bool holds(const void* pointer) const;
   // A number for what allocate() gave, counted from 0, and what has not been given back at `pointer`; -1: nothing is.
   int64_t allocation_at(const void* pointer) const;
+  // Whether an operation has written to what allocate() gave; whichever graph of the pool it is on.
+  void mark_written(const void* pointer);
+  bool written(const void* pointer) const;
 
  private:
   struct Block {
     size_t rounded, asked;
     int64_t number;
+    bool written = false;
   };
   void add_free(size_t offset, size_t size);
+  const Block* block_at(const void* pointer) const;  // null: nothing is there
 
   char* base_ = nullptr;
   size_t capacity_ = 0;
