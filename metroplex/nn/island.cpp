@@ -123,7 +123,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
 }
 
 // The engine ends the process when a root has no gradient, so only edges that got one are named.
-Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor) {
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor, bool tells_uses) {
   MPX_ASSERT(run.island != nullptr && dy.size() == run.outputs.size(), dy.size(), " gradients for ",
              run.outputs.size(), " outputs");
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
@@ -141,7 +141,7 @@ Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& los
     roots.push_back(std::move(term.edge));
     gradients.push_back(loss_factor.to(term.dtype));
   }
-  for (const Island::Uses& uses : run.island->params) uses.param->begin_backward();
+  for (const Island::Uses& uses : run.island->params) uses.param->begin_backward(tells_uses);
   if (!roots.empty()) {
     torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true, {});
