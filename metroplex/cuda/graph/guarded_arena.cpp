@@ -77,9 +77,10 @@ GuardedArena::GuardedArena(TapeRecorder& recorder) : recorder_(recorder) {
 
 GuardedArena::~GuardedArena() { recorder_.set_watch(nullptr); }
 
-Tape GuardedArena::record(const std::function<void()>& work) {
+void GuardedArena::begin() {
   GuardedArena* none = nullptr;
   MPX_ASSERT(guarded.compare_exchange_strong(none, this), "one guarded arena records at a time");
+  recorder_.begin(inside(), /*strict=*/false);
   struct sigaction action {};
   action.sa_sigaction = &GuardedArena::on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
@@ -87,23 +88,35 @@ Tape GuardedArena::record(const std::function<void()>& work) {
   for (int p = 0; p < 2; ++p) known_[p] = pools_[p]->allocations();
   touched_.clear();
   last_ = "the start";
-  const auto leave = [this] {
-    protect_all(PROT_READ | PROT_WRITE);
-    open_.clear();
-    sigaction(SIGSEGV, &previous_, nullptr);
-    guarded = nullptr;
-  };
-  try {
-    recorder_.begin(inside(), /*strict=*/false);
-    protect_all(PROT_NONE);
-    work();
-  } catch (...) {
-    leave();
-    recorder_.abandon();
-    throw;
-  }
+  protect_all(PROT_NONE);
+}
+
+Tape GuardedArena::end() {
   leave();
   return recorder_.end();
+}
+
+void GuardedArena::abandon() noexcept {
+  leave();
+  recorder_.abandon();
+}
+
+Tape GuardedArena::record(const std::function<void()>& work) {
+  begin();
+  try {
+    work();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+  return end();
+}
+
+void GuardedArena::leave() noexcept {
+  protect_all(PROT_READ | PROT_WRITE);
+  open_.clear();
+  sigaction(SIGSEGV, &previous_, nullptr);
+  guarded = nullptr;
 }
 
 void GuardedArena::before(const TapeOperation&) {

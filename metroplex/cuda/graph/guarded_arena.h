@@ -36,9 +36,12 @@ class GuardedArena final : private OperationWatch {
   // What is recorded allocates here.
   const std::shared_ptr<TapePool>& inside() const { return pools_[1]; }
 
-  // Runs and records `work`, not strictly, with both closed to all but operations. An access beside them goes through
-  // and is remembered. What the host writes into memory that no operation has touched is no such access: libtorch
-  // makes its constants so.
+  // Between the two it is recorded, not strictly, and both are closed to all but operations. An access beside them
+  // goes through and is remembered. What the host writes into memory that no operation has touched is no such access:
+  // libtorch makes its constants so.
+  void begin();
+  Tape end();
+  void abandon() noexcept;  // instead of end(), after an exception
   Tape record(const std::function<void()>& work);
 
   // host_access each, at the operation that was the last one before it; the text has the callers' names, as far as
@@ -63,6 +66,7 @@ class GuardedArena final : private OperationWatch {
   bool opened(const MemoryFault& fault);  // whether it was ours
   void allow(const Pages& pages);
   void close_again();
+  void leave() noexcept;
   void protect_all(int protection);
 
   TapeRecorder& recorder_;
