@@ -2,8 +2,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-
 #include <fstream>
 #include <iostream>
 
@@ -13,6 +13,8 @@
 #include "apps/parse.h"
 #include "base/error.h"
 #include "plan/draw.h"
+#include "plan/draw_graphs.h"
+#include "plan/layout.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 
@@ -27,6 +29,12 @@ struct Options {
   std::string svg;
   int columns = 0;
   bool json = false, no_color = false, table = false;
+  // With --graphs: what is captured, and the shape of a layer's input.
+  bool graphs = false;
+  int64_t layers = 0, seq_length = 4096, micro_batch_size = 1, hidden_size = 4096, bytes_per_element = 2;
+  std::string layout;
+
+  int64_t layer_bytes() const { return seq_length * micro_batch_size * hidden_size * bytes_per_element; }
 };
 
 // COLUMNS, or what the terminal on stdout says of itself; 0: there is none.
@@ -66,10 +74,95 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--columns", options.columns,
                  "columns of the picture's bars; left out, as many as the terminal has room for, else 160")
       ->check(CLI::Range(20, 100000));
+  const std::string graphs = "Captured graphs";
+  app.add_flag("--graphs", options.graphs,
+               "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank")
+      ->group(graphs);
+  const auto size = [&](const char* name, int64_t& value, int64_t most, const char* help) {
+    app.add_option(name, value, help)->check(CLI::Range(int64_t{1}, most))->capture_default_str()->group(graphs);
+  };
+  app.add_option("--layers", options.layers, "layers of the model, all captured; 0: one a chunk")
+      ->check(CLI::Range(0, 100000))
+      ->group(graphs);
+  app.add_option("--layout", options.layout, "layers of every stage, as parallel.pipeline_model_parallel_layout")
+      ->group(graphs);
+  size("--seq-length", options.seq_length, 1 << 24, "tokens of a sample, on one rank");
+  size("--micro-batch-size", options.micro_batch_size, 1 << 20, "samples of a microbatch");
+  size("--hidden-size", options.hidden_size, 1 << 20, "width of the layers' inputs");
+  size("--bytes-per-element", options.bytes_per_element, 8, "of their format");
   app.footer("Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg");
 }
 
-nlohmann::json to_json(const plan::PipelineTable& table, const plan::Timeline& timeline) {
+struct Graphs {
+  std::vector<plan::GraphPlan> plans;  // one a rank
+  std::vector<plan::GraphNumbers> numbers;
+};
+
+// [rank][chunk]
+std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, const Options& options) {
+  const auto stages = static_cast<size_t>(table.num_model_stages());
+  std::vector<int> of_stage(stages, 0);
+  if (options.layout.empty()) {
+    const auto chunks = static_cast<int>(stages);
+    const int layers = options.layers == 0 ? chunks : static_cast<int>(options.layers);
+    MPX_CHECK(layers % chunks == 0, "plan", "--layers ", layers, " do not divide over --pp ", table.num_stages,
+              " x --vpp ", table.num_chunks, "; choose a multiple of ", chunks,
+              ", or say those of each stage with --layout");
+    of_stage.assign(stages, layers / chunks);
+  } else {
+    MPX_CHECK(options.layers == 0, "plan", "--layers ", options.layers,
+              " excludes --layout, which says them; keep one");
+    const plan::PipelineLayout layout = plan::parse_layout(options.layout, table.num_stages);
+    MPX_CHECK(layout.stages.size() == stages, "plan", "--layout ", options.layout, " has ", layout.num_chunks(),
+              " chunks a rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
+    for (size_t stage = 0; stage < stages; ++stage) {
+      const auto& kinds = layout.stages[stage];
+      of_stage[stage] = static_cast<int>(std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder));
+    }
+  }
+  std::vector<std::vector<int>> layers(static_cast<size_t>(table.num_stages));
+  for (size_t stage = 0; stage < stages; ++stage)
+    layers[static_cast<size_t>(table.rank_of_stage(static_cast<int>(stage)))].push_back(of_stage[stage]);
+  return layers;
+}
+
+Graphs plan_all(const plan::PipelineTable& table, const Options& options) {
+  const auto layers = captured_layers(table, options);
+  Graphs graphs;
+  for (int rank = 0; rank < table.num_stages; ++rank) {
+    const auto captured = plan::alike_layers(layers[static_cast<size_t>(rank)]);
+    graphs.plans.push_back(plan::plan_graphs(table, rank, captured));
+    plan::verify_graphs(graphs.plans.back(), table, rank);
+    graphs.numbers.push_back(plan::graph_numbers(graphs.plans.back(), table, rank, captured, options.layer_bytes()));
+  }
+  return graphs;
+}
+
+nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& numbers) {
+  nlohmann::json captures = nlohmann::json::array();
+  for (const plan::GraphCapture& capture : plan.captures) {
+    captures.push_back({{"kind", plan::action_name(capture.kind)},
+                        {"chunk", capture.chunk},
+                        {"layer", capture.layer},
+                        {"set", capture.set},
+                        {"microbatch", capture.microbatch}});
+  }
+  return {{"layers_of_chunk", plan.layers_of_chunk},
+          {"sets_of_chunk", plan.sets_of_chunk},
+          {"set_of_microbatch", plan.set_of},
+          {"graphs", numbers.graphs},
+          {"megatron_graphs", numbers.megatron_graphs},
+          {"bound", numbers.bound},
+          {"megatron_sets", numbers.megatron_sets},
+          {"megatron_sets_in_turns", numbers.megatron_sets_in_turns},
+          {"input_bytes", numbers.bytes.inputs},
+          {"result_bytes", numbers.bytes.results},
+          {"gradient_bytes", numbers.bytes.gradients},
+          {"megatron_input_bytes", numbers.megatron_inputs},
+          {"captures", captures}};
+}
+
+nlohmann::json to_json(const plan::PipelineTable& table, const plan::Timeline& timeline, const Graphs* graphs) {
   nlohmann::json ranks = nlohmann::json::array();
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     nlohmann::json actions = nlohmann::json::array();
@@ -87,6 +180,7 @@ nlohmann::json to_json(const plan::PipelineTable& table, const plan::Timeline& t
                      {"bubble_share", timeline.bubble_share[rank]},
                      {"live_activations", timeline.peak_live_activations[rank]},
                      {"actions", actions}});
+    if (graphs != nullptr) ranks.back()["graphs"] = to_json(graphs->plans[rank], graphs->numbers[rank]);
   }
   return {{"schedule", table.name},
           {"pp", table.num_stages},
@@ -136,9 +230,10 @@ int run_schedule(const std::vector<std::string>& arguments) {
   const auto table = plan::build_schedule(options.schedule, options.request);
   plan::verify(table);
   const auto timeline = plan::replay(table, options.costs);
+  const Graphs graphs = options.graphs ? plan_all(table, options) : Graphs{};
   if (!options.svg.empty()) write_svg(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {
-    std::cout << to_json(table, timeline).dump(2) << "\n";
+    std::cout << to_json(table, timeline, options.graphs ? &graphs : nullptr).dump(2) << "\n";
     return 0;
   }
   if (options.table) {
@@ -154,6 +249,9 @@ int run_schedule(const std::vector<std::string>& arguments) {
   std::cout << plan::draw_text(table, timeline, options.draw);
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
             << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
+  if (options.graphs) {
+    std::cout << "\n" << plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw);
+  }
   return 0;
 }
 

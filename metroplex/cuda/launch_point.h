@@ -55,6 +55,8 @@ class Recorder {
   virtual at::Tensor held(const at::Tensor& x) { return x; }
   // Is told of a group that this rank speaks on and whose calls it will be told of: its global ranks, two or more.
   virtual void joins(const std::string& /*group*/, const std::vector<int>& /*ranks*/) {}
+  // Runs `host`, and again at this place of every replay.
+  virtual void mark(std::function<void()> host) { host(); }
   // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
   virtual void issued(const Operation& /*product*/) {}
 };

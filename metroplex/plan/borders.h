@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -53,7 +54,7 @@ class Borders {
     if (action.kind == ActionKind::send_forward) {
       outputs_in_flight_[key] = flight;
     } else if (action.kind == ActionKind::send_backward) {
-      leave(flight, std::move(input_gradients_[key]));
+      leave(flight, std::move(input_gradients_[key]), {});
       input_gradients_.erase(key);
     } else {
       (action.kind == ActionKind::recv_forward ? inputs_in_flight_ : gradients_in_flight_)[key] = flight;
@@ -61,13 +62,17 @@ class Borders {
   }
   // For a compute action, which waits for its call.
   Content take_input(BorderKey key) { return take(inputs_, inputs_in_flight_, key); }
-  Content take_gradient(BorderKey key) { return take(gradients_, gradients_in_flight_, key); }
+  Content take_gradient(BorderKey key) {
+    Content gradient = take(gradients_, gradients_in_flight_, key);
+    arrived(key);
+    return gradient;
+  }
   // The action `free`: the output has been sent, or is not sent at all.
   void release(BorderKey key) {
     const auto output = outputs_.find(key);
     const auto flight = outputs_in_flight_.find(key);
     if (output != outputs_.end() && flight != outputs_in_flight_.end())
-      leave(std::move(flight->second), std::move(output->second));
+      leave(std::move(flight->second), std::move(output->second), key);
     if (output != outputs_.end()) outputs_.erase(output);
     if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
   }
@@ -82,7 +87,7 @@ class Borders {
     for (const auto* contents : {&inputs_, &outputs_, &gradients_, &input_gradients_}) {
       for (const auto& [key, content] : *contents) visit(content);
     }
-    for (const auto& [flight, content] : leaving_) visit(content);
+    for (const Leaving& leaving : leaving_) visit(leaving.content);
   }
 
  private:
@@ -100,22 +105,34 @@ class Borders {
     from.erase(found);
     return content;
   }
-  void leave(Flight flight, Content content) {
-    leaving_.emplace_back(std::move(flight), std::move(content));
+  void leave(Flight flight, Content content, std::optional<BorderKey> output) {
+    leaving_.push_back({std::move(flight), std::move(content), output});
     drop_sent(kMostLeaving);
   }
+  // The output's gradient is here, so the output is there: waiting for its send takes no time.
+  void arrived(BorderKey output) {
+    for (const Leaving& leaving : leaving_) {
+      if (leaving.output == output) leaving.flight->wait();
+    }
+    drop_sent(leaving_.size());
+  }
   void drop_sent(size_t most_left) {
-    const auto drop_done = [this] { std::erase_if(leaving_, [](const auto& sent) { return sent.first->done; }); };
+    const auto drop_done = [this] { std::erase_if(leaving_, [](const auto& sent) { return sent.flight->done; }); };
     drop_done();
     while (leaving_.size() > most_left) {
-      leaving_.front().first->wait();
+      leaving_.front().flight->wait();
       drop_done();
     }
   }
 
   std::map<BorderKey, Content> inputs_, outputs_, gradients_, input_gradients_;
   std::map<BorderKey, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
-  std::vector<std::pair<Flight, Content>> leaving_;  // in the order in which they were given up
+  struct Leaving {
+    Flight flight;
+    Content content;
+    std::optional<BorderKey> output;  // whose forward's; none: an input's gradient
+  };
+  std::vector<Leaving> leaving_;  // in the order in which they were given up
 };
 
 }  // namespace metroplex::plan

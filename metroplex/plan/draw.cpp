@@ -35,9 +35,8 @@ double shortest(const Timeline& timeline) {
   return result;
 }
 
-double columns_per_time(const PipelineTable& table, const Timeline& timeline, int max_columns) {
+double columns_per_time(const Timeline& timeline, size_t label, int max_columns) {
   if (timeline.length <= 0) return 0;
-  const size_t label = std::to_string(table.num_microbatches - 1).size() + (table.num_chunks > 1 ? 1 : 0);
   // Whole columns for the shortest box, so that equal boxes look equal; fractions only where it has less than one.
   const double least = shortest(timeline), room = max_columns * least / timeline.length;
   const double columns = std::min(static_cast<double>(label + 1), room);
@@ -52,9 +51,9 @@ int ansi_color(const PipelineTable& table, const Action& action) {
   return action.kind == ActionKind::backward ? kBackward[index] : 180;
 }
 
-std::string text_box(const PipelineTable& table, const Action& action, size_t width, const DrawOptions& options) {
+std::string text_box(const PipelineTable& table, const Action& action, std::string label, size_t width,
+                     const DrawOptions& options) {
   if (width == 0) return "";
-  std::string label = box_label(table, action);
   if (label.size() > width) label.clear();
   const char fill = options.color                         ? ' '
                     : action.kind == ActionKind::forward  ? '.'
@@ -65,16 +64,18 @@ std::string text_box(const PipelineTable& table, const Action& action, size_t wi
   return "\033[30;48;5;" + std::to_string(ansi_color(table, action)) + "m" + box + "\033[0m";
 }
 
-std::string text_row(const PipelineTable& table, const std::vector<TimedAction>& actions, double scale,
-                     const DrawOptions& options) {
+std::string text_row(const PipelineTable& table, const Timeline& timeline, size_t rank, double scale,
+                     const DrawOptions& options, const DrawLabels& labels) {
   std::string row;
   long column = 0;
-  for (const TimedAction& timed : actions) {
+  for (const TimedAction& timed : timeline.ranks[rank]) {
     if (!is_compute(timed.action.kind)) continue;
     const long begin = std::lround(timed.start * scale), end = std::lround(timed.end * scale);
     if (begin > column) row += std::string(static_cast<size_t>(begin - column), ' ');
     column = std::max(column, begin);
-    if (end > column) row += text_box(table, timed.action, static_cast<size_t>(end - column), options);
+    if (end > column)
+      row +=
+          text_box(table, timed.action, labels.box(rank, timed.action), static_cast<size_t>(end - column), options);
     column = std::max(column, end);
   }
   return row;
@@ -131,30 +132,41 @@ std::string title(const PipelineTable& table) {
 
 }  // namespace
 
-std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
+std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options,
+                      const DrawLabels& labels) {
   const size_t digits = std::to_string(table.num_stages - 1).size();
   std::vector<std::string> before, after;  // the bars of each rank
   size_t beside = 0;
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     before.push_back("rank " + padded(std::to_string(rank), digits) + " |");
-    after.push_back("| bubble " + padded(format("%.1f", 100 * timeline.bubble_share[rank]), 4) + " %");
-    if (!table.forward_only) after.back() += ", live " + std::to_string(timeline.peak_live_activations[rank]);
+    after.push_back("| " + labels.row_end(rank));
     beside = std::max(beside, before.back().size() + after.back().size());
   }
   int columns = options.max_columns;
   if (options.line_columns > 0)
     columns = std::min(columns, std::max(10, options.line_columns - static_cast<int>(beside)));
-  const double scale = columns_per_time(table, timeline, columns);
+  const double scale = columns_per_time(timeline, labels.widest, columns);
   size_t width = 0;
   for (const auto& actions : timeline.ranks) width = std::max(width, row_width(actions, scale));
-  std::string text = title(table) + "\n";
+  std::string text;
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
-    text += before[rank] + text_row(table, timeline.ranks[rank], scale, options) +
+    text += before[rank] + text_row(table, timeline, rank, scale, options, labels) +
             std::string(width - row_width(timeline.ranks[rank], scale), ' ') + after[rank] + "\n";
   }
-  text += "a box: microbatch";
-  if (table.num_chunks > 1) text += " and chunk (a, b, ...)";
+  text += labels.legend;
   return text + (options.color ? "; blue forward, green backward\n" : "; '.' forward, '=' backward\n");
+}
+
+std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options) {
+  DrawLabels labels;
+  labels.box = [&](size_t, const Action& action) { return box_label(table, action); };
+  labels.row_end = [&](size_t rank) {
+    const std::string bubble = "bubble " + padded(format("%.1f", 100 * timeline.bubble_share[rank]), 4) + " %";
+    return table.forward_only ? bubble : bubble + ", live " + std::to_string(timeline.peak_live_activations[rank]);
+  };
+  labels.widest = std::to_string(table.num_microbatches - 1).size() + (table.num_chunks > 1 ? 1 : 0);
+  labels.legend = table.num_chunks > 1 ? "a box: microbatch and chunk (a, b, ...)" : "a box: microbatch";
+  return title(table) + "\n" + draw_text(table, timeline, options, labels);
 }
 
 std::string draw_svg(const PipelineTable& table, const Timeline& timeline) {

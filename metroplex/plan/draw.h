@@ -2,6 +2,7 @@
 // one box a forward, backward or weight action with its microbatch in it; chunks differ by letter and shade.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "plan/timeline.h"
@@ -14,8 +15,19 @@ struct DrawOptions {
   int line_columns = 0;   // of a row with what stands beside the bars, which keep at least 10; 0: no limit
 };
 
+// What boxes and the ends of rows say instead of microbatches and bubbles.
+struct DrawLabels {
+  std::function<std::string(size_t rank, const Action& action)> box;
+  std::function<std::string(size_t rank)> row_end;
+  size_t widest = 1;   // letters of a box
+  std::string legend;  // "a box: ..."
+};
+
 // Ends with a newline. Rows, then the bubble and the live activations of each rank, then a legend.
 std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options);
+// Rows and legend alone, with labels of one's own.
+std::string draw_text(const PipelineTable& table, const Timeline& timeline, const DrawOptions& options,
+                      const DrawLabels& labels);
 
 // A whole SVG document, about 1,000 units wide.
 std::string draw_svg(const PipelineTable& table, const Timeline& timeline);

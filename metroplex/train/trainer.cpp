@@ -249,8 +249,9 @@ StepOutcome Job::step_once(BatchStream& batches) {
     memory_ = std::make_unique<MemoryReport>(*a_, *meter_);
     memory_->begin_step();
   }
-  const StepOutcome outcome = train_step(
-      *a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_});
+  const bool looked_at = memory_ != nullptr;
+  const StepOutcome outcome = train_step(*a_, {micro, position_.iteration + 1, position_.scheduled_samples,
+                                               asked || out_of_time, {}, &timers_, looked_at});
   if (memory_) report_memory(micro.size());
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;

@@ -64,5 +64,25 @@ TEST(Borders, WhatWentWithTheSameCallIsGoneWithIt) {
   EXPECT_EQ(book.count(), 0u);
 }
 
+// The gradient of an output cannot come before the output has: its send is waited for, and holds nothing any more.
+TEST(Borders, AnOutputWhoseGradientHasComeHasBeenSent) {
+  Book book;
+  std::vector<std::shared_ptr<Call>> sends;
+  for (int m = 0; m < 2; ++m) {
+    book.make_output({m, 0}, "output");
+    sends.push_back(std::make_shared<Call>());
+    book.issued({ActionKind::send_forward, m, 0, 1, -1}, sends.back());
+    book.release({m, 0});
+  }
+  const Action receive{ActionKind::recv_backward, 1, 0, 1, -1};
+  book.slot(receive) = "gradient";
+  book.issued(receive, std::make_shared<Call>());
+  EXPECT_EQ(book.count(), 3u);
+  EXPECT_EQ(book.take_gradient({1, 0}), "gradient");
+  EXPECT_TRUE(sends[1]->done);
+  EXPECT_FALSE(sends[0]->done);
+  EXPECT_EQ(book.count(), 1u);
+}
+
 }  // namespace
 }  // namespace metroplex::test

@@ -6,21 +6,13 @@
 #include <functional>
 
 #include "base/error.h"
+#include "plan/graph_order.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 #include "support/megatron_captures.h"
 
 namespace metroplex::plan {
 namespace {
-
-std::vector<int> order_of(const PipelineTable& table, int rank) {
-  std::vector<int> order;
-  for (const Action& action : table.ranks[static_cast<size_t>(rank)]) {
-    if (action.kind == ActionKind::forward) order.push_back(action.chunk + 1);
-    if (action.kind == ActionKind::backward) order.push_back(-action.chunk - 1);
-  }
-  return order;
-}
 
 // Microbatches of each chunk's forwards and backwards must come first in, first out.
 bool is_fifo(const PipelineTable& table, int rank) {
@@ -170,28 +162,6 @@ TEST(Interleaved, PutsTheNeighboursTransfersOfASlotIntoOneBatch) {
     i = end;
   }
   EXPECT_GE(fours, 7) << "send and receive, forward and backward, travel together in the steady state";
-}
-
-TEST(GraphBuffers, RefuseAnOrderWithABackwardBeforeItsForward) {
-  EXPECT_ANY_THROW(graph_buffers({1, -2, 2, -1}, 2, 1, 1));
-}
-
-TEST(GraphBuffers, AreNeverSharedByTwoForwardsInFlight) {
-  for (const int chunks : {1, 2, 3}) {
-    const auto order = table_to_order((chunks - 1) * 4 + 1, chunks, schedule_table(8, chunks, 4));
-    const auto buffers = graph_buffers(order, chunks, 8, 1);
-    EXPECT_EQ(buffers.num_sets, peak_in_flight(order));
-    std::vector<int> owner(static_cast<size_t>(buffers.num_sets), -1), forwards(static_cast<size_t>(chunks), 0);
-    std::vector<int> backwards(forwards);
-    for (const int entry : order) {
-      const int chunk = std::abs(entry) - 1;
-      auto& next = (entry > 0 ? forwards : backwards)[static_cast<size_t>(chunk)];
-      const int forward = chunk * 8 + next++;
-      int& holder = owner[static_cast<size_t>(buffers.slot_of_forward[static_cast<size_t>(forward)])];
-      EXPECT_EQ(holder, entry > 0 ? -1 : forward);
-      holder = entry > 0 ? forward : -1;
-    }
-  }
 }
 
 }  // namespace

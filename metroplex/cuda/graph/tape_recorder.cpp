@@ -63,6 +63,11 @@ void TapeRecorder::abandon() noexcept { recording_.reset(); }
 
 at::Tensor TapeRecorder::held(const at::Tensor& x) { return recording_ && x.defined() ? weak_alias(x) : x; }
 
+void TapeRecorder::mark(std::function<void()> host) {
+  host();
+  if (recording_) add({"mark", {}, place_, {}, {}, {}, nullptr, {}, std::move(host)});
+}
+
 void TapeRecorder::add(TapeOperation operation) {
   Recording& recording = *recording_;
   for (const at::Tensor& x : operation.writes) recording.written.insert(recording.allocation(x));

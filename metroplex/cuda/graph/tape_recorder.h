@@ -44,6 +44,7 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
   void run(Operation operation) override;
   void joins(const std::string& group, const std::vector<int>& ranks) override { groups_[group] = ranks; }
   at::Tensor held(const at::Tensor& x) override;
+  void mark(std::function<void()> host) override;
 
  private:
   struct Recording;

@@ -1,0 +1,126 @@
+// graph_step [rounds]: the host's time for a training step as it is against the replay of its graph
+// (train.cuda_graph_impl: full_iteration), in turns, over sizes of models; what a capture takes, and the memory of
+// graph, static inputs and pool. One rank, one thread and two.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "train/step.h"
+#include "train/step_graphs.h"
+
+namespace {
+
+using namespace metroplex;
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Size {
+  const char* name;
+  int64_t layers, hidden, heads, vocab, sequence, microbatches;
+  int rounds;
+};
+
+config::Config gpt(const Size& size, bool half, bool graph) {
+  config::Config c;
+  if (half) c.precision.params_dtype = "bf16";
+  c.model.num_layers = size.layers;
+  c.model.hidden_size = size.hidden;
+  c.model.num_attention_heads = size.heads;
+  c.model.vocab_size = size.vocab;
+  c.model.max_position_embeddings = size.sequence;
+  c.train.seq_length = size.sequence;
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = size.microbatches;
+  c.train.train_iters = 1000;
+  c.optim.lr = 1e-4;
+  c.optim.lr_decay_style = "constant";
+  c.data.mock_data = true;
+  if (graph) c.train.cuda_graph_impl = config::CudaGraphImpl::full_iteration;
+  c.train.cuda_graph_warmup_steps = 1;
+  config::check(c, 1);
+  return config::resolved(c, 1);
+}
+
+std::vector<nn::Microbatch> random_batches(const Size& size) {
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < size.microbatches; ++m) {
+    nn::Microbatch batch;
+    batch.tokens = at::randint(0, size.vocab, {1, size.sequence}, at::kLong);
+    batch.labels = at::randint(0, size.vocab, {1, size.sequence}, at::kLong);
+    batch.position_ids = at::arange(size.sequence, at::kLong).unsqueeze(0).contiguous();
+    batch.loss_mask = at::ones({1, size.sequence});
+    batch.mask_sum = static_cast<double>(size.sequence);
+    nn::set_counters(batch, 1, at::full({1}, m, at::kLong));
+    batches.push_back(std::move(batch));
+  }
+  return batches;
+}
+
+void compare(const Size& size, bool half, int threads, double rounds) {
+  comm::ThreadsOptions options;
+  options.threads_per_rank = threads;
+  const config::Config plain = gpt(size, half, false), captured = gpt(size, half, true);
+  comm::run_threads(1, topology::RankGrid(1, plain.parallel), options, [&](const comm::World& world) {
+    auto eager = train::assemble(plain, world, plain.model.vocab_size);
+    auto graph = train::assemble(captured, world, captured.model.vocab_size);
+    const auto batches = random_batches(size);
+    const auto step = [&](train::Assembly& a, int64_t number) {
+      const auto start = Clock::now();
+      train::train_step(a, {batches, number + 1, number * size.microbatches, false, {}});
+      return seconds(start);
+    };
+    for (int64_t i = 0; i < 2; ++i) step(*eager, i);
+    step(*graph, 0);
+    const double capture = step(*graph, 1);
+    std::vector<double> eager_times, graph_times, shares;
+    const int64_t count = std::max<int64_t>(3, static_cast<int64_t>(size.rounds * rounds));
+    for (int64_t i = 2; i < count + 2; ++i) {
+      eager_times.push_back(step(*eager, i));
+      graph_times.push_back(step(*graph, i));
+      shares.push_back(graph_times.back() / eager_times.back());
+    }
+    const train::StepGraphs::Sizes sizes = graph->graphs->sizes();
+    std::printf(
+        "%-6s %s %d thread(s): eager %9.3f ms, replay %9.3f ms, ratio of medians %.3f, median of ratios %.3f; capture "
+        "%8.2f ms; %ld operations, graph %.2f MB, static inputs %.3f MB, pool %.1f MB at most, %.1f MB taken\n",
+        size.name, half ? "bf16" : "fp32", threads, median(eager_times) * 1e3, median(graph_times) * 1e3,
+        median(graph_times) / median(eager_times), median(shares), capture * 1e3,
+        static_cast<long>(sizes.training.nodes), static_cast<double>(sizes.training.bytes) / 1e6,
+        static_cast<double>(sizes.static_inputs) / 1e6, static_cast<double>(sizes.pool.peak) / 1e6,
+        static_cast<double>(sizes.pool.reserved) / 1e6);
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
+  mallopt(M_TRIM_THRESHOLD, -1);
+  const double rounds = argc > 1 ? std::atof(argv[1]) : 1;
+  const std::vector<Size> sizes{{"tiny", 2, 32, 4, 128, 16, 1, 400},   {"tiny8", 2, 32, 4, 128, 16, 8, 100},
+                                {"small", 4, 128, 4, 1024, 64, 1, 100}, {"medium", 6, 256, 8, 8192, 128, 1, 40},
+                                {"124M", 12, 768, 12, 50304, 256, 1, 5}};
+  for (const bool half : {false, true}) {
+    for (const Size& size : sizes) {
+      for (const int threads : {1, 2}) compare(size, half, threads, rounds);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,95 @@
+#include "plan/draw_graphs.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/bytes_text.h"
+#include "base/error.h"
+
+namespace metroplex::plan {
+
+namespace {
+
+int passes_of(const PipelineTable& table, int pp_rank) {
+  const auto& actions = table.ranks[static_cast<size_t>(pp_rank)];
+  const bool splits = std::any_of(actions.begin(), actions.end(),
+                                  [](const Action& action) { return action.kind == ActionKind::weight; });
+  return table.forward_only ? 1 : splits ? 3 : 2;
+}
+
+std::string sets_text(const std::vector<int>& sets) {
+  std::string text;
+  for (const int count : sets) text += (text.empty() ? "" : "+") + std::to_string(count);
+  return text;
+}
+
+// Right-aligned columns under their names.
+std::string columns(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows[0].size(), 0);
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i)
+      text += std::string(widths[i] - row[i].size() + (i == 0 ? 0 : 2), ' ') + row[i];
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
+                           int64_t layer_bytes) {
+  GraphNumbers numbers;
+  numbers.layers = std::accumulate(plan.layers_of_chunk.begin(), plan.layers_of_chunk.end(), 0);
+  numbers.sets_of_chunk = plan.sets_of_chunk;
+  numbers.graphs = plan.num_graphs();
+  const int64_t each = static_cast<int64_t>(passes_of(table, pp_rank)) * numbers.layers;
+  // Megatron captures the one microbatch of a rank without pipeline once, and all of them otherwise.
+  numbers.megatron_graphs = each * (table.num_stages == 1 ? 1 : table.num_microbatches);
+  numbers.bound = each * table.num_stages;
+  const std::vector<int> order = order_of(table, pp_rank);
+  numbers.megatron_sets = megatron_sets(order, layers, table.num_microbatches).num_sets;
+  const LayerOrder in_turns = overlap_layer_order(order, plan.layers_of_chunk, false);
+  numbers.megatron_sets_in_turns = megatron_sets(in_turns, layers, table.num_microbatches).num_sets;
+  numbers.bytes = graph_bytes(plan, layers, layer_bytes);
+  numbers.megatron_inputs = numbers.megatron_sets * layer_bytes;
+  return numbers;
+}
+
+std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, const std::vector<GraphPlan>& plans,
+                        const std::vector<GraphNumbers>& numbers, const DrawOptions& options) {
+  MPX_ASSERT(plans.size() == table.ranks.size() && numbers.size() == plans.size(), "one plan a rank");
+  const bool chunks = table.num_chunks > 1;
+  DrawLabels labels;
+  labels.box = [&](size_t rank, const Action& action) {
+    const int set = plans[rank].set_of[static_cast<size_t>(action.chunk)][static_cast<size_t>(action.microbatch)];
+    return std::to_string(set) + (chunks ? std::string(1, static_cast<char>('a' + action.chunk % 26)) : "");
+  };
+  labels.row_end = [&](size_t rank) { return "sets " + sets_text(plans[rank].sets_of_chunk); };
+  labels.legend = chunks ? "a box: live set and chunk (a, b, ...)" : "a box: live set";
+  for (const GraphPlan& plan : plans) {
+    for (const int sets : plan.sets_of_chunk)
+      labels.widest = std::max(labels.widest, std::to_string(sets - 1).size() + (chunks ? 1 : 0));
+  }
+  const int passes = passes_of(table, 0);
+  std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "sets", "graphs", "Megatron's", "bound",
+                                              "inputs", "results", "gradients", "Megatron's inputs"}};
+  const auto bytes = [](int64_t count) { return base::bytes_text(static_cast<double>(count)); };
+  for (size_t rank = 0; rank < numbers.size(); ++rank) {
+    const GraphNumbers& n = numbers[rank];
+    rows.push_back({std::to_string(rank), std::to_string(n.layers),
+                    std::to_string(timeline.peak_live_activations[rank]), sets_text(n.sets_of_chunk),
+                    std::to_string(n.graphs), std::to_string(n.megatron_graphs), std::to_string(n.bound),
+                    bytes(n.bytes.inputs), bytes(n.bytes.results), bytes(n.bytes.gradients),
+                    bytes(n.megatron_inputs)});
+  }
+  const std::string times = std::to_string(passes) + " x layers x ";
+  return draw_text(table, timeline, options, labels) + columns(rows) + "graphs: " + times +
+         "sets; Megatron's: " + times + (table.num_stages == 1 ? "1, without a pipeline" : "microbatches") +
+         "; bound: " + times + "pp; live: forwards that wait for their backward at a time\n";
+}
+
+}  // namespace metroplex::plan

@@ -1,0 +1,228 @@
+// Who reads the buffers of a live set until when, and the proof that a plan of sets heeds it (graph_plan.h).
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "base/error.h"
+#include "plan/borders.h"
+#include "plan/graph_plan.h"
+#include "plan/rendezvous.h"
+
+namespace metroplex::plan {
+
+int64_t SetReads::until() const { return std::max({input.until, output.until, input_gradient.until}); }
+
+namespace {
+
+struct P2pCall {
+  bool done = false;
+  void wait() { done = true; }
+};
+
+// What lies in a border tensor's memory: a buffer of a set, or (chunk -1) what a peer has sent.
+struct Piece {
+  int chunk = -1, microbatch = -1;
+  bool gradient = false;
+  auto operator<=>(const Piece&) const = default;
+};
+
+std::string name_of(size_t index, const Action& action) {
+  return base::concat("action ", index, ", ", action_name(action.kind), " of microbatch ", action.microbatch,
+                      " chunk ", action.chunk);
+}
+
+// The executor's walk over border tensors, with the buffers that they are.
+class Walk {
+ public:
+  Walk(const PipelineTable& table, int pp_rank, bool sends)
+      : table_(table),
+        rank_(pp_rank),
+        sends_(sends),
+        reads_(static_cast<size_t>(table.num_chunks),
+               std::vector<SetReads>(static_cast<size_t>(table.num_microbatches))) {}
+
+  std::vector<std::vector<SetReads>> run() {
+    const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
+    for (size_t i = 0; i < actions.size();) {
+      at_ = i;
+      name_ = name_of(i, actions[i]);
+      const size_t end = is_p2p(actions[i].kind) ? call_end(actions, i) : i + 1;
+      if (is_p2p(actions[i].kind)) {
+        exchange(&actions[i], &actions[i] + (end - i));
+      } else if (is_compute(actions[i].kind)) {
+        compute(actions[i]);
+      } else {
+        borders_.release({actions[i].microbatch, actions[i].chunk});
+      }
+      settle();
+      i = end;
+    }
+    borders_.finish();
+    at_ = actions.size();
+    name_ = "the end of the step";
+    settle();
+    return std::move(reads_);
+  }
+
+ private:
+  SetReads& of(int microbatch, int chunk) {
+    return reads_.at(static_cast<size_t>(chunk)).at(static_cast<size_t>(microbatch));
+  }
+  int64_t waits() const { return 2 * static_cast<int64_t>(at_); }
+  int64_t computes() const { return waits() + 1; }
+
+  void compute(const Action& action) {
+    SetReads& own = of(action.microbatch, action.chunk);
+    if (action.kind == ActionKind::forward) {
+      own.written = computes();
+    } else {
+      own.input = {computes(), base::concat("its ", action_name(action.kind), " in ", name_)};
+    }
+    if (action.kind != ActionKind::weight) cross(action);
+  }
+
+  // What a forward or backward takes from one border and leaves at the other.
+  void cross(const Action& action) {
+    const bool forward = action.kind == ActionKind::forward;
+    const bool first = table_.is_first_stage(rank_, action.chunk), last = table_.is_last_stage(rank_, action.chunk);
+    const BorderKey key{action.microbatch, action.chunk};
+    if (!(forward ? first : last)) take(forward ? borders_.take_input(key) : borders_.take_gradient(key));
+    if (forward ? last : first) return;
+    const Piece piece{action.chunk, action.microbatch, !forward};
+    const bool by_hand = table_.num_stages == 1;
+    if (by_hand && forward) borders_.hand_input({action.microbatch, action.chunk + 1}, piece);
+    if (by_hand && !forward) borders_.hand_gradient({action.microbatch, action.chunk - 1}, piece);
+    if (!by_hand && forward) borders_.make_output(key, piece);
+    if (!by_hand && !forward) borders_.make_input_gradient(key, piece);
+    if (by_hand || sends_) held_.push_back(piece);
+  }
+
+  // By this action's computation; what its wait has sent is free before it.
+  void take(const Piece& piece) {
+    if (const auto found = std::find(held_.begin(), held_.end(), piece); found != held_.end()) {
+      read(piece, computes(), "the neighbour chunk's " + name_);
+      held_.erase(found);
+    }
+    settle();
+  }
+
+  void exchange(const Action* begin, const Action* end) {
+    const auto flight = std::make_shared<P2pCall>();
+    for (const Action* a = begin; a != end; ++a) {
+      Piece& piece = borders_.slot(*a);
+      if (!is_send(a->kind)) piece = {};
+    }
+    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
+  }
+
+  // What the borders hold no longer has been sent.
+  void settle() {
+    std::vector<Piece> present;
+    borders_.for_each([&](const Piece& piece) { present.push_back(piece); });
+    std::erase_if(held_, [&](const Piece& piece) {
+      if (std::find(present.begin(), present.end(), piece) != present.end()) return false;
+      read(piece, waits(),
+           base::concat("its ", piece.gradient ? "send_backward" : "send_forward", ", waited for in ", name_));
+      return true;
+    });
+  }
+  void read(const Piece& piece, int64_t until, std::string what) {
+    SetReads& owner = of(piece.microbatch, piece.chunk);
+    (piece.gradient ? owner.input_gradient : owner.output) = {until, std::move(what)};
+  }
+
+  const PipelineTable& table_;
+  const int rank_;
+  const bool sends_;
+  std::vector<std::vector<SetReads>> reads_;
+  Borders<Piece, P2pCall> borders_;
+  std::vector<Piece> held_;
+  size_t at_ = 0;
+  std::string name_;
+};
+
+void check_shape(const GraphPlan& plan, const PipelineTable& table, const std::string& who) {
+  const auto chunks = static_cast<size_t>(table.num_chunks),
+             microbatches = static_cast<size_t>(table.num_microbatches);
+  MPX_CHECK(
+      plan.set_of.size() == chunks && plan.sets_of_chunk.size() == chunks && plan.layers_of_chunk.size() == chunks,
+      "plan", who, "the plan is for ", plan.set_of.size(), " chunks, the table for ", chunks,
+      "; plan the graphs of this table");
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    MPX_CHECK(plan.set_of[chunk].size() == microbatches, "plan", who, "chunk ", chunk, " has sets for ",
+              plan.set_of[chunk].size(), " microbatches of ", microbatches, "; plan the graphs of this table");
+    for (const int set : plan.set_of[chunk]) {
+      MPX_CHECK(set >= 0 && set < plan.sets_of_chunk[chunk], "plan", who, "set ", set, " of chunk ", chunk,
+                " is none of its ", plan.sets_of_chunk[chunk], "; plan more sets");
+    }
+  }
+}
+
+void check_writes(const GraphPlan& plan, const std::vector<SetReads>& reads, size_t chunk, const std::string& who) {
+  std::map<int64_t, size_t> forwards;
+  for (size_t microbatch = 0; microbatch < reads.size(); ++microbatch)
+    forwards[reads[microbatch].written] = microbatch;
+  std::map<int, size_t> holder;  // of each set so far
+  for (const auto& [written, microbatch] : forwards) {
+    const int set = plan.set_of[chunk][microbatch];
+    const auto before = holder.find(set);
+    if (before != holder.end()) {
+      const SetReads& old = reads[before->second];
+      const std::pair<const char*, const SetReads::Reader*> buffers[] = {
+          {"input", &old.input}, {"output", &old.output}, {"input gradient", &old.input_gradient}};
+      for (const auto& [name, reader] : buffers) {
+        MPX_CHECK(reader->until < written, "plan", who, "the ", name, " of set ", set, " of chunk ", chunk,
+                  " (microbatch ", before->second, ") is overwritten by the forward of microbatch ", microbatch,
+                  " (action ", written / 2, ") before its last read: ", reader->what, "; plan another set for it");
+      }
+    }
+    holder[set] = microbatch;
+  }
+}
+
+// Graphs of a set share a pool, so every pass replays them as they were captured: a pass in a row, forwards from the
+// first layer, the rest from the last.
+void check_captures(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const std::string& who) {
+  auto next = plan.captures.begin();
+  std::map<std::pair<int, int>, int> first_user;  // (chunk, set) -> microbatch
+  for (const Action& action : table.ranks[static_cast<size_t>(pp_rank)]) {
+    if (!is_compute(action.kind)) continue;
+    const auto chunk = static_cast<size_t>(action.chunk);
+    const int set = plan.set_of[chunk][static_cast<size_t>(action.microbatch)], count = plan.layers_of_chunk[chunk];
+    if (first_user.try_emplace({action.chunk, set}, action.microbatch).first->second != action.microbatch) continue;
+    for (int i = 0; i < count; ++i) {
+      const int layer = action.kind == ActionKind::forward ? i : count - 1 - i;
+      const GraphCapture expected{action.kind, action.chunk, layer, set, action.microbatch};
+      MPX_CHECK(next != plan.captures.end() && *next == expected, "plan", who, "the ", action_name(action.kind),
+                " of layer ", layer, " of chunk ", action.chunk, " for set ", set, " must be captured in microbatch ",
+                action.microbatch, ", as capture ", next - plan.captures.begin(), "; capture in the table's order");
+      ++next;
+    }
+  }
+  MPX_CHECK(next == plan.captures.end(), "plan", who, plan.captures.end() - next,
+            " captures belong to no set's first pass; leave them out");
+  for (int chunk = 0; chunk < table.num_chunks; ++chunk) {
+    for (int set = 0; set < plan.sets_of_chunk[static_cast<size_t>(chunk)]; ++set) {
+      MPX_CHECK(first_user.contains({chunk, set}), "plan", who, "no microbatch takes set ", set, " of chunk ", chunk,
+                "; leave it out");
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<SetReads>> set_reads(const PipelineTable& table, int pp_rank, bool sends) {
+  return Walk(table, pp_rank, sends).run();
+}
+
+void verify_graphs(const GraphPlan& plan, const PipelineTable& table, int pp_rank) {
+  const std::string who = base::concat("graphs of pipeline rank ", pp_rank, ": ");
+  check_shape(plan, table, who);
+  const auto reads = set_reads(table, pp_rank, true);
+  for (size_t chunk = 0; chunk < reads.size(); ++chunk) check_writes(plan, reads[chunk], chunk, who);
+  check_captures(plan, table, pp_rank, who);
+}
+
+}  // namespace metroplex::plan

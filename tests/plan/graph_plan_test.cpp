@@ -1,0 +1,432 @@
+// Live sets of captured graphs: over all schedules and sizes against an account of one's own of who reads what until
+// when, against Megatron's sets, and with every wrong choice of a set.
+#include "plan/graph_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "plan/draw_graphs.h"
+#include "plan/megatron_order.h"
+#include "plan/rendezvous.h"
+#include "plan/schedules/registry.h"
+#include "plan/verify.h"
+#include "support/megatron_captures.h"
+
+namespace metroplex::plan {
+namespace {
+
+using Key = std::pair<int, int>;  // (chunk, microbatch)
+
+// The rules of sets by themselves: a pass holds its set until its last compute action; an output until its send has
+// been waited for, at the latest when its gradient comes; an input's gradient until its send has; with one stage,
+// a gradient until the neighbour chunk's backward. The executor waits for the call of what it uses and keeps two
+// sends that it has not waited for.
+class Account {
+ public:
+  Account(const PipelineTable& table, int rank) : table_(table), actions_(table.ranks[static_cast<size_t>(rank)]) {
+    for (size_t i = 0; i < actions_.size();) {
+      const size_t end = is_p2p(actions_[i].kind) ? call_end(actions_, i) : i + 1;
+      for (size_t a = i; a < end; ++a) call_of_[{actions_[a].kind, actions_[a].chunk, actions_[a].microbatch}] = i;
+      for (size_t a = i; a < end; ++a) step(actions_[a], static_cast<long>(i));
+      i = end;
+    }
+    for (const Sent& sent : under_way_) hold(sent.key, 2 * static_cast<long>(actions_.size()));
+  }
+
+  std::map<Key, long> begin, end;  // 2 * action, + 1 while it computes
+
+ private:
+  struct Sent {
+    Key key;
+    size_t call;
+  };
+
+  void hold(Key key, long until) { end[key] = std::max(end[key], until); }
+  void step(const Action& a, long at) {
+    const Key key{a.chunk, a.microbatch};
+    if (is_compute(a.kind)) {
+      if (a.kind != ActionKind::weight) wait_for_needs(a, at);
+      if (a.kind == ActionKind::forward) begin[key] = 2 * at + 1;
+      hold(key, a.kind == ActionKind::forward ? -1 : 2 * at + 1);
+      const bool by_hand = table_.num_stages == 1 && a.kind != ActionKind::weight;
+      if (by_hand && a.kind == ActionKind::backward && a.chunk + 1 < table_.num_chunks)
+        hold({a.chunk + 1, a.microbatch}, 2 * at + 1);
+      if (by_hand && a.kind == ActionKind::forward && a.chunk > 0) hold({a.chunk - 1, a.microbatch}, 2 * at + 1);
+    } else if (a.kind == ActionKind::send_backward || a.kind == ActionKind::free) {
+      const ActionKind kind = a.kind == ActionKind::free ? ActionKind::send_forward : a.kind;
+      under_way_.push_back({key, call_of_.at({kind, a.chunk, a.microbatch})});
+      drop(at);
+      while (under_way_.size() > 2) {
+        done_.insert(under_way_.front().call);
+        drop(at);
+      }
+    }
+  }
+  void wait_for_needs(const Action& a, long at) {
+    const bool forward = a.kind == ActionKind::forward;
+    const auto received =
+        call_of_.find({forward ? ActionKind::recv_forward : ActionKind::recv_backward, a.chunk, a.microbatch});
+    if (received != call_of_.end()) done_.insert(received->second);
+    const auto sent = call_of_.find({ActionKind::send_forward, a.chunk, a.microbatch});
+    if (!forward && sent != call_of_.end()) done_.insert(sent->second);
+    drop(at);
+  }
+  void drop(long at) {
+    std::erase_if(under_way_, [&](const Sent& sent) {
+      if (!done_.contains(sent.call)) return false;
+      hold(sent.key, 2 * at);
+      return true;
+    });
+  }
+
+  const PipelineTable& table_;
+  const std::vector<Action>& actions_;
+  std::map<std::tuple<ActionKind, int, int>, size_t> call_of_;
+  std::set<size_t> done_;
+  std::deque<Sent> under_way_;
+};
+
+// visit(table) of every schedule that can be built of these sizes.
+template <class Visit>
+void for_all_tables(int most_stages, int most_chunks, int most_microbatches, const Visit& visit) {
+  for (int stages = 1; stages <= most_stages; ++stages) {
+    for (int chunks = 1; chunks <= most_chunks; ++chunks) {
+      for (int microbatches = 1; microbatches <= most_microbatches; ++microbatches) {
+        for (const bool forward_only : {false, true}) {
+          const auto build = [&](const char* name, int group = 0, bool overlap = false) {
+            visit(build_schedule(name, {stages, chunks, microbatches, group, forward_only, overlap}));
+          };
+          if (stages == 1) build("none");
+          if (chunks == 1) {
+            build("gpipe");
+            build("1f1b");
+          }
+          for (const int group : {stages, stages + 1, 2 * stages}) {
+            const MicrobatchShape shape{stages, chunks, true, microbatches, group};
+            if (stages == 1 || !interleaved_refusal(shape).empty()) continue;
+            build("interleaved", group, false);
+            build("interleaved", group, true);
+          }
+        }
+      }
+    }
+  }
+}
+
+GraphLayers one_layer_a_chunk(const PipelineTable& table) {
+  return alike_layers(std::vector<int>(static_cast<size_t>(table.num_chunks), 1));
+}
+
+std::string refusal(const GraphPlan& plan, const PipelineTable& table, int rank) {
+  try {
+    verify_graphs(plan, table, rank);
+  } catch (const base::Error& error) { return error.what(); }
+  return "";
+}
+
+TEST(GraphPlan, HasAsManySetsAsAreEverHeldAtATimeUnderAnySchedule) {
+  int tables = 0;
+  for_all_tables(8, 4, 16, [&](const PipelineTable& table) {
+    ++tables;
+    for (int rank = 0; rank < table.num_stages; ++rank) {
+      const Account account(table, rank);
+      const GraphPlan plan = plan_graphs(table, rank, one_layer_a_chunk(table));
+      ASSERT_EQ(refusal(plan, table, rank), "");
+      for (int chunk = 0; chunk < table.num_chunks; ++chunk) {
+        size_t most = 0;
+        for (const auto& [key, begin] : account.begin) {
+          if (key.first != chunk) continue;
+          size_t held = 1;
+          for (int m = 0; m < table.num_microbatches; ++m) {
+            const Key other{chunk, m};
+            held += account.begin.at(other) < begin && account.end.at(other) >= begin;
+          }
+          most = std::max(most, held);
+        }
+        ASSERT_EQ(static_cast<size_t>(plan.sets_of_chunk[static_cast<size_t>(chunk)]), most)
+            << table.name << " pp " << table.num_stages << " vpp " << table.num_chunks << " microbatches "
+            << table.num_microbatches << " rank " << rank << " chunk " << chunk;
+      }
+    }
+  });
+  EXPECT_GT(tables, 3000);
+}
+
+// A pass gets every other set in turn: where that one is still held the proof must name it, and nowhere else.
+TEST(GraphPlan, EverySetThatIsTakenTooEarlyIsFoundAndNoOther) {
+  int found = 0, fine = 0;
+  const auto try_all = [&](const PipelineTable& table, int rank) {
+    const Account account(table, rank);
+    const GraphPlan good = plan_graphs(table, rank, one_layer_a_chunk(table));
+    for (size_t chunk = 0; chunk < good.set_of.size(); ++chunk) {
+      for (size_t m = 0; m < good.set_of[chunk].size(); ++m) {
+        for (int set = 0; set < good.sets_of_chunk[chunk]; ++set) {
+          if (set == good.set_of[chunk][m]) continue;
+          GraphPlan wrong = good;
+          wrong.set_of[chunk][m] = set;
+          const auto time = [&](size_t other) { return Key{static_cast<int>(chunk), static_cast<int>(other)}; };
+          bool collides = false;
+          for (size_t other = 0; other < good.set_of[chunk].size(); ++other) {
+            if (other == m || good.set_of[chunk][other] != set) continue;
+            const bool before = account.begin.at(time(other)) < account.begin.at(time(m));
+            collides |= before ? account.end.at(time(other)) >= account.begin.at(time(m))
+                               : account.end.at(time(m)) >= account.begin.at(time(other));
+          }
+          const std::string text = refusal(wrong, table, rank);
+          const bool overwritten = text.find("is overwritten by the forward") != std::string::npos;
+          ASSERT_EQ(overwritten, collides) << table.name << " rank " << rank << " microbatch " << m << ": " << text;
+          ++(collides ? found : fine);
+        }
+      }
+    }
+  };
+  for_all_tables(4, 2, 9, [&](const PipelineTable& table) {
+    for (int rank = 0; rank < table.num_stages; ++rank) try_all(table, rank);
+  });
+  EXPECT_GT(found, 10000);
+  EXPECT_GT(fine, 3000);
+}
+
+TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
+  const auto table = build_schedule("interleaved", {4, 2, 8, 0, false, true});
+  const GraphPlan plan = plan_graphs_without_sends(table, 3, one_layer_a_chunk(table));
+  const std::string text = refusal(plan, table, 3);
+  EXPECT_NE(
+      text.find("graphs of pipeline rank 3: the input gradient of set 0 of chunk 1 (microbatch 0) is overwritten "
+                "by the forward of microbatch 1"),
+      std::string::npos)
+      << text;
+  EXPECT_NE(text.find("before its last read: its send_backward, waited for in action"), std::string::npos) << text;
+  EXPECT_EQ(refusal(plan_graphs(table, 3, one_layer_a_chunk(table)), table, 3), "");
+  // An evaluation has outputs alone.
+  const auto evaluation = build_schedule("1f1b", {3, 1, 4, 0, true});
+  EXPECT_NE(refusal(plan_graphs_without_sends(evaluation, 0, one_layer_a_chunk(evaluation)), evaluation, 0)
+                .find("the output of set 0 of chunk 0 (microbatch 0) is overwritten by the forward of microbatch 1"),
+            std::string::npos);
+}
+
+TEST(GraphPlan, IsMegatronsWhereSendsTakeNoTimeAndChunksShareNoSets) {
+  for_all_tables(8, 1, 16, [&](const PipelineTable& table) {
+    if (table.forward_only) return;
+    for (int rank = 0; rank < table.num_stages; ++rank) {
+      const GraphLayers layers = one_layer_a_chunk(table);
+      const MegatronSets theirs = megatron_sets(order_of(table, rank), layers, table.num_microbatches);
+      const GraphPlan ours = plan_graphs_without_sends(table, rank, layers);
+      ASSERT_EQ(ours.num_sets(), theirs.num_sets);
+      ASSERT_EQ(ours.set_of[0], theirs.set_of_forward);
+    }
+  });
+}
+
+// Warm-up and one more: an output whose gradient has come is there, so under 1F1B no send holds a set.
+TEST(GraphPlan, OfOneForwardOneBackwardHasTheWarmUpsSetsAndOneMore) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int microbatches = 1; microbatches <= 16; ++microbatches) {
+      const auto table = build_schedule("1f1b", {stages, 1, microbatches});
+      for (int rank = 0; rank < stages; ++rank) {
+        const auto counts = count_warmup({stages, 1, false, microbatches}, rank);
+        EXPECT_EQ(plan_graphs(table, rank, one_layer_a_chunk(table)).num_sets(),
+                  counts.warmup + (counts.remaining > 0 ? 1 : 0));
+      }
+    }
+  }
+}
+
+// Every backward leaves its weight gradient to an action `later` passes after it.
+PipelineTable with_weights(const PipelineTable& table, size_t later) {
+  PipelineTable split = table;
+  for (auto& actions : split.ranks) {
+    std::vector<Action> list;
+    std::deque<Action> owed;
+    for (const Action& action : actions) {
+      list.push_back(action);
+      if (action.kind != ActionKind::backward) continue;
+      owed.push_back({ActionKind::weight, action.microbatch, action.chunk});
+      if (owed.size() <= later) continue;
+      list.push_back(owed.front());
+      owed.pop_front();
+    }
+    list.insert(list.end(), owed.begin(), owed.end());
+    actions = std::move(list);
+  }
+  return split;
+}
+
+TEST(GraphPlan, HoldsASetUntilASplitWeightGradientIsDone) {
+  const auto whole = build_schedule("1f1b", {4, 1, 12});
+  for (const size_t later : {size_t{0}, size_t{1}, size_t{3}}) {
+    const auto split = with_weights(whole, later);
+    verify(split);
+    for (int rank = 0; rank < 4; ++rank) {
+      const GraphLayers layers = alike_layers({2});
+      const GraphPlan plan = plan_graphs(split, rank, layers);
+      EXPECT_EQ(plan.num_sets(), plan_graphs(whole, rank, layers).num_sets() + static_cast<int>(later));
+      EXPECT_EQ(plan.num_graphs(), 3 * 2 * plan.num_sets());
+      EXPECT_EQ(refusal(plan, split, rank), "");
+      if (later == 0) continue;
+      GraphPlan wrong = plan;
+      wrong.set_of = plan_graphs(whole, rank, layers).set_of;
+      const std::string text = refusal(wrong, split, rank);
+      EXPECT_NE(text.find("before its last read: its weight in action"), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(GraphPlan, CapturesLayersOfChunksOfDifferentDepthInTheTablesOrder) {
+  const auto table = with_weights(build_schedule("interleaved", {2, 2, 2}), 0);
+  const GraphPlan plan = plan_graphs(table, 1, alike_layers({1, 2}));
+  std::string text;
+  for (const GraphCapture& c : plan.captures) {
+    text += std::string(1, "FBW"[static_cast<int>(c.kind)]) + std::to_string(c.chunk) + std::to_string(c.layer) +
+            std::to_string(c.set) + " ";
+  }
+  EXPECT_EQ(plan.sets_of_chunk, (std::vector<int>{2, 1}));
+  EXPECT_EQ(text, "F000 F001 F100 F110 B110 B100 W110 W100 B000 W000 B001 W001 ");
+  EXPECT_EQ(plan.num_graphs(), 3 * (2 * 1 + 1 * 2));
+  EXPECT_ANY_THROW(plan_graphs(table, 1, alike_layers({1})));
+}
+
+TEST(GraphPlan, AnyOtherPlanThanTheTablesIsRefusedByWhatIsWrong) {
+  const auto table = build_schedule("1f1b", {2, 1, 4});
+  const GraphPlan good = plan_graphs(table, 0, alike_layers({2}));
+  const auto refused = [&](const auto& change, const char* words) {
+    GraphPlan plan = good;
+    change(plan);
+    const std::string text = refusal(plan, table, 0);
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+  };
+  EXPECT_EQ(refusal(good, table, 0), "");
+  refused([](auto& p) { p.set_of.emplace_back(); }, "the plan is for 2 chunks, the table for 1");
+  refused([](auto& p) { p.set_of[0].pop_back(); }, "sets for 3 microbatches of 4");
+  refused([](auto& p) { p.set_of[0][2] = 2; }, "set 2 of chunk 0 is none of its 2");
+  refused([](auto& p) { p.sets_of_chunk[0] = 3; }, "no microbatch takes set 2 of chunk 0");
+  refused([](auto& p) { std::swap(p.captures[0], p.captures[1]); }, "must be captured in microbatch 0, as capture 0");
+  refused([](auto& p) { p.captures.pop_back(); }, "must be captured in microbatch 1, as capture 7");
+  refused([](auto& p) { p.captures.push_back(p.captures[0]); }, "1 captures belong to no set's first pass");
+  refused([](auto& p) { p.captures[2].microbatch = 3; }, "must be captured in microbatch 1, as capture 2");
+}
+
+TEST(GraphOrder, OfLayersInTurnsFollowsChunksOfDifferentDepth) {
+  const auto layers = [](const std::vector<int>& order, const std::vector<int>& depth, bool split) {
+    return overlap_layer_order(order, depth, split).order;
+  };
+  using Order = std::vector<double>;
+  EXPECT_EQ(layers({1, 2, -2, 1, -1, -1}, {1, 2}, true), (Order{1, 2, 3, 1, -3, -3.5, -2, -2.5, -1, -1.5, -1, -1.5}));
+  EXPECT_EQ(layers({1, 2, -2, 1, -1, -1}, {1, 2}, false), (Order{1, 2, 3, 1, -3, -2, -1, -1}));
+  // The last layer's weight gradient waits for the rest of a longer forward.
+  EXPECT_EQ(layers({2, 1, -1, 2, -2, -2}, {1, 3}, true),
+            (Order{2, 3, 4, 1, 2, -1, 3, 4, -1.5, -4, -4.5, -3, -3.5, -2, -2.5, -4, -4.5, -3, -3.5, -2, -2.5}));
+  EXPECT_EQ(layers({1, 1, -1, 1, -1, -1}, {0}, true), Order{});
+}
+
+TEST(GraphOrder, RefusesABackwardBeforeItsForward) {
+  EXPECT_ANY_THROW(megatron_sets({1, -2, 2, -1}, alike_layers({1, 1}), 1));
+}
+
+TEST(GraphOrder, SetsOfAnotherSignatureAreNotTaken) {
+  const std::vector<int> order{1, 2, -2, -1, 1, 2, -2, -1};
+  EXPECT_EQ(megatron_sets(order, GraphLayers{{{0}, {0}}}, 2).num_sets, 2);
+  const MegatronSets own = megatron_sets(order, GraphLayers{{{0}, {1, 1}}}, 2);
+  EXPECT_EQ(own.num_sets, 3);
+  EXPECT_EQ(own.set_of_forward, (std::vector<int>{0, 0, 1, 2, 1, 2}));
+  EXPECT_EQ(megatron_sets(order, GraphLayers{{{0}, {0, 1}}}, 2).set_of_forward, (std::vector<int>{0, 1, 1, 2, 0, 2}));
+}
+
+TEST(GraphOrder, ASetIsNeverSharedByTwoForwardsInFlight) {
+  for (const int chunks : {1, 2, 3}) {
+    const auto order = table_to_order((chunks - 1) * 4 + 1, chunks, schedule_table(8, chunks, 4));
+    const auto sets = megatron_sets(order, alike_layers(std::vector<int>(static_cast<size_t>(chunks), 1)), 8);
+    EXPECT_EQ(sets.num_sets, peak_in_flight(order));
+    std::vector<int> owner(static_cast<size_t>(sets.num_sets), -1), forwards(static_cast<size_t>(chunks), 0);
+    std::vector<int> backwards(forwards);
+    for (const int entry : order) {
+      const int chunk = std::abs(entry) - 1;
+      auto& next = (entry > 0 ? forwards : backwards)[static_cast<size_t>(chunk)];
+      const int forward = chunk * 8 + next++;
+      int& holder = owner[static_cast<size_t>(sets.set_of_forward[static_cast<size_t>(forward)])];
+      EXPECT_EQ(holder, entry > 0 ? -1 : forward);
+      holder = entry > 0 ? forward : -1;
+    }
+  }
+}
+
+// The tables of the write-up behind docs/cuda_graphs.md, whose sizes are pp x layers x input bytes.
+TEST(GraphNumbers, AreThoseOfThePublishedTables) {
+  constexpr int64_t kInput = int64_t{4096} * 1 * 2048 * 2, kMiB = 1 << 20;
+  EXPECT_EQ(kInput, 16 * kMiB);
+  const auto numbers = [](int stages, int microbatches, int layers, int rank) {
+    const auto table = build_schedule("auto", {stages, 1, microbatches});
+    const GraphLayers captured = alike_layers({layers});
+    return graph_numbers(plan_graphs(table, rank, captured), table, rank, captured, kInput);
+  };
+  // Without a pipeline: 2 x layers, and memory goes with the layers.
+  for (const int microbatches : {1, 8}) {
+    EXPECT_EQ(numbers(1, microbatches, 12, 0).graphs, 2 * 12);
+    EXPECT_EQ(numbers(1, microbatches, 12, 0).megatron_graphs, 2 * 12);
+    EXPECT_EQ(numbers(1, microbatches, 12, 0).bytes.inputs, 12 * kInput);
+  }
+  // With one: Megatron's 2 x layers x microbatches, the bound 2 x layers x pp, which the first rank's sets reach.
+  for (const int microbatches : {4, 8, 64}) {
+    const GraphNumbers first = numbers(4, microbatches, 8, 0), last = numbers(4, microbatches, 8, 3);
+    EXPECT_EQ(first.megatron_graphs, 2 * 8 * microbatches);
+    EXPECT_EQ(first.bound, 2 * 8 * 4);
+    EXPECT_EQ(first.graphs, first.bound);
+    EXPECT_EQ(last.graphs, 2 * 8 * 1);
+    EXPECT_EQ(first.bytes.inputs, 4 * 8 * kInput);
+    EXPECT_EQ(first.megatron_inputs, first.bytes.inputs);
+  }
+  // 128 MB to 1 GB of static inputs: pp x layers of 8 to 64.
+  EXPECT_EQ(numbers(4, 8, 2, 0).bytes.inputs, 128 * kMiB);
+  EXPECT_EQ(numbers(8, 16, 8, 0).bytes.inputs, 1024 * kMiB);
+  // 1 to 3 GB behind a router and its preprocessing: hidden states, residual and a shared expert's result of the
+  // input's size, probabilities in fp32 and a routing map of 128 experts, for pp x layers of 24 to 60.
+  constexpr int64_t kStore = 3 * kInput + 4096 * 128 * (4 + 1);
+  EXPECT_GT(24 * kStore, 1024 * kMiB);
+  EXPECT_LT(60 * kStore, 3 * 1024 * kMiB);
+}
+
+TEST(GraphNumbers, CountBuffersOfEveryKind) {
+  const auto table = build_schedule("1f1b", {2, 1, 4});
+  const GraphLayers layers{{{0, 0, 7}}};  // two signatures
+  const GraphPlan plan = plan_graphs(table, 0, layers);
+  const GraphBytes bytes = graph_bytes(plan, layers, 10);
+  EXPECT_EQ(plan.num_sets(), 2);
+  EXPECT_EQ(bytes.inputs, 2 * 3 * 10);
+  EXPECT_EQ(bytes.results, 2 * 3 * 10);
+  EXPECT_EQ(bytes.gradients, (2 + 2) * 10) << "one a signature in, one a set out";
+  EXPECT_EQ(bytes.total(), 160);
+  const auto evaluation = build_schedule("1f1b", {2, 1, 4, 0, true});
+  EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, 10).gradients, 0);
+}
+
+TEST(GraphPicture, IsTheGoldenOne) {
+  const std::vector<std::pair<const char*, ScheduleRequest>> pictures = {
+      {"1f1b_graphs.txt", {4, 1, 8}}, {"interleaved_graphs.txt", {4, 2, 8, 0, false, true}}};
+  for (const auto& [name, request] : pictures) {
+    const auto table = build_schedule("auto", request);
+    const GraphLayers layers = alike_layers(std::vector<int>(static_cast<size_t>(request.num_chunks), 4));
+    std::vector<GraphPlan> plans;
+    std::vector<GraphNumbers> numbers;
+    for (int rank = 0; rank < table.num_stages; ++rank) {
+      plans.push_back(plan_graphs(table, rank, layers));
+      numbers.push_back(graph_numbers(plans.back(), table, rank, layers, 1 << 24));
+    }
+    const std::string picture = draw_graphs(table, replay(table, {.forward = 1, .backward = 2}), plans, numbers, {});
+    const std::string path = std::string(METROPLEX_SOURCE_DIR) + "/tests/golden/plan/" + name;
+    if (std::getenv("METROPLEX_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << picture;
+    std::ostringstream golden;
+    golden << std::ifstream(path, std::ios::binary).rdbuf();
+    EXPECT_EQ(picture, golden.str()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::plan
