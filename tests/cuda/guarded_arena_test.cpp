@@ -75,12 +75,15 @@ TEST_F(GuardedArenaTest, AReadThroughAPointerIsNamedAndGoesThrough) {
   EXPECT_NE(report(work.arena.findings()).find("cuda_test+0x"), std::string::npos) << report(work.arena.findings());
 }
 
-TEST_F(GuardedArenaTest, AReadOfAParameterOrAnInputIsNamed) {
+TEST_F(GuardedArenaTest, AReadOfWhatWasThereBeforeIsNamed) {
   Work work;
   double seen = 0;
   work.record([&](const at::Tensor&) { seen = *work.weight.const_data_ptr<double>(); });
   EXPECT_EQ(seen, 0.5);
+  work.record([&](const at::Tensor&) { seen = *work.state.const_data_ptr<double>(); });  // of no operation so far
+  EXPECT_EQ(seen, 0.5);
   expect_finding(work.arena.findings(), Kind::host_access, "add_one", "layer 1", "reads");
+  EXPECT_EQ(work.arena.findings().size(), 2u);
 }
 
 TEST_F(GuardedArenaTest, AWriteThroughAPointerIsNamedButNotWhereNoOperationHasBeen) {
@@ -125,6 +128,17 @@ TEST_F(GuardedArenaTest, AReadThatTheRecorderSeesIsNotSeenTwice) {
   });
   EXPECT_EQ(report(work.arena.findings()), "");
   EXPECT_EQ(check_tape({tape, *work.arena.inside()}).size(), 2u);
+}
+
+TEST_F(GuardedArenaTest, AKernelThatTouchesWhatItsLaunchDoesNotNameIsNamed) {
+  Work work;
+  work.record([&](const at::Tensor& x) {
+    launch(
+        {at::kCPU, &work.recorder, false}, {"copies", {}, {&x}},
+        [](const double* from, double* to) { to[0] = from[0]; }, CpuOnly{}, work.input.const_data_ptr<double>(),
+        x.mutable_data_ptr<double>());
+  });
+  expect_finding(work.arena.findings(), Kind::undeclared, "copies", "layer 1", "it reads through a pointer");
 }
 
 TEST_F(GuardedArenaTest, WhatIsNotOfTheArenaStillEndsTheProcess) {

@@ -18,6 +18,7 @@ enum class FindingKind {
   stale_number,
   input_not_copied,
   host_access,
+  undeclared,
   outside_pool,
   overwritten,
   in_flight,
