@@ -212,6 +212,11 @@ prints '^EQUAL'
 grep -q 'not compared' out && fail "verify leaves out what it compares: $(cat out)"
 run 2 verify "${tiny[@]}" "${mock[@]}"
 warns 'nothing was compared'
+run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --cuda-graphs
+prints '^CAPTURABLE: a step of training is [0-9]{3,} operations on rank 0, one of evaluation [0-9]{2,}; 0 findings'
+run 5 verify "${tiny[@]}" "${mock[@]}" --model.family=mixtral --model.num_moe_experts=4 --cuda-graphs
+prints '^rank 0: the host looks at values: read_on_host of forward of decoder\.layers\.0, .*: the host reads'
+prints '^NOT CAPTURABLE'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg

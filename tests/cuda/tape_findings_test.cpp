@@ -81,7 +81,7 @@ TEST(TapeFindings, AnotherSequenceOfOperatorsIsNamedWithItsNeighbours) {
     if (time == 1) y.tanh_();
     y.sqrt_();
   }),
-                 Kind::other_sequence, "aten::sqrt_", "layer 1", "aten::tanh_ (layer 1) aten::sqrt_ (layer 1)");
+                 Kind::other_sequence, "aten::tanh_", "layer 1", "aten::tanh_ (layer 1) aten::sqrt_ (layer 1)");
   expect_finding(work.twice([&](int time) {
     if (time == 0) work.state.sin_();
   }),

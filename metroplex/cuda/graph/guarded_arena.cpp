@@ -77,9 +77,10 @@ GuardedArena::GuardedArena(TapeRecorder& recorder) : recorder_(recorder) {
 
 GuardedArena::~GuardedArena() { recorder_.set_watch(nullptr); }
 
-Tape GuardedArena::record(const std::function<void()>& work) {
+void GuardedArena::begin() {
   GuardedArena* none = nullptr;
   MPX_ASSERT(guarded.compare_exchange_strong(none, this), "one guarded arena records at a time");
+  recorder_.begin(inside(), /*strict=*/false);
   struct sigaction action {};
   action.sa_sigaction = &GuardedArena::on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
@@ -87,32 +88,45 @@ Tape GuardedArena::record(const std::function<void()>& work) {
   for (int p = 0; p < 2; ++p) known_[p] = pools_[p]->allocations();
   touched_.clear();
   last_ = "the start";
-  const auto leave = [this] {
-    protect_all(PROT_READ | PROT_WRITE);
-    open_.clear();
-    sigaction(SIGSEGV, &previous_, nullptr);
-    guarded = nullptr;
-  };
-  try {
-    recorder_.begin(inside(), /*strict=*/false);
-    protect_all(PROT_NONE);
-    work();
-  } catch (...) {
-    leave();
-    recorder_.abandon();
-    throw;
-  }
+  protect_all(PROT_NONE);
+}
+
+Tape GuardedArena::end() {
   leave();
   return recorder_.end();
 }
 
-void GuardedArena::before(const TapeOperation&) {
+void GuardedArena::abandon() noexcept {
+  leave();
+  recorder_.abandon();
+}
+
+Tape GuardedArena::record(const std::function<void()>& work) {
+  begin();
+  try {
+    work();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+  return end();
+}
+
+void GuardedArena::leave() noexcept {
+  protect_all(PROT_READ | PROT_WRITE);
+  open_.clear();
+  sigaction(SIGSEGV, &previous_, nullptr);
+  guarded = nullptr;
+}
+
+void GuardedArena::before(const TapeOperation& operation) {
   close_again();
-  inside_operation_ = true;
+  for (int p = 0; p < 2; ++p) before_[p] = pools_[p]->allocations();
+  running_ = &operation;
 }
 
 void GuardedArena::after(const TapeOperation& operation) {
-  inside_operation_ = false;
+  running_ = nullptr;
   last_ = operation.name;
   close_again();
 }
@@ -142,6 +156,18 @@ void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
   handling.clear(std::memory_order_release);
 }
 
+// Of libtorch's operators nobody has to tell what they touch: it is their arguments.
+bool GuardedArena::names(const TapeOperation& operation, const TapePool::Place& block) {
+  if (operation.reads.empty() && operation.writes.empty()) return true;
+  const auto begin = reinterpret_cast<uintptr_t>(block.begin);
+  for (const auto* tensors : {&operation.reads, &operation.writes}) {
+    for (const at::Tensor& x : *tensors) {
+      if (span_of(x).overlaps({begin, begin + block.bytes})) return true;
+    }
+  }
+  return false;
+}
+
 // A fault comes at a load or store of ours, so no lock of the allocator's or the pool's is held.
 bool GuardedArena::opened(const MemoryFault& fault) {
   void* address = fault.address;
@@ -155,13 +181,17 @@ bool GuardedArena::opened(const MemoryFault& fault) {
     allow({block->begin, block->bytes});
   }
   const int64_t number = block ? block->number : -1;
-  if (inside_operation_) {
+  const auto note = [&](FindingKind kind, const std::string& operation) {
+    accesses_.push_back({kind, fault.writes, !block, reinterpret_cast<uintptr_t>(address), operation,
+                         recorder_.place(), callers_of(fault.instruction)});
+  };
+  if (running_ != nullptr) {
     touched_.emplace(p, number);
+    if (block && number < before_[p] && !names(*running_, *block)) note(FindingKind::undeclared, running_->name);
     return true;
   }
   if (block && number >= known_[p] && !touched_.contains({p, number})) return true;
-  accesses_.push_back({fault.writes, !block, reinterpret_cast<uintptr_t>(address), number, last_, recorder_.place(),
-                       callers_of(fault.instruction)});
+  note(FindingKind::host_access, last_);
   return true;
 }
 
@@ -172,9 +202,10 @@ std::vector<Finding> GuardedArena::findings() const {
     std::string callers;
     for (size_t f = 0; f < std::min(kShown, access.frames.size()); ++f)
       callers += (f > 0 ? " < " : "") + caller(access.frames[f]);
-    found.push_back({FindingKind::host_access, access.operation, access.place,
-                     base::concat("behind this operation the host ", access.writes ? "writes" : "reads",
-                                  " through a pointer at ", hex(access.address),
+    const bool host = access.kind == FindingKind::host_access;
+    found.push_back({access.kind, access.operation, access.place,
+                     base::concat(host ? "behind this operation the host " : "it ",
+                                  access.writes ? "writes" : "reads", " through a pointer at ", hex(access.address),
                                   access.given_back ? ", which has been given back" : "", "; in ", callers)});
   }
   return found;

@@ -36,20 +36,24 @@ class GuardedArena final : private OperationWatch {
   // What is recorded allocates here.
   const std::shared_ptr<TapePool>& inside() const { return pools_[1]; }
 
-  // Runs and records `work`, not strictly, with both closed to all but operations. An access beside them goes through
-  // and is remembered. What the host writes into memory that no operation has touched is no such access: libtorch
-  // makes its constants so.
+  // Between the two it is recorded, not strictly, and both are closed to all but operations. An access beside them
+  // goes through and is remembered. What the host writes into memory that no operation has touched is no such access:
+  // libtorch makes its constants so.
+  void begin();
+  Tape end();
+  void abandon() noexcept;  // instead of end(), after an exception
   Tape record(const std::function<void()>& work);
 
-  // host_access each, at the operation that was the last one before it; the text has the callers' names, as far as
-  // the dynamic linker knows them (of a program's own functions: their offsets in it, for addr2line).
+  // host_access, at the operation that was the last one before it; undeclared, of a kernel that touches memory which
+  // its launch names neither as read nor as written. The text has the callers' names, as far as the dynamic linker
+  // knows them (of a program's own functions: their offsets in it, for addr2line).
   std::vector<Finding> findings() const;
 
  private:
   struct Access {
+    FindingKind kind;
     bool writes, given_back;
     uintptr_t address;
-    int64_t number;  // of the allocation
     std::string operation, place;
     std::vector<void*> frames;
   };
@@ -61,15 +65,18 @@ class GuardedArena final : private OperationWatch {
   void before(const TapeOperation& operation) override;
   void after(const TapeOperation& operation) override;
   bool opened(const MemoryFault& fault);  // whether it was ours
+  static bool names(const TapeOperation& operation, const TapePool::Place& block);
   void allow(const Pages& pages);
   void close_again();
+  void leave() noexcept;
   void protect_all(int protection);
 
   TapeRecorder& recorder_;
   std::shared_ptr<TapePool> pools_[2];
   struct sigaction previous_ {};
-  bool inside_operation_ = false;
+  const TapeOperation* running_ = nullptr;
   std::string last_;
+  int64_t before_[2] = {0, 0};                 // the operation: allocations
   int64_t known_[2] = {0, 0};                  // allocations before the recording
   std::set<std::pair<int, int64_t>> touched_;  // by operations: pool, number
   std::vector<Pages> open_;

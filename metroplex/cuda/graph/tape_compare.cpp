@@ -169,12 +169,22 @@ class Comparison {
     return false;
   }
 
+  // At the operation that the other recording does not have, as far as that can be told from what follows.
   void sequence(size_t i) {
     const auto &a = first_.tape.operations, &b = second_.tape.operations;
-    const Recording& longer = i < a.size() ? first_ : second_;
-    found_.push_back(finding_at(longer.tape, i, FindingKind::other_sequence,
+    const bool more_in_second = i >= a.size() || (i < b.size() && goes_on(a, i, b));
+    found_.push_back(finding_at(more_in_second ? second_.tape : first_.tape, i, FindingKind::other_sequence,
                                 base::concat("from operation ", i, " on there are ", names(a, i),
                                              ", and in the other recording ", names(b, i))));
+  }
+  // Whether `other` comes soon to where `mine` is at i.
+  static bool goes_on(const std::vector<TapeOperation>& mine, size_t i, const std::vector<TapeOperation>& other) {
+    constexpr size_t kSoon = 16, kAlike = 3;
+    const size_t alike = std::min(kAlike, mine.size() - i);
+    for (size_t j = i + 1; j < i + kSoon && j + alike <= other.size(); ++j) {
+      if (std::equal(&mine[i], &mine[i] + alike, &other[j], same_operator)) return true;
+    }
+    return false;
   }
   static std::string names(const std::vector<TapeOperation>& operations, size_t i) {
     constexpr size_t kShown = 3;

@@ -25,6 +25,8 @@ const char* words_of(FindingKind kind) {
       return "an input that was not copied in";
     case FindingKind::host_access:
       return "the host looks at values";
+    case FindingKind::undeclared:
+      return "memory that a launch does not name";
     case FindingKind::outside_pool:
       return "memory from outside the pool";
     case FindingKind::overwritten:

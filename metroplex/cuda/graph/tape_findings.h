@@ -18,6 +18,7 @@ enum class FindingKind {
   stale_number,
   input_not_copied,
   host_access,
+  undeclared,
   outside_pool,
   overwritten,
   in_flight,
@@ -56,7 +57,7 @@ Finding finding_at(const Tape& tape, size_t operation, FindingKind kind, std::st
 std::string form_of(const at::Tensor& x);
 // The runs of bytes that x covers, however it is strided; one from its first to its last where there are too many.
 std::vector<TapeSpan> pieces_of(const at::Tensor& x);
-// "scratch memory" is first written by the tape, an input first read.
+// input_not_copied, or outside_pool where the tape writes it first.
 FindingKind kind_of_external(const Tape& tape, const TapeExternal& external);
 
 }  // namespace metroplex::cuda
