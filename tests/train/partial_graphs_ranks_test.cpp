@@ -83,5 +83,32 @@ TEST(PartialGraphs, EveryScopeHasTheBitsOfStepsWithoutGraphs) {
   }
 }
 
+TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
+  size_t next = 0;
+  for (const TestLayout& layout : std::vector<TestLayout>{{2, 1, 1, 1, false},
+                                                          {2, 1, 1, 1, true},
+                                                          {4, 1, 1, 1, true},
+                                                          {1, 2, 1, 1, false},
+                                                          {1, 4, 1, 1, false},
+                                                          {1, 2, 2, 1, false},
+                                                          {1, 1, 1, 2, false},
+                                                          {1, 2, 1, 2, false},
+                                                          {2, 2, 2, 2, true}}) {
+    for (const char* sharding : {"no_shard", "optim"}) {
+      if (layout.dp == 1 && std::string(sharding) != "no_shard") continue;
+      config::Config config = test::small_gpt();
+      config.parallel.data_parallel_sharding_strategy = sharding;
+      const Ran eager = train_steps(test::cut(config, layout), layout, 6);
+      for (const Modules& modules : kScopes) {
+        const CudaGraphImpl impl = next++ % 2 == 0 ? CudaGraphImpl::local : CudaGraphImpl::transformer_engine;
+        SCOPED_TRACE(::testing::Message()
+                     << "tp" << layout.tp << " pp" << layout.pp << " vpp" << layout.vpp << " dp" << layout.dp << " sp"
+                     << layout.sp << " " << sharding << " " << config::text_of(impl) << " " << text_of(modules));
+        expect_same_bits(train_steps(test::cut(with_graphs(config, impl, modules), layout), layout, 6), eager);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace metroplex
