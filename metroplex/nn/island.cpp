@@ -66,9 +66,9 @@ Island make_island(std::vector<Segment*> segments) {
   for (Segment* segment : island.segments) {
     std::vector<Param*> told;
     segment->collect_params(told);
-    std::sort(told.begin(), told.end());
-    told.erase(std::unique(told.begin(), told.end()), told.end());
-    for (Param* param : told) {
+    for (auto param_at = told.begin(); param_at != told.end(); ++param_at) {
+      Param* const param = *param_at;
+      if (std::find(told.begin(), param_at, param) != param_at) continue;
       const auto known = std::find_if(island.params.begin(), island.params.end(),
                                       [&](const Island::Uses& uses) { return uses.param == param; });
       if (known == island.params.end()) {
