@@ -37,7 +37,7 @@ class AttentionSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}, .module = config::CudaGraphModule::attn}; }
 
  private:
   std::string name_;
@@ -55,7 +55,7 @@ class FeedForwardSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
+  nn::SegmentTraits traits() const override { return {.groups = {tp_}, .module = config::CudaGraphModule::mlp}; }
 
  private:
   std::string name_;

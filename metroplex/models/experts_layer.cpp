@@ -90,7 +90,9 @@ class RouterSegment final : public nn::Segment {
     router_.collect_params(params);
   }
   void collect_buffers(std::vector<nn::Buffer*>& buffers) override { router_.collect_buffers(buffers); }
-  nn::SegmentTraits traits() const override { return {.groups = {layer_->experts.tp_dp_cp}}; }
+  nn::SegmentTraits traits() const override {
+    return {.groups = {layer_->experts.tp_dp_cp}, .module = config::CudaGraphModule::moe_router};
+  }
 
  private:
   std::shared_ptr<ExpertsLayer> layer_;
@@ -133,7 +135,10 @@ class DispatchSegment final : public nn::Segment {
   }
   nn::SegmentTraits traits() const override {
     const bool waits = layer_->dispatcher->needs_host();
-    return {.needs_host = waits, .static_shapes = !waits, .groups = {layer_->experts.experts}};
+    return {.needs_host = waits,
+            .static_shapes = !waits,
+            .groups = {layer_->experts.experts},
+            .module = config::CudaGraphModule::moe};
   }
 
  private:
@@ -156,7 +161,9 @@ class ExpertsSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>& params) override { experts_.collect_params(params); }
-  nn::SegmentTraits traits() const override { return {.needs_host = experts_.needs_host(), .groups = {}}; }
+  nn::SegmentTraits traits() const override {
+    return {.needs_host = experts_.needs_host(), .groups = {}, .module = config::CudaGraphModule::moe};
+  }
 
  private:
   std::string name_;
@@ -188,7 +195,9 @@ class CombineSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>&) override {}
-  nn::SegmentTraits traits() const override { return {.groups = {layer_->experts.experts}}; }
+  nn::SegmentTraits traits() const override {
+    return {.groups = {layer_->experts.experts}, .module = config::CudaGraphModule::moe};
+  }
 
  private:
   std::shared_ptr<ExpertsLayer> layer_;

@@ -66,9 +66,9 @@ Island make_island(std::vector<Segment*> segments) {
   for (Segment* segment : island.segments) {
     std::vector<Param*> told;
     segment->collect_params(told);
-    std::sort(told.begin(), told.end());
-    told.erase(std::unique(told.begin(), told.end()), told.end());
-    for (Param* param : told) {
+    for (auto param_at = told.begin(); param_at != told.end(); ++param_at) {
+      Param* const param = *param_at;
+      if (std::find(told.begin(), param_at, param) != param_at) continue;
       const auto known = std::find_if(island.params.begin(), island.params.end(),
                                       [&](const Island::Uses& uses) { return uses.param == param; });
       if (known == island.params.end()) {
@@ -123,7 +123,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
 }
 
 // The engine ends the process when a root has no gradient, so only edges that got one are named.
-Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor) {
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor, bool tells_uses) {
   MPX_ASSERT(run.island != nullptr && dy.size() == run.outputs.size(), dy.size(), " gradients for ",
              run.outputs.size(), " outputs");
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
@@ -141,7 +141,7 @@ Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& los
     roots.push_back(std::move(term.edge));
     gradients.push_back(loss_factor.to(term.dtype));
   }
-  for (const Island::Uses& uses : run.island->params) uses.param->begin_backward();
+  for (const Island::Uses& uses : run.island->params) uses.param->begin_backward(tells_uses);
   if (!roots.empty()) {
     torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true, {});

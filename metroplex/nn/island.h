@@ -65,7 +65,7 @@ struct IslandForward {
 Values run_forward(const Island& island, const Values& in, const IslandForward& how, IslandRun* run);
 // Gradients of the inputs. `dy` has one gradient an output; the loss terms enter with `loss_factor`, a tensor without
 // dims, which may be undefined where there are none. Every parameter of the island counts its uses, reached or not.
-// Runs in the caller's thread.
-Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor);
+// Runs in the caller's thread. tells_uses: see Param::begin_backward.
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor, bool tells_uses = true);
 
 }  // namespace metroplex::nn

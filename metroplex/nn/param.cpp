@@ -8,10 +8,6 @@ namespace metroplex::nn {
 
 namespace {
 
-void tell_before_use(const Param& param) {
-  for (const auto& [name, call] : param.before_use) call();
-}
-
 void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad)>& add) {
   at::Tensor one_call = at::zeros_like(param.main_grad);
   add(one_call);
@@ -26,13 +22,26 @@ void end_use(Param& param) {
     param.microbatch_grad.reset();
     param.uses_of_microbatch = 0;
   }
-  for (auto entry = param.on_use.rbegin(); entry != param.on_use.rend(); ++entry) entry->listener();
+  if (param.tells) param.tell_use();
 }
 
 }  // namespace
 
+void Param::tell_before_use() const {
+  for (const auto& [name, call] : before_use) call();
+}
+
+void Param::tell_use() const {
+  for (auto entry = on_use.rbegin(); entry != on_use.rend(); ++entry) entry->listener();
+}
+
+void Param::begin_backward(bool its_tells) {
+  calls_of_backward = 0;
+  tells = its_tells;
+}
+
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
-  tell_before_use(*this);
+  if (tells) tell_before_use();
   if (scalar_type() == at::kHalf) {
     accumulate_fp16(*this, add);
   } else {
@@ -45,9 +54,10 @@ void Param::end_backward(int segments) {
   MPX_ASSERT(calls_of_backward <= segments * calls_per_use, "parameter ", name, " got ", calls_of_backward,
              " gradients from ", segments, " segments of ", calls_per_use, " each");
   for (int uses = calls_of_backward / calls_per_use; uses < segments; ++uses) {
-    tell_before_use(*this);
+    if (tells) tell_before_use();
     end_use(*this);
   }
+  tells = true;
 }
 
 }  // namespace metroplex::nn

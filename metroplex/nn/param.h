@@ -35,12 +35,16 @@ struct Param : NamedTensor {
   // overflow, as in Megatron-LM, where autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   base::Listeners<std::function<void()>> before_use, on_use;
+  void tell_before_use() const;
+  void tell_use() const;
   // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
-  // not in full, count when it ends.
-  void begin_backward() { calls_of_backward = 0; }
+  // not in full, count when it ends. With `tells` false nobody hears of them: whoever captures a backward tells them
+  // beside every run of it.
+  void begin_backward(bool tells = true);
   void end_backward(int segments);
 
   int calls_of_backward = 0;   // of accumulate()
+  bool tells = true;           // the listeners, in this backward
   at::Tensor microbatch_grad;  // fp16: sum of the calls of a microbatch, until its last use
   int uses_of_microbatch = 0;  // that are in it
 

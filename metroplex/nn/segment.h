@@ -6,10 +6,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/group.h"
+#include "config/cuda_graph.h"
 #include "nn/microbatch.h"
 #include "nn/param.h"
 #include "nn/value.h"
@@ -32,9 +34,10 @@ struct SegmentContext {
 
 // What must be known of a segment before it runs, so that it can be captured or run beside others.
 struct SegmentTraits {
-  bool needs_host = false;          // the host reads results of the device
-  bool static_shapes = true;        // those of the outputs follow from those of the inputs
-  std::vector<comm::Group> groups;  // that it speaks on
+  bool needs_host = false;                             // the host reads results of the device
+  bool static_shapes = true;                           // those of the outputs follow from those of the inputs
+  std::vector<comm::Group> groups;                     // that it speaks on
+  std::optional<config::CudaGraphModule> module = {};  // the part of a layer that it is, for what names such parts
 };
 
 class Segment {

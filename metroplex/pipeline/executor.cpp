@@ -21,6 +21,13 @@ struct Executor::Step {
   const BorderShape& border;
   PipelineOutput& result;
   int rank;  // row of the table
+  const plan::GraphPlan* graphs;
+
+  int live_set(const Action& action) const {
+    return graphs == nullptr
+               ? -1
+               : graphs->set_of.at(static_cast<size_t>(action.chunk)).at(static_cast<size_t>(action.microbatch));
+  }
 };
 
 namespace {
@@ -61,14 +68,15 @@ int64_t Executor::border_bytes() const {
 }
 
 PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                             const at::Tensor& loss_gradients, const BorderShape& border) {
+                             const at::Tensor& loss_gradients, const BorderShape& border,
+                             const plan::GraphPlan* graphs) {
   MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
              "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
              pp_.size(), " x ", stages_.size());
   MPX_ASSERT(static_cast<int>(batches.size()) == table.num_microbatches, "the table is for ", table.num_microbatches,
              " microbatches");
   PipelineOutput result;
-  const Step step{table, batches, loss_gradients, border, result, pp_.index()};
+  const Step step{table, batches, loss_gradients, border, result, pp_.index(), graphs};
   result.last.resize(table.is_last_stage(step.rank, table.num_chunks - 1) ? batches.size() : 0);
   result.terms.resize(batches.size());
   const std::vector<Action>& actions = table.ranks[step.rank];
@@ -110,8 +118,8 @@ void Executor::forward(const Step& step, const Action& action) {
     for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
   }
   StageRun* run = step.table.forward_only ? nullptr : &runs_[key];
-  const nn::Values y =
-      stages_[action.chunk]->forward(x, step.batches[action.microbatch], run, &step.result.terms[action.microbatch]);
+  const nn::Values y = stages_[action.chunk]->forward(x, step.batches[action.microbatch], run,
+                                                      &step.result.terms[action.microbatch], step.live_set(action));
   if (step.table.is_last_stage(step.rank, action.chunk)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
     step.result.last[action.microbatch] = y.begin()->value.tensor();

@@ -1,8 +1,8 @@
 // The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
 // is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
-// late as possible: a receive when its tensor is used, a send when it is known to be done or
-// plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output that the
-// table has freed too.
+// late as possible: a receive when its tensor is used, a send when it is known to be done (an output's gradient has
+// come, say) or plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output
+// that the table has freed too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +19,7 @@
 #include "comm/group.h"
 #include "pipeline/stage.h"
 #include "plan/borders.h"
+#include "plan/graph_plan.h"
 #include "plan/pipeline_table.h"
 
 namespace metroplex::pipeline {
@@ -60,8 +61,10 @@ class Executor {
   // Runs one step (or, with table.forward_only, one evaluation) over `batches` (one a microbatch of the table).
   // loss_gradients [microbatches] lie where the losses do. Element m enters the backward of microbatch m with the
   // loss of the last stage and with the loss terms of every stage: the factor of its sums in the step's loss.
+  // With `graphs`, planned for the table and this rank, stages that capture run as the graphs of its live sets.
   PipelineOutput run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                     const at::Tensor& loss_gradients, const BorderShape& border);
+                     const at::Tensor& loss_gradients, const BorderShape& border,
+                     const plan::GraphPlan* graphs = nullptr);
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.

@@ -8,21 +8,36 @@
 namespace metroplex::pipeline {
 namespace {
 
-// Islands of blocks, or of single segments; a recomputed chunk consists of whole blocks.
-StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed,
-                        bool everywhere) {
+// Where the island of `block` that begins with segment `begin` ends: with the block, with that segment, or where
+// captured and other segments meet.
+size_t end_of_island(const nn::Block& block, size_t begin, bool everywhere, const std::vector<bool>& captured) {
+  if (everywhere) return begin + 1;
+  size_t end = begin + 1;
+  while (end < block.segments.size() && captured[end] == captured[begin]) ++end;
+  return end;
+}
+
+// Islands of blocks, or of single segments; a recomputed chunk consists of whole blocks, and nothing of it is
+// captured.
+StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed, bool everywhere,
+                        const GraphScope& scope) {
   StageIslands islands;
   auto chunk = recomputed.begin();
+  int graphs = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (chunk != recomputed.end() && chunk->end == b) ++chunk;
     const bool again = chunk != recomputed.end() && chunk->begin <= b;
-    const size_t count = blocks[b].segments.size(), step = everywhere ? 1 : count;
-    for (size_t s = 0; s < count; s += step) {
+    const size_t count = blocks[b].segments.size();
+    std::vector<bool> captured;
+    for (const auto& segment : blocks[b].segments)
+      captured.push_back(!everywhere && !again && scope.holds(blocks[b], *segment));
+    for (size_t s = 0, end = 0; s < count; s = end) {
+      end = end_of_island(blocks[b], s, everywhere, captured);
       std::vector<nn::Segment*> segments;
-      for (size_t i = s; i < s + step; ++i) segments.push_back(blocks[b].segments[i].get());
+      for (size_t i = s; i < end; ++i) segments.push_back(blocks[b].segments[i].get());
       const size_t place = islands.places.size();
       islands.places.push_back({nn::make_island(std::move(segments)), static_cast<int>(b), static_cast<int>(s),
-                                s == 0, s + step == count});
+                                s == 0, end == count, captured[s] ? graphs++ : -1});
       const bool joins = again && !(b == chunk->begin && s == 0);
       if (joins) {
         islands.spans.back().end = place + 1;
@@ -45,7 +60,7 @@ StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks,
   return how;
 }
 
-Stage::Stage(nn::Blocks blocks, StageSaving saving)
+Stage::Stage(nn::Blocks blocks, StageSaving saving, GraphScope scope)
     : blocks_(std::move(blocks)), saving_(std::move(saving)), params_(nn::params_of(blocks_)) {
   size_t done = 0;
   for (const nn::RecomputedChunk& chunk : saving_.recomputed) {
@@ -55,8 +70,8 @@ Stage::Stage(nn::Blocks blocks, StageSaving saving)
   }
   for (const nn::Block& block : blocks_)
     MPX_ASSERT(!block.segments.empty(), "block ", block.name, " has no segments");
-  whole_ = islands_of(blocks_, saving_.recomputed, false);
-  everywhere_ = islands_of(blocks_, saving_.recomputed, true);
+  whole_ = islands_of(blocks_, saving_.recomputed, false, scope);
+  everywhere_ = islands_of(blocks_, saving_.recomputed, true, scope);
 }
 
 void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
@@ -71,6 +86,25 @@ const StageIslands& Stage::islands(bool all) const {
   return everywhere ? everywhere_ : whole_;
 }
 
+std::vector<const nn::Island*> Stage::captured_islands() const {
+  std::vector<const nn::Island*> list;
+  for (const StageIslands::Place& place : whole_.places) {
+    if (place.graph >= 0) list.push_back(&place.island);
+  }
+  return list;
+}
+
+void Stage::capture_on(cuda::GraphDevice& device, at::Device batches_on, std::shared_ptr<GradientPlaces> gradients) {
+  graphs_ = std::make_unique<StageGraphs>(captured_islands(), device, batches_on, std::move(gradients));
+}
+
+LiveSet* Stage::begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates) {
+  if (live_set < 0 || &islands != &whole_ || !graphs_ || graphs_->islands() == 0) return nullptr;
+  LiveSet& set = graphs_->set(live_set, evaluates);
+  set.begin(batch);
+  return &set;
+}
+
 void Stage::tell_before(const nn::Turn& turn) const {
   for (const auto& [name, listener] : listeners_) listener.moments->before(turn);
 }
@@ -79,8 +113,9 @@ void Stage::tell_after(const nn::Turn& turn) const {
   for (auto entry = listeners_.rbegin(); entry != listeners_.rend(); ++entry) entry->listener.moments->after(turn);
 }
 
-nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms) {
-  ForwardCursor cursor(*this, std::move(x), {batch, run, terms, false});
+nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms,
+                          int live_set) {
+  ForwardCursor cursor(*this, std::move(x), {batch, run, terms, false, live_set});
   while (!cursor.done()) cursor.advance();
   return cursor.take();
 }

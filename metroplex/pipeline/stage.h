@@ -1,5 +1,5 @@
 // A stage is one model chunk of one pipeline rank: a list of blocks, whose segments run as islands one after another.
-// Around them hang, in this one place, the moments of an island, full recompute and offload.
+// Around them hang, in this one place, the moments of an island, full recompute, offload and graphs.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,8 @@
 #include "nn/island.h"
 #include "nn/moments.h"
 #include "nn/recompute.h"
+#include "pipeline/graph_scope.h"
+#include "pipeline/stage_graphs.h"
 
 namespace metroplex::pipeline {
 
@@ -30,6 +32,7 @@ struct StageIslands {
     nn::Island island;
     int block = 0, segment = 0;      // where it begins; the segment counts within the block
     bool first = true, last = true;  // of its block
+    int graph = -1;                  // among the captured islands of the stage; -1: runs as it is
   };
   struct Span {  // islands [begin, end): one, or those of a chunk
     size_t begin, end;
@@ -47,25 +50,34 @@ struct StageRun {
     nn::SavedInput input;
   };
   const StageIslands* islands = nullptr;  // of the stage
+  LiveSet* graphs = nullptr;              // of the captured islands; null: they run as they are
   std::vector<Span> spans;
   nn::Microbatch batch;
 };
 
 class Stage {
  public:
-  explicit Stage(nn::Blocks blocks, StageSaving saving = {});
+  // What is in `scope` makes islands of its own.
+  explicit Stage(nn::Blocks blocks, StageSaving saving = {}, GraphScope scope = {});
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
   // Told of every forward and backward of an island, with or without a run: `before` in order of joining, `after` in
   // reverse. Who only looks leaves islands whole; with `cuts` every border between segments is cut from the next
-  // forward on.
+  // forward on, and no graph is run.
   void listen(std::string name, nn::Moments& moments, bool cuts = false);
   void unlisten(const std::string& name);
 
+  // From now on the islands in scope can be graphs, of `device`, which outlives the stage. Throws as
+  // check_capturable().
+  void capture_on(cuda::GraphDevice& device, at::Device batches_on, std::shared_ptr<GradientPlaces> gradients);
+  const StageGraphs* graphs() const { return graphs_.get(); }
+  std::vector<const nn::Island*> captured_islands() const;
+
   // `x` is empty on the first stage. With `run` the forward is differentiable and fills it. `terms` gets the loss
-  // terms of the segments.
-  nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr);
+  // terms of the segments. live_set: the islands in scope run as its graphs; -1: as they are.
+  nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr,
+                     int live_set = -1);
   // Gradients of the inputs, none on the first stage. `dy` has one an output. Consumes the run, island by island from
   // the end.
   nn::Gradients backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor);
@@ -76,6 +88,8 @@ class Stage {
   const StageIslands& islands(bool all = false) const;
   const StageSaving& saving() const { return saving_; }
 
+  // For the cursors: the graphs of a forward over `islands` that begins; null where it runs as it is.
+  LiveSet* begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates);
   // Around one island; for the cursors.
   void tell_before(const nn::Turn& turn) const;
   void tell_after(const nn::Turn& turn) const;
@@ -88,7 +102,8 @@ class Stage {
   nn::Blocks blocks_;
   StageSaving saving_;
   base::Listeners<Listener> listeners_;
-  StageIslands whole_, everywhere_;  // blocks as islands; segments as islands
+  StageIslands whole_, everywhere_;  // blocks as islands, cut where the scope ends; segments as islands
+  std::unique_ptr<StageGraphs> graphs_;
   std::vector<nn::Param*> params_;
 };
 

@@ -28,8 +28,13 @@ int block_after(const StageIslands& islands, size_t island, size_t end) {
 }  // namespace
 
 ForwardCursor::ForwardCursor(Stage& stage, nn::Values x, const Call& call)
-    : stage_(stage), islands_(stage.islands(call.every_segment)), call_(call), x_(std::move(x)) {
-  if (call_.run != nullptr) *call_.run = {&islands_, std::vector<StageRun::Span>(islands_.spans.size()), call_.batch};
+    : stage_(stage),
+      islands_(stage.islands(call.every_segment)),
+      call_(call),
+      graphs_(stage.begin_graphs(islands_, call.live_set, call.batch, call.run == nullptr)),
+      x_(std::move(x)) {
+  if (call_.run != nullptr)
+    *call_.run = {&islands_, graphs_, std::vector<StageRun::Span>(islands_.spans.size()), call_.batch};
 }
 
 void ForwardCursor::advance() {
@@ -44,8 +49,12 @@ void ForwardCursor::advance() {
   const int next = block_after(islands_, island_, islands_.places.size());
   const nn::Turn turn = turn_of(place, nn::Pass::forward, next == place.block ? -1 : next);
   stage_.tell_before(turn);
-  x_ =
-      nn::run_forward(place.island, x_, {call_.batch, stage_.saving().store.get(), nullptr, call_.terms}, island_run);
+  if (graphs_ != nullptr && place.graph >= 0) {
+    x_ = graphs_->forward(static_cast<size_t>(place.graph), x_, call_.terms);
+  } else {
+    const nn::IslandForward how{call_.batch, stage_.saving().store.get(), nullptr, call_.terms};
+    x_ = nn::run_forward(place.island, x_, how, island_run);
+  }
   stage_.tell_after(turn);
   if (++island_ == span.end) ++span_;
 }
@@ -69,7 +78,7 @@ void BackwardCursor::advance() {
   } else {
     nn::IslandRun last = std::move(repeated_.back());
     repeated_.pop_back();
-    backward(std::move(last), span_.begin + repeated_.size());
+    backward(&last, span_.begin + repeated_.size());
   }
 }
 
@@ -83,7 +92,7 @@ void BackwardCursor::begin_span() {
     run_.spans.back().input.prefetch();
   }
   if (!span_.recomputed) {
-    backward(std::move(last.run), span_.begin);
+    backward(&last.run, span_.begin);
     return;
   }
   x_ = last.input.take();
@@ -105,14 +114,16 @@ void BackwardCursor::forward_again() {
   repeating_ = false;
 }
 
-void BackwardCursor::backward(nn::IslandRun run, size_t island) {
+void BackwardCursor::backward(nn::IslandRun* run, size_t island) {
   const StageIslands::Place& place = run_.islands->places[island];
   int next = place.block;
   for (size_t i = island; i > span_.begin && next == place.block; --i) next = run_.islands->places[i - 1].block;
   if (next == place.block) next = block_before(span_index_, place.block);
   const nn::Turn turn = turn_of(place, nn::Pass::backward, next);
   stage_.tell_before(turn);
-  dy_ = nn::run_backward(std::move(run), dy_, loss_factor_);
+  const bool captured = run_.graphs != nullptr && place.graph >= 0;
+  dy_ = captured ? run_.graphs->backward(static_cast<size_t>(place.graph), dy_, loss_factor_)
+                 : nn::run_backward(std::move(*run), dy_, loss_factor_);
   stage_.tell_after(turn);
 }
 

@@ -14,6 +14,7 @@ class ForwardCursor {
     StageRun* run = nullptr;      // null: evaluation
     nn::LossTerms* terms = nullptr;
     bool every_segment = false;
+    int live_set = -1;  // see Stage::forward
   };
   // `x` is empty on the first stage.
   ForwardCursor(Stage& stage, nn::Values x, const Call& call);
@@ -28,6 +29,7 @@ class ForwardCursor {
   Stage& stage_;
   const StageIslands& islands_;
   Call call_;
+  LiveSet* graphs_;
   nn::Values x_;
   size_t island_ = 0, span_ = 0;
 };
@@ -45,7 +47,7 @@ class BackwardCursor {
  private:
   void begin_span();
   void forward_again();
-  void backward(nn::IslandRun run, size_t island);
+  void backward(nn::IslandRun* run, size_t island);
   int block_before(size_t span, int block) const;
 
   Stage& stage_;

@@ -12,6 +12,7 @@
 #include "plan/verify.h"
 #include "train/expert_loads.h"
 #include "train/forced_loads.h"
+#include "train/partial_graphs.h"
 #include "train/run_length.h"
 #include "train/step_graphs.h"
 
@@ -59,6 +60,13 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   return border;
 }
 
+pipeline::PipelineOutput Assembly::run_pipeline(const std::vector<nn::Microbatch>& batches,
+                                                const at::Tensor& loss_gradients, bool forward_only) {
+  const plan::PipelineTable& step = table(static_cast<int>(batches.size()), forward_only);
+  const plan::GraphPlan* captured = partial_graphs ? partial_graphs->next(step) : nullptr;
+  return executor->run(step, batches, loss_gradients, border(batches.at(0)), captured);
+}
+
 std::vector<optim::NormPart> Assembly::norm_parts() const {
   std::vector<optim::NormPart> parts;
   for (const distributed::ParamFamily& family : families.all()) {
@@ -94,8 +102,14 @@ models::ModelContext model_context(const Assembly& a) {
   return context;
 }
 
+// What only evaluates or generates has not been checked for it (config/rules_graphs.cpp).
+bool captures_parts(const Assembly& a, bool forward_only) {
+  return a.graph_device && a.config.train.captures_parts() && !forward_only;
+}
+
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
-std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
+std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build,
+                                 bool forward_only) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory, a.world->target());
   context.saving = nn::save_policy(memory, store);
@@ -108,7 +122,9 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     chunks.push_back({static_cast<int64_t>(place), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
     auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
+    const pipeline::GraphScope scope =
+        captures_parts(a, forward_only) ? pipeline::graph_scope(a.config.train) : pipeline::GraphScope();
+    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving), scope));
     for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
       for (nn::Param* param : nn::params_of(block)) {
@@ -172,7 +188,8 @@ static void make_graph_device(Assembly& a, const comm::World& world) {
   a.world = &*a.told_world;
 }
 
-static void make_graphs(Assembly& a) {
+static void make_graphs(Assembly& a, bool forward_only) {
+  if (captures_parts(a, forward_only)) a.partial_graphs = std::make_unique<PartialGraphs>(a);
   if (a.graph_device && a.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
     a.graphs = std::make_unique<StepGraphs>(a, *a.graph_device);
 }
@@ -194,7 +211,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
   context.deferred_initialization = a->sharding.gathers_units();
-  std::vector<size_t> units = build_stages(*a, context, build);
+  std::vector<size_t> units = build_stages(*a, context, build, forward_only);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
   a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);
@@ -204,7 +221,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->families.updated();
     a->families.settle();  // whoever loads other values next writes where a gather would read
   }
-  make_graphs(*a);
+  make_graphs(*a, forward_only);
   if (forward_only) return a;
 
   make_optimizer(*a);

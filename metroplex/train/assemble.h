@@ -29,6 +29,7 @@
 
 namespace metroplex::train {
 
+class PartialGraphs;
 class StepGraphs;
 
 struct Assembly {
@@ -74,7 +75,12 @@ struct Assembly {
   // each microbatch's summed loss, [microbatches] double.
   at::Tensor step_inputs, loss_factors;
 
-  std::unique_ptr<StepGraphs> graphs;  // of whole steps; null: steps run as they are
+  std::unique_ptr<StepGraphs> graphs;             // of whole steps; null: steps run as they are
+  std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run as they are
+
+  // One run of the executor over `batches`, by the table for their number. loss_gradients: as in Executor::run.
+  pipeline::PipelineOutput run_pipeline(const std::vector<nn::Microbatch>& batches, const at::Tensor& loss_gradients,
+                                        bool forward_only);
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }

@@ -9,7 +9,7 @@ pipeline::PipelineOutput forward_backward(Assembly& a, const std::vector<nn::Mic
   const auto count = static_cast<int64_t>(batches.size());
   a.families.begin_step(count);
   for (nn::Buffer* buffer : a.buffers) buffer->pending.zero_();
-  return a.executor->run(a.table(static_cast<int>(count), false), batches, factors, a.border(batches.at(0)));
+  return a.run_pipeline(batches, factors, false);
 }
 
 // Gradients of which several ranks, which hold the same slices, have a summand each: norms under sequence

@@ -104,8 +104,7 @@ StepVector training_body(Assembly& a, const std::vector<nn::Microbatch>& batches
 
 StepVector evaluation_body(Assembly& a, const std::vector<nn::Microbatch>& batches) {
   const auto count = static_cast<int64_t>(batches.size());
-  const std::vector<at::Tensor> losses =
-      a.executor->run(a.table(static_cast<int>(count), true), batches, {}, a.border(batches.at(0))).last;
+  const std::vector<at::Tensor> losses = a.run_pipeline(batches, {}, true).last;
   return summed_losses(a, {losses, {}}, count);
 }
 

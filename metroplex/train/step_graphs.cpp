@@ -5,7 +5,7 @@
 
 #include "comm/collectives.h"
 #include "train/assemble.h"
-#include "train/static_batches.h"
+#include "pipeline/static_batches.h"
 #include "train/step.h"
 #include "train/step_body.h"
 
@@ -14,7 +14,7 @@ namespace metroplex::train {
 struct StepGraphs::One {
   std::unique_ptr<cuda::Graph> graph;
   std::function<StepVector(const std::vector<nn::Microbatch>&)> body;
-  StaticBatches inputs;
+  pipeline::StaticBatches inputs;
   StepVector vector;  // of the last step; once captured, where every replay leaves it
   int64_t steps = 0;
 };
@@ -23,7 +23,7 @@ StepGraphs::StepGraphs(Assembly& assembly, cuda::GraphDevice& device)
     : a_(assembly), device_(device), pool_(device.make_pool()) {
   const auto make = [&](std::function<StepVector(const std::vector<nn::Microbatch>&)> body) {
     return std::make_unique<One>(
-        One{device.make_graph(pool_), std::move(body), StaticBatches(assembly.world->device()), {}});
+        One{device.make_graph(pool_), std::move(body), pipeline::StaticBatches(assembly.world->device()), {}});
   };
   // In a capture of a GPU nobody may wait for it, as timers do.
   const bool times = device.recorder() != nullptr;

@@ -71,7 +71,7 @@ size_t TapePool::release(void* pointer) {
   const auto offset = static_cast<size_t>(static_cast<char*>(pointer) - base_);
   const auto block = used_.find(offset);
   MPX_ASSERT(block != used_.end(), "a pool gets back what it did not give");
-  const auto [size, asked, number] = block->second;
+  const auto [size, asked, number, written] = block->second;
   bytes_.live -= static_cast<int64_t>(asked);
   used_.erase(block);
   add_free(offset, size);
@@ -106,25 +106,42 @@ bool TapePool::holds(const void* pointer) const {
   return at >= base_ && at < base_ + capacity_;
 }
 
+TapePool::Blocks::const_iterator TapePool::block_at(const void* pointer) const {
+  if (!holds(pointer)) return used_.end();
+  const size_t offset = offset_of(pointer);
+  auto block = used_.upper_bound(offset);
+  if (block == used_.begin()) return used_.end();
+  --block;
+  return offset < block->first + block->second.rounded ? block : used_.end();
+}
+
 int64_t TapePool::allocation_at(const void* pointer) const {
   const std::optional<Place> place = place_of(pointer);
   return place ? place->number : -1;
 }
 
 std::optional<TapePool::Place> TapePool::place_of(const void* pointer) const {
-  if (!holds(pointer)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const size_t offset = offset_of(pointer);
-  auto block = used_.upper_bound(offset);
-  if (block == used_.begin()) return std::nullopt;
-  --block;
-  if (offset >= block->first + block->second.rounded) return std::nullopt;
+  const auto block = block_at(pointer);
+  if (block == used_.end()) return std::nullopt;
   return Place{base_ + block->first, block->second.rounded, block->second.number};
 }
 
 int64_t TapePool::allocations() const {
   const std::lock_guard lock(mutex_);
   return allocations_;
+}
+
+void TapePool::mark_written(const void* pointer) {
+  const std::lock_guard lock(mutex_);
+  const auto block = block_at(pointer);
+  if (block != used_.end()) used_[block->first].written = true;
+}
+
+bool TapePool::written(const void* pointer) const {
+  const std::lock_guard lock(mutex_);
+  const auto block = block_at(pointer);
+  return block != used_.end() && block->second.written;
 }
 
 }  // namespace metroplex::cuda

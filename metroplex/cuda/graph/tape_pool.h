@@ -46,20 +46,26 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   size_t offset_of(const void* pointer) const {
     return static_cast<size_t>(static_cast<const char*>(pointer) - base_);
   }
+  // Whether an operation has written to what allocate() gave; whichever graph of the pool it is on.
+  void mark_written(const void* pointer);
+  bool written(const void* pointer) const;
 
  private:
   struct Block {
     size_t rounded, asked;
     int64_t number;
+    bool written = false;
   };
   size_t rounded(size_t bytes) const;
   void add_free(size_t offset, size_t size);
+  using Blocks = std::map<size_t, Block>;  // by offset
+  Blocks::const_iterator block_at(const void* pointer) const;
 
   char* base_ = nullptr;
   size_t alignment_;
   size_t capacity_ = 0;
   mutable std::mutex mutex_;
-  std::map<size_t, Block> used_;              // by offset
+  Blocks used_;
   std::map<size_t, size_t> free_;             // offset -> size, below the mark
   std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
   size_t mark_ = 0;                           // above it nothing has ever been used

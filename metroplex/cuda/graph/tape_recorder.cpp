@@ -33,15 +33,13 @@ struct TapeRecorder::Recording {
   bool host_made(const at::Tensor& x) const {
     if (!x.defined() || x.numel() != 1) return false;
     if (x.unsafeGetTensorImpl()->is_wrapped_number()) return true;
-    const int64_t number = allocation(x);
-    return number >= 0 && !written.contains(number);
+    return allocation(x) >= 0 && !pool->written(x.storage().data());
   }
 
   Tape tape;
   std::shared_ptr<TapePool> pool;
   bool strict;
   std::unordered_set<c10::StorageImpl*> known;  // externals
-  std::unordered_set<int64_t> written;          // allocations that an operation has written to
   TapeHooks hooks;
 };
 
@@ -66,12 +64,17 @@ at::Tensor TapeRecorder::held(const at::Tensor& x) { return recording_ && x.defi
 
 void TapeRecorder::mark(std::function<void()> host) {
   host();
-  if (recording_) add({"mark", {}, place_, {}, {}, {}, nullptr, {}, std::move(host)});
+  if (!recording_) return;
+  TapeOperation operation;
+  operation.name = "mark";
+  operation.place = place_;
+  operation.run = std::move(host);
+  add(std::move(operation));
 }
 
 void TapeRecorder::add(TapeOperation operation) {
   Recording& recording = *recording_;
-  for (const at::Tensor& x : operation.writes) recording.written.insert(recording.allocation(x));
+  for (const at::Tensor& x : operation.writes) recording.pool->mark_written(x.storage().data());
   recording.own(operation.reads);
   recording.own(operation.writes);
   recording.tape.operations.push_back(std::move(operation));

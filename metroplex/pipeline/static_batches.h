@@ -12,7 +12,7 @@
 #include "cuda/side_stream.h"
 #include "nn/microbatch.h"
 
-namespace metroplex::train {
+namespace metroplex::pipeline {
 
 class StaticBatches {
  public:
@@ -52,4 +52,4 @@ class StaticBatches {
   Staging staging_;
 };
 
-}  // namespace metroplex::train
+}  // namespace metroplex::pipeline

@@ -1,5 +1,5 @@
 // Microbatches at fixed places: values, addresses, what counts as another form, and the order of the two streams.
-#include "train/static_batches.h"
+#include "pipeline/static_batches.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace metroplex::test {
 namespace {
 
-using train::StaticBatches;
+using pipeline::StaticBatches;
 
 constexpr int64_t kSamples = 2, kLength = 5;
 

@@ -1,4 +1,4 @@
-#include "train/static_batches.h"
+#include "pipeline/static_batches.h"
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::train {
+namespace metroplex::pipeline {
 namespace {
 
 struct Field {
@@ -179,4 +179,4 @@ int64_t StaticBatches::bytes() const {
   return bytes;
 }
 
-}  // namespace metroplex::train
+}  // namespace metroplex::pipeline

@@ -1,0 +1,40 @@
+#include "pipeline/graph_scope.h"
+
+#include "base/error.h"
+
+namespace metroplex::pipeline {
+
+bool GraphScope::holds(const nn::Block& block, const nn::Segment& segment) const {
+  using enum config::CudaGraphModule;
+  if (layers) return block.is_layer;
+  const auto module = segment.traits().module;
+  if (!module) return false;
+  const bool of_experts = *module == moe_router || *module == moe_preprocess;
+  return modules.has(*module) || (of_experts && modules.has(moe));
+}
+
+GraphScope graph_scope(const config::Train& train) {
+  if (!train.captures_parts()) return {};
+  return {train.captured_modules(), train.cuda_graph_modules.empty()};
+}
+
+static void check(const nn::Island& island, bool holds, const std::string& name, const char* reason) {
+  MPX_CHECK(holds, "cuda graph", name, " of ", island.segments.front()->name(), " cannot be captured: ", reason,
+            "; leave it out of train.cuda_graph_modules, or set train.cuda_graph_impl: none");
+}
+
+void check_capturable(const nn::Island& island) {
+  for (const nn::Segment* segment : island.segments) {
+    const nn::SegmentTraits traits = segment->traits();
+    check(island, !traits.needs_host, "segment " + segment->name(), "the host reads results of the device");
+    check(island, traits.static_shapes, "segment " + segment->name(),
+          "the shapes of its results follow from values of the device");
+  }
+  for (const nn::Island::Uses& uses : island.params) {
+    check(island, uses.param->scalar_type() != at::kHalf || uses.segments == uses.param->uses_per_microbatch,
+          "parameter " + uses.param->name,
+          "the sum of its fp16 gradients of one microbatch goes on in segments that are not captured with it");
+  }
+}
+
+}  // namespace metroplex::pipeline

@@ -1,0 +1,194 @@
+#include "pipeline/graphed_island.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "base/error.h"
+#include "cuda/graph/tape.h"
+
+namespace metroplex::pipeline {
+namespace {
+
+int64_t bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; }
+
+std::string form_of(const at::Tensor& x) {
+  return x.defined() ? base::concat(x.sizes(), " ", c10::toString(x.scalar_type())) : "undefined";
+}
+
+bool same_form(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+}
+
+}  // namespace
+
+at::Tensor GradientPlaces::place_for(const at::Tensor& gradient, int64_t nth) {
+  at::Tensor& place = places_[{gradient.sizes().vec(), gradient.scalar_type(), nth}];
+  if (!place.defined()) place = at::empty(gradient.sizes(), gradient.options());
+  return place;
+}
+
+int64_t GradientPlaces::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [form, place] : places_) bytes += bytes_of(place);
+  return bytes;
+}
+
+void LiveSetMemory::left(const at::Tensor& result) {
+  if (result.defined()) results.insert(result.storage().data());
+}
+
+bool LiveSetMemory::holds(const at::Tensor& x) const { return results.contains(x.storage().data()); }
+
+GraphedIsland::GraphedIsland(const nn::Island& island, LiveSetMemory& memory)
+    : island_(island),
+      memory_(memory),
+      forward_(memory.device.make_graph(memory.pool)),
+      backward_(memory.device.make_graph(memory.pool)) {}
+
+void GraphedIsland::copy_in(const Entry& entry, const at::Tensor& value) const {
+  const at::NoGradGuard no_grad;
+  entry.place.copy_(value, /*non_blocking=*/true);
+}
+
+void GraphedIsland::bring(const Entry& entry, const at::Tensor& value) const {
+  MPX_CHECK(
+      same_form(value, entry.place), "cuda graph", name(), " was captured with ", entry.name, " ",
+      form_of(entry.place), " and gets ", form_of(value),
+      ", which does not follow from the form of the microbatch; leave it out of train.cuda_graph_modules, or set "
+      "train.cuda_graph_impl: none");
+  if (entry.copied) return copy_in(entry, value);
+  MPX_ASSERT(!value.defined() || value.const_data_ptr() == entry.place.const_data_ptr(), name(), " got ", entry.name,
+             " at another place than at the capture");
+}
+
+void GraphedIsland::capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work) const {
+  try {
+    cuda::capture(graph, work);
+  } catch (const base::Error& error) {
+    if (error.room() != "cuda graph") throw;
+    const std::string message = std::string(error.what()).substr(error.room().size() + 3);
+    base::throw_error("cuda graph", base::concat(pass, " of ", name(), ": ", message));
+  }
+}
+
+nn::Values GraphedIsland::forward(const nn::Values& x, const Forward& how) {
+  nn::Values out;
+  if (!forward_->captured()) {
+    out = capture_forward(x, how);
+  } else {
+    MPX_ASSERT(x.size() == inputs_.size(), name(), " gets ", x.size(), " values for ", inputs_.size());
+    auto entry = inputs_.begin();
+    for (const auto& [value_name, value] : x) bring(*entry++, value.tensor());
+    forward_->replay();
+    out = outputs_;
+  }
+  if (how.terms == nullptr) return out;
+  for (const nn::LossTerm& term : terms_) how.terms->push_back({term.name, term.sum.clone()});
+  return out;
+}
+
+nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
+  nn::Values in, out;
+  inputs_.clear();
+  for (const auto& [value_name, value] : x) {
+    const at::Tensor& tensor = value.tensor();
+    if (memory_.holds(tensor)) {
+      inputs_.push_back({value_name, cuda::weak_alias(tensor), false});
+      in.add(value_name, tensor);
+    } else {
+      inputs_.push_back({value_name, at::empty(tensor.sizes(), tensor.options()), true});
+      copy_in(inputs_.back(), tensor);
+      in.add(value_name, inputs_.back().place);
+    }
+  }
+  nn::LossTerms terms;
+  run_ = {};
+  capture(*forward_, "forward", [&] {
+    out = nn::run_forward(island_, in, {how.batch, nullptr, nullptr, &terms}, how.evaluates ? nullptr : &run_);
+  });
+  outputs_ = {};
+  terms_.clear();
+  for (const auto& [value_name, value] : out) {
+    memory_.left(value.tensor());
+    outputs_.add(value_name, cuda::weak_alias(value.tensor()));
+  }
+  for (const nn::LossTerm& term : terms) terms_.push_back({term.name, cuda::weak_alias(term.sum)});
+  return out;
+}
+
+// Uses are counted behind the graph, so a bucket of gradients may leave a little later than without one.
+nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
+  for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
+    for (int i = 0; i < uses->segments; ++i) uses->param->tell_before_use();
+  }
+  nn::Gradients dx;
+  if (!backward_->captured()) {
+    dx = capture_backward(dy, loss_factor);
+  } else {
+    MPX_ASSERT(dy.size() == gradients_.size(), name(), " gets ", dy.size(), " gradients for ", gradients_.size());
+    for (size_t i = 0; i < dy.size(); ++i) bring(gradients_[i], dy[i]);
+    if (loss_factor_) bring(*loss_factor_, loss_factor);
+    backward_->replay();
+    dx = input_gradients_;
+  }
+  for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
+    for (int i = 0; i < uses->segments; ++i) uses->param->tell_use();
+  }
+  return dx;
+}
+
+nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
+  MPX_ASSERT(run_.island != nullptr, "backward of ", name(), " without its forward");
+  nn::Gradients in, dx;
+  gradients_.clear();
+  const auto enter = [&](std::string what, const at::Tensor& gradient, int64_t nth) {
+    const bool chained = !gradient.defined() || memory_.holds(gradient);
+    const at::Tensor place = chained ? gradient : memory_.gradients.place_for(gradient, nth);
+    const Entry entry{std::move(what), chained ? cuda::weak_alias(gradient) : place, !chained};
+    if (!chained) copy_in(entry, gradient);
+    return std::pair(entry, place);
+  };
+  auto output = outputs_.begin();
+  for (size_t i = 0; i < dy.size(); ++i, ++output) {
+    auto [entry, place] = enter("the gradient of " + output->name, dy[i], static_cast<int64_t>(i));
+    gradients_.push_back(std::move(entry));
+    in.push_back(place);
+  }
+  at::Tensor factor;
+  loss_factor_.reset();
+  if (!run_.terms.empty()) {
+    auto [entry, place] = enter("the factor of loss terms", loss_factor, -1);
+    loss_factor_ = std::move(entry);
+    factor = place;
+  }
+  capture(*backward_, "backward", [&] {
+    dx = nn::run_backward(std::move(run_), in, factor, /*tells_uses=*/false);
+    // A gradient that passes through must not lie where the next one enters.
+    for (at::Tensor& gradient : dx) {
+      for (size_t i = 0; i < in.size() && gradient.defined(); ++i) {
+        if (gradients_[i].copied && gradient.is_alias_of(in[i])) gradient = gradient.clone();
+      }
+    }
+  });
+  run_ = {};
+  input_gradients_.clear();
+  for (const at::Tensor& gradient : dx) {
+    memory_.left(gradient);
+    input_gradients_.push_back(cuda::weak_alias(gradient));
+  }
+  return dx;
+}
+
+cuda::GraphSize GraphedIsland::size() const {
+  const cuda::GraphSize forward = forward_->size(), backward = backward_->size();
+  return {forward.nodes + backward.nodes, forward.bytes + backward.bytes};
+}
+
+int64_t GraphedIsland::input_bytes() const {
+  int64_t bytes = 0;
+  for (const Entry& entry : inputs_) bytes += entry.copied ? bytes_of(entry.place) : 0;
+  return bytes;
+}
+
+}  // namespace metroplex::pipeline

@@ -1,0 +1,68 @@
+// The captured islands of a stage, once for each live set: graphs, their pool, and the microbatch that the layers
+// read. A set takes a microbatch with its forward and holds it until its backward is done and everything that reads
+// its results is; who takes which set when is a plan::GraphPlan's to say.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pipeline/graphed_island.h"
+#include "pipeline/static_batches.h"
+
+namespace metroplex::pipeline {
+
+struct GraphSizes {
+  int64_t graphs = 0;  // captured so far
+  cuda::GraphSize size;
+  int64_t static_inputs = 0;  // bytes: microbatches, and what comes from layers that are not captured
+  int64_t gradients = 0;      // bytes of GradientPlaces
+  cuda::GraphPool::Bytes pools;
+
+  void add(const GraphSizes& other);
+};
+
+class LiveSet {
+ public:
+  // `islands` outlive it.
+  LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientPlaces& gradients,
+          at::Device batches_on, bool evaluates);
+  LiveSet(const LiveSet&) = delete;
+  LiveSet& operator=(const LiveSet&) = delete;
+
+  // Ahead of the forward of `batch`. One of another form than the last voids the graphs of the set.
+  void begin(const nn::Microbatch& batch);
+  // Island number `graph` of the list, in order, and backwards in reverse.
+  nn::Values forward(size_t graph, const nn::Values& x, nn::LossTerms* terms);
+  nn::Gradients backward(size_t graph, const nn::Gradients& dy, const at::Tensor& loss_factor);
+  GraphSizes sizes() const;
+
+ private:
+  void empty();
+
+  std::vector<const nn::Island*> list_;
+  LiveSetMemory memory_;
+  StaticBatches batch_;
+  std::vector<GraphedIsland> islands_;
+  bool evaluates_;
+};
+
+class StageGraphs {
+ public:
+  // `islands` and `device` outlive it; `gradients` is the rank's. Throws as check_capturable().
+  StageGraphs(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, at::Device batches_on,
+              std::shared_ptr<GradientPlaces> gradients);
+
+  // Made when it is first asked for. Sets of training and of evaluation are others.
+  LiveSet& set(int number, bool evaluates);
+  GraphSizes sizes(bool evaluation) const;  // without GradientPlaces
+  size_t islands() const { return list_.size(); }
+
+ private:
+  std::vector<const nn::Island*> list_;
+  cuda::GraphDevice& device_;
+  at::Device batches_on_;
+  std::shared_ptr<GradientPlaces> gradients_;
+  std::vector<std::unique_ptr<LiveSet>> training_, evaluation_;
+};
+
+}  // namespace metroplex::pipeline

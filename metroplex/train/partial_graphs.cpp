@@ -1,0 +1,49 @@
+#include "train/partial_graphs.h"
+
+#include <algorithm>
+
+#include "train/assemble.h"
+
+namespace metroplex::train {
+namespace {
+
+plan::GraphPlan planned(const Assembly& a, const plan::PipelineTable& table) {
+  std::vector<int> islands;
+  for (const auto& stage : a.stages) islands.push_back(static_cast<int>(stage->captured_islands().size()));
+  const int rank = a.groups().pp.index();
+  plan::GraphPlan plan = plan::plan_graphs(table, rank, plan::alike_layers(islands));
+  plan::verify_graphs(plan, table, rank);
+  return plan;
+}
+
+}  // namespace
+
+PartialGraphs::PartialGraphs(Assembly& assembly)
+    : a_(assembly), gradients_(std::make_shared<pipeline::GradientPlaces>()) {
+  for (const auto& stage : a_.stages) stage->capture_on(*a_.graph_device, a_.world->device(), gradients_);
+}
+
+const plan::GraphPlan* PartialGraphs::next(const plan::PipelineTable& table) {
+  const config::Train& train = a_.config.train;
+  if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return nullptr;
+  int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
+  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) return nullptr;
+  const auto key = std::make_pair(table.num_microbatches, table.forward_only);
+  auto found = plans_.find(key);
+  if (found == plans_.end()) found = plans_.emplace(key, planned(a_, table)).first;
+  if (!table.forward_only) last_training_ = &found->second;
+  return &found->second;
+}
+
+PartialGraphs::Sizes PartialGraphs::sizes() const {
+  Sizes sizes;
+  for (const auto& stage : a_.stages) {
+    sizes.training.add(stage->graphs()->sizes(false));
+    sizes.evaluation.add(stage->graphs()->sizes(true));
+  }
+  sizes.training.gradients = gradients_->bytes();
+  if (last_training_ != nullptr) sizes.planned = last_training_->num_graphs();
+  return sizes;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,41 @@
+// Parts of layers as graphs (train.cuda_graph_impl: local, transformer_engine): which live set each microbatch of a
+// step takes, and from which step on. The graphs themselves are the stages' (pipeline/stage_graphs.h); what is
+// between them, and all else of a step, runs as it is.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "cuda/graph/graph.h"
+#include "pipeline/stage_graphs.h"
+#include "plan/graph_plan.h"
+
+namespace metroplex::train {
+
+struct Assembly;
+
+class PartialGraphs {
+ public:
+  // Makes the stages of `assembly`, which outlives it, capture on its graph device. Throws as
+  // pipeline::check_capturable().
+  explicit PartialGraphs(Assembly& assembly);
+
+  // Of the next step of training, or of evaluation, with this table; null where it runs as it is: the first
+  // train.cuda_graph_warmup_steps of each (at least one), and all evaluation with transformer_engine.
+  const plan::GraphPlan* next(const plan::PipelineTable& table);
+
+  struct Sizes {
+    pipeline::GraphSizes training, evaluation;  // gradients: in training
+    int64_t planned = 0;                        // graphs for the last step of training
+  };
+  Sizes sizes() const;
+
+ private:
+  Assembly& a_;
+  std::shared_ptr<pipeline::GradientPlaces> gradients_;
+  std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)
+  const plan::GraphPlan* last_training_ = nullptr;
+  int64_t training_steps_ = 0, evaluation_steps_ = 0;
+};
+
+}  // namespace metroplex::train

@@ -1,0 +1,370 @@
+// Captured islands of a stage: the bits, uses and loss terms of islands that run as they are, what passes through,
+// and what is refused.
+#include "pipeline/stage_graphs.h"
+
+#include <map>
+
+#include "base/error.h"
+#include "pipeline/routed.h"
+
+namespace metroplex::test {
+namespace {
+
+using Counts = std::map<std::string, int>;
+
+// How often each parameter's listeners are told.
+struct Told {
+  Counts before, uses;
+  std::string order;  // of uses
+  explicit Told(const std::vector<nn::Param*>& params) {
+    for (nn::Param* param : params) {
+      param->before_use.add("told", [this, param] { ++before[param->name]; });
+      param->on_use.add("told", [this, param] {
+        ++uses[param->name];
+        order += param->name;
+        EXPECT_GE(before[param->name], uses[param->name]) << param->name << ": used before anybody heard of it";
+      });
+    }
+  }
+};
+
+constexpr const char* kOther = "other";
+
+// hidden and other change places, and other becomes hidden * w: a gradient passes through without being touched.
+class CrossSegment final : public nn::Segment {
+ public:
+  CrossSegment(std::string name, double first) : w(routed_param(name + ".w", first)), name_(std::move(name)) {}
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&w); }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
+    nn::Values out(nn::kHiddenStates, in.tensor(kOther));
+    return out.add(kOther, scaled(in.tensor(nn::kHiddenStates), w));
+  }
+  nn::Param w;
+
+ private:
+  std::string name_;
+};
+
+// hidden * w * (sum of the counters + 1); other passes.
+class CountedSegment final : public nn::Segment {
+ public:
+  CountedSegment(std::string name, double first) : w(routed_param(name + ".w", first)), name_(std::move(name)) {}
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&w); }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const at::Tensor factor = context.batch.sample_counters.sum().to(at::kDouble) + 1;
+    nn::Values out(nn::kHiddenStates, scaled(in.tensor(nn::kHiddenStates), w) * factor);
+    return out.add(kOther, in.tensor(kOther));
+  }
+  nn::Param w;
+
+ private:
+  std::string name_;
+};
+
+// Captured, as it is, captured, captured: blocks that count as layers are in scope.
+nn::Blocks crossing_blocks() {
+  nn::Blocks blocks;
+  blocks.push_back(one_segment(std::make_unique<CrossSegment>("first", 0.5), true));
+  blocks.push_back(one_segment(std::make_unique<CountedSegment>("between", 0.25)));
+  blocks.push_back(one_segment(std::make_unique<CrossSegment>("second", -0.5), true));
+  blocks.push_back(one_segment(std::make_unique<CountedSegment>("third", 0.125), true));
+  return blocks;
+}
+
+struct Outcome {
+  std::vector<at::Tensor> tensors;  // results, gradients of inputs, gradients of parameters, loss terms
+};
+
+void expect_same_outcome(const Outcome& got, const Outcome& expected) {
+  ASSERT_EQ(got.tensors.size(), expected.tensors.size());
+  for (size_t i = 0; i < got.tensors.size(); ++i) EXPECT_TRUE(at::equal(got.tensors[i], expected.tensors[i])) << i;
+}
+
+nn::Microbatch batch_number(int64_t number) {
+  nn::Microbatch batch = toy_batches(1)[0];
+  batch.sample_counters.fill_(number);
+  return batch;
+}
+
+at::Tensor values_of(int64_t number, double shift) {
+  return (routed_input() + shift + static_cast<double>(number)).sin();
+}
+
+struct Pass {
+  pipeline::StageRun run;
+  nn::LossTerms terms;
+  std::vector<at::Tensor> out;
+};
+
+void forward(pipeline::Stage& stage, Pass& pass, nn::Values in, int64_t number, int live_set) {
+  const nn::Microbatch batch = batch_number(number);
+  for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, live_set))
+    pass.out.push_back(value.tensor());
+}
+
+nn::Values crossing_values(int64_t number) {
+  nn::Values in(nn::kHiddenStates, values_of(number, 0));
+  return in.add(kOther, values_of(number, 1));
+}
+
+Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy) {
+  Outcome outcome;
+  for (const at::Tensor& out : pass.out) outcome.tensors.push_back(out.clone());
+  for (nn::Param* param : stage.params()) param->main_grad.zero_();
+  for (const at::Tensor& dx : stage.backward(std::move(pass.run), std::move(dy), at::full({}, 0.25, at::kDouble)))
+    outcome.tensors.push_back(dx.clone());
+  for (nn::Param* param : stage.params()) outcome.tensors.push_back(param->main_grad.clone());
+  for (const nn::LossTerm& term : pass.terms) outcome.tensors.push_back(term.sum);
+  return outcome;
+}
+
+Outcome cross(pipeline::Stage& stage, int64_t number, int live_set) {
+  Pass pass;
+  forward(stage, pass, crossing_values(number), number, live_set);
+  return finish(stage, std::move(pass), {values_of(number, 2), values_of(number, 3)});
+}
+
+struct Captured {
+  explicit Captured(nn::Blocks blocks)
+      : device(cuda::make_graph_device(at::kCPU)), stage(std::move(blocks), {}, {{}, true}) {
+    stage.capture_on(*device, at::kCPU, gradients);
+  }
+  std::unique_ptr<cuda::GraphDevice> device;
+  std::shared_ptr<pipeline::GradientPlaces> gradients = std::make_shared<pipeline::GradientPlaces>();
+  pipeline::Stage stage;
+};
+
+TEST(StageGraphs, HaveTheBitsAndTellTheUsesOfIslandsThatRunAsTheyAre) {
+  pipeline::Stage plain(crossing_blocks());
+  Captured graphs(crossing_blocks());
+  Told told(graphs.stage.params());
+  for (int64_t number = 0; number < 5; ++number) {
+    SCOPED_TRACE(number);
+    expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
+    const int times = static_cast<int>(number) + 1;
+    const Counts each{{"first.w", times}, {"between.w", times}, {"second.w", times}, {"third.w", times}};
+    EXPECT_EQ(told.uses, each);
+    EXPECT_EQ(told.before, each);
+    EXPECT_EQ(told.order, "third.wsecond.wbetween.wfirst.w");
+    told.order.clear();
+  }
+  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 2 * 3);
+  EXPECT_EQ(graphs.stage.graphs()->sizes(true).graphs, 0);
+  EXPECT_EQ(graphs.stage.graphs()->sizes(false).pools.live, 0);
+}
+
+TEST(StageGraphs, AReplayDoesNotCallTheLayers) {
+  int calls = 0;
+  nn::Blocks blocks;
+  blocks.push_back(one_segment(std::make_unique<ToyLayer>(1, [&](const nn::Microbatch&) { ++calls; }), true));
+  Captured graphs(std::move(blocks));
+  for (int64_t number = 0; number < 3; ++number) {
+    Pass pass;
+    forward(graphs.stage, pass, {nn::kHiddenStates, values_of(number, 0)}, number, 0);
+    finish(graphs.stage, std::move(pass), {values_of(number, 1)});
+  }
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(StageGraphs, MicrobatchesInFlightTakeASetEach) {
+  pipeline::Stage plain(crossing_blocks());
+  Captured graphs(crossing_blocks());
+  const auto three_in_flight = [](pipeline::Stage& stage, int64_t first, bool captured) {
+    std::vector<Pass> passes(3);
+    for (int64_t i = 0; i < 3; ++i) {
+      const int set = captured ? static_cast<int>(i) : -1;
+      forward(stage, passes[static_cast<size_t>(i)], crossing_values(first + i), first + i, set);
+    }
+    Outcome all;
+    for (int64_t i = 0; i < 3; ++i) {
+      Outcome one = finish(stage, std::move(passes[static_cast<size_t>(i)]), {values_of(i, 2), values_of(i, 3)});
+      all.tensors.insert(all.tensors.end(), one.tensors.begin(), one.tensors.end());
+    }
+    return all;
+  };
+  for (const int64_t first : {0, 3, 6})
+    expect_same_outcome(three_in_flight(graphs.stage, first, true), three_in_flight(plain, first, false));
+  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 3 * 2 * 3);
+}
+
+TEST(StageGraphs, EvaluationHasSetsOfItsOwnWithoutBackward) {
+  pipeline::Stage plain(crossing_blocks());
+  Captured graphs(crossing_blocks());
+  for (int64_t number = 0; number < 4; ++number) {
+    cross(graphs.stage, number, 0);
+    const nn::Microbatch batch = batch_number(number + 10);
+    const nn::Values want = plain.forward(crossing_values(number + 10), batch, nullptr);
+    for (const auto& [name, value] : graphs.stage.forward(crossing_values(number + 10), batch, nullptr, nullptr, 0))
+      EXPECT_TRUE(at::equal(value.tensor(), want.tensor(name))) << name;
+  }
+  EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 2 * 3);
+  EXPECT_EQ(graphs.stage.graphs()->sizes(true).graphs, 3);
+}
+
+// Integers, an output that nobody reads and a loss term.
+TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
+  const auto blocks = [] {
+    nn::Blocks blocks;
+    blocks.push_back(one_segment(std::make_unique<RouterSegment>(), true));
+    return blocks;
+  };
+  pipeline::Stage plain(blocks());
+  Captured graphs(blocks());
+  Told told(graphs.stage.params());
+  std::vector<Outcome> got, want;
+  for (int64_t number = 0; number < 3; ++number) {
+    for (pipeline::Stage* stage : {&plain, &graphs.stage}) {
+      Pass pass;
+      forward(*stage, pass, {nn::kHiddenStates, values_of(number, 0)}, number, 0);
+      EXPECT_EQ(pass.terms.size(), 1u);
+      (stage == &plain ? want : got).push_back(finish(*stage, std::move(pass), {values_of(number, 1), {}, {}}));
+    }
+  }
+  for (size_t i = 0; i < got.size(); ++i) expect_same_outcome(got[i], want[i]);
+  EXPECT_EQ(told.uses, (Counts{{"a", 3}, {"b", 3}}));
+}
+
+// The memory report, another microbatch between the segments: nothing is replayed then.
+TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
+  struct Silent final : nn::Moments {
+    void before(const nn::Turn&) override {}
+    void after(const nn::Turn&) override {}
+  } silent;
+  pipeline::Stage plain(crossing_blocks());
+  Captured graphs(crossing_blocks());
+  for (int64_t number = 0; number < 6; ++number) {
+    if (number == 1 || number == 4) graphs.stage.listen("silent", silent, true);
+    expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
+    EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 6);
+    if (number == 1 || number == 4) graphs.stage.unlisten("silent");
+  }
+}
+
+TEST(StageGraphs, AMicrobatchOfAnotherFormIsCapturedAnew) {
+  pipeline::Stage plain(crossing_blocks());
+  Captured graphs(crossing_blocks());
+  const auto run = [](pipeline::Stage& stage, int64_t samples, int live_set) {
+    nn::Microbatch batch = batch_number(samples);
+    batch.sample_counters = at::arange(samples, at::kLong);
+    nn::Values in(nn::kHiddenStates, values_of(samples, 0).slice(1, 0, samples).contiguous());
+    in.add(kOther, values_of(samples, 1).slice(1, 0, samples).contiguous());
+    Pass pass;
+    for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, live_set))
+      pass.out.push_back(value.tensor());
+    nn::Gradients dy;
+    for (const at::Tensor& out : pass.out) dy.push_back(out.clone());
+    return finish(stage, std::move(pass), std::move(dy));
+  };
+  for (const int64_t samples : {2, 2, 1, 1, 2, 1}) {
+    SCOPED_TRACE(samples);
+    expect_same_outcome(run(graphs.stage, samples, 0), run(plain, samples, -1));
+    EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 6);
+  }
+}
+
+void expect_error(const std::function<void()>& work, const std::vector<std::string>& parts) {
+  try {
+    work();
+    ADD_FAILURE() << "no error";
+  } catch (const base::Error& error) {
+    EXPECT_EQ(error.room(), "cuda graph");
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in: " << error.what();
+  }
+}
+
+TEST(StageGraphs, ValuesOfAnotherFormThanTheMicrobatchSaysAreRefusedByName) {
+  Captured graphs(crossing_blocks());
+  cross(graphs.stage, 0, 0);
+  Pass pass;
+  nn::Values in(nn::kHiddenStates, values_of(0, 0).slice(0, 0, 3).contiguous());
+  in.add(kOther, values_of(0, 1));
+  expect_error([&] { forward(graphs.stage, pass, in, 0, 0); },
+               {"first", "hidden_states", "[4, 2, 3] Double", "[3, 2, 3] Double", "train.cuda_graph_modules"});
+}
+
+TEST(StageGraphs, WhatTheHostReadsIsRefusedWhileItIsCaptured) {
+  nn::Blocks blocks;
+  blocks.push_back(routed_block());
+  Captured graphs(std::move(blocks));
+  Pass pass;
+  expect_error(
+      [&] {
+        forward(graphs.stage, pass, {nn::kHiddenStates, values_of(0, 0)}, 0, 0);
+      },
+      {"forward of router", "cannot be captured", "the host", "train.cuda_graph_modules"});
+}
+
+// Says of itself what a test wants.
+class SaidSegment final : public nn::Segment {
+ public:
+  SaidSegment(std::string name, nn::SegmentTraits traits, nn::Param& param)
+      : name_(std::move(name)), traits_(std::move(traits)), param_(param) {}
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&param_); }
+  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override { return in; }
+  nn::SegmentTraits traits() const override { return traits_; }
+
+ private:
+  std::string name_;
+  nn::SegmentTraits traits_;
+  nn::Param& param_;
+};
+
+TEST(GraphScope, WhatCannotBeCapturedIsRefusedByNameWithTheReason) {
+  nn::Param param = routed_param("table", 0);
+  SaidSegment reads("reading", {.needs_host = true, .groups = {}}, param),
+      grows("growing", {.static_shapes = false, .groups = {}}, param), fine("fine", {}, param);
+  const auto refused = [](nn::Segment& segment, const std::vector<std::string>& parts) {
+    expect_error([&] { pipeline::check_capturable(nn::make_island({&segment})); }, parts);
+  };
+  refused(reads, {"segment reading", "the host reads", "leave it out of train.cuda_graph_modules"});
+  refused(grows, {"segment growing", "shapes", "train.cuda_graph_impl: none"});
+  param.uses_per_microbatch = 2;
+  pipeline::check_capturable(nn::make_island({&fine}));
+  param.data = param.data.to(at::kHalf);
+  refused(fine, {"parameter table", "fp16"});
+  pipeline::check_capturable(nn::make_island({&fine, &fine}));
+}
+
+TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) {
+  using enum config::CudaGraphModule;
+  nn::Param param = routed_param("p", 0);
+  const auto blocks = [&] {
+    nn::Blocks blocks;
+    blocks.push_back(one_segment(std::make_unique<SaidSegment>("embedding", nn::SegmentTraits(), param)));
+    blocks.push_back({"layer", true, {}});
+    const std::vector<std::optional<config::CudaGraphModule>> modules{attn, moe_router, std::nullopt, mlp, attn};
+    for (const auto& module : modules)
+      blocks.back().segments.push_back(
+          std::make_unique<SaidSegment>("part", nn::SegmentTraits{.groups = {}, .module = module}, param));
+    blocks.push_back(
+        one_segment(std::make_unique<SaidSegment>("top", nn::SegmentTraits{.groups = {}, .module = attn}, param)));
+    return blocks;
+  };
+  // One letter a segment: captured or not; a bar where islands meet.
+  const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
+    const pipeline::Stage stage(blocks(), {}, scope);
+    std::string text;
+    int graphs = 0;
+    for (const auto& place : stage.islands(everywhere).places) {
+      text += text.empty() ? "" : "|";
+      text += std::string(place.island.segments.size(), place.graph >= 0 ? 'c' : '-');
+      if (place.graph >= 0) { EXPECT_EQ(place.graph, graphs++); }
+    }
+    EXPECT_EQ(everywhere ? 0U : stage.captured_islands().size(), static_cast<size_t>(graphs));
+    return text;
+  };
+  EXPECT_EQ(cuts({}), "-|-----|-");
+  EXPECT_EQ(cuts({{}, true}), "-|ccccc|-");
+  EXPECT_EQ(cuts({{attn}, false}), "-|c|---|c|c");
+  EXPECT_EQ(cuts({{attn, mlp}, false}), "-|c|--|cc|c");
+  EXPECT_EQ(cuts({{moe}, false}), "-|-|c|---|-");
+  EXPECT_EQ(cuts({{attn, moe_router, mlp}, false}), "-|cc|-|cc|c");
+  EXPECT_EQ(cuts({{attn}, false}, true), "-|-|-|-|-|-|-");
+}
+
+}  // namespace
+}  // namespace metroplex::test

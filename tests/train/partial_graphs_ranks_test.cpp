@@ -1,0 +1,269 @@
+// Parts of layers as graphs on the CPU: the bits of steps that run as they are, on every layout, and as many graphs
+// as are planned.
+#include "train/partial_graphs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "base/error.h"
+#include "train/support.h"
+
+namespace metroplex {
+namespace {
+
+using config::CudaGraphImpl;
+using test::TestLayout;
+using Modules = std::vector<std::string>;
+
+constexpr int64_t kWarmup = 2;
+
+struct Ran {
+  std::vector<double> losses, norms, scales, evaluated;
+  std::vector<bool> updated;
+  std::map<std::string, at::Tensor> state;  // rank 0's
+  train::PartialGraphs::Sizes sizes;        // likewise
+};
+
+// The microbatches of a step; another number or form of them than the config's where a test wants it.
+using BatchesOf = std::function<std::vector<nn::Microbatch>(train::Assembly&, int64_t step)>;
+
+Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t steps,
+                const BatchesOf& batches_of = test::batches_of, bool variable_lengths = false) {
+  Ran ran;
+  test::run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, test::kVocab);
+    a->variable_lengths = variable_lengths;
+    Ran mine;
+    int64_t most = 0;  // graphs that a step was planned for
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto batches = batches_of(*a, step);
+      const train::StepOutcome outcome =
+          train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+      mine.losses.push_back(outcome.loss);
+      mine.norms.push_back(outcome.grad_norm);
+      mine.scales.push_back(outcome.loss_scale);
+      mine.updated.push_back(outcome.updated);
+      if (a->partial_graphs) most = std::max(most, a->partial_graphs->sizes().planned);
+      if (step % 2 == 1) mine.evaluated.push_back(train::evaluate_step(*a, batches_of(*a, step + 100)).mean());
+    }
+    mine.state = test::whole_state(*a);
+    if (a->partial_graphs) {
+      mine.sizes = a->partial_graphs->sizes();
+      EXPECT_EQ(mine.sizes.training.graphs, most);
+      EXPECT_EQ(mine.sizes.training.pools.live, 0) << "something of a step is still held";
+    }
+    if (world.rank() == 0) ran = std::move(mine);
+  });
+  return ran;
+}
+
+// NaNs too.
+std::vector<uint64_t> bits_of(const std::vector<double>& values) {
+  std::vector<uint64_t> bits;
+  for (const double value : values) bits.push_back(std::bit_cast<uint64_t>(value));
+  return bits;
+}
+
+void expect_same_bits(const Ran& graph, const Ran& eager) {
+  EXPECT_EQ(bits_of(graph.losses), bits_of(eager.losses)) << "losses";
+  EXPECT_EQ(bits_of(graph.norms), bits_of(eager.norms)) << "norms";
+  EXPECT_EQ(graph.scales, eager.scales);
+  EXPECT_EQ(graph.updated, eager.updated);
+  EXPECT_EQ(graph.evaluated, eager.evaluated);
+  test::expect_equal_state(graph.state, eager.state);
+  EXPECT_GT(graph.sizes.training.graphs, 0);
+  EXPECT_GT(graph.sizes.training.size.nodes, 0);
+}
+
+config::Config with_graphs(config::Config config, CudaGraphImpl impl, const Modules& modules) {
+  config.train.cuda_graph_impl = impl;
+  config.train.cuda_graph_modules = modules;
+  config.train.cuda_graph_warmup_steps = kWarmup;
+  return config;
+}
+
+std::string text_of(const Modules& modules) {
+  std::string text;
+  for (const std::string& module : modules) text += module + " ";
+  return text.empty() ? "whole layers" : text;
+}
+
+const std::vector<Modules> kScopes{{"attn"}, {"mlp"}, {"attn", "mlp"}, {}};
+
+TEST(PartialGraphs, EveryScopeHasTheBitsOfStepsWithoutGraphs) {
+  const config::Config config = test::small_gpt();
+  const Ran eager = train_steps(test::cut(config, {}), {}, 7);
+  for (const CudaGraphImpl impl : {CudaGraphImpl::local, CudaGraphImpl::transformer_engine}) {
+    for (const Modules& modules : kScopes) {
+      SCOPED_TRACE(::testing::Message() << config::text_of(impl) << " " << text_of(modules));
+      const Ran graph = train_steps(test::cut(with_graphs(config, impl, modules), {}), {}, 7);
+      expect_same_bits(graph, eager);
+      // One rank holds one microbatch at a time.
+      EXPECT_EQ(graph.sizes.training.graphs, 2 * config.model.num_layers);
+      EXPECT_EQ(graph.sizes.evaluation.graphs, impl == CudaGraphImpl::local ? config.model.num_layers : 0);
+    }
+  }
+}
+
+// Every scope in turns over both ways.
+void expect_same_bits_in_every_scope(const config::Config& config, const TestLayout& layout,
+                                     const std::vector<Modules>& scopes = kScopes) {
+  constexpr int64_t kSteps = 6;
+  const Ran eager = train_steps(test::cut(config, layout), layout, kSteps);
+  size_t next = 0;
+  for (const Modules& modules : scopes) {
+    const CudaGraphImpl impl = next++ % 2 == 0 ? CudaGraphImpl::local : CudaGraphImpl::transformer_engine;
+    SCOPED_TRACE(::testing::Message() << config::text_of(impl) << " " << text_of(modules));
+    expect_same_bits(train_steps(test::cut(with_graphs(config, impl, modules), layout), layout, kSteps), eager);
+  }
+}
+
+TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
+  for (const TestLayout& layout : std::vector<TestLayout>{{2, 1, 1, 1, false},
+                                                          {2, 1, 1, 1, true},
+                                                          {4, 1, 1, 1, true},
+                                                          {1, 2, 1, 1, false},
+                                                          {1, 4, 1, 1, false},
+                                                          {1, 2, 2, 1, false},
+                                                          {1, 1, 1, 2, false},
+                                                          {1, 2, 1, 2, false},
+                                                          {2, 2, 2, 2, true}}) {
+    for (const char* sharding : {"no_shard", "optim"}) {
+      if (layout.dp == 1 && std::string(sharding) != "no_shard") continue;
+      config::Config config = test::small_gpt();
+      config.parallel.data_parallel_sharding_strategy = sharding;
+      SCOPED_TRACE(::testing::Message() << "tp" << layout.tp << " pp" << layout.pp << " vpp" << layout.vpp << " dp"
+                                        << layout.dp << " sp" << layout.sp << " " << sharding);
+      expect_same_bits_in_every_scope(config, layout);
+    }
+  }
+}
+
+TEST(PartialGraphs, OtherFamiliesAndFormatsHaveTheBitsOfStepsWithoutThem) {
+  config::Config llama = test::small_llama();
+  llama.model.hidden_dropout = llama.model.attention_dropout = 0.1;
+  config::Config codegeex = test::small_gpt();
+  codegeex.model.family = "codegeex";
+  config::Config recomputing = test::small_gpt();
+  recomputing.memory.recompute_granularity = config::Recompute::selective;
+  recomputing.memory.recompute_modules = {"core_attn", "layernorm", "activation"};
+  config::Config bf16 = llama;
+  bf16.precision.params_dtype = "bf16";
+  config::Config wide_residuals = bf16;
+  wide_residuals.precision.fp32_residual_connection = true;
+  config::Config accumulating = bf16;
+  accumulating.precision.main_grads_dtype = config::MainGradsDtype::params;
+  const std::vector<std::pair<const char*, config::Config>> runs{{"llama", llama},
+                                                                 {"codegeex", codegeex},
+                                                                 {"recompute", recomputing},
+                                                                 {"bf16", bf16},
+                                                                 {"wide residuals", wide_residuals},
+                                                                 {"bf16 gradients", accumulating}};
+  for (const auto& [name, config] : runs) {
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 2, true}}) {
+      SCOPED_TRACE(::testing::Message() << name << " on " << layout.ranks());
+      expect_same_bits_in_every_scope(config, layout,
+                                      layout.ranks() == 1 ? kScopes : std::vector<Modules>{{"attn"}, {}});
+    }
+  }
+}
+
+TEST(PartialGraphs, StepsThatOverflowAreSkippedAsWithoutThem) {
+  config::Config config = test::small_llama();
+  config.precision.params_dtype = "fp16";
+  config.precision.initial_loss_scale = 4194304.0;
+  config.precision.hysteresis = 1;
+  for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 1, 1, 2, true}}) {
+    const Ran eager = train_steps(test::cut(config, layout), layout, 12);
+    EXPECT_GT(std::count(eager.updated.begin(), eager.updated.end(), true), 3);
+    EXPECT_GT(std::count(eager.updated.begin() + kWarmup, eager.updated.end(), false), 1);
+    for (const Modules& modules : kScopes) {
+      SCOPED_TRACE(::testing::Message() << layout.ranks() << " " << text_of(modules));
+      const auto graph = test::cut(with_graphs(config, CudaGraphImpl::local, modules), layout);
+      expect_same_bits(train_steps(graph, layout, 12), eager);
+    }
+  }
+}
+
+TEST(PartialGraphs, AttentionOfLayersWithExpertsIsCaptured) {
+  config::Config config = test::small_gpt();
+  config.model.num_moe_experts = 8;
+  config.model.moe_layer_freq = "[1,0,1,1]";
+  config.model.moe_router_topk = 2;
+  config.model.add_bias_linear = false;
+  config.model.moe_router_load_balancing_type = "aux_loss";
+  config.model.moe_aux_loss_coeff = "0.02";
+  config::Config over_ranks = config;
+  over_ranks.parallel.expert_model_parallel_size = 2;
+  const std::vector<Modules> scopes{{"attn"}, {"attn", "mlp"}, {"mlp"}};
+  expect_same_bits_in_every_scope(config, {}, scopes);
+  expect_same_bits_in_every_scope(over_ranks, {1, 1, 1, 2, false}, scopes);
+  expect_same_bits_in_every_scope(over_ranks, {2, 2, 1, 2, true}, {{"attn"}});
+}
+
+TEST(PartialGraphs, AllMicrobatchesOfAScheduleInFlightHaveASetEach) {
+  config::Config config = test::small_gpt();
+  config.parallel.pipeline_schedule = config::Schedule::gpipe;
+  const TestLayout layout{1, 2, 1, 1, false};
+  const Ran eager = train_steps(test::cut(config, layout), layout, 6);
+  const Ran graph = train_steps(test::cut(with_graphs(config, CudaGraphImpl::local, {"attn"}), layout), layout, 6);
+  expect_same_bits(graph, eager);
+  EXPECT_EQ(graph.sizes.training.graphs, 2 * 2 * 8) << "two layers, eight microbatches";
+}
+
+// The first `count` of the step's.
+std::vector<nn::Microbatch> some_batches(train::Assembly& a, int64_t step, int64_t count) {
+  auto batches = test::batches_of(a, step);
+  batches.resize(static_cast<size_t>(count));
+  return batches;
+}
+
+TEST(PartialGraphs, AnotherNumberOfMicrobatchesTakesTheSetsThatFitAndCapturesTheOthers) {
+  const std::vector<int64_t> counts{4, 4, 2, 2, 8, 8, 2, 4};
+  const BatchesOf batches = [&](train::Assembly& a, int64_t step) {
+    return some_batches(a, step, counts[static_cast<size_t>(step % 100)]);
+  };
+  for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 4, 1, 1, false}, TestLayout{1, 2, 2, 1, false}}) {
+    const config::Config config = test::small_gpt();
+    const Ran eager = train_steps(test::cut(config, layout), layout, 8, batches);
+    for (const Modules& modules : kScopes) {
+      SCOPED_TRACE(::testing::Message() << layout.pp << layout.vpp << " " << text_of(modules));
+      const auto graph = test::cut(with_graphs(config, CudaGraphImpl::local, modules), layout);
+      expect_same_bits(train_steps(graph, layout, 8, batches), eager);
+    }
+  }
+}
+
+// Microbatch m of step s has 8 tokens, or 4 where the two together say so.
+std::vector<nn::Microbatch> batches_of_two_lengths(train::Assembly& a, int64_t step, bool mixed) {
+  config::Train train = a.config.train;
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < 8; ++m) {
+    train.seq_length = (mixed ? step + m : step / 3) % 2 == 0 ? 8 : 4;
+    batches.push_back(test::batch_of(train, step * train.global_batch_size + m, step));
+  }
+  return batches;
+}
+
+TEST(PartialGraphs, MicrobatchesOfAnotherLengthAreCapturedAnew) {
+  for (const bool mixed : {false, true}) {
+    const BatchesOf batches = [&](train::Assembly& a, int64_t step) {
+      return batches_of_two_lengths(a, step, mixed);
+    };
+    for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 2, 1, 1, false}}) {
+      const config::Config config = test::small_gpt();
+      const Ran eager = train_steps(test::cut(config, layout), layout, 8, batches, mixed);
+      for (const Modules& modules : kScopes) {
+        SCOPED_TRACE(::testing::Message() << mixed << layout.pp << " " << text_of(modules));
+        const auto graph = test::cut(with_graphs(config, CudaGraphImpl::local, modules), layout);
+        expect_same_bits(train_steps(graph, layout, 8, batches, mixed), eager);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex
