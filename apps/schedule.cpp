@@ -74,18 +74,25 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--columns", options.columns,
                  "columns of the picture's bars; left out, as many as the terminal has room for, else 160")
       ->check(CLI::Range(20, 100000));
-  const std::string graphs = "Captured graphs";
-  app.add_flag("--graphs", options.graphs,
-               "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank")
-      ->group(graphs);
+  const std::string group = "Captured graphs";
+  CLI::Option* graphs =
+      app.add_flag("--graphs", options.graphs,
+                   "draw the live sets of captured layers too, and how many graphs and bytes they take on every rank")
+          ->group(group);
   const auto size = [&](const char* name, int64_t& value, int64_t most, const char* help) {
-    app.add_option(name, value, help)->check(CLI::Range(int64_t{1}, most))->capture_default_str()->group(graphs);
+    app.add_option(name, value, help)
+        ->check(CLI::Range(int64_t{1}, most))
+        ->capture_default_str()
+        ->group(group)
+        ->needs(graphs);
   };
   app.add_option("--layers", options.layers, "layers of the model, all captured; 0: one a chunk")
       ->check(CLI::Range(0, 100000))
-      ->group(graphs);
+      ->group(group)
+      ->needs(graphs);
   app.add_option("--layout", options.layout, "layers of every stage, as parallel.pipeline_model_parallel_layout")
-      ->group(graphs);
+      ->group(group)
+      ->needs(graphs);
   size("--seq-length", options.seq_length, 1 << 24, "tokens of a sample, on one rank");
   size("--micro-batch-size", options.micro_batch_size, 1 << 20, "samples of a microbatch");
   size("--hidden-size", options.hidden_size, 1 << 20, "width of the layers' inputs");

@@ -12,13 +12,16 @@
 #include "train/verify.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
+#include "upper/verify_graphs.h"
 
 namespace metroplex::apps {
 
 int run_verify(const std::vector<std::string>& arguments) {
   std::string steps_text = "3", vocab_text = "0";
-  const RunArguments parsed =
-      parse_run_arguments(arguments, {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}});
+  bool graphs = false;
+  const RunArguments parsed = parse_run_arguments(
+      arguments,
+      {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}, {"--cuda-graphs", nullptr, nullptr, &graphs}});
   if (parsed.help) {
     std::cout
         << "Usage: metroplex verify CONFIG.yaml [--nproc N] [--steps 3] [--vocab-size V] [--section.key=value "
@@ -29,7 +32,10 @@ int run_verify(const std::vector<std::string>& arguments) {
            "no\n"
            "part (schedules, formats) is printed. Exit 0 when they agree, 5 when not, 2 with one rank: nothing to "
            "compare.\n"
-           "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n";
+           "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n\n"
+           "--cuda-graphs asks instead whether its steps can be captured (train.cuda_graph_impl: full_iteration):\n"
+           "some are recorded on the CPU on different data, and whatever a replay would get wrong is printed with\n"
+           "segment and operator. Exit 0 without a finding, else 5.\n";
     return kExitOk;
   }
   const int64_t steps = whole_number("--steps", steps_text, 1);
@@ -40,6 +46,10 @@ int run_verify(const std::vector<std::string>& arguments) {
     config.run.device = config::Device::cpu;  // both runs on the same one
   if (config.model.vocab_size == 0) config.model.vocab_size = whole_number("--vocab-size", vocab_text);
   if (config.model.vocab_size == 0) tokenizer_facts(config);
+  if (graphs) {
+    config.run.device = config::Device::cpu;
+    return verify_graphs(config);
+  }
   const int64_t world_size = planned_world_size(config.run);
   MPX_CHECK(world_size > 1, "config", "run.nproc is ", config.run.nproc,
             ": verify compares a layout with one rank, and this is one rank: nothing was compared; give --nproc N");

@@ -21,7 +21,9 @@ GroupBackend& Group::backend() const {
 
 Group Group::recorded(cuda::Recorder& recorder) const {
   Group group = *this;
-  if (backend_) group.backend_ = make_recording_backend(name_, recorder, backend_);
+  if (!backend_) return group;
+  recorder.joins(name_, ranks_);
+  group.backend_ = make_recording_backend(name_, recorder, backend_);
   return group;
 }
 

@@ -103,6 +103,7 @@ World World::recorded(cuda::Recorder& recorder) const {
                        &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.batch, &g.etp, &g.ep, &g.edp})
     *group = group->recorded(recorder);
   world.factory_ = [factory = factory_, &recorder](const std::string& name, const std::vector<int>& ranks) {
+    recorder.joins(name, ranks);
     return make_recording_backend(name, recorder, factory(name, ranks));
   };
   world.target_.recorder = &recorder;

@@ -21,14 +21,16 @@ int64_t bytes_of(const Operation& operation) {
   return bytes;
 }
 
-void record(Recorder& recorder, const Operands& operands, std::function<void()> run) {
+void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments) {
   recorder.run({operands.name,
                 {},
                 defined(operands.reads),
                 defined(operands.writes),
                 operands.scalars,
                 std::move(run),
-                operands.flops});
+                operands.flops,
+                nullptr,
+                std::move(arguments)});
 }
 
 void record_issued(Recorder& recorder, const Operands& operands) {

@@ -39,6 +39,7 @@ struct Operation {
   std::function<void()> run;     // as often as one likes, on the same memory with the same scalars
   double flops = 0;              // of its products as they are computed, two a multiply-add; 0 where memory bounds it
   const void* flight = nullptr;  // of a communication call and of the "wait" for it, the same
+  std::string arguments{};       // of a kernel, all but tensors: argument_bytes
 };
 
 // What it moves at least: each of its tensors once in and once out.
@@ -52,6 +53,10 @@ class Recorder {
   // What a replay shall work on instead of x, which the caller hands it: x, or a tensor on the same memory that does
   // not hold it.
   virtual at::Tensor held(const at::Tensor& x) { return x; }
+  // Is told of a group that this rank speaks on and whose calls it will be told of: its global ranks, two or more.
+  virtual void joins(const std::string& /*group*/, const std::vector<int>& /*ranks*/) {}
+  // Runs `host`, and again at this place of every replay.
+  virtual void mark(std::function<void()> host) { host(); }
   // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.
   virtual void issued(const Operation& /*product*/) {}
 };
@@ -74,7 +79,7 @@ struct Operands {
   double flops = 0;
 };
 
-void record(Recorder& recorder, const Operands& operands, std::function<void()> run);
+void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments);
 void record_issued(Recorder& recorder, const Operands& operands);
 
 // Beside each product of libtorch that is issued for the target.
@@ -104,6 +109,24 @@ Arg held(Recorder& recorder, const Arg& argument) {
   }
 }
 
+// The values of arguments: bytes without padding, each from a multiple of 8 on, of tensors none. So a number that the
+// launch does not name as a scalar is seen where it changes. Empty where the compiler cannot clear padding.
+template <class... Args>
+std::string argument_bytes(const Args&... args) {
+  std::string all;
+#if __has_builtin(__builtin_clear_padding)
+  const auto add = [&all](auto copy) {
+    if constexpr (std::is_trivially_copyable_v<decltype(copy)>) {
+      __builtin_clear_padding(&copy);
+      all.append(reinterpret_cast<const char*>(&copy), sizeof copy);
+      all.resize((all.size() + 7) / 8 * 8);
+    }
+  };
+  (add(args), ...);
+#endif
+  return all;
+}
+
 template <class OnCpu, class OnGpu, class... Args>
 void start(const Target& target, OnCpu on_cpu, OnGpu on_gpu, const Args&... args) {
   if (target.meta) return;
@@ -119,10 +142,12 @@ void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu 
       (std::is_pointer_v<OnCpu> || std::is_empty_v<OnCpu>)&&(std::is_pointer_v<OnGpu> || std::is_empty_v<OnGpu>),
       "what a lambda captured is gone at a replay: hand it over as an argument");
   if (target.recorder == nullptr) return start(target, on_cpu, on_gpu, args...);
-  record(*target.recorder, operands,
-         [target, on_cpu, on_gpu, kept = std::tuple<Args...>(held(*target.recorder, args)...)] {
-           std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);
-         });
+  record(
+      *target.recorder, operands,
+      [target, on_cpu, on_gpu, kept = std::tuple<Args...>(held(*target.recorder, args)...)] {
+        std::apply([&](const Args&... each) { start(target, on_cpu, on_gpu, each...); }, kept);
+      },
+      argument_bytes(args...));
 }
 
 }  // namespace metroplex::cuda

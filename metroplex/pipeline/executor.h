@@ -1,8 +1,8 @@
 // The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
 // is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
-// late as possible: a receive when its tensor is used, a send when it is known to be done or
-// plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output that the
-// table has freed too.
+// late as possible: a receive when its tensor is used, a send when it is known to be done (an output's gradient has
+// come, say) or plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output
+// that the table has freed too.
 #pragma once
 
 #include <ATen/core/Tensor.h>

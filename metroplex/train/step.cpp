@@ -41,7 +41,7 @@ void write_rates(Assembly& a, const StepInput& input) {
 EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
   write_rates(a, input);
   write_step_inputs(a, input.batches, input.stop);
-  return {training_body(a, input.batches, {input.timers, input.on_gradients})};
+  return {training_body(a, input.batches, {&input.timers, input.on_gradients})};
 }
 
 StepOutcome tell_step(Assembly& a, const StepInput& input, const EnqueuedStep& step) {
@@ -66,9 +66,8 @@ StepOutcome tell_step(Assembly& a, const StepInput& input, const EnqueuedStep& s
   return outcome;
 }
 
-// Whoever looks at the gradients on the host needs one without a graph.
 StepOutcome train_step(Assembly& a, const StepInput& input) {
-  const bool graph = a.graphs != nullptr && !input.on_gradients;
+  const bool graph = a.graphs != nullptr && !input.on_gradients && !input.as_it_is;
   return tell_step(a, input, graph ? a.graphs->train(input) : enqueue_step(a, input));
 }
 

@@ -22,6 +22,7 @@ struct StepInput {
   // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
   std::function<void(double)> on_gradients;
   Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
+  bool as_it_is = false;     // without its graph, where the assembly has one: somebody looks on
 };
 
 struct StepOutcome {

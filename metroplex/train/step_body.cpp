@@ -14,6 +14,32 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
+// Parts of a step, level 1, timed where a replay comes by too.
+struct PartTimers {
+  cuda::Recorder* recorder;
+  Timers* const* timers;
+
+  void mark(const char* name, void (Timers::*what)(const char*, int64_t)) const {
+    if (timers == nullptr) return;
+    const auto host = [name, what, all = timers] {
+      if (*all != nullptr) ((*all)->*what)(name, 1);
+    };
+    recorder != nullptr ? recorder->mark(host) : host();
+  }
+  template <class Body>
+  auto measure(const char* name, const Body& body) const {
+    mark(name, &Timers::begin);
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      mark(name, &Timers::end);
+    } else {
+      auto result = body();
+      mark(name, &Timers::end);
+      return result;
+    }
+  }
+};
+
 void make_loss_factors(Assembly& a, int64_t microbatches) {
   const at::Tensor tokens = a.step_inputs.narrow(0, 1, microbatches);
   if (!a.loss_factors.defined() || a.loss_factors.numel() != microbatches) a.loss_factors = at::empty_like(tokens);
@@ -41,14 +67,14 @@ void judge(Assembly& a, const StepVector& vector, const at::Tensor& gradient_num
 }
 
 // All of it reads whether the step updates.
-void update(Assembly& a, Timers& timers) {
-  timers.measure("optimizer-inner-step", 1, [&] { a.optimizer->step(a.step); });
+void update(Assembly& a, const PartTimers& timers) {
+  timers.measure("optimizer-inner-step", [&] { a.optimizer->step(a.step); });
   for (nn::Buffer* buffer : a.buffers) {
     const at::Tensor before = buffer->data.clone();
     buffer->apply(*buffer);
     a.step.put_back(buffer->data, before);
   }
-  timers.measure("params-all-gather", 1, [&] { a.families.updated(); });
+  timers.measure("params-all-gather", [&] { a.families.updated(); });
 }
 
 // For StepInput::on_gradients: the host waits.
@@ -60,17 +86,16 @@ double unscale_on_host(const Assembly& a, const StepVector& vector) {
 }  // namespace
 
 StepVector training_body(Assembly& a, const std::vector<nn::Microbatch>& batches, const BodyOptions& options) {
-  Timers untimed(-1);
-  Timers& timers = options.timers != nullptr ? *options.timers : untimed;
+  const PartTimers timers{a.world->target().recorder, options.timers};
   const auto count = static_cast<int64_t>(batches.size());
   make_loss_factors(a, count);
   const pipeline::PipelineOutput output =
-      timers.measure("forward-backward", 1, [&] { return forward_backward(a, batches, a.loss_factors); });
-  timers.measure("all-grads-sync", 1, [&] { finish_gradients(a); });
+      timers.measure("forward-backward", [&] { return forward_backward(a, batches, a.loss_factors); });
+  timers.measure("all-grads-sync", [&] { finish_gradients(a); });
   a.loss_terms.agree(output.terms, a.groups().world);
   StepVector vector = summed_losses(a, output, count);
   const at::Tensor numbers =
-      timers.measure("optimizer-clip-main-grad", 1, [&] { return optim::gradient_numbers(a.norm_parts()); });
+      timers.measure("optimizer-clip-main-grad", [&] { return optim::gradient_numbers(a.norm_parts()); });
   if (options.on_gradients) options.on_gradients(unscale_on_host(a, vector));
   judge(a, vector, numbers);
   update(a, timers);

@@ -13,7 +13,7 @@ struct Assembly;
 class Timers;
 
 struct BodyOptions {
-  Timers* timers = nullptr;                  // null: nothing is timed
+  Timers* const* timers = nullptr;  // to those of the step under way, asked again in every replay; may be null
   std::function<void(double)> on_gradients;  // StepInput::on_gradients
 };
 

@@ -10,6 +10,7 @@
 #include "train/step_body.h"
 
 namespace metroplex::train {
+
 struct StepGraphs::One {
   std::unique_ptr<cuda::Graph> graph;
   std::function<StepVector(const std::vector<nn::Microbatch>&)> body;
@@ -24,7 +25,11 @@ StepGraphs::StepGraphs(Assembly& assembly, cuda::GraphDevice& device)
     return std::make_unique<One>(
         One{device.make_graph(pool_), std::move(body), pipeline::StaticBatches(assembly.world->device()), {}});
   };
-  training_ = make([this](const auto& batches) { return training_body(a_, batches, {}); });
+  // In a capture of a GPU nobody may wait for it, as timers do.
+  const bool times = device.recorder() != nullptr;
+  training_ = make([this, times](const auto& batches) {
+    return training_body(a_, batches, {times ? &timers_ : nullptr, {}});
+  });
   evaluation_ = make([this](const auto& batches) { return evaluation_body(a_, batches); });
 }
 
@@ -60,7 +65,11 @@ StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches,
 
 EnqueuedStep StepGraphs::train(const StepInput& input) {
   write_rates(a_, input);
-  return {run(*training_, input.batches, input.stop)};
+  timers_ = input.timers;
+  const auto step = [&] { return run(*training_, input.batches, input.stop); };
+  EnqueuedStep enqueued{timers_ != nullptr ? timers_->measure("step-graph", 1, step) : step()};
+  timers_ = nullptr;
+  return enqueued;
 }
 
 StepVector StepGraphs::evaluate(const std::vector<nn::Microbatch>& batches, bool stop) {

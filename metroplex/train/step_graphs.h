@@ -16,6 +16,7 @@ namespace metroplex::train {
 struct Assembly;
 struct StepInput;
 struct EnqueuedStep;
+class Timers;
 
 class StepGraphs {
  public:
@@ -44,6 +45,7 @@ class StepGraphs {
   cuda::GraphDevice& device_;
   std::shared_ptr<cuda::GraphPool> pool_;
   std::unique_ptr<One> training_, evaluation_;
+  Timers* timers_ = nullptr;  // of the step under way
 };
 
 }  // namespace metroplex::train

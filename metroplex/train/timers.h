@@ -47,6 +47,16 @@ class Timers {
     }
   }
 
+  // The same in two halves.
+  void begin(const char* name, int64_t level) {
+    if (level > level_) return;
+    settle();
+    watches_[name].begun = Clock::now();
+  }
+  void end(const char* name, int64_t level) {
+    if (level <= level_) add(name, level, seconds_since(watches_[name].begun));
+  }
+
   // Minimum and maximum over the ranks of `world`, one line a timer; starts anew. In ms per iteration; of level 0 in
   // ms each time. Collective; rank 0 gets the text, the others "".
   std::string report(int64_t iterations, const comm::Group& world);
@@ -69,6 +79,7 @@ class Timers {
     double seconds = 0;
     int64_t times = 0;
     bool now_and_then = false;
+    Clock::time_point begun;
   };
   std::map<std::string, Watch> watches_;
 };

@@ -89,7 +89,8 @@ int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
 }
 
 // This rank's part of one microbatch in each of its chunks, forward and backward in turn, with whom it would
-// exchange.
+// exchange. Outputs are freed behind their backwards: what the executor drops while it waits for an action's input is
+// none of the action's own.
 plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   using plan::ActionKind;
   plan::PipelineTable table;
@@ -109,13 +110,13 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
       add(before, ActionKind::recv_forward, m, c, table.previous_rank(rank));
       add(true, ActionKind::forward, m, c, -1);
       add(behind, ActionKind::send_forward, m, c, table.next_rank(rank));
-      add(behind, ActionKind::free, m, c, -1);
     }
     for (int c = table.num_chunks; c-- > 0;) {
       const bool before = !alone && !table.is_first_stage(rank, c), behind = !alone && !table.is_last_stage(rank, c);
       add(behind, ActionKind::recv_backward, m, c, table.next_rank(rank));
       add(true, ActionKind::backward, m, c, -1);
       add(before, ActionKind::send_backward, m, c, table.previous_rank(rank));
+      add(behind, ActionKind::free, m, c, -1);
     }
   }
   return table;

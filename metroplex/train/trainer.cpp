@@ -14,6 +14,7 @@
 #include "plan/microbatches.h"
 #include "sim/flops.h"
 #include "train/expert_loads.h"
+#include "train/graph_report.h"
 #include "train/intervals.h"
 #include "train/memory_report.h"
 #include "train/run_data.h"
@@ -48,6 +49,7 @@ class Job {
   void count(const StepOutcome& outcome);
   bool after_step(const StepOutcome& outcome);
   void report_memory(size_t num_microbatches);
+  void report_graphs();
   void load();
   void save();
   void report_step(const StepOutcome& outcome, double seconds);
@@ -78,6 +80,7 @@ class Job {
   RunLength length_;
   RunData data_;
   int64_t global_batch_size_ = 0;
+  int64_t told_graphs_ = 0;
   double params_norm_ = -1;  // of the last step, where it is computed
   Interval interval_;        // since the last iteration line
   LargestNorm norms_;
@@ -249,9 +252,12 @@ StepOutcome Job::step_once(BatchStream& batches) {
     memory_ = std::make_unique<MemoryReport>(*a_, *meter_);
     memory_->begin_step();
   }
+  const bool looked_at = memory_ != nullptr;
   const StepOutcome outcome = train_step(
-      *a_, {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_});
+      *a_,
+      {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_, looked_at});
   if (memory_) report_memory(micro.size());
+  report_graphs();
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
   interval_.add(outcome, global_batch_size_ * t.seq_length, shown_terms(a_->config.model, outcome.terms));
@@ -260,6 +266,13 @@ StepOutcome Job::step_once(BatchStream& batches) {
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   return outcome;
+}
+
+// Whenever there are more of them.
+void Job::report_graphs() {
+  if (!a_->graph_device || captured_graphs(*a_) == told_graphs_) return;
+  told_graphs_ = captured_graphs(*a_);
+  for (const std::string& line : graph_lines(*a_)) say(line);
 }
 
 void Job::report_memory(size_t num_microbatches) {

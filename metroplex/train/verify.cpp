@@ -35,7 +35,7 @@ bool ends_document(int64_t sample, int64_t position) {
   return base::philox4x32(kTokenKey + 2, sample, position)[0] % 6 == 0;
 }
 
-nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sample, int64_t step, int64_t vocab_size) {
+HostBatch synthetic_batch(const config::Config& config, int64_t first_sample, int64_t step, int64_t vocab_size) {
   const config::Train& train = config.train;
   data::GptOptions masks;
   masks.eod = vocab_size - 1;
@@ -60,7 +60,7 @@ nn::Microbatch synthetic_batch(const config::Config& config, int64_t first_sampl
     for (int64_t t = 0; t < train.seq_length; ++t) sample.loss_mask[static_cast<size_t>(t)] *= synthetic_mask(s, t);
     host.samples.push_back(std::move(sample));
   }
-  return stack_samples(host, at::kDouble);
+  return host;
 }
 
 // The larger one; a NaN is the worst and stays.
@@ -144,18 +144,29 @@ config::Config one_rank_config(config::Config config) {
   return config;
 }
 
+std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, const comm::World& world,
+                                              int64_t vocab_size, int64_t step, at::ScalarType float_type) {
+  const config::Train& t = config.train;
+  const comm::Group& dp = world.groups().dp;
+  const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
+  std::vector<nn::Microbatch> batches;
+  for (int64_t m = 0; m < count; ++m) {
+    const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
+    batches.push_back(
+        on_device(stack_samples(synthetic_batch(config, first, step, vocab_size), float_type), world.device()));
+  }
+  return batches;
+}
+
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps) {
   auto a = assemble(config, world, vocab_size);
-  const config::Train& t = config.train;
-  const int64_t dp = a->groups().dp.size(), count = t.global_batch_size / (t.micro_batch_size * dp);
   LayoutRun run;
   for (int64_t step = 0; step < steps; ++step) {
-    std::vector<nn::Microbatch> batches;
-    for (int64_t m = 0; m < count; ++m) {
-      const int64_t first = step * t.global_batch_size + (m * dp + a->groups().dp.index()) * t.micro_batch_size;
-      batches.push_back(on_device(synthetic_batch(config, first, step, vocab_size), world.device()));
-    }
-    const StepOutcome outcome = train_step(*a, {batches, step + 1, step * t.global_batch_size, false, {}});
+    const StepOutcome outcome = train_step(*a, {synthetic_batches(config, world, vocab_size, step, at::kDouble),
+                                                step + 1,
+                                                step * config.train.global_batch_size,
+                                                false,
+                                                {}});
     run.losses.push_back(outcome.loss);
     run.grad_norms.push_back(outcome.grad_norm);
   }

@@ -10,6 +10,7 @@
 
 #include "comm/world.h"
 #include "config/config.h"
+#include "nn/microbatch.h"
 
 namespace metroplex::train {
 
@@ -27,9 +28,13 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
 // The same on one rank.
 config::Config one_rank_config(config::Config config);
 
-// Collective. Tokens are a function of the global sample number alone; with document masks some of them end a
-// document.
+// Collective, on synthetic_batches.
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps);
+
+// What this rank of `world` has of step `step`. Tokens are a function of the global sample number alone; with
+// document masks some of them end a document. Losses are masked in `float_type`.
+std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, const comm::World& world,
+                                              int64_t vocab_size, int64_t step, at::ScalarType float_type);
 
 struct LayoutDifference {
   double loss = 0;       // relative

@@ -212,6 +212,11 @@ prints '^EQUAL'
 grep -q 'not compared' out && fail "verify leaves out what it compares: $(cat out)"
 run 2 verify "${tiny[@]}" "${mock[@]}"
 warns 'nothing was compared'
+run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --cuda-graphs
+prints '^CAPTURABLE: a step of training is [0-9]{3,} operations on rank 0, one of evaluation [0-9]{2,}; 0 findings'
+run 5 verify "${tiny[@]}" "${mock[@]}" --model.family=mixtral --model.num_moe_experts=4 --cuda-graphs
+prints '^rank 0: the host looks at values: read_on_host of forward of decoder\.layers\.0, .*: the host reads'
+prints '^NOT CAPTURABLE'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg
@@ -240,6 +245,23 @@ done
 run 0 schedule --pp 4 --microbatches 40 --columns 30
 [ "$(grep '^rank' out | wc -L)" -le 62 ] || fail "--columns 30"
 holds "schedule draws for the width of the terminal"
+run 0 schedule --pp 4 --microbatches 8 --graphs --layers 32 --hidden-size 2048
+prints '^rank 3 .* sets 1$'
+prints '^   0 +8 +4 +4 +64 +128 +64 +512.0 MiB +512.0 MiB +80.0 MiB +512.0 MiB$'
+prints 'graphs: 2 x layers x sets; .* 2 x layers x microbatches; bound: 2 x layers x pp'
+run 0 schedule --pp 2 --vpp 2 --microbatches 4 --graphs --layout 'Et|tt|t|tL' --json
+python3 - << 'PYTHON' || fail "schedule --graphs --json"
+import json
+ranks = [rank["graphs"] for rank in json.load(open("out"))["ranks"]]
+assert [rank["layers_of_chunk"] for rank in ranks] == [[1, 1], [2, 1]]
+for rank in ranks:
+    sets, layers = rank["sets_of_chunk"], rank["layers_of_chunk"]
+    assert [max(of) + 1 for of in rank["set_of_microbatch"]] == sets
+    assert rank["graphs"] == len(rank["captures"]) == 2 * sum(l * s for l, s in zip(layers, sets))
+    assert rank["megatron_graphs"] == 2 * sum(layers) * 4 and rank["bound"] == 2 * sum(layers) * 2
+    assert rank["input_bytes"] == sum(l * s for l, s in zip(layers, sets)) * 4096 * 4096 * 2
+PYTHON
+holds "schedule draws and counts the live sets of graphs"
 run 0 inspect ck --json
 python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"
 run 0 inspect corpus --json

@@ -79,6 +79,13 @@ Json parse_with_nan(std::istream& stream) {
 
 }  // namespace
 
+void OtherLayout::apply(config::Train& train) const {
+  if (cuda_graph_impl.empty()) return;
+  train.cuda_graph_impl = cuda_graph_impl;
+  train.cuda_graph_modules = cuda_graph_modules;
+  train.cuda_graph_warmup_steps = 1;
+}
+
 void OtherLayout::apply(config::Parallel& p) const {
   const auto set = [](int64_t& value, int64_t wanted) { value = wanted > 0 ? wanted : value; };
   if (pp > 0) p.virtual_pipeline_model_parallel_size = 1;
@@ -172,6 +179,7 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
   apply_cfg(j.value("cfg", Json::object()), c);
   other.apply(c.parallel);
+  other.apply(c.train);
   if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
   c.run.nproc = spec.nproc;
   c = config::resolved(c, spec.nproc);

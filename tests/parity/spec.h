@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -24,8 +25,11 @@ struct OtherLayout {
   int64_t nproc = 0, tp = 0, pp = 0, vpp = 0, ep = 0, etp = 0;
   bool sequence_parallel = false;
   std::string sharding_strategy;
+  std::string cuda_graph_impl;  // empty: none; captured from the third step on
+  std::vector<std::string> cuda_graph_modules;
 
   void apply(config::Parallel& parallel) const;
+  void apply(config::Train& train) const;
 };
 
 // Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for.

@@ -22,8 +22,8 @@ plan::PipelineTable table_of(const char* schedule, int pp, int chunks, int micro
 }
 
 // Tensors and runs alive on a rank after each of its actions; those of one call (a batch of sends and receives) end
-// together. What is sent stays until its call has been waited for: with a tensor that came by the same call, or
-// because two newer ones are on their way.
+// together. What is sent stays until its call has been waited for: with a tensor that came by the same call, of an
+// output when its gradient is there, or because two newer ones are on their way.
 class Ledger {
  public:
   Ledger(const plan::PipelineTable& table, int rank) : table_(table), rank_(rank) {
@@ -61,6 +61,7 @@ class Ledger {
         received_ -= after;
         input_gradients_ += before;
         if (after) finish(gradient_calls_.at(key));
+        if (after) finish(output_calls_.at(key));
         break;
       case ActionKind::recv_forward:
       case ActionKind::recv_backward:

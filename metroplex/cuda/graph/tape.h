@@ -39,6 +39,7 @@ struct TapeOperation {
   const void* flight = nullptr;
   std::string unfit;  // why it cannot be captured; empty: it can
   std::function<void()> run;
+  std::string arguments{};  // of an own kernel: argument_bytes
 };
 
 // Bytes [begin, end) of memory.

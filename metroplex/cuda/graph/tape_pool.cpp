@@ -14,13 +14,14 @@ size_t machine_memory() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-size_t rounded(size_t bytes) {
-  return std::max(TapePool::kAlignment, (bytes + TapePool::kAlignment - 1) & ~(TapePool::kAlignment - 1));
-}
-
 }  // namespace
 
-TapePool::TapePool(size_t capacity) : capacity_(rounded(capacity == 0 ? machine_memory() : capacity)) {
+size_t TapePool::rounded(size_t bytes) const {
+  return std::max(alignment_, (bytes + alignment_ - 1) & ~(alignment_ - 1));
+}
+
+TapePool::TapePool(size_t capacity, size_t alignment)
+    : alignment_(alignment), capacity_(rounded(capacity == 0 ? machine_memory() : capacity)) {
   void* range = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   MPX_CHECK(range != MAP_FAILED, "cuda graph", "the system gives no ", capacity_,
             " bytes of addresses for a pool; is there a limit on virtual memory (ulimit -v)?");
@@ -105,30 +106,42 @@ bool TapePool::holds(const void* pointer) const {
   return at >= base_ && at < base_ + capacity_;
 }
 
-const TapePool::Block* TapePool::block_at(const void* pointer) const {
-  if (!holds(pointer)) return nullptr;
-  const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - base_);
+TapePool::Blocks::const_iterator TapePool::block_at(const void* pointer) const {
+  if (!holds(pointer)) return used_.end();
+  const size_t offset = offset_of(pointer);
   auto block = used_.upper_bound(offset);
-  if (block == used_.begin()) return nullptr;
+  if (block == used_.begin()) return used_.end();
   --block;
-  return offset < block->first + block->second.rounded ? &block->second : nullptr;
+  return offset < block->first + block->second.rounded ? block : used_.end();
 }
 
 int64_t TapePool::allocation_at(const void* pointer) const {
+  const std::optional<Place> place = place_of(pointer);
+  return place ? place->number : -1;
+}
+
+std::optional<TapePool::Place> TapePool::place_of(const void* pointer) const {
   const std::lock_guard lock(mutex_);
-  const Block* block = block_at(pointer);
-  return block != nullptr ? block->number : -1;
+  const auto block = block_at(pointer);
+  if (block == used_.end()) return std::nullopt;
+  return Place{base_ + block->first, block->second.rounded, block->second.number};
+}
+
+int64_t TapePool::allocations() const {
+  const std::lock_guard lock(mutex_);
+  return allocations_;
 }
 
 void TapePool::mark_written(const void* pointer) {
   const std::lock_guard lock(mutex_);
-  if (const Block* block = block_at(pointer)) const_cast<Block*>(block)->written = true;
+  const auto block = block_at(pointer);
+  if (block != used_.end()) used_[block->first].written = true;
 }
 
 bool TapePool::written(const void* pointer) const {
   const std::lock_guard lock(mutex_);
-  const Block* block = block_at(pointer);
-  return block != nullptr && block->written;
+  const auto block = block_at(pointer);
+  return block != used_.end() && block->second.written;
 }
 
 }  // namespace metroplex::cuda

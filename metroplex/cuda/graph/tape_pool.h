@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "cuda/graph/graph.h"
@@ -16,8 +17,9 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
  public:
   static constexpr size_t kAlignment = 64;
 
-  // Room for `capacity` bytes of addresses; by default as much as the machine has memory.
-  explicit TapePool(size_t capacity = 0);
+  // Room for `capacity` bytes of addresses; by default as much as the machine has memory. Every allocation begins and
+  // ends at a multiple of `alignment`, a power of two.
+  explicit TapePool(size_t capacity = 0, size_t alignment = kAlignment);
   ~TapePool() override;
   TapePool(const TapePool&) = delete;
   TapePool& operator=(const TapePool&) = delete;
@@ -30,6 +32,20 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   bool holds(const void* pointer) const;
   // A number for what allocate() gave, counted from 0, and what has not been given back at `pointer`; -1: nothing is.
   int64_t allocation_at(const void* pointer) const;
+  int64_t allocations() const;  // that there have been
+  // All of what allocation_at() tells the number of.
+  struct Place {
+    void* begin;
+    size_t bytes;  // rounded
+    int64_t number;
+  };
+  std::optional<Place> place_of(const void* pointer) const;
+
+  void* base() const { return base_; }
+  size_t capacity() const { return capacity_; }
+  size_t offset_of(const void* pointer) const {
+    return static_cast<size_t>(static_cast<const char*>(pointer) - base_);
+  }
   // Whether an operation has written to what allocate() gave; whichever graph of the pool it is on.
   void mark_written(const void* pointer);
   bool written(const void* pointer) const;
@@ -40,13 +56,16 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
     int64_t number;
     bool written = false;
   };
+  size_t rounded(size_t bytes) const;
   void add_free(size_t offset, size_t size);
-  const Block* block_at(const void* pointer) const;  // null: nothing is there
+  using Blocks = std::map<size_t, Block>;  // by offset
+  Blocks::const_iterator block_at(const void* pointer) const;
 
   char* base_ = nullptr;
+  size_t alignment_;
   size_t capacity_ = 0;
   mutable std::mutex mutex_;
-  std::map<size_t, Block> used_;              // by offset
+  Blocks used_;
   std::map<size_t, size_t> free_;             // offset -> size, below the mark
   std::set<std::pair<size_t, size_t>> fits_;  // (size, offset) of free_
   size_t mark_ = 0;                           // above it nothing has ever been used

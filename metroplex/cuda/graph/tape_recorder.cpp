@@ -61,6 +61,16 @@ void TapeRecorder::abandon() noexcept { recording_.reset(); }
 
 at::Tensor TapeRecorder::held(const at::Tensor& x) { return recording_ && x.defined() ? weak_alias(x) : x; }
 
+void TapeRecorder::mark(std::function<void()> host) {
+  host();
+  if (!recording_) return;
+  TapeOperation operation;
+  operation.name = "mark";
+  operation.place = place_;
+  operation.run = std::move(host);
+  add(std::move(operation));
+}
+
 void TapeRecorder::add(TapeOperation operation) {
   Recording& recording = *recording_;
   for (const at::Tensor& x : operation.writes) recording.pool->mark_written(x.storage().data());
@@ -91,7 +101,8 @@ void TapeRecorder::run(Operation operation) {
                       {},
                       operation.flight,
                       {},
-                      {}};
+                      {},
+                      std::move(operation.arguments)};
   for (const HostScalar& scalar : operation.scalars) {
     std::visit([&](auto value) { entry.scalars.push_back({scalar.name, value}); }, scalar.value);
   }

@@ -1,6 +1,7 @@
 // Makes a tape of what its thread issues: the Recorder that hangs at the target, and libtorch's calls.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -37,8 +38,13 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
   const std::string& place() const { return place_; }
   void set_watch(OperationWatch* watch) { watch_ = watch; }
 
+  // Global ranks of each group that it has been told of.
+  const std::map<std::string, std::vector<int>>& groups() const { return groups_; }
+
   void run(Operation operation) override;
+  void joins(const std::string& group, const std::vector<int>& ranks) override { groups_[group] = ranks; }
   at::Tensor held(const at::Tensor& x) override;
+  void mark(std::function<void()> host) override;
 
  private:
   struct Recording;
@@ -47,6 +53,7 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
 
   std::unique_ptr<Recording> recording_;
   std::string place_;
+  std::map<std::string, std::vector<int>> groups_;
   OperationWatch* watch_ = nullptr;
 };
 

@@ -1,0 +1,86 @@
+// Memory that only recorded operations may touch. Its pages are closed to the process; an operation that touches one
+// opens it until it ends. Whoever reads or writes a tensor by its data pointer beside them is seen, which on a device
+// would be a wait, or a crash. One at a time in a process, for one rank: others' threads would be seen too.
+#pragma once
+
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/graph/tape_findings.h"
+#include "cuda/graph/tape_recorder.h"
+
+namespace metroplex::cuda {
+
+// An access that the processor refused.
+struct MemoryFault {
+  void* address;
+  bool writes = false;
+  void* instruction = nullptr;
+};
+
+class GuardedArena final : private OperationWatch {
+ public:
+  // Hangs at the recorder.
+  explicit GuardedArena(TapeRecorder& recorder);
+  ~GuardedArena() override;
+  GuardedArena(const GuardedArena&) = delete;
+  GuardedArena& operator=(const GuardedArena&) = delete;
+
+  // For what is there before a recording, parameters and inputs: TapeHooks(nullptr, outside()) where it is made.
+  const std::shared_ptr<TapePool>& outside() const { return pools_[0]; }
+  // What is recorded allocates here.
+  const std::shared_ptr<TapePool>& inside() const { return pools_[1]; }
+
+  // Between the two it is recorded, not strictly, and both are closed to all but operations. An access beside them
+  // goes through and is remembered. What the host writes into memory that no operation has touched is no such access:
+  // libtorch makes its constants so.
+  void begin();
+  Tape end();
+  void abandon() noexcept;  // instead of end(), after an exception
+  Tape record(const std::function<void()>& work);
+
+  // host_access, at the operation that was the last one before it; undeclared, of a kernel that touches memory which
+  // its launch names neither as read nor as written. The text has the callers' names, as far as the dynamic linker
+  // knows them (of a program's own functions: their offsets in it, for addr2line).
+  std::vector<Finding> findings() const;
+
+ private:
+  struct Access {
+    FindingKind kind;
+    bool writes, given_back;
+    uintptr_t address;
+    std::string operation, place;
+    std::vector<void*> frames;
+  };
+  struct Pages {
+    void* begin;
+    size_t bytes;
+  };
+  static void on_fault(int signal, siginfo_t* info, void* context);
+  void before(const TapeOperation& operation) override;
+  void after(const TapeOperation& operation) override;
+  bool opened(const MemoryFault& fault);  // whether it was ours
+  static bool names(const TapeOperation& operation, const TapePool::Place& block);
+  void allow(const Pages& pages);
+  void close_again();
+  void leave() noexcept;
+  void protect_all(int protection);
+
+  TapeRecorder& recorder_;
+  std::shared_ptr<TapePool> pools_[2];
+  struct sigaction previous_ {};
+  const TapeOperation* running_ = nullptr;
+  std::string last_;
+  int64_t before_[2] = {0, 0};                 // the operation: allocations
+  int64_t known_[2] = {0, 0};                  // allocations before the recording
+  std::set<std::pair<int, int64_t>> touched_;  // by operations: pool, number
+  std::vector<Pages> open_;
+  std::vector<Access> accesses_;
+};
+
+}  // namespace metroplex::cuda

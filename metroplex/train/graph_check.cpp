@@ -1,0 +1,83 @@
+#include "train/graph_check.h"
+
+#include <optional>
+
+#include "base/error.h"
+#include "train/step.h"
+#include "train/step_graphs.h"
+#include "train/verify.h"
+
+namespace metroplex::train {
+namespace {
+
+constexpr const char* kAround = "the step around its segments";
+
+// Tells the recorder whose turn it is. Every segment is an island, so that each has its name.
+class Places final : public nn::Moments {
+ public:
+  Places(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
+  void before(const nn::Turn& turn) override {
+    const nn::Block& block = blocks_.at(static_cast<size_t>(turn.block));
+    const nn::Segment& segment = *block.segments.at(static_cast<size_t>(turn.segment));
+    recorder_.set_place(base::concat(turn.pass == nn::Pass::forward ? "forward" : "backward", " of ", block.name,
+                                     ", ", segment.name()));
+  }
+  void after(const nn::Turn&) override { recorder_.set_place(kAround); }
+
+ private:
+  cuda::TapeRecorder& recorder_;
+  const nn::Blocks& blocks_;
+};
+
+}  // namespace
+
+config::Config graph_check_config(config::Config config) {
+  const config::Config synthetic = verification_config(config, config.train.train_iters);
+  config.data = synthetic.data;
+  config.checkpoint = {};
+  config.train.global_batch_size = synthetic.train.global_batch_size;
+  config.train.step_batch_size_schedule.clear();
+  config.train.rampup_batch_size.clear();
+  config.train.eval_interval = 0;
+  config.train.tensorboard_dir.clear();
+  config.train.metrics_file.clear();
+  config.train.expert_trace_file.clear();
+  config.train.log_experts_interval = 0;
+  return config;
+}
+
+GraphCheck check_graphs(const config::Config& asked, const comm::World& world, int64_t vocab_size,
+                        const GraphCheckOptions& options, const StageBuilder& build) {
+  MPX_CHECK(world.device().is_cpu(), "cuda graph", "captures are checked on the CPU; set run.device: cpu");
+  MPX_CHECK(options.way == cuda::CheckedGraphs::Way::compared || world.size() == 1, "cuda graph",
+            "tensors lie in a closed arena for one rank, not for ", world.size());
+  config::Config config = asked;
+  config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // ours are the graphs
+  config.train.cuda_graph_warmup_steps = 1;
+  cuda::CheckedGraphs device(options.way);
+  const cuda::TapeHooks hooks(nullptr, device.outside());
+  const comm::World told = world.recorded(*device.recorder());
+  const auto a = assemble(config, told, vocab_size, /*forward_only=*/false, build);
+  std::vector<std::unique_ptr<Places>> places;
+  for (const auto& stage : a->stages) {
+    places.push_back(std::make_unique<Places>(*device.recorder(), stage->blocks()));
+    stage->listen("places of operations", *places.back(), /*cuts=*/true);
+  }
+  device.recorder()->set_place(kAround);
+  a->graphs = std::make_unique<StepGraphs>(*a, device);
+  const at::ScalarType floats = a->dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto batches = [&](int64_t step) { return synthetic_batches(config, world, vocab_size, step, floats); };
+  for (int64_t step = 0; step < 1 + options.captures; ++step) {
+    train_step(*a, {batches(2 * step), step + 1, step * config.train.global_batch_size, false, {}});
+    evaluate_step(*a, batches(2 * step + 1));
+  }
+  GraphCheck check;
+  check.findings = device.findings({0, 0, 1, 0, 1, 1, 0});
+  check.calls = device.calls();
+  check.training = device.operations().at(0);
+  check.evaluation = device.operations().at(1);
+  for (const auto& stage : a->stages) stage->unlisten("places of operations");
+  return check;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,32 @@
+// Whether the whole step can be captured (train.cuda_graph_impl: full_iteration), found out without a GPU: a few
+// steps of training and of evaluation on synthetic data, each captured anew (cuda/graph/checked_graphs.h), with the
+// segment and the operator of whatever a replay would get wrong.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/graph/checked_graphs.h"
+#include "train/assemble.h"
+
+namespace metroplex::train {
+
+struct GraphCheck {
+  std::vector<cuda::Finding> findings;  // of this rank
+  cuda::RankCalls calls;                // for cuda::compare_calls
+  size_t training = 0, evaluation = 0;  // operations
+};
+
+struct GraphCheckOptions {
+  cuda::CheckedGraphs::Way way = cuda::CheckedGraphs::Way::compared;  // guarded: on one rank
+  int64_t captures = 2;                                               // of each of the two
+};
+
+// The config for it: the same run without files, on made-up tokens.
+config::Config graph_check_config(config::Config config);
+
+// Collective, on the CPU. `config` is resolved and checked for world.size() ranks.
+GraphCheck check_graphs(const config::Config& config, const comm::World& world, int64_t vocab_size,
+                        const GraphCheckOptions& options = {}, const StageBuilder& build = models::build_stage);
+
+}  // namespace metroplex::train

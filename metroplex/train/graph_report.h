@@ -1,0 +1,17 @@
+// What a rank's graphs have come to, in lines for the log.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metroplex::train {
+
+struct Assembly;
+
+// That have been captured so far.
+int64_t captured_graphs(const Assembly& assembly);
+// Of this rank: number, operations, memory. Nothing where nothing captures.
+std::vector<std::string> graph_lines(const Assembly& assembly);
+
+}  // namespace metroplex::train

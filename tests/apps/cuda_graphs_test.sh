@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Graphs of steps and of parts of layers change no bit: runs with and without them end with the same checkpoint, byte
+# for byte, through warm-up, evaluation, a change of batch size, overflows, a save, and resumes with graphs on and off.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+steps=(--train.train_iters=20 --train.eval_interval=7 --train.eval_iters=2 --data.split=80,10,10 --checkpoint.save_interval=9
+  --train.log_interval=5 --model.hidden_dropout=0.1 --model.attention_dropout=0.1 --train.cuda_graph_warmup_steps=2)
+
+# same_end A B: the last checkpoints of two folders of saves.
+same_end() {
+  local last
+  last=$(ls "$1" | grep -E '^iter' | sort | tail -1)
+  [ -n "$last" ] && [ -d "$2/$last" ] || fail "$1 and $2 end with other checkpoints"
+  local file
+  for file in "$1/$last"/*.safetensors; do
+    cmp -s "$file" "$2/$last/$(basename "$file")" || fail "$2/$last/$(basename "$file") differs from $1"
+    held
+  done
+}
+
+graphs() { # IMPL MODULES(comma)
+  echo "--train.cuda_graph_impl=$1 --train.cuda_graph_modules=[$2]"
+}
+
+while read -r name ranks layout; do
+  # shellcheck disable=SC2206
+  layout=($layout)
+  run 0 train "${tiny[@]}" "${steps[@]}" "${layout[@]}" --nproc "$ranks" --checkpoint.save="$name.plain" --train.metrics_file="$name.jsonl"
+  while read -r impl modules; do
+    # Partial graphs need addresses that stay.
+    case "$impl ${layout[*]}" in full_iteration*) ;; *optim_grads*) continue ;; esac
+    # shellcheck disable=SC2046
+    run 0 train "${tiny[@]}" "${steps[@]}" "${layout[@]}" --nproc "$ranks" $(graphs "$impl" "$modules") --checkpoint.save="$name.$impl$modules"
+    prints '^ rank 0 has captured [0-9]+ graphs of [0-9]+ operations'
+    same_end "$name.plain" "$name.$impl$modules"
+    rm -r "$name.$impl$modules"
+    holds "$name with $impl ${modules:-}"
+  done << 'IMPLS'
+full_iteration
+transformer_engine attn
+transformer_engine attn,mlp
+local mlp
+local
+IMPLS
+done << LAYOUTS
+one 1
+sp 2 --parallel.tensor_model_parallel_size=2 --parallel.sequence_parallel=true --train.global_batch_size=4
+pipeline 4 --parallel.pipeline_model_parallel_size=2 --parallel.virtual_pipeline_model_parallel_size=1 --parallel.tensor_model_parallel_size=2 --train.global_batch_size=8
+zero1 2 --parallel.data_parallel_sharding_strategy=optim --train.global_batch_size=8
+zero3 2 --parallel.data_parallel_sharding_strategy=optim_grads_params --train.global_batch_size=8
+rampup 2 --train.global_batch_size=16 --train.rampup_batch_size=4\ 4\ 100
+fp16 2 --precision.params_dtype=fp16 --precision.initial_loss_scale=4294967296 --train.global_batch_size=8
+LAYOUTS
+grep -q '"updated": *false' fp16.jsonl && held || fail "no step of the fp16 run overflowed"
+holds "the fp16 run skips steps"
+
+# On and off across a resume from the save at iteration 9.
+for first in none full_iteration; do
+  second=$([ $first = none ] && echo full_iteration || echo none)
+  run 0 train "${tiny[@]}" "${steps[@]}" --train.exit_interval=9 --train.cuda_graph_impl=$first --checkpoint.save=resumed
+  run 0 train "${tiny[@]}" "${steps[@]}" --train.cuda_graph_impl=$second --checkpoint.save=resumed --checkpoint.load=resumed
+  same_end one.plain resumed
+  rm -r resumed
+  holds "graphs $first until iteration 9, then $second"
+done
+
+# On processes too.
+run 0 train "${tiny[@]}" "${steps[@]}" --nproc 2 --backend gloo --parallel.pipeline_model_parallel_size=2 --checkpoint.save=gloo.plain
+run 0 train "${tiny[@]}" "${steps[@]}" --nproc 2 --backend gloo --parallel.pipeline_model_parallel_size=2 \
+  --train.cuda_graph_impl=full_iteration --checkpoint.save=gloo.graph
+same_end gloo.plain gloo.graph
+holds "gloo"

@@ -1,0 +1,246 @@
+// Communication on tapes, ranks as threads: buffers in flight, and the order of calls among the ranks. Each fault is
+// planted into what the ranks do, recorded at their groups, and found with operator and place.
+#include "comm/p2p.h"
+#include "cuda/graph/tape_calls.h"
+#include "cuda/graph/tape_flights.h"
+#include "support/record_tape.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+using cuda::Finding;
+using Kind = cuda::FindingKind;
+
+// What a rank has while it is recorded: its groups, and memory that stays.
+struct Rank {
+  cuda::TapeRecorder recorder;
+  comm::World world;
+  at::Tensor x = at::ones({4, 2}, at::kDouble), received = at::zeros({4, 2}, at::kDouble);
+  at::Tensor gathered = at::zeros({8, 2}, at::kDouble);
+  explicit Rank(const comm::World& plain) : world(plain.recorded(recorder)) {}
+  const comm::Groups& groups() const { return world.groups(); }
+  void set_place(const char* place) { recorder.set_place(place); }
+  comm::Handle exchange() const {
+    const int peer = 1 - groups().pp.index();
+    return comm::batch_p2p({{true, x, peer, 0}, {false, received, peer, 0}}, groups().pp);
+  }
+};
+
+using Work = std::function<void(Rank&)>;
+
+// Findings of check_tape, of every rank.
+std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work) {
+  const int ranks = layout.tp * layout.pp * layout.dp;
+  std::vector<std::vector<Finding>> found(static_cast<size_t>(ranks));
+  run_ranks(ranks, layout, [&](const comm::World& world) {
+    Rank rank(world);
+    const RecordedTape tape = record_tape(rank.recorder, [&] { work(rank); });
+    found[static_cast<size_t>(world.rank())] = check_tape(tape.recording());
+  });
+  return found;
+}
+
+// Findings of compare_calls.
+std::vector<Finding> compared(const Layout& layout, const Work& work) {
+  const int ranks = layout.tp * layout.pp * layout.dp;
+  std::vector<cuda::RankCalls> calls(static_cast<size_t>(ranks));
+  run_ranks(ranks, layout, [&](const comm::World& world) {
+    Rank rank(world);
+    const RecordedTape tape = record_tape(rank.recorder, [&] { work(rank); });
+    cuda::RankCalls& mine = calls[static_cast<size_t>(world.rank())];
+    mine.calls = cuda::calls_of(tape.tape);
+    for (const comm::Group* group : {&world.groups().tp, &world.groups().pp, &world.groups().dp})
+      mine.groups[group->name()] = group->ranks();
+  });
+  return cuda::compare_calls(calls);
+}
+
+TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {
+  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+         comm::Handle exchange = rank.exchange();
+         rank.gathered.narrow(0, 0, 4).add_(rank.x);  // what is sent may be read
+         exchange.wait();
+         rank.x.mul_(2.0).add_(rank.received);
+       }))
+    EXPECT_EQ(report(found), "");
+}
+
+TEST(TapeFlightsRanks, AReceiveBufferReusedWhileASlowPeerStillSendsIsNamed) {
+  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+         comm::Handle exchange = rank.exchange();
+         rank.set_place("layer 1");
+         rank.received.zero_();
+         exchange.wait();
+       }))
+    expect_finding(found, Kind::in_flight, "aten::zero_", "layer 1", "writes what may still be received by");
+}
+
+TEST(TapeFlightsRanks, AReceivedValueReadBeforeItHasComeIsNamed) {
+  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+         comm::Handle exchange = rank.exchange();
+         rank.set_place("layer 1");
+         rank.gathered.narrow(0, 0, 4).copy_(rank.received);
+         exchange.wait();
+       }))
+    expect_finding(found, Kind::in_flight, "aten::copy_", "layer 1", "reads what may not have been received yet by");
+}
+
+TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
+  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+         comm::Handle exchange = rank.exchange();
+         rank.set_place("layer 1");
+         rank.x.narrow(0, 3, 1).mul_(2.0);
+         exchange.wait();
+       }))
+    expect_finding(found, Kind::in_flight, "aten::mul_.Scalar", "layer 1",
+                   "writes what may still be sent by operation 0, batch_p2p on pp");
+}
+
+TEST(TapeFlightsRanks, ABufferThatIsSentAndGivenBackIsNamedWhereItIsTakenAgain) {
+  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+         const int peer = 1 - rank.groups().pp.index();
+         rank.set_place("layer 1");
+         comm::Handle sends = comm::batch_p2p(
+             {{true, rank.x, peer, 0}, {false, at::empty({4, 2}, at::kDouble), peer, 0}}, rank.groups().pp);
+         rank.set_place("layer 2");
+         comm::Handle gathers = comm::all_gather_into_async(rank.gathered, rank.x, rank.groups().pp);
+         rank.set_place("layer 3");
+         rank.gathered.narrow(0, 4, 4).sin_();
+         sends.wait();
+         gathers.wait();
+       }))
+    expect_finding(found, Kind::in_flight, "aten::sin_", "layer 3", "all_gather on pp, of layer 2");
+}
+
+TEST(TapeFlightsRanks, ACallThatNobodyWaitsForIsNamed) {
+  std::vector<comm::Handle> later(2);
+  for (const auto& found : checked({.pp = 2}, [&](Rank& rank) {
+         rank.set_place("layer 1");
+         later[static_cast<size_t>(rank.world.rank())] = rank.exchange();
+         comm::barrier(rank.groups().pp);
+       }))
+    expect_finding(found, Kind::never_waited, "batch_p2p", "layer 1", "is not waited for before the tape ends");
+}
+
+// tp, dp and pp, in an order that all ranks keep.
+void clean(Rank& rank) {
+  rank.set_place("layer 1");
+  comm::all_reduce(rank.x, rank.groups().tp);
+  comm::all_gather_into_async(rank.gathered, rank.x, rank.groups().tp).wait();
+  rank.set_place("layer 2");
+  comm::all_reduce(rank.x, rank.groups().dp);
+  rank.exchange().wait();
+  const int64_t own = rank.groups().dp.index();
+  comm::all_to_all(rank.x, {2 * own + 1, 2 * own + 1}, {1, 3}, rank.groups().dp);
+}
+
+TEST(TapeCallsRanks, RanksThatAgreeHaveNoFinding) {
+  EXPECT_EQ(cuda::report(compared({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
+}
+
+// The calls of two ranks meet in the threads' backend too; so those that do not are two recordings, of which each
+// rank makes its own.
+std::vector<Finding> compared_of(const Work& even, const Work& odd) {
+  std::vector<cuda::RankCalls> calls(2);
+  for (const Work* work : {&even, &odd}) {
+    run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
+      Rank rank(world);
+      const RecordedTape tape = record_tape(rank.recorder, [&] { (*work)(rank); });
+      if ((world.rank() == 1) != (work == &odd)) return;
+      calls[static_cast<size_t>(world.rank())] = {cuda::calls_of(tape.tape), {{"pp", {0, 1}}, {"again", {0, 1}}}};
+    });
+  }
+  return cuda::compare_calls(calls);
+}
+
+TEST(TapeCallsRanks, CollectivesInAnotherOrderAreNamed) {
+  const auto sums = [](Rank& rank) {
+    rank.set_place("layer 1");
+    comm::all_reduce(rank.x, rank.groups().pp);
+  };
+  const auto gathers = [](Rank& rank) {
+    rank.set_place("layer 2");
+    comm::all_gather_into_async(rank.gathered, rank.x, rank.groups().pp).wait();
+  };
+  expect_finding(
+      compared_of([&](Rank& r) { sums(r), sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r), sums(r); }),
+      Kind::other_order, "all_reduce", "layer 1",
+      "group pp: call 1 of rank 0 is all_reduce Double [4, 2] op 0 of layer 1, that of rank 1 is all_gather "
+      "Double [4, 2] of layer 2");
+  expect_finding(compared_of([&](Rank& r) { sums(r); }, [&](Rank& r) { sums(r), gathers(r); }), Kind::other_order,
+                 "all_gather", "layer 2", "call 1 of rank 0 is nothing more");
+  EXPECT_EQ(cuda::report(compared_of([&](Rank& r) { sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r); })),
+            "");
+}
+
+TEST(TapeCallsRanks, ACallOfAnotherSizeTypeOrKindIsNamed) {
+  const auto sum = [](const at::Tensor& x, comm::ReduceOp op = comm::ReduceOp::sum) {
+    return [x, op](Rank& rank) {
+      rank.set_place("layer 1");
+      comm::all_reduce(x.clone(), rank.groups().pp, op);
+    };
+  };
+  const at::Tensor x = at::ones({4}, at::kDouble);
+  expect_finding(compared_of(sum(x), sum(at::ones({5}, at::kDouble))), Kind::other_order, "all_reduce", "layer 1",
+                 "Double [4] op 0 of layer 1, that of rank 1 is all_reduce Double [5]");
+  expect_finding(compared_of(sum(x), sum(at::ones({4}, at::kFloat))), Kind::other_order, "all_reduce", "layer 1",
+                 "all_reduce Float [4]");
+  expect_finding(compared_of(sum(x), sum(x, comm::ReduceOp::max)), Kind::other_order, "all_reduce", "layer 1",
+                 "[4] op 1");
+}
+
+// Messages of 0 to 1, or from there, by their sizes.
+Work messages(const std::vector<int64_t>& sizes, int channel) {
+  return [=](Rank& rank) {
+    const int index = rank.groups().pp.index();
+    rank.set_place(index == 0 ? "stage 0" : "stage 1");
+    for (const int64_t size : sizes) {
+      const at::Tensor x = at::ones({size}, at::kDouble);
+      comm::batch_p2p({{index == 0, x, 1 - index, channel}}, rank.groups().pp).wait();
+    }
+  };
+}
+
+TEST(TapeCallsRanks, MessagesInAnotherOrderThanThePeersAreNamed) {
+  EXPECT_EQ(cuda::report(compared_of(messages({2, 3}, 1), messages({2, 3}, 1))), "");
+  expect_finding(compared_of(messages({2, 3, 4}, 0), messages({2, 4, 3}, 0)), Kind::other_order, "batch_p2p",
+                 "stage 0",
+                 "group pp, channel 0: call 1 of rank 0 to rank 1 is Double [3] of stage 0, that of rank 1 from rank "
+                 "0 is Double [4] of stage 1");
+  expect_finding(compared_of(messages({2}, 0), messages({2, 3}, 0)), Kind::other_order, "batch_p2p", "stage 1",
+                 "call 1 of rank 0 to rank 1 is nothing more");
+}
+
+TEST(TapeCallsRanks, AMessageOnAnotherChannelHasNoOtherEnd) {
+  const auto found = compared_of(messages({2}, 0), messages({2}, 1));
+  ASSERT_EQ(found.size(), 2u) << cuda::report(found);
+  EXPECT_EQ(found[0].place, "stage 0");
+  EXPECT_EQ(found[1].place, "stage 1");
+}
+
+TEST(TapeCallsRanks, RowsThatOneSendsAndTheOtherDoesNotWaitForAreNamed) {
+  const auto rows = [](int64_t to_other) {
+    return [=](Rank& rank) {
+      rank.set_place("dispatch");
+      comm::all_to_all(at::ones({2 * to_other, 2}, at::kDouble), {to_other, to_other}, {to_other, to_other},
+                       rank.groups().pp);
+    };
+  };
+  EXPECT_EQ(cuda::report(compared_of(rows(2), rows(2))), "");
+  expect_finding(compared_of(rows(2), rows(3)), Kind::other_order, "all_to_all", "dispatch",
+                 "rank 0 sends 2 rows to rank 1, which waits for 3");
+}
+
+TEST(TapeCallsRanks, GroupsOfTheSameMembersShareACommunicator) {
+  cuda::RankCalls first, second;
+  first.groups = second.groups = {{"dp", {0, 1}}, {"dp_cp", {0, 1}}};
+  const cuda::TapeCall dp{"dp", "all_reduce", "layer 1", " Float [2]", {}, {}, {}};
+  const cuda::TapeCall dp_cp{"dp_cp", "all_gather", "layer 2", " Float [2]", {}, {}, {}};
+  first.calls = {dp, dp_cp};
+  second.calls = {dp_cp, dp};
+  expect_finding(cuda::compare_calls({first, second}), Kind::other_order, "all_reduce", "layer 1");
+}
+
+}  // namespace
+}  // namespace metroplex::test

@@ -1,0 +1,50 @@
+// Records work into a pool of its own, not strictly, and checks what the tape shows.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/graph/tape_findings.h"
+#include "cuda/graph/tape_recorder.h"
+
+namespace metroplex::test {
+
+struct RecordedTape {
+  std::shared_ptr<cuda::TapePool> pool = std::make_shared<cuda::TapePool>();
+  cuda::Tape tape;
+  cuda::Recording recording() const { return {tape, *pool}; }
+};
+
+inline RecordedTape record_tape(cuda::TapeRecorder& recorder, const std::function<void()>& work,
+                                std::shared_ptr<cuda::TapePool> pool = nullptr) {
+  RecordedTape recorded;
+  if (pool) recorded.pool = std::move(pool);
+  const c10::NoGradGuard no_grad;
+  recorder.begin(recorded.pool, /*strict=*/false);
+  work();
+  recorded.tape = recorder.end();
+  return recorded;
+}
+
+// That there is one of this kind, at this operation and place, whose text has `part`; and nothing of another kind,
+// operation or place.
+inline void expect_finding(const std::vector<cuda::Finding>& found, cuda::FindingKind kind,
+                           const std::string& operation, const std::string& place, const std::string& part = "") {
+  const auto fits = [&](const cuda::Finding& f) {
+    return f.kind == kind && f.operation == operation && f.place == place;
+  };
+  EXPECT_TRUE(std::all_of(found.begin(), found.end(), fits)) << cuda::report(found);
+  EXPECT_TRUE(std::any_of(found.begin(), found.end(),
+                          [&](const auto& f) { return fits(f) && f.text.find(part) != std::string::npos; }))
+      << "no \"" << cuda::words_of(kind) << "\" at " << operation << " of " << place << " with " << part << ":\n"
+      << cuda::report(found);
+}
+
+}  // namespace metroplex::test

@@ -1,0 +1,82 @@
+// Whole steps on layouts: no finding on any rank, and calls that all ranks issue in one order.
+#include <gtest/gtest.h>
+
+#include "comm/collectives.h"
+#include "support/record_tape.h"
+#include "train/graph_check.h"
+#include "train/planted_fault.h"
+#include "train/support.h"
+
+namespace metroplex {
+namespace {
+
+using cuda::FindingKind;
+using test::TestLayout;
+
+std::vector<train::GraphCheck> check(const config::Config& config, const TestLayout& layout,
+                                     const train::StageBuilder& build = models::build_stage) {
+  std::vector<train::GraphCheck> all(static_cast<size_t>(layout.ranks()));
+  test::run_cut(config, layout, [&](const comm::World& world) {
+    all[static_cast<size_t>(world.rank())] = train::check_graphs(config, world, test::kVocab, {}, build);
+  });
+  return all;
+}
+
+std::vector<cuda::RankCalls> calls_of(const std::vector<train::GraphCheck>& ranks) {
+  std::vector<cuda::RankCalls> calls;
+  for (const train::GraphCheck& rank : ranks) calls.push_back(rank.calls);
+  return calls;
+}
+
+void expect_clean(const config::Config& config, const TestLayout& layout) {
+  const std::vector<train::GraphCheck> ranks = check(config, layout);
+  for (size_t r = 0; r < ranks.size(); ++r) EXPECT_EQ(cuda::report(ranks[r].findings), "") << "rank " << r;
+  EXPECT_EQ(cuda::report(cuda::compare_calls(calls_of(ranks))), "");
+  for (const train::GraphCheck& rank : ranks) EXPECT_GT(rank.calls.calls.size(), 5u);
+}
+
+TEST(GraphFindingsRanks, StepsOnLayoutsHaveNone) {
+  for (const TestLayout& layout :
+       std::vector<TestLayout>{{2, 1, 1, 1, true}, {1, 2, 1, 1, false}, {1, 2, 2, 1, false}, {2, 2, 2, 2, true}}) {
+    SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " pp " << layout.pp << " vpp " << layout.vpp << " dp "
+                                    << layout.dp << " sp " << layout.sp);
+    expect_clean(test::cut(test::small_gpt(), layout), layout);
+  }
+}
+
+TEST(GraphFindingsRanks, StepsWithEveryShardingHaveNone) {
+  for (const char* sharding : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+    SCOPED_TRACE(sharding);
+    config::Config config = test::small_gpt();
+    config.parallel.data_parallel_sharding_strategy = sharding;
+    expect_clean(test::cut(config, {1, 1, 1, 2, false}), {1, 1, 1, 2, false});
+  }
+}
+
+// A sum and a gathering over tp, in one order or the other. The ranks of one run agree, or they would not have run;
+// so the ranks of two runs are compared.
+train::StageBuilder speaking(bool sum_first) {
+  return test::with_fault([sum_first](const models::ModelContext& context) -> test::Fault {
+    return [sum_first, tp = context.tp](const at::Tensor& x) {
+      const at::Tensor copy = x.detach().clone();
+      if (sum_first) comm::all_reduce(copy, tp);
+      const at::Tensor all = comm::all_gather(copy, 0, tp);
+      if (!sum_first) comm::all_reduce(copy, tp);
+      return x.add(all.sum().mul(0.0));
+    };
+  });
+}
+
+TEST(GraphFindingsRanks, CommunicationInAnotherOrderIsNamedWithBothRanks) {
+  const TestLayout layout{2, 1, 1, 1, false};
+  const config::Config config = test::cut(test::small_gpt(), layout);
+  std::vector<cuda::RankCalls> one = calls_of(check(config, layout, speaking(true)));
+  const std::vector<cuda::RankCalls> other = calls_of(check(config, layout, speaking(false)));
+  EXPECT_EQ(cuda::report(cuda::compare_calls(one)), "");
+  one[1] = other[1];
+  test::expect_finding(cuda::compare_calls(one), FindingKind::other_order, "all_reduce",
+                       "forward of decoder.layers.0, planted", "that of rank 1 is all_gather");
+}
+
+}  // namespace
+}  // namespace metroplex

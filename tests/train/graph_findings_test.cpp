@@ -1,0 +1,120 @@
+// Whole steps, captured anew on other data: no finding over what trains, and planted faults found by segment and
+// operator.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/record_tape.h"
+#include "train/graph_check.h"
+#include "train/planted_fault.h"
+#include "train/support.h"
+
+namespace metroplex {
+namespace {
+
+using cuda::FindingKind;
+using Way = cuda::CheckedGraphs::Way;
+
+train::GraphCheck check(const config::Config& config, Way way = Way::compared,
+                        const train::StageBuilder& build = models::build_stage) {
+  train::GraphCheck found;
+  test::run_cut(config, {}, [&](const comm::World& world) {
+    found = train::check_graphs(config, world, test::kVocab, {way, 2}, build);
+  });
+  return found;
+}
+
+TEST(GraphFindings, StepsOfAModelHaveNone) {
+  for (const config::Config& model : {test::small_gpt(), test::small_llama()}) {
+    const train::GraphCheck found = check(test::cut(model, {}));
+    EXPECT_EQ(cuda::report(found.findings), "");
+    EXPECT_GT(found.training, 1000u);
+    EXPECT_GT(found.evaluation, 200u);
+  }
+}
+
+TEST(GraphFindings, StepsOfAModelInAClosedArenaHaveNone) {
+  for (const config::Config& model : {test::small_gpt(), test::small_llama()})
+    EXPECT_EQ(cuda::report(check(test::cut(model, {}), Way::guarded).findings), "");
+}
+
+train::GraphCheck planted(const test::Fault& fault, Way way = Way::compared) {
+  return check(test::cut(test::small_gpt(), {}), way, test::with_fault(fault));
+}
+constexpr const char* kForward = "forward of decoder.layers.0, planted";
+constexpr const char* kBackward = "backward of decoder.layers.0, planted";
+
+TEST(GraphFindings, ASegmentThatDoesNothingWrongHasNone) {
+  const test::Fault none = [](const at::Tensor& x) { return x.mul(1.5); };
+  EXPECT_EQ(cuda::report(planted(none).findings), "");
+  EXPECT_EQ(cuda::report(planted(none, Way::guarded).findings), "");
+}
+
+TEST(GraphFindings, ASegmentThatReadsAValueIsNamed) {
+  const auto found = planted([](const at::Tensor& x) { return x.sum().item<double>() == 0.5 ? x.mul(2) : x.mul(1); });
+  test::expect_finding(found.findings, FindingKind::host_access, "aten::_local_scalar_dense", kForward);
+}
+
+TEST(GraphFindings, ABackwardThatReadsAValueIsNamed) {
+  const auto found = planted([](const at::Tensor& x) {
+    const at::Tensor y = x.mul(1.5);
+    if (y.requires_grad())
+      y.register_hook([](const at::Tensor& dy) { return dy.sum().item<double>() == 0.5 ? dy.mul(2) : dy; });
+    return y;
+  });
+  test::expect_finding(found.findings, FindingKind::host_access, "aten::_local_scalar_dense", kBackward);
+}
+
+TEST(GraphFindings, ASegmentThatReadsThroughAPointerIsNamedInTheArena) {
+  const test::Fault fault = [](const at::Tensor& x) {
+    return x.const_data_ptr<double>()[3] == 0.5 ? x.mul(2) : x.mul(1);
+  };
+  EXPECT_EQ(cuda::report(planted(fault).findings), "");  // nobody sees it otherwise
+  const auto found = planted(fault, Way::guarded);
+  ASSERT_FALSE(found.findings.empty());
+  for (const cuda::Finding& finding : found.findings) {
+    EXPECT_EQ(finding.kind, FindingKind::host_access) << cuda::text_of(finding);
+    EXPECT_EQ(finding.place, kForward) << cuda::text_of(finding);
+  }
+}
+
+TEST(GraphFindings, ANumberOfTheHostThatChangesPerStepIsNamed) {
+  const auto found = planted([factor = 1.0](const at::Tensor& x) mutable { return x.mul(factor += 0.001); });
+  ASSERT_FALSE(found.findings.empty());
+  for (const cuda::Finding& finding : found.findings) {
+    EXPECT_EQ(finding.kind, FindingKind::stale_number) << cuda::text_of(finding);
+    EXPECT_TRUE(finding.place == kForward || finding.place == kBackward) << cuda::text_of(finding);
+    EXPECT_NE(finding.text.find("other = 1.0"), std::string::npos) << cuda::text_of(finding);
+  }
+}
+
+TEST(GraphFindings, AnInputMadeFreshEachStepIsNamed) {
+  std::vector<at::Tensor> held;  // their addresses differ for sure
+  const auto found = planted([&](const at::Tensor& x) {
+    at::Tensor loaded;
+    std::thread([&] { loaded = at::full({x.size(-1)}, 0.5, at::kDouble); }).join();
+    held.push_back(loaded);
+    return x.add(loaded);
+  });
+  test::expect_finding(found.findings, FindingKind::input_not_copied, "aten::add.Tensor", kForward);
+}
+
+TEST(GraphFindings, ScratchMemoryFromElsewhereIsNamed) {
+  const auto found = planted([](const at::Tensor& x) {
+    at::Tensor scratch;
+    std::thread([&] { scratch = at::empty(x.sizes(), at::kDouble); }).join();
+    scratch.copy_(x.detach());
+    return x.add(scratch.sum());
+  });
+  test::expect_finding(found.findings, FindingKind::outside_pool, "aten::copy_", kForward, "have been given back");
+}
+
+TEST(GraphFindings, AnotherSequenceOfOperatorsIsNamed) {
+  const auto found = planted([calls = 0](const at::Tensor& x) mutable {
+    return ++calls > 40 ? x.mul(1.5).add(0.25) : x.mul(1.5);  // some time in the second capture
+  });
+  test::expect_finding(found.findings, FindingKind::other_sequence, "aten::add.Scalar", kForward);
+}
+
+}  // namespace
+}  // namespace metroplex
