@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/error.h"
 #include "comm/collectives.h"
 #include "train/assemble.h"
 #include "pipeline/static_batches.h"
@@ -39,6 +40,10 @@ StepGraphs::~StepGraphs() = default;
 // The body begins and ends with parameters that are gathered whole and with nothing under way: what was started
 // before it would be waited for in the graph, and what it left to the next step would be missing in every replay.
 StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches, bool stop) {
+  MPX_CHECK(
+      !a_.variable_lengths, "cuda graph",
+      "microbatches differ in length, which the ranks of the pipeline tell each other in every step: a graph has "
+      "one length; pad them, or set train.cuda_graph_impl: none");
   a_.step_inputs = one.step_inputs;
   write_step_inputs(a_, batches, stop);
   one.step_inputs = a_.step_inputs;
