@@ -1,6 +1,7 @@
 // graph_step [rounds]: the host's time for a training step as it is against the replay of its graph
-// (train.cuda_graph_impl: full_iteration), in turns, over sizes of models; what a capture takes, and the memory of
-// graph, static inputs and pool. One rank, one thread and two.
+// (train.cuda_graph_impl: full_iteration) or of graphs of its layers, whole ones or attention alone
+// (transformer_engine), in turns, over sizes of models; what a capture takes, and the memory of graph, static inputs
+// and pool. One rank, one thread and two.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -16,6 +17,7 @@
 #include "comm/launch.h"
 #include "config/load.h"
 #include "config/validate.h"
+#include "train/partial_graphs.h"
 #include "train/step.h"
 #include "train/step_graphs.h"
 
@@ -36,7 +38,13 @@ struct Size {
   int rounds;
 };
 
-config::Config gpt(const Size& size, bool half, bool graph) {
+struct Capture {
+  const char* name;
+  config::CudaGraphImpl impl;
+  std::vector<std::string> modules;
+};
+
+config::Config gpt(const Size& size, bool half, const Capture& capture) {
   config::Config c;
   if (half) c.precision.params_dtype = "bf16";
   c.model.num_layers = size.layers;
@@ -51,7 +59,8 @@ config::Config gpt(const Size& size, bool half, bool graph) {
   c.optim.lr = 1e-4;
   c.optim.lr_decay_style = "constant";
   c.data.mock_data = true;
-  if (graph) c.train.cuda_graph_impl = config::CudaGraphImpl::full_iteration;
+  c.train.cuda_graph_impl = capture.impl;
+  c.train.cuda_graph_modules = capture.modules;
   c.train.cuda_graph_warmup_steps = 1;
   config::check(c, 1);
   return config::resolved(c, 1);
@@ -72,10 +81,27 @@ std::vector<nn::Microbatch> random_batches(const Size& size) {
   return batches;
 }
 
-void compare(const Size& size, bool half, int threads, double rounds) {
+struct Sizes {
+  int64_t graphs;
+  cuda::GraphSize graph;
+  int64_t static_inputs;
+  cuda::GraphPool::Bytes pool;
+};
+
+Sizes sizes_of(const train::Assembly& a) {
+  if (a.graphs) {
+    const train::StepGraphs::Sizes sizes = a.graphs->sizes();
+    return {1, sizes.training, sizes.static_inputs, sizes.pool};
+  }
+  const pipeline::GraphSizes sizes = a.partial_graphs->sizes().training;
+  return {sizes.graphs, sizes.size, sizes.static_inputs + sizes.gradients, sizes.pools};
+}
+
+void compare(const Size& size, bool half, int threads, double rounds, const Capture& how) {
   comm::ThreadsOptions options;
   options.threads_per_rank = threads;
-  const config::Config plain = gpt(size, half, false), captured = gpt(size, half, true);
+  const config::Config plain = gpt(size, half, {"", config::CudaGraphImpl::none, {}}),
+                       captured = gpt(size, half, how);
   comm::run_threads(1, topology::RankGrid(1, plain.parallel), options, [&](const comm::World& world) {
     auto eager = train::assemble(plain, world, plain.model.vocab_size);
     auto graph = train::assemble(captured, world, captured.model.vocab_size);
@@ -95,13 +121,14 @@ void compare(const Size& size, bool half, int threads, double rounds) {
       graph_times.push_back(step(*graph, i));
       shares.push_back(graph_times.back() / eager_times.back());
     }
-    const train::StepGraphs::Sizes sizes = graph->graphs->sizes();
+    const Sizes sizes = sizes_of(*graph);
     std::printf(
-        "%-6s %s %d thread(s): eager %9.3f ms, replay %9.3f ms, ratio of medians %.3f, median of ratios %.3f; capture "
-        "%8.2f ms; %ld operations, graph %.2f MB, static inputs %.3f MB, pool %.1f MB at most, %.1f MB taken\n",
-        size.name, half ? "bf16" : "fp32", threads, median(eager_times) * 1e3, median(graph_times) * 1e3,
-        median(graph_times) / median(eager_times), median(shares), capture * 1e3,
-        static_cast<long>(sizes.training.nodes), static_cast<double>(sizes.training.bytes) / 1e6,
+        "%-6s %s %d thread(s), %s: eager %9.3f ms, replay %9.3f ms, ratio of medians %.3f, median of ratios %.3f; "
+        "capture "
+        "%8.2f ms; %ld graphs, %ld operations, %.2f MB, static inputs %.3f MB, pool %.1f MB at most, %.1f MB taken\n",
+        size.name, half ? "bf16" : "fp32", threads, how.name, median(eager_times) * 1e3, median(graph_times) * 1e3,
+        median(graph_times) / median(eager_times), median(shares), capture * 1e3, static_cast<long>(sizes.graphs),
+        static_cast<long>(sizes.graph.nodes), static_cast<double>(sizes.graph.bytes) / 1e6,
         static_cast<double>(sizes.static_inputs) / 1e6, static_cast<double>(sizes.pool.peak) / 1e6,
         static_cast<double>(sizes.pool.reserved) / 1e6);
     std::fflush(stdout);
@@ -114,12 +141,19 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
   mallopt(M_TRIM_THRESHOLD, -1);
   const double rounds = argc > 1 ? std::atof(argv[1]) : 1;
-  const std::vector<Size> sizes{{"tiny", 2, 32, 4, 128, 16, 1, 400},   {"tiny8", 2, 32, 4, 128, 16, 8, 100},
-                                {"small", 4, 128, 4, 1024, 64, 1, 100}, {"medium", 6, 256, 8, 8192, 128, 1, 40},
+  const std::vector<Size> sizes{{"tiny", 2, 32, 4, 128, 16, 1, 400},
+                                {"tiny8", 2, 32, 4, 128, 16, 8, 100},
+                                {"small", 4, 128, 4, 1024, 64, 1, 100},
+                                {"medium", 6, 256, 8, 8192, 128, 1, 40},
                                 {"124M", 12, 768, 12, 50304, 256, 1, 5}};
+  const std::vector<Capture> captures{{"the step", config::CudaGraphImpl::full_iteration, {}},
+                                      {"layers", config::CudaGraphImpl::transformer_engine, {}},
+                                      {"attention", config::CudaGraphImpl::transformer_engine, {"attn"}}};
   for (const bool half : {false, true}) {
     for (const Size& size : sizes) {
-      for (const int threads : {1, 2}) compare(size, half, threads, rounds);
+      for (const int threads : {1, 2}) {
+        for (const Capture& capture : captures) compare(size, half, threads, rounds, capture);
+      }
     }
   }
   return 0;

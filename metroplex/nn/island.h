@@ -21,7 +21,7 @@ struct Island {
     int segments;
   };
   std::vector<Segment*> segments;
-  std::vector<Uses> params;
+  std::vector<Uses> params;  // forward order
 };
 Island make_island(std::vector<Segment*> segments);
 Island make_island(const Block& block);

@@ -122,7 +122,9 @@ void Executor::forward(const Step& step, const Action& action) {
                                                       &step.result.terms[action.microbatch], step.live_set(action));
   if (step.table.is_last_stage(step.rank, action.chunk)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
-    step.result.last[action.microbatch] = y.begin()->value.tensor();
+    // A captured one lies where the next microbatch of its live set leaves its own.
+    const at::Tensor& last = y.begin()->value.tensor();
+    step.result.last[action.microbatch] = step.graphs != nullptr ? last.clone() : last;
     return;
   }
   Tensors leave;

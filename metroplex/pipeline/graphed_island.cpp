@@ -62,9 +62,12 @@ void GraphedIsland::bring(const Entry& entry, const at::Tensor& value) const {
              " at another place than at the capture");
 }
 
-void GraphedIsland::capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work) const {
+void GraphedIsland::capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work) {
   try {
     cuda::capture(graph, work);
+    const cuda::GraphSize added = graph.size();
+    size_.nodes += added.nodes;
+    size_.bytes += added.bytes;
   } catch (const base::Error& error) {
     if (error.room() != "cuda graph") throw;
     const std::string message = std::string(error.what()).substr(error.room().size() + 3);
@@ -96,11 +99,11 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
     if (memory_.holds(tensor)) {
       inputs_.push_back({value_name, cuda::weak_alias(tensor), false});
       in.add(value_name, tensor);
-    } else {
-      inputs_.push_back({value_name, at::empty(tensor.sizes(), tensor.options()), true});
-      copy_in(inputs_.back(), tensor);
-      in.add(value_name, inputs_.back().place);
+      continue;
     }
+    inputs_.push_back({value_name, at::empty(tensor.sizes(), tensor.options()), true});
+    copy_in(inputs_.back(), tensor);
+    in.add(value_name, inputs_.back().place);
   }
   nn::LossTerms terms;
   run_ = {};
@@ -178,11 +181,6 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
     input_gradients_.push_back(cuda::weak_alias(gradient));
   }
   return dx;
-}
-
-cuda::GraphSize GraphedIsland::size() const {
-  const cuda::GraphSize forward = forward_->size(), backward = backward_->size();
-  return {forward.nodes + backward.nodes, forward.bytes + backward.bytes};
 }
 
 int64_t GraphedIsland::input_bytes() const {

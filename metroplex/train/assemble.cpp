@@ -63,8 +63,13 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
 pipeline::PipelineOutput Assembly::run_pipeline(const std::vector<nn::Microbatch>& batches,
                                                 const at::Tensor& loss_gradients, bool forward_only) {
   const plan::PipelineTable& step = table(static_cast<int>(batches.size()), forward_only);
-  const plan::GraphPlan* captured = partial_graphs ? partial_graphs->next(step) : nullptr;
-  return executor->run(step, batches, loss_gradients, border(batches.at(0)), captured);
+  pipeline::PipelineOutput output;
+  const auto run = [&](const plan::GraphPlan* captured) {
+    output = executor->run(step, batches, loss_gradients, border(batches.at(0)), captured);
+  };
+  if (partial_graphs) partial_graphs->run(step, run);
+  else run(nullptr);
+  return output;
 }
 
 std::vector<optim::NormPart> Assembly::norm_parts() const {

@@ -23,16 +23,21 @@ PartialGraphs::PartialGraphs(Assembly& assembly)
   for (const auto& stage : a_.stages) stage->capture_on(*a_.graph_device, a_.world->device(), gradients_);
 }
 
-const plan::GraphPlan* PartialGraphs::next(const plan::PipelineTable& table) {
-  const config::Train& train = a_.config.train;
-  if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return nullptr;
-  int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
-  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) return nullptr;
+const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) {
   const auto key = std::make_pair(table.num_microbatches, table.forward_only);
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, planned(a_, table)).first;
   if (!table.forward_only) last_training_ = &found->second;
-  return &found->second;
+  return found->second;
+}
+
+void PartialGraphs::run(const plan::PipelineTable& table, const std::function<void(const plan::GraphPlan*)>& work) {
+  const config::Train& train = a_.config.train;
+  if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return work(nullptr);
+  int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
+  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps))
+    return a_.graph_device->run_aside([&] { work(nullptr); });
+  work(&plan_of(table));
 }
 
 PartialGraphs::Sizes PartialGraphs::sizes() const {

@@ -3,6 +3,7 @@
 // between them, and all else of a step, runs as it is.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -20,9 +21,10 @@ class PartialGraphs {
   // pipeline::check_capturable().
   explicit PartialGraphs(Assembly& assembly);
 
-  // Of the next step of training, or of evaluation, with this table; null where it runs as it is: the first
-  // train.cuda_graph_warmup_steps of each (at least one), and all evaluation with transformer_engine.
-  const plan::GraphPlan* next(const plan::PipelineTable& table);
+  // Calls `work` once, with the plan of the next step of training, or of evaluation, with this table; with null where
+  // the step runs as it is: the first train.cuda_graph_warmup_steps of each (at least one), where captures will run,
+  // and all evaluation with transformer_engine.
+  void run(const plan::PipelineTable& table, const std::function<void(const plan::GraphPlan*)>& work);
 
   struct Sizes {
     pipeline::GraphSizes training, evaluation;  // gradients: in training
@@ -31,6 +33,8 @@ class PartialGraphs {
   Sizes sizes() const;
 
  private:
+  const plan::GraphPlan& plan_of(const plan::PipelineTable& table);
+
   Assembly& a_;
   std::shared_ptr<pipeline::GradientPlaces> gradients_;
   std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)

@@ -190,5 +190,21 @@ TEST_P(GraphedCallableTest, APoolIsTheGivenOneOrItsOwn) {
   EXPECT_TRUE(at::equal(c, input(12)));
 }
 
+// A tensor of one element is not taken for a number of the host's because another graph has made it.
+TEST(TapeGraphs, ANumberThatAnotherGraphOfThePoolHasWrittenIsReadAnew) {
+  const auto device = make_graph_device(at::kCPU);
+  const auto pool = device->make_pool();
+  const auto first = device->make_graph(pool), second = device->make_graph(pool);
+  const at::Tensor x = input(1), seen = at::zeros({2, 3}, at::kDouble);
+  at::Tensor sum;
+  capture(*first, [&] { sum = x.sum().reshape({1}); });
+  capture(*second, [&] { seen.copy_(x * sum); });
+  EXPECT_TRUE(at::equal(seen, input(6)));
+  x.fill_(2);
+  first->replay();
+  second->replay();
+  EXPECT_TRUE(at::equal(seen, input(24)));
+}
+
 }  // namespace
 }  // namespace metroplex::cuda

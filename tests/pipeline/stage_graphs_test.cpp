@@ -63,13 +63,13 @@ class CountedSegment final : public nn::Segment {
   std::string name_;
 };
 
-// Captured, as it is, captured, captured: blocks that count as layers are in scope.
+// Captured, captured, as it is, captured: blocks that count as layers are in scope.
 nn::Blocks crossing_blocks() {
   nn::Blocks blocks;
+  blocks.push_back(one_segment(std::make_unique<CountedSegment>("zeroth", 0.125), true));
   blocks.push_back(one_segment(std::make_unique<CrossSegment>("first", 0.5), true));
   blocks.push_back(one_segment(std::make_unique<CountedSegment>("between", 0.25)));
   blocks.push_back(one_segment(std::make_unique<CrossSegment>("second", -0.5), true));
-  blocks.push_back(one_segment(std::make_unique<CountedSegment>("third", 0.125), true));
   return blocks;
 }
 
@@ -109,11 +109,11 @@ nn::Values crossing_values(int64_t number) {
   return in.add(kOther, values_of(number, 1));
 }
 
-Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy) {
+Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy, double factor = 0.25) {
   Outcome outcome;
   for (const at::Tensor& out : pass.out) outcome.tensors.push_back(out.clone());
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
-  for (const at::Tensor& dx : stage.backward(std::move(pass.run), std::move(dy), at::full({}, 0.25, at::kDouble)))
+  for (const at::Tensor& dx : stage.backward(std::move(pass.run), std::move(dy), at::full({}, factor, at::kDouble)))
     outcome.tensors.push_back(dx.clone());
   for (nn::Param* param : stage.params()) outcome.tensors.push_back(param->main_grad.clone());
   for (const nn::LossTerm& term : pass.terms) outcome.tensors.push_back(term.sum);
@@ -144,10 +144,10 @@ TEST(StageGraphs, HaveTheBitsAndTellTheUsesOfIslandsThatRunAsTheyAre) {
     SCOPED_TRACE(number);
     expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
     const int times = static_cast<int>(number) + 1;
-    const Counts each{{"first.w", times}, {"between.w", times}, {"second.w", times}, {"third.w", times}};
+    const Counts each{{"first.w", times}, {"between.w", times}, {"second.w", times}, {"zeroth.w", times}};
     EXPECT_EQ(told.uses, each);
     EXPECT_EQ(told.before, each);
-    EXPECT_EQ(told.order, "third.wsecond.wbetween.wfirst.w");
+    EXPECT_EQ(told.order, "second.wbetween.wfirst.wzeroth.w");
     told.order.clear();
   }
   EXPECT_EQ(graphs.stage.graphs()->sizes(false).graphs, 2 * 3);
@@ -219,7 +219,9 @@ TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
       Pass pass;
       forward(*stage, pass, {nn::kHiddenStates, values_of(number, 0)}, number, 0);
       EXPECT_EQ(pass.terms.size(), 1u);
-      (stage == &plain ? want : got).push_back(finish(*stage, std::move(pass), {values_of(number, 1), {}, {}}));
+      (stage == &plain ? want : got)
+          .push_back(
+              finish(*stage, std::move(pass), {values_of(number, 1), {}, {}}, 0.25 + static_cast<double>(number)));
     }
   }
   for (size_t i = 0; i < got.size(); ++i) expect_same_outcome(got[i], want[i]);
@@ -282,7 +284,7 @@ TEST(StageGraphs, ValuesOfAnotherFormThanTheMicrobatchSaysAreRefusedByName) {
   nn::Values in(nn::kHiddenStates, values_of(0, 0).slice(0, 0, 3).contiguous());
   in.add(kOther, values_of(0, 1));
   expect_error([&] { forward(graphs.stage, pass, in, 0, 0); },
-               {"first", "hidden_states", "[4, 2, 3] Double", "[3, 2, 3] Double", "train.cuda_graph_modules"});
+               {"zeroth", "hidden_states", "[4, 2, 3] Double", "[3, 2, 3] Double", "train.cuda_graph_modules"});
 }
 
 TEST(StageGraphs, WhatTheHostReadsIsRefusedWhileItIsCaptured) {

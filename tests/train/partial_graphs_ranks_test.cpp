@@ -265,5 +265,43 @@ TEST(PartialGraphs, MicrobatchesOfAnotherLengthAreCapturedAnew) {
   }
 }
 
+int64_t bytes_of(const nn::Microbatch& batch) {
+  int64_t bytes = 0;
+  for (const at::Tensor& x : {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.document_ids,
+                              batch.sample_counters, batch.step, batch.rows})
+    bytes += x.defined() ? static_cast<int64_t>(x.nbytes()) : 0;
+  return bytes;
+}
+
+// Every layer's input is [8, 1, 16] in double. Two stages of two layers: the first holds two microbatches at a time,
+// and a third while its output is still on its way.
+TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
+  constexpr int64_t kLayer = 8 * 16 * 8;
+  const TestLayout layout{1, 2, 1, 1, false};
+  for (const Modules& modules : std::vector<Modules>{{"attn"}, {}}) {
+    const auto config = test::cut(with_graphs(test::small_gpt(), CudaGraphImpl::local, modules), layout);
+    test::run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, test::kVocab);
+      const bool first = a->groups().pp.first();
+      const plan::GraphPlan plan =
+          plan::plan_graphs(a->table(8, false), a->groups().pp.index(), plan::alike_layers({2}));
+      const int64_t sets = plan.num_sets(), batch = bytes_of(test::batches_of(*a, 0)[0]);
+      EXPECT_GE(sets, first ? 2 : 1);
+      for (int64_t step = 0; step < 5; ++step) {
+        test::step_at(*a, step);
+        const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
+        const int64_t used = step < kWarmup ? 0 : sets;
+        EXPECT_EQ(sizes.graphs, used * 2 * 2);
+        // Whole layers are chained: the second one reads where the first one wrote.
+        EXPECT_EQ(sizes.static_inputs, used * (batch + (modules.empty() ? 1 : 2) * kLayer));
+        EXPECT_EQ(sizes.gradients, used == 0 ? 0 : kLayer);
+        EXPECT_EQ(sizes.pools.live, 0);
+        EXPECT_EQ(sizes.pools.peak > 0, used > 0);
+        EXPECT_GE(sizes.pools.reserved, sizes.pools.peak);
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace metroplex

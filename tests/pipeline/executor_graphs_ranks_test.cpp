@@ -1,0 +1,92 @@
+// Whole stages as graphs under every schedule: the bits of stages that run as they are, and as many graphs as
+// planned.
+#include "pipeline/toy.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test {
+namespace {
+
+// The layers of a rank, all of them captured; the last one makes the loss.
+struct GraphedToy {
+  GraphedToy(int pp, int chunks, int rank) : device(cuda::make_graph_device(at::kCPU)) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      nn::Blocks blocks;
+      const int64_t stage = chunk * pp + rank, num_stages = pp * chunks;
+      for (int64_t layer = kToyLayers * stage / num_stages; layer < kToyLayers * (stage + 1) / num_stages; ++layer)
+        blocks.push_back(one_segment(std::make_unique<ToyLayer>(layer), true));
+      islands.push_back(static_cast<int>(blocks.size()));
+      stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), pipeline::StageSaving(),
+                                                         pipeline::GraphScope{{}, true}));
+      stages.back()->capture_on(*device, at::kCPU, gradients);
+      pointers.push_back(stages.back().get());
+    }
+  }
+  std::vector<nn::Param*> params() const {
+    std::vector<nn::Param*> all;
+    for (const auto& stage : stages) all.insert(all.end(), stage->params().begin(), stage->params().end());
+    return all;
+  }
+  int64_t graphs(bool evaluation) const {
+    int64_t count = 0;
+    for (const auto& stage : stages) count += stage->graphs()->sizes(evaluation).graphs;
+    return count;
+  }
+
+  std::unique_ptr<cuda::GraphDevice> device;
+  std::shared_ptr<pipeline::GradientPlaces> gradients = std::make_shared<pipeline::GradientPlaces>();
+  std::vector<std::unique_ptr<pipeline::Stage>> stages;
+  std::vector<pipeline::Stage*> pointers;
+  std::vector<int> islands;
+};
+
+// Other tokens in every round.
+std::vector<nn::Microbatch> batches_of_round(const ScheduleCase& c, int round, bool variable) {
+  auto batches = toy_batches(c.microbatches, variable);
+  for (nn::Microbatch& batch : batches) batch.tokens.add_(round);
+  return batches;
+}
+
+void expect_bits_of_plain_stages(const comm::Group& pp, const ScheduleCase& c, bool variable) {
+  GraphedToy graphed(c.pp, c.chunks, pp.index());
+  const ToyStages plain(c.pp, c.chunks, pp.index());
+  pipeline::Executor with(graphed.pointers, pp), without(plain.pointers(), pp);
+  for (const bool forward_only : {false, true}) {
+    const plan::PipelineTable table = table_of(c, forward_only);
+    const plan::GraphPlan plan = plan::plan_graphs(table, pp.index(), plan::alike_layers(graphed.islands));
+    const at::Tensor factors = forward_only ? at::Tensor() : toy_factors(c.microbatches);
+    for (int round = 0; round < 3; ++round) {
+      SCOPED_TRACE(testing::Message() << "round " << round << (forward_only ? " of evaluation" : ""));
+      const auto batches = batches_of_round(c, round, variable);
+      const pipeline::BorderShape border = toy_border(batches, variable);
+      const auto got = with.run(table, batches, factors, border, &plan).last;
+      const auto want = without.run(table, batches, factors, border).last;
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t m = 0; m < got.size(); ++m) EXPECT_TRUE(at::equal(got[m], want[m])) << "microbatch " << m;
+      for (size_t i = 0; i < plain.params.size(); ++i)
+        EXPECT_TRUE(at::equal(graphed.params()[i]->main_grad, plain.params[i]->main_grad)) << plain.params[i]->name;
+    }
+    EXPECT_EQ(graphed.graphs(forward_only), plan.num_graphs());
+  }
+}
+
+TEST(ExecutorGraphs, StagesHaveTheBitsOfThoseWithoutUnderEverySchedule) {
+  for (const ScheduleCase& c : std::vector<ScheduleCase>{{"1f1b", 1, 1, 4},
+                                                         {"gpipe", 1, 1, 3},
+                                                         {"1f1b", 2, 1, 5},
+                                                         {"1f1b", 4, 1, 8},
+                                                         {"gpipe", 2, 1, 4},
+                                                         {"interleaved", 2, 2, 4},
+                                                         {"interleaved", 2, 4, 6},
+                                                         {"interleaved", 4, 2, 8, 4, true}}) {
+    for (const bool variable : {false, true}) {
+      if (variable && c.chunks > 1) continue;
+      SCOPED_TRACE(testing::Message() << c.schedule << " pp " << c.pp << " chunks " << c.chunks << " microbatches "
+                                      << c.microbatches << (variable ? ", of growing length" : ""));
+      run_ranks(c.pp, {.pp = c.pp},
+                [&](const comm::World& world) { expect_bits_of_plain_stages(world.groups().pp, c, variable); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
