@@ -121,8 +121,11 @@ TEST(TapeBuffers, ReplaysAreRememberedInTheirOrder) {
   const c10::NoGradGuard no_grad;
   recorder.set_place("layer 1");
   capture(*forward, [&] { saved = at::exp(x); });
-  capture(*backward, [&] { gradient.add_(saved); });
-  saved.reset();
+  capture(*backward, [&] {
+    gradient.add_(saved);
+    saved.reset();
+    gradient.add_(at::cos(x));  // where `saved` was: alone, this tape could not be replayed
+  });
   recorder.set_place("layer 2");
   capture(*other, [&] { gradient.add_(at::sin(x)); });
   for (Graph* graph : {forward.get(), backward.get(), other.get()}) graph->replay();
