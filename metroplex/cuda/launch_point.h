@@ -40,6 +40,9 @@ struct Operation {
   double flops = 0;              // of its products as they are computed, two a multiply-add; 0 where memory bounds it
   const void* flight = nullptr;  // of a communication call and of the "wait" for it, the same
   std::string arguments{};       // of a kernel, all but tensors: argument_bytes
+  // Instead of `run` in replays, where that one holds its memory: a call whose rank fails under way needs it until
+  // the peers are done.
+  std::function<void()> again{};
 };
 
 // What it moves at least: each of its tensors once in and once out.

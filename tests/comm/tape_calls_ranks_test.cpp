@@ -1,5 +1,9 @@
 // Communication on tapes, ranks as threads: buffers in flight, and the order of calls among the ranks. Each fault is
 // planted into what the ranks do, recorded at their groups, and found with operator and place.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+
+#include "comm/backends/recording.h"
 #include "comm/p2p.h"
 #include "cuda/graph/tape_calls.h"
 #include "cuda/graph/tape_flights.h"
@@ -54,6 +58,53 @@ std::vector<Finding> compared(const Layout& layout, const Work& work) {
       mine.groups[group->name()] = group->ranks();
   });
   return cuda::compare_calls(calls);
+}
+
+// Keeps what it is handed, as a backend does until its peers have copied.
+class KeepingBackend final : public comm::GroupBackend {
+ public:
+  std::vector<at::Tensor> kept;
+  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp) override { return keep({x}); }
+  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return keep({out, in}); }
+  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp) override { return keep({out, in}); }
+  comm::PendingPtr broadcast(at::Tensor x, int) override { return keep({x}); }
+  comm::PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t>, std::vector<int64_t>) override {
+    return keep({out, in});
+  }
+  comm::PendingPtr batch_p2p(std::vector<comm::P2pOp> ops) override {
+    for (const comm::P2pOp& op : ops) kept.push_back(op.tensor);
+    return nullptr;
+  }
+  void barrier() override {}
+
+ private:
+  comm::PendingPtr keep(std::vector<at::Tensor> tensors) {
+    kept.insert(kept.end(), tensors.begin(), tensors.end());
+    return nullptr;
+  }
+};
+
+// A rank that fails between the two lets go of its tensors while peers still copy from them.
+TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
+  cuda::TapeRecorder recorder;
+  const auto pool = std::make_shared<cuda::TapePool>(1 << 20);
+  const auto inner = std::make_shared<KeepingBackend>();
+  const auto backend = comm::make_recording_backend("tp", recorder, inner);
+  recorder.begin(pool);
+  const void *sent = nullptr, *batched = nullptr;
+  {
+    const at::Tensor in = at::ones({4}), out = at::empty({8}), other = at::ones({4});
+    sent = in.const_data_ptr();
+    batched = other.const_data_ptr();
+    backend->all_gather(out, in);
+    backend->batch_p2p({{true, other, 1, 0}});
+  }
+  EXPECT_GE(pool->allocation_at(sent), 0);
+  EXPECT_GE(pool->allocation_at(batched), 0);
+  inner->kept.clear();
+  EXPECT_EQ(pool->allocation_at(sent), -1);
+  EXPECT_EQ(pool->allocation_at(batched), -1);
+  recorder.abandon();
 }
 
 TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {

@@ -79,7 +79,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;
   for (const test::MemoryCase& c : test::peak_cases()) {
     const config::Config config = with_graphs(test::peak_config(c));
-    if (config.memory.offload_activations == config::OffloadActivations::file) continue;
+    if (config.memory.offload_activations == config::Offload::file) continue;
     const auto ranks = static_cast<int>(c.cut.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {

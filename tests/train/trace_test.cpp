@@ -59,7 +59,7 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
     const auto a = train::assemble(config, world, 50, false, build_changed);
     MemoryWatch watch(*a, meter);
     train_watched(*a, watch);
-    EXPECT_NEAR(watch.most(), most_of_step(changed), kScalars);
+    EXPECT_NEAR(watch.most(), train::step_bytes(changed), kScalars);
   });
 }
 

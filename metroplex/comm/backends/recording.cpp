@@ -15,12 +15,8 @@ using Flight = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
  public:
-  RecordedPending(std::string group, cuda::Recorder& recorder, Flight flight, Tensors reads, Tensors writes)
-      : group_(std::move(group)),
-        recorder_(recorder),
-        flight_(std::move(flight)),
-        reads_(std::move(reads)),
-        writes_(std::move(writes)) {}
+  RecordedPending(std::string group, cuda::Recorder& recorder, Flight flight, Tensors writes)
+      : group_(std::move(group)), recorder_(recorder), flight_(std::move(flight)), writes_(std::move(writes)) {}
   void wait() override {
     cuda::Operation wait{"wait", group_, {}, writes_, {}, [flight = flight_] {
                            if (*flight) (*flight)->wait();
@@ -28,15 +24,13 @@ class RecordedPending final : public Pending {
                          }};
     wait.flight = flight_.get();
     recorder_.run(std::move(wait));
-    reads_.clear();
-    writes_.clear();
   }
 
  private:
   std::string group_;
   cuda::Recorder& recorder_;
   Flight flight_;
-  Tensors reads_, writes_;  // held until then, as by the backend's own
+  Tensors writes_;
 };
 
 class RecordingBackend final : public GroupBackend {
@@ -45,60 +39,71 @@ class RecordingBackend final : public GroupBackend {
       : group_(std::move(group)), recorder_(recorder), inner_(std::move(inner)) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return issue({"all_reduce", group_, {tensor}, {tensor}, {{"op", static_cast<int>(op)}}, {}},
-                 [op, x = held(tensor), b = inner_] { return b->all_reduce(x, op); });
+    return issue({"all_reduce", group_, {tensor}, {tensor}, {{"op", static_cast<int>(op)}}, {}}, {tensor},
+                 [op, b = inner_](const Tensors& x) { return b->all_reduce(x[0], op); });
   }
   PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
-    return issue({"all_gather", group_, {in}, {out}, {}, {}},
-                 [to = held(out), x = held(in), b = inner_] { return b->all_gather(to, x); });
+    return issue({"all_gather", group_, {in}, {out}, {}, {}}, {out, in},
+                 [b = inner_](const Tensors& x) { return b->all_gather(x[0], x[1]); });
   }
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
-    return issue({"reduce_scatter", group_, {in}, {out}, {{"op", static_cast<int>(op)}}, {}},
-                 [op, to = held(out), x = held(in), b = inner_] { return b->reduce_scatter(to, x, op); });
+    return issue({"reduce_scatter", group_, {in}, {out}, {{"op", static_cast<int>(op)}}, {}}, {out, in},
+                 [op, b = inner_](const Tensors& x) { return b->reduce_scatter(x[0], x[1], op); });
   }
   PendingPtr broadcast(at::Tensor tensor, int root) override {
-    return issue({"broadcast", group_, {tensor}, {tensor}, {{"root", root}}, {}},
-                 [root, x = held(tensor), b = inner_] { return b->broadcast(x, root); });
+    return issue({"broadcast", group_, {tensor}, {tensor}, {{"root", root}}, {}}, {tensor},
+                 [root, b = inner_](const Tensors& x) { return b->broadcast(x[0], root); });
   }
   PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                         std::vector<int64_t> in_splits) override {
     Scalars scalars;
     for (const int64_t rows : out_splits) scalars.emplace_back("out_rows", rows);
     for (const int64_t rows : in_splits) scalars.emplace_back("in_rows", rows);
-    return issue({"all_to_all", group_, {in}, {out}, std::move(scalars), {}},
-                 [out_splits, in_splits, to = held(out), x = held(in), b = inner_] {
-                   return b->all_to_all(to, x, out_splits, in_splits);
+    return issue({"all_to_all", group_, {in}, {out}, std::move(scalars), {}}, {out, in},
+                 [out_splits, in_splits, b = inner_](const Tensors& x) {
+                   return b->all_to_all(x[0], x[1], out_splits, in_splits);
                  });
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
-    Tensors reads, writes;
+    Tensors all, reads, writes;
     Scalars scalars;
     for (P2pOp& op : ops) {
       (op.is_send ? reads : writes).push_back(op.tensor);
       scalars.emplace_back(op.is_send ? "to" : "from", op.peer);
       scalars.emplace_back("channel", op.channel);
-      op.tensor = held(op.tensor);
+      all.push_back(std::move(op.tensor));
     }
-    return issue({"batch_p2p", group_, std::move(reads), std::move(writes), std::move(scalars), {}},
-                 [ops, b = inner_] { return b->batch_p2p(ops); });
+    return issue({"batch_p2p", group_, std::move(reads), std::move(writes), std::move(scalars), {}}, std::move(all),
+                 [ops, b = inner_](const Tensors& x) {
+                   std::vector<P2pOp> batch = ops;
+                   for (size_t i = 0; i < batch.size(); ++i) batch[i].tensor = x[i];
+                   return b->batch_p2p(std::move(batch));
+                 });
   }
   PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
     Tensors writes;
     if (out.defined()) writes.push_back(out);
-    return issue({"gather", group_, {in}, std::move(writes), {}, {}},
-                 [index, size, to = held(out), x = held(in), b = inner_] { return b->gather(to, x, index, size); });
+    return issue({"gather", group_, {in}, std::move(writes), {}, {}}, {out, in},
+                 [index, size, b = inner_](const Tensors& x) { return b->gather(x[0], x[1], index, size); });
   }
   void barrier() override {
     recorder_.run({"barrier", group_, {}, {}, {}, [b = inner_] { b->barrier(); }});
   }
 
  private:
-  at::Tensor held(const at::Tensor& x) const { return recorder_.held(x); }
-  PendingPtr issue(cuda::Operation operation, std::function<PendingPtr()> start) {
+  // `start` gets the tensors of the call.
+  PendingPtr issue(cuda::Operation operation, const Tensors& tensors,
+                   const std::function<PendingPtr(const Tensors&)>& start) {
     const auto flight = std::make_shared<PendingPtr>();
-    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, operation.reads, operation.writes);
+    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, operation.writes);
     operation.flight = flight.get();
-    operation.run = [flight, start = std::move(start)] { *flight = start(); };
+    const auto run_over = [&](Tensors over) {
+      return [flight, start, over = std::move(over)] { *flight = start(over); };
+    };
+    Tensors held;
+    for (const at::Tensor& x : tensors) held.push_back(recorder_.held(x));
+    operation.run = run_over(tensors);
+    operation.again = run_over(std::move(held));
     recorder_.run(std::move(operation));
     return pending;
   }

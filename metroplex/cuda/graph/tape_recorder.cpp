@@ -117,7 +117,7 @@ void TapeRecorder::run(Operation operation) {
     unseen(operation.run);
   }
   if (watch_ != nullptr) watch_->after(entry);
-  entry.run = std::move(operation.run);
+  entry.run = std::move(operation.again ? operation.again : operation.run);
   add(std::move(entry));
 }
 
