@@ -122,7 +122,7 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
                                               nn::elements<T>(routing.probs)};
       cuda::launch(target,
                    {"route_forward",
-                    {&x, &bias, &routing.experts},
+                    {&x, &bias, shape.chosen ? &routing.experts : nullptr},
                     {&routing.experts, &routing.probs},
                     {{"scale", shape.scale}}},
                    kernels::route_forward<T>, kernels::route_forward_cuda<T>, operands, shape);

@@ -3,7 +3,9 @@
 #include <cstdio>
 
 #include "train/assemble.h"
+#include "train/memory_report.h"
 #include "train/partial_graphs.h"
+#include "train/predict.h"
 #include "train/step_graphs.h"
 
 namespace metroplex::train {
@@ -46,7 +48,7 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
 
 int64_t captured_graphs(const Assembly& a) { return total_of(a).graphs; }
 
-std::vector<std::string> graph_lines(const Assembly& a) {
+std::vector<std::string> graph_lines(const Assembly& a, int64_t num_microbatches) {
   if (!a.graph_device) return {};
   const Total total = total_of(a);
   char text[256];
@@ -56,7 +58,12 @@ std::vector<std::string> graph_lines(const Assembly& a) {
       "of it tensors at most %.2f",
       static_cast<long long>(total.graphs), static_cast<long long>(total.nodes), mib(total.graph_bytes),
       mib(total.static_bytes), mib(total.pool.reserved), mib(total.pool.peak));
-  return {text};
+  std::string line = text;
+  if (a.graphs) {
+    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(a, num_microbatches))));
+    line += text;
+  }
+  return {line};
 }
 
 }  // namespace metroplex::train

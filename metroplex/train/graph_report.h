@@ -11,7 +11,7 @@ struct Assembly;
 
 // That have been captured so far.
 int64_t captured_graphs(const Assembly& assembly);
-// Of this rank: number, operations, memory. Nothing where nothing captures.
-std::vector<std::string> graph_lines(const Assembly& assembly);
+// Of this rank: number, operations, memory, and what was predicted of the pool. Nothing where nothing captures.
+std::vector<std::string> graph_lines(const Assembly& assembly, int64_t num_microbatches);
 
 }  // namespace metroplex::train

@@ -87,4 +87,8 @@ RankPrediction predict_rank(const RankRequest& request) {
   return out;
 }
 
+int64_t step_bytes(const plan::MemoryPrediction& p) {
+  return p.peak - p.batches - p.tables - p.use.parameters - p.use.gradients - p.use.optimizer();
+}
+
 }  // namespace metroplex::train

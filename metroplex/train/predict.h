@@ -23,6 +23,9 @@ struct RankPrediction {
 RankPrediction predict_rank(const RankRequest& request);
 plan::MemoryPrediction predict_memory(const RankRequest& request);
 
+// What a step holds at most beside what is there when it begins: what the pool of its graph holds.
+int64_t step_bytes(const plan::MemoryPrediction& prediction);
+
 using Predictor = std::function<RankPrediction(const RankRequest&)>;
 
 }  // namespace metroplex::train

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/error.h"
 #include "comm/collectives.h"
 #include "train/assemble.h"
 #include "pipeline/static_batches.h"
@@ -15,7 +16,8 @@ struct StepGraphs::One {
   std::unique_ptr<cuda::Graph> graph;
   std::function<StepVector(const std::vector<nn::Microbatch>&)> body;
   pipeline::StaticBatches inputs;
-  StepVector vector;  // of the last step; once captured, where every replay leaves it
+  at::Tensor step_inputs;  // Assembly's, of this graph: the other one may have another number of microbatches
+  StepVector vector;       // of the last step; once captured, where every replay leaves it
   int64_t steps = 0;
 };
 
@@ -23,7 +25,7 @@ StepGraphs::StepGraphs(Assembly& assembly, cuda::GraphDevice& device)
     : a_(assembly), device_(device), pool_(device.make_pool()) {
   const auto make = [&](std::function<StepVector(const std::vector<nn::Microbatch>&)> body) {
     return std::make_unique<One>(
-        One{device.make_graph(pool_), std::move(body), pipeline::StaticBatches(assembly.world->device()), {}});
+        One{device.make_graph(pool_), std::move(body), pipeline::StaticBatches(assembly.world->device()), {}, {}});
   };
   // In a capture of a GPU nobody may wait for it, as timers do.
   const bool times = device.recorder() != nullptr;
@@ -38,7 +40,13 @@ StepGraphs::~StepGraphs() = default;
 // The body begins and ends with parameters that are gathered whole and with nothing under way: what was started
 // before it would be waited for in the graph, and what it left to the next step would be missing in every replay.
 StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches, bool stop) {
+  MPX_CHECK(
+      !a_.variable_lengths, "cuda graph",
+      "microbatches differ in length, which the ranks of the pipeline tell each other in every step: a graph has "
+      "one length; pad them, or set train.cuda_graph_impl: none");
+  a_.step_inputs = one.step_inputs;
   write_step_inputs(a_, batches, stop);
+  one.step_inputs = a_.step_inputs;
   if (one.inputs.fits(batches)) {
     one.inputs.fill(batches);
   } else {

@@ -49,7 +49,7 @@ class Job {
   void count(const StepOutcome& outcome);
   bool after_step(const StepOutcome& outcome);
   void report_memory(size_t num_microbatches);
-  void report_graphs();
+  void report_graphs(size_t num_microbatches);
   void load();
   void save();
   void report_step(const StepOutcome& outcome, double seconds);
@@ -257,7 +257,7 @@ StepOutcome Job::step_once(BatchStream& batches) {
       *a_,
       {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_, looked_at});
   if (memory_) report_memory(micro.size());
-  report_graphs();
+  report_graphs(micro.size());
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
   interval_.add(outcome, global_batch_size_ * t.seq_length, shown_terms(a_->config.model, outcome.terms));
@@ -269,10 +269,10 @@ StepOutcome Job::step_once(BatchStream& batches) {
 }
 
 // Whenever there are more of them.
-void Job::report_graphs() {
+void Job::report_graphs(size_t num_microbatches) {
   if (!a_->graph_device || captured_graphs(*a_) == told_graphs_) return;
   told_graphs_ = captured_graphs(*a_);
-  for (const std::string& line : graph_lines(*a_)) say(line);
+  for (const std::string& line : graph_lines(*a_, static_cast<int64_t>(num_microbatches))) say(line);
 }
 
 void Job::report_memory(size_t num_microbatches) {

@@ -214,9 +214,13 @@ run 2 verify "${tiny[@]}" "${mock[@]}"
 warns 'nothing was compared'
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --cuda-graphs
 prints '^CAPTURABLE: a step of training is [0-9]{3,} operations on rank 0, one of evaluation [0-9]{2,}; 0 findings'
-run 5 verify "${tiny[@]}" "${mock[@]}" --model.family=mixtral --model.num_moe_experts=4 --cuda-graphs
-prints '^rank 0: the host looks at values: read_on_host of forward of decoder\.layers\.0, .*: the host reads'
-prints '^NOT CAPTURABLE'
+experts=(--model.family=mixtral --model.num_moe_experts=4)
+run 0 verify "${tiny[@]}" "${mock[@]}" "${experts[@]}" --cuda-graphs
+run 5 verify "${tiny[@]}" "${mock[@]}" "${experts[@]}" --nproc 2 --parallel.expert_model_parallel_size=2 \
+  --model.moe_token_dispatcher_type=alltoall --cuda-graphs
+prints '^rank 1: another shape: all_to_all of forward of decoder\.layers\.0, decoder\.layers\.0\.mlp\.dispatch: '
+prints '^one rank, in a closed arena: the host looks at values: read_on_host of forward of decoder\.layers\.1, '
+prints '^NOT CAPTURABLE: .* findings$'
 run 0 ranks --nproc 8 --tp 2 --pp 2 --json
 python3 -c 'import json; json.load(open("out"))' || fail "ranks --json"
 run 0 ranks --nproc 16 --tp 4 --svg ranks.svg

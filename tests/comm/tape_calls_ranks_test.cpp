@@ -97,7 +97,7 @@ TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
                    "writes what may still be sent by operation 0, batch_p2p on pp");
 }
 
-TEST(TapeFlightsRanks, ABufferThatIsSentAndGivenBackIsNamedWhereItIsTakenAgain) {
+TEST(TapeFlightsRanks, OneOfSeveralCallsUnderWayIsNamed) {
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          const int peer = 1 - rank.groups().pp.index();
          rank.set_place("layer 1");

@@ -1,6 +1,7 @@
 // Buffers that graphs share: whether the values of the capture are there in another order of replays.
 #include "cuda/graph/tape_buffers.h"
 
+#include "cuda/graph/logged_graphs.h"
 #include "support/record_tape.h"
 
 namespace metroplex::cuda {
@@ -108,6 +109,31 @@ TEST(TapeBuffers, WhatTheHostReadsAfterwardsIsAReaderToo) {
   EXPECT_EQ(report(check_replays(captured, {0, 1, 2, 0, 1}, {train.pool.get()})), "");
   expect_finding(check_replays(captured, {0, 2, 1}, {train.pool.get()}), Kind::overwritten, "aten::clone", "the log",
                  "aten::sin, of evaluation in graph evaluation has written there since");
+}
+
+TEST(TapeBuffers, ReplaysAreRememberedInTheirOrder) {
+  TapeRecorder recorder;
+  LoggedGraphs device(recorder);
+  const auto pool = device.make_pool();
+  const auto forward = device.make_graph(pool), backward = device.make_graph(pool), other = device.make_graph(pool);
+  const at::Tensor x = at::ones({8}, at::kDouble), gradient = at::zeros({8}, at::kDouble);
+  at::Tensor saved;
+  const c10::NoGradGuard no_grad;
+  recorder.set_place("layer 1");
+  capture(*forward, [&] { saved = at::exp(x); });
+  capture(*backward, [&] {
+    gradient.add_(saved);
+    saved.reset();
+    gradient.add_(at::cos(x));  // where `saved` was: alone, this tape could not be replayed
+  });
+  recorder.set_place("layer 2");
+  capture(*other, [&] { gradient.add_(at::sin(x)); });
+  for (Graph* graph : {forward.get(), backward.get(), other.get()}) graph->replay();
+  EXPECT_EQ(report(device.findings()), "");
+  for (Graph* graph : {forward.get(), other.get(), backward.get()}) graph->replay();
+  EXPECT_EQ(device.replays(), 6u);
+  expect_finding(device.findings(), Kind::overwritten, "aten::add_.Tensor", "layer 1",
+                 "aten::sin, of layer 2 in graph 2 has written there since");
 }
 
 TEST(TapeBuffers, ANumberThatTheNextReplayDoesNotFindIsNamed) {

@@ -3,7 +3,9 @@
 
 #include "comm/collectives.h"
 #include "support/record_tape.h"
+#include "cuda/graph/logged_graphs.h"
 #include "train/graph_check.h"
+#include "train/partial_graphs.h"
 #include "train/planted_fault.h"
 #include "train/support.h"
 
@@ -50,6 +52,47 @@ TEST(GraphFindingsRanks, StepsWithEveryShardingHaveNone) {
     config::Config config = test::small_gpt();
     config.parallel.data_parallel_sharding_strategy = sharding;
     expect_clean(test::cut(config, {1, 1, 1, 2, false}), {1, 1, 1, 2, false});
+  }
+}
+
+// Graphs of parts of layers, replayed for four steps of training and of evaluation.
+struct Parts {
+  std::vector<cuda::Finding> findings;
+  size_t replays = 0;
+};
+Parts replayed_parts(const config::Config& config, const comm::World& world) {
+  const auto a = train::assemble(config, world, test::kVocab);
+  const std::unique_ptr<cuda::GraphDevice> plain = std::move(a->graph_device);
+  auto logged = std::make_unique<cuda::LoggedGraphs>(dynamic_cast<cuda::TapeRecorder&>(*plain->recorder()));
+  const cuda::LoggedGraphs& device = *logged;
+  a->graph_device = std::move(logged);
+  a->partial_graphs = std::make_unique<train::PartialGraphs>(*a, *a->graph_device);
+  for (int64_t step = 0; step < 4; ++step) {
+    test::step_at(*a, step);
+    train::evaluate_step(*a, test::batches_of(*a, step + 100));
+  }
+  Parts parts{device.findings(), device.replays()};
+  a->partial_graphs.reset();
+  return parts;
+}
+
+TEST(GraphFindingsRanks, ReplaysOfPartsFindWhatTheirCapturesDid) {
+  for (const TestLayout& layout :
+       std::vector<TestLayout>{{1, 1, 1, 1, false}, {1, 2, 1, 1, false}, {1, 2, 2, 1, false}, {2, 2, 1, 1, true}}) {
+    SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " pp " << layout.pp << " vpp " << layout.vpp);
+    config::Config config = test::small_gpt();
+    config.train.cuda_graph_impl = config::CudaGraphImpl::local;
+    config.train.cuda_graph_modules = {"attn"};
+    config.train.cuda_graph_warmup_steps = 1;
+    std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
+    config = test::cut(config, layout);
+    test::run_cut(config, layout, [&](const comm::World& world) {
+      ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
+    });
+    for (const Parts& rank : ranks) {
+      EXPECT_EQ(cuda::report(rank.findings), "");
+      EXPECT_GT(rank.replays, 20u);
+    }
   }
 }
 

@@ -79,12 +79,6 @@ inline void train_watched(train::Assembly& a, MemoryWatch& watch) {
   }
 }
 
-// What MemoryWatch::most() comes to by a prediction: above what is there when the step begins.
-inline int64_t most_of_step(const plan::MemoryPrediction& p) {
-  const plan::MemoryUse& use = p.use;
-  return p.peak - p.batches - p.tables - use.parameters - use.gradients - use.optimizer();
-}
-
 // What both may differ by: the loss and its gradient, scalars of at most 8 bytes, which a step holds or not at the
 // moment when a block begins. A tensor of activations of these models has 256 bytes at least.
 constexpr int64_t kScalars = 16;
@@ -106,7 +100,7 @@ inline void expect_predicted_memory(const config::Config& config, int64_t vocab,
     EXPECT_NEAR(got.most, wanted.most, kScalars)
         << "action " << got.action << " block " << got.block << (got.backward ? " backward" : " forward");
   }
-  EXPECT_NEAR(watch.most(), most_of_step(want), kScalars);
+  EXPECT_NEAR(watch.most(), train::step_bytes(want), kScalars);
 }
 
 }  // namespace metroplex::test

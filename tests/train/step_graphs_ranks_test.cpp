@@ -1,6 +1,10 @@
 // The whole step as one graph on the CPU: the bits of steps that run as they are, on every layout.
 #include <gtest/gtest.h>
 
+#include "support/without_onednn.h"
+#include "train/graph_report.h"
+#include "train/memory_cases.h"
+#include "train/memory_watch.h"
 #include "train/step_graphs.h"
 #include "train/support.h"
 
@@ -67,6 +71,84 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
       config = test::cut(config, layout);
       expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
     }
+  }
+}
+
+// What the meter sees of a step that runs as it is, the pool holds of its graph.
+TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
+  const test::WithoutOneDnn without;
+  for (const test::MemoryCase& c : test::peak_cases()) {
+    const config::Config config = with_graphs(test::peak_config(c));
+    if (config.memory.offload_activations == config::OffloadActivations::file) continue;
+    const auto ranks = static_cast<int>(c.cut.ranks());
+    comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
+                      [&](const comm::World& world) {
+                        SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
+                        const auto a = train::assemble(config, world, c.vocab);
+                        for (int64_t step = 0; step < 4; ++step) test::step_at(*a, step);
+                        const auto want = train::predict_memory({config, world.size(), world.rank(), c.vocab});
+                        const cuda::GraphPool::Bytes pool = a->graphs->sizes().pool;
+                        EXPECT_NEAR(pool.peak, train::step_bytes(want), test::kScalars);
+                        EXPECT_GE(pool.reserved, pool.peak);
+                      });
+  }
+}
+
+// A form of microbatches that was not captured is not replayed.
+TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
+  const config::Config config = test::cut(test::small_gpt(), {});
+  const auto trained = [&](const config::Config& how) {
+    std::vector<double> losses;
+    test::run_cut(how, {}, [&](const comm::World& world) {
+      const auto a = train::assemble(how, world, test::kVocab);
+      int64_t samples = 0;
+      for (int64_t step = 0; step < 12; ++step) {
+        std::vector<nn::Microbatch> batches = test::batches_of(*a, step);
+        if (step % 6 > 3) batches.resize(3);
+        if (step % 6 == 3) {
+          for (nn::Microbatch& batch : batches) batch.loss_mask = batch.loss_mask.to(at::kFloat);
+        }
+        losses.push_back(train::train_step(*a, {batches, step + 1, samples, false, {}}).loss);
+        losses.push_back(train::evaluate_step(*a, {batches.front()}).mean());
+        samples += static_cast<int64_t>(batches.size());
+      }
+      EXPECT_EQ(a->graphs != nullptr, how.train.captures_iteration());
+    });
+    return losses;
+  };
+  EXPECT_EQ(trained(with_graphs(config)), trained(config));
+}
+
+TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
+  const TestLayout layout{1, 2, 2, 1, false};
+  for (const int64_t microbatches : {4, 8}) {
+    config::Config config = test::small_gpt();
+    config.train.global_batch_size = microbatches;
+    config = with_graphs(test::cut(config, layout));
+    test::run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, test::kVocab);
+      EXPECT_EQ(train::captured_graphs(*a), 0);
+      for (int64_t step = 0; step < 4; ++step) {
+        test::step_at(*a, step);
+        train::evaluate_step(*a, test::batches_of(*a, step));
+      }
+      EXPECT_EQ(train::captured_graphs(*a), 2);
+    });
+  }
+}
+
+TEST(StepGraphs, AHandshakeOfLengthsIsRefused) {
+  const TestLayout layout{1, 2, 1, 1, false};
+  const config::Config config = with_graphs(test::cut(test::small_gpt(), layout));
+  try {
+    test::run_cut(config, layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, test::kVocab);
+      a->variable_lengths = true;
+      test::step_at(*a, 0);
+    });
+    FAIL() << "a step whose lengths are exchanged was captured";
+  } catch (const base::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("differ in length"), std::string::npos) << error.what();
   }
 }
 

@@ -45,9 +45,8 @@ struct Recording {
 };
 
 // All that one tape shows: values that the host reads, memory from outside that has been given back, buffers touched
-// between a communication call and its wait, calls that are not waited for, and, of a graph that is alone in its
-// pool, memory of it whose values the next replay does not find; of several check_replays tells that
-// (tape_buffers.h).
+// between a communication call and its wait, calls that are not waited for; and, where it is replayed `alone`, not
+// among other graphs of its pool, values there that its next replay does not find.
 std::vector<Finding> check_tape(const Recording& recording, bool alone = true);
 // The same of both, and what differs between them (tape_compare.h).
 std::vector<Finding> check_tapes(const Recording& first, const Recording& second);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/item.h>
 
+#include <optional>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -109,7 +110,12 @@ void TapeRecorder::run(Operation operation) {
   if (entry.name == "read_on_host") entry.unfit = "the host reads values of the device";
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);
   if (watch_ != nullptr) watch_->before(entry);
-  unseen(operation.run);
+  {
+    // A backend's own memory comes and goes with its peers: in the pool, it would shift what comes after.
+    std::optional<TapeHooks> outside;
+    if (!entry.group.empty()) outside.emplace(nullptr, nullptr);
+    unseen(operation.run);
+  }
   if (watch_ != nullptr) watch_->after(entry);
   entry.run = std::move(operation.run);
   add(std::move(entry));

@@ -1,0 +1,66 @@
+#include "cuda/graph/logged_graphs.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "base/error.h"
+#include "cuda/graph/tape_buffers.h"
+
+namespace metroplex::cuda {
+
+class LoggedGraphs::Logged final : public Graph {
+ public:
+  Logged(LoggedGraphs& device, std::shared_ptr<TapePool> pool)
+      : device_(device), graph_(device.recorder_, std::move(pool)) {}
+  void begin() override { graph_.begin(); }
+  void end() override {
+    graph_.end();
+    std::erase(device_.captured_, this);
+    std::erase(device_.replays_, this);
+    device_.captured_.push_back(this);
+  }
+  void abandon() noexcept override { graph_.abandon(); }
+  bool runs_while_capturing() const override { return true; }
+  bool captured() const override { return graph_.captured(); }
+  void replay() override {
+    graph_.replay();
+    device_.replays_.push_back(this);
+  }
+  void reset() override { graph_.reset(); }
+  GraphSize size() const override { return graph_.size(); }
+
+  const Tape& tape() const { return graph_.tape(); }
+  TapePool& pool() const { return graph_.pool(); }
+
+ private:
+  LoggedGraphs& device_;
+  TapeGraph graph_;
+};
+
+std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
+  auto tape_pool = std::dynamic_pointer_cast<TapePool>(std::move(pool));
+  MPX_ASSERT(tape_pool, "a pool of another device");
+  return std::make_unique<Logged>(*this, std::move(tape_pool));
+}
+
+std::vector<Finding> LoggedGraphs::findings() const {
+  std::vector<Finding> found;
+  const auto add = [&](std::vector<Finding> more) {
+    found.insert(found.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  };
+  std::vector<Replayed> graphs;
+  std::vector<size_t> order;
+  std::set<const TapePool*> pools;
+  for (const Logged* graph : captured_) {
+    add(check_tape({graph->tape(), graph->pool()}, /*alone=*/false));
+    graphs.push_back({base::concat(graphs.size()), &graph->tape(), {}});
+    pools.insert(&graph->pool());
+  }
+  for (const Logged* graph : replays_)
+    order.push_back(static_cast<size_t>(std::find(captured_.begin(), captured_.end(), graph) - captured_.begin()));
+  add(check_replays(graphs, order, {pools.begin(), pools.end()}));
+  return found;
+}
+
+}  // namespace metroplex::cuda
