@@ -33,9 +33,9 @@ int run_verify(const std::vector<std::string>& arguments) {
            "part (schedules, formats) is printed. Exit 0 when they agree, 5 when not, 2 with one rank: nothing to "
            "compare.\n"
            "On the CPU; with --run.device=cuda all ranks compute on one GPU.\n\n"
-           "--cuda-graphs asks instead whether its steps can be captured (train.cuda_graph_impl: full_iteration):\n"
-           "some are recorded on the CPU on different data, and whatever a replay would get wrong is printed with\n"
-           "segment and operator. Exit 0 without a finding, else 5.\n";
+           "--cuda-graphs asks instead whether its steps can be captured (train.cuda_graph_impl: full_iteration, or\n"
+           "the parts that the config names): some are recorded on the CPU on different data, and whatever a replay\n"
+           "would get wrong is printed with segment and operator. Exit 0 without a finding, else 5.\n";
     return kExitOk;
   }
   const int64_t steps = whole_number("--steps", steps_text, 1);

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "cuda/graph/tape.h"
 
@@ -62,12 +64,11 @@ void GraphedIsland::bring(const Entry& entry, const at::Tensor& value) const {
              " at another place than at the capture");
 }
 
-void GraphedIsland::capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work) {
+cuda::GraphSize GraphedIsland::capture(cuda::Graph& graph, const char* pass,
+                                       const std::function<void()>& work) const {
   try {
     cuda::capture(graph, work);
-    const cuda::GraphSize added = graph.size();
-    size_.nodes += added.nodes;
-    size_.bytes += added.bytes;
+    return graph.size();
   } catch (const base::Error& error) {
     if (error.room() != "cuda graph") throw;
     const std::string message = std::string(error.what()).substr(error.room().size() + 3);
@@ -93,7 +94,7 @@ nn::Values GraphedIsland::forward(const nn::Values& x, const Forward& how) {
 
 nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
   nn::Values in, out;
-  inputs_.clear();
+  const std::vector<Entry> before = std::exchange(inputs_, {});  // by who captures anew every time, to check it
   for (const auto& [value_name, value] : x) {
     const at::Tensor& tensor = value.tensor();
     if (memory_.holds(tensor)) {
@@ -101,13 +102,15 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
       in.add(value_name, tensor);
       continue;
     }
-    inputs_.push_back({value_name, at::empty(tensor.sizes(), tensor.options()), true});
+    const size_t i = inputs_.size();
+    const bool stays = i < before.size() && before[i].copied && same_form(before[i].place, tensor);
+    inputs_.push_back({value_name, stays ? before[i].place : at::empty(tensor.sizes(), tensor.options()), true});
     copy_in(inputs_.back(), tensor);
     in.add(value_name, inputs_.back().place);
   }
   nn::LossTerms terms;
   run_ = {};
-  capture(*forward_, "forward", [&] {
+  forward_size_ = capture(*forward_, "forward", [&] {
     out = nn::run_forward(island_, in, {how.batch, nullptr, nullptr, &terms}, how.evaluates ? nullptr : &run_);
   });
   outputs_ = {};
@@ -165,7 +168,7 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
     loss_factor_ = std::move(entry);
     factor = place;
   }
-  capture(*backward_, "backward", [&] {
+  backward_size_ = capture(*backward_, "backward", [&] {
     dx = nn::run_backward(std::move(run_), in, factor, /*tells_uses=*/false);
     // A gradient that passes through must not lie where the next one enters.
     for (at::Tensor& gradient : dx) {
@@ -181,6 +184,10 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
     input_gradients_.push_back(cuda::weak_alias(gradient));
   }
   return dx;
+}
+
+cuda::GraphSize GraphedIsland::size() const {
+  return {forward_size_.nodes + backward_size_.nodes, forward_size_.bytes + backward_size_.bytes};
 }
 
 int64_t GraphedIsland::input_bytes() const {

@@ -63,7 +63,7 @@ class GraphedIsland {
 
   const std::string& name() const { return island_.segments.front()->name(); }
   int64_t graphs() const { return forward_->captured() + backward_->captured(); }
-  cuda::GraphSize size() const { return size_; }
+  cuda::GraphSize size() const;
   int64_t input_bytes() const;  // of the places that it has for itself
 
  private:
@@ -77,7 +77,7 @@ class GraphedIsland {
   void copy_in(const Entry& entry, const at::Tensor& value) const;
   nn::Values capture_forward(const nn::Values& x, const Forward& how);
   nn::Gradients capture_backward(const nn::Gradients& dy, const at::Tensor& loss_factor);
-  void capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work);
+  cuda::GraphSize capture(cuda::Graph& graph, const char* pass, const std::function<void()>& work) const;
 
   const nn::Island& island_;
   LiveSetMemory& memory_;
@@ -89,7 +89,7 @@ class GraphedIsland {
   nn::LossTerms terms_;
   nn::Gradients input_gradients_;
   nn::IslandRun run_;  // from the capture of the forward to that of the backward
-  cuda::GraphSize size_;
+  cuda::GraphSize forward_size_, backward_size_;
 };
 
 }  // namespace metroplex::pipeline

@@ -60,7 +60,7 @@ StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks,
   return how;
 }
 
-Stage::Stage(nn::Blocks blocks, StageSaving saving, GraphScope scope)
+Stage::Stage(nn::Blocks blocks, StageSaving saving)
     : blocks_(std::move(blocks)), saving_(std::move(saving)), params_(nn::params_of(blocks_)) {
   size_t done = 0;
   for (const nn::RecomputedChunk& chunk : saving_.recomputed) {
@@ -70,8 +70,8 @@ Stage::Stage(nn::Blocks blocks, StageSaving saving, GraphScope scope)
   }
   for (const nn::Block& block : blocks_)
     MPX_ASSERT(!block.segments.empty(), "block ", block.name, " has no segments");
-  whole_ = islands_of(blocks_, saving_.recomputed, false, scope);
-  everywhere_ = islands_of(blocks_, saving_.recomputed, true, scope);
+  whole_ = islands_of(blocks_, saving_.recomputed, false, {});
+  everywhere_ = islands_of(blocks_, saving_.recomputed, true, {});
 }
 
 void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
@@ -94,7 +94,9 @@ std::vector<const nn::Island*> Stage::captured_islands() const {
   return list;
 }
 
-void Stage::capture_on(cuda::GraphDevice& device, at::Device batches_on, std::shared_ptr<GradientPlaces> gradients) {
+void Stage::capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
+                       std::shared_ptr<GradientPlaces> gradients) {
+  whole_ = islands_of(blocks_, saving_.recomputed, false, scope);
   graphs_ = std::make_unique<StageGraphs>(captured_islands(), device, batches_on, std::move(gradients));
 }
 

@@ -57,8 +57,7 @@ struct StageRun {
 
 class Stage {
  public:
-  // What is in `scope` makes islands of its own.
-  explicit Stage(nn::Blocks blocks, StageSaving saving = {}, GraphScope scope = {});
+  explicit Stage(nn::Blocks blocks, StageSaving saving = {});
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
@@ -68,9 +67,10 @@ class Stage {
   void listen(std::string name, nn::Moments& moments, bool cuts = false);
   void unlisten(const std::string& name);
 
-  // From now on the islands in scope can be graphs, of `device`, which outlives the stage. Throws as
-  // check_capturable().
-  void capture_on(cuda::GraphDevice& device, at::Device batches_on, std::shared_ptr<GradientPlaces> gradients);
+  // What is in `scope` makes islands of its own, which can be graphs of `device`; it outlives the stage. Before the
+  // first forward. Throws as check_capturable().
+  void capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
+                  std::shared_ptr<GradientPlaces> gradients);
   const StageGraphs* graphs() const { return graphs_.get(); }
   std::vector<const nn::Island*> captured_islands() const;
 

@@ -107,14 +107,8 @@ models::ModelContext model_context(const Assembly& a) {
   return context;
 }
 
-// What only evaluates or generates has not been checked for it (config/rules_graphs.cpp).
-bool captures_parts(const Assembly& a, bool forward_only) {
-  return a.graph_device && a.config.train.captures_parts() && !forward_only;
-}
-
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
-std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build,
-                                 bool forward_only) {
+std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
   const auto store = nn::make_activation_store(memory, a.world->target());
   context.saving = nn::save_policy(memory, store);
@@ -127,9 +121,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     chunks.push_back({static_cast<int64_t>(place), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
     auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
-    const pipeline::GraphScope scope =
-        captures_parts(a, forward_only) ? pipeline::graph_scope(a.config.train) : pipeline::GraphScope();
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving), scope));
+    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
     for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
       for (nn::Param* param : nn::params_of(block)) {
@@ -194,7 +186,9 @@ static void make_graph_device(Assembly& a, const comm::World& world) {
 }
 
 static void make_graphs(Assembly& a, bool forward_only) {
-  if (captures_parts(a, forward_only)) a.partial_graphs = std::make_unique<PartialGraphs>(a);
+  // What only evaluates or generates has not been checked for it (config/rules_graphs.cpp).
+  if (a.graph_device && a.config.train.captures_parts() && !forward_only)
+    a.partial_graphs = std::make_unique<PartialGraphs>(a, *a.graph_device);
   if (a.graph_device && a.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
     a.graphs = std::make_unique<StepGraphs>(a, *a.graph_device);
 }
@@ -216,7 +210,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
   context.deferred_initialization = a->sharding.gathers_units();
-  std::vector<size_t> units = build_stages(*a, context, build, forward_only);
+  std::vector<size_t> units = build_stages(*a, context, build);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
   a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);

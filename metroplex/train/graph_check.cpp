@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "train/step.h"
+#include "train/partial_graphs.h"
 #include "train/step_graphs.h"
 #include "train/verify.h"
 
@@ -59,12 +60,18 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
   const comm::World told = world.recorded(*device.recorder());
   const auto a = assemble(config, told, vocab_size, /*forward_only=*/false, build);
   std::vector<std::unique_ptr<Places>> places;
+  const bool parts = asked.train.captures_parts();
   for (const auto& stage : a->stages) {
     places.push_back(std::make_unique<Places>(*device.recorder(), stage->blocks()));
-    stage->listen("places of operations", *places.back(), /*cuts=*/true);
+    stage->listen("places of operations", *places.back(), /*cuts=*/!parts);
   }
   device.recorder()->set_place(kAround);
-  a->graphs = std::make_unique<StepGraphs>(*a, device);
+  if (parts) {
+    a->config.train.cuda_graph_impl = asked.train.cuda_graph_impl;
+    a->partial_graphs = std::make_unique<PartialGraphs>(*a, device);
+  } else {
+    a->graphs = std::make_unique<StepGraphs>(*a, device);
+  }
   const at::ScalarType floats = a->dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto batches = [&](int64_t step) { return synthetic_batches(config, world, vocab_size, step, floats); };
   for (int64_t step = 0; step < 1 + options.captures; ++step) {
@@ -72,10 +79,17 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
     evaluate_step(*a, batches(2 * step + 1));
   }
   GraphCheck check;
-  check.findings = device.findings({0, 0, 1, 0, 1, 1, 0});
   check.calls = device.calls();
-  check.training = device.operations().at(0);
-  check.evaluation = device.operations().at(1);
+  if (parts) {
+    const PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
+    check.findings = device.findings();
+    check.training = static_cast<size_t>(sizes.training.size.nodes);
+    check.evaluation = static_cast<size_t>(sizes.evaluation.size.nodes);
+  } else {
+    check.findings = device.findings({0, 0, 1, 0, 1, 1, 0});
+    check.training = device.operations().at(0);
+    check.evaluation = device.operations().at(1);
+  }
   for (const auto& stage : a->stages) stage->unlisten("places of operations");
   return check;
 }

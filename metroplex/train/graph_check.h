@@ -1,6 +1,7 @@
-// Whether the whole step can be captured (train.cuda_graph_impl: full_iteration), found out without a GPU: a few
-// steps of training and of evaluation on synthetic data, each captured anew (cuda/graph/checked_graphs.h), with the
-// segment and the operator of whatever a replay would get wrong.
+// Whether what a run captures can be, found out without a GPU: a few steps of training and of evaluation on synthetic
+// data, captured anew each time (cuda/graph/checked_graphs.h), with the segment and the operator of whatever a replay
+// would get wrong. The parts of layers that the run names (train.cuda_graph_impl: local, transformer_engine), by
+// their first segment; else the whole step (full_iteration).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace metroplex::train {
 struct GraphCheck {
   std::vector<cuda::Finding> findings;  // of this rank
   cuda::RankCalls calls;                // for cuda::compare_calls
-  size_t training = 0, evaluation = 0;  // operations
+  size_t training = 0, evaluation = 0;  // operations of the graphs
 };
 
 struct GraphCheckOptions {

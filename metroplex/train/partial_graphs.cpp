@@ -18,9 +18,10 @@ plan::GraphPlan planned(const Assembly& a, const plan::PipelineTable& table) {
 
 }  // namespace
 
-PartialGraphs::PartialGraphs(Assembly& assembly)
-    : a_(assembly), gradients_(std::make_shared<pipeline::GradientPlaces>()) {
-  for (const auto& stage : a_.stages) stage->capture_on(*a_.graph_device, a_.world->device(), gradients_);
+PartialGraphs::PartialGraphs(Assembly& assembly, cuda::GraphDevice& device)
+    : a_(assembly), device_(device), gradients_(std::make_shared<pipeline::GradientPlaces>()) {
+  const pipeline::GraphScope scope = pipeline::graph_scope(a_.config.train);
+  for (const auto& stage : a_.stages) stage->capture_on(device_, scope, a_.world->device(), gradients_);
 }
 
 const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) {
@@ -35,8 +36,7 @@ void PartialGraphs::run(const plan::PipelineTable& table, const std::function<vo
   const config::Train& train = a_.config.train;
   if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return work(nullptr);
   int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
-  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps))
-    return a_.graph_device->run_aside([&] { work(nullptr); });
+  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) return device_.run_aside([&] { work(nullptr); });
   work(&plan_of(table));
 }
 

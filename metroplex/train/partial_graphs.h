@@ -17,9 +17,9 @@ struct Assembly;
 
 class PartialGraphs {
  public:
-  // Makes the stages of `assembly`, which outlives it, capture on its graph device. Throws as
-  // pipeline::check_capturable().
-  explicit PartialGraphs(Assembly& assembly);
+  // Makes the stages of `assembly` capture on `device`; both outlive it, and the assembly's target has
+  // device.recorder(). Before the first step. Throws as pipeline::check_capturable().
+  PartialGraphs(Assembly& assembly, cuda::GraphDevice& device);
 
   // Calls `work` once, with the plan of the next step of training, or of evaluation, with this table; with null where
   // the step runs as it is: the first train.cuda_graph_warmup_steps of each (at least one), where captures will run,
@@ -36,6 +36,7 @@ class PartialGraphs {
   const plan::GraphPlan& plan_of(const plan::PipelineTable& table);
 
   Assembly& a_;
+  cuda::GraphDevice& device_;
   std::shared_ptr<pipeline::GradientPlaces> gradients_;
   std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)
   const plan::GraphPlan* last_training_ = nullptr;

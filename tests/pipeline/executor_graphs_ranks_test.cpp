@@ -15,9 +15,8 @@ struct GraphedToy {
       for (int64_t layer = kToyLayers * stage / num_stages; layer < kToyLayers * (stage + 1) / num_stages; ++layer)
         blocks.push_back(one_segment(std::make_unique<ToyLayer>(layer), true));
       islands.push_back(static_cast<int>(blocks.size()));
-      stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), pipeline::StageSaving(),
-                                                         pipeline::GraphScope{{}, true}));
-      stages.back()->capture_on(*device, at::kCPU, gradients);
+      stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks)));
+      stages.back()->capture_on(*device, {{}, true}, at::kCPU, gradients);
       pointers.push_back(stages.back().get());
     }
   }

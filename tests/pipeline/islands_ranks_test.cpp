@@ -110,6 +110,26 @@ TEST(Islands, WithoutAnyGradientNothingRunsAndUsesStillCount) {
   EXPECT_EQ(uses.of, (std::map<std::string, int>{{"a", 1}, {"b", 1}, {"c", 1}}));
 }
 
+// Who counts uses without a backward that orders them goes by this one, which is the same on every rank.
+TEST(Islands, ParametersAreInTheOrderInWhichTheyAreTold) {
+  struct Listed final : nn::Segment {
+    const std::string& name() const override { return name_; }
+    void collect_params(std::vector<nn::Param*>& list) override {
+      list.insert(list.end(), {&params[1], &params[2], &params[0], &params[2]});
+    }
+    nn::Values forward(const nn::Values& in, nn::SegmentContext&) override { return in; }
+    nn::Param params[3];
+    std::string name_ = "listed";
+  } listed;
+  const nn::Island island = nn::make_island({&listed, &listed});
+  ASSERT_EQ(island.params.size(), 3u);
+  const int order[] = {1, 2, 0};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(island.params[i].param, &listed.params[order[i]]);
+    EXPECT_EQ(island.params[i].segments, 2);
+  }
+}
+
 TEST(Islands, AUseIsCompleteAtItsLastCallOrAtTheEndOfTheIsland) {
   nn::Param param = routed_param("p", 0);
   param.calls_per_use = 2;

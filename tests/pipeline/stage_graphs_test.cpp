@@ -127,9 +127,8 @@ Outcome cross(pipeline::Stage& stage, int64_t number, int live_set) {
 }
 
 struct Captured {
-  explicit Captured(nn::Blocks blocks)
-      : device(cuda::make_graph_device(at::kCPU)), stage(std::move(blocks), {}, {{}, true}) {
-    stage.capture_on(*device, at::kCPU, gradients);
+  explicit Captured(nn::Blocks blocks) : device(cuda::make_graph_device(at::kCPU)), stage(std::move(blocks)) {
+    stage.capture_on(*device, {{}, true}, at::kCPU, gradients);
   }
   std::unique_ptr<cuda::GraphDevice> device;
   std::shared_ptr<pipeline::GradientPlaces> gradients = std::make_shared<pipeline::GradientPlaces>();
@@ -348,7 +347,9 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
   };
   // One letter a segment: captured or not; a bar where islands meet.
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
-    const pipeline::Stage stage(blocks(), {}, scope);
+    const auto device = cuda::make_graph_device(at::kCPU);
+    pipeline::Stage stage(blocks());
+    stage.capture_on(*device, scope, at::kCPU, std::make_shared<pipeline::GradientPlaces>());
     std::string text;
     int graphs = 0;
     for (const auto& place : stage.islands(everywhere).places) {

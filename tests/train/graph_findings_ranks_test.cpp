@@ -66,7 +66,7 @@ Parts replayed_parts(const config::Config& config, const comm::World& world) {
   auto logged = std::make_unique<cuda::LoggedGraphs>(dynamic_cast<cuda::TapeRecorder&>(*plain->recorder()));
   const cuda::LoggedGraphs& device = *logged;
   a->graph_device = std::move(logged);
-  a->partial_graphs = std::make_unique<train::PartialGraphs>(*a);
+  a->partial_graphs = std::make_unique<train::PartialGraphs>(*a, *a->graph_device);
   for (int64_t step = 0; step < 4; ++step) {
     test::step_at(*a, step);
     train::evaluate_step(*a, test::batches_of(*a, step + 100));

@@ -38,11 +38,43 @@ TEST(GraphFindings, StepsOfAModelInAClosedArenaHaveNone) {
     EXPECT_EQ(cuda::report(check(test::cut(model, {}), Way::guarded).findings), "");
 }
 
+TEST(GraphFindings, PartsOfLayersHaveNone) {
+  for (const Way way : {Way::compared, Way::guarded}) {
+    for (const std::vector<std::string>& modules :
+         std::vector<std::vector<std::string>>{{"attn"}, {"mlp"}, {"attn", "mlp"}, {}}) {
+      config::Config config = test::small_gpt();
+      config.train.cuda_graph_impl = config::CudaGraphImpl::local;
+      config.train.cuda_graph_modules = modules;
+      const train::GraphCheck found = check(test::cut(config, {}), way);
+      EXPECT_EQ(cuda::report(found.findings), "");
+      EXPECT_GT(found.training, 60u);
+      EXPECT_GT(found.evaluation, 15u);
+    }
+  }
+}
+
 train::GraphCheck planted(const test::Fault& fault, Way way = Way::compared) {
   return check(test::cut(test::small_gpt(), {}), way, test::with_fault(fault));
 }
 constexpr const char* kForward = "forward of decoder.layers.0, planted";
 constexpr const char* kBackward = "backward of decoder.layers.0, planted";
+
+// In layers that are captured whole; a part is named by its first segment.
+TEST(GraphFindings, FaultsInPartsOfLayersAreNamed) {
+  config::Config config = test::small_gpt();
+  config.train.cuda_graph_impl = config::CudaGraphImpl::transformer_engine;
+  config = test::cut(config, {});
+  const auto found = [&](const test::Fault& fault) {
+    return check(config, Way::compared, test::with_fault(fault)).findings;
+  };
+  constexpr const char* kPart = "forward of decoder.layers.0, decoder.layers.0.self_attention";
+  EXPECT_EQ(cuda::report(found([](const at::Tensor& x) { return x.mul(1.5); })), "");
+  test::expect_finding(found([](const at::Tensor& x) { return x.sum().item<double>() == 0.5 ? x.mul(2) : x.mul(1); }),
+                       FindingKind::host_access, "aten::_local_scalar_dense", kPart);
+  int runs = 0;
+  test::expect_finding(found([&](const at::Tensor& x) { return x.add(0.125 * runs++); }), FindingKind::stale_number,
+                       "aten::add.Scalar", kPart);
+}
 
 TEST(GraphFindings, ASegmentThatDoesNothingWrongHasNone) {
   const test::Fault none = [](const at::Tensor& x) { return x.mul(1.5); };

@@ -85,8 +85,10 @@ std::vector<Finding> CheckedGraphs::findings(std::vector<size_t> replays) const 
     found.insert(found.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   };
   for (const auto& graph : graphs_) {
+    const bool alone = std::count_if(graphs_.begin(), graphs_.end(),
+                                     [&](const auto& other) { return other->pool == graph->pool; }) == 1;
     for (const Captured& capture : graph->all) {
-      add(check_tape({capture.tape, *capture.pool}));
+      add(check_tape({capture.tape, *capture.pool}, alone));
       const Captured& first = graph->all.front();
       if (&capture != &first && !arena_) add(compare({first.tape, *first.pool}, {capture.tape, *capture.pool}));
     }
