@@ -79,7 +79,8 @@ class Scarce final : public c10::Allocator {
 };
 
 TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
-  Scarce scarce(c10::GetCPUAllocator());
+  c10::Allocator* before = c10::GetCPUAllocator();
+  Scarce scarce(before);
   c10::SetCPUAllocator(&scarce, 1);
   const Folder folder;
   const TestLayout layout{1, 1, 1, 2, false};
@@ -105,7 +106,7 @@ TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
     EXPECT_GT(step_at(*a, 1).loss, 0.0);
     EXPECT_TRUE(train::save_state(*a, {2, 16, 16}).saved);
   });
-  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 2);
+  c10::SetCPUAllocator(before, 1);
 }
 
 }  // namespace

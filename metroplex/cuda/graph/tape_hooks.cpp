@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+
 namespace metroplex::cuda {
 namespace {
 
@@ -92,11 +94,15 @@ class PoolAllocator final : public c10::Allocator {
 };
 
 void install() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    static PoolAllocator allocator(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(&allocator, /*priority=*/1);
-  });
+  static PoolAllocator* allocator = [] {
+    auto* made = new PoolAllocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(made, /*priority=*/1);
+    return made;
+  }();
+  MPX_CHECK(
+      c10::GetCPUAllocator() == allocator, "cuda graph",
+      "another allocator than the graphs' gives this process its CPU tensors: what a capture frees would be lost; "
+      "leave libtorch's allocator as it is, or set train.cuda_graph_impl: none");
 }
 
 }  // namespace
