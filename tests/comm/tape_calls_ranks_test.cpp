@@ -31,6 +31,12 @@ struct Rank {
   }
 };
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kNamesRaces = true;
+#else
+constexpr bool kNamesRaces = false;
+#endif
+
 using Work = std::function<void(Rank&)>;
 
 // Findings of check_tape, of every rank.
@@ -118,6 +124,7 @@ TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {
 }
 
 TEST(TapeFlightsRanks, AReceiveBufferReusedWhileASlowPeerStillSendsIsNamed) {
+  if (kNamesRaces) GTEST_SKIP() << "what this plants is a race, which ThreadSanitizer names first";
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.set_place("layer 1");
@@ -128,6 +135,7 @@ TEST(TapeFlightsRanks, AReceiveBufferReusedWhileASlowPeerStillSendsIsNamed) {
 }
 
 TEST(TapeFlightsRanks, AReceivedValueReadBeforeItHasComeIsNamed) {
+  if (kNamesRaces) GTEST_SKIP() << "what this plants is a race, which ThreadSanitizer names first";
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.set_place("layer 1");
@@ -138,6 +146,7 @@ TEST(TapeFlightsRanks, AReceivedValueReadBeforeItHasComeIsNamed) {
 }
 
 TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
+  if (kNamesRaces) GTEST_SKIP() << "what this plants is a race, which ThreadSanitizer names first";
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.set_place("layer 1");
@@ -149,6 +158,7 @@ TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
 }
 
 TEST(TapeFlightsRanks, OneOfSeveralCallsUnderWayIsNamed) {
+  if (kNamesRaces) GTEST_SKIP() << "what this plants is a race, which ThreadSanitizer names first";
   for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
          const int peer = 1 - rank.groups().pp.index();
          rank.set_place("layer 1");
@@ -165,6 +175,7 @@ TEST(TapeFlightsRanks, OneOfSeveralCallsUnderWayIsNamed) {
 }
 
 TEST(TapeFlightsRanks, ACallThatNobodyWaitsForIsNamed) {
+  if (kNamesRaces) GTEST_SKIP() << "what this plants is a race, which ThreadSanitizer names first";
   std::vector<comm::Handle> later(2);
   for (const auto& found : checked({.pp = 2}, [&](Rank& rank) {
          rank.set_place("layer 1");
