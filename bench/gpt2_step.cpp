@@ -17,17 +17,12 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "train/step.h"
+#include "timing.h"
 
 namespace {
 
 using namespace metroplex;
-using Clock = std::chrono::steady_clock;
-
-double seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using bench::Clock;
 
 // Multiply-adds of 1024^3 matrices of this dtype, in TFLOP/s: the limit of this machine, as busy as it is now.
 double matmul_tflops(at::ScalarType dtype) {
@@ -37,9 +32,9 @@ double matmul_tflops(at::ScalarType dtype) {
   for (int i = 0; i < 9; ++i) {
     const auto start = Clock::now();
     at::mm_out(c, a, b);
-    times.push_back(seconds(start));
+    times.push_back(bench::seconds_since(start));
   }
-  return 2.0 * 1024 * 1024 * 1024 / median(times) / 1e12;
+  return 2.0 * 1024 * 1024 * 1024 / bench::median(times) / 1e12;
 }
 
 config::Config gpt2(int64_t b, int64_t t, bool half) {
@@ -100,9 +95,9 @@ int main(int argc, char** argv) {
     for (int64_t step = 0; step < steps + 2; ++step) {
       const auto start = Clock::now();
       loss = train::train_step(*assembly, {batches, step + 1, step * b, false, {}}).loss;
-      if (step >= 2) times.push_back(seconds(start));
+      if (step >= 2) times.push_back(bench::seconds_since(start));
     }
-    const double tokens_per_second = static_cast<double>(b * t) / median(times);
+    const double tokens_per_second = static_cast<double>(b * t) / bench::median(times);
     const double limit = matmul_tflops(half ? at::kBFloat16 : at::kFloat);
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -110,7 +105,7 @@ int main(int argc, char** argv) {
     std::printf(
         "B=%ld T=%ld %s threads=%d loss=%.4f median %.0f ms  %.1f tok/s  peak %.0f MB  matmul %.3f TFLOP/s  share "
         "%.2f\n",
-        static_cast<long>(b), static_cast<long>(t), dtype.c_str(), threads, loss, median(times) * 1e3,
+        static_cast<long>(b), static_cast<long>(t), dtype.c_str(), threads, loss, bench::median(times) * 1e3,
         tokens_per_second, static_cast<double>(usage.ru_maxrss) / 1024, limit,
         tokens_per_second * 0.74e9 / (limit * 1e12));
   });

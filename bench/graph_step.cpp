@@ -20,17 +20,12 @@
 #include "train/partial_graphs.h"
 #include "train/step.h"
 #include "train/step_graphs.h"
+#include "timing.h"
 
 namespace {
 
 using namespace metroplex;
-using Clock = std::chrono::steady_clock;
-
-double seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using bench::Clock;
 
 struct Size {
   const char* name;
@@ -109,7 +104,7 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
     const auto step = [&](train::Assembly& a, int64_t number) {
       const auto start = Clock::now();
       train::train_step(a, {batches, number + 1, number * size.microbatches, false, {}});
-      return seconds(start);
+      return bench::seconds_since(start);
     };
     for (int64_t i = 0; i < 2; ++i) step(*eager, i);
     step(*graph, 0);
@@ -126,11 +121,11 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
         "%-6s %s %d thread(s), %s: eager %9.3f ms, replay %9.3f ms, ratio of medians %.3f, median of ratios %.3f; "
         "capture "
         "%8.2f ms; %ld graphs, %ld operations, %.2f MB, static inputs %.3f MB, pool %.1f MB at most, %.1f MB taken\n",
-        size.name, half ? "bf16" : "fp32", threads, how.name, median(eager_times) * 1e3, median(graph_times) * 1e3,
-        median(graph_times) / median(eager_times), median(shares), capture * 1e3, static_cast<long>(sizes.graphs),
-        static_cast<long>(sizes.graph.nodes), static_cast<double>(sizes.graph.bytes) / 1e6,
-        static_cast<double>(sizes.static_inputs) / 1e6, static_cast<double>(sizes.pool.peak) / 1e6,
-        static_cast<double>(sizes.pool.reserved) / 1e6);
+        size.name, half ? "bf16" : "fp32", threads, how.name, bench::median(eager_times) * 1e3,
+        bench::median(graph_times) * 1e3, bench::median(graph_times) / bench::median(eager_times),
+        bench::median(shares), capture * 1e3, static_cast<long>(sizes.graphs), static_cast<long>(sizes.graph.nodes),
+        static_cast<double>(sizes.graph.bytes) / 1e6, static_cast<double>(sizes.static_inputs) / 1e6,
+        static_cast<double>(sizes.pool.peak) / 1e6, static_cast<double>(sizes.pool.reserved) / 1e6);
     std::fflush(stdout);
   });
 }

@@ -17,6 +17,7 @@
 
 #include "moe/grouped_product.h"
 #include "nn/matmul.h"
+#include "timing.h"
 
 namespace {
 
@@ -37,11 +38,6 @@ double seconds(const std::function<void()>& work) {
   const double start = now();
   work();
   return now() - start;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // Equal rows, or in proportion to 1 / n (Zipf), of the same sum.
@@ -142,7 +138,7 @@ std::vector<double> take_turns(int64_t repetitions, const std::vector<std::funct
     }
   }
   std::vector<double> medians;
-  for (const auto& of : times) medians.push_back(median(of));
+  for (const auto& of : times) medians.push_back(bench::median(of));
   return medians;
 }
 

@@ -18,6 +18,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "train/step.h"
+#include "timing.h"
 
 namespace {
 
@@ -233,11 +234,6 @@ double microseconds(const std::function<void()>& work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void compare(const char* what, int64_t iterations, const std::function<void()>& ours,
              const std::function<void()>& bare) {
   std::vector<double> our_times, bare_times, differences;
@@ -252,9 +248,9 @@ void compare(const char* what, int64_t iterations, const std::function<void()>& 
     bare_times.push_back(theirs);
     differences.push_back(mine - theirs);
   }
-  const double difference = median(differences);
-  std::printf("| %s | %.0f | %.0f | %+.0f | %+.1f |\n", what, median(our_times), median(bare_times), difference,
-              difference / static_cast<double>(kLayers));
+  const double difference = bench::median(differences);
+  std::printf("| %s | %.0f | %.0f | %+.0f | %+.1f |\n", what, bench::median(our_times), bench::median(bare_times),
+              difference, difference / static_cast<double>(kLayers));
   std::fflush(stdout);
 }
 

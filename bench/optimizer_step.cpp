@@ -23,6 +23,7 @@
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/optimizer_sums.h"
+#include "timing.h"
 
 namespace {
 
@@ -42,11 +43,6 @@ double milliseconds(const std::function<void()>& work) {
   work();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 at::Tensor random(int64_t n, double scale) { return at::randn({n}, at::kFloat).mul_(scale); }
 
 // One way of storing things, with arrays of its own where they are not fp32.
@@ -196,22 +192,22 @@ int main(int argc, char** argv) {
     }
   }
 
-  const double copy_speed = 8 * n / median(copies) / 1e6;
+  const double copy_speed = 8 * n / metroplex::bench::median(copies) / 1e6;
   std::printf(
       "AdamW over %.1fM parameters, %d threads; copying as many floats (the quicker of memcpy and streaming stores): "
       "%.0f ms, %.1f GB/s.\n\n",
-      n / 1e6, threads, median(copies), copy_speed);
+      n / 1e6, threads, metroplex::bench::median(copies), copy_speed);
   std::printf(
       "| stored as | bytes a parameter | ms | GB/s | share of copy | at::_fused_adamw_ ms | times as fast |\n"
       "| --- | --- | --- | --- | --- | --- | --- |\n");
   for (const Way& way : all) {
-    const double ours = median(way.times), speed = way.bytes * n / ours / 1e6;
+    const double ours = metroplex::bench::median(way.times), speed = way.bytes * n / ours / 1e6;
     std::printf("| %s | %.1f | %.0f | %.1f | %.0f %% |", way.name, way.bytes, ours, speed, 100 * speed / copy_speed);
-    const double rival = median(way.rival_times);
+    const double rival = metroplex::bench::median(way.rival_times);
     way.rival_step ? std::printf(" %.0f (%s) | %.2f |\n", rival, way.rival, rival / ours) : std::printf(" | |\n");
   }
-  const double sum_speed = 4 * n / median(sums) / 1e6;
-  std::printf("| gradient_sums over fp32 | 4.0 | %.0f | %.1f | %.0f %% | | |\n", median(sums), sum_speed,
-              100 * sum_speed / copy_speed);
+  const double sum_speed = 4 * n / metroplex::bench::median(sums) / 1e6;
+  std::printf("| gradient_sums over fp32 | 4.0 | %.0f | %.1f | %.0f %% | | |\n", metroplex::bench::median(sums),
+              sum_speed, 100 * sum_speed / copy_speed);
   return 0;
 }

@@ -19,11 +19,12 @@
 #include "config/validate.h"
 #include "train/assemble.h"
 #include "train/step.h"
+#include "timing.h"
 
 namespace {
 
 using namespace metroplex;
-using Clock = std::chrono::steady_clock;
+using bench::Clock;
 
 constexpr int64_t kBatch = 2, kSequence = 256, kVocab = 1024;
 
@@ -55,11 +56,6 @@ config::Config config_of(const Form& form) {
   return config::resolved(config, 1);
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void measure(const comm::World& world, int64_t steps) {
   nn::Microbatch batch;
   batch.tokens = at::randint(0, kVocab, {kBatch, kSequence}, at::kLong);
@@ -75,13 +71,13 @@ void measure(const comm::World& world, int64_t steps) {
     for (Run& run : runs) {
       const auto start = Clock::now();
       train::train_step(*run.assembly, {batches, step + 1, step * kBatch, false, {}});
-      if (step >= 2) run.seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+      if (step >= 2) run.seconds.push_back(bench::seconds_since(start));
     }
   }
   std::printf("| recomputed | ms a step | against nothing |\n| --- | --- | --- |\n");
   for (size_t i = 0; i < runs.size(); ++i) {
-    std::printf("| %s | %.1f | %.3f |\n", kForms[i].name.c_str(), 1e3 * median(runs[i].seconds),
-                median(runs[i].seconds) / median(runs[0].seconds));
+    std::printf("| %s | %.1f | %.3f |\n", kForms[i].name.c_str(), 1e3 * bench::median(runs[i].seconds),
+                bench::median(runs[i].seconds) / bench::median(runs[0].seconds));
   }
 }
 

@@ -44,6 +44,20 @@ struct Microbatch {
   int64_t whole_rows = 0;  // of the whole sequence
 };
 
+// All tensors of a microbatch, under their names.
+struct MicrobatchTensor {
+  const char* name;
+  at::Tensor Microbatch::*tensor;
+};
+inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch::tokens},
+                                                          {"labels", &Microbatch::labels},
+                                                          {"loss_mask", &Microbatch::loss_mask},
+                                                          {"position_ids", &Microbatch::position_ids},
+                                                          {"document_ids", &Microbatch::document_ids},
+                                                          {"sample_counters", &Microbatch::sample_counters},
+                                                          {"step", &Microbatch::step},
+                                                          {"rows", &Microbatch::rows}};
+
 // Gives `batch` the counters of its samples with the global numbers `numbers` [b] (int64, on the host) and its step,
 // in one storage.
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);

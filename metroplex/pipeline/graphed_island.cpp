@@ -7,20 +7,12 @@
 
 #include "base/error.h"
 #include "cuda/graph/tape.h"
+#include "cuda/tensor_form.h"
 
 namespace metroplex::pipeline {
 namespace {
 
 int64_t bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<int64_t>(x.nbytes()) : 0; }
-
-std::string form_of(const at::Tensor& x) {
-  return x.defined() ? base::concat(x.sizes(), " ", c10::toString(x.scalar_type())) : "undefined";
-}
-
-bool same_form(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
-}
 
 }  // namespace
 
@@ -55,8 +47,8 @@ void GraphedIsland::copy_in(const Entry& entry, const at::Tensor& value) const {
 
 void GraphedIsland::bring(const Entry& entry, const at::Tensor& value) const {
   MPX_CHECK(
-      same_form(value, entry.place), "cuda graph", name(), " was captured with ", entry.name, " ",
-      form_of(entry.place), " and gets ", form_of(value),
+      cuda::same_form(value, entry.place), "cuda graph", name(), " was captured with ", entry.name, " ",
+      cuda::form_of(entry.place), " and gets ", cuda::form_of(value),
       ", which does not follow from the form of the microbatch; leave it out of train.cuda_graph_modules, or set "
       "train.cuda_graph_impl: none");
   if (entry.copied) return copy_in(entry, value);
@@ -103,7 +95,7 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
       continue;
     }
     const size_t i = inputs_.size();
-    const bool stays = i < before.size() && before[i].copied && same_form(before[i].place, tensor);
+    const bool stays = i < before.size() && before[i].copied && cuda::same_form(before[i].place, tensor);
     inputs_.push_back({value_name, stays ? before[i].place : at::empty(tensor.sizes(), tensor.options()), true});
     copy_in(inputs_.back(), tensor);
     in.add(value_name, inputs_.back().place);

@@ -9,40 +9,19 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/tensor_form.h"
 
 namespace metroplex::pipeline {
 namespace {
 
-struct Field {
-  const char* name;
-  at::Tensor nn::Microbatch::*tensor;
-};
-constexpr Field kFields[] = {{"tokens", &nn::Microbatch::tokens},
-                             {"labels", &nn::Microbatch::labels},
-                             {"loss_mask", &nn::Microbatch::loss_mask},
-                             {"position_ids", &nn::Microbatch::position_ids},
-                             {"document_ids", &nn::Microbatch::document_ids},
-                             {"sample_counters", &nn::Microbatch::sample_counters},
-                             {"step", &nn::Microbatch::step},
-                             {"rows", &nn::Microbatch::rows}};
-
 std::vector<at::Tensor> tensors_of(const std::vector<nn::Microbatch>& batches) {
   std::vector<at::Tensor> all;
   for (const nn::Microbatch& batch : batches) {
-    for (const Field& field : kFields) {
-      if ((batch.*field.tensor).defined()) all.push_back(batch.*field.tensor);
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+      if ((batch.*tensor).defined()) all.push_back(batch.*tensor);
     }
   }
   return all;
-}
-
-std::string form_of(const at::Tensor& x) {
-  return x.defined() ? base::concat(x.sizes(), " ", c10::toString(x.scalar_type())) : "undefined";
-}
-
-bool same_form(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
 }
 
 bool same_runs(const std::vector<nn::RowRun>& a, const std::vector<nn::RowRun>& b) {
@@ -58,9 +37,9 @@ std::string text_of(const std::vector<nn::RowRun>& runs) {
 }
 
 std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held) {
-  for (const Field& field : kFields) {
-    const at::Tensor &a = now.*field.tensor, &b = held.*field.tensor;
-    if (!same_form(a, b)) return base::concat(field.name, ": ", form_of(a), ", not ", form_of(b));
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+    const at::Tensor &a = now.*tensor, &b = held.*tensor;
+    if (!cuda::same_form(a, b)) return base::concat(name, ": ", cuda::form_of(a), ", not ", cuda::form_of(b));
   }
   if (!same_runs(now.row_runs, held.row_runs))
     return base::concat("row_runs: ", text_of(now.row_runs), ", not ", text_of(held.row_runs));
@@ -76,7 +55,7 @@ at::Tensor place_for(const at::Tensor& x, at::Device device) {
 
 nn::Microbatch places_for(const nn::Microbatch& batch, at::Device device) {
   nn::Microbatch out = batch;
-  for (const Field& field : kFields) out.*field.tensor = place_for(batch.*field.tensor, device);
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) out.*tensor = place_for(batch.*tensor, device);
   if (!batch.sample_counters.defined() || !batch.step.defined()) return out;
   const int64_t b = batch.sample_counters.numel();
   const at::Tensor both = at::empty({b + batch.step.numel()}, batch.step.options().device(device));

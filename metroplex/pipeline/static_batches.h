@@ -24,8 +24,8 @@ class StaticBatches {
   // Buffers of the form of `batches`, with their values. What was captured over the old ones is void.
   void make(const std::vector<nn::Microbatch>& batches);
   // What a graph over the buffers would not notice in `batches`: number, shapes and types of tensors, which of them
-  // there are, what the host knows of rows, training. Such as "microbatch 1: tokens are [2, 8] Long, not [1, 8]
-  // Long"; empty: nothing differs.
+  // there are, what the host knows of rows, training. Such as "microbatch 1: tokens: Long [2, 8], not Long
+  // [1, 8]"; empty: nothing differs.
   std::string difference(const std::vector<nn::Microbatch>& batches) const;
   bool fits(const std::vector<nn::Microbatch>& batches) const { return difference(batches).empty(); }
   // Their values. The host does not wait, and the current stream for no more than the copies; `batches` may go at

@@ -68,9 +68,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
-  for (at::Tensor* tensor : {&out.tokens, &out.labels, &out.loss_mask, &out.position_ids, &out.document_ids,
-                             &out.sample_counters, &out.step, &out.rows}) {
-    if (tensor->defined()) *tensor = to_device(*tensor, device);
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+    if ((out.*tensor).defined()) out.*tensor = to_device(out.*tensor, device);
   }
   return out;
 }

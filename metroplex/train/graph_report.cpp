@@ -42,6 +42,39 @@ Total total_of(const Assembly& a) {
   return total;
 }
 
+// The segments of a block, in their graphs: "[self_attention > mlp]".
+std::string text_of_block(const nn::Block& block, const pipeline::StageIslands& islands, size_t& island) {
+  std::string text;
+  for (size_t segment = 0; segment < block.segments.size(); ++island) {
+    const pipeline::StageIslands::Place& place = islands.places[island];
+    const size_t end = segment + place.island.segments.size();
+    std::string inside;
+    for (; segment < end; ++segment) {
+      const std::string& name = block.segments[segment]->name();
+      const bool own = name.rfind(block.name + ".", 0) == 0;
+      inside += (inside.empty() ? "" : " > ") + (own ? name.substr(block.name.size() + 1) : name);
+    }
+    text += (text.empty() ? "" : " > ") + (place.graph >= 0 ? "[" + inside + "]" : inside);
+  }
+  return text;
+}
+
+std::string text_of_stage(const pipeline::Stage& stage) {
+  std::vector<std::pair<std::string, int>> alike;
+  size_t island = 0;
+  for (const nn::Block& block : stage.blocks()) {
+    const std::string text = text_of_block(block, stage.islands(), island);
+    if (!alike.empty() && alike.back().first == text) ++alike.back().second;
+    else alike.emplace_back(text, 1);
+  }
+  std::string all;
+  for (const auto& [text, times] : alike) {
+    all += all.empty() ? "" : " > ";
+    all += times == 1 ? text : std::to_string(times) + " x (" + text + ")";
+  }
+  return all;
+}
+
 double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
 
 }  // namespace
@@ -64,6 +97,14 @@ std::vector<std::string> graph_lines(const Assembly& a, int64_t num_microbatches
     line += text;
   }
   return {line};
+}
+
+std::vector<std::string> scope_lines(const Assembly& a) {
+  std::vector<std::string> lines;
+  if (!a.partial_graphs) return lines;
+  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk)
+    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + text_of_stage(*a.stages[chunk]));
+  return lines;
 }
 
 }  // namespace metroplex::train

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cuda/graph/graph.h"
@@ -42,7 +41,6 @@ class StepGraphs {
   StepVector run(One& one, const std::vector<nn::Microbatch>& batches, bool stop);
 
   Assembly& a_;
-  cuda::GraphDevice& device_;
   std::shared_ptr<cuda::GraphPool> pool_;
   std::unique_ptr<One> training_, evaluation_;
   Timers* timers_ = nullptr;  // of the step under way

@@ -356,6 +356,7 @@ RunSummary Job::train() {
       (a_->world->device().is_cpu() ? ", " : " on GPUs, ") + std::to_string(length_.iterations) + " iterations, " +
       std::to_string(length_.samples) + " samples");
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
+  for (const std::string& line : scope_lines(*a_)) say(line);
   load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
     files::PosixFileSystem().make_directories(

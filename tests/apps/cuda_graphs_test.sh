@@ -34,6 +34,11 @@ while read -r name ranks layout; do
     # shellcheck disable=SC2046
     run 0 train "${tiny[@]}" "${steps[@]}" "${layout[@]}" --nproc "$ranks" $(graphs "$impl" "$modules") --checkpoint.save="$name.$impl$modules"
     prints '^ rank 0 has captured [0-9]+ graphs of [0-9]+ operations'
+    case $modules in
+      attn) prints '^ captured in chunk 0: .*\(?\[self_attention\] > mlp' ;;
+      mlp) prints '^ captured in chunk 0: .*self_attention > \[mlp\]' ;;
+      *) [ "$impl" = full_iteration ] || prints '^ captured in chunk 0: .*\[self_attention > mlp\]' ;;
+    esac
     same_end "$name.plain" "$name.$impl$modules"
     rm -r "$name.$impl$modules"
     holds "$name with $impl ${modules:-}"

@@ -120,12 +120,14 @@ TEST_P(GraphedCallableTest, InputsOfAnotherFormAreRefusedBeforeAnythingIsWritten
       EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
     }
   };
-  refused({input(9), at::ones({5}), at::Tensor()}, "input 1 differs");
-  refused({input(9), at::ones({4}, at::kDouble), at::Tensor()}, "input 1 differs");
-  refused({input(9), at::Tensor(), at::Tensor()}, "input 1 differs");
-  refused({input(9), at::ones({4}), at::ones({1})}, "input 2 differs");
+  refused({input(9), at::ones({5}), at::Tensor()}, "input 1 is Float [5], and the captured one Float [4]");
+  refused({input(9), at::ones({4}, at::kDouble), at::Tensor()},
+          "input 1 is Double [4], and the captured one Float [4]");
+  refused({input(9), at::Tensor(), at::Tensor()}, "input 1 is undefined, and the captured one Float [4]");
+  refused({input(9), at::ones({4}), at::ones({1})}, "input 2 is Float [1], and the captured one undefined");
   refused({input(9), at::ones({4})}, "2 inputs for a graph of 3");
-  refused({at::full({3, 2}, 9.0, at::kDouble), at::ones({4}), at::Tensor()}, "input 0 differs");
+  refused({at::full({3, 2}, 9.0, at::kDouble), at::ones({4}), at::Tensor()},
+          "input 0 is Double [3, 2], and the captured one Double [2, 3]");
   EXPECT_TRUE(at::equal(graphed.inputs()[0], input(1)));
   EXPECT_EQ(ran(), 1);
   graphed({input(9), at::ones({4}), at::Tensor()});

@@ -283,7 +283,7 @@ TEST(StageGraphs, ValuesOfAnotherFormThanTheMicrobatchSaysAreRefusedByName) {
   nn::Values in(nn::kHiddenStates, values_of(0, 0).slice(0, 0, 3).contiguous());
   in.add(kOther, values_of(0, 1));
   expect_error([&] { forward(graphs.stage, pass, in, 0, 0); },
-               {"zeroth", "hidden_states", "[4, 2, 3] Double", "[3, 2, 3] Double", "train.cuda_graph_modules"});
+               {"zeroth", "hidden_states", "Double [4, 2, 3]", "Double [3, 2, 3]", "train.cuda_graph_modules"});
 }
 
 TEST(StageGraphs, WhatTheHostReadsIsRefusedWhileItIsCaptured) {

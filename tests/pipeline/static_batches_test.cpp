@@ -19,16 +19,6 @@ using pipeline::StaticBatches;
 
 constexpr int64_t kSamples = 2, kLength = 5;
 
-const std::map<std::string, at::Tensor nn::Microbatch::*> kTensors{
-    {"tokens", &nn::Microbatch::tokens},
-    {"labels", &nn::Microbatch::labels},
-    {"loss_mask", &nn::Microbatch::loss_mask},
-    {"position_ids", &nn::Microbatch::position_ids},
-    {"document_ids", &nn::Microbatch::document_ids},
-    {"sample_counters", &nn::Microbatch::sample_counters},
-    {"step", &nn::Microbatch::step},
-    {"rows", &nn::Microbatch::rows}};
-
 // With every tensor there is; the values follow from `step` and `number`.
 nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at::kFloat) {
   const int64_t first = 1000 * step + 100 * number;
@@ -56,7 +46,7 @@ std::vector<nn::Microbatch> batches(int64_t step, int64_t count = 3, at::ScalarT
 std::vector<const void*> addresses(const StaticBatches& held) {
   std::vector<const void*> all;
   for (const nn::Microbatch& each : held.batches()) {
-    for (const auto& [name, tensor] : kTensors) all.push_back((each.*tensor).const_data_ptr());
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) all.push_back((each.*tensor).const_data_ptr());
   }
   return all;
 }
@@ -65,7 +55,7 @@ void expect_holds(const StaticBatches& held, const std::vector<nn::Microbatch>& 
   ASSERT_EQ(held.batches().size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     const nn::Microbatch& got = held.batches()[i];
-    for (const auto& [name, tensor] : kTensors) {
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
       ASSERT_EQ((got.*tensor).defined(), (want[i].*tensor).defined()) << name;
       if (!(got.*tensor).defined()) continue;
       EXPECT_TRUE(at::equal(got.*tensor, want[i].*tensor)) << name << " of microbatch " << i;
@@ -136,7 +126,7 @@ TEST_P(StaticBatchesTest, TheCallersTensorsAreHis) {
   held.make(mine);
   held.fill(mine);
   for (nn::Microbatch& each : mine) {
-    for (const auto& [name, tensor] : kTensors) (each.*tensor).zero_();
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) (each.*tensor).zero_();
   }
   expect_holds(held, batches(1));
 }
@@ -158,8 +148,8 @@ TEST_P(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
     EXPECT_TRUE(each.sample_counters.is_alias_of(each.step));
     EXPECT_TRUE(each.sample_counters.is_contiguous());
     EXPECT_EQ(each.step.storage_offset(), kSamples);
-    for (const auto& [name, tensor] : kTensors) {
-      if (name != "step" && name != "sample_counters") {
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+      if (tensor != &nn::Microbatch::step && tensor != &nn::Microbatch::sample_counters) {
         EXPECT_FALSE((each.*tensor).is_alias_of(each.step)) << name;
       }
     }
@@ -191,15 +181,15 @@ TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   differs("2 microbatches, not 3", [](auto& next) { next.pop_back(); });
   differs("0 microbatches, not 3", [](auto& next) { next.clear(); });
   differs("4 microbatches, not 3", [](auto& next) { next.push_back(batch(2)); });
-  for (const auto& [name, tensor] : kTensors) {
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor held_one = held.batches()[2].*tensor;
-    const std::string form = base::concat(held_one.sizes(), " ", c10::toString(held_one.scalar_type()));
-    differs("microbatch 2: " + name + ": undefined, not " + form,
+    const std::string form = base::concat(c10::toString(held_one.scalar_type()), " ", held_one.sizes());
+    differs(base::concat("microbatch 2: ", name, ": undefined, not ", form),
             [&, tensor = tensor](auto& next) { next[2].*tensor = at::Tensor(); });
     const at::Tensor half = (batch(2).*tensor).to(at::kHalf), longer = at::cat({batch(2).*tensor, batch(2).*tensor});
-    differs(base::concat("microbatch 2: ", name, ": ", half.sizes(), " Half, not ", form),
+    differs(base::concat("microbatch 2: ", name, ": ", "Half ", half.sizes(), ", not ", form),
             [&, tensor = tensor](auto& next) { next[2].*tensor = half; });
-    differs(base::concat("microbatch 2: ", name, ": ", longer.sizes(), " ", c10::toString(longer.scalar_type()),
+    differs(base::concat("microbatch 2: ", name, ": ", c10::toString(longer.scalar_type()), " ", longer.sizes(),
                          ", not ", form),
             [&, tensor = tensor](auto& next) { next[2].*tensor = longer; });
   }
@@ -209,12 +199,12 @@ TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   differs("microbatch 0: whole_rows: 11, not 10", [](auto& next) { next[0].whole_rows = 11; });
   differs("microbatch 0: training: false, not true", [](auto& next) { next[0].training = false; });
   expect_holds(held, batches(1));
-  for (const auto& [name, tensor] : kTensors) {
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     auto fewer = batches(1);
     for (nn::Microbatch& each : fewer) each.*tensor = at::Tensor();
     StaticBatches other(at::kCPU);
     other.make(fewer);
-    EXPECT_EQ(other.difference(batches(2)).find("microbatch 0: " + name + ": ["), 0u);
+    EXPECT_EQ(other.difference(batches(2)).find(base::concat("microbatch 0: ", name, ": ")), 0u);
   }
 }
 
@@ -269,7 +259,7 @@ TEST(StaticBatchesOrder, BatchesOfTheDeviceAreNotStaged) {
   StaticBatches held(at::kMeta, std::make_unique<ToldStream>(log));
   auto on_meta = batches(0);
   for (nn::Microbatch& each : on_meta) {
-    for (const auto& [name, tensor] : kTensors) each.*tensor = (each.*tensor).to(at::kMeta);
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) each.*tensor = (each.*tensor).to(at::kMeta);
   }
   held.make(on_meta);
   held.fill(on_meta);

@@ -77,9 +77,11 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
 // What the meter sees of a step that runs as it is, the pool holds of its graph.
 TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;
+  int compared = 0;
   for (const test::MemoryCase& c : test::peak_cases()) {
     const config::Config config = with_graphs(test::peak_config(c));
     if (config.memory.offload_activations == config::Offload::file) continue;
+    ++compared;
     const auto ranks = static_cast<int>(c.cut.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
@@ -92,6 +94,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
                         EXPECT_GE(pool.reserved, pool.peak);
                       });
   }
+  EXPECT_EQ(compared, 43);
 }
 
 // A form of microbatches that was not captured is not replayed.

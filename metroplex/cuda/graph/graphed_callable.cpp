@@ -1,21 +1,16 @@
 #include "cuda/graph/graphed_callable.h"
 
 #include "base/error.h"
+#include "cuda/tensor_form.h"
 
 namespace metroplex::cuda {
 namespace {
 
-bool fits(const at::Tensor& from, const at::Tensor& to) {
-  if (from.defined() != to.defined()) return false;
-  return !to.defined() || (from.sizes() == to.sizes() && from.scalar_type() == to.scalar_type());
-}
-
 void copy_in(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
   MPX_CHECK(from.size() == to.size(), "cuda graph", from.size(), " inputs for a graph of ", to.size());
   for (size_t i = 0; i < to.size(); ++i) {
-    MPX_CHECK(fits(from[i], to[i]), "cuda graph", "input ", i, " differs in shape or type from the captured one: ",
-              from[i].defined() ? from[i].sizes() : at::IntArrayRef(), " for ",
-              to[i].defined() ? to[i].sizes() : at::IntArrayRef(), "; capture again");
+    MPX_CHECK(same_form(from[i], to[i]), "cuda graph", "input ", i, " is ", form_of(from[i]),
+              ", and the captured one ", form_of(to[i]), "; capture again");
   }
   for (size_t i = 0; i < to.size(); ++i) {
     if (to[i].defined() && !from[i].is_same(to[i])) to[i].copy_(from[i], /*non_blocking=*/true);

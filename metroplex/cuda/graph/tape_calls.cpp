@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "cuda/tensor_form.h"
 
 namespace metroplex::cuda {
 namespace {

@@ -6,15 +6,12 @@
 #include <set>
 
 #include "base/error.h"
+#include "cuda/tensor_form.h"
 
 namespace metroplex::cuda {
 namespace {
 
 bool same_operator(const TapeOperation& a, const TapeOperation& b) { return a.name == b.name && a.group == b.group; }
-
-bool same_form(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
-}
 
 // A kernel's arguments are bytes: as an integer, and, where that is likely, as a double.
 std::string number_of(uint64_t word) {
@@ -71,7 +68,7 @@ class Comparison {
     }
     bool same = true;
     for (size_t t = 0; t < a.size(); ++t) {
-      if (!same_form(a[t], b[t])) {
+      if (!same_form(a[t], b[t]) || a[t].strides() != b[t].strides()) {
         shapes_.add(
             at(i, FindingKind::other_shape,
                base::concat("tensor ", t, " that is ", role, " is ", form_of(a[t]), " with strides ", a[t].strides(),

@@ -60,8 +60,6 @@ Finding finding_at(const Tape& tape, size_t operation, FindingKind kind, std::st
   return {kind, at.name, at.place, std::move(text)};
 }
 
-std::string form_of(const at::Tensor& x) { return base::concat(c10::toString(x.scalar_type()), " ", x.sizes()); }
-
 std::vector<TapeSpan> pieces_of(const at::Tensor& x) {
   constexpr size_t kTooMany = 4096;
   if (x.numel() == 0) return {};

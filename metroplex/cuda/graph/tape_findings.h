@@ -53,8 +53,6 @@ std::vector<Finding> check_tapes(const Recording& first, const Recording& second
 
 // For those who find.
 Finding finding_at(const Tape& tape, size_t operation, FindingKind kind, std::string text);
-// "float [2, 3]"
-std::string form_of(const at::Tensor& x);
 // The runs of bytes that x covers, however it is strided; one from its first to its last where there are too many.
 std::vector<TapeSpan> pieces_of(const at::Tensor& x);
 // input_not_copied, or outside_pool where the tape writes it first.
