@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -139,15 +138,15 @@ void run_optimizer(const Room& r) {
 
 std::set<std::string> launched_in_sources() {
   std::set<std::string> names;
-  const std::regex literal("\"([a-z0-9_]+)\"");
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/cuda/kernels";
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     if (file.path().extension() != ".cu" && file.path().filename() != "norm_device.h") continue;
     std::ifstream in(file.path());
     for (std::string line; std::getline(in, line);) {
-      std::smatch match;
-      if (line.find("#include") == std::string::npos && std::regex_search(line, match, literal))
-        names.insert(match[1]);
+      const size_t begin = line.find('"') + 1, end = line.find('"', begin);
+      if (begin == 0 || line.find("#include") != std::string::npos) continue;
+      const std::string name = line.substr(begin, end - begin);
+      if (name.find(' ') == std::string::npos) names.insert(name);
     }
   }
   return names;
