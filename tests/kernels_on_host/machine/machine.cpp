@@ -53,6 +53,7 @@ class Machine {
     }
     watch_nothing();
     current_ = nullptr;
+    for (unsigned t = 0; t < num_threads_ && !finding_.empty(); ++t) threads_[t]->fiber.abandon();
     return finding_;
   }
 
