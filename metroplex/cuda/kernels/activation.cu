@@ -1,5 +1,6 @@
 #include "cuda/kernels/activation_math.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -21,52 +22,111 @@ struct Operands {
   T* out;  // dx in backward
 };
 
-template <class T>
-__device__ Wide<T> with_bias(const Operands<T>& o, int64_t at, int64_t column) {
-  return o.bias != nullptr ? load(o.x[at]) + o.bias[column] : load(o.x[at]);
+// `count` neighbouring elements at once: one, or those of a Pack.
+template <class T, int64_t count>
+struct Elements {
+  Wide<T> values[count];
+
+  __device__ void read(const T* from) {
+    if constexpr (count == 1) {
+      values[0] = load(*from);
+    } else {
+      const Pack<T> pack = load_pack(from);
+      for (int64_t i = 0; i < count; ++i) values[i] = load(pack.values[i]);
+    }
+  }
+  __device__ void write(T* to) const {
+    if constexpr (count == 1) {
+      *to = store<T>(values[0]);
+    } else {
+      Pack<T> pack;
+      for (int64_t i = 0; i < count; ++i) pack.values[i] = store<T>(values[i]);
+      store_pack(to, pack);
+    }
+  }
+  __device__ void add(const Wide<T>* bias) {
+    if (bias == nullptr) return;
+    constexpr int64_t kOfPack = Pack<Wide<T>>::kCount;
+    if constexpr (count == 1) {
+      values[0] += *bias;
+    } else {
+      for (int64_t i = 0; i < count; i += kOfPack) {
+        const Pack<Wide<T>> pack = load_pack(bias + i);
+        for (int64_t l = 0; l < kOfPack; ++l) values[i + l] += pack.values[l];
+      }
+    }
+  }
+};
+
+// x + bias at `at`, in column `column`.
+template <int64_t count, class T>
+__device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_t column) {
+  Elements<T, count> x;
+  x.read(o.x + at);
+  x.add(o.bias != nullptr ? o.bias + column : nullptr);
+  return x;
 }
 
-template <Activation kind, class T>
+template <Activation kind, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * width; item += stride) {
-    const int64_t column = item % width, at = gated ? item / width * 2 * width + column : item;
-    const Wide<T> x = with_bias(o, at, column);
-    Wide<T> y = activation_value<kind, Math>(x);
-    if constexpr (!kIsHalf<T>) o.x[at] = x;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
+    const auto [row, pack] = divided(item, of_row);
+    const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
+    const Elements<T, count> x = with_bias<count>(o, at, column);
+    Elements<T, count> y;
+    for (int64_t i = 0; i < count; ++i) y.values[i] = activation_value<kind, Math>(x.values[i]);
+    if constexpr (!kIsHalf<T>) x.write(o.x + at);
     if (gated) {
-      const Wide<T> up = with_bias(o, at + width, column + width);
-      if constexpr (!kIsHalf<T>) o.x[at + width] = up;
-      y *= up;
+      const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
+      if constexpr (!kIsHalf<T>) up.write(o.x + at + width);
+      for (int64_t i = 0; i < count; ++i) y.values[i] *= up.values[i];
     }
-    o.out[item] = store<T>(y);
+    y.write(o.out + item * count);
   }
 }
 
-template <Activation kind, class T>
+template <Activation kind, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads) backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * width; item += stride) {
-    const int64_t column = item % width, at = gated ? item / width * 2 * width + column : item;
-    const Wide<T> dy = load(o.dy[item]), x = with_bias(o, at, column);
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
+    const auto [row, pack] = divided(item, of_row);
+    const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
+    const Elements<T, count> x = with_bias<count>(o, at, column);
+    Elements<T, count> dy, dx;
+    dy.read(o.dy + item * count);
     if (gated) {
-      o.out[at] = store<T>(dy * with_bias(o, at + width, column + width) * activation_slope<kind, Math>(x));
-      o.out[at + width] = store<T>(dy * activation_value<kind, Math>(x));
+      const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
+      Elements<T, count> dup;
+      for (int64_t i = 0; i < count; ++i) {
+        dx.values[i] = dy.values[i] * up.values[i] * activation_slope<kind, Math>(x.values[i]);
+        dup.values[i] = dy.values[i] * activation_value<kind, Math>(x.values[i]);
+      }
+      dup.write(o.out + at + width);
     } else {
-      o.out[at] = store<T>(dy * activation_slope<kind, Math>(x));
+      for (int64_t i = 0; i < count; ++i) dx.values[i] = dy.values[i] * activation_slope<kind, Math>(x.values[i]);
     }
+    dx.write(o.out + at);
+  }
+}
+
+template <Activation kind, int64_t count, class T>
+void launch_by(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
+  const Grid grid{blocks_for(s.rows * (s.width / count)), kThreads, 0, stream};
+  if (o.dy == nullptr) {
+    launch_kernel("activation_forward", forward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated);
+  } else {
+    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated);
   }
 }
 
 template <Activation kind, class T>
 void launch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
-  const unsigned blocks = blocks_for(s.rows * s.width);
-  if (o.dy == nullptr) {
-    launch_kernel("activation_forward", forward_kernel<kind, T>, Grid{blocks, kThreads, 0, stream}, o, s.rows,
-                  s.width, s.gated);
+  constexpr int64_t kPack = Pack<T>::kCount;
+  if (s.width % kPack == 0 && aligned_for_packs(o.x, o.bias, o.dy, o.out)) {
+    launch_by<kind, kPack>(o, s, stream);
   } else {
-    launch_kernel("activation_backward", backward_kernel<kind, T>, Grid{blocks, kThreads, 0, stream}, o, s.rows,
-                  s.width, s.gated);
+    launch_by<kind, 1>(o, s, stream);
   }
 }
 

@@ -17,7 +17,7 @@ __device__ void add(GradientSums& to, const GradientSums& from) {
   to.num_zeros += from.num_zeros;
 }
 
-// The sum over the thread block, in a fixed order; right in thread 0.
+// The sum over the thread block, in a fixed order; for thread 0.
 __device__ GradientSums block_sum(const GradientSums& mine) {
   __shared__ double squares[kThreads];  // apart: shared memory takes no initial values
   __shared__ int64_t nonfinite[kThreads], zeros[kThreads];
@@ -33,7 +33,8 @@ __device__ GradientSums block_sum(const GradientSums& mine) {
       zeros[t] += zeros[t + half];
     }
   }
-  const GradientSums total{squares[0], nonfinite[0], zeros[0]};
+  GradientSums total;
+  if (t == 0) total = {squares[0], nonfinite[0], zeros[0]};
   __syncthreads();  // before the arrays are written again
   return total;
 }

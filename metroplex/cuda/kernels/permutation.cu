@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t
 
 void fill(int64_t* x, int64_t n, CUstream_st* stream) {
   if (n == 0) return;
-  launch_kernel("fill of a permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, int64_t{-1}, n);
+  launch_kernel("fill_permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, int64_t{-1}, n);
 }
 
 }  // namespace

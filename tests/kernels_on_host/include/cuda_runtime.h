@@ -52,6 +52,8 @@ constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::bl
 constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::block_size> blockDim;
 constexpr metroplex::kernels_on_host::Coordinates<metroplex::kernels_on_host::grid_size> gridDim;
 
+using uint4 = unsigned __attribute__((vector_size(16)));  // one access, however it is used
+
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1) : x(width), y(height), z(depth) {}

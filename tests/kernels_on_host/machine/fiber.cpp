@@ -52,8 +52,12 @@ Fiber::~Fiber() { munmap(stack_, kStackBytes); }
 
 void Fiber::start(void (*entry)(void*), void* argument) {
 #ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(stack_, kStackBytes);  // of what was left there for good
+  // Of what was left there for good: a few frames, or after a finding any.
+  constexpr size_t kFew = 4096;
+  const size_t left = abandoned_ ? kStackBytes : kFew;
+  __asan_unpoison_memory_region(stack_ + kStackBytes - left, left);
 #endif
+  abandoned_ = false;
   entry_ = entry;
   argument_ = argument;
   constexpr size_t kSavedRegisters = 6;

@@ -20,6 +20,8 @@ class Fiber {
   void enter();
   // From the inside. `for_good`: it will not be entered again before a start.
   void leave(bool for_good);
+  // It stops where it is, with any number of calls on its stack.
+  void abandon() { abandoned_ = true; }
 
   bool holds(const void* address) const {
     const char* at = static_cast<const char*>(address);
@@ -30,6 +32,7 @@ class Fiber {
   static void begin();
 
   char* stack_;
+  bool abandoned_ = false;
   void *inside_ = nullptr, *outside_ = nullptr;  // stack pointers
   void* fake_inside_ = nullptr;                  // of AddressSanitizer
   void* fake_outside_ = nullptr;

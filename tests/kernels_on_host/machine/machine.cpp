@@ -53,6 +53,7 @@ class Machine {
     }
     watch_nothing();
     current_ = nullptr;
+    for (unsigned t = 0; t < num_threads_ && !finding_.empty(); ++t) threads_[t]->fiber.abandon();
     return finding_;
   }
 
@@ -74,7 +75,9 @@ class Machine {
     ++warp.waiting;
     meets_ = {all, meeting.orders};
     if (warp.waiting == warp.live) {
+      watch_nothing();  // what lanes brought lies on the stacks of all of them
       complete(number_ / kWarp);
+      watch_thread(number_, me.fiber);
       return;
     }
     me.state = State::in_warp;
@@ -167,7 +170,6 @@ class Machine {
       if (thread.state == State::ended) continue;
       if (first == nullptr) first = &thread;
       if (thread.file != first->file || thread.line != first->line) {
-        watch_nothing();
         fail(base::concat("its warp meets at ", place(thread), " and at ", place(*first)).c_str());
       }
       lanes[t % kWarp] = thread.brought;

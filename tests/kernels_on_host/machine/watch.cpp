@@ -96,9 +96,11 @@ class Watch {
     Region* const region = find(at, bytes);
     if (region == nullptr) {
       if (!writes && is_constant(at)) return;
+      nothing();  // words are made by code that the kernels' files may hold too
       found(said(writes, bytes) + nearest(at));
     }
     if (writes && !region->memory.writable) {
+      nothing();
       found(said(writes, bytes) + element(*region, at) + ", which is to be read only");
     }
     if (!region->shared) count(bytes);
@@ -112,8 +114,7 @@ class Watch {
 
  private:
   [[noreturn]] static void found(const std::string& what) { fail(what.c_str()); }
-  std::string said(bool writes, size_t bytes) {
-    nothing();  // words are made by code that the kernels' files may hold too
+  static std::string said(bool writes, size_t bytes) {
     return base::concat(writes ? "writes " : "reads ", bytes, " bytes at ");
   }
   static std::string element(const Region& region, const char* at) {

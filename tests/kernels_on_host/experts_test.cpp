@@ -1,0 +1,232 @@
+#include <numeric>
+
+#include "cuda/kernels/expert_rows.h"
+#include "cuda/kernels/grouped_product.h"
+#include "cuda/kernels/permutation.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+const std::vector<int64_t> kCounts{3, 0, 7, 1, 9};  // of 16 rows: the last ones are cut
+
+template <class T>
+std::vector<double> sizes(const std::vector<T>& x, double most) {
+  return std::vector<double>(x.size(), most);
+}
+
+template <class T>
+void check_rows(const ExpertShape& s, bool with_bias, bool with_probs) {
+  using A = Wide<T>;
+  const int64_t wide = s.gated ? 2 * s.width : s.width;
+  const std::vector<T> x = made<T>(s.rows * wide, 0.7), bias = made<T>(s.experts * wide, 0.2),
+                       dy = made<T>(s.rows * s.width, 0.3);
+  const std::vector<A> probs = made<A>(s.rows, 0.5);
+  const T* const b = with_bias ? bias.data() : nullptr;
+  const A* const p = with_probs ? probs.data() : nullptr;
+  std::vector<T> out = made<T>(s.rows * s.width, 0.9), dx = made<T>(s.rows * wide, 0.8), y = dy;
+  std::vector<A> dprobs = made<A>(s.rows, 0.6), sums = made<A>(s.experts * s.width, 0.1), more = dprobs;
+  const auto out0 = out, dx0 = dx;
+  const auto dprobs0 = dprobs, sums0 = sums;
+  expert_activation<T>(x.data(), b, p, kCounts.data(), out.data(), s);
+  expert_activation_backward<T>({dy.data(), x.data(), b, p, dx.data(), with_probs ? dprobs.data() : nullptr},
+                                kCounts.data(), s);
+  expert_bias<T>(y.data(), bias.data(), p, kCounts.data(), s);
+  expert_bias_probs<T>(dy.data(), bias.data(), kCounts.data(), more.data(), s);
+  expert_sums<T>(dy.data(), p, kCounts.data(), sums.data(), s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "x"), gbias(bias, Use::in, "bias"), gdy(dy, Use::in, "dy"),
+        gout(out0, Use::both, "out"), gdx(dx0, Use::both, "dx"), gy(dy, Use::both, "y");
+    const DeviceArray<A> gprobs(probs, Use::in, "probs"), gdprobs(dprobs0, Use::both, "dprobs"),
+        gsums(sums0, Use::both, "sums"), gmore(dprobs0, Use::both, "dprobs of the bias");
+    const DeviceArray<int64_t> counts(kCounts, Use::in, "counts");
+    const T* const at_bias = with_bias ? gbias.data() : nullptr;
+    const A* const at_probs = with_probs ? gprobs.data() : nullptr;
+    expert_activation_cuda<T>(gx.data(), at_bias, at_probs, counts.data(), gout.data(), s, nullptr);
+    expert_activation_backward_cuda<T>(
+        {gdy.data(), gx.data(), at_bias, at_probs, gdx.data(), with_probs ? gdprobs.data() : nullptr}, counts.data(),
+        s, nullptr);
+    expert_bias_cuda<T>(gy.data(), gbias.data(), at_probs, counts.data(), s, nullptr);
+    expert_bias_probs_cuda<T>(gdy.data(), gbias.data(), counts.data(), gmore.data(), s, nullptr);
+    expert_sums_cuda<T>(gdy.data(), at_probs, counts.data(), gsums.data(), s, nullptr);
+    return std::tuple{gout.values(), gdx.values(), gy.values(), gdprobs.values(), gmore.values(), gsums.values()};
+  });
+  expect_twins(std::get<0>(got), out, "activation of experts");
+  expect_twins(std::get<1>(got), dx, "its gradient");
+  expect_twins(std::get<2>(got), y, "bias of experts");
+  const double dot = 27.0 * static_cast<double>(s.width) + 3;  // products of three numbers of at most 3
+  expect_twins(std::get<3>(got), dprobs, "dprobs", sizes(dprobs, dot));
+  expect_twins(std::get<4>(got), more, "dprobs of the bias", sizes(more, dot));
+  expect_twins(std::get<5>(got), sums, "sums", sizes(sums, 9.0 * 9 + 3));
+}
+
+template <class T>
+void check_scale(const ExpertShape& s) {
+  using A = Wide<T>;
+  const std::vector<T> x = made<T>(s.rows * s.width, 0.7), dy = made<T>(s.rows * s.width, 0.3);
+  const std::vector<A> probs = made<A>(s.rows, 0.5);
+  std::vector<T> out = x, dx = x;
+  std::vector<A> dprobs = probs;
+  expert_scale<T>(x.data(), probs.data(), kCounts.data(), out.data(), s);
+  expert_scale_backward<T>({dy.data(), x.data(), nullptr, probs.data(), dx.data(), dprobs.data()}, kCounts.data(), s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "x"), gdy(dy, Use::in, "dy"), gout(x, Use::both, "out"),
+        gdx(x, Use::both, "dx");
+    const DeviceArray<A> gprobs(probs, Use::in, "probs"), gdprobs(probs, Use::both, "dprobs");
+    const DeviceArray<int64_t> counts(kCounts, Use::in, "counts");
+    expert_scale_cuda<T>(gx.data(), gprobs.data(), counts.data(), gout.data(), s, nullptr);
+    expert_scale_backward_cuda<T>({gdy.data(), gx.data(), nullptr, gprobs.data(), gdx.data(), gdprobs.data()},
+                                  counts.data(), s, nullptr);
+    return std::tuple{gout.values(), gdx.values(), gdprobs.values()};
+  });
+  expect_twins(std::get<0>(got), out, "scaled rows");
+  expect_twins(std::get<1>(got), dx, "their gradient");
+  expect_twins(std::get<2>(got), dprobs, "dprobs", sizes(dprobs, 9.0 * static_cast<double>(s.width)));
+}
+
+template <class T>
+void check_experts() {
+  for (const auto kind : {Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu, Activation::silu,
+                          Activation::relu, Activation::squared_relu}) {
+    for (const bool gated : {false, true}) {
+      SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(kind) << " gated " << gated);
+      check_rows<T>({5, 16, 33, kind, gated}, true, true);
+      if (kind == Activation::silu) check_rows<T>({5, 16, 300, kind, gated}, false, false);
+    }
+  }
+  check_rows<T>({5, 0, 8, Activation::gelu, false}, true, true);
+  check_rows<T>({0, 4, 8, Activation::gelu, false}, true, true);
+  check_scale<T>({5, 16, 70});
+}
+
+TEST(ExpertsOnHost, WhatExpertsDoToTheirRowsIsAsTheCpuTwins) {
+  check_experts<float>();
+  check_experts<double>();
+  check_experts<Bf16>();
+  check_experts<F16>();
+}
+
+struct Sizes {
+  std::vector<int64_t> rows, source, counts;
+};
+
+template <class Cpu, class Gpu>
+Sizes check_plan(const std::vector<int64_t>& from, const Sizes& empty, const Cpu& cpu, const Gpu& gpu) {
+  Sizes plan = empty;
+  cpu(from.data(), PermutationPlan{plan.rows.data(), plan.source.data(), plan.counts.data()});
+  const auto got = in_all_orders([&] {
+    const DeviceArray<int64_t> gfrom(from, Use::in, "experts"), rows(empty.rows, Use::out, "rows"),
+        source(empty.source, Use::out, "source"), counts(empty.counts, Use::out, "counts");
+    gpu(gfrom.data(), PermutationPlan{rows.data(), source.data(), counts.data()});
+    return std::tuple{rows.values(), source.values(), counts.values()};
+  });
+  EXPECT_EQ(std::get<0>(got), plan.rows);
+  EXPECT_EQ(std::get<1>(got), plan.source);
+  EXPECT_EQ(std::get<2>(got), plan.counts);
+  return plan;
+}
+
+std::vector<int64_t> room(int64_t n) { return std::vector<int64_t>(static_cast<size_t>(n)); }
+
+template <class T>
+void check_moves(const Sizes& plan, int64_t assignments, int64_t width) {
+  const std::vector<T> x = made<T>(assignments / 2 * width, 0.7);
+  std::vector<T> out = made<T>(static_cast<int64_t>(plan.source.size()) * width, 0.2);
+  const std::vector<T> out0 = out;
+  const auto num_rows = static_cast<int64_t>(plan.source.size());
+  const SumShape sum{assignments / 2, 2 * static_cast<int64_t>(plan.rows.size()) / std::max<int64_t>(1, assignments),
+                     width};
+  permute_rows<T>(x.data(), plan.source.data(), out.data(), {num_rows, width, 2});
+  std::vector<T> back(x.size());
+  sum_rows<T>(out.data(), plan.rows.data(), back.data(), sum);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "x"), gout(out0, Use::both, "out"), gback(back, Use::out, "back");
+    const DeviceArray<int64_t> source(plan.source, Use::in, "source"), rows(plan.rows, Use::in, "rows");
+    permute_rows_cuda<T>(gx.data(), source.data(), gout.data(), {num_rows, width, 2}, nullptr);
+    sum_rows_cuda<T>(gout.data(), rows.data(), gback.data(), sum, nullptr);
+    return std::tuple{gout.values(), gback.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), out)) << "permuted rows";
+  EXPECT_TRUE(same_bits(std::get<1>(got), back)) << "sums of rows";
+}
+
+TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
+  for (const int64_t assignments : {0, 2, 254, 300}) {
+    std::vector<int64_t> experts(static_cast<size_t>(assignments));
+    for (int64_t a = 0; a < assignments; ++a) experts[static_cast<size_t>(a)] = a * 7 % 13 - 1;
+    for (const PermutationShape& s : {PermutationShape{assignments, assignments, 0, 12, 12},
+                                      PermutationShape{assignments, 3 * assignments, 4, 4, 2, 3},
+                                      PermutationShape{assignments, 12 * assignments, 0, 12, 12, 1, assignments}}) {
+      const Sizes plan = check_plan(
+          experts, {room(assignments * s.copies), room(s.num_rows), room(s.num_experts)},
+          [&](const int64_t* e, const PermutationPlan& p) { plan_permutation(e, p, s); },
+          [&](const int64_t* e, const PermutationPlan& p) { plan_permutation_cuda(e, p, s, nullptr); });
+      const int64_t width = assignments > 254 ? 3 : 33;
+      check_moves<float>(plan, assignments, width);
+      check_moves<double>(plan, assignments, width);
+      check_moves<Bf16>(plan, assignments, width);
+      check_moves<F16>(plan, assignments, width);
+    }
+  }
+  for (const RegroupShape& s : {RegroupShape{2, 3, 0, 7, 7}, {2, 3, 4, 24, 24}}) {
+    check_plan(
+        {2, 0, 1, 1, 3, 0}, {room(s.num_in), room(s.num_out), room(3)},
+        [&](const int64_t* table, const PermutationPlan& p) { plan_regroup(table, p, s); },
+        [&](const int64_t* table, const PermutationPlan& p) { plan_regroup_cuda(table, p, s, nullptr); });
+  }
+}
+
+// The operands of one product of groups, where `which` gives the sizes of a, b and c.
+template <class T, class C>
+void check_product(const GroupedShape& s) {
+  const bool weight = s.op == GroupedOp::weight_gradient;
+  const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : s.groups * s.out,
+                c_width = s.op == GroupedOp::forward ? s.out : s.in, c_rows = weight ? s.groups * s.out : s.rows;
+  const std::vector<T> a = made<T>(s.rows * a_width, 0.7), b = made<T>(b_rows * s.in, 0.3);
+  const std::vector<C> start = made<C>(c_rows * c_width, 0.1);
+  const auto source = [&](const T* at_a, const T* at_b, const C* at_c) {
+    return GroupedSource{{at_a, a_width, 0, sizeof(T)},
+                         {at_b, s.in, weight ? 0 : s.out * s.in, sizeof(T)},
+                         {at_c, c_width, weight ? s.out * s.in : 0, sizeof(C)},
+                         s.groups,
+                         s.rows};
+  };
+  std::vector<C> c = start;
+  std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
+  grouped_arguments(kCounts.data(), source(a.data(), b.data(), c.data()), arguments.data());
+  grouped_product<T>(arguments.data(), s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> ga(a, Use::in, "a"), gb(b, Use::in, "b");
+    const DeviceArray<C> gc(start, Use::both, "c");
+    const DeviceArray<int64_t> counts(kCounts, Use::in, "counts"), table(arguments, Use::out, "arguments");
+    grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gc.data()), table.data(), nullptr);
+    grouped_product_cuda<T>(table.data(), s, nullptr);
+    return std::tuple{gc.values()};
+  });
+  const double terms = static_cast<double>(std::max({s.in, s.out, s.rows}));
+  std::vector<double> parts(c.size());
+  for (size_t i = 0; i < c.size(); ++i) parts[i] = kIsHalf<C> ? std::fabs(double{load(c[i])}) + 3 : 9 * terms;
+  // Sums of the halves are in fp32, of up to `terms` products of at most 9.
+  expect_twins(std::get<0>(got), c, "product of groups", parts);
+}
+
+template <class T>
+void check_products() {
+  const auto groups = static_cast<int64_t>(kCounts.size());
+  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{33, 70}, {5, 3}}) {
+    for (const GroupedOp op : {GroupedOp::forward, GroupedOp::input_gradient})
+      check_product<T, T>({op, groups, 16, in, out});
+    check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true});
+    check_product<T, T>({GroupedOp::weight_gradient, groups, 16, in, out, false});
+  }
+}
+
+TEST(ExpertsOnHost, ProductsOfGroupsAreAsTheCpuTwins) {
+  check_products<float>();
+  check_products<double>();
+  check_products<Bf16>();
+  check_products<F16>();
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <numeric>
+
+#include "cuda/kernels/cross_entropy.h"
+#include "cuda/kernels/dropout.h"
+#include "cuda/kernels/embedding.h"
+#include "cuda/kernels/rope.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+template <class T>
+void check_rope(const RopeShape& s, size_t shift) {
+  const int64_t n = s.sequence * s.stride_s;
+  const std::vector<Wide<T>> cos = made<Wide<T>>(s.sequence * s.rotary / 2, 0.2),
+                             sin = made<Wide<T>>(s.sequence * s.rotary / 2, 0.9);
+  for (const int direction : {1, -1}) {
+    const std::vector<T> start = made<T>(n, 0.7);
+    std::vector<T> x = start;
+    rope<T>(x.data(), cos.data(), sin.data(), direction, s);
+    const auto got = in_all_orders([&] {
+      const DeviceArray<T> gx(start, Use::both, "x", shift);
+      const DeviceArray<Wide<T>> gcos(cos, Use::in, "cos", shift), gsin(sin, Use::in, "sin", shift);
+      rope_cuda<T>(gx.data(), gcos.data(), gsin.data(), direction, s, nullptr);
+      return std::tuple{gx.values()};
+    });
+    // a cos - c sin: of two products of at most 9.
+    expect_twins(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
+  }
+}
+
+template <class T>
+void check_cross_entropy(const LogitsShape& s, size_t shift) {
+  using A = Wide<T>;
+  const std::vector<T> x = made<T>(s.rows * s.stride, 0.7);
+  std::vector<int64_t> targets(static_cast<size_t>(s.rows));
+  for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int64_t>(i) * 7 - 3;
+  const std::vector<A> scale = made<A>(s.rows, 0.4);
+  std::vector<A> maximum(targets.size()), exp_sum = maximum, target = maximum, sum = maximum, lse = maximum;
+  cross_entropy_statistics<T>(x.data(), targets.data(), {maximum.data(), exp_sum.data(), target.data(), sum.data()},
+                              s);
+  for (size_t i = 0; i < lse.size(); ++i) lse[i] = maximum[i] + std::log(exp_sum[i]);
+  std::vector<T> dx = x;
+  cross_entropy_backward<T>(dx.data(), targets.data(), {lse.data(), scale.data(), 0.9, 0.1 / 40}, s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::both, "logits", shift);
+    const DeviceArray<int64_t> gtargets(targets, Use::in, "targets");
+    const DeviceArray<A> gmax(maximum, Use::out, "maximum"), gexp(maximum, Use::out, "exp_sum"),
+        gtarget(maximum, Use::out, "target"), gsum(maximum, Use::out, "sum"), glse(lse, Use::in, "logsumexp"),
+        gscale(scale, Use::in, "scale");
+    cross_entropy_statistics_cuda<T>(gx.data(), gtargets.data(),
+                                     {gmax.data(), gexp.data(), gtarget.data(), gsum.data()}, s, nullptr);
+    cross_entropy_backward_cuda<T>(gx.data(), gtargets.data(), {glse.data(), gscale.data(), 0.9, 0.1 / 40}, s,
+                                   nullptr);
+    return std::tuple{gmax.values(), gexp.values(), gtarget.values(), gsum.values(), gx.values()};
+  });
+  expect_twins(std::get<0>(got), maximum, "maximum");
+  expect_twins(std::get<1>(got), exp_sum, "exp_sum");
+  expect_twins(std::get<2>(got), target, "target");
+  expect_twins(std::get<3>(got), sum, "sum", std::vector<double>(sum.size(), 3.0 * static_cast<double>(s.columns)));
+  expect_twins(std::get<4>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 3));
+}
+
+struct DropoutCase {
+  int64_t rows, width, first;
+  double probability;
+  bool bias, residual, sample_major = false, chosen = false;
+};
+
+template <class In, class Out>
+void check_dropout(const DropoutCase& c, size_t shift) {
+  using T = Wide<In>;
+  const std::vector<In> x = made<In>(c.rows * c.width, 0.7);
+  const std::vector<Out> residual = made<Out>(c.rows * c.width, 0.2);
+  const std::vector<T> bias = made<T>(c.width, 0.3);
+  const int64_t samples = c.rows % 3 == 0 ? 3 : 1;
+  std::vector<int64_t> counters(static_cast<size_t>(samples)), chosen(static_cast<size_t>(c.rows / samples));
+  std::iota(counters.begin(), counters.end(), int64_t{0xF00000000000});
+  for (size_t i = 0; i < chosen.size(); ++i) chosen[i] = 2 * static_cast<int64_t>(chosen.size() - 1 - i);
+  const auto shape = [&](const int64_t* counts, const int64_t* choice) {
+    DropoutRows rows{counts, samples, c.first, c.sample_major};
+    if (c.chosen) rows.chosen = choice, rows.num_chosen = c.rows / samples, rows.whole = 2 * rows.num_chosen;
+    return DropoutShape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
+  };
+  std::vector<Out> out(x.size());
+  bias_dropout_add<In, Out>(
+      {x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, out.data()},
+      shape(counters.data(), chosen.data()));
+  const auto got = in_all_orders([&] {
+    const DeviceArray<In> gx(x, Use::in, "x", shift);
+    const DeviceArray<Out> gresidual(residual, Use::in, "residual", shift), gout(out, Use::out, "out", shift);
+    const DeviceArray<T> gbias(bias, Use::in, "bias", shift);
+    const DeviceArray<int64_t> gcounters(counters, Use::in, "counters"), gchosen(chosen, Use::in, "chosen");
+    bias_dropout_add_cuda<In, Out>(
+        {gx.data(), c.bias ? gbias.data() : nullptr, c.residual ? gresidual.data() : nullptr, gout.data()},
+        shape(gcounters.data(), gchosen.data()), nullptr);
+    return std::tuple{gout.values()};
+  });
+  // (x + bias) scale + residual, and each at most 3.
+  const double most = 6 / (1 - c.probability) + 3;
+  std::vector<double> parts(out.size());
+  for (size_t i = 0; i < out.size(); ++i) parts[i] = kIsHalf<Out> ? std::fabs(double{load(out[i])}) : most;
+  expect_twins(std::get<0>(got), out, "dropout", parts);
+  for (size_t i = 0; !c.residual && i < out.size(); ++i)
+    ASSERT_EQ(load(std::get<0>(got)[i]) == 0, load(out[i]) == 0) << "mask at " << i;
+}
+
+std::vector<int64_t> some_indices(int64_t count, int64_t rows) {
+  std::vector<int64_t> indices(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) indices[static_cast<size_t>(i)] = i * 7919 % (rows + 2) - 1;
+  return indices;
+}
+
+template <class T>
+void check_gather(const TableShape& s, bool add, size_t shift) {
+  const std::vector<T> table = made<T>(s.rows * s.width, 0.7), start = made<T>(s.count * s.width, 0.3);
+  const std::vector<int64_t> indices = some_indices(s.count, s.rows);
+  std::vector<T> out = start;
+  gather_rows<T>(table.data(), indices.data(), out.data(), add, s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gtable(table, Use::in, "table", shift),
+        gout(start, add ? Use::both : Use::out, "out", shift);
+    const DeviceArray<int64_t> gindices(indices, Use::in, "indices");
+    gather_rows_cuda<T>(gtable.data(), gindices.data(), gout.data(), add, s, nullptr);
+    return std::tuple{gout.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), out)) << "gather";
+}
+
+template <class Table, class Dout>
+void check_scatter(const TableShape& s, size_t shift) {
+  const std::vector<Table> start = made<Table>(s.rows * s.width, 0.7);
+  const std::vector<Dout> dout = made<Dout>(s.count * s.width, 0.3);
+  const std::vector<int64_t> indices = some_indices(s.count, s.rows);
+  std::vector<int64_t> order(indices.size()), sorted = indices;
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return indices[static_cast<size_t>(a)] < indices[static_cast<size_t>(b)];
+  });
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<Table> table = start;
+  scatter_add_rows<Table, Dout>(table.data(), indices.data(), dout.data(), s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<Table> gtable(start, Use::both, "table", shift);
+    const DeviceArray<Dout> gdout(dout, Use::in, "dout", shift);
+    const DeviceArray<int64_t> gsorted(sorted, Use::in, "sorted"), gorder(order, Use::in, "order");
+    scatter_add_rows_cuda<Table, Dout>(gtable.data(), {gsorted.data(), gorder.data()}, gdout.data(), s, nullptr);
+    return std::tuple{gtable.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), table)) << "scatter";
+}
+
+template <class T>
+void check_all() {
+  for (const size_t shift : {0, 1}) {
+    check_rope<T>({5, 3, 2, 16, 3 * 2 * 24, 2 * 24, 24}, shift);
+    check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
+    check_rope<T>({0, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
+    for (const LogitsShape& s : {LogitsShape{5, 41, 37}, {3, 600, 600}, {0, 8, 8}, {2, 0, 0}, {2, 8, 0}, {1, 1, 1}})
+      check_cross_entropy<T>(s, shift);
+    for (const TableShape& s : {TableShape{40, 16, 100}, {20, 257, 30}, {5, 1, 1}, {64, 768, 0}, {3, 0, 4}}) {
+      check_gather<T>(s, false, shift);
+      check_gather<T>(s, true, shift);
+    }
+  }
+}
+
+TEST(LayersOnHost, RopeCrossEntropyAndRowsOfTablesAreAsTheirCpuTwins) {
+  check_all<float>();
+  check_all<double>();
+  check_all<Bf16>();
+  check_all<F16>();
+#define MPX_CHECK_SCATTER(Dout, Table)          \
+  check_scatter<Table, Dout>({40, 16, 100}, 0); \
+  check_scatter<Table, Dout>({9, 257, 30}, 1);  \
+  check_scatter<Table, Dout>({5, 1, 1}, 0);     \
+  check_scatter<Table, Dout>({2, 300, 50}, 0);  \
+  check_scatter<Table, Dout>({64, 768, 0}, 0)
+  MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_SCATTER);
+}
+
+TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
+  for (const DropoutCase& c : {DropoutCase{1, 1, 0, 0.5, false, false},
+                               {5, 7, 3, 0.3, true, true},
+                               {9, 64, 0, 0.1, true, true},
+                               {9, 130, 1, 0.9, false, true, true},
+                               {8, 100, 6, 0.25, false, false},
+                               {7, 33, 2, 0.0, true, true},
+                               {3, 1027, 5, 0.1, true, false},
+                               {9, 67, 0, 0.4, false, false, false, true},
+                               {9, 131, 10, 0.4, false, false, true, true},
+                               {0, 8, 0, 0.5, true, true},
+                               {4, 0, 0, 0.5, true, true}}) {
+    SCOPED_TRACE(testing::Message() << c.rows << " x " << c.width << " p " << c.probability);
+#define MPX_CHECK_DROPOUT(In, Out) check_dropout<In, Out>(c, 0), check_dropout<In, Out>(c, 1)
+    MPX_FOR_ELEMENT_CASTS(MPX_CHECK_DROPOUT);
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

@@ -1,0 +1,241 @@
+#include "cuda/kernels/block8.h"
+#include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/optimizer_storage.h"
+#include "cuda/kernels/optimizer_sums.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+// One step over n elements; the arrays are bytes, whatever they hold.
+struct Range {
+  Number grad = Number::f32, main = Number::f32, moment = Number::f32;
+  bool split = false, stochastic = false;
+  int64_t n = 0;
+};
+size_t bytes_of(Number number) {
+  return number == Number::f64 ? 8 : number == Number::f32 ? 4 : number == Number::block8 ? 1 : 2;
+}
+
+using Bytes = std::vector<uint8_t>;
+Bytes numbers(Number number, int64_t n, double step, bool positive) {
+  Bytes bytes(static_cast<size_t>(n) * bytes_of(number));
+  const auto put = [&]<class T>(T) {
+    std::vector<T> values = made<T>(n, step);
+    for (T& value : values) value = store<T>(load(value) * Wide<T>(0.01));
+    if (positive) {
+      for (T& value : values) value = store<T>(std::fabs(load(value)));
+    }
+    if (n > 0) memcpy(bytes.data(), values.data(), bytes.size());
+  };
+  if (number == Number::f64) put(double{});
+  if (number == Number::f32) put(float{});
+  if (number == Number::bf16) put(Bf16{});
+  if (number == Number::f16) put(F16{});
+  if (number == Number::block8) {  // any codes of the lower half
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 % 128);
+  }
+  return bytes;
+}
+
+struct Arrays {
+  Bytes grad, main, param, remainder, first, second;
+  std::vector<float> first_scales, second_scales;
+
+  explicit Arrays(const Range& r)
+      : grad(numbers(r.grad, r.n, 0.7, false)),
+        main(r.split ? Bytes() : numbers(r.main, r.n, 0.3, false)),
+        param(numbers(Number::bf16, r.n, 0.3, false)),
+        remainder(r.split ? numbers(Number::bf16, r.n, 0.9, false) : Bytes()),
+        first(numbers(r.moment, r.n, 0.2, false)),
+        second(numbers(r.moment, r.n, 0.5, true)),
+        first_scales(r.moment == Number::block8 ? static_cast<size_t>(block8_scales(r.n)) : 0, 0x1p-7F),
+        second_scales(first_scales) {}
+};
+
+template <class Place>
+OptimizerRange range_of(const Range& r, const Place& at) {
+  OptimizerRange range;
+  range.n = r.n;
+  range.grad = at.grad;
+  range.grad_number = r.grad;
+  range.main = r.split ? nullptr : at.main;
+  range.main_number = r.main;
+  range.param = r.main == Number::f64 ? nullptr : at.param;
+  range.remainder = r.split ? static_cast<uint16_t*>(at.remainder) : nullptr;
+  range.first = {at.first, r.moment, at.first_scales};
+  range.second = {at.second, r.moment, at.second_scales};
+  range.stochastic = r.stochastic;
+  range.noise_key = 77;
+  range.noise_start = 5;
+  return range;
+}
+struct Place {
+  void *grad, *main, *param, *remainder, *first, *second;
+  float *first_scales, *second_scales;
+};
+
+const StepValues kValues{.steps = 3, .updates = 1, .number = 3, .grad_factor = 0.37};
+const GroupRates kRates{1e-2, 0.1, 1 - 1e-3, 1e-2 / 0.271, 1.0 / std::sqrt(0.002997001)};
+
+// The numbers of an array, decoded.
+std::vector<double> decoded(Number number, const Bytes& bytes, const std::vector<float>& scales, bool is_signed) {
+  const auto n = static_cast<int64_t>(bytes.size() / bytes_of(number));
+  std::vector<double> out(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const void* const from = bytes.data() + at * bytes_of(number);
+    uint16_t half = 0;
+    if (bytes_of(number) == 2) memcpy(&half, from, 2);
+    float single = 0;
+    if (number == Number::f64) memcpy(&out[at], from, 8);
+    if (number == Number::f32) memcpy(&single, from, 4), out[at] = double{single};
+    if (number == Number::bf16) out[at] = bf16_to_float(half);
+    if (number == Number::f16) out[at] = f16_to_float(half);
+    if (number == Number::block8) {
+      const float scale = scales[at / kBlock8];
+      out[at] = is_signed ? block8_decode<true>(bytes[at], scale) : block8_decode<false>(bytes[at], scale);
+    }
+  }
+  return out;
+}
+
+// What is stored in fewer bits may go to the neighbour where an fp32 value differs in its last bits.
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double unit, const char* what) {
+  ASSERT_EQ(got.size(), want.size());
+  double largest = 1e-6;
+  for (const double value : want) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < got.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], unit * std::fabs(want[i]) + 1e-6 * largest) << what << " at " << i;
+}
+double unit_of(Number number) {
+  return number == Number::bf16 ? 0x1p-7 : number == Number::f16 ? 0x1p-10 : number == Number::block8 ? 0x1p-3 : 0;
+}
+
+template <class Cpu, class Gpu>
+void check_step(const Range& r, const Cpu& cpu, const Gpu& gpu) {
+  const Arrays start(r);
+  Arrays host(r);
+  cpu(range_of(r, Place{host.grad.data(), host.main.data(), host.param.data(), host.remainder.data(),
+                        host.first.data(), host.second.data(), host.first_scales.data(), host.second_scales.data()}),
+      StepPlace{&kValues, &kRates});
+  const auto got = in_all_orders([&] {
+    const DeviceArray<uint8_t> grad(start.grad, Use::in, "grad"), main(start.main, Use::both, "main"),
+        param(start.param, Use::both, "param"), remainder(start.remainder, Use::both, "remainder"),
+        first(start.first, Use::both, "first"), second(start.second, Use::both, "second");
+    const DeviceArray<float> first_scales(start.first_scales, Use::both, "first scales"),
+        second_scales(start.second_scales, Use::both, "second scales");
+    const DeviceArray<StepValues> values({kValues}, Use::in, "values");
+    const DeviceArray<GroupRates> rates({kRates}, Use::in, "rates");
+    gpu(range_of(r, Place{grad.data(), main.data(), param.data(), remainder.data(), first.data(), second.data(),
+                          first_scales.data(), second_scales.data()}),
+        StepPlace{values.data(), rates.data()});
+    return std::tuple{main.values(),   param.values(),        remainder.values(),    first.values(),
+                      second.values(), first_scales.values(), second_scales.values()};
+  });
+  expect_near(decoded(r.main, std::get<0>(got), {}, true), decoded(r.main, host.main, {}, true), unit_of(r.main),
+              "main");
+  expect_near(decoded(Number::bf16, std::get<1>(got), {}, true), decoded(Number::bf16, host.param, {}, true),
+              unit_of(Number::bf16), "param");
+  expect_near(decoded(r.moment, std::get<3>(got), std::get<5>(got), true),
+              decoded(r.moment, host.first, host.first_scales, true), unit_of(r.moment), "first moment");
+  expect_near(decoded(r.moment, std::get<4>(got), std::get<6>(got), false),
+              decoded(r.moment, host.second, host.second_scales, false), unit_of(r.moment), "second moment");
+}
+
+void check_optimizers(const Range& r) {
+  SCOPED_TRACE(testing::Message() << "grad " << static_cast<int>(r.grad) << " main " << static_cast<int>(r.main)
+                                  << " moment " << static_cast<int>(r.moment) << " split " << r.split << " n "
+                                  << r.n);
+  check_step(
+      r, [](const OptimizerRange& x, const StepPlace& p) { adam_step(x, {}, p); },
+      [](const OptimizerRange& x, const StepPlace& p) { adam_step_cuda(x, {}, p, nullptr); });
+  check_step(
+      r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0.9}, p); },
+      [](const OptimizerRange& x, const StepPlace& p) { sgd_step_cuda(x, {0.9}, p, nullptr); });
+  check_step(
+      r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0}, p); },
+      [](const OptimizerRange& x, const StepPlace& p) { sgd_step_cuda(x, {0}, p, nullptr); });
+  check_step(
+      r, [](const OptimizerRange& x, const StepPlace& p) { lion_step(x, {}, p); },
+      [](const OptimizerRange& x, const StepPlace& p) { lion_step_cuda(x, {}, p, nullptr); });
+}
+
+TEST(OptimizerOnHost, StepsAreAsTheirCpuTwinsInEveryStorage) {
+  for (const int64_t n : {0, 1, 257, 600}) {
+    check_optimizers({Number::f64, Number::f64, Number::f64, false, false, n});
+    for (const Number grad : {Number::f32, Number::bf16, Number::f16}) {
+      for (const Number moment : {Number::f32, Number::bf16, Number::block8}) {
+        for (const bool stochastic : {false, true}) {
+          check_optimizers({grad, Number::f32, moment, false, stochastic, n});
+          check_optimizers({grad, Number::bf16, moment, false, stochastic, n});
+          check_optimizers({grad, Number::f32, moment, true, stochastic, n});
+        }
+      }
+    }
+  }
+}
+
+TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
+  for (const Number number : {Number::f64, Number::f32, Number::bf16, Number::f16}) {
+    for (const int64_t n : {0, 1, 257, 16385, 40003}) {
+      const Bytes grad = numbers(number, n, 0.7, false);
+      const GradientSums want = gradient_sums(grad.data(), number, n);
+      const auto got = in_all_orders([&] {
+        const DeviceArray<uint8_t> there(grad, Use::in, "grad");
+        const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums"),
+            workspace(std::vector<double>(static_cast<size_t>(3 * gradient_sums_blocks(n))), Use::out, "workspace");
+        gradient_sums_cuda(
+            there.data(), number, n,
+            {reinterpret_cast<GradientSums*>(sums.data()), reinterpret_cast<GradientSums*>(workspace.data())},
+            nullptr);
+        return std::tuple{sums.values()};
+      });
+      const auto& sums = *reinterpret_cast<const GradientSums*>(std::get<0>(got).data());
+      // Each of two sums of n positive numbers is off by less than n roundings.
+      EXPECT_NEAR(sums.sum_of_squares, want.sum_of_squares, 2.4e-16 * static_cast<double>(n) * want.sum_of_squares);
+      EXPECT_EQ(sums.num_zeros, want.num_zeros);
+      EXPECT_EQ(sums.num_nonfinite, want.num_nonfinite);
+    }
+  }
+}
+
+TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
+  for (const int64_t n : {0, 1, 255, 257, 1000}) {
+    std::vector<float> x = made<float>(n, 0.37);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= std::exp2(static_cast<float>(i % 40) - 30.0F);
+    for (const bool is_signed : {false, true}) {
+      std::vector<float> from = x, scales(static_cast<size_t>(block8_scales(n))), back(from.size());
+      for (float& value : from) value = is_signed ? value : std::fabs(value);
+      Bytes codes(from.size());
+      block8_encode(from.data(), n, is_signed, codes.data(), scales.data());
+      block8_decode(codes.data(), scales.data(), n, is_signed, back.data());
+      const auto got = in_all_orders([&] {
+        const DeviceArray<float> values(from, Use::in, "values"), gscales(scales, Use::out, "scales"),
+            gback(back, Use::out, "back");
+        const DeviceArray<uint8_t> gcodes(codes, Use::out, "codes");
+        block8_encode_cuda(values.data(), n, is_signed, gcodes.data(), gscales.data(), nullptr);
+        block8_decode_cuda(gcodes.data(), gscales.data(), n, is_signed, gback.data(), nullptr);
+        return std::tuple{gcodes.values(), gscales.values(), gback.values()};
+      });
+      EXPECT_EQ(std::get<0>(got), codes);
+      EXPECT_EQ(std::get<1>(got), scales);
+      EXPECT_EQ(std::get<2>(got), back);
+    }
+    std::vector<uint16_t> param(x.size()), rest(x.size());
+    split_floats(x.data(), n, param.data(), rest.data());
+    const auto got = in_all_orders([&] {
+      const DeviceArray<float> values(x, Use::in, "values"), back(x, Use::out, "back");
+      const DeviceArray<uint16_t> gparam(param, Use::out, "param"), grest(rest, Use::out, "remainder");
+      split_floats_cuda(values.data(), n, gparam.data(), grest.data(), nullptr);
+      join_floats_cuda(gparam.data(), grest.data(), n, back.data(), nullptr);
+      return std::tuple{gparam.values(), grest.values(), back.values()};
+    });
+    EXPECT_EQ(std::get<0>(got), param);
+    EXPECT_EQ(std::get<1>(got), rest);
+    EXPECT_EQ(std::get<2>(got), x);
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

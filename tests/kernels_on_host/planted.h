@@ -1,0 +1,24 @@
+// Kernels that are wrong on purpose: what the machine and its watch must find.
+#pragma once
+
+#include <cstdint>
+
+namespace metroplex::kernels_on_host {
+
+enum class Fault {
+  none,
+  no_barrier,     // threads read what others wrote in shared memory, at once
+  lone_barrier,   // half of the threads come to a barrier
+  one_too_far,    // the last element's neighbour
+  narrow_stride,  // rows times stride in 32 bits
+  extra_block,    // one block more than there are blocks of elements
+  unwritten,      // shared memory is read that nobody wrote
+  between_blocks  // every block adds to one number
+};
+
+// out[i] of n = x[i] + x[i + 1 - 2 (i % 2)], the neighbour's by way of shared memory; n a multiple of 256.
+void planted_pairs(Fault fault, const float* x, float* out, int64_t n);
+// x[row * stride] = row.
+void planted_rows(Fault fault, uint16_t* x, int64_t rows, int64_t stride);
+
+}  // namespace metroplex::kernels_on_host

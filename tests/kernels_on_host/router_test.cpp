@@ -1,0 +1,122 @@
+#include "cuda/kernels/balance.h"
+#include "cuda/kernels/random_rows.h"
+#include "cuda/kernels/route.h"
+#include "cuda/kernels/sinkhorn.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+template <class T>
+void check_random(int64_t rows, int64_t width) {
+  const std::vector<int64_t> counters{77, 78, 79};
+  for (const Noise noise : {Noise::uniform, Noise::gumbel}) {
+    std::vector<T> out(static_cast<size_t>(rows * width));
+    const auto shape = [&](const int64_t* c) { return DropoutShape{{c, 3, 3}, rows, width, 0x123456789ABCDEF0ull}; };
+    random_rows<T>(out.data(), noise, shape(counters.data()));
+    const auto got = in_all_orders([&] {
+      const DeviceArray<int64_t> gcounters(counters, Use::in, "counters");
+      const DeviceArray<T> gout(out, Use::out, "out", 1);
+      random_rows_cuda<T>(gout.data(), noise, shape(gcounters.data()), nullptr);
+      return std::tuple{gout.values()};
+    });
+    expect_twins(std::get<0>(got), out, "random rows");
+  }
+}
+
+template <class T>
+void check_sinkhorn(int64_t rows, int64_t columns) {
+  const std::vector<T> x = made<T>(rows * columns, 0.7);
+  std::vector<T> out(x.size()), factors(static_cast<size_t>(rows + 2 * columns));
+  const SinkhornShape shape{rows, columns, 1e-4};
+  sinkhorn<T>(x.data(), out.data(), factors.data(), shape);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "logits"), gout(out, Use::out, "out"), gfactors(factors, Use::out, "factors");
+    sinkhorn_cuda<T>(gx.data(), gout.data(), gfactors.data(), shape, nullptr);
+    return std::tuple{gout.values()};
+  });
+  // Another order of sums may end a turn earlier: then columns differ by the tolerance.
+  double largest = 0;
+  for (const T value : out) largest = std::max(largest, std::fabs(double{value}));
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(std::get<0>(got)[i], out[i], 2e-4 * largest) << i;
+}
+
+template <class T>
+void check_route(const RouteShape& s, bool with_bias) {
+  const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7), bias = made<T>(s.experts, 0.2),
+                       dprobs = made<T>(s.tokens * s.k, 0.3);
+  std::vector<int64_t> experts(dprobs.size());
+  for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int64_t>(i) % s.k;
+  const std::vector<int64_t> given = experts;
+  std::vector<T> probs(dprobs.size()), dx(x.size());
+  route_forward<T>({x.data(), with_bias ? bias.data() : nullptr, experts.data(), probs.data()}, s);
+  route_backward<T>({dprobs.data(), x.data(), experts.data(), dx.data()}, s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "logits"), gbias(bias, Use::in, "bias"), gdprobs(dprobs, Use::in, "dprobs"),
+        gprobs(probs, Use::out, "probs"), gdx(dx, Use::out, "dlogits");
+    const DeviceArray<int64_t> gexperts(given, s.chosen ? Use::in : Use::out, "experts");
+    route_forward_cuda<T>({gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data()}, s,
+                          nullptr);
+    route_backward_cuda<T>({gdprobs.data(), gx.data(), gexperts.data(), gdx.data()}, s, nullptr);
+    return std::tuple{gexperts.values(), gprobs.values(), gdx.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), experts)) << "choice";
+  expect_twins(std::get<1>(got), probs, "probabilities");
+  expect_twins(std::get<2>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 9 * s.scale));
+}
+
+template <class T>
+void check_balance(const BalanceShape& s) {
+  const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7);
+  const std::vector<double> dsums = made<double>(s.sums(), 0.3);
+  std::vector<double> sums(dsums.size()), lines(static_cast<size_t>(balance_chunks(s) * s.sums()));
+  std::vector<T> dx(x.size());
+  balance_forward<T>(x.data(), sums.data(), lines.data(), s);
+  balance_backward<T>(x.data(), dsums.data(), dx.data(), s);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gx(x, Use::in, "logits"), gdx(dx, Use::out, "dlogits");
+    const DeviceArray<double> gdsums(dsums, Use::in, "dsums"), gsums(sums, Use::out, "sums"),
+        glines(lines, Use::out, "lines");
+    balance_forward_cuda<T>(gx.data(), gsums.data(), glines.data(), s, nullptr);
+    balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), s, nullptr);
+    return std::tuple{gsums.values(), gdx.values()};
+  });
+  double largest = 1;
+  for (const double sum : sums) largest = std::max(largest, std::fabs(sum));
+  const double slack = (std::is_same_v<T, double> ? 1e-12 : 4e-6) * largest;
+  for (size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(std::get<0>(got)[i], sums[i], slack) << i;
+  expect_twins(std::get<1>(got), dx, "gradient of the scores", std::vector<double>(dx.size(), 9));
+}
+
+template <class T>
+void check_all() {
+  for (const BalanceScore score :
+       {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
+    check_balance<T>({70, 8, 1, score, true});
+    check_balance<T>({35, 67, 2, score, score == BalanceScore::sigmoid});
+    check_balance<T>({0, 5, 1, score, true});
+  }
+  for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{9, 131}, {0, 8}, {3, 0}, {1, 1}})
+    check_random<T>(rows, width);
+  check_sinkhorn<T>(20, 7);
+  check_sinkhorn<T>(9, 300);
+  check_sinkhorn<T>(1, 1);
+  check_sinkhorn<T>(0, 3);
+  for (const RouteScore score :
+       {RouteScore::softmax_of_chosen, RouteScore::softmax_of_all, RouteScore::sigmoid, RouteScore::sqrtsoftplus}) {
+    const bool own = score == RouteScore::sigmoid || score == RouteScore::sqrtsoftplus;
+    check_route<T>({33, 8, 2, score}, false);
+    check_route<T>({9, 100, 8, score, 2.5}, own);
+    check_route<T>({5, 8, 1, score}, own);
+    check_route<T>({9, 8, 8, score, 1, true}, false);
+    check_route<T>({0, 8, 2, score}, false);
+  }
+}
+
+TEST(RouterOnHost, ChoiceBalanceNoiseAndSinkhornAreAsTheirCpuTwins) {
+  check_all<float>();
+  check_all<double>();
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

@@ -1,0 +1,93 @@
+#include "cuda/kernels/step_state.h"
+
+#include "cuda/step_state_case.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+template <class T>
+std::vector<double> as_numbers(const T& of) {
+  constexpr size_t kBytes = sizeof(T);
+  std::vector<double> numbers(kBytes / sizeof(double));
+  memcpy(numbers.data(), &of, kBytes);
+  return numbers;
+}
+
+TEST(StepStateOnHost, JudgementsHaveTheBitsOfTheCpu) {
+  for (int i = 0; i < 40; ++i) {
+    test::Case c;
+    c.rules.scale = {i % 2 == 0, i % 4 == 0, 1.5F, 2.1F, 0.3F, 3, 2};
+    c.rules.per_token = i % 3 == 0;
+    c.rules.max_norm = 0.1 * i;
+    c.rules.skip_threshold = 0.3 * i;
+    c.values.loss_scale = 1 + i;
+    c.values.growth_tracker = i % 4;
+    c.values.hysteresis_tracker = 2 - i % 3;
+    c.sums.tokens = 2.5 * i;
+    c.numbers[0] = i % 10 == 9 ? test::kInf : 0.37 * i;
+    const auto got = in_all_orders([&] {
+      const DeviceArray<double> values(as_numbers(c.values), Use::both, "values"),
+          rates(as_numbers(c.rates), Use::both, "rates"), table(c.table, Use::in, "table"),
+          sums(as_numbers(c.sums), Use::in, "sums"), numbers(as_numbers(c.numbers), Use::in, "numbers"),
+          verdict(as_numbers(c.verdict), Use::out, "verdict");
+      judge_step_cuda(
+          c.rules,
+          {reinterpret_cast<StepValues*>(values.data()), reinterpret_cast<GroupRates*>(rates.data()), table.data(),
+           reinterpret_cast<StepSums*>(sums.data()), numbers.data(), reinterpret_cast<StepVerdict*>(verdict.data())},
+          nullptr);
+      return std::tuple{values.values(), rates.values(), verdict.values()};
+    });
+    c.judged();
+    EXPECT_TRUE(same_bits(std::get<0>(got), as_numbers(c.values))) << i;
+    EXPECT_TRUE(same_bits(std::get<1>(got), as_numbers(c.rates))) << i;
+    EXPECT_TRUE(same_bits(std::get<2>(got), as_numbers(c.verdict))) << i;
+  }
+}
+
+TEST(StepStateOnHost, SumsFactorsAndCopiesHaveTheBitsOfTheCpu) {
+  for (const int64_t n : {0, 1, 300}) {
+    const std::vector<double> losses = made<double>(n, 0.7), tokens(losses.size(), 7);
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i < n; ++i) places.insert(places.end(), {i % 2, i});
+    const LossFactorShape shape{n, 3, false};
+    const StepValues values{.loss_scale = 3};
+    const double stop = 1;
+    std::vector<double> sums(5), terms(2), own(losses.size()), factors(losses.size());
+    own_sums({n, losses.data(), tokens.data(), &stop, n, losses.data(), places.data(), false, true, true, true},
+             {reinterpret_cast<StepSums*>(sums.data()), terms.data(), 2, own.data()});
+    loss_factors(&values, tokens.data(), factors.data(), shape);
+    const auto got = in_all_orders([&] {
+      const DeviceArray<double> glosses(losses, Use::in, "losses"), gtokens(tokens, Use::in, "tokens"),
+          gstop({stop}, Use::in, "stop"), gsums(sums, Use::out, "sums"), gterms(terms, Use::out, "terms"),
+          gown(own, Use::out, "own"), gfactors(factors, Use::out, "factors"),
+          gvalues(as_numbers(values), Use::in, "values");
+      const DeviceArray<int64_t> gplaces(places, Use::in, "places");
+      own_sums_cuda({n, glosses.data(), gtokens.data(), gstop.data(), n, glosses.data(), gplaces.data(), false, true,
+                     true, true},
+                    {reinterpret_cast<StepSums*>(gsums.data()), gterms.data(), 2, gown.data()}, nullptr);
+      loss_factors_cuda(reinterpret_cast<const StepValues*>(gvalues.data()), gtokens.data(), gfactors.data(), shape,
+                        nullptr);
+      return std::tuple{gsums.values(), gterms.values(), gown.values(), gfactors.values()};
+    });
+    EXPECT_EQ(std::get<0>(got), sums);
+    EXPECT_EQ(std::get<1>(got), terms);
+    EXPECT_EQ(std::get<2>(got), own);
+    EXPECT_EQ(std::get<3>(got), factors);
+  }
+  for (const int64_t bytes : {0, 1, 3, 4, 7, 1001}) {
+    for (const bool updates : {false, true}) {
+      const std::vector<uint8_t> from(static_cast<size_t>(bytes), 7), to(from.size(), 1);
+      const auto got = in_all_orders([&] {
+        const DeviceArray<StepValues> values({{.updates = updates ? 1.0 : 0.0}}, Use::in, "values");
+        const DeviceArray<uint8_t> gfrom(from, Use::in, "from"), gto(to, Use::both, "to");
+        copy_if_updates_cuda(values.data(), false, gfrom.data(), gto.data(), bytes, nullptr);
+        return std::tuple{gto.values()};
+      });
+      EXPECT_EQ(std::get<0>(got), updates ? to : from) << bytes;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

@@ -1,0 +1,182 @@
+// What each kernel moves, counted access by access: the table of docs/kernels.md. Every kernel that a .cu file
+// launches must be in it.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "cuda/kernels/activation.h"
+#include "cuda/kernels/balance.h"
+#include "cuda/kernels/block8.h"
+#include "cuda/kernels/cross_entropy.h"
+#include "cuda/kernels/dropout_norm.h"
+#include "cuda/kernels/embedding.h"
+#include "cuda/kernels/expert_rows.h"
+#include "cuda/kernels/grouped_product.h"
+#include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/optimizer_storage.h"
+#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/permutation.h"
+#include "cuda/kernels/random_rows.h"
+#include "cuda/kernels/rope.h"
+#include "cuda/kernels/route.h"
+#include "cuda/kernels/sinkhorn.h"
+#include "cuda/kernels/step_state.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth, kExperts = 8;
+
+// Arrays for all calls: of bf16 values, of floats and of integers.
+struct Room {
+  DeviceArray<Bf16> x{made<Bf16>(2 * kCount, 0.7), Use::both, "x"}, y{made<Bf16>(2 * kCount, 0.3), Use::both, "y"},
+      z{made<Bf16>(2 * kCount, 0.2), Use::both, "z"};
+  DeviceArray<float> f{made<float>(kCount, 0.7), Use::both, "f"}, g{made<float>(kCount, 0.3), Use::both, "g"},
+      row{made<float>(kWidth, 0.2), Use::both, "row"}, more{made<float>(kWidth, 0.5), Use::both, "more"},
+      mean{made<float>(kWidth, 0.1), Use::both, "mean"}, rstd{made<float>(kWidth, 0.4), Use::both, "rstd"};
+  DeviceArray<double> d{std::vector<double>(kCount, 1.0), Use::both, "d"};
+  DeviceArray<int64_t> i{std::vector<int64_t>(kCount, 1), Use::both, "i"},
+      j{std::vector<int64_t>(kCount, 1), Use::both, "j"}, k{std::vector<int64_t>(kCount, 1), Use::both, "k"},
+      zero{std::vector<int64_t>(kCount, 0), Use::both, "zero"},
+      eight{std::vector<int64_t>(kExperts, 8), Use::both, "eight"};
+  DeviceArray<uint8_t> codes{std::vector<uint8_t>(kCount), Use::both, "codes"};
+  DeviceArray<uint16_t> halves{std::vector<uint16_t>(kCount), Use::both, "halves"},
+      others{std::vector<uint16_t>(kCount), Use::both, "others"};
+};
+
+void run_layers(const Room& r) {
+  const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
+  activation_forward_cuda<Bf16>(r.x.data(), r.row.data(), r.y.data(), gelu, nullptr);
+  activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.z.data(), gelu, nullptr);
+  rope_cuda<Bf16>(r.x.data(), r.f.data(), r.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
+  const LogitsShape logits{kRows, kWidth, kWidth};
+  cross_entropy_statistics_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), r.more.data(), nullptr},
+                                      logits, nullptr);
+  cross_entropy_backward_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), 1, 0}, logits, nullptr);
+  gather_rows_cuda<Bf16>(r.x.data(), r.i.data(), r.y.data(), false, {kRows, kWidth, kRows}, nullptr);
+  scatter_add_rows_cuda<Bf16, Bf16>(r.x.data(), {r.i.data(), r.zero.data()}, r.y.data(), {kRows, kWidth, kRows},
+                                    nullptr);
+  const DropoutShape dropout{{r.zero.data(), 1, 0}, kRows, kWidth, 7, 0.1};
+  bias_dropout_add_cuda<Bf16, Bf16>({r.x.data(), r.row.data(), r.y.data(), r.z.data()}, dropout, nullptr);
+  const NormShape norm{kRows, kWidth, 1e-5, false};
+  const NormForward<Bf16, Bf16> forward{r.x.data(), r.row.data(),  r.more.data(),
+                                        r.y.data(), r.mean.data(), r.rstd.data()};
+  const NormBackward<Bf16, Bf16> backward{r.y.data(), r.x.data(), r.row.data(),  r.mean.data(), r.rstd.data(),
+                                          nullptr,    r.z.data(), r.more.data(), r.g.data()};
+  norm_forward_cuda<Bf16, Bf16>(forward, norm, nullptr);
+  norm_backward_cuda<Bf16, Bf16>(backward, r.f.data(), norm, nullptr);
+  dropout_norm_forward_cuda<Bf16, Bf16>({r.z.data(), r.row.data(), r.y.data(), r.x.data()}, forward, {dropout, norm},
+                                        nullptr);
+  dropout_norm_backward_cuda<Bf16, Bf16>(backward, r.x.data() + kCount, r.f.data(), {dropout, norm}, nullptr);
+}
+
+void run_router(const Room& r) {
+  random_rows_cuda<float>(r.f.data(), Noise::gumbel, {{r.zero.data(), 1, 0}, kRows, kWidth, 7}, nullptr);
+  sinkhorn_cuda<float>(r.g.data(), r.f.data(), r.row.data(), {kRows, kExperts}, nullptr);
+  const RouteShape route{kRows, kExperts, 2};
+  route_forward_cuda<float>({r.g.data(), nullptr, r.i.data(), r.f.data()}, route, nullptr);
+  route_backward_cuda<float>({r.f.data(), r.g.data(), r.i.data(), r.f.data() + kRows * 2}, route, nullptr);
+  const BalanceShape balance{kRows, kExperts, 1, BalanceScore::softmax, true};
+  balance_forward_cuda<float>(r.g.data(), r.d.data(), r.d.data() + 1000, balance, nullptr);
+  balance_backward_cuda<float>(r.g.data(), r.d.data(), r.f.data(), balance, nullptr);
+}
+
+void run_experts(const Room& r) {
+  const ExpertShape shape{kExperts, kRows, kWidth, Activation::silu, true};
+  expert_activation_cuda<Bf16>(r.x.data(), nullptr, r.row.data(), r.eight.data(), r.y.data(), shape, nullptr);
+  const ExpertActivationGradient<Bf16> gradient{r.y.data(),   r.x.data(), nullptr,
+                                                r.row.data(), r.z.data(), r.more.data()};
+  expert_activation_backward_cuda<Bf16>(gradient, r.eight.data(), shape, nullptr);
+  expert_bias_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.eight.data(), shape, nullptr);
+  expert_bias_probs_cuda<Bf16>(r.y.data(), r.x.data(), r.eight.data(), r.more.data(), shape, nullptr);
+  expert_sums_cuda<Bf16>(r.y.data(), r.row.data(), r.eight.data(), r.f.data(), shape, nullptr);
+  expert_scale_cuda<Bf16>(r.x.data(), r.row.data(), r.eight.data(), r.y.data(), shape, nullptr);
+  expert_scale_backward_cuda<Bf16>(gradient, r.eight.data(), shape, nullptr);
+  plan_permutation_cuda(r.zero.data(), {r.i.data(), r.j.data(), r.k.data()}, {kRows, kRows, 0, 1, 1}, nullptr);
+  permute_rows_cuda<Bf16>(r.x.data(), r.j.data(), r.y.data(), {kRows, kWidth, 1}, nullptr);
+  sum_rows_cuda<Bf16>(r.x.data(), r.i.data(), r.y.data(), {kRows / 2, 2, kWidth}, nullptr);
+  plan_regroup_cuda(r.eight.data(), {r.i.data(), r.j.data(), r.k.data()}, {2, kExperts / 2, 0, kRows, kRows},
+                    nullptr);
+  const GroupedSource source{
+      {r.x.data(), kWidth, 0, 2}, {r.y.data(), kWidth, 0, 2}, {r.z.data(), kRows, 0, 2}, kExperts, kRows};
+  grouped_arguments_cuda(r.eight.data(), source, r.i.data(), nullptr);
+  grouped_product_cuda<Bf16>(r.i.data(), {GroupedOp::forward, kExperts, kRows, kWidth, kRows}, nullptr);
+}
+
+void run_optimizer(const Room& r) {
+  const DeviceArray<StepValues> values({StepValues{.updates = 1}}, Use::both, "values");
+  const DeviceArray<GroupRates> rates({GroupRates{}}, Use::both, "rates");
+  const StepPlace place{values.data(), rates.data()};
+  OptimizerRange range;
+  range.n = kCount / 4;
+  range.grad = r.x.data();
+  range.grad_number = Number::bf16;
+  range.main = r.f.data();
+  range.param = r.y.data();
+  range.first.data = r.g.data();
+  range.second.data = r.g.data() + kCount / 2;
+  adam_step_cuda(range, {}, place, nullptr);
+  sgd_step_cuda(range, {0.9}, place, nullptr);
+  lion_step_cuda(range, {}, place, nullptr);
+  gradient_sums_cuda(r.x.data(), Number::bf16, kCount,
+                     {reinterpret_cast<GradientSums*>(r.d.data()), reinterpret_cast<GradientSums*>(r.d.data()) + 1},
+                     nullptr);
+  block8_encode_cuda(r.f.data(), kCount, true, r.codes.data(), r.g.data(), nullptr);
+  block8_decode_cuda(r.codes.data(), r.g.data(), kCount, true, r.f.data(), nullptr);
+  split_floats_cuda(r.f.data(), kCount, r.halves.data(), r.others.data(), nullptr);
+  join_floats_cuda(r.halves.data(), r.others.data(), kCount, r.f.data(), nullptr);
+  copy_if_updates_cuda(values.data(), true, r.f.data(), r.g.data(), kCount, nullptr);
+  loss_factors_cuda(values.data(), r.d.data(), r.d.data() + 100, {8, 1, false}, nullptr);
+  const DeviceArray<StepSums> sums({StepSums{}}, Use::both, "sums");
+  const DeviceArray<StepVerdict> verdict({StepVerdict{}}, Use::both, "verdict");
+  own_sums_cuda({.stop = r.d.data()}, {sums.data(), nullptr, 0, nullptr}, nullptr);
+  judge_step_cuda({}, {values.data(), rates.data(), r.d.data(), sums.data(), r.d.data(), verdict.data()}, nullptr);
+}
+
+std::set<std::string> launched_in_sources() {
+  std::set<std::string> names;
+  const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/cuda/kernels";
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    if (file.path().extension() != ".cu" && file.path().filename() != "norm_device.h") continue;
+    std::ifstream in(file.path());
+    for (std::string line; std::getline(in, line);) {
+      const size_t begin = line.find('"') + 1, end = line.find('"', begin);
+      if (begin == 0 || line.find("#include") != std::string::npos) continue;
+      const std::string name = line.substr(begin, end - begin);
+      if (name.find(' ') == std::string::npos) names.insert(name);
+    }
+  }
+  return names;
+}
+
+std::string share(uint64_t part, uint64_t all) {
+  return all == 0 ? "0" : std::to_string((200 * part + all) / (2 * all));
+}
+
+TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
+  const Room room;
+  set_order({});
+  traffic().clear();
+  run_layers(room);
+  run_router(room);
+  run_experts(room);
+  run_optimizer(room);
+  if (!watches()) return;
+  for (const std::string& name : launched_in_sources())
+    EXPECT_TRUE(traffic().contains(name)) << name << " was not launched";
+  std::string table;
+  for (const auto& [name, moved] : traffic()) {
+    table += "| " + name + " | " + std::to_string(moved.bytes) + " | " + share(moved.in_8, moved.bytes) + " | " +
+             share(moved.in_16, moved.bytes) + " |\n";
+  }
+  std::ifstream in(METROPLEX_SOURCE_DIR "/docs/kernels.md");
+  std::stringstream docs;
+  docs << in.rdbuf();
+  EXPECT_NE(docs.str().find(table), std::string::npos) << "docs/kernels.md must hold\n" << table;
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host
