@@ -101,7 +101,7 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
                   {&out, &logsumexp, &scratch.memory},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
                   flops_of(in, spec)},
-                 kernels::attention_forward<T>, cuda::CpuOnly{}, operands, mask.shape, scratch.shape);
+                 kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape, scratch.shape);
   });
   return {out, logsumexp};
 }
@@ -129,7 +129,7 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& sp
                   {&d.q, &d.k, &d.v, &scratch.memory},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
                   kProductsOfBackward * flops_of(in, spec)},
-                 kernels::attention_backward<T>, cuda::CpuOnly{}, operands, mask.shape, scratch.shape);
+                 kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape, scratch.shape);
   });
   return d;
 }

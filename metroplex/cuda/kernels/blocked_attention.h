@@ -47,6 +47,10 @@ struct AttentionShape {
   constexpr int64_t document(int64_t sample, int64_t place) const {
     return documents == nullptr ? 0 : documents[sample * document_stride + place];
   }
+  constexpr bool sees(int64_t sample, int64_t query, int64_t key) const {
+    const int64_t of_query = query_rows.place(query), of_key = key_rows.place(key);
+    return of_key <= of_query && document(sample, of_query) == document(sample, of_key);
+  }
 };
 
 template <class T>
@@ -79,5 +83,15 @@ void attention_forward(const AttentionForward<T>& operands, const AttentionShape
 template <class T>
 void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
                         const AttentionScratch& scratch);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ from
+// those of the CPU by the order of sums, and probabilities of half types are not rounded. base::Error("cuda", ...) when
+// nothing was launched.
+template <class T>
+void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape,
+                            const AttentionScratch& scratch, CUstream_st* stream);
+template <class T>
+void attention_backward_cuda(const AttentionBackward<T>& operands, const AttentionShape& shape,
+                             const AttentionScratch& scratch, CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels
