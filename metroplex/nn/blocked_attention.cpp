@@ -58,13 +58,11 @@ struct Scratch {
   at::Tensor memory;  // of a CPU
   kernels::AttentionScratch shape;
 };
-Scratch scratch_for(const cuda::Target& target, int64_t bytes) {
-  Scratch scratch;
+Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch& shape) {
+  Scratch scratch{{}, shape};
   if (target.gpu()) return scratch;
-  constexpr int64_t kLine = 64;
-  scratch.shape = {nullptr, (bytes + kLine - 1) / kLine * kLine, at::get_num_threads()};
-  scratch.memory = at::empty({scratch.shape.bytes * scratch.shape.workers},
-                             at::TensorOptions().dtype(at::kByte).device(target.memory()));
+  scratch.memory =
+      at::empty({shape.bytes * shape.workers}, at::TensorOptions().dtype(at::kByte).device(target.memory()));
   if (!target.meta) scratch.shape.data = static_cast<char*>(scratch.memory.mutable_data_ptr());
   return scratch;
 }
@@ -94,14 +92,16 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
     const kernels::AttentionForward<T> operands{operand<const T>(in.q), operand<const T>(in.k),
                                                 operand<const T>(in.v), operand<T>(out),
                                                 elements<kernels::Wide<T>>(logsumexp)};
-    const Scratch scratch = scratch_for(spec.target, kernels::attention_forward_scratch<T>(mask.shape));
+    const Scratch scratch =
+        make_scratch(spec.target, kernels::attention_forward_scratch<T>(mask.shape, at::get_num_threads()));
     cuda::launch(spec.target,
                  {"attention_forward",
                   {&in.q, &in.k, &in.v, &spec.queries.rows, &spec.keys.rows, &mask.documents, &mask.dropout.counters},
                   {&out, &logsumexp, &scratch.memory},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
                   flops_of(in, spec)},
-                 kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape, scratch.shape);
+                 kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape,
+                 scratch.shape);
   });
   return {out, logsumexp};
 }
@@ -120,7 +120,8 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& sp
                                                  operand<const T>(dy),   elements<kernels::Wide<T>>(saved.logsumexp),
                                                  operand<T>(d.q),        operand<T>(d.k),
                                                  operand<T>(d.v)};
-    const Scratch scratch = scratch_for(spec.target, kernels::attention_backward_scratch<T>(mask.shape));
+    const Scratch scratch =
+        make_scratch(spec.target, kernels::attention_backward_scratch<T>(mask.shape, at::get_num_threads()));
     constexpr double kProductsOfBackward = 5.0 / 2;
     cuda::launch(spec.target,
                  {"attention_backward",
@@ -129,7 +130,8 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& sp
                   {&d.q, &d.k, &d.v, &scratch.memory},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
                   kProductsOfBackward * flops_of(in, spec)},
-                 kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape, scratch.shape);
+                 kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape,
+                 scratch.shape);
   });
   return d;
 }

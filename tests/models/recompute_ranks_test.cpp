@@ -152,10 +152,10 @@ int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Plac
     small += tokens * (n + g) * moments * size.wide;
     if (!core) large += tokens * (n + g) * d;
   }
-  int64_t scores = 0;  // logsumexp or probabilities
+  int64_t scores = 0;  // logsumexp
   if (!core) {
     large += tokens * n * d;
-    scores = tokens * n * size.wide * (model.attention_dropout > 0 ? size.s : 1);
+    scores = tokens * n * size.wide;
   }
   if (!mlp) large += tokens * f * (model.gated_linear_unit ? 2 : 1);
   if (!mlp && !recomputes("activation")) large += tokens * f;

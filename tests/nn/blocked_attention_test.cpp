@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include "nn/plain_attention.h"
+#include "support/allocations.h"
 
 namespace metroplex::test {
 namespace {
@@ -165,6 +166,47 @@ TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
     const Attended part = blocked({cut(in.q, 2, 2), cut(in.k, 1, 1), cut(in.v, 1, 1)}, spec, batch, cut(dy, 2, 2));
     expect_same(part, {cut(whole.out, 2, 2), cut(whole.dq, 2, 2), cut(whole.dk, 1, 1), cut(whole.dv, 1, 1)});
   }
+}
+
+nn::CoreInputs on(const nn::CoreInputs& in, at::Device device) {
+  return {in.q.to(device), in.k.to(device), in.v.to(device)};
+}
+
+// Of forward and backward; the inputs are there already.
+Allocations taken(const Case& c, at::ScalarType dtype, const cuda::Target& target) {
+  nn::CoreSpec spec = spec_of(c);
+  spec.target = spec.dropout.target = target;
+  nn::Microbatch batch = batch_of(c);
+  batch.sample_counters = batch.sample_counters.to(target.memory());
+  if (batch.document_ids.defined()) batch.document_ids = batch.document_ids.to(target.memory());
+  const nn::CoreInputs in = on(inputs(c, dtype), target.memory());
+  const at::Tensor dy = gradient_of(c, dtype).to(target.memory());
+  return allocations_of([&] { blocked(in, spec, batch, dy); });
+}
+
+TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
+  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}}}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
+      expect_same_allocations(taken(c, dtype, {at::kCPU, nullptr, true}), taken(c, dtype, {}));
+    }
+  }
+}
+
+// Of a GPU: the results alone.
+TEST(BlockedAttention, TakesNothingBesideItsResultsOnAGpu) {
+  const Case c{300, 1, 2, 1, 16, 0.2, {100, 37}};
+  const int64_t q = 300 * 2 * 16 * 2, k = q / 2, logsumexp = 2 * 300 * 4;
+  const Held all = held(taken(c, at::kBFloat16, {at::Device(at::kCUDA, 0), nullptr, true}));
+  EXPECT_EQ(all.peak, q + logsumexp + q + 2 * k);
+}
+
+// Twice as long takes twice as much: to the byte.
+TEST(BlockedAttention, MemoryIsLinearInTheLength) {
+  const auto peak = [](int64_t s) { return held(taken({s, 1, 2, 1, 8, 0.1, {s / 3}}, at::kFloat, {})).peak; };
+  const int64_t at_2k = peak(2048), at_4k = peak(4096), at_8k = peak(8192);
+  EXPECT_EQ(at_8k - at_4k, 2 * (at_4k - at_2k));
+  EXPECT_LT(at_8k, int64_t{8192} * 8192);  // a quarter of one matrix of scores
 }
 
 }  // namespace

@@ -75,7 +75,8 @@ __device__ bool all_hidden(const AttentionShape& s, int64_t query, int64_t queri
 
 template <class W>
 __device__ W warp_max(W value) {
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) value = Max()(value, __shfl_xor_sync(kAll, value, offset));
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2)
+    value = Max()(value, __shfl_xor_sync(kAll, value, offset));
   return value;
 }
 template <class W>
@@ -199,8 +200,8 @@ __device__ void load_queries(const AttentionBackward<T>& o, const AttentionShape
   load_rows(o.dout, at.sample, at.head, at.query, at.queries, t, room.dout);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   for (int i = static_cast<int>(threadIdx.x / kWarp); i < at.queries; i += static_cast<int>(kWarps)) {
-    const T *const out = o.out.at(at.sample, at.head, at.query + i),
-                  *const dout = o.dout.at(at.sample, at.head, at.query + i);
+    const T *const out = o.out.at(at.sample, at.head, at.query + i), *const dout =
+                                                                         o.dout.at(at.sample, at.head, at.query + i);
     W sum = 0;
     for (int c = lane; c < t.dim; c += static_cast<int>(kWarp)) sum += load(out[c]) * load(dout[c]);
     sum = warp_sum(sum);
@@ -231,8 +232,8 @@ __device__ void gradients_of_scores(const AttentionShape& s, const DropoutFactor
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    attention_backward_keys_kernel(AttentionBackward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor, Tiling t) {
+__global__ void __launch_bounds__(kThreads) attention_backward_keys_kernel(AttentionBackward<T> o, AttentionShape s,
+                                                                           DropoutFactor<Wide<T>> factor, Tiling t) {
   using W = Wide<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   const BackwardRoom<W> room(memory, t);
@@ -320,7 +321,8 @@ Tiling tiling_for(const Needs& needs, const AttentionShape& s, int64_t element) 
   Tiling t{kMostTile, static_cast<int>(s.dim) + 1, static_cast<int>(s.dim), 0};
   while (t.tile > 1 && bytes_of(needs, t, element) > kRoom) t.tile /= 2;
   MPX_CHECK(bytes_of(needs, t, element) <= kRoom, "cuda", "attention: a head of ", s.dim, " elements of ", element,
-            " bytes does not fit the shared memory of a GPU (", kRoom, " bytes); take smaller heads (model.kv_channels)");
+            " bytes does not fit the shared memory of a GPU (", kRoom,
+            " bytes); take smaller heads (model.kv_channels)");
   return t;
 }
 
@@ -358,10 +360,10 @@ void attention_backward_cuda(const AttentionBackward<T>& operands, const Attenti
         shape.queries, bytes, factor, stream);
 }
 
-#define MPX_INSTANTIATE(T)                                                                           \
-  template void attention_forward_cuda<T>(const AttentionForward<T>&, const AttentionShape&,        \
-                                          const AttentionScratch&, CUstream_st*);                   \
-  template void attention_backward_cuda<T>(const AttentionBackward<T>&, const AttentionShape&,      \
+#define MPX_INSTANTIATE(T)                                                                     \
+  template void attention_forward_cuda<T>(const AttentionForward<T>&, const AttentionShape&,   \
+                                          const AttentionScratch&, CUstream_st*);              \
+  template void attention_backward_cuda<T>(const AttentionBackward<T>&, const AttentionShape&, \
                                            const AttentionScratch&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

@@ -66,16 +66,16 @@ struct AttentionBackward {
   AttentionOperand<T> dq, dk, dv;
 };
 
-// Memory to work in: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
+// Memory to work in on a CPU: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
 struct AttentionScratch {
   char* data = nullptr;
   int64_t bytes = 0, workers = 0;
 };
-// Of a worker. Linear in the numbers of queries and keys.
+// What `threads` threads or fewer want. `bytes` are linear in the numbers of queries and keys.
 template <class T>
-int64_t attention_forward_scratch(const AttentionShape& shape);
+AttentionScratch attention_forward_scratch(const AttentionShape& shape, int64_t threads);
 template <class T>
-int64_t attention_backward_scratch(const AttentionShape& shape);
+AttentionScratch attention_backward_scratch(const AttentionShape& shape, int64_t threads);
 
 template <class T>
 void attention_forward(const AttentionForward<T>& operands, const AttentionShape& shape,
@@ -84,9 +84,9 @@ template <class T>
 void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
                         const AttentionScratch& scratch);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ from
-// those of the CPU by the order of sums, and probabilities of half types are not rounded. base::Error("cuda", ...) when
-// nothing was launched.
+// The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ
+// from those of the CPU by the order of sums, and probabilities of half types are not rounded. base::Error("cuda",
+// ...) when nothing was launched.
 template <class T>
 void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape,
                             const AttentionScratch& scratch, CUstream_st* stream);

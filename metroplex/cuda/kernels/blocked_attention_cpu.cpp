@@ -168,7 +168,7 @@ class Pieces {
   explicit Pieces(char* data) : data_(data) {}
   template <class T>
   T* take(int64_t n) {
-    char* const at = data_ + taken_;
+    char* const at = data_ == nullptr ? nullptr : data_ + taken_;  // where only the size is asked
     taken_ += round_up(n * static_cast<int64_t>(sizeof(T)), 64);
     return reinterpret_cast<T*>(at);
   }
@@ -272,9 +272,9 @@ const W* dropout_factors(const AttentionShape& s, const AttentionTile& t, int64_
   return factors(s.dropout, row, t.key_place, t.keys, room);
 }
 
-// Runs body(worker, task) for every task, the tasks in order from one queue.
+// Runs body(scratch of a worker, task) for every task, the tasks in order from one queue.
 template <class T, class Body>
-void for_tasks(int64_t tasks, double work, const AttentionScratch& scratch, const Body& body) {
+void for_tasks(int64_t tasks, const AttentionScratch& scratch, const Body& body) {
   std::atomic<int64_t> next{0};
   const auto worker = [&](int64_t which) {
     const GroupedChoice& by = products<T>();
@@ -282,20 +282,27 @@ void for_tasks(int64_t tasks, double work, const AttentionScratch& scratch, cons
     for (int64_t task = next++; task < tasks; task = next++) body(scratch.data + which * scratch.bytes, task);
     if (by.end != nullptr) by.end();
   };
-  const bool alone = work < 5e5 || at::in_parallel_region();
-  const int64_t threads = alone ? 1 : std::min({scratch.workers, tasks, int64_t{at::get_num_threads()}});
+  const int64_t threads =
+      at::in_parallel_region() ? 1 : std::min({scratch.workers, tasks, int64_t{at::get_num_threads()}});
   if (threads <= 1) return worker(0);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) worker(i);
   });
 }
 
-double work_of(const AttentionShape& s) {
-  return static_cast<double>(s.samples * s.heads * s.dim) * static_cast<double>(s.queries) *
-         static_cast<double>(s.keys);
-}
-
 int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// How many groups, or parts of them where threads are more, a pass has; small ones are not worth a second thread.
+template <class T>
+AttentionScratch scratch_of(const AttentionShape& s, bool backward, int64_t threads) {
+  Pieces pieces(nullptr);
+  Room<T>::of(s, backward, pieces);
+  const double work =
+      static_cast<double>(s.samples * s.heads * s.dim) * static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  const int64_t tasks = std::max(s.samples * s.heads * blocks(s.queries, kTileQueries),
+                                 backward ? s.samples * s.groups * blocks(s.keys, kTileKeys) : 0);
+  return {nullptr, pieces.taken(), work < 2e5 ? 1 : std::clamp<int64_t>(tasks, 1, threads)};
+}
 
 template <class T>
 void forward_block(const AttentionForward<T>& o, const AttentionShape& s, char* scratch, int64_t sample, int64_t head,
@@ -407,23 +414,19 @@ void backward_blocks(const AttentionBackward<T>& o, const AttentionShape& s, cha
 }  // namespace
 
 template <class T>
-int64_t attention_forward_scratch(const AttentionShape& shape) {
-  Pieces pieces(nullptr);
-  Room<T>::of(shape, false, pieces);
-  return pieces.taken();
+AttentionScratch attention_forward_scratch(const AttentionShape& shape, int64_t threads) {
+  return scratch_of<T>(shape, false, threads);
 }
 template <class T>
-int64_t attention_backward_scratch(const AttentionShape& shape) {
-  Pieces pieces(nullptr);
-  Room<T>::of(shape, true, pieces);
-  return pieces.taken();
+AttentionScratch attention_backward_scratch(const AttentionShape& shape, int64_t threads) {
+  return scratch_of<T>(shape, true, threads);
 }
 
 template <class T>
 void attention_forward(const AttentionForward<T>& operands, const AttentionShape& shape,
                        const AttentionScratch& scratch) {
   const int64_t blocks_of_head = blocks(shape.queries, kTileQueries), heads = shape.samples * shape.heads;
-  for_tasks<T>(heads * blocks_of_head, 2 * work_of(shape), scratch, [&](char* room, int64_t task) {
+  for_tasks<T>(heads * blocks_of_head, scratch, [&](char* room, int64_t task) {
     // The last queries, which see most, first.
     const int64_t block = blocks_of_head - 1 - task / heads, head = task % heads;
     forward_block(operands, shape, room, head / shape.heads, head % shape.heads, block * kTileQueries);
@@ -436,24 +439,23 @@ template <class T>
 void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
                         const AttentionScratch& scratch) {
   const int64_t groups = shape.samples * shape.groups, each = shape.heads / shape.groups;
-  const double work = 5 * work_of(shape);
   const auto heads_of = [&](int64_t group) {
     return Rows{group % shape.groups * each, group % shape.groups * each + each};
   };
   if (groups >= std::min<int64_t>(scratch.workers, at::get_num_threads())) {
-    return for_tasks<T>(groups, work, scratch, [&](char* room, int64_t group) {
+    return for_tasks<T>(groups, scratch, [&](char* room, int64_t group) {
       backward_blocks(operands, shape, room, Makes::all, group / shape.groups, heads_of(group), {0, shape.queries},
                       {0, shape.keys});
     });
   }
   const int64_t of_keys = blocks(shape.keys, kTileKeys), of_queries = blocks(shape.queries, kTileQueries);
-  for_tasks<T>(groups * of_keys, work, scratch, [&](char* room, int64_t task) {
+  for_tasks<T>(groups * of_keys, scratch, [&](char* room, int64_t task) {
     const int64_t group = task % groups, key = task / groups * kTileKeys;
     backward_blocks(operands, shape, room, Makes::of_keys, group / shape.groups, heads_of(group), {0, shape.queries},
                     {key, std::min(shape.keys, key + kTileKeys)});
   });
   const int64_t heads = shape.samples * shape.heads;
-  for_tasks<T>(heads * of_queries, work, scratch, [&](char* room, int64_t task) {
+  for_tasks<T>(heads * of_queries, scratch, [&](char* room, int64_t task) {
     const int64_t head = task % heads, query = (of_queries - 1 - task / heads) * kTileQueries;
     backward_blocks(operands, shape, room, Makes::of_queries, head / shape.heads,
                     {head % shape.heads, head % shape.heads + 1},
@@ -462,8 +464,8 @@ void attention_backward(const AttentionBackward<T>& operands, const AttentionSha
 }
 
 #define MPX_INSTANTIATE(T)                                                                                        \
-  template int64_t attention_forward_scratch<T>(const AttentionShape&);                                           \
-  template int64_t attention_backward_scratch<T>(const AttentionShape&);                                          \
+  template AttentionScratch attention_forward_scratch<T>(const AttentionShape&, int64_t);                         \
+  template AttentionScratch attention_backward_scratch<T>(const AttentionShape&, int64_t);                        \
   template void attention_forward<T>(const AttentionForward<T>&, const AttentionShape&, const AttentionScratch&); \
   template void attention_backward<T>(const AttentionBackward<T>&, const AttentionShape&, const AttentionScratch&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);

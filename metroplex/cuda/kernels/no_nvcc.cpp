@@ -49,7 +49,8 @@ void activation_backward_cuda(const T*, const T*, const Wide<T>*, T*, const Acti
   no_kernel("activation");
 }
 template <class T>
-void attention_forward_cuda(const AttentionForward<T>&, const AttentionShape&, const AttentionScratch&, CUstream_st*) {
+void attention_forward_cuda(const AttentionForward<T>&, const AttentionShape&, const AttentionScratch&,
+                            CUstream_st*) {
   no_kernel("attention_forward");
 }
 template <class T>
