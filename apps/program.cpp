@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/omp_spins.h"
 #include "bus_error.h"
 
 namespace metroplex::apps {
@@ -34,6 +35,7 @@ void keep_freed_memory() {
 
 // Same process, same arguments, another executable.
 [[noreturn]] void become_torch_program(char** argv) {
+  base::spin_briefly();
   const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "metroplex-torch";
   execv(path.c_str(), argv);
   throw base::Error("files", path.string() + " cannot be started (" + std::strerror(errno) +

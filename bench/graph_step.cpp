@@ -4,7 +4,6 @@
 // and pool. One rank, one thread and two.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -133,8 +132,7 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
 }  // namespace
 
 int main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
-  mallopt(M_TRIM_THRESHOLD, -1);
+  bench::as_metroplex_runs(argv);
   const double rounds = argc > 1 ? std::atof(argv[1]) : 1;
   const std::vector<Size> sizes{{"tiny", 2, 32, 4, 128, 16, 1, 400},
                                 {"tiny8", 2, 32, 4, 128, 16, 8, 100},

@@ -4,7 +4,6 @@
 // weights went by compared with a plain read of as many bytes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -162,8 +161,7 @@ void measure(const Sizes& sizes, int64_t experts, int64_t mean, bool skewed, at:
 }  // namespace
 
 int main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
-  mallopt(M_TRIM_THRESHOLD, -1);
+  bench::as_metroplex_runs(argv);
   Sizes sizes;
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};
   for (int i = 1; i < argc && i <= 5; ++i) *slots[i - 1] = std::atoll(argv[i]);

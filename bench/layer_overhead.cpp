@@ -2,7 +2,6 @@
 // at:: operators with autograd, for a GPT of 2 layers so small that the bookkeeping shows. One thread, fp32; ours and
 // the bare one take turns in one process. Prints a Markdown table of medians in microseconds.
 #include <ATen/ATen.h>
-#include <malloc.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -257,8 +256,7 @@ void compare(const char* what, int64_t iterations, const std::function<void()>& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
-  mallopt(M_TRIM_THRESHOLD, -1);
+  bench::as_metroplex_runs(argv);
   Sizes sizes;
   int64_t* const slots[] = {&sizes.iterations, &sizes.hidden, &sizes.sequence, &sizes.batch};
   for (int i = 1; i < argc && i <= 4; ++i) *slots[i - 1] = std::atoll(argv[i]);

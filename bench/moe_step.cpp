@@ -2,7 +2,6 @@
 // rank trains a small mixture of experts on synthetic tokens through the whole product and prints ms a step and
 // tokens/s. moe_torch.py is the same model, with the same sizes unless told otherwise, in plain PyTorch.
 #include <ATen/ATen.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "config/validate.h"
 #include "moe/grouped_product.h"
 #include "train/step.h"
+#include "timing.h"
 
 namespace {
 
@@ -70,8 +70,7 @@ nn::Microbatch random_batch(const Sizes& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
-  mallopt(M_TRIM_THRESHOLD, -1);
+  bench::as_metroplex_runs(argv);
   const std::string dtype = argc > 1 ? argv[1] : "f32";
   if (dtype != "f32" && dtype != "bf16") {
     std::fprintf(stderr, "moe_step: unknown dtype '%s'; use f32 or bf16\n", dtype.c_str());

@@ -4,7 +4,6 @@
 // must move: each array it reads once, each it writes once.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -166,8 +165,7 @@ double copy_time(const at::Tensor& from, at::Tensor& to) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // as apps/main.cpp does
-  mallopt(M_TRIM_THRESHOLD, -1);
+  bench::as_metroplex_runs(argv);
   const double millions = argc > 1 ? std::atof(argv[1]) : 124.44;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
   const int threads = argc > 3 ? std::atoi(argv[3]) : static_cast<int>(std::thread::hardware_concurrency());

@@ -1,9 +1,14 @@
-// Times of a program that measures.
+// Times of a program that measures, and the process it measures in.
 #pragma once
+
+#include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <vector>
+
+#include "base/omp_spins.h"
 
 namespace metroplex::bench {
 
@@ -16,6 +21,13 @@ inline double seconds_since(Clock::time_point start) {
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
+}
+
+// As `metroplex` starts metroplex-torch, and apps/program.cpp keeps memory. Begins the program again.
+inline void as_metroplex_runs(char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  if (base::spin_briefly()) execv("/proc/self/exe", argv);
 }
 
 }  // namespace metroplex::bench

@@ -44,6 +44,7 @@ PROGRAMS = {
     "tests/conformance/tensor": [*ROOMS],
     "tests/parity": [*ROOMS],
     "tests/fuzz": ["base", "files", "text", "data", "config"],
+    "tests/kernels_on_host": ["base", "cuda"],
 }
 # The target of each, for its link list: the name in CMake, and the file.
 TARGETS = {

@@ -96,7 +96,7 @@ std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const c
   return std::make_shared<const FlatLayout>(family.params, layout);
 }
 
-void make_buffers(ParamFamily& family, const FamilyOptions& options, double factor, std::vector<size_t> units) {
+void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units) {
   const config::Parallel& p = *options.parallel;
   const config::Sharding sharding = family.key.clones ? config::Sharding() : options.sharding;
   const auto layout = make_layout(family, sharding, options, std::move(units));
@@ -111,7 +111,6 @@ void make_buffers(ParamFamily& family, const FamilyOptions& options, double fact
   gradients.dtype = as_params ? family.key.dtype : at::kFloat;
   gradients.device = options.device;
   gradients.overlap = p.overlap_grad_reduce;
-  gradients.factor = factor;
   gradients.transient_buckets = sharding.transient_gradients();
   family.gradients = std::make_unique<GradBuffer>(layout, family.data_parallel, gradients);
   if (!family.key.clones) family.slices = own_slices(*family.values, *family.gradients);
@@ -131,9 +130,6 @@ ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Par
                              const FamilyOptions& options)
     : dense_(data_parallel_of(world, Grid::dense, options)), expert_(data_parallel_of(world, Grid::expert, options)) {
   for (nn::Param* param : params) param->dtype = param->scalar_type();
-  // An expert's gradient holds the tokens of all ranks that send to it: the sum over edp is the one over all
-  // data-parallel ranks of the dense grid, and has the same factor.
-  const double mean = options.average ? 1.0 / world.groups().dp_cp.size() : 1.0;
   for (const FamilyKey& key : find_keys(world.groups().pp, params)) {
     ParamFamily& family = families_.emplace_back();
     family.key = key;
@@ -150,7 +146,7 @@ ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Par
         if (!param->clone) family.slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
       continue;
     }
-    make_buffers(family, options, family.key.clones ? 1.0 : mean, units_of(family, params, options.units));
+    make_buffers(family, options, units_of(family, params, options.units));
   }
 }
 

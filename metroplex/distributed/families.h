@@ -42,7 +42,6 @@ struct FamilyOptions {
   const config::Parallel* parallel = nullptr;  // resolved
   config::Sharding sharding;
   bool forward_only = false;         // no buffers
-  bool average = true;               // gradients are means over the data-parallel ranks of the dense grid; else sums
   bool gradients_as_params = false;  // in the parameters' format; else fp32 (fp64 for fp64)
   at::Device device = at::kCPU;
   // Of the parameters those that a unit brings (Sharding::gathers_units), in order.

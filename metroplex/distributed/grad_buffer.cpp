@@ -94,7 +94,6 @@ void GradBuffer::used(size_t param) {
 
 void GradBuffer::reduce(size_t b) {
   Bucket& bucket = buckets_[b];
-  if (options_.factor != 1.0) bucket.data.mul_(options_.factor);
   if (options_.transient_buckets) {
     take_off(b);
     return;

@@ -32,7 +32,6 @@ struct GradBufferOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
   bool overlap = true;             // reduce a bucket as soon as it is ready; else all of them in finish()
-  double factor = 1.0;             // of the sum over the data-parallel ranks
   bool transient_buckets = false;  // ZeRO-2 and 3
 };
 
@@ -46,7 +45,8 @@ class GradBuffer {
 
   // Zeroes all gradients and arms the counters for a step of this many microbatches.
   void begin_step(int64_t num_microbatches);
-  // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards own_gradients() are final.
+  // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards own_gradients() are final:
+  // sums over the data-parallel ranks (a mean is taken by whoever reads them, with the loss scale: unscale_of).
   // Throws when a parameter has seen fewer uses than it declared.
   void finish();
 

@@ -4,7 +4,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
+#include <climits>
+
 #include "cuda/kernels/accumulate.h"
+#include "nn/product_choice.h"
 #include "nn/torch_compat.h"
 #include "nn/wide.h"
 
@@ -16,20 +20,16 @@ at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 // libtorch refuses a direct call of oneDNN, fp32 ones too, where oneDNN could not take bf16: on older processors, and
 // where ONEDNN_MAX_CPU_ISA holds it to what they have.
 bool onednn_is_taken() {
-#if defined(__x86_64__)
   const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
-  if (!supported || !__builtin_cpu_supports("avx512f")) return false;
+  if (!supported) return false;
   torch::jit::Stack stack;
   supported->callBoxed(stack);
   return stack.back().toBool();
-#else
-  return false;
-#endif
 }
 
 bool use_onednn_at_all() {
   static const bool taken = at::globalContext().hasMKLDNN() && onednn_is_taken();
-  return taken && at::globalContext().userEnabledMkldnn();
+  return taken && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
 }
 
 // Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
@@ -88,6 +88,21 @@ void add_product(const cuda::Target& target, at::Tensor& gradient, const at::Ten
   });
 }
 
+bool use_mkl_sums(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
+  const auto fits = [](const at::Tensor& rows) { return std::max(rows.size(0), rows.size(1)) <= INT_MAX; };
+  return gradient.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16 && !target.gpu() &&
+         gradient.is_contiguous() && fits(gradient) && fits(x) && product_choice().mkl_bf16_sums;
+}
+
+// gradient += dy^T x in fp32.
+void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
+  constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
+  if (x.size(0) == 0) return;
+  const auto out = static_cast<int>(dy.size(1)), in = static_cast<int>(x.size(1)), rows = static_cast<int>(x.size(0));
+  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kAsItIs, out, in, rows, 1.0F, dy.const_data_ptr(), out,
+                         x.const_data_ptr(), in, 1.0F, gradient.mutable_data_ptr<float>(), in);
+}
+
 at::Tensor shaped_like(const at::Tensor& x, int64_t features) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = features;
@@ -115,6 +130,12 @@ void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
   const at::Tensor dy_t = rows_of(dy).t(), x_rows = rows_of(x);
   const bool wider = gradient.scalar_type() != dy_t.scalar_type();
   const double flops = flops_of(dy_t, x_rows);
+  if (use_mkl_sums(target, gradient, x_rows)) {
+    const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
+    cuda::launch(target, {"mkl_weight_gradient", {&left, &right, &gradient}, {&gradient}, {}, flops},
+                 mkl_weight_gradient, cuda::CpuOnly{}, gradient, left, right);
+    return;
+  }
   if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
     const at::Tensor product = at::mm(dy_t, x_rows);
     cuda::issued(target, {"mm", {&dy_t, &x_rows}, {&product}, {}, flops});

@@ -1,6 +1,5 @@
-// The three products of a linear layer. Large fp32 products go to oneDNN, which uses AVX-512 where MKL stays with
-// AVX2 (twice the speed on such machines); everything else to the usual operators. All read and write strided 2-D
-// views.
+// The three products of a linear layer, by the library that product_choice.h names for this CPU. All read and write
+// strided 2-D views.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -145,7 +145,6 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   options.parallel = &a.config.parallel;
   options.sharding = a.sharding;
   options.forward_only = forward_only;
-  options.average = !a.config.train.calculate_per_token_loss;
   options.gradients_as_params = a.config.precision.main_grads_dtype == config::MainGradsDtype::params;
   options.device = a.world->device();
   options.units = std::move(units);

@@ -28,11 +28,67 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-// Header of a broadcast: present, b, s, has documents, the bits of the loss mask's sum.
+// What hosts tell each other of a microbatch: present, b, s, has documents, the bits of the loss mask's sum.
 constexpr int64_t kHeader = 5;
 
 at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+// Both sides make the message of this size: planes of b s numbers, the samples' counters, the step.
+struct BatchMessage {
+  at::Tensor ids, mask;
+  int64_t b, s, planes;
+
+  at::Tensor plane(int64_t p) const { return ids.narrow(0, p * b * s, b * s).view({b, s}); }
+  at::Tensor counters() const { return ids.narrow(0, planes * b * s, b + 1); }
+};
+
+struct OnWire {
+  at::ScalarType float_type;
+  at::Device device;
+};
+
+BatchMessage empty_message(const int64_t* header, const OnWire& wire, at::Device device) {
+  const int64_t b = header[1], s = header[2], planes = 3 + header[3];
+  return {at::empty({planes * b * s + b + 1}, at::TensorOptions().dtype(at::kLong).device(device)),
+          at::empty({b, s}, at::TensorOptions().dtype(wire.float_type).device(device)), b, s, planes};
+}
+
+BatchMessage message_of(const nn::Microbatch& batch, const int64_t* header, const OnWire& wire) {
+  BatchMessage out = empty_message(header, wire, at::kCPU);
+  out.plane(0).copy_(batch.tokens);
+  out.plane(1).copy_(batch.labels);
+  out.plane(2).copy_(batch.position_ids);
+  if (out.planes > 3) out.plane(3).copy_(batch.document_ids);
+  out.counters().narrow(0, 0, out.b).copy_(batch.sample_counters);
+  out.counters().narrow(0, out.b, 1).copy_(batch.step);
+  out.mask.copy_(batch.loss_mask);
+  out.ids = to_device(out.ids, wire.device);
+  out.mask = to_device(out.mask, wire.device);
+  return out;
+}
+
+nn::Microbatch batch_of(const BatchMessage& message, double mask_sum) {
+  nn::Microbatch out;
+  out.tokens = message.plane(0);
+  out.labels = message.plane(1);
+  out.position_ids = message.plane(2);
+  if (message.planes > 3) out.document_ids = message.plane(3);
+  const at::Tensor counters = message.counters().clone();  // dropout keeps it, and not the batch
+  out.sample_counters = counters.narrow(0, 0, message.b);
+  out.step = counters.narrow(0, message.b, 1);
+  out.loss_mask = message.mask;
+  out.mask_sum = mask_sum;
+  return out;
+}
+
+void write_header(int64_t* h, const nn::Microbatch& batch) {
+  h[0] = 1;
+  h[1] = batch.tokens.size(0);
+  h[2] = batch.tokens.size(1);
+  h[3] = batch.document_ids.defined();
+  h[4] = std::bit_cast<int64_t>(batch.mask_sum);
 }
 
 }  // namespace
@@ -74,60 +130,42 @@ nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   return out;
 }
 
-std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group,
-                                              at::ScalarType float_type, at::Device device) {
-  if (group.size() == 1) return mine ? std::optional(on_device(*mine, device)) : std::nullopt;
-  const bool sends = group.first() && mine;
-  at::Tensor header = at::zeros({kHeader}, at::kLong);
-  int64_t* h = header.mutable_data_ptr<int64_t>();
-  if (sends) {
-    h[0] = 1;
-    h[1] = mine->tokens.size(0);
-    h[2] = mine->tokens.size(1);
-    h[3] = mine->document_ids.defined();
-    h[4] = std::bit_cast<int64_t>(mine->mask_sum);
+std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>& mine, int64_t most,
+                                              const comm::Group& group, at::ScalarType float_type,
+                                              at::Device device) {
+  MPX_ASSERT(static_cast<int64_t>(mine.size()) <= most, mine.size(), " microbatches of at most ", most);
+  std::vector<nn::Microbatch> out;
+  if (group.size() == 1) {
+    for (const nn::Microbatch& batch : mine) out.push_back(on_device(batch, device));
+    return out;
   }
-  comm::broadcast(header, 0, group);
-  if (h[0] == 0) return std::nullopt;
-  const int64_t b = h[1], s = h[2], planes = 3 + h[3];
-  at::Tensor ids = at::empty({planes * b * s + b + 1},
-                             at::TensorOptions().dtype(at::kLong).device(sends ? at::Device(at::kCPU) : device));
-  at::Tensor mask = sends ? to_device(mine->loss_mask.to(float_type).contiguous(), device)
-                          : at::empty({b, s}, at::TensorOptions().dtype(float_type).device(device));
-  const auto plane = [&](int64_t p) { return ids.narrow(0, p * b * s, b * s).view({b, s}); };
-  if (sends) {
-    plane(0).copy_(mine->tokens);
-    plane(1).copy_(mine->labels);
-    plane(2).copy_(mine->position_ids);
-    if (planes > 3) plane(3).copy_(mine->document_ids);
-    ids.narrow(0, planes * b * s, b).copy_(mine->sample_counters);
-    ids.narrow(0, planes * b * s + b, 1).copy_(mine->step);
-    ids = to_device(ids, device);
+  const at::Tensor headers = at::zeros({most, kHeader}, at::kLong);
+  int64_t* h = headers.mutable_data_ptr<int64_t>();
+  for (size_t m = 0; group.first() && m < mine.size(); ++m)
+    write_header(h + static_cast<int64_t>(m) * kHeader, mine[m]);
+  comm::broadcast(headers, 0, group);
+  const OnWire wire{float_type, device};
+  for (int64_t m = 0; m < most && h[0] != 0; ++m, h += kHeader) {
+    const BatchMessage message = group.first() ? message_of(mine[static_cast<size_t>(m)], h, wire)
+                                               : empty_message(h, wire, device);
+    comm::broadcast(message.ids, 0, group);
+    comm::broadcast(message.mask, 0, group);
+    out.push_back(batch_of(message, std::bit_cast<double>(h[4])));
   }
-  comm::broadcast(ids, 0, group);
-  comm::broadcast(mask, 0, group);
-  nn::Microbatch out;
-  out.tokens = plane(0);
-  out.labels = plane(1);
-  out.position_ids = plane(2);
-  if (planes > 3) out.document_ids = plane(3);
-  const at::Tensor counters = ids.narrow(0, planes * b * s, b + 1).clone();  // dropout keeps it, and not the batch
-  out.sample_counters = counters.narrow(0, 0, b);
-  out.step = counters.narrow(0, b, 1);
-  out.loss_mask = mask;
-  out.mask_sum = std::bit_cast<double>(h[4]);
   return out;
 }
 
-std::optional<nn::Microbatch> BatchStream::next(const SampleNumbers& numbers) {
-  std::optional<nn::Microbatch> mine;
-  if (loader_) {
+std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& numbers) {
+  std::vector<nn::Microbatch> mine;
+  for (const SampleNumbers& of : numbers) {
+    if (!loader_) break;
     HostBatch batch;
-    batch.numbers = numbers;
+    batch.numbers = of;
     batch.vocab_size = vocab_size_;
-    if (loader_->next(batch.samples) && !batch.samples.empty()) mine = stack_samples(batch, float_type_);
+    if (!loader_->next(batch.samples) || batch.samples.empty()) break;
+    mine.push_back(stack_samples(batch, float_type_));
   }
-  return broadcast_batch(mine, group_, float_type_, device_);
+  return broadcast_batches(mine, static_cast<int64_t>(numbers.size()), group_, float_type_, device_);
 }
 
 }  // namespace metroplex::train

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "comm/group.h"
@@ -34,11 +33,12 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 // The batch on the device that computes it, through pinned memory, without waiting; on the CPU the batch itself.
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device);
 
-// Collective over `group` (tp): the first rank passes its batch, in host memory, or nothing when its data has ended;
-// every rank gets the same microbatch on `device`, or nothing. The numbers travel between devices, their shape
-// between hosts.
-std::optional<nn::Microbatch> broadcast_batch(const std::optional<nn::Microbatch>& mine, const comm::Group& group,
-                                              at::ScalarType float_type, at::Device device = at::kCPU);
+// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, where its
+// data has ended, fewer; every rank gets the same ones on `device`. Their numbers travel between devices, their shapes
+// between hosts, once a step.
+std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>& mine, int64_t most,
+                                              const comm::Group& group, at::ScalarType float_type,
+                                              at::Device device = at::kCPU);
 
 // Microbatches of one data-parallel rank in order: loader + numbering + broadcast.
 class BatchStream {
@@ -51,8 +51,9 @@ class BatchStream {
         group_(std::move(batch_group)),
         float_type_(float_type),
         device_(device) {}
-  // Collective over the batch group. `numbers` are those of the microbatch's samples in the order of the run.
-  std::optional<nn::Microbatch> next(const SampleNumbers& numbers);
+  // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
+  // their samples in the order of the run.
+  std::vector<nn::Microbatch> next(const std::vector<SampleNumbers>& numbers);
 
  private:
   std::unique_ptr<data::Loader> loader_;

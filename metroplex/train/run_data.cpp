@@ -85,14 +85,16 @@ std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wan
   const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
   // The single sampler deals microbatches out to the data-parallel ranks, the cyclic one samples.
   const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
-  std::vector<nn::Microbatch> batches;
+  std::vector<SampleNumbers> numbers;
   for (int64_t m = 0; m < wanted.count; ++m) {
-    auto batch = by_sample ? stream.next({wanted.first_sample + m * mbs * dp + dp_index, dp, wanted.iteration})
-                           : stream.next({wanted.first_sample + (m * dp + dp_index) * mbs, 1, wanted.iteration});
-    MPX_CHECK(batch.has_value(), "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
-              wanted.first_sample + m * dp * mbs, "; give more data, or fewer iterations");
-    batches.push_back(std::move(*batch));
+    const int64_t before = wanted.first_sample + m * dp * mbs;
+    numbers.push_back(by_sample ? SampleNumbers{before + dp_index, dp, wanted.iteration}
+                                : SampleNumbers{before + dp_index * mbs, 1, wanted.iteration});
   }
+  std::vector<nn::Microbatch> batches = stream.next(numbers);
+  const auto read = static_cast<int64_t>(batches.size());
+  MPX_CHECK(read == wanted.count, "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
+            wanted.first_sample + read * dp * mbs, "; give more data, or fewer iterations");
   return batches;
 }
 

@@ -79,8 +79,9 @@ void update(Assembly& a, const PartTimers& timers) {
 
 // For StepInput::on_gradients: the host waits.
 double unscale_on_host(const Assembly& a, const StepVector& vector) {
-  return kernels::unscale_of(a.config.train.calculate_per_token_loss,
-                             vector.on_host(a.world->target()).sums()->tokens, a.step.read().loss_scale);
+  const kernels::StepRules rules = rules_of(a);
+  return kernels::unscale_of(rules.per_token, vector.on_host(a.world->target()).sums()->tokens, rules.ranks,
+                             a.step.read().loss_scale);
 }
 
 }  // namespace

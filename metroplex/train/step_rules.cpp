@@ -11,6 +11,7 @@ kernels::StepRules rules_of(const Assembly& a) {
   kernels::StepRules rules;
   if (a.scaler) rules.scale = a.scaler->rule();
   rules.per_token = a.config.train.calculate_per_token_loss;
+  rules.ranks = a.groups().dp_cp.size();
   rules.holds_bad_losses = a.config.train.check_for_nan_in_loss && !a.scaler;
   rules.holds_bad_gradients = p.check_for_nan_in_grad && !a.scaler;
   rules.max_norm = a.config.optim.clip_grad;

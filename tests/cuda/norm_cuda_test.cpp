@@ -63,7 +63,7 @@ struct Tensors {
 // rounding of the larger part. `parts` are the sizes of these.
 template <class T>
 void expect_gradient(const at::Tensor& gpu, const at::Tensor& cpu, const at::Tensor& parts, const char* what) {
-  constexpr double kUnit = std::is_same_v<T, Bf16> ? 0x1p-8 : std::is_same_v<T, F16> ? 0x1p-10 : 0;
+  constexpr double kUnit = std::is_same_v<T, Bf16> ? 0x1p-7 : std::is_same_v<T, F16> ? 0x1p-10 : 0;
   const double slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
   const at::Tensor error = (gpu.to(at::kCPU, at::kDouble) - cpu.to(at::kDouble)).abs() - parts * kUnit;
   EXPECT_LE(error.max().template item<double>(), slack * std::max(1.0, parts.max().template item<double>())) << what;

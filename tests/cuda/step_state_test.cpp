@@ -56,8 +56,9 @@ TEST(StepState, ClippingAndUnscalingAreOneFactor) {
   EXPECT_EQ(c.judged().unscale, unscale);
   EXPECT_EQ(c.verdict.grad_norm, norm);
   EXPECT_EQ(c.values.grad_factor, 0.05 / (norm + 1e-6) * unscale);
-  EXPECT_EQ(unscale_of(true, 0, 1), 1) << "no token counts";
-  EXPECT_EQ(unscale_of(false, 10, 2), 0.5);
+  EXPECT_EQ(unscale_of(true, 0, 1, 1), 1) << "no token counts";
+  EXPECT_EQ(unscale_of(true, 10, 4, 1), 0.1);
+  EXPECT_EQ(unscale_of(false, 10, 4, 2), 0.125) << "the mean over 4 ranks";
 }
 
 // Whatever holds a step back leaves the count, and says why.

@@ -38,7 +38,7 @@ T* data(const at::Tensor& x) {
 // units, and a value near the middle of two halves may go either way.
 template <class T>
 void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
-  constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-8 : 0x1p-10;
+  constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-7 : 0x1p-10;
   const double rounding = kIsHalf<T> ? kUnit : 0, slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
   const at::Tensor wanted = cpu.to(at::kDouble), got = gpu.to(at::kCPU, at::kDouble);
   const double largest = std::max(1e-3, wanted.abs().max().item<double>());

@@ -19,7 +19,7 @@ std::vector<nn::Param> params_of(const std::vector<int64_t>& sizes) {
 
 struct Setup {
   int64_t bucket_size = 0;
-  bool overlap = true, average = true;
+  bool overlap = true;
 };
 
 // Without sharding: every rank of `dp` keeps all gradients.
@@ -30,7 +30,6 @@ std::unique_ptr<distributed::GradBuffer> make_buffer(std::vector<nn::Param>& par
   distributed::GradBufferOptions options;
   options.dtype = params[0].data.scalar_type();
   options.overlap = setup.overlap;
-  options.factor = setup.average ? 1.0 / dp.size() : 1.0;
   return std::make_unique<distributed::GradBuffer>(
       std::make_shared<distributed::FlatLayout>(pointers(params), layout),
       distributed::DataParallel{comm::Group(), dp}, options);
@@ -134,31 +133,28 @@ TEST(GradBuffer, AParameterUsedTwiceAMicrobatchWaitsForBothUses) {
   EXPECT_EQ(dp.reduced().calls, 0);
   add(params[0], 1);
   EXPECT_EQ(dp.reduced().calls, 1);
-  EXPECT_EQ(params[0].main_grad[0].item<double>(), 4 * 0.5) << "averaged over two ranks";
 }
 
-TEST(GradBuffer, RanksGetTheMeanOrTheSumOfTheirGradients) {
-  for (const bool average : {true, false}) {
-    for (const bool overlap : {true, false}) {
-      run_ranks(4, {.dp = 4}, [&](const comm::World& world) {
-        std::vector<nn::Param> params = params_of({5, 3, 8});
-        const auto buffer = make_buffer(params, world.groups().dp_cp, {6, overlap, average});
-        for (int step = 0; step < 3; ++step) {
-          buffer->begin_step(2);
-          for (int m = 0; m < 2; ++m) {
-            for (size_t i = params.size(); i-- > 0;) {
-              add(params[i], static_cast<double>((world.rank() + 1) * (step + 1)) + static_cast<double>(i));
-            }
-          }
-          buffer->finish();
-          for (size_t i = 0; i < params.size(); ++i) {
-            const double sum = 2 * (10.0 * (step + 1) + 4.0 * static_cast<double>(i));
-            const at::Tensor expected = at::full_like(params[i].main_grad, average ? sum / 4 : sum);
-            EXPECT_TRUE(at::equal(params[i].main_grad, expected)) << "step " << step << " parameter " << i;
+TEST(GradBuffer, RanksGetTheSumOfTheirGradients) {
+  for (const bool overlap : {true, false}) {
+    run_ranks(4, {.dp = 4}, [&](const comm::World& world) {
+      std::vector<nn::Param> params = params_of({5, 3, 8});
+      const auto buffer = make_buffer(params, world.groups().dp_cp, {6, overlap});
+      for (int step = 0; step < 3; ++step) {
+        buffer->begin_step(2);
+        for (int m = 0; m < 2; ++m) {
+          for (size_t i = params.size(); i-- > 0;) {
+            add(params[i], static_cast<double>((world.rank() + 1) * (step + 1)) + static_cast<double>(i));
           }
         }
-      });
-    }
+        buffer->finish();
+        for (size_t i = 0; i < params.size(); ++i) {
+          const double sum = 2 * (10.0 * (step + 1) + 4.0 * static_cast<double>(i));
+          EXPECT_TRUE(at::equal(params[i].main_grad, at::full_like(params[i].main_grad, sum)))
+              << "step " << step << " parameter " << i;
+        }
+      }
+    });
   }
 }
 

@@ -8,6 +8,7 @@
 #include "nn/recompute.h"
 #include "support/allocations.h"
 #include "support/call_log.h"
+#include "nn/with_products.h"
 #include "support/without_onednn.h"
 
 namespace metroplex::test {
@@ -177,6 +178,7 @@ TEST(MetaDevice, TensorParallelRanksHaveThemToo) {
 TEST(MetaDevice, ProductsGoToOneDnnWhereTheyReallyDo) {
   Case c{"large", gpt_model()};
   c.model.hidden_size = 256;
+  const WithProducts onednn({.onednn_floats = true, .mkl_bf16_sums = false});
   const Trace real = trace(c, {}), meta = trace(c, kMetaCpu);
   EXPECT_TRUE(meta.calls == real.calls);
 }

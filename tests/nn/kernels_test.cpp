@@ -5,7 +5,6 @@
 #include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/loss.h"
-#include "nn/matmul.h"
 #include "nn/norm.h"
 #include "nn/rope.h"
 #include "nn/tools.h"
@@ -185,20 +184,6 @@ TEST(CrossEntropy, ANanInTheLogitsBecomesANanLoss) {
                                                            {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0, {}});
   EXPECT_FALSE(std::isnan(loss[0].item<double>()));
   EXPECT_TRUE(std::isnan(loss[1].item<double>()));
-}
-
-TEST(Matmul, LargeFloatProductsOfOnednnEqualTheUsualOperators) {
-  const int64_t rows = 130, in = 96, out = 140;  // above the threshold
-  const at::Tensor x = sample({rows, in}, 1, at::kFloat), w = sample({out, in}, 2, at::kFloat),
-                   dy = sample({rows, out}, 3, at::kFloat);
-  const at::Tensor xd = x.to(at::kDouble), wd = w.to(at::kDouble), dyd = dy.to(at::kDouble);
-  const double tolerance = 1e-5;  // 140 terms of size 1 in fp32
-  EXPECT_LT(relative_difference(nn::linear_product({}, x, w), xd.mm(wd.t())), tolerance);
-  EXPECT_LT(relative_difference(nn::linear_input_gradient({}, dy, w), dyd.mm(wd)), tolerance);
-  at::Tensor sum = at::ones({out, in});
-  nn::add_linear_weight_gradient({}, sum, dy, x);
-  nn::add_linear_weight_gradient({}, sum, dy, x);
-  EXPECT_LT(relative_difference(sum, 1 + 2 * dyd.t().mm(xd)), tolerance);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "comm/backends/sim.h"
 #include "data/loader.h"
 #include "nn/random_site.h"
 #include "support/run_ranks.h"
@@ -106,22 +107,39 @@ TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
             "tokenizer");
 }
 
-TEST(BroadcastBatch, EveryRankGetsWhatTheFirstOneRead) {
-  for (const bool documents : {false, true}) {
-    run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
-      std::optional<nn::Microbatch> mine;
-      if (world.rank() == 0) mine = train::stack_samples(host_batch(3, 2, documents), at::kDouble);
-      const auto batch = train::broadcast_batch(mine, world.groups().batch, at::kDouble);
-      ASSERT_TRUE(batch.has_value());
-      expect_samples(*batch, 3, 2, documents);
-    });
-  }
+// Of several sizes, with documents and without, and fewer than there could be.
+TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
+  run_ranks(4, {.tp = 4}, [&](const comm::World& world) {
+    std::vector<nn::Microbatch> mine;
+    if (world.rank() == 0) {
+      mine.push_back(train::stack_samples(host_batch(3, 2, false), at::kDouble));
+      mine.push_back(train::stack_samples(host_batch(5, 3, true), at::kDouble));
+    }
+    const auto batches = train::broadcast_batches(mine, 3, world.groups().batch, at::kDouble);
+    ASSERT_EQ(batches.size(), 2U);
+    expect_samples(batches[0], 3, 2, false);
+    expect_samples(batches[1], 5, 3, true);
+  });
 }
 
-TEST(BroadcastBatch, NothingIsBroadcastAsNothing) {
+TEST(BroadcastBatches, NothingIsBroadcastAsNothing) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
-    EXPECT_FALSE(train::broadcast_batch(std::nullopt, world.groups().batch, at::kFloat).has_value());
+    EXPECT_TRUE(train::broadcast_batches({}, 2, world.groups().batch, at::kFloat).empty());
   });
+}
+
+// One message between hosts a step, two between devices a microbatch.
+TEST(BroadcastBatches, ShapesTravelOnceAStep) {
+  const auto traffic = std::make_shared<comm::Traffic>();
+  comm::ThreadsOptions options;
+  options.traffic = traffic;
+  comm::run_threads(2, grid_of(2, {.tp = 2}), options, [&](const comm::World& world) {
+    std::vector<nn::Microbatch> mine;
+    for (int64_t m = 0; world.rank() == 0 && m < 4; ++m)
+      mine.push_back(train::stack_samples(host_batch(3, 2, false), at::kDouble));
+    EXPECT_EQ(train::broadcast_batches(mine, 4, world.groups().batch, at::kDouble).size(), 4U);
+  });
+  EXPECT_EQ(traffic->of("batch", "broadcast").calls, 2 * (1 + 2 * 4)) << "of both ranks";
 }
 
 // Two data-parallel rows of two tensor-parallel ranks read 11 samples in microbatches of 2: two whole batches of
@@ -139,13 +157,16 @@ TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
       loader = std::make_unique<data::Loader>(dataset, options, 2);
     }
     train::BatchStream stream(std::move(loader), kVocabulary, world.groups().batch, at::kDouble);
-    for (int64_t step = 0; step < 2; ++step) {
-      const int64_t first = 4 * step + 2 * dp_index;
-      const auto batch = stream.next({first, 1, kStep});
-      ASSERT_TRUE(batch.has_value()) << "step " << step;
-      expect_samples(*batch, first, 2, true);
-    }
-    EXPECT_FALSE(stream.next({8 + 2 * dp_index, 1}).has_value());
+    const auto numbers = [&](int64_t step) {
+      return train::SampleNumbers{4 * step + 2 * dp_index, 1, kStep};
+    };
+    const auto first = stream.next({numbers(0)});
+    ASSERT_EQ(first.size(), 1U);
+    expect_samples(first[0], numbers(0).first, 2, true);
+    const auto rest = stream.next({numbers(1), numbers(2)});
+    ASSERT_EQ(rest.size(), 1U) << "the data ends within a step";
+    expect_samples(rest[0], numbers(1).first, 2, true);
+    EXPECT_TRUE(stream.next({numbers(2)}).empty());
   });
 }
 
@@ -158,8 +179,8 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
       options.consumed_samples = 12;
       train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
                                 kVocabulary, world.groups().batch, at::kFloat);
-      EXPECT_TRUE(stream.next({12, 1}).has_value());
-      stream.next({13, 1});
+      EXPECT_EQ(stream.next({{12, 1}}).size(), 1U);
+      stream.next({{13, 1}});
     });
   } catch (const base::Error& error) { message = error.what(); }
   EXPECT_NE(message.find("sample 13 is unlucky"), std::string::npos) << message;

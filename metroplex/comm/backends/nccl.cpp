@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
+#include <functional>
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
@@ -56,49 +57,57 @@ class BothPending final : public Pending {
   std::vector<PendingPtr> parts_;
 };
 
+// Of one group. `backward`: that of p2p channel 1, null where the two channels never join the same pair of ranks.
+struct Communicators {
+  Communicator forward, backward;
+};
+
+// Communicators are made by the first call with tensors of a GPU: each takes memory of the GPU and a meeting of its
+// ranks, and a run uses few of the groups that a layout has. All ranks of a group come to its first call, and none of
+// them waits in another group for one that is there.
 class NcclBackend final : public GroupBackend {
  public:
-  // `backward`: the communicator of p2p channel 1, null where the two channels never join the same pair of ranks.
-  NcclBackend(Communicator nccl, Communicator backward, std::shared_ptr<GroupBackend> host)
-      : nccl_(std::move(nccl)), backward_(std::move(backward)), host_(std::move(host)) {}
+  NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host)
+      : make_(std::move(make)), host_(std::move(host)) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     if (tensor.is_cpu()) return host_->all_reduce(std::move(tensor), op);
     c10d::AllreduceOptions options;
     options.reduceOp = reduce_op(op);
     std::vector<at::Tensor> list{tensor};
-    return pending(nccl_->allreduce(list, options), list);
+    return pending(nccl().allreduce(list, options), list);
   }
   PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
     if (in.is_cpu()) return host_->all_gather(std::move(out), std::move(in));
-    return pending(nccl_->_allgather_base(out, in), {out, in});
+    return pending(nccl()._allgather_base(out, in), {out, in});
   }
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     if (in.is_cpu()) return host_->reduce_scatter(std::move(out), std::move(in), op);
     c10d::ReduceScatterOptions options;
     options.reduceOp = reduce_op(op);
-    return pending(nccl_->_reduce_scatter_base(out, in, options), {out, in});
+    return pending(nccl()._reduce_scatter_base(out, in, options), {out, in});
   }
   PendingPtr broadcast(at::Tensor tensor, int root) override {
     if (tensor.is_cpu()) return host_->broadcast(std::move(tensor), root);
     c10d::BroadcastOptions options;
     options.rootRank = root;
     std::vector<at::Tensor> list{tensor};
-    return pending(nccl_->broadcast(list, options), list);
+    return pending(nccl().broadcast(list, options), list);
   }
   PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                         std::vector<int64_t> in_splits) override {
     if (in.is_cpu())
       return host_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits));
-    return pending(nccl_->alltoall_base(out, in, out_splits, in_splits), {out, in});
+    return pending(nccl().alltoall_base(out, in, out_splits, in_splits), {out, in});
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     if (!ops.empty() && ops.front().tensor.is_cpu()) return host_->batch_p2p(std::move(ops));
     auto both = std::make_shared<BothPending>();
     std::vector<P2pOp> forward, backward;
-    for (P2pOp& op : ops) (op.channel == 1 && backward_ ? backward : forward).push_back(std::move(op));
-    if (!forward.empty()) both->add(coalesced(*nccl_, std::move(forward)));
-    if (!backward.empty()) both->add(coalesced(*backward_, std::move(backward)));
+    const bool two = made().backward != nullptr;
+    for (P2pOp& op : ops) (op.channel == 1 && two ? backward : forward).push_back(std::move(op));
+    if (!forward.empty()) both->add(coalesced(*made().forward, std::move(forward)));
+    if (!backward.empty()) both->add(coalesced(*made().backward, std::move(backward)));
     return both;
   }
   PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
@@ -120,7 +129,14 @@ class NcclBackend final : public GroupBackend {
     return pending(nccl.endCoalescing(), std::move(tensors));
   }
 
-  Communicator nccl_, backward_;
+  const Communicators& made() {
+    if (!made_.forward) made_ = make_();
+    return made_;
+  }
+  c10d::ProcessGroupNCCL& nccl() { return *made().forward; }
+
+  std::function<Communicators()> make_;
+  Communicators made_;
   std::shared_ptr<GroupBackend> host_;
 };
 
@@ -143,9 +159,11 @@ class Context final : public NcclContext {
   std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
     std::shared_ptr<GroupBackend> host = control_.backend(name, ranks);
     const std::string key = group_key(name, ranks);
-    Communicator forward = make(key, ranks);
-    Communicator backward = ranks.size() == 2 && name == "pp" ? make(key + "/backward", ranks) : nullptr;
-    return std::make_shared<NcclBackend>(std::move(forward), std::move(backward), std::move(host));
+    const bool two = ranks.size() == 2 && name == "pp";
+    const auto make_both = [this, key, ranks, two] {
+      return Communicators{make(key, ranks), two ? make(key + "/backward", ranks) : nullptr};
+    };
+    return std::make_shared<NcclBackend>(make_both, std::move(host));
   }
 
   void shutdown() override {

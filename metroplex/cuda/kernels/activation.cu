@@ -62,9 +62,11 @@ template <Activation kind, class T>
 void launch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   const unsigned blocks = blocks_for(s.rows * s.width);
   if (o.dy == nullptr) {
-    forward_kernel<kind><<<blocks, kThreads, 0, stream>>>(o, s.rows, s.width, s.gated);
+    launch_kernel("activation_forward", forward_kernel<kind, T>, Grid{blocks, kThreads, 0, stream}, o, s.rows,
+                  s.width, s.gated);
   } else {
-    backward_kernel<kind><<<blocks, kThreads, 0, stream>>>(o, s.rows, s.width, s.gated);
+    launch_kernel("activation_backward", backward_kernel<kind, T>, Grid{blocks, kThreads, 0, stream}, o, s.rows,
+                  s.width, s.gated);
   }
 }
 
@@ -91,7 +93,6 @@ void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* strea
       launch<Activation::squared_relu>(o, s, stream);
       break;
   }
-  check_launch("activation");
 }
 
 }  // namespace

@@ -124,21 +124,19 @@ template <class T>
 void balance_forward_cuda(const T* logits, double* sums, double* lines, const BalanceShape& shape,
                           CUstream_st* stream) {
   if (shape.tokens > 0) {
-    balance_lines_kernel<T>
-        <<<blocks_for(balance_chunks(shape) * kThreads), kThreads, 0, stream>>>(logits, lines, shape);
-    check_launch("balance_lines");
+    launch_kernel("balance_lines", balance_lines_kernel<T>,
+                  Grid{blocks_for(balance_chunks(shape) * kThreads), kThreads, 0, stream}, logits, lines, shape);
   }
-  balance_sums_kernel<<<blocks_for(shape.sums()), kThreads, 0, stream>>>(lines, sums, shape);
-  check_launch("balance_sums");
+  launch_kernel("balance_sums", balance_sums_kernel, Grid{blocks_for(shape.sums()), kThreads, 0, stream}, lines, sums,
+                shape);
 }
 
 template <class T>
 void balance_backward_cuda(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape,
                            CUstream_st* stream) {
   if (shape.tokens == 0) return;
-  balance_backward_kernel<T>
-      <<<blocks_for(shape.tokens * kWarp), kThreads, 0, stream>>>(logits, dsums, dlogits, shape);
-  check_launch("balance_backward");
+  launch_kernel("balance_backward", balance_backward_kernel<T>,
+                Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream}, logits, dsums, dlogits, shape);
 }
 
 #define MPX_INSTANTIATE(T)                                                                              \

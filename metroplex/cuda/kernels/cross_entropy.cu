@@ -57,17 +57,16 @@ template <class T>
 void cross_entropy_statistics_cuda(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                                    const LogitsShape& shape, CUstream_st* stream) {
   if (shape.rows == 0) return;
-  statistics_kernel<T><<<blocks_for_rows(shape.rows), kThreads, 0, stream>>>(logits, targets, out, shape);
-  check_launch("cross_entropy_statistics");
+  launch_kernel("cross_entropy_statistics", statistics_kernel<T>,
+                Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, logits, targets, out, shape);
 }
 
 template <class T>
 void cross_entropy_backward_cuda(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                                  const LogitsShape& shape, CUstream_st* stream) {
   if (shape.rows == 0 || shape.stride == 0) return;
-  backward_kernel<T>
-      <<<blocks_for(shape.rows * shape.stride), kThreads, 0, stream>>>(logits, targets, gradient, shape);
-  check_launch("cross_entropy_backward");
+  launch_kernel("cross_entropy_backward", backward_kernel<T>,
+                Grid{blocks_for(shape.rows * shape.stride), kThreads, 0, stream}, logits, targets, gradient, shape);
 }
 
 #define MPX_INSTANTIATE(T)                                                                                \

@@ -21,9 +21,8 @@ template <class In, class Out>
 void bias_dropout_add_cuda(const DropoutOperands<In, Out>& operands, const DropoutShape& shape, CUstream_st* stream) {
   const int64_t items = shape.num_rows * dropout_blocks_per_row(shape.width);
   if (shape.num_rows == 0 || shape.width == 0) return;
-  bias_dropout_add_kernel<In, Out><<<blocks_for(items), kThreads, 0, stream>>>(
-      operands, shape, DropoutFactor<Wide<In>>(shape.probability), items);
-  check_launch("bias_dropout_add");
+  launch_kernel("bias_dropout_add", bias_dropout_add_kernel<In, Out>, Grid{blocks_for(items), kThreads, 0, stream},
+                operands, shape, DropoutFactor<Wide<In>>(shape.probability), items);
 }
 
 #define MPX_INSTANTIATE(In, Out) \

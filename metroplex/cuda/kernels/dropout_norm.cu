@@ -48,9 +48,9 @@ template <class In, class Out>
 void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                                const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows == 0) return;
-  forward_kernel<In, Out><<<blocks_for_rows(shape.norm.rows), kThreads, 0, stream>>>(
-      sum, norm, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
-  check_launch("dropout_norm_forward");
+  launch_kernel("dropout_norm_forward", forward_kernel<In, Out>,
+                Grid{blocks_for_rows(shape.norm.rows), kThreads, 0, stream}, sum, norm, shape,
+                DropoutFactor<Wide<In>>(shape.dropout.probability));
 }
 
 template <class In, class Out>
@@ -58,9 +58,10 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide
                                 const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows > 0) {
     const unsigned room = norm_room_bytes<Wide<In>>(shape.norm);
-    backward_kernel<In, Out><<<static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream>>>(
-        {norm, dx, lines, room > 0}, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
-    check_launch("dropout_norm_backward");
+    launch_kernel("dropout_norm_backward", backward_kernel<In, Out>,
+                  Grid{static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream},
+                  Backward<In, Out>{norm, dx, lines, room > 0}, shape,
+                  DropoutFactor<Wide<In>>(shape.dropout.probability));
   }
   sum_norm_lines(lines, norm.dweight, norm.dbias, shape.norm, stream);
 }

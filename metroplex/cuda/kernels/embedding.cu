@@ -44,17 +44,16 @@ void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, 
                       CUstream_st* stream) {
   const int64_t items = shape.count * shape.width;
   if (items == 0) return;
-  gather_kernel<T><<<blocks_for(items), kThreads, 0, stream>>>(table, indices, out, add, shape);
-  check_launch("gather_rows");
+  launch_kernel("gather_rows", gather_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, table, indices, out,
+                add, shape);
 }
 
 template <class Table, class Dout>
 void scatter_add_rows_cuda(Table* table, const SortedIndices& sorted, const Dout* dout, const TableShape& shape,
                            CUstream_st* stream) {
   if (shape.count == 0 || shape.width == 0) return;
-  scatter_kernel<Table, Dout>
-      <<<blocks_for(shape.count * kThreads), kThreads, 0, stream>>>(table, sorted, dout, shape);
-  check_launch("scatter_add_rows");
+  launch_kernel("scatter_add_rows", scatter_kernel<Table, Dout>,
+                Grid{blocks_for(shape.count * kThreads), kThreads, 0, stream}, table, sorted, dout, shape);
 }
 
 #define MPX_GATHER(T) \

@@ -48,8 +48,7 @@ template <class Body>
 void launch_rows(const char* name, const int64_t* counts, const ExpertShape& shape, const Body& body,
                  CUstream_st* stream) {
   if (shape.rows == 0 || shape.experts == 0 || shape.width == 0) return;
-  rows_kernel<<<blocks_for_rows(shape.rows), kThreads, 0, stream>>>(counts, shape, body);
-  check_launch(name);
+  launch_kernel(name, rows_kernel<Body>, Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, counts, shape, body);
 }
 
 template <class T>
@@ -247,8 +246,7 @@ void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, W
   if (shape.rows == 0 || shape.experts == 0 || shape.width == 0) return;
   const dim3 grid(static_cast<unsigned>((shape.width + kThreads - 1) / kThreads),
                   static_cast<unsigned>(shape.experts));
-  sums_kernel<T><<<grid, kThreads, 0, stream>>>(x, probs, counts, sums, shape);
-  check_launch("expert_sums");
+  launch_kernel("expert_sums", sums_kernel<T>, Grid{grid, kThreads, 0, stream}, x, probs, counts, sums, shape);
 }
 template <class T>
 void expert_scale_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, T* out, const ExpertShape& shape,

@@ -174,8 +174,7 @@ unsigned tiles(int64_t n, int64_t most) {
 void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
                             CUstream_st* stream) {
   if (source.groups == 0) return;
-  arguments_kernel<<<1, 32, 0, stream>>>(counts, source, arguments);
-  check_launch("grouped_arguments");
+  launch_kernel("grouped_arguments", arguments_kernel, Grid{1, 32, 0, stream}, counts, source, arguments);
 }
 
 template <class T>
@@ -186,8 +185,7 @@ void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstr
   // Rows of a group are few as a rule: what has more goes round.
   const dim3 grid(tiles(n, INT32_MAX), tiles(by_rows ? s.rows : s.out, by_rows ? 32 : 65535),
                   static_cast<unsigned>(s.groups));
-  product_kernel<T><<<grid, kThreads, 0, stream>>>(arguments, s);
-  check_launch("grouped_product");
+  launch_kernel("grouped_product", product_kernel<T>, Grid{grid, kThreads, 0, stream}, arguments, s);
 }
 
 #define MPX_INSTANTIATE(T) template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*)

@@ -1,4 +1,4 @@
-// For .cu files: the size of a grid over many elements, and the check behind every launch.
+// For .cu files: the size of a grid over many elements, and the one function by which a kernel is launched.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,10 +19,37 @@ inline unsigned blocks_for(int64_t n) {
   return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
 }
 
-// Right behind <<<...>>>: what the launch itself found wrong. Errors inside the kernel appear at the next wait.
-inline void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  MPX_CHECK(error == cudaSuccess, "cuda", "kernel ", kernel, " was not launched: ", cudaGetErrorString(error));
+// What Grid::dynamic_bytes made room for; multiples of 16 bytes begin there.
+__device__ inline unsigned char* dynamic_shared() {
+#ifdef METROPLEX_KERNELS_ON_HOST
+  return kernels_on_host::dynamic_shared();
+#else
+  extern __shared__ __align__(16) unsigned char room[];
+  return room;
+#endif
+}
+
+struct Grid {
+  dim3 blocks;
+  unsigned threads = kThreads;    // of a block
+  unsigned dynamic_bytes = 0;     // of shared memory, behind what the kernel declares
+  CUstream_st* stream = nullptr;  // its launches run in their order
+};
+
+// base::Error("cuda", ...) with the kernel's name when nothing was launched. Errors inside the kernel appear at the
+// next wait.
+template <class... Parameters, class... Arguments>
+void launch_kernel(const char* name, void (*kernel)(Parameters...), const Grid& grid, const Arguments&... arguments) {
+  cudaLaunchConfig_t how{};
+  how.gridDim = grid.blocks;
+  how.blockDim = dim3(grid.threads);
+  how.dynamicSmemBytes = grid.dynamic_bytes;
+  how.stream = grid.stream;
+#ifdef METROPLEX_KERNELS_ON_HOST
+  how.name = name;
+#endif
+  const cudaError_t error = cudaLaunchKernelEx(&how, kernel, arguments...);
+  MPX_CHECK(error == cudaSuccess, "cuda", "kernel ", name, " was not launched: ", cudaGetErrorString(error));
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class In, class Out>
 void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream) {
   if (shape.rows == 0) return;
-  forward_kernel<In, Out><<<blocks_for_rows(shape.rows), kThreads, 0, stream>>>(operands, shape);
-  check_launch("norm_forward");
+  launch_kernel("norm_forward", forward_kernel<In, Out>, Grid{blocks_for_rows(shape.rows), kThreads, 0, stream},
+                operands, shape);
 }
 
 template <class In, class Out>
@@ -30,9 +30,9 @@ void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, 
                         CUstream_st* stream) {
   if (shape.rows > 0) {
     const unsigned room = norm_room_bytes<Wide<In>>(shape);
-    backward_kernel<In, Out>
-        <<<static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream>>>(operands, lines, shape, room > 0);
-    check_launch("norm_backward");
+    launch_kernel("norm_backward", backward_kernel<In, Out>,
+                  Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream}, operands, lines, shape,
+                  room > 0);
   }
   sum_norm_lines(lines, operands.dweight, operands.dbias, shape, stream);
 }

@@ -90,8 +90,7 @@ unsigned norm_room_bytes(const NormShape& s) {
 }
 template <class T>
 __device__ T* norm_room(bool shared) {
-  extern __shared__ __align__(16) unsigned char room[];
-  return shared ? reinterpret_cast<T*>(room) : nullptr;
+  return shared ? reinterpret_cast<T*>(dynamic_shared()) : nullptr;
 }
 
 constexpr unsigned kNormSumColumns = 32;
@@ -123,8 +122,8 @@ __global__ void __launch_bounds__(kThreads) norm_sum_kernel(const T* lines, T* d
 template <class T>
 void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& s, CUstream_st* stream) {
   const int64_t blocks = (s.width + kNormSumColumns - 1) / kNormSumColumns;
-  norm_sum_kernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(lines, dweight, dbias, s);
-  check_launch("norm_backward");
+  launch_kernel("norm_weight_sums", norm_sum_kernel<T>, Grid{static_cast<unsigned>(blocks), kThreads, 0, stream},
+                lines, dweight, dbias, s);
 }
 
 }  // namespace metroplex::cuda::kernels

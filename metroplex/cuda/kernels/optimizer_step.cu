@@ -109,8 +109,8 @@ void launch(const OptimizerRange& range, const Hyper& hyper, const StepPlace& pl
             const char* name) {
   with_update(range, hyper, [&]<class Update>() {
     if (range.n == 0) return;
-    step_kernel<Update><<<blocks_for(range.n), kThreads, 0, stream>>>(range, hyper, place);
-    check_launch(name);
+    launch_kernel(name, step_kernel<Update, Hyper>, Grid{blocks_for(range.n), kThreads, 0, stream}, range, hyper,
+                  place);
   });
 }
 

@@ -46,8 +46,7 @@ struct Join {
 template <class Body>
 void for_each(int64_t n, const Body& body, const char* name, CUstream_st* stream) {
   if (n == 0) return;
-  for_each_kernel<<<blocks_for(n), kThreads, 0, stream>>>(n, body);
-  check_launch(name);
+  launch_kernel(name, for_each_kernel<Body>, Grid{blocks_for(n), kThreads, 0, stream}, n, body);
 }
 
 }  // namespace
@@ -57,11 +56,10 @@ void block8_encode_cuda(const float* values, int64_t n, bool is_signed, uint8_t*
   if (n == 0) return;
   const Block8Array to{codes, scales};
   if (is_signed) {
-    encode_kernel<true><<<blocks_for(n), kThreads, 0, stream>>>(values, n, to);
+    launch_kernel("block8_encode", encode_kernel<true>, Grid{blocks_for(n), kThreads, 0, stream}, values, n, to);
   } else {
-    encode_kernel<false><<<blocks_for(n), kThreads, 0, stream>>>(values, n, to);
+    launch_kernel("block8_encode", encode_kernel<false>, Grid{blocks_for(n), kThreads, 0, stream}, values, n, to);
   }
-  check_launch("block8_encode");
 }
 
 void block8_decode_cuda(const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* values,

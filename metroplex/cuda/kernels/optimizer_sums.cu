@@ -68,10 +68,10 @@ void gradient_sums_cuda(const void* grad, Number number, int64_t n, const Gradie
   MPX_ASSERT(number != Number::block8, "gradients are not stored as block8");
   const int64_t blocks = gradient_sums_blocks(n);
   if (blocks == 0) return;
-  partial_sums_kernel<<<blocks_for(blocks * kThreads), kThreads, 0, stream>>>(grad, number, n, place.workspace);
-  check_launch("gradient_sums");
-  total_kernel<<<1, kThreads, 0, stream>>>(place.workspace, blocks, place.sums);
-  check_launch("gradient_sums");
+  launch_kernel("gradient_sums", partial_sums_kernel, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, grad,
+                number, n, place.workspace);
+  launch_kernel("gradient_sums_total", total_kernel, Grid{1, kThreads, 0, stream}, place.workspace, blocks,
+                place.sums);
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -115,8 +115,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t
 
 void fill(int64_t* x, int64_t n, CUstream_st* stream) {
   if (n == 0) return;
-  fill_kernel<<<blocks_for(n), kThreads, 0, stream>>>(x, -1, n);
-  check_launch("fill of a permutation");
+  launch_kernel("fill of a permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, int64_t{-1}, n);
 }
 
 }  // namespace
@@ -127,10 +126,8 @@ void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, 
   fill(plan.source, shape.num_rows, stream);
   if (shape.num_experts == 0) return;
   const auto blocks = static_cast<unsigned>(shape.num_experts);
-  count_kernel<<<blocks, kThreads, 0, stream>>>(experts, plan.counts, shape);
-  check_launch("plan_permutation");
-  place_kernel<<<blocks, kThreads, 0, stream>>>(experts, plan, shape);
-  check_launch("plan_permutation");
+  launch_kernel("count_assignments", count_kernel, Grid{blocks, kThreads, 0, stream}, experts, plan.counts, shape);
+  launch_kernel("plan_permutation", place_kernel, Grid{blocks, kThreads, 0, stream}, experts, plan, shape);
 }
 
 void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const RegroupShape& shape,
@@ -138,22 +135,23 @@ void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const 
   fill(plan.rows, shape.num_in, stream);
   fill(plan.source, shape.num_out, stream);
   if (shape.num_experts == 0) return;
-  regroup_kernel<<<static_cast<unsigned>(shape.ranks * shape.num_experts), kThreads, 0, stream>>>(table, plan, shape);
-  check_launch("plan_regroup");
+  launch_kernel("plan_regroup", regroup_kernel,
+                Grid{static_cast<unsigned>(shape.ranks * shape.num_experts), kThreads, 0, stream}, table, plan,
+                shape);
 }
 
 template <class T>
 void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, CUstream_st* stream) {
   if (shape.num_rows == 0) return;
-  permute_kernel<T><<<blocks_for(shape.num_rows * kThreads), kThreads, 0, stream>>>(x, source, out, shape);
-  check_launch("permute_rows");
+  launch_kernel("permute_rows", permute_kernel<T>, Grid{blocks_for(shape.num_rows * kThreads), kThreads, 0, stream},
+                x, source, out, shape);
 }
 
 template <class T>
 void sum_rows_cuda(const T* x, const int64_t* rows, T* out, const SumShape& shape, CUstream_st* stream) {
   if (shape.tokens == 0) return;
-  sum_kernel<T><<<blocks_for(shape.tokens * kThreads), kThreads, 0, stream>>>(x, rows, out, shape);
-  check_launch("sum_rows");
+  launch_kernel("sum_rows", sum_kernel<T>, Grid{blocks_for(shape.tokens * kThreads), kThreads, 0, stream}, x, rows,
+                out, shape);
 }
 
 #define MPX_INSTANTIATE(T)                                                                          \

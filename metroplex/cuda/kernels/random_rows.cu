@@ -36,8 +36,8 @@ template <class T>
 void random_rows_cuda(T* out, Noise noise, const DropoutShape& shape, CUstream_st* stream) {
   const int64_t items = shape.num_rows * blocks_per_row(shape.width);
   if (shape.num_rows == 0 || shape.width == 0) return;
-  random_rows_kernel<T><<<blocks_for(items), kThreads, 0, stream>>>(out, noise, shape, items);
-  check_launch("random_rows");
+  launch_kernel("random_rows", random_rows_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, out, noise, shape,
+                items);
 }
 
 template void random_rows_cuda<float>(float*, Noise, const DropoutShape&, CUstream_st*);

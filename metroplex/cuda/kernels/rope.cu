@@ -27,8 +27,8 @@ void rope_cuda(T* x, const Wide<T>* cos, const Wide<T>* sin, int direction, cons
                CUstream_st* stream) {
   const int64_t items = shape.sequence * shape.batch * shape.heads * (shape.rotary / 2);
   if (items == 0) return;
-  rope_kernel<T><<<blocks_for(items), kThreads, 0, stream>>>(x, cos, sin, static_cast<Wide<T>>(direction), shape);
-  check_launch("rope");
+  launch_kernel("rope", rope_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, x, cos, sin,
+                static_cast<Wide<T>>(direction), shape);
 }
 
 #define MPX_INSTANTIATE(T) \

@@ -106,15 +106,15 @@ __global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward<
 template <class T>
 void route_forward_cuda(const RouteForward<T>& operands, const RouteShape& shape, CUstream_st* stream) {
   if (shape.tokens == 0) return;
-  route_forward_kernel<T><<<blocks_for(shape.tokens * kWarp), kThreads, 0, stream>>>(operands, shape);
-  check_launch("route_forward");
+  launch_kernel("route_forward", route_forward_kernel<T>, Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream},
+                operands, shape);
 }
 
 template <class T>
 void route_backward_cuda(const RouteBackward<T>& operands, const RouteShape& shape, CUstream_st* stream) {
   if (shape.tokens == 0) return;
-  route_backward_kernel<T><<<blocks_for(shape.tokens * kWarp), kThreads, 0, stream>>>(operands, shape);
-  check_launch("route_backward");
+  launch_kernel("route_backward", route_backward_kernel<T>,
+                Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream}, operands, shape);
 }
 
 #define MPX_INSTANTIATE(T)                                                                      \

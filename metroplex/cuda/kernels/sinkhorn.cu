@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) sinkhorn_kernel(const T* logits, T* 
 template <class T>
 void sinkhorn_cuda(const T* logits, T* out, T* factors, const SinkhornShape& shape, CUstream_st* stream) {
   if (shape.rows == 0 || shape.columns == 0) return;
-  sinkhorn_kernel<T><<<1, kThreads, 0, stream>>>(logits, out, factors, shape);
-  check_launch("sinkhorn");
+  launch_kernel("sinkhorn", sinkhorn_kernel<T>, Grid{1, kThreads, 0, stream}, logits, out, factors, shape);
 }
 
 template void sinkhorn_cuda<float>(const float*, float*, float*, const SinkhornShape&, CUstream_st*);

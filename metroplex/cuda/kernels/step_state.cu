@@ -27,21 +27,18 @@ __global__ void __launch_bounds__(kThreads)
 void copy_if_updates_cuda(const StepValues* values, bool when, const void* from, void* to, int64_t bytes,
                           CUstream_st* stream) {
   if (bytes == 0) return;
-  copy_kernel<<<blocks_for((bytes + 3) / 4), kThreads, 0, stream>>>(values, when, from, to, bytes);
-  check_launch("copy_if_updates");
+  launch_kernel("copy_if_updates", copy_kernel, Grid{blocks_for((bytes + 3) / 4), kThreads, 0, stream}, values, when,
+                from, to, bytes);
 }
 void loss_factors_cuda(const StepValues* values, const double* tokens, double* factors, const LossFactorShape& shape,
                        CUstream_st* stream) {
-  loss_factors_kernel<<<1, kThreads, 0, stream>>>(values, tokens, factors, shape);
-  check_launch("loss_factors");
+  launch_kernel("loss_factors", loss_factors_kernel, Grid{1, kThreads, 0, stream}, values, tokens, factors, shape);
 }
 void own_sums_cuda(const OwnLosses& own, const SumsPlace& place, CUstream_st* stream) {
-  own_sums_kernel<<<1, 1, 0, stream>>>(own, place);
-  check_launch("own_sums");
+  launch_kernel("own_sums", own_sums_kernel, Grid{1, 1, 0, stream}, own, place);
 }
 void judge_step_cuda(const StepRules& rules, const JudgePlace& place, CUstream_st* stream) {
-  judge_kernel<<<1, 1, 0, stream>>>(rules, place);
-  check_launch("judge_step");
+  launch_kernel("judge_step", judge_kernel, Grid{1, 1, 0, stream}, rules, place);
 }
 
 }  // namespace metroplex::cuda::kernels

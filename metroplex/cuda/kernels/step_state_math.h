@@ -78,7 +78,7 @@ constexpr MPX_INLINE void judge(const StepRules& rules, const JudgePlace& place,
   StepValues v = *place.values;
   StepVerdict out;
   out.loss_scale = v.loss_scale;
-  out.unscale = unscale_of(rules.per_token, place.sums->tokens, v.loss_scale);
+  out.unscale = unscale_of(rules.per_token, place.sums->tokens, rules.ranks, v.loss_scale);
   out.grad_norm = norm * out.unscale;
   out.num_bad = place.numbers[1];
   out.num_zeros = place.numbers[2];

@@ -1,0 +1,34 @@
+#include "nn/product_choice.h"
+
+#include <ATen/cpu/Utils.h>
+
+#include "nn/torch_compat.h"
+
+namespace metroplex::nn {
+
+ProductChoice choose_products(const Processor& processor) {
+  return {.onednn_floats = !processor.intel && processor.avx512, .mkl_bf16_sums = processor.intel && processor.bf16};
+}
+
+Processor this_processor() {
+#if defined(__x86_64__)
+  // Whether MKL sees AMX must not depend on who multiplied before: a process has to ask for it.
+  const bool amx = at::cpu::init_amx();
+  return {.intel = __builtin_cpu_is("intel") != 0,
+          .avx512 = __builtin_cpu_supports("avx512f") != 0,
+          .bf16 = amx || __builtin_cpu_supports("avx512bf16") != 0};
+#else
+  return {};
+#endif
+}
+
+ProductChoice& product_choice() {
+  static ProductChoice choice = [] {
+    ProductChoice chosen = choose_products(this_processor());
+    chosen.mkl_bf16_sums = chosen.mkl_bf16_sums && cblas_gemm_bf16bf16f32 != nullptr;
+    return chosen;
+  }();
+  return choice;
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include "nn/matmul.h"
+#include "nn/tools.h"
+#include "nn/with_products.h"
+
+namespace metroplex::test {
+namespace {
+
+TEST(ProductChoice, FollowsVendorAndInstructionSet) {
+  for (const bool intel : {false, true}) {
+    for (const bool avx512 : {false, true}) {
+      for (const bool bf16 : {false, true}) {
+        const nn::ProductChoice choice = nn::choose_products({intel, avx512, bf16});
+        EXPECT_EQ(choice.onednn_floats, !intel && avx512);
+        EXPECT_EQ(choice.mkl_bf16_sums, intel && bf16);
+      }
+    }
+  }
+}
+
+TEST(ProductChoice, IsTheSameEveryTime) {
+  const nn::ProductChoice one = nn::choose_products(nn::this_processor()),
+                          two = nn::choose_products(nn::this_processor());
+  EXPECT_EQ(one.onednn_floats, two.onednn_floats);
+  EXPECT_EQ(one.mkl_bf16_sums, two.mkl_bf16_sums);
+}
+
+TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
+  const int64_t rows = 130, in = 96, out = 140;  // above the threshold
+  const at::Tensor x = sample({rows, in}, 1, at::kFloat), w = sample({out, in}, 2, at::kFloat),
+                   dy = sample({rows, out}, 3, at::kFloat);
+  const at::Tensor xd = x.to(at::kDouble), wd = w.to(at::kDouble), dyd = dy.to(at::kDouble);
+  const double tolerance = 1e-5;  // 140 terms of size 1 in fp32
+  for (const bool onednn : {false, true}) {
+    const WithProducts by({.onednn_floats = onednn, .mkl_bf16_sums = false});
+    EXPECT_LT(relative_difference(nn::linear_product({}, x, w), xd.mm(wd.t())), tolerance);
+    EXPECT_LT(relative_difference(nn::linear_input_gradient({}, dy, w), dyd.mm(wd)), tolerance);
+    at::Tensor sum = at::ones({out, in});
+    nn::add_linear_weight_gradient({}, sum, dy, x);
+    nn::add_linear_weight_gradient({}, sum, dy, x);
+    EXPECT_LT(relative_difference(sum, 1 + 2 * dyd.t().mm(xd)), tolerance);
+  }
+}
+
+// A product in bf16 is half a unit of the last of 8 bits off, 2e-3; sums of 70 exact products in fp32 1e-6.
+TEST(ProductChoice, SumsOfBf16ProductsAreNotRounded) {
+  if (!nn::product_choice().mkl_bf16_sums) GTEST_SKIP() << "this CPU rounds them";
+  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{70, 33, 41}, {1, 5, 1}, {0, 3, 4}}) {
+    const at::Tensor x = sample({rows, in}, 1, at::kBFloat16), dy = sample({rows, out}, 2, at::kBFloat16);
+    const at::Tensor right = 1 + dy.to(at::kDouble).t().mm(x.to(at::kDouble));
+    at::Tensor sum = at::ones({out, in});
+    nn::add_linear_weight_gradient({}, sum, dy, x);
+    EXPECT_LT(relative_difference(sum, right), 1e-5);
+    // Rows of a wider tensor, and columns.
+    at::Tensor strided = at::ones({out, in});
+    nn::add_linear_weight_gradient({}, strided, at::cat({dy, dy}, 1).narrow(1, 0, out), x.t().contiguous().t());
+    EXPECT_TRUE(at::equal(strided, sum));
+    const WithProducts rounding({});
+    at::Tensor rounded = at::ones({out, in});
+    nn::add_linear_weight_gradient({}, rounded, dy, x);
+    EXPECT_LT(relative_difference(rounded, right), 1e-2);
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test
