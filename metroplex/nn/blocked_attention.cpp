@@ -66,7 +66,7 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   return scratch;
 }
 
-// What lies in it is nobody's result: a recorder is not told of it, its replay keeps it.
+// What lies in it is nobody's result, so it is an argument and not among what is written.
 kernels::AttentionScratch placed(const at::Tensor& memory, kernels::AttentionScratch scratch) {
   scratch.data = static_cast<char*>(memory.mutable_data_ptr());
   return scratch;

@@ -126,10 +126,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     attention_forward_kernel(AttentionForward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor, Tiling t) {
   using W = Wide<T>;
-  extern __shared__ __align__(16) unsigned char room[];
   const int rows = t.tile * t.width;
-  W *const q = reinterpret_cast<W*>(room), *const k = q + rows, *const v = k + rows, *const sums = v + rows,
-           *const scores = sums + rows, *const shrink = scores + t.tile * (t.tile + 1);
+  W *const q = reinterpret_cast<W*>(dynamic_shared()), *const k = q + rows, *const v = k + rows,
+           *const sums = v + rows, *const scores = sums + rows, *const shrink = scores + t.tile * (t.tile + 1);
   const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
@@ -235,8 +234,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) attention_backward_keys_kernel(AttentionBackward<T> o, AttentionShape s,
                                                                            DropoutFactor<Wide<T>> factor, Tiling t) {
   using W = Wide<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  const BackwardRoom<W> room(memory, t);
+  const BackwardRoom<W> room(dynamic_shared(), t);
   const int64_t blocks = (s.keys + t.tile - 1) / t.tile, each = s.heads / s.groups;
   for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
     const int64_t group = item / blocks % s.groups, key = item % blocks * t.tile;
@@ -277,8 +275,7 @@ __global__ void __launch_bounds__(kThreads)
     attention_backward_queries_kernel(AttentionBackward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor,
                                       Tiling t) {
   using W = Wide<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  const BackwardRoom<W> room(memory, t);
+  const BackwardRoom<W> room(dynamic_shared(), t);
   const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
   for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
     const int64_t head = item / blocks % s.heads, query = item % blocks * t.tile;
@@ -331,8 +328,7 @@ void start(const char* name, Kernel kernel, const Operands& operands, const Atte
            int64_t heads, int64_t rows, unsigned bytes, const DropoutFactor<W>& factor, CUstream_st* stream) {
   t.items = s.samples * heads * ((rows + t.tile - 1) / t.tile);
   if (t.items == 0) return;
-  kernel<<<blocks_for_rows(t.items), kThreads, bytes, stream>>>(operands, s, factor, t);
-  check_launch(name);
+  launch_kernel(name, kernel, Grid{blocks_for_rows(t.items), kThreads, bytes, stream}, operands, s, factor, t);
 }
 
 }  // namespace
