@@ -103,7 +103,6 @@ template <class W>
 __device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<W>& factor, const Tiling& t,
                              const TilePlace& at, W* scores, W* shrink, Running<W>& rows) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-#pragma unroll
   for (int n = 0; n < kRowsOfWarp; ++n) {
     const int i = warp + n * static_cast<int>(kWarps);
     if (i >= at.queries) continue;
