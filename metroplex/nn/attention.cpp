@@ -60,7 +60,7 @@ struct SelfAttention::AttentionSaved {
   NormSaved q_norm, k_norm;  // without x, which is raw
   Saved raw_q, raw_k;
   Saved q, k, v;  // as the core takes them
-  Saved out, logsumexp, probabilities;
+  Saved out, logsumexp;
   CoreSaved again;  // where the core is remade, instead of the above, once it has been made
 };
 
@@ -149,7 +149,7 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
     raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
     const SequenceRows rows = rows_of(batch);
     const bool cached = batch.cache != nullptr;  // with the keys of all rows so far
-    saved->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, false, target_};
+    saved->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, target_};
     saved->fused_sizes = fused.sizes().vec();
     CoreInputs in = normalize_and_rotate(raw, rows, keeps ? saved.get() : nullptr);
     if (cached) append_to_cache(in, *batch.cache);
@@ -183,12 +183,8 @@ void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& core, Attention
   }
   saved.v = saving_.keep(core.in.v);
   if (saving_.remakes(Leaf::core_attn)) return;
-  if (core.logsumexp.defined()) {
-    saved.out = saving_.keep(core.out);
-    saved.logsumexp = saving_.keep(core.logsumexp);
-  } else {
-    saved.probabilities = saving_.keep(core.probabilities);
-  }
+  saved.out = saving_.keep(core.out);
+  saved.logsumexp = saving_.keep(core.logsumexp);
 }
 
 std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch,
@@ -196,10 +192,7 @@ std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, con
   const at::NoGradGuard no_grad;
   CoreSaved core = std::move(saved.again);
   if (!saving_.remakes(Leaf::core_attn)) {
-    core = {{saved.q.get(), saved.k.get(), saved.v.get()},
-            saved.out.get(),
-            saved.logsumexp.get(),
-            saved.probabilities.get()};
+    core = {{saved.q.get(), saved.k.get(), saved.v.get()}, saved.out.get(), saved.logsumexp.get()};
   }
   CoreInputs d = core_attention_backward(dout, saved.spec, batch, core);
   if (rope_) {

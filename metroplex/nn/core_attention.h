@@ -1,7 +1,7 @@
 // softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd. Where queries
-// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. Without the
-// fused operator products are whole, of hidden pairs too: a recorder is told 4 b n s_q s_k d FLOPs forward and twice
-// that backward.
+// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. libtorch's
+// operator (nn/fused_attention.h) does what it does without a mask in memory, our own (nn/blocked_attention.h) the
+// rest: memory is linear in the lengths.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,15 +19,13 @@ struct CoreInputs {
 };
 struct CoreSaved {
   CoreInputs in;
-  at::Tensor out;            // [s_q, b, n, d] view of the result
-  at::Tensor logsumexp;      // of the fused path
-  at::Tensor probabilities;  // of the plain path, before dropout
+  at::Tensor out;  // [s_q, b, n, d] view of the result
+  at::Tensor logsumexp;
 };
 struct CoreSpec {
   DropoutKey dropout;
   int64_t first_head = 0;
   SequenceRows queries, keys;
-  bool plain = false;  // never the fused operator
   cuda::Target target;
 };
 // -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.

@@ -24,13 +24,14 @@ const at::Tensor& counters_of(const Microbatch& batch, int64_t samples, at::Devi
   return counters;
 }
 
-// num_rows and width of `shape` are those of x; the caller says which rows of a sample they are.
-DropoutMask make_mask(const at::Tensor& x, int64_t num_samples, const DropoutKey& key, const Microbatch& batch) {
+// Of `num_rows` rows of `width`; the caller says which rows of a sample they are.
+DropoutMask make_mask(int64_t num_rows, int64_t width, int64_t num_samples, const DropoutKey& key,
+                      const Microbatch& batch) {
   DropoutMask mask;
-  mask.shape.width = x.size(-1);
-  mask.shape.num_rows = x.numel() / std::max<int64_t>(1, mask.shape.width);
+  mask.shape.width = width;
+  mask.shape.num_rows = num_rows;
   if (!key.active(batch)) return mask;
-  mask.counters = counters_of(batch, num_samples, x.device());
+  mask.counters = counters_of(batch, num_samples, key.target.memory());
   mask.shape.rows.counters = static_cast<const int64_t*>(mask.counters.const_data_ptr());
   mask.shape.rows.num_samples = num_samples;
   mask.shape.key = random_key(key.seed, key.layer, key.site);
@@ -75,13 +76,26 @@ void run(const cuda::Target& target, const BiasDropoutAddOperands& pass, const D
 }  // namespace
 
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch) {
-  DropoutMask mask = make_mask(x_sbh, x_sbh.size(1), how.key, batch);
+  const int64_t width = x_sbh.size(-1);
+  DropoutMask mask = make_mask(x_sbh.numel() / std::max<int64_t>(1, width), width, x_sbh.size(1), how.key, batch);
   const SequenceRows rows = rows_of(batch);
   if (mask.counters.defined() && rows.rows.defined()) {
     choose_rows(mask, rows.rows.narrow(0, how.place.first_row, x_sbh.size(0)), rows.whole);
   } else {
     mask.shape.rows.first_row = how.place.first_row;
   }
+  return mask;
+}
+
+DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
+                             const ProbabilityPlace& place, const Microbatch& batch) {
+  const auto [b, heads, queries, keys] = sizes_bnqk;
+  DropoutMask mask = make_mask(b * heads * queries, keys, b, key, batch);
+  if (!mask.counters.defined()) return mask;
+  mask.shape.rows.sample_major = true;
+  const bool chosen = place.queries.rows.defined();
+  if (chosen) choose_rows(mask, place.queries.rows, place.queries.whole);
+  mask.shape.rows.first_row = place.first_head * (chosen ? place.queries.whole : queries);
   return mask;
 }
 
@@ -115,18 +129,6 @@ at::Tensor bias_dropout_add_backward(const at::Tensor& dy, const BiasDropoutAddS
   if (drops) run(saved.target, {dy.contiguous(), {}, {}, dx}, saved.mask);
   if (saved.bias != nullptr) accumulate_bias_gradient(saved.target, *saved.bias, dx);
   return dx;
-}
-
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, const ProbabilityPlace& place,
-                           const Microbatch& batch) {
-  if (!key.active(batch)) return;
-  const at::NoGradGuard no_grad;
-  DropoutMask mask = make_mask(probabilities, probabilities.size(0), key, batch);
-  mask.shape.rows.sample_major = true;
-  const bool chosen = place.queries.rows.defined();
-  if (chosen) choose_rows(mask, place.queries.rows, place.queries.whole);
-  mask.shape.rows.first_row = place.first_head * (chosen ? place.queries.whole : probabilities.size(2));
-  run(key.target, {probabilities, {}, {}, probabilities}, mask);
 }
 
 }  // namespace metroplex::nn

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 
 #include "comm/group.h"
@@ -44,15 +45,6 @@ struct BiasDropoutAdd {
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch);
 
-// Dropout of attention probabilities [b, heads, queries, keys] in place, without autograd. Heads from `first_head` of
-// the global ones; the unsharded tensor of a sample is [num_heads, whole sequence, keys].
-struct ProbabilityPlace {
-  int64_t first_head = 0;
-  SequenceRows queries;
-};
-void dropout_probabilities(at::Tensor& probabilities, const DropoutKey& key, const ProbabilityPlace& place,
-                           const Microbatch& batch);
-
 // The parts of bias_dropout_add, for what is fused with it.
 
 // Operands of its kernel: x and out may differ in type, one of them is then half, the other fp32. bias is wide,
@@ -74,6 +66,15 @@ struct DropoutMask {
   cuda::kernels::DropoutShape shape;
 };
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch);
+
+// Of attention probabilities [b, heads, queries, keys] of a rank. Heads from `first_head` of the global ones; the
+// unsharded tensor of a sample is [num_heads, whole sequence, keys].
+struct ProbabilityPlace {
+  int64_t first_head = 0;
+  SequenceRows queries;
+};
+DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
+                             const ProbabilityPlace& place, const Microbatch& batch);
 
 // What backward needs: no activation.
 struct BiasDropoutAddSaved {

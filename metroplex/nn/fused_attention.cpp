@@ -12,10 +12,6 @@
 namespace metroplex::nn {
 namespace {
 
-std::optional<at::Tensor> optional(const at::Tensor& x) {
-  return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
-}
-
 bool half(const at::Tensor& x) { return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16; }
 
 // Each head of k or v as often as queries share it.
@@ -40,19 +36,18 @@ struct NoDropout {
         offset(at::empty({}, at::TensorOptions().dtype(at::kUInt64).device(device))) {}
 };
 
-FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                              const FusedMask& mask) {
+FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r, bool causal) {
   const FusedResult left{packed(r.out), r.logsumexp, r.dout};
   const NoDropout none(in.q.device());
   if (target.meta) return fused_attention_backward_on_meta(target, in, left);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
-      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, mask.causal,
+      left.dout, in.q, in.k, in.v, left.out, left.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, causal,
       none.seed, none.offset);
   return {dq, dk, dv};
 }
 
 FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                                  const FusedMask& mask) {
+                                  bool causal) {
   const FusedGradients d = [&]() -> FusedGradients {
     const NoDropout none(in.q.device());
     const int64_t heads = in.q.size(1);
@@ -61,49 +56,46 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
     if (target.meta) return fused_attention_backward_on_meta(target, whole, left);
     auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
         left.dout, whole.q, whole.k, whole.v, {}, left.out, left.logsumexp, none.seed, none.offset, 0.0,
-        {true, true, true, false}, mask.causal);
+        {true, true, true, false}, causal);
     return {dq, dk, dv};
   }();
   const int64_t groups = in.k.size(1);
   return {d.q, summed_by_group(d.k, groups), summed_by_group(d.v, groups)};
 }
 
-std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, const FusedMask& mask) {
+std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, bool causal) {
   if (!target.gpu()) {
-    if (target.meta) return fused_attention_on_meta(target, in, mask);
-    auto [out, logsumexp] =
-        at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, mask.causal, optional(mask.additive));
+    if (target.meta) return fused_attention_on_meta(target, in, causal);
+    auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, {});
     return {out, logsumexp};
   }
-  MPX_ASSERT(!mask.additive.defined() && fused_on_gpu(in.q), "fused attention of a GPU");
+  MPX_ASSERT(fused_on_gpu(in.q), "fused attention of a GPU");
   if (half(in.q)) {
-    if (target.meta) return fused_attention_on_meta(target, in, mask);
-    const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, mask.causal);
+    if (target.meta) return fused_attention_on_meta(target, in, causal);
+    const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, causal);
     return {std::get<0>(result), std::get<1>(result)};
   }
   const int64_t heads = in.q.size(1);
   const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
-  if (target.meta) return fused_attention_on_meta(target, whole, mask);
+  if (target.meta) return fused_attention_on_meta(target, whole, causal);
   const auto result = at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
-                                                                  /*compute_log_sumexp=*/true, 0.0, mask.causal);
+                                                                  /*compute_log_sumexp=*/true, 0.0, causal);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
-FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                        const FusedMask& mask) {
+FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r, bool causal) {
   if (target.gpu()) {
-    return half(in.q) ? flash_backward(target, in, r, mask) : efficient_backward(target, in, r, mask);
+    return half(in.q) ? flash_backward(target, in, r, causal) : efficient_backward(target, in, r, causal);
   }
   if (target.meta) return fused_attention_backward_on_meta(target, in, r);
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      r.dout, in.q, in.k, in.v, r.out, r.logsumexp, 0.0, mask.causal, optional(mask.additive));
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(r.dout, in.q, in.k, in.v, r.out,
+                                                                               r.logsumexp, 0.0, causal, {});
   return {dq, dk, dv};
 }
 
 // Of forward: two products over the pairs of query and key that see each other.
-double flops_of(const FusedInputs& in, const FusedMask& mask) {
-  const double pairs =
-      static_cast<double>(in.q.size(2)) * static_cast<double>(in.k.size(2)) * (mask.causal ? 0.5 : 1);
+double flops_of(const FusedInputs& in, bool causal) {
+  const double pairs = static_cast<double>(in.q.size(2)) * static_cast<double>(in.k.size(2)) * (causal ? 0.5 : 1);
   return 4 * static_cast<double>(in.q.size(0) * in.q.size(1) * in.q.size(3)) * pairs;
 }
 
@@ -114,26 +106,22 @@ bool fused_on_gpu(const at::Tensor& q) {
   return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
 }
 
-std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
-                                                  const FusedMask& mask) {
-  const auto result = forward(target, in, mask);
-  cuda::issued(target, {"fused_attention",
-                        {&in.q, &in.k, &in.v, &mask.additive},
-                        {&result.first, &result.second},
-                        {},
-                        flops_of(in, mask)});
+std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in, bool causal) {
+  const auto result = forward(target, in, causal);
+  cuda::issued(target,
+               {"fused_attention", {&in.q, &in.k, &in.v}, {&result.first, &result.second}, {}, flops_of(in, causal)});
   return result;
 }
 
 FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r,
-                                        const FusedMask& mask) {
-  const FusedGradients d = backward(target, in, r, mask);
+                                        bool causal) {
+  const FusedGradients d = backward(target, in, r, causal);
   constexpr double kProductsOfBackward = 5.0 / 2;
   cuda::issued(target, {"fused_attention_backward",
-                        {&in.q, &in.k, &in.v, &mask.additive, &r.out, &r.logsumexp, &r.dout},
+                        {&in.q, &in.k, &in.v, &r.out, &r.logsumexp, &r.dout},
                         {&d.q, &d.k, &d.v},
                         {},
-                        kProductsOfBackward * flops_of(in, mask)});
+                        kProductsOfBackward * flops_of(in, causal)});
   return d;
 }
 

@@ -16,25 +16,18 @@ namespace metroplex::nn {
 struct FusedInputs {
   at::Tensor q, k, v;
 };
-// `causal`: query i sees keys 0 to i, as many queries as keys. `additive` (CPU only) is added to the scores;
-// undefined: nothing.
-struct FusedMask {
-  bool causal = false;
-  at::Tensor additive;
-};
-
 // Whether a GPU has an operator for heads of this type and size.
 bool fused_on_gpu(const at::Tensor& q);
 
-// softmax(q k^T / sqrt(d) + mask) v, and the logarithms of the sums, for backward.
-std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in,
-                                                  const FusedMask& mask);
+// softmax(q k^T / sqrt(d)) v, and the logarithms of the sums, for backward. `causal`: query i sees keys 0 to i, as
+// many queries as keys; else every key.
+std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in, bool causal);
 
 struct FusedResult {
   at::Tensor out, logsumexp, dout;
 };
 using FusedGradients = FusedInputs;
 FusedGradients fused_attention_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& result,
-                                        const FusedMask& mask);
+                                        bool causal);
 
 }  // namespace metroplex::nn

@@ -32,14 +32,14 @@ CpuBlocks cpu_blocks(int64_t queries, int64_t keys) {
 int64_t even(int64_t x) { return x + x % 2; }
 
 // Whether oneDNN gets keys and values packed: half types, where the products are many for what is packed.
-bool cpu_packs(const FusedInputs& in, const FusedMask& mask) {
+bool cpu_packs(const FusedInputs& in, bool causal) {
   const int64_t heads = in.q.size(1), queries = in.q.size(2), keys = in.k.size(2), threads = at::get_num_threads();
   const bool bf16 = in.q.scalar_type() == at::kBFloat16;
   if (!half(in.q) || !at::native::cpublas::could_pack(in.q.scalar_type())) return false;
   if (std::min(queries, keys) < (bf16 ? 64 : 16)) return false;
   const int64_t block = cpu_blocks(queries, keys).queries, blocks = (queries + block - 1) / block;
   const auto blocks_of_a_thread = static_cast<double>((in.q.size(0) * heads * blocks + threads - 1) / threads);
-  const auto seen = static_cast<double>(mask.causal ? std::min(queries, keys) : keys);
+  const auto seen = static_cast<double>(causal ? std::min(queries, keys) : keys);
   const double packed = static_cast<double>(in.q.size(0) * in.k.size(1) * keys);
   return blocks_of_a_thread * static_cast<double>(block) * seen / packed >= (bf16 ? 4 : 1);
 }
@@ -59,11 +59,11 @@ Packed cpu_pack(const FusedInputs& in, const CpuBlocks& block) {
   return packed;
 }
 
-std::pair<at::Tensor, at::Tensor> cpu_forward(const FusedInputs& in, const FusedMask& mask) {
+std::pair<at::Tensor, at::Tensor> cpu_forward(const FusedInputs& in, bool causal) {
   const int64_t b = in.q.size(0), heads = in.q.size(1), queries = in.q.size(2), d = in.q.size(3),
                 threads = at::get_num_threads();
   const CpuBlocks block = cpu_blocks(queries, in.k.size(2));
-  const bool packs = cpu_packs(in, mask);
+  const bool packs = cpu_packs(in, causal);
   const at::Tensor out = at::empty_like(in.q);
   const at::Tensor logsumexp = at::empty({b, queries, heads}, wide_options(in.q));
   const at::Tensor scores =
@@ -147,8 +147,8 @@ FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r) {
 }  // namespace
 
 std::pair<at::Tensor, at::Tensor> fused_attention_on_meta(const cuda::Target& target, const FusedInputs& in,
-                                                          const FusedMask& mask) {
-  if (!target.gpu()) return cpu_forward(in, mask);
+                                                          bool causal) {
+  if (!target.gpu()) return cpu_forward(in, causal);
   return half(in.q) ? flash_forward(in) : efficient_forward(in);
 }
 

@@ -13,7 +13,7 @@ namespace metroplex::nn {
 
 // As fused_attention and fused_attention_backward; all tensors are meta.
 std::pair<at::Tensor, at::Tensor> fused_attention_on_meta(const cuda::Target& target, const FusedInputs& in,
-                                                          const FusedMask& mask);
+                                                          bool causal);
 FusedGradients fused_attention_backward_on_meta(const cuda::Target& target, const FusedInputs& in,
                                                 const FusedResult& result);
 

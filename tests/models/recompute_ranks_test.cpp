@@ -152,10 +152,10 @@ int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Plac
     small += tokens * (n + g) * moments * size.wide;
     if (!core) large += tokens * (n + g) * d;
   }
-  int64_t scores = 0;  // logsumexp or probabilities
+  int64_t scores = 0;  // logsumexp
   if (!core) {
     large += tokens * n * d;
-    scores = tokens * n * size.wide * (model.attention_dropout > 0 ? size.s : 1);
+    scores = tokens * n * size.wide;
   }
   if (!mlp) large += tokens * f * (model.gated_linear_unit ? 2 : 1);
   if (!mlp && !recomputes("activation")) large += tokens * f;
@@ -211,7 +211,7 @@ TEST(Recompute, BytesOfOneBlockByHand) {
   const int64_t activation = 24 * 32 * 4, statistics = 4 * 24 * 4;
   // x, norm, q, k, v, core, h, norm: 8 of them; fc1's and the activation's outputs: 4 each; logsumexp of 4 heads.
   EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
-  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 8 * 4);
+  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
   EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {{"core_attn"}}), 15 * activation + statistics);
   EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{"core_attn", "mlp", "layernorm"}}), 5 * activation + statistics);
   EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{}, "file"}), statistics);

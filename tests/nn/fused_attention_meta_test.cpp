@@ -14,16 +14,16 @@ namespace {
 struct Case {
   int64_t s, b, heads, groups, d;
   at::ScalarType dtype;
-  bool additive;
+  bool causal;
 };
 
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t s : {1, 31, 33, 191, 192, 513, 768}) {
-      for (const int64_t groups : {1, 2, 4}) all.push_back({s, 2, 4, groups, groups == 1 ? 7 : 8, dtype, s == 33});
+      for (const int64_t groups : {1, 2, 4}) all.push_back({s, 2, 4, groups, groups == 1 ? 7 : 8, dtype, s != 33});
     }
-    all.push_back({40, 1, 1, 1, 8, dtype, false});
+    all.push_back({40, 1, 1, 1, 8, dtype, true});
   }
   return all;
 }
@@ -45,15 +45,13 @@ struct Outcome {
 
 Outcome outcome(const Case& c, const cuda::Target& target) {
   const nn::FusedInputs in = inputs(c, target.memory());
-  nn::FusedMask mask{!c.additive, {}};
-  if (c.additive) mask.additive = at::zeros({c.b, 1, c.s, c.s}, in.q.options());
   const at::Tensor dout = at::zeros({c.s, c.b, c.heads, c.d}, in.q.options()).permute({1, 2, 0, 3});
   Outcome outcome;
   at::Tensor out, logsumexp;
   nn::FusedGradients d;
-  outcome.forward = allocations_of([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, mask); });
+  outcome.forward = allocations_of([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, c.causal); });
   outcome.backward = allocations_of([&] {
-    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, mask);
+    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, c.causal);
   });
   outcome.results = {out, logsumexp, d.q, d.k, d.v};
   return outcome;
@@ -85,7 +83,7 @@ TEST(FusedAttentionOnMeta, PacksKeysAndValuesWhereOneDnnGetsThem) {
     const bool could = at::native::cpublas::could_pack(dtype);
     for (const int64_t s : {16, 64, 192, 513, 768}) {
       for (const int64_t d : {8, 7}) {
-        const Case c{s, 2, 4, 2, d, dtype, false};
+        const Case c{s, 2, 4, 2, d, dtype, true};
         SCOPED_TRACE(name_of(c));
         const Allocations with = outcome(c, {at::kCPU, nullptr, true}).forward;
         const WithoutOneDnn without;
@@ -95,8 +93,8 @@ TEST(FusedAttentionOnMeta, PacksKeysAndValuesWhereOneDnnGetsThem) {
       }
     }
     if (!could) continue;
-    for (const Case& c : {Case{513, 2, 4, 4, 8, dtype, false}, Case{513, 2, 4, 2, 7, dtype, false},
-                          Case{768, 1, 8, 1, 64, dtype, false}, Case{192, 3, 4, 4, 16, dtype, true}}) {
+    for (const Case& c : {Case{513, 2, 4, 4, 8, dtype, true}, Case{513, 2, 4, 2, 7, dtype, true},
+                          Case{768, 1, 8, 1, 64, dtype, true}, Case{192, 3, 4, 4, 16, dtype, false}}) {
       SCOPED_TRACE(name_of(c));
       expect_same_allocations(outcome(c, {at::kCPU, nullptr, true}).forward, outcome(c, {}).forward);
     }
@@ -106,7 +104,7 @@ TEST(FusedAttentionOnMeta, PacksKeysAndValuesWhereOneDnnGetsThem) {
 
 // By hand, in bf16: 2 x 4 heads of 64 over 130 tokens, keys of 2 heads.
 TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionTakesOfAGpu) {
-  const Outcome gpu = outcome({130, 2, 4, 2, 64, at::kBFloat16, false}, {at::Device(at::kCUDA, 0), nullptr, true});
+  const Outcome gpu = outcome({130, 2, 4, 2, 64, at::kBFloat16, true}, {at::Device(at::kCUDA, 0), nullptr, true});
   const int64_t q = 2 * 130 * 4 * 64 * 2, k = q / 2;
   EXPECT_EQ(held(gpu.forward).kept, q + 2 * 4 * 130 * 4) << "out and logsumexp";
   const int64_t rows = 256;  // of queries, in blocks of 128
@@ -117,7 +115,7 @@ TEST(FusedAttentionOnMeta, TakesWhatFlashAttentionTakesOfAGpu) {
 }
 
 TEST(FusedAttentionOnMeta, TakesWhatTheMemoryEfficientOneTakesOfAGpu) {
-  const Outcome gpu = outcome({130, 2, 4, 4, 72, at::kFloat, false}, {at::Device(at::kCUDA, 0), nullptr, true});
+  const Outcome gpu = outcome({130, 2, 4, 4, 72, at::kFloat, true}, {at::Device(at::kCUDA, 0), nullptr, true});
   const int64_t x = 2 * 130 * 4 * 72 * 4, sums = 2 * 4 * 130 * 4;
   EXPECT_EQ(held(gpu.forward).kept, x + 2 * 4 * 160 * 4) << "logsumexp in steps of 32";
   const int64_t workspace = 2 * 4 * 3 * 2 * (64 * 64 * 4 + 16);  // tiles of 64 queries by 64 features

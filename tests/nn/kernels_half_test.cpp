@@ -124,14 +124,15 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
   }
 }
 
-// The probabilities meet the values as half numbers (fused) or in fp32 (plain), the sums are fp32: one rounding of
+// The probabilities meet the values as half numbers, the sums are fp32: one rounding of
 // each probability and one of the result. Scores are near 30 and near each other: rounded to bf16 before the softmax
 // they would change a probability by a tenth.
-void check_attention(bool plain, at::ScalarType dtype) {
+void check_attention(bool blocked, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
   batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
-  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, 0.0, {}}, 0, {}, {}, plain, {}};
+  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, 0.0, {}}, 0, {}, {}, {}};
+  if (blocked) batch.document_ids = at::zeros({b, s}, at::kLong);
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
   nn::CoreSaved saved;
@@ -146,13 +147,13 @@ void check_attention(bool plain, at::ScalarType dtype) {
   const at::Tensor bound = unit(dtype) * (expected.abs() + of_values) + kSlack * largest(scores) * of_values;
   const at::Tensor error = (got.to(at::kDouble).view({s, b, -1}) - expected).abs();
   EXPECT_TRUE((error <= bound).all().item<bool>())
-      << (plain ? "plain" : "fused") << " attention in " << dtype << ": off by up to " << largest(error / bound)
+      << (blocked ? "blocked" : "fused") << " attention in " << dtype << ": off by up to " << largest(error / bound)
       << " of what is allowed";
 }
 
 TEST(HalfCoreAttention, ScoresAndSoftmaxAreNotRounded) {
   for (const auto dtype : kHalfTypes) {
-    for (const bool plain : {false, true}) check_attention(plain, dtype);
+    for (const bool blocked : {false, true}) check_attention(blocked, dtype);
   }
 }
 

@@ -110,61 +110,6 @@ TEST(Rope, TurnsPairsByTheAngleOfThePositionAndBackAgain) {
   }
 }
 
-struct AttentionCase {
-  int64_t heads, groups;
-  bool documents;
-  double dropout;
-};
-
-// [s, b, n, d] everywhere; `factor` is the dropout mask over the probabilities.
-at::Tensor plain_attention(const std::vector<at::Tensor>& qkv, const at::Tensor& hidden, const at::Tensor& factor) {
-  const int64_t repeat = qkv[0].size(2) / qkv[1].size(2);
-  const at::Tensor q = qkv[0].permute({1, 2, 0, 3}), k = qkv[1].repeat_interleave(repeat, 2).permute({1, 2, 0, 3}),
-                   v = qkv[2].repeat_interleave(repeat, 2).permute({1, 2, 0, 3});
-  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e300), -1) * hidden.all(-1, true).logical_not();
-  return at::matmul(p * factor, v).permute({2, 0, 1, 3}).reshape({q.size(2), q.size(0), -1});
-}
-
-void check_attention(const AttentionCase& which, bool plain) {
-  const int64_t s = 11, b = 2, d = 6;
-  nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
-  at::Tensor hidden = at::ones({s, s}, at::kBool).triu(1).view({1, 1, s, s});
-  if (which.documents) {
-    batch.document_ids = (at::arange(s, at::kLong) / 4).expand({b, s}).contiguous();
-    hidden = hidden.logical_or(batch.document_ids.unsqueeze(2).ne(batch.document_ids.unsqueeze(1)).unsqueeze(1));
-  }
-  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, which.dropout, {}}, 0, {}, {}, plain, {}};
-  at::Tensor factor = at::ones({b, which.heads, s, s}, at::kDouble);
-  nn::dropout_probabilities(factor, spec.dropout, {}, batch);
-  const std::vector<at::Tensor> leaves{leaf(sample({s, b, which.heads, d}, 6)),
-                                       leaf(sample({s, b, which.groups, d}, 7)),
-                                       leaf(sample({s, b, which.groups, d}, 8))};
-  const at::Tensor expected = plain_attention(leaves, hidden, factor), dy = sample({s, b, which.heads * d}, 10);
-  nn::CoreSaved saved;
-  const at::Tensor got =
-      nn::core_attention({leaves[0].detach(), leaves[1].detach(), leaves[2].detach()}, spec, batch, &saved);
-  EXPECT_LT(relative_difference(got, expected), kDouble);
-  const auto right = torch::autograd::grad({expected}, leaves, {dy});
-  const nn::CoreInputs gradients = nn::core_attention_backward(dy, spec, batch, saved);
-  EXPECT_LT(relative_difference(gradients.q, right[0]), kDouble);
-  EXPECT_LT(relative_difference(gradients.k, right[1]), kDouble);
-  EXPECT_LT(relative_difference(gradients.v, right[2]), kDouble);
-}
-
-TEST(CoreAttention, BothMasksAndBothPathsGiveTheFormula) {
-  for (const AttentionCase& which :
-       {AttentionCase{4, 4, false, 0}, AttentionCase{4, 2, false, 0}, AttentionCase{4, 1, true, 0},
-        AttentionCase{4, 2, true, 0}, AttentionCase{4, 4, false, 0.3}, AttentionCase{4, 2, true, 0.3}}) {
-    for (const bool plain : {false, true}) {
-      SCOPED_TRACE(testing::Message() << which.heads << "/" << which.groups << " documents " << which.documents
-                                      << " dropout " << which.dropout << " plain " << plain);
-      check_attention(which, plain);
-    }
-  }
-}
-
 TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
   nn::Microbatch batch;
   batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8}, at::kLong));

@@ -61,21 +61,14 @@ config::Config fused(config::Config config) {
   return config;
 }
 
-TEST(FlopsRanks, FusedAttentionMakesTheScoresAgainInBackward) {
-  for (const config::Config& config : {fused(small_gpt()), fused(small_llama())}) {
+TEST(FlopsRanks, AttentionMakesTheScoresAgainInBackwardFusedAndBlocked) {
+  config::Config llama = small_llama();
+  llama.model.attention_dropout = 0.1;
+  for (const config::Config& config : {fused(small_gpt()), fused(small_llama()), small_gpt(), llama}) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.tp = 2, .pp = 2}}) {
       SCOPED_TRACE(config.model.family + " tp " + std::to_string(layout.tp));
       EXPECT_EQ(recorded(config, layout), formula(config, layout) + attention(config) / 2);
     }
-  }
-}
-
-TEST(FlopsRanks, PlainAttentionMultipliesHiddenPairsToo) {
-  config::Config llama = small_llama();
-  llama.model.attention_dropout = 0.1;
-  for (const config::Config& config : {small_gpt(), llama}) {
-    SCOPED_TRACE(config.model.family);
-    EXPECT_EQ(recorded(config, {}), formula(config, {}) + 3 * attention(config));
   }
 }
 

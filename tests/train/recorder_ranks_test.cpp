@@ -75,6 +75,8 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
                                  "adam_step",
                                  "add_column_sums",
                                  "add_elements",
+                                 "attention_backward",
+                                 "attention_forward",
                                  "bias_dropout_add",
                                  "block8_decode",
                                  "block8_encode",

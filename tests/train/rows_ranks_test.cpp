@@ -39,7 +39,8 @@ Trained train_on(config::Config config, const TestLayout& layout, const Runs& ru
           std::vector<nn::Microbatch> batches = batches_of(*a, step);
           for (nn::Microbatch& batch : batches) {
             if (documents)
-              batch.document_ids = (at::arange(kSequence, at::kLong) / 2).expand(batch.tokens.sizes()).contiguous();
+              batch.document_ids =
+                  at::arange(kSequence, at::kLong).div(2, "floor").expand(batch.tokens.sizes()).contiguous();
             if (!runs.empty()) batch = part_of(batch, runs[static_cast<size_t>(world.groups().cp.index())]);
           }
           const int64_t samples = step * config.train.global_batch_size;

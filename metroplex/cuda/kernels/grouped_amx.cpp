@@ -154,9 +154,9 @@ MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, 
   for (int64_t i = 0; i < block.m(); ++i) {
     const int64_t at = (block.m_begin + i) * p.ldc + block.n_begin, n = block.n();
     const float* const from = sums + i * ld;
-    if (p.wide_c && p.adds) {
+    if (p.wide_c) {
       float* const to = static_cast<float*>(p.c) + at;
-      for (int64_t j = 0; j < n; ++j) to[j] += from[j];
+      for (int64_t j = 0; j < n; ++j) to[j] = p.adds ? to[j] + from[j] : from[j];
     } else {
       T* const to = static_cast<T*>(p.c) + at;
       if (p.adds) {

@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/balance.h"
+#include "cuda/kernels/blocked_attention.h"
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
@@ -46,6 +47,16 @@ void activation_forward_cuda(T*, const Wide<T>*, T*, const ActivationShape&, CUs
 template <class T>
 void activation_backward_cuda(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, CUstream_st*) {
   no_kernel("activation");
+}
+template <class T>
+void attention_forward_cuda(const AttentionForward<T>&, const AttentionShape&, const AttentionScratch&,
+                            CUstream_st*) {
+  no_kernel("attention_forward");
+}
+template <class T>
+void attention_backward_cuda(const AttentionBackward<T>&, const AttentionShape&, const AttentionScratch&,
+                             CUstream_st*) {
+  no_kernel("attention_backward");
 }
 template <class T>
 void gather_rows_cuda(const T*, const int64_t*, T*, bool, const TableShape&, CUstream_st*) {
@@ -170,6 +181,10 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>&, Out*, Wide<In>*, c
   template void activation_backward_cuda<T>(const T*, const T*, const Wide<T>*, T*, const ActivationShape&, \
                                             CUstream_st*);                                                  \
   template void grouped_product_cuda<T>(const int64_t*, const GroupedShape&, CUstream_st*);                 \
+  template void attention_forward_cuda<T>(const AttentionForward<T>&, const AttentionShape&,                \
+                                          const AttentionScratch&, CUstream_st*);                           \
+  template void attention_backward_cuda<T>(const AttentionBackward<T>&, const AttentionShape&,              \
+                                           const AttentionScratch&, CUstream_st*);                          \
   template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*);         \
   template void sum_rows_cuda<T>(const T*, const int64_t*, T*, const SumShape&, CUstream_st*);              \
   template void rope_cuda<T>(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&, CUstream_st*);      \

@@ -1,0 +1,148 @@
+// Core attention, forward and backward: our blocks against whole score matrices in fp32 (with dropout drawn as ours
+// is) and against at::scaled_dot_product_attention with autograd, which has a fused operator for causal masks and
+// additive ones, and none for dropout. The ways take turns.
+//   blocked_attention [repetitions] [threads]
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "nn/blocked_attention.h"
+#include "nn/dropout.h"
+#include "nn/wide.h"
+#include "timing.h"
+
+namespace {
+
+using namespace metroplex;
+using bench::Clock;
+
+struct Case {
+  int64_t b, heads, groups, s, d;
+  at::ScalarType dtype;
+  double dropout;
+  int64_t document;  // tokens of each; 0: no ids
+};
+
+struct Operands {
+  nn::CoreInputs in;
+  at::Tensor dy;
+  nn::CoreSpec spec;
+  nn::Microbatch batch;
+};
+
+Operands operands_of(const Case& c) {
+  const auto random = [&](int64_t heads) { return at::randn({c.s, c.b, heads, c.d}).to(c.dtype); };
+  Operands o{{random(c.heads), random(c.groups), random(c.groups)}, random(c.heads), {}, {}};
+  o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}};
+  o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong));
+  if (c.document > 0) {
+    o.batch.document_ids = at::arange(c.s, at::kLong).div(c.document, "floor").expand({c.b, c.s}).contiguous();
+  }
+  return o;
+}
+
+void blocked(const Operands& o) {
+  const at::NoGradGuard no_grad;
+  const auto [out, logsumexp] = nn::blocked_attention(o.in, o.spec, o.batch);
+  nn::blocked_attention_backward(o.dy, o.spec, o.batch, {o.in, out, logsumexp});
+}
+
+at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
+
+// [b or 1, 1, s, s] bool, true = hidden.
+at::Tensor hidden(const Operands& o) {
+  const int64_t s = o.in.q.size(0);
+  at::Tensor hidden = at::ones({s, s}, at::kBool).triu_(1).view({1, 1, s, s});
+  const at::Tensor& ids = o.batch.document_ids;
+  return ids.defined() ? hidden.logical_or(ids.unsqueeze(2).ne(ids.unsqueeze(1)).unsqueeze(1)) : hidden;
+}
+
+void drop(const at::Tensor& x, const Operands& o) {
+  if (!o.spec.dropout.active(o.batch)) return;
+  const nn::DropoutMask mask =
+      nn::probability_mask({x.size(0), x.size(1), x.size(2), x.size(3)}, o.spec.dropout, {}, o.batch);
+  float* const data = x.mutable_data_ptr<float>();
+  cuda::kernels::bias_dropout_add<float, float>({data, nullptr, nullptr, data}, mask.shape);
+}
+
+void whole(const Operands& o) {
+  const at::NoGradGuard no_grad;
+  const int64_t each = o.in.q.size(2) / o.in.k.size(2);
+  const auto shared = [&](const at::Tensor& x) { return heads_first(nn::to_wide(x).repeat_interleave(each, 2)); };
+  const at::Tensor q = heads_first(nn::to_wide(o.in.q)), k = shared(o.in.k), v = shared(o.in.v),
+                   dy = heads_first(nn::to_wide(o.dy));
+  const double scale = 1 / std::sqrt(static_cast<double>(o.in.q.size(3)));
+  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(scale);
+  p.masked_fill_(hidden(o), -std::numeric_limits<float>::infinity());
+  p = at::softmax(p, -1);
+  const at::Tensor dropped = p.clone();
+  drop(dropped, o);
+  at::matmul(dropped, v).to(o.in.q.scalar_type());
+  at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
+  drop(dp, o);
+  at::matmul(dropped.transpose(2, 3), dy);
+  const at::Tensor ds = at::_softmax_backward_data(dp, p, -1, at::kFloat).mul_(scale);
+  at::matmul(ds, k);
+  at::matmul(ds.transpose(2, 3), q);
+}
+
+void of_libtorch(const Operands& o) {
+  const auto leaf = [](const at::Tensor& x) { return heads_first(x).detach().requires_grad_(true); };
+  const at::Tensor q = leaf(o.in.q), k = leaf(o.in.k), v = leaf(o.in.v);
+  const bool documents = o.batch.document_ids.defined();
+  const auto mask = documents ? std::optional<at::Tensor>(hidden(o).logical_not()) : std::nullopt;
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, o.spec.dropout.probability, !documents,
+                                                          std::nullopt, o.in.q.size(2) != o.in.k.size(2));
+  torch::autograd::grad({out}, {q, k, v}, {heads_first(o.dy)});
+}
+
+void measure(const Case& c, int repetitions) {
+  const Operands o = operands_of(c);
+  const std::function<void(const Operands&)> ways[] = {blocked, whole, of_libtorch};
+  std::vector<double> seconds[3];
+  for (int i = 0; i <= repetitions; ++i) {
+    for (size_t way = 0; way < 3; ++way) {
+      const Clock::time_point start = Clock::now();
+      ways[way](o);
+      if (i > 0) seconds[way].push_back(bench::seconds_since(start));
+    }
+  }
+  double least[3], middle[3];
+  for (size_t way = 0; way < 3; ++way) {
+    least[way] = *std::min_element(seconds[way].begin(), seconds[way].end()) * 1e3;
+    middle[way] = bench::median(seconds[way]) * 1e3;
+  }
+  std::printf("| %ld x %ld/%ld x %ld x %ld %s | %.1f | %ld | %.1f, %.1f | %.1f, %.1f | %.1f, %.1f | %.2f | %.2f |\n",
+              c.b, c.heads, c.groups, c.s, c.d, c10::toString(c.dtype), c.dropout, c.document, least[0], middle[0],
+              least[1], middle[1], least[2], middle[2], least[1] / least[0], least[2] / least[0]);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 5;
+  if (argc > 2) at::set_num_threads(std::atoi(argv[2]));
+  std::printf("milliseconds, least and median, on %d threads\n\n", at::get_num_threads());
+  std::printf(
+      "| b x heads/groups x s x d | dropout | document | blocks | whole matrices | libtorch | whole / blocks | "
+      "libtorch / blocks |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t s : {512, 2048}) {
+      const int64_t heads = s == 512 ? 12 : 4;
+      measure({2, heads, heads, s, 64, dtype, 0, 0}, repetitions);
+      measure({2, heads, heads, s, 64, dtype, 0.1, 0}, repetitions);
+      measure({2, heads, heads, s, 64, dtype, 0, 200}, repetitions);
+      measure({2, heads, heads / 4, s, 64, dtype, 0.1, 200}, repetitions);
+    }
+  }
+}

@@ -1,0 +1,365 @@
+// A thread block has a tile of queries and of keys in shared memory at a time, as many of both as fit: a power of two
+// up to 32, so that a warp has a row of scores.
+#include "cuda/kernels/blocked_attention.h"
+#include "cuda/kernels/dropout_block.h"
+#include "cuda/kernels/reduce.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+constexpr unsigned kWarp = 32, kWarps = kThreads / kWarp, kAll = 0xFFFFFFFFU;
+constexpr int kMostTile = 32, kRowsOfWarp = kMostTile / kWarps;
+constexpr int64_t kRoom = 48 * 1024;  // bytes of shared memory that every GPU gives without asking
+
+// The numbers of a launch.
+struct Tiling {
+  int tile, width;  // rows of a tile; elements of a row, padded
+  int dim;
+  int64_t items;
+};
+
+template <class W>
+__device__ W infinity() {
+  return static_cast<W>(__builtin_huge_val());
+}
+
+// rows [tile][width] of W; rows from `count` on are 0.
+template <class T>
+__device__ void load_rows(const AttentionOperand<const T>& x, int64_t sample, int64_t head, int64_t first,
+                          int64_t count, const Tiling& t, Wide<T>* to) {
+  for (int i = threadIdx.x; i < t.tile * t.dim; i += kThreads) {
+    const int row = i / t.dim, column = i - row * t.dim;
+    to[row * t.width + column] = row < count ? load(x.at(sample, head, first + row)[column]) : Wide<T>(0);
+  }
+}
+template <class W>
+__device__ void clear_rows(const Tiling& t, W* rows) {
+  for (int i = threadIdx.x; i < t.tile * t.width; i += kThreads) rows[i] = W(0);
+}
+template <class T>
+__device__ void store_rows(const AttentionOperand<T>& x, int64_t sample, int64_t head, int64_t first, int64_t count,
+                           const Tiling& t, const Wide<T>* from) {
+  for (int i = threadIdx.x; i < t.tile * t.dim; i += kThreads) {
+    const int row = i / t.dim, column = i - row * t.dim;
+    if (row < count) x.at(sample, head, first + row)[column] = store<T>(from[row * t.width + column]);
+  }
+}
+
+template <class W>
+__device__ W dot(const W* a, const W* b, int n) {
+  W sum = 0;
+  for (int c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+template <class W>
+__device__ W scale_of(const AttentionShape& s) {
+  return W(1) / sqrt(static_cast<W>(s.dim));
+}
+
+template <class W>
+__device__ W dropout_factor(const AttentionShape& s, const DropoutFactor<W>& factor, int64_t sample, int64_t head,
+                            int64_t query, int64_t key) {
+  if (!(s.dropout.probability > 0)) return W(1);
+  const DropoutRow row = dropout_row(s.dropout, (sample * s.heads + head) * s.queries + query);
+  const int64_t element = row.start + (s.key_rows.chosen == nullptr ? key : s.key_rows.chosen[key]);
+  const base::PhiloxBlock bits = base::philox4x32(s.dropout.key, static_cast<uint64_t>(element / 4), row.counter);
+  return (bits[static_cast<size_t>(element % 4)] >> 8) < factor.threshold ? W(0) : factor.scale;
+}
+
+// Whether no query of the tile sees a key of it, where that is known without looking at each.
+__device__ bool all_hidden(const AttentionShape& s, int64_t query, int64_t queries, int64_t key) {
+  if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return false;
+  return s.key_rows.place(key) > s.query_rows.place(query + queries - 1);
+}
+
+template <class W>
+__device__ W warp_max(W value) {
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2)
+    value = Max()(value, __shfl_xor_sync(kAll, value, offset));
+  return value;
+}
+template <class W>
+__device__ W warp_sum(W value) {
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) value = value + __shfl_xor_sync(kAll, value, offset);
+  return value;
+}
+
+__device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Where the rows of a tile are.
+struct TilePlace {
+  int64_t sample, head, query, key;
+  int queries, keys;
+};
+
+template <class W>
+struct Running {
+  W largest[kRowsOfWarp], total[kRowsOfWarp];  // of rows warp, warp + kWarps, ...
+};
+
+// scores [tile][tile + 1] become dropped exponentials; `shrink` [tile] is what the sums of before are worth.
+template <class W>
+__device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<W>& factor, const Tiling& t,
+                             const TilePlace& at, W* scores, W* shrink, Running<W>& rows) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  for (int n = 0; n < kRowsOfWarp; ++n) {
+    const int i = warp + n * static_cast<int>(kWarps);
+    if (i >= at.queries) continue;
+    W* const score = scores + i * (t.tile + 1) + lane;
+    const bool seen = lane < at.keys && s.sees(at.sample, at.query + i, at.key + lane);
+    const W x = seen ? *score * scale_of<W>(s) : -infinity<W>();
+    const W most = Max()(rows.largest[n], warp_max(x)), base = most == -infinity<W>() ? W(0) : most;
+    const W p = x == -infinity<W>() ? W(0) : exp(x - base);
+    const W less = rows.largest[n] == -infinity<W>() ? W(0) : exp(rows.largest[n] - base);
+    rows.total[n] = rows.total[n] * less + warp_sum(p);
+    rows.largest[n] = most;
+    if (lane == 0) shrink[i] = less;
+    if (lane < at.keys) {
+      *score = p == W(0) ? p : p * dropout_factor(s, factor, at.sample, at.head, at.query + i, at.key + lane);
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    attention_forward_kernel(AttentionForward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor, Tiling t) {
+  using W = Wide<T>;
+  const int rows = t.tile * t.width;
+  W *const q = reinterpret_cast<W*>(dynamic_shared()), *const k = q + rows, *const v = k + rows,
+           *const sums = v + rows, *const scores = sums + rows, *const shrink = scores + t.tile * (t.tile + 1);
+  const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
+  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
+    const int64_t head = item / blocks % s.heads, query = item % blocks * t.tile;
+    TilePlace at{item / blocks / s.heads, head, query, 0, static_cast<int>(least(t.tile, s.queries - query)), 0};
+    Running<W> running;
+    for (int n = 0; n < kRowsOfWarp; ++n) running.largest[n] = -infinity<W>(), running.total[n] = W(0);
+    __syncthreads();  // the item before has been stored
+    load_rows(o.q, at.sample, head, query, at.queries, t, q);
+    clear_rows(t, sums);
+    for (; at.key < s.keys; at.key += t.tile) {
+      if (all_hidden(s, query, at.queries, at.key)) break;
+      at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
+      __syncthreads();  // the tile before has been used
+      load_rows(o.k, at.sample, head / each, at.key, at.keys, t, k);
+      load_rows(o.v, at.sample, head / each, at.key, at.keys, t, v);
+      __syncthreads();
+      for (int e = threadIdx.x; e < t.tile * t.tile; e += kThreads) {
+        const int i = e / t.tile, j = e - i * t.tile;
+        scores[i * (t.tile + 1) + j] = dot(q + i * t.width, k + j * t.width, t.dim);
+      }
+      __syncthreads();
+      softmax_rows(s, factor, t, at, scores, shrink, running);
+      __syncthreads();
+      for (int e = threadIdx.x; e < at.queries * t.dim; e += kThreads) {
+        const int i = e / t.dim, c = e - i * t.dim;
+        W sum = sums[i * t.width + c] * shrink[i];
+        for (int j = 0; j < at.keys; ++j) sum += scores[i * (t.tile + 1) + j] * v[j * t.width + c];
+        sums[i * t.width + c] = sum;
+      }
+    }
+    __syncthreads();
+    for (int n = 0; n < kRowsOfWarp; ++n) {
+      const int i = warp + n * static_cast<int>(kWarps);
+      if (i >= at.queries || lane != 0) continue;
+      const W total = running.total[n];
+      shrink[i] = total == W(0) ? W(0) : W(1) / total;
+      o.logsumexp[(at.sample * s.heads + head) * s.queries + query + i] = running.largest[n] + log(total);
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < at.queries * t.dim; e += kThreads) {
+      const int i = e / t.dim, c = e - i * t.dim;
+      o.out.at(at.sample, head, query + i)[c] = store<T>(sums[i * t.width + c] * shrink[i]);
+    }
+  }
+}
+
+// Tiles in shared memory, [tile][width] each.
+template <class W>
+struct BackwardRoom {
+  W *q, *dout, *k, *v, *first, *second;  // the last two: sums of gradients
+  W *probabilities, *dscores;            // [tile][tile + 1]
+  W *logsumexp, *delta;                  // [tile]
+
+  __device__ BackwardRoom(unsigned char* room, const Tiling& t) {
+    const int rows = t.tile * t.width;
+    q = reinterpret_cast<W*>(room), dout = q + rows, k = dout + rows, v = k + rows, first = v + rows;
+    second = first + rows, probabilities = second + rows, dscores = probabilities + t.tile * (t.tile + 1);
+    logsumexp = dscores + t.tile * (t.tile + 1), delta = logsumexp + t.tile;
+  }
+};
+
+template <class T>
+__device__ void load_queries(const AttentionBackward<T>& o, const AttentionShape& s, const Tiling& t,
+                             const TilePlace& at, const BackwardRoom<Wide<T>>& room) {
+  using W = Wide<T>;
+  load_rows(o.q, at.sample, at.head, at.query, at.queries, t, room.q);
+  load_rows(o.dout, at.sample, at.head, at.query, at.queries, t, room.dout);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int i = static_cast<int>(threadIdx.x / kWarp); i < at.queries; i += static_cast<int>(kWarps)) {
+    const T *const out = o.out.at(at.sample, at.head, at.query + i), *const dout =
+                                                                         o.dout.at(at.sample, at.head, at.query + i);
+    W sum = 0;
+    for (int c = lane; c < t.dim; c += static_cast<int>(kWarp)) sum += load(out[c]) * load(dout[c]);
+    sum = warp_sum(sum);
+    if (lane != 0) continue;
+    room.delta[i] = sum;
+    room.logsumexp[i] = o.logsumexp[(at.sample * s.heads + at.head) * s.queries + at.query + i];
+  }
+}
+
+template <class W>
+__device__ void gradients_of_scores(const AttentionShape& s, const DropoutFactor<W>& factor, const Tiling& t,
+                                    const TilePlace& at, const BackwardRoom<W>& room) {
+  for (int e = threadIdx.x; e < t.tile * t.tile; e += kThreads) {
+    const int i = e / t.tile, j = e - i * t.tile;
+    W p = 0, dscore = 0;
+    if (i < at.queries && j < at.keys && s.sees(at.sample, at.query + i, at.key + j)) {
+      const W scale = scale_of<W>(s);
+      const W score = dot(room.q + i * t.width, room.k + j * t.width, t.dim) * scale;
+      const W gradient = dot(room.dout + i * t.width, room.v + j * t.width, t.dim);
+      const W kept = dropout_factor(s, factor, at.sample, at.head, at.query + i, at.key + j);
+      p = score == -infinity<W>() ? W(0) : exp(score - room.logsumexp[i]);
+      dscore = (kept * gradient - room.delta[i]) * p * scale;
+      p *= kept;
+    }
+    room.probabilities[i * (t.tile + 1) + j] = p;
+    room.dscores[i * (t.tile + 1) + j] = dscore;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) attention_backward_keys_kernel(AttentionBackward<T> o, AttentionShape s,
+                                                                           DropoutFactor<Wide<T>> factor, Tiling t) {
+  using W = Wide<T>;
+  const BackwardRoom<W> room(dynamic_shared(), t);
+  const int64_t blocks = (s.keys + t.tile - 1) / t.tile, each = s.heads / s.groups;
+  for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
+    const int64_t group = item / blocks % s.groups, key = item % blocks * t.tile;
+    TilePlace at{item / blocks / s.groups, 0, 0, key, 0, static_cast<int>(least(t.tile, s.keys - key))};
+    __syncthreads();  // the item before has been stored
+    load_rows(o.k, at.sample, group, key, at.keys, t, room.k);
+    load_rows(o.v, at.sample, group, key, at.keys, t, room.v);
+    clear_rows(t, room.first);
+    clear_rows(t, room.second);
+    for (at.head = group * each; at.head < (group + 1) * each; ++at.head) {
+      for (at.query = 0; at.query < s.queries; at.query += t.tile) {
+        at.queries = static_cast<int>(least(t.tile, s.queries - at.query));
+        if (all_hidden(s, at.query, at.queries, key)) continue;
+        __syncthreads();  // the tile before has been used
+        load_queries(o, s, t, at, room);
+        __syncthreads();
+        gradients_of_scores(s, factor, t, at, room);
+        __syncthreads();
+        for (int e = threadIdx.x; e < at.keys * t.dim; e += kThreads) {
+          const int j = e / t.dim, c = e - j * t.dim;
+          W dk = room.first[j * t.width + c], dv = room.second[j * t.width + c];
+          for (int i = 0; i < at.queries; ++i) {
+            dk += room.dscores[i * (t.tile + 1) + j] * room.q[i * t.width + c];
+            dv += room.probabilities[i * (t.tile + 1) + j] * room.dout[i * t.width + c];
+          }
+          room.first[j * t.width + c] = dk, room.second[j * t.width + c] = dv;
+        }
+      }
+    }
+    __syncthreads();
+    store_rows(o.dk, at.sample, group, key, at.keys, t, room.first);
+    store_rows(o.dv, at.sample, group, key, at.keys, t, room.second);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    attention_backward_queries_kernel(AttentionBackward<T> o, AttentionShape s, DropoutFactor<Wide<T>> factor,
+                                      Tiling t) {
+  using W = Wide<T>;
+  const BackwardRoom<W> room(dynamic_shared(), t);
+  const int64_t blocks = (s.queries + t.tile - 1) / t.tile, each = s.heads / s.groups;
+  for (int64_t item = blockIdx.x; item < t.items; item += gridDim.x) {
+    const int64_t head = item / blocks % s.heads, query = item % blocks * t.tile;
+    TilePlace at{item / blocks / s.heads, head, query, 0, static_cast<int>(least(t.tile, s.queries - query)), 0};
+    __syncthreads();  // the item before has been stored
+    load_queries(o, s, t, at, room);
+    clear_rows(t, room.first);
+    for (; at.key < s.keys; at.key += t.tile) {
+      if (all_hidden(s, query, at.queries, at.key)) break;
+      at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
+      __syncthreads();  // the tile before has been used
+      load_rows(o.k, at.sample, head / each, at.key, at.keys, t, room.k);
+      load_rows(o.v, at.sample, head / each, at.key, at.keys, t, room.v);
+      __syncthreads();
+      gradients_of_scores(s, factor, t, at, room);
+      __syncthreads();
+      for (int e = threadIdx.x; e < at.queries * t.dim; e += kThreads) {
+        const int i = e / t.dim, c = e - i * t.dim;
+        W dq = room.first[i * t.width + c];
+        for (int j = 0; j < at.keys; ++j) dq += room.dscores[i * (t.tile + 1) + j] * room.k[j * t.width + c];
+        room.first[i * t.width + c] = dq;
+      }
+    }
+    __syncthreads();
+    store_rows(o.dq, at.sample, head, query, at.queries, t, room.first);
+  }
+}
+
+// Bytes for `rows` arrays of rows, `squares` of scores and `columns` of single numbers.
+struct Needs {
+  int rows, squares, columns;
+};
+int64_t bytes_of(const Needs& needs, const Tiling& t, int64_t element) {
+  return (needs.rows * int64_t{t.tile} * t.width + needs.squares * int64_t{t.tile} * (t.tile + 1) +
+          needs.columns * int64_t{t.tile}) *
+         element;
+}
+
+Tiling tiling_for(const Needs& needs, const AttentionShape& s, int64_t element) {
+  Tiling t{kMostTile, static_cast<int>(s.dim) + 1, static_cast<int>(s.dim), 0};
+  while (t.tile > 1 && bytes_of(needs, t, element) > kRoom) t.tile /= 2;
+  MPX_CHECK(bytes_of(needs, t, element) <= kRoom, "cuda", "attention: a head of ", s.dim, " elements of ", element,
+            " bytes does not fit the shared memory of a GPU (", kRoom,
+            " bytes); take smaller heads (model.kv_channels)");
+  return t;
+}
+
+template <class Kernel, class Operands, class W>
+void start(const char* name, Kernel kernel, const Operands& operands, const AttentionShape& s, Tiling t,
+           int64_t heads, int64_t rows, unsigned bytes, const DropoutFactor<W>& factor, CUstream_st* stream) {
+  t.items = s.samples * heads * ((rows + t.tile - 1) / t.tile);
+  if (t.items == 0) return;
+  launch_kernel(name, kernel, Grid{blocks_for_rows(t.items), kThreads, bytes, stream}, operands, s, factor, t);
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape, const AttentionScratch&,
+                            CUstream_st* stream) {
+  constexpr Needs kNeeds{4, 1, 1};
+  const Tiling t = tiling_for(kNeeds, shape, sizeof(Wide<T>));
+  start("attention_forward", attention_forward_kernel<T>, operands, shape, t, shape.heads, shape.queries,
+        static_cast<unsigned>(bytes_of(kNeeds, t, sizeof(Wide<T>))),
+        DropoutFactor<Wide<T>>(shape.dropout.probability), stream);
+}
+
+template <class T>
+void attention_backward_cuda(const AttentionBackward<T>& operands, const AttentionShape& shape,
+                             const AttentionScratch&, CUstream_st* stream) {
+  constexpr Needs kNeeds{6, 2, 2};
+  const Tiling t = tiling_for(kNeeds, shape, sizeof(Wide<T>));
+  const auto bytes = static_cast<unsigned>(bytes_of(kNeeds, t, sizeof(Wide<T>)));
+  const DropoutFactor<Wide<T>> factor(shape.dropout.probability);
+  start("attention_backward_keys", attention_backward_keys_kernel<T>, operands, shape, t, shape.groups, shape.keys,
+        bytes, factor, stream);
+  start("attention_backward_queries", attention_backward_queries_kernel<T>, operands, shape, t, shape.heads,
+        shape.queries, bytes, factor, stream);
+}
+
+#define MPX_INSTANTIATE(T)                                                                     \
+  template void attention_forward_cuda<T>(const AttentionForward<T>&, const AttentionShape&,   \
+                                          const AttentionScratch&, CUstream_st*);              \
+  template void attention_backward_cuda<T>(const AttentionBackward<T>&, const AttentionShape&, \
+                                           const AttentionScratch&, CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::cuda::kernels

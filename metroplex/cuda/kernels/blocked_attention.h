@@ -1,0 +1,97 @@
+// softmax(q k^T / sqrt(d)) v over what a mask lets through, and its gradients, a block of queries by a block of keys
+// at a time: no [queries, keys] tensor exists. The mask is a function of where rows lie in the whole sequence: a
+// query sees the keys that are not behind it and in its document; probabilities are dropped as DropoutShape says.
+// Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in Wide<T>, and their
+// order depends on nothing but the numbers of queries and keys: not on threads, nor on what other heads or samples
+// there are.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/dropout.h"
+#include "cuda/kernels/half.h"
+
+struct CUstream_st;  // what cudaStream_t points to
+
+namespace metroplex::cuda::kernels {
+
+// [rows, samples, heads, dim], strides in elements, that of dim is 1.
+template <class T>
+struct AttentionOperand {
+  T* data = nullptr;
+  int64_t row = 0, sample = 0, head = 0;
+
+  constexpr T* at(int64_t of_sample, int64_t of_head, int64_t of_row) const {
+    return data + of_sample * sample + of_head * head + of_row * row;
+  }
+};
+
+// Row i is row first + i of the whole sequence, or chosen[i] where that is not null.
+struct AttentionRows {
+  int64_t first = 0;
+  const int64_t* chosen = nullptr;  // read where the kernel runs
+
+  constexpr int64_t place(int64_t i) const { return chosen == nullptr ? first + i : chosen[i]; }
+};
+
+struct AttentionShape {
+  int64_t samples = 0, heads = 0, groups = 0;  // head h reads the keys of group h / (heads / groups)
+  int64_t queries = 0, keys = 0, dim = 0;
+  AttentionRows query_rows, key_rows;
+  const int64_t* documents = nullptr;  // [samples, whole sequence], read where the kernel runs; null: one document
+  int64_t document_stride = 0;         // of a sample
+  // Of probabilities [samples, heads, queries, whole keys], sample_major; element `key_rows.chosen[j]` of a row where
+  // keys are chosen, else j. Probability 0: nothing is dropped.
+  DropoutShape dropout;
+
+  constexpr int64_t document(int64_t sample, int64_t place) const {
+    return documents == nullptr ? 0 : documents[sample * document_stride + place];
+  }
+  constexpr bool sees(int64_t sample, int64_t query, int64_t key) const {
+    const int64_t of_query = query_rows.place(query), of_key = key_rows.place(key);
+    return of_key <= of_query && document(sample, of_query) == document(sample, of_key);
+  }
+};
+
+template <class T>
+struct AttentionForward {
+  AttentionOperand<const T> q, k, v;
+  AttentionOperand<T> out;
+  Wide<T>* logsumexp = nullptr;  // [samples, heads, queries], of the scores; -inf where a query sees nothing
+};
+template <class T>
+struct AttentionBackward {
+  AttentionOperand<const T> q, k, v, out, dout;
+  const Wide<T>* logsumexp = nullptr;
+  AttentionOperand<T> dq, dk, dv;
+};
+
+// Memory to work in on a CPU: `workers` times `bytes`, 64-byte aligned; as many threads work at most.
+struct AttentionScratch {
+  char* data = nullptr;
+  int64_t bytes = 0, workers = 0;
+};
+// What `threads` threads or fewer want. `bytes` are linear in the numbers of queries and keys.
+template <class T>
+AttentionScratch attention_forward_scratch(const AttentionShape& shape, int64_t threads);
+template <class T>
+AttentionScratch attention_backward_scratch(const AttentionShape& shape, int64_t threads);
+
+template <class T>
+void attention_forward(const AttentionForward<T>& operands, const AttentionShape& shape,
+                       const AttentionScratch& scratch);
+template <class T>
+void attention_backward(const AttentionBackward<T>& operands, const AttentionShape& shape,
+                        const AttentionScratch& scratch);
+
+// The same on a GPU, enqueued on `stream`; all pointers are of the device, the scratch is not read. Results differ
+// from those of the CPU by the order of sums, and probabilities of half types are not rounded. base::Error("cuda",
+// ...) when nothing was launched.
+template <class T>
+void attention_forward_cuda(const AttentionForward<T>& operands, const AttentionShape& shape,
+                            const AttentionScratch& scratch, CUstream_st* stream);
+template <class T>
+void attention_backward_cuda(const AttentionBackward<T>& operands, const AttentionShape& shape,
+                             const AttentionScratch& scratch, CUstream_st* stream);
+
+}  // namespace metroplex::cuda::kernels

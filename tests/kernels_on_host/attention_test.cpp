@@ -1,0 +1,103 @@
+#include "cuda/kernels/blocked_attention.h"
+#include "kernels_on_host/twins.h"
+
+namespace metroplex::kernels_on_host {
+namespace {
+
+// Causal over all rows, or over chosen ones in no order; with documents and dropout.
+struct Case {
+  int64_t samples, heads, groups, s, dim;
+  double dropout;
+  bool documents, chosen;
+};
+
+template <class T>
+void check(const Case& c) {
+  using W = Wide<T>;
+  AttentionShape s;
+  s.samples = c.samples, s.heads = c.heads, s.groups = c.groups, s.queries = s.keys = c.s, s.dim = c.dim;
+  std::vector<int64_t> documents, rows;
+  const std::vector<int64_t> counters{7, 9, 11};
+  for (int64_t i = 0; i < c.samples * c.s; ++i) documents.push_back(i % std::max<int64_t>(1, c.s) / 5);
+  for (int64_t i = 0; i < c.s; ++i) rows.push_back(i % 2 == 0 ? i : c.s / 2 * 2 - i);
+  s.document_stride = c.s;
+  s.dropout = {{nullptr, c.samples, 3 * c.s, true, nullptr, c.s, c.s}, c.samples * c.heads * c.s, c.s, 99, c.dropout};
+  const auto placed = [&](const int64_t* ids, const int64_t* chosen, const int64_t* counter) {
+    AttentionShape shape = s;
+    shape.documents = c.documents ? ids : nullptr;
+    shape.query_rows.chosen = shape.key_rows.chosen = shape.dropout.rows.chosen = c.chosen ? chosen : nullptr;
+    shape.dropout.rows.counters = counter;
+    return shape;
+  };
+  const auto of = [&]<class P>(P* data, int64_t heads) {
+    return AttentionOperand<P>{data, c.samples * heads * c.dim, heads * c.dim, c.dim};
+  };
+  const int64_t of_queries = c.s * c.samples * c.heads * c.dim, of_keys = c.s * c.samples * c.groups * c.dim;
+  const std::vector<T> q = made<T>(of_queries, 0.7), k = made<T>(of_keys, 0.3), v = made<T>(of_keys, 0.9),
+                       dout = made<T>(of_queries, 0.5);
+  std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
+  std::vector<W> logsumexp(static_cast<size_t>(c.samples * c.heads * c.s));
+  const AttentionShape here = placed(documents.data(), rows.data(), counters.data());
+  AttentionScratch scratch = attention_backward_scratch<T>(here, 1), forward = attention_forward_scratch<T>(here, 1);
+  scratch.bytes = std::max(scratch.bytes, forward.bytes);
+  std::vector<char> room(static_cast<size_t>(scratch.bytes) + 64);
+  scratch.data = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64);
+  attention_forward<T>({of(q.data(), c.heads), of(k.data(), c.groups), of(v.data(), c.groups),
+                        of(out.data(), c.heads), logsumexp.data()},
+                       here, scratch);
+  attention_backward<T>({of(q.data(), c.heads), of(k.data(), c.groups), of(v.data(), c.groups),
+                         of(static_cast<const T*>(out.data()), c.heads), of(dout.data(), c.heads), logsumexp.data(),
+                         of(dq.data(), c.heads), of(dk.data(), c.groups), of(dv.data(), c.groups)},
+                        here, scratch);
+  const auto got = in_all_orders([&] {
+    const DeviceArray<T> gq(q, Use::in, "q"), gk(k, Use::in, "k"), gv(v, Use::in, "v"), gout(out, Use::out, "out"),
+        gdout(dout, Use::in, "dout"), gdq(dq, Use::out, "dq"), gdk(dk, Use::out, "dk"), gdv(dv, Use::out, "dv"),
+        same(out, Use::in, "out");
+    const DeviceArray<W> gsums(logsumexp, Use::out, "logsumexp"), sums(logsumexp, Use::in, "logsumexp");
+    const DeviceArray<int64_t> ids(documents, Use::in, "documents"), chosen(rows, Use::in, "rows"),
+        counter(counters, Use::in, "counters");
+    const AttentionShape there = placed(ids.data(), chosen.data(), counter.data());
+    const auto read = [&](const DeviceArray<T>& x, int64_t heads) {
+      return of(static_cast<const T*>(x.data()), heads);
+    };
+    attention_forward_cuda<T>(
+        {read(gq, c.heads), read(gk, c.groups), read(gv, c.groups), of(gout.data(), c.heads), gsums.data()}, there,
+        {}, nullptr);
+    attention_backward_cuda<T>(
+        {read(gq, c.heads), read(gk, c.groups), read(gv, c.groups), read(same, c.heads), read(gdout, c.heads),
+         sums.data(), of(gdq.data(), c.heads), of(gdk.data(), c.groups), of(gdv.data(), c.groups)},
+        there, {}, nullptr);
+    return std::tuple{gout.values(), gsums.values(), gdq.values(), gdk.values(), gdv.values()};
+  });
+  // The CPU rounds probabilities (of values up to 3 / 0.7, as it does the result) and gradients of scores, up to c.s
+  // terms of size 27, to T; gradients cancel.
+  const double terms = 27.0 * static_cast<double>(c.s);
+  const std::vector<double> rows_of(q.size(), 9), of_q(q.size(), terms), of_k(k.size(), terms * 3);
+  expect_twins(std::get<0>(got), out, "out", rows_of);
+  expect_twins(std::get<1>(got), logsumexp, "logsumexp");
+  expect_twins(std::get<2>(got), dq, "dq", of_q);
+  expect_twins(std::get<3>(got), dk, "dk", of_k);
+  expect_twins(std::get<4>(got), dv, "dv", of_k);
+}
+
+TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
+  for (const double dropout : {0.0, 0.3}) {
+    for (const bool documents : {false, true}) {
+      for (const bool chosen : {false, true}) {
+        for (const Case& c :
+             {Case{2, 4, 2, 37, 8, dropout, documents, chosen}, Case{1, 3, 1, 33, 5, dropout, documents, chosen},
+              Case{1, 1, 1, 1, 130, dropout, documents, chosen}, Case{2, 2, 2, 0, 8, dropout, documents, chosen}}) {
+          SCOPED_TRACE(testing::Message() << "s " << c.s << " dropout " << dropout << " documents " << documents
+                                          << " chosen " << chosen);
+          check<float>(c);
+          check<double>(c);
+          check<Bf16>(c);
+          check<F16>(c);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::kernels_on_host

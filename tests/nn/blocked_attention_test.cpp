@@ -1,0 +1,214 @@
+// Blocked attention against the formula in float64: masks, dropout, grouped heads, odd lengths around the blocks; and
+// that its bits depend on nothing but the head's own numbers.
+#include "nn/blocked_attention.h"
+
+#include <ATen/Parallel.h>
+
+#include "nn/plain_attention.h"
+#include "support/allocations.h"
+
+namespace metroplex::test {
+namespace {
+
+struct Case {
+  int64_t s, b, heads, groups, d;
+  double dropout;
+  std::vector<int64_t> documents;  // lengths; empty: no ids
+};
+
+std::string name_of(const Case& c) {
+  return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dropout ", c.dropout,
+                      " documents ", c.documents.size());
+}
+
+// Odd sizes, below and above the blocks of 128 queries and 256 keys.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const double dropout : {0.0, 0.3}) {
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {1, 2, 200}, {3, 150, 7}}) {
+      all.push_back({300, 1, 4, 2, 8, dropout, documents});
+      for (const int64_t s : {1, 11, 129}) {
+        all.push_back({s, 2, 4, 4, 8, dropout, documents});
+        all.push_back({s, 1, 6, 2, 7, dropout, documents});
+        all.push_back({s, 3, 3, 1, 5, dropout, documents});
+      }
+    }
+  }
+  all.push_back({40, 1, 1, 1, 300, 0.3, {}});  // wider than a block of a product
+  all.push_back({0, 2, 2, 2, 8, 0.3, {}});
+  all.push_back({5, 0, 2, 2, 8, 0.3, {}});
+  return all;
+}
+
+nn::Microbatch batch_of(const Case& c) {
+  nn::Microbatch batch;
+  batch.sample_counters = nn::counters_of_samples(4, at::arange(c.b, at::kLong) + 9);
+  if (c.documents.empty()) return batch;
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; static_cast<int64_t>(ids.size()) < c.s; ++id)
+    ids.insert(ids.end(), static_cast<size_t>(c.documents[static_cast<size_t>(id) % c.documents.size()]), id);
+  ids.resize(static_cast<size_t>(c.s));
+  batch.document_ids = at::tensor(ids, at::kLong).expand({c.b, c.s}).contiguous();
+  return batch;
+}
+
+nn::CoreSpec spec_of(const Case& c) {
+  return {{1, 3, nn::RandomSite::attention_probabilities, c.dropout, {}}, 2, {}, {}, {}};
+}
+
+// Views into a tensor of all heads, as attention has them.
+nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
+  const int64_t each = c.heads / c.groups;
+  const at::Tensor fused = sample({c.s, c.b, c.groups, each + 2, c.d}, 5, dtype);
+  return {fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d}), fused.select(3, each),
+          fused.select(3, each + 1)};
+}
+at::Tensor gradient_of(const Case& c, at::ScalarType dtype) { return sample({c.s, c.b, c.heads, c.d}, 8, dtype); }
+
+Attended blocked(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
+                 const at::Tensor& dy) {
+  const auto [out, logsumexp] = nn::blocked_attention(in, spec, batch);
+  const nn::CoreInputs d = nn::blocked_attention_backward(dy, spec, batch, {in, out, logsumexp});
+  return {out, d.q, d.k, d.v};
+}
+
+void expect_same(const Attended& a, const Attended& b) {
+  EXPECT_TRUE(at::equal(a.out, b.out)) << "result";
+  EXPECT_TRUE(at::equal(a.dq, b.dq)) << "gradient of q";
+  EXPECT_TRUE(at::equal(a.dk, b.dk)) << "gradient of k";
+  EXPECT_TRUE(at::equal(a.dv, b.dv)) << "gradient of v";
+}
+
+// Relative to the largest value, or 1 where gradients cancel. Sums of at most 300 * 3 terms of the size of the
+// result, each off by some units in the last place; in fp32 the exponential is good to 2 units, half types round
+// probabilities, their gradients and the results once each.
+double tolerance_of(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return 3 * 0x1p-8;
+  if (dtype == at::kHalf) return 3 * 0x1p-11;
+  return dtype == at::kFloat ? 1e-5 : 2e-13;
+}
+
+TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
+  for (const Case& c : cases()) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
+      const nn::CoreInputs in = inputs(c, dtype);
+      const at::Tensor dy = gradient_of(c, dtype);
+      expect_attended(blocked(in, spec_of(c), batch_of(c), dy), plain_attention(in, spec_of(c), batch_of(c), dy),
+                      tolerance_of(dtype));
+    }
+  }
+}
+
+// Query 0 to 2 lie before every key.
+TEST(BlockedAttention, AQueryThatSeesNothingGivesZero) {
+  const Case c{6, 2, 2, 1, 8, 0.0, {}};
+  nn::CoreSpec spec = spec_of(c);
+  spec.keys.first = 3;
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    const nn::CoreInputs in = inputs(c, dtype);
+    const at::Tensor dy = gradient_of(c, dtype);
+    const Attended got = blocked(in, spec, batch_of(c), dy);
+    expect_attended(got, plain_attention(in, spec, batch_of(c), dy), tolerance_of(dtype));
+    EXPECT_EQ(largest(got.out.narrow(0, 0, 3)), 0);
+    EXPECT_EQ(largest(got.dq.narrow(0, 0, 3)), 0);
+  }
+}
+
+TEST(BlockedAttention, ANanOfAKeyReachesWhoSeesIt) {
+  const Case c{9, 1, 1, 1, 8, 0.0, {}};
+  const nn::CoreInputs in = inputs(c, at::kFloat);
+  in.k.select(0, 4).fill_(std::numeric_limits<float>::quiet_NaN());
+  const at::Tensor out = nn::blocked_attention(in, spec_of(c), batch_of(c)).first;
+  EXPECT_FALSE(out.narrow(0, 0, 4).isnan().any().item<bool>());
+  EXPECT_TRUE(out.narrow(0, 4, 5).isnan().all().item<bool>());
+}
+
+class Threads {
+ public:
+  explicit Threads(int n) : before_(at::get_num_threads()) { at::set_num_threads(n); }
+  ~Threads() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+// One group: with more threads than groups backward is cut into blocks of queries and of keys.
+TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
+  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}}}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
+      const auto on = [&](int threads) {
+        const Threads set(threads);
+        return blocked(inputs(c, dtype), spec_of(c), batch_of(c), gradient_of(c, dtype));
+      };
+      const Attended one = on(1);
+      expect_same(on(2), one);
+      expect_same(on(5), one);
+    }
+  }
+}
+
+// As tensor and data parallelism cut them.
+TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
+  const Case c{300, 3, 4, 2, 7, 0.2, {100, 37}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const nn::CoreInputs in = inputs(c, dtype);
+    const at::Tensor dy = gradient_of(c, dtype);
+    const Attended whole = blocked(in, spec_of(c), batch_of(c), dy);
+    nn::CoreSpec spec = spec_of(c);
+    spec.first_head += 2;
+    nn::Microbatch batch = batch_of(c);
+    batch.sample_counters = batch.sample_counters.narrow(0, 1, 1);
+    batch.document_ids = batch.document_ids.narrow(0, 1, 1);
+    const auto cut = [](const at::Tensor& x, int64_t head, int64_t heads) {
+      return x.narrow(1, 1, 1).narrow(2, head, heads).contiguous();
+    };
+    const Attended part = blocked({cut(in.q, 2, 2), cut(in.k, 1, 1), cut(in.v, 1, 1)}, spec, batch, cut(dy, 2, 2));
+    expect_same(part, {cut(whole.out, 2, 2), cut(whole.dq, 2, 2), cut(whole.dk, 1, 1), cut(whole.dv, 1, 1)});
+  }
+}
+
+nn::CoreInputs on(const nn::CoreInputs& in, at::Device device) {
+  return {in.q.to(device), in.k.to(device), in.v.to(device)};
+}
+
+// Of forward and backward; the inputs are there already.
+Allocations taken(const Case& c, at::ScalarType dtype, const cuda::Target& target) {
+  nn::CoreSpec spec = spec_of(c);
+  spec.target = spec.dropout.target = target;
+  nn::Microbatch batch = batch_of(c);
+  batch.sample_counters = batch.sample_counters.to(target.memory());
+  if (batch.document_ids.defined()) batch.document_ids = batch.document_ids.to(target.memory());
+  const nn::CoreInputs in = on(inputs(c, dtype), target.memory());
+  const at::Tensor dy = gradient_of(c, dtype).to(target.memory());
+  return allocations_of([&] { blocked(in, spec, batch, dy); });
+}
+
+TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
+  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}}}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
+      expect_same_allocations(taken(c, dtype, {at::kCPU, nullptr, true}), taken(c, dtype, {}));
+    }
+  }
+}
+
+// Of a GPU: the results alone.
+TEST(BlockedAttention, TakesNothingBesideItsResultsOnAGpu) {
+  const Case c{300, 1, 2, 1, 16, 0.2, {100, 37}};
+  const int64_t q = 300 * 2 * 16 * 2, k = q / 2, logsumexp = 2 * 300 * 4;
+  const Held all = held(taken(c, at::kBFloat16, {at::Device(at::kCUDA, 0), nullptr, true}));
+  EXPECT_EQ(all.peak, q + logsumexp + q + 2 * k);
+}
+
+// Twice as long takes twice as much: to the byte.
+TEST(BlockedAttention, MemoryIsLinearInTheLength) {
+  const auto peak = [](int64_t s) { return held(taken({s, 1, 2, 1, 8, 0.1, {s / 3}}, at::kFloat, {})).peak; };
+  const int64_t at_2k = peak(2048), at_4k = peak(4096), at_8k = peak(8192);
+  EXPECT_EQ(at_8k - at_4k, 2 * (at_4k - at_2k));
+  EXPECT_LT(at_8k, int64_t{8192} * 8192);  // a quarter of one matrix of scores
+}
+
+}  // namespace
+}  // namespace metroplex::test

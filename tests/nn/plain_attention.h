@@ -1,0 +1,100 @@
+// Core attention by its formula in float64, with whole score matrices and autograd: what the blocked and the fused
+// ways are compared with.
+#pragma once
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "base/philox.h"
+#include "nn/core_attention.h"
+#include "nn/tools.h"
+
+namespace metroplex::test {
+
+// [n] int64.
+inline at::Tensor places_of(const nn::SequenceRows& rows, int64_t n) {
+  return rows.rows.defined() ? rows.rows : at::arange(rows.first, rows.first + n, at::kLong);
+}
+
+// [b, 1, s_q, s_k] bool, true = hidden.
+inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch) {
+  const at::Tensor queries = places_of(spec.queries, in.q.size(0)), keys = places_of(spec.keys, in.k.size(0));
+  at::Tensor hidden = keys.unsqueeze(0).gt(queries.unsqueeze(1)).expand({in.q.size(1), 1, -1, -1});
+  if (!batch.document_ids.defined()) return hidden;
+  const at::Tensor of_queries = batch.document_ids.index_select(1, queries),
+                   of_keys = batch.document_ids.index_select(1, keys);
+  return hidden.logical_or(of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1));
+}
+
+// [b, n, s_q, s_k]: 0 or 1 / (1 - p), an element at a time.
+inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch) {
+  const int64_t b = in.q.size(1), heads = in.q.size(2), queries = in.q.size(0), keys = in.k.size(0);
+  at::Tensor factors = at::ones({b, heads, queries, keys}, at::kDouble);
+  if (!spec.dropout.active(batch)) return factors;
+  const bool of_query = spec.queries.rows.defined(), of_key = spec.keys.rows.defined();
+  const int64_t width = of_key ? spec.keys.whole : keys, rows = of_query ? spec.queries.whole : queries;
+  const uint64_t key = nn::random_key(spec.dropout.seed, spec.dropout.layer, spec.dropout.site);
+  const auto threshold = static_cast<uint32_t>(spec.dropout.probability * 16777216.0);
+  auto out = factors.accessor<double, 4>();
+  for (int64_t sample = 0; sample < b; ++sample) {
+    const auto counter = static_cast<uint64_t>(batch.sample_counters.const_data_ptr<int64_t>()[sample]);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < queries; ++i) {
+        const int64_t row =
+            (spec.first_head + h) * rows + (of_query ? spec.queries.rows.const_data_ptr<int64_t>()[i] : i);
+        for (int64_t j = 0; j < keys; ++j) {
+          const int64_t at = row * width + (of_key ? spec.keys.rows.const_data_ptr<int64_t>()[j] : j);
+          const auto bits = base::philox4x32(key, static_cast<uint64_t>(at / 4), counter);
+          const bool dropped = (bits[static_cast<size_t>(at % 4)] >> 8) < threshold;
+          out[sample][h][i][j] = dropped ? 0 : 1 / (1 - spec.dropout.probability);
+        }
+      }
+    }
+  }
+  return factors;
+}
+
+struct Attended {
+  at::Tensor out, dq, dk, dv;
+};
+
+// dy [s_q, b, n, d]; all that comes back is float64.
+inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
+                                const at::Tensor& dy) {
+  const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
+  const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
+  const int64_t repeat = in.q.size(2) / in.k.size(2);
+  const auto heads_first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
+  const at::Tensor hidden = hidden_pairs(in, spec, batch);
+  const at::Tensor scores = at::matmul(heads_first(q), heads_first(k.repeat_interleave(repeat, 2)).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(in.q.size(3)));
+  const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e300), -1) * hidden.all(-1, true).logical_not();
+  const at::Tensor dropped = p * dropout_factors(in, spec, batch);
+  const at::Tensor out = at::matmul(dropped, heads_first(v.repeat_interleave(repeat, 2))).permute({2, 0, 1, 3});
+  const auto d = torch::autograd::grad({out}, {q, k, v}, {dy.to(at::kDouble)});
+  return {out.detach(), d[0], d[1], d[2]};
+}
+
+// The same by core_attention, in the type of `in`.
+inline Attended attended(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
+                         const at::Tensor& dy) {
+  nn::CoreSaved saved;
+  const at::Tensor out = nn::core_attention(in, spec, batch, &saved);
+  const nn::CoreInputs d = nn::core_attention_backward(dy, spec, batch, saved);
+  return {out.view(in.q.sizes()), d.q, d.k, d.v};
+}
+
+// Off by at most `tolerance` times the largest value, or times 1 where gradients cancel.
+inline void expect_attended(const Attended& got, const Attended& wanted, double tolerance) {
+  const auto near = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
+    EXPECT_EQ(a.sizes(), b.sizes()) << what;
+    EXPECT_LE(largest(a.to(at::kCPU, at::kDouble) - b), tolerance * std::max(1.0, largest(b))) << what;
+  };
+  near(got.out, wanted.out, "result");
+  near(got.dq, wanted.dq, "gradient of q");
+  near(got.dk, wanted.dk, "gradient of k");
+  near(got.dv, wanted.dv, "gradient of v");
+}
+
+}  // namespace metroplex::test
