@@ -64,7 +64,7 @@ if [ -n "$peer" ] && [ -n "$python" ]; then
   "$python" -c 'import torch' 2>/dev/null || PYTHONPATH=$(sed -n 's/^TORCH_ROOT:PATH=//p' "$build/CMakeCache.txt")/.. && export PYTHONPATH
   for dtype in f32 bf16; do
     section "GPT-2 124M training step against PyTorch, $dtype" "$python" bench/compare_gpt2.py "$peer" --dtype "$dtype" \
-      "${rounds[@]}" "${steps[@]}" --binary "$build/bin/gpt2_step"
+      "${steps[@]}" --binary "$build/bin/gpt2_step"
   done
   section "Training step of a mixture of experts against PyTorch" "$python" bench/compare_moe.py "${rounds[@]}" \
     "${steps[@]}" --binary "$build/bin/moe_step"
