@@ -146,8 +146,8 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
   comm::broadcast(headers, 0, group);
   const OnWire wire{float_type, device};
   for (int64_t m = 0; m < most && h[0] != 0; ++m, h += kHeader) {
-    const BatchMessage message = group.first() ? message_of(mine[static_cast<size_t>(m)], h, wire)
-                                               : empty_message(h, wire, device);
+    const BatchMessage message =
+        group.first() ? message_of(mine[static_cast<size_t>(m)], h, wire) : empty_message(h, wire, device);
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, std::bit_cast<double>(h[4])));

@@ -33,9 +33,9 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
 // The batch on the device that computes it, through pinned memory, without waiting; on the CPU the batch itself.
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device);
 
-// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, where its
-// data has ended, fewer; every rank gets the same ones on `device`. Their numbers travel between devices, their shapes
-// between hosts, once a step.
+// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, where
+// its data has ended, fewer; every rank gets the same ones on `device`. Their numbers travel between devices, their
+// shapes between hosts, once a step.
 std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>& mine, int64_t most,
                                               const comm::Group& group, at::ScalarType float_type,
                                               at::Device device = at::kCPU);

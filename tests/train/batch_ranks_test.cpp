@@ -157,9 +157,7 @@ TEST(BatchStream, ReadsOnOneRankOfAGroupUntilTheDataEnds) {
       loader = std::make_unique<data::Loader>(dataset, options, 2);
     }
     train::BatchStream stream(std::move(loader), kVocabulary, world.groups().batch, at::kDouble);
-    const auto numbers = [&](int64_t step) {
-      return train::SampleNumbers{4 * step + 2 * dp_index, 1, kStep};
-    };
+    const auto numbers = [&](int64_t step) { return train::SampleNumbers{4 * step + 2 * dp_index, 1, kStep}; };
     const auto first = stream.next({numbers(0)});
     ASSERT_EQ(first.size(), 1U);
     expect_samples(first[0], numbers(0).first, 2, true);

@@ -61,9 +61,9 @@ struct StepVerdict {
 
 // 1 / scale, rounded once to float32.
 constexpr double inverse_of(double loss_scale) { return static_cast<float>(1.0 / loss_scale); }
-// Gradients are sums over the data-parallel ranks of the dense grid, those of experts too: they hold the tokens of all
-// ranks that send to them. What makes their mean over `ranks` of it, or per token that over the tokens, and takes the
-// loss scale out.
+// Gradients are sums over the data-parallel ranks of the dense grid, those of experts too: they hold the tokens of
+// all ranks that send to them. What makes their mean over `ranks` of it, or per token that over the tokens, and takes
+// the loss scale out.
 constexpr double unscale_of(bool per_token, double tokens, double ranks, double loss_scale) {
   return 1.0 / (per_token ? (tokens < 1.0 ? 1.0 : tokens) : ranks) * inverse_of(loss_scale);
 }
@@ -106,7 +106,7 @@ struct ScaleRule {
 struct StepRules {
   ScaleRule scale;
   bool per_token = false;
-  double ranks = 1;  // of dp and cp
+  double ranks = 1;                                            // of dp and cp
   bool holds_bad_losses = false, holds_bad_gradients = false;  // without a loss scale
   double max_norm = 0;                                         // clipping; 0: none
   double skip_threshold = 0;                                   // of the gradient norm
