@@ -66,7 +66,6 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   return scratch;
 }
 
-// What lies in it is nobody's result, so it is an argument and not among what is written.
 kernels::AttentionScratch placed(const at::Tensor& memory, kernels::AttentionScratch scratch) {
   scratch.data = static_cast<char*>(memory.mutable_data_ptr());
   return scratch;
@@ -103,7 +102,7 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
         spec.target,
         {"attention_forward",
          {&in.q, &in.k, &in.v, &spec.queries.rows, &spec.keys.rows, &mask.documents, &mask.dropout.counters},
-         {&out, &logsumexp},
+         {&out, &logsumexp, &scratch.memory},
          {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
          flops_of(in, spec)},
         [](const kernels::AttentionForward<T>& each, const kernels::AttentionShape& shape,
@@ -139,7 +138,7 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& sp
         {"attention_backward",
          {&in.q, &in.k, &in.v, &saved.out, &dy, &saved.logsumexp, &spec.queries.rows, &spec.keys.rows,
           &mask.documents, &mask.dropout.counters},
-         {&d.q, &d.k, &d.v},
+         {&d.q, &d.k, &d.v, &scratch.memory},
          {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
          kProductsOfBackward * flops_of(in, spec)},
         [](const kernels::AttentionBackward<T>& each, const kernels::AttentionShape& shape,

@@ -25,6 +25,9 @@ class Tape final : public cuda::Recorder {
   void run(cuda::Operation operation) override {
     Kept kept{operation, copies(operation.reads), {}};
     kept.operation.run();
+    // What attention works in on a CPU is nobody's result; the operation itself keeps it.
+    std::vector<at::Tensor>& writes = kept.operation.writes;
+    if (kept.operation.name.starts_with("attention_") && writes.back().scalar_type() == at::kByte) writes.pop_back();
     if (!starts(kept.operation)) kept.results = copies(kept.operation.writes);
     operations_.push_back(std::move(kept));
   }
