@@ -54,9 +54,8 @@ class FirstFailure {
   bool own_ = false;
 };
 
-// MKL's matrix products and its functions of vectors look at the processor in their first call. Where two ranks make
-// that at once, one of them may be served by another variant: at::log was off by 3e-6 in the first loss of a run, in
-// one of some hundred starts. So one thread makes the first calls.
+// MKL looks at the processor in the first call of its matrix products and of its functions of vectors. Two threads in
+// that call at once may be served by different variants, and a run then starts with other bits: one thread makes it.
 void call_mkl_once() {
   static std::once_flag called;
   std::call_once(called, [] {

@@ -15,22 +15,27 @@ std::vector<at::Tensor> defined(std::initializer_list<const at::Tensor*> tensors
 
 int64_t bytes_of(const Operation& operation) {
   int64_t bytes = 0;
-  for (const auto* tensors : {&operation.reads, &operation.writes}) {
-    for (const at::Tensor& tensor : *tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  }
+  for (const at::Tensor& tensor : operation.reads) bytes += static_cast<int64_t>(tensor.nbytes());
+  for (size_t i = 0; i + operation.scratch < operation.writes.size(); ++i)
+    bytes += static_cast<int64_t>(operation.writes[i].nbytes());
   return bytes;
 }
 
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments) {
+  std::vector<at::Tensor> writes = defined(operands.writes);
+  const std::vector<at::Tensor> scratch = defined(operands.scratch);
+  writes.insert(writes.end(), scratch.begin(), scratch.end());
   recorder.run({operands.name,
                 {},
                 defined(operands.reads),
-                defined(operands.writes),
+                std::move(writes),
                 operands.scalars,
                 std::move(run),
                 operands.flops,
                 nullptr,
-                std::move(arguments)});
+                std::move(arguments),
+                {},
+                scratch.size()});
 }
 
 void record_issued(Recorder& recorder, const Operands& operands) {

@@ -43,9 +43,10 @@ struct Operation {
   // Instead of `run` in replays, where that one holds its memory: a call whose rank fails under way needs it until
   // the peers are done.
   std::function<void()> again{};
+  size_t scratch = 0;  // how many of the last in `writes` are room to work in: what is left there is nobody's result
 };
 
-// What it moves at least: each of its tensors once in and once out.
+// What it moves at least: each of its tensors once in and once out, scratch aside.
 int64_t bytes_of(const Operation& operation);
 
 class Recorder {
@@ -80,6 +81,7 @@ struct Operands {
   std::initializer_list<const at::Tensor*> reads, writes;
   std::initializer_list<HostScalar> scalars = {};
   double flops = 0;
+  std::initializer_list<const at::Tensor*> scratch = {};
 };
 
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments);

@@ -63,11 +63,7 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   if (target.gpu()) return scratch;
   scratch.memory =
       at::empty({shape.bytes * shape.workers}, at::TensorOptions().dtype(at::kByte).device(target.memory()));
-  return scratch;
-}
-
-kernels::AttentionScratch placed(const at::Tensor& memory, kernels::AttentionScratch scratch) {
-  scratch.data = static_cast<char*>(memory.mutable_data_ptr());
+  if (!target.meta) scratch.shape.data = static_cast<char*>(scratch.memory.mutable_data_ptr());
   return scratch;
 }
 
@@ -98,20 +94,15 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
                                                 elements<kernels::Wide<T>>(logsumexp)};
     const Scratch scratch =
         make_scratch(spec.target, kernels::attention_forward_scratch<T>(mask.shape, at::get_num_threads()));
-    cuda::launch(
-        spec.target,
-        {"attention_forward",
-         {&in.q, &in.k, &in.v, &spec.queries.rows, &spec.keys.rows, &mask.documents, &mask.dropout.counters},
-         {&out, &logsumexp, &scratch.memory},
-         {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-         flops_of(in, spec)},
-        [](const kernels::AttentionForward<T>& each, const kernels::AttentionShape& shape,
-           const kernels::AttentionScratch& room,
-           const at::Tensor& memory) { kernels::attention_forward<T>(each, shape, placed(memory, room)); },
-        [](const kernels::AttentionForward<T>& each, const kernels::AttentionShape& shape,
-           const kernels::AttentionScratch& room, const at::Tensor&,
-           CUstream_st* stream) { kernels::attention_forward_cuda<T>(each, shape, room, stream); },
-        operands, mask.shape, scratch.shape, scratch.memory);
+    cuda::launch(spec.target,
+                 {"attention_forward",
+                  {&in.q, &in.k, &in.v, &spec.queries.rows, &spec.keys.rows, &mask.documents, &mask.dropout.counters},
+                  {&out, &logsumexp},
+                  {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
+                  flops_of(in, spec),
+                  {&scratch.memory}},
+                 kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape,
+                 scratch.shape);
   });
   return {out, logsumexp};
 }
@@ -133,21 +124,16 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& sp
     const Scratch scratch =
         make_scratch(spec.target, kernels::attention_backward_scratch<T>(mask.shape, at::get_num_threads()));
     constexpr double kProductsOfBackward = 5.0 / 2;
-    cuda::launch(
-        spec.target,
-        {"attention_backward",
-         {&in.q, &in.k, &in.v, &saved.out, &dy, &saved.logsumexp, &spec.queries.rows, &spec.keys.rows,
-          &mask.documents, &mask.dropout.counters},
-         {&d.q, &d.k, &d.v, &scratch.memory},
-         {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-         kProductsOfBackward * flops_of(in, spec)},
-        [](const kernels::AttentionBackward<T>& each, const kernels::AttentionShape& shape,
-           const kernels::AttentionScratch& room,
-           const at::Tensor& memory) { kernels::attention_backward<T>(each, shape, placed(memory, room)); },
-        [](const kernels::AttentionBackward<T>& each, const kernels::AttentionShape& shape,
-           const kernels::AttentionScratch& room, const at::Tensor&,
-           CUstream_st* stream) { kernels::attention_backward_cuda<T>(each, shape, room, stream); },
-        operands, mask.shape, scratch.shape, scratch.memory);
+    cuda::launch(spec.target,
+                 {"attention_backward",
+                  {&in.q, &in.k, &in.v, &saved.out, &dy, &saved.logsumexp, &spec.queries.rows, &spec.keys.rows,
+                   &mask.documents, &mask.dropout.counters},
+                  {&d.q, &d.k, &d.v},
+                  {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
+                  kProductsOfBackward * flops_of(in, spec),
+                  {&scratch.memory}},
+                 kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape,
+                 scratch.shape);
   });
   return d;
 }

@@ -35,7 +35,8 @@ T* data(const at::Tensor& x) {
 }
 
 // Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
-// units, and a value near the middle of two halves may go either way.
+// units, and a value near the middle of two halves may go either way: to neighbours, which are 2^-7 (bf16) or 2^-10
+// (f16) of a value apart behind a power of two.
 template <class T>
 void expect_twins(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
   constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-7 : 0x1p-10;

@@ -100,16 +100,21 @@ std::vector<double> decoded(Number number, const Bytes& bytes, const std::vector
   return out;
 }
 
-// What is stored in fewer bits may go to the neighbour where an fp32 value differs in its last bits.
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, double unit, const char* what) {
-  ASSERT_EQ(got.size(), want.size());
-  double largest = 1e-6;
-  for (const double value : want) largest = std::max(largest, std::fabs(value));
-  for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], unit * std::fabs(want[i]) + 1e-6 * largest) << what << " at " << i;
-}
 double unit_of(Number number) {
   return number == Number::bf16 ? 0x1p-7 : number == Number::f16 ? 0x1p-10 : number == Number::block8 ? 0x1p-3 : 0;
+}
+
+// A step is fewer than 16 roundings (Adam: three a moment, and ten from them to the parameter) of numbers up to the
+// largest. What is stored in fewer bits may go to the neighbour where the value behind it differs in its last bits.
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, const Range& r, Number stored,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size());
+  const double rounding = r.main == Number::f64 ? 0x1p-53 : 0x1p-24;
+  double largest = 0;
+  for (const double value : want) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < got.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], unit_of(stored) * std::fabs(want[i]) + 16 * rounding * largest)
+        << what << " at " << i;
 }
 
 template <class Cpu, class Gpu>
@@ -133,14 +138,13 @@ void check_step(const Range& r, const Cpu& cpu, const Gpu& gpu) {
     return std::tuple{main.values(),   param.values(),        remainder.values(),    first.values(),
                       second.values(), first_scales.values(), second_scales.values()};
   });
-  expect_near(decoded(r.main, std::get<0>(got), {}, true), decoded(r.main, host.main, {}, true), unit_of(r.main),
-              "main");
-  expect_near(decoded(Number::bf16, std::get<1>(got), {}, true), decoded(Number::bf16, host.param, {}, true),
-              unit_of(Number::bf16), "param");
+  expect_near(decoded(r.main, std::get<0>(got), {}, true), decoded(r.main, host.main, {}, true), r, r.main, "main");
+  expect_near(decoded(Number::bf16, std::get<1>(got), {}, true), decoded(Number::bf16, host.param, {}, true), r,
+              Number::bf16, "param");
   expect_near(decoded(r.moment, std::get<3>(got), std::get<5>(got), true),
-              decoded(r.moment, host.first, host.first_scales, true), unit_of(r.moment), "first moment");
+              decoded(r.moment, host.first, host.first_scales, true), r, r.moment, "first moment");
   expect_near(decoded(r.moment, std::get<4>(got), std::get<6>(got), false),
-              decoded(r.moment, host.second, host.second_scales, false), unit_of(r.moment), "second moment");
+              decoded(r.moment, host.second, host.second_scales, false), r, r.moment, "second moment");
 }
 
 void check_optimizers(const Range& r) {
@@ -193,7 +197,8 @@ TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
       });
       const auto& sums = *reinterpret_cast<const GradientSums*>(std::get<0>(got).data());
       // Each of two sums of n positive numbers is off by less than n roundings.
-      EXPECT_NEAR(sums.sum_of_squares, want.sum_of_squares, 2.4e-16 * static_cast<double>(n) * want.sum_of_squares);
+      const double roundings = 2 * static_cast<double>(n) * 0x1p-53;
+      EXPECT_NEAR(sums.sum_of_squares, want.sum_of_squares, roundings * want.sum_of_squares);
       EXPECT_EQ(sums.num_zeros, want.num_zeros);
       EXPECT_EQ(sums.num_nonfinite, want.num_nonfinite);
     }

@@ -35,8 +35,9 @@ std::vector<T> made(int64_t n, double step) {
 }
 
 // Twins round to T once; the CPU's fast erf is off by 1.5e-7, other fp32 arithmetic by the few roundings of `slack`
-// units, and a value near the middle of two halves may go either way. `parts`: sizes of what was added up to the
-// values, where these may cancel.
+// units, and a value near the middle of two halves may go either way: to neighbours, which are 2^-7 (bf16) or 2^-10
+// (f16) of a value apart behind a power of two. `parts`: sizes of what was added up to the values, where these may
+// cancel.
 template <class T>
 void expect_twins(const std::vector<T>& got, const std::vector<T>& want, const std::string& what,
                   const std::vector<double>& parts = {}) {

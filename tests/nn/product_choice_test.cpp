@@ -44,14 +44,14 @@ TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
 }
 
 // A product in bf16 is half a unit of the last of 8 bits off, 2e-3; sums of 70 exact products in fp32 1e-6.
-TEST(ProductChoice, SumsOfBf16ProductsAreNotRounded) {
-  if (!nn::product_choice().mkl_bf16_sums) GTEST_SKIP() << "this CPU rounds them";
+TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
+  const double own = nn::product_choice().mkl_bf16_sums ? 1e-5 : 1e-2;
   for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{70, 33, 41}, {1, 5, 1}, {0, 3, 4}}) {
     const at::Tensor x = sample({rows, in}, 1, at::kBFloat16), dy = sample({rows, out}, 2, at::kBFloat16);
     const at::Tensor right = 1 + dy.to(at::kDouble).t().mm(x.to(at::kDouble));
     at::Tensor sum = at::ones({out, in});
     nn::add_linear_weight_gradient({}, sum, dy, x);
-    EXPECT_LT(relative_difference(sum, right), 1e-5);
+    EXPECT_LT(relative_difference(sum, right), own);
     // Rows of a wider tensor, and columns.
     at::Tensor strided = at::ones({out, in});
     nn::add_linear_weight_gradient({}, strided, at::cat({dy, dy}, 1).narrow(1, 0, out), x.t().contiguous().t());

@@ -20,14 +20,16 @@ class Tape final : public cuda::Recorder {
   struct Kept {
     cuda::Operation operation;
     std::vector<at::Tensor> reads, results;  // copies: of what was read, and of what is written
+    std::vector<at::Tensor> scratch{};       // taken off the operation's writes
   };
 
   void run(cuda::Operation operation) override {
     Kept kept{operation, copies(operation.reads), {}};
     kept.operation.run();
-    // What attention works in on a CPU is nobody's result; the operation itself keeps it.
     std::vector<at::Tensor>& writes = kept.operation.writes;
-    if (kept.operation.name.starts_with("attention_") && writes.back().scalar_type() == at::kByte) writes.pop_back();
+    const auto results = writes.end() - static_cast<std::ptrdiff_t>(kept.operation.scratch);
+    kept.scratch.assign(results, writes.end());
+    writes.erase(results, writes.end());
     if (!starts(kept.operation)) kept.results = copies(kept.operation.writes);
     operations_.push_back(std::move(kept));
   }
