@@ -22,42 +22,6 @@ struct Operands {
   T* out;  // dx in backward
 };
 
-// `count` neighbouring elements at once: one, or those of a Pack.
-template <class T, int64_t count>
-struct Elements {
-  Wide<T> values[count];
-
-  __device__ void read(const T* from) {
-    if constexpr (count == 1) {
-      values[0] = load(*from);
-    } else {
-      const Pack<T> pack = load_pack(from);
-      for (int64_t i = 0; i < count; ++i) values[i] = load(pack.values[i]);
-    }
-  }
-  __device__ void write(T* to) const {
-    if constexpr (count == 1) {
-      *to = store<T>(values[0]);
-    } else {
-      Pack<T> pack;
-      for (int64_t i = 0; i < count; ++i) pack.values[i] = store<T>(values[i]);
-      store_pack(to, pack);
-    }
-  }
-  __device__ void add(const Wide<T>* bias) {
-    if (bias == nullptr) return;
-    constexpr int64_t kOfPack = Pack<Wide<T>>::kCount;
-    if constexpr (count == 1) {
-      values[0] += *bias;
-    } else {
-      for (int64_t i = 0; i < count; i += kOfPack) {
-        const Pack<Wide<T>> pack = load_pack(bias + i);
-        for (int64_t l = 0; l < kOfPack; ++l) values[i + l] += pack.values[l];
-      }
-    }
-  }
-};
-
 // x + bias at `at`, in column `column`.
 template <int64_t count, class T>
 __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_t column) {

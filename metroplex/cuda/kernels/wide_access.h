@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/half.h"
+
 namespace metroplex::cuda::kernels {
 
 constexpr int64_t kWideBytes = 16;
@@ -29,6 +31,43 @@ template <class T>
 __device__ void store_pack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<uint4*>(to) = __builtin_bit_cast(uint4, pack);
 }
+
+// `count` neighbouring elements at once: one, or those of a Pack.
+template <class T, int64_t count>
+struct Elements {
+  Wide<T> values[count];
+
+  __device__ void read(const T* from) {
+    if constexpr (count == 1) {
+      values[0] = load(*from);
+    } else {
+      const Pack<T> pack = load_pack(from);
+      for (int64_t i = 0; i < count; ++i) values[i] = load(pack.values[i]);
+    }
+  }
+  __device__ void write(T* to) const {
+    if constexpr (count == 1) {
+      *to = store<T>(values[0]);
+    } else {
+      Pack<T> pack;
+      for (int64_t i = 0; i < count; ++i) pack.values[i] = store<T>(values[i]);
+      store_pack(to, pack);
+    }
+  }
+  // Adds what lies there in the wide type; nothing for null.
+  __device__ void add(const Wide<T>* bias) {
+    if (bias == nullptr) return;
+    constexpr int64_t kOfPack = Pack<Wide<T>>::kCount;
+    if constexpr (count == 1) {
+      values[0] += *bias;
+    } else {
+      for (int64_t i = 0; i < count; i += kOfPack) {
+        const Pack<Wide<T>> pack = load_pack(bias + i);
+        for (int64_t l = 0; l < kOfPack; ++l) values[i + l] += pack.values[l];
+      }
+    }
+  }
+};
 
 // a / b and its remainder, for 0 <= a and 0 < b: in 32 bits where both fit, which a GPU does several times as fast.
 struct Divided {
