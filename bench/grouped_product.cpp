@@ -81,7 +81,7 @@ class Case {
             [this] { nn::linear_input_gradient({}, dy_, weight_[0]); },
             [this] {
               at::Tensor gradient = gradient_[0];
-              nn::add_linear_weight_gradient({}, gradient, dy_, x_);
+              nn::put_linear_weight_gradient({}, gradient, dy_, x_, true);
             }};
   }
   std::vector<std::function<void()>> loop() const {

@@ -68,7 +68,11 @@ at::Tensor GradBuffer::own_part(size_t b) const {
 }
 
 void GradBuffer::begin_step(int64_t num_microbatches) {
-  kept_.zero_();
+  if (options_.transient_buckets) {
+    kept_.zero_();
+  } else {
+    for (nn::Param* param : layout_->params()) param->fresh = true;
+  }
   filling_.begin(options_.transient_buckets ? 1 : num_microbatches);
   for (size_t i = 0; i < uses_left_.size(); ++i) {
     uses_left_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
@@ -98,6 +102,7 @@ void GradBuffer::reduce(size_t b) {
     take_off(b);
     return;
   }
+  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->settle();
   bucket.reduced = true;
   if (dp_.shard.size() > 1) {
     bucket.handle =

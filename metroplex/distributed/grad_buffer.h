@@ -43,7 +43,8 @@ class GradBuffer {
   GradBuffer(const GradBuffer&) = delete;
   GradBuffer& operator=(const GradBuffer&) = delete;
 
-  // Zeroes all gradients and arms the counters for a step of this many microbatches.
+  // Forgets all gradients and arms the counters for a step of this many microbatches. (Zeros would be one more pass
+  // over the memory: the first gradient of a parameter is written over what lies there.)
   void begin_step(int64_t num_microbatches);
   // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards own_gradients() are final:
   // sums over the data-parallel ranks (a mean is taken by whoever reads them, with the loss scale: unscale_of).

@@ -187,7 +187,7 @@ void Experts::State::weight_gradient(nn::Param& weight, const at::Tensor& dy, co
     if (grouped) return products.add_weight_gradient(main_grad, dy, x, counts.device);
     each_expert(counts.host, [&](int64_t e, int64_t first, int64_t n) {
       at::Tensor gradient = main_grad.select(0, e);
-      nn::add_linear_weight_gradient(target, gradient, dy.narrow(0, first, n), x.narrow(0, first, n));
+      nn::put_linear_weight_gradient(target, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
     });
   });
 }

@@ -52,8 +52,7 @@ at::Tensor SharedExperts::forward(const at::Tensor& x) {
         const at::NoGradGuard no_grad;
         const at::Tensor sums = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
         const at::Tensor dlogit = sums.mul(score).mul_(1.0 - score).to(dy.scalar_type());
-        gate_->accumulate(
-            [&](at::Tensor& main_grad) { nn::add_linear_weight_gradient(target_, main_grad, dlogit, input.get()); });
+        nn::accumulate_weight_gradient(target_, *gate_, dlogit, input.get());
         return {at::mul(dy, score.to(dy.scalar_type())), nn::linear_input_gradient(target_, dlogit, gate_->data)};
       });
 }

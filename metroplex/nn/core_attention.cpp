@@ -19,10 +19,10 @@ bool sees_all(const CoreInputs& in, const CoreSpec& spec) {
          spec.queries.first >= spec.keys.first + in.k.size(0) - 1;
 }
 
-// Whether the fused operator of the device can do it without a mask in memory.
+// Whether libtorch's operator of a GPU can do it without a mask in memory.
 bool fuses(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+  if (!spec.target.gpu() || !fused_on_gpu(in.q)) return false;
   if (spec.dropout.active(batch) || batch.document_ids.defined()) return false;
-  if (spec.target.gpu() && !fused_on_gpu(in.q)) return false;
   return sees_all(in, spec) || plain_causal(in, spec);
 }
 

@@ -1,7 +1,7 @@
 // softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd. Where queries
-// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. libtorch's
-// operator (nn/fused_attention.h) does what it does without a mask in memory, our own (nn/blocked_attention.h) the
-// rest: memory is linear in the lengths.
+// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. Our own
+// kernels do it (nn/blocked_attention.h), in memory linear in the lengths; on a GPU libtorch's (nn/fused_attention.h)
+// what they can without a mask in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -39,7 +39,7 @@ struct NoDropout {
 FusedGradients flash_backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r, bool causal) {
   const FusedResult left{packed(r.out), r.logsumexp, r.dout};
   const NoDropout none(in.q.device());
-  if (target.meta) return fused_attention_backward_on_meta(target, in, left);
+  if (target.meta) return fused_attention_backward_on_meta(in, left);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
       left.dout, in.q, in.k, in.v, left.out, left.logsumexp, {}, {}, in.q.size(2), in.k.size(2), 0.0, causal,
       none.seed, none.offset);
@@ -53,7 +53,7 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
     const int64_t heads = in.q.size(1);
     const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
     const FusedResult left{packed(r.out), r.logsumexp, r.dout};
-    if (target.meta) return fused_attention_backward_on_meta(target, whole, left);
+    if (target.meta) return fused_attention_backward_on_meta(whole, left);
     auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
         left.dout, whole.q, whole.k, whole.v, {}, left.out, left.logsumexp, none.seed, none.offset, 0.0,
         {true, true, true, false}, causal);
@@ -64,33 +64,22 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
 }
 
 std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, bool causal) {
-  if (!target.gpu()) {
-    if (target.meta) return fused_attention_on_meta(target, in, causal);
-    auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, {});
-    return {out, logsumexp};
-  }
-  MPX_ASSERT(fused_on_gpu(in.q), "fused attention of a GPU");
+  MPX_ASSERT(target.gpu() && fused_on_gpu(in.q), "fused attention of a GPU");
   if (half(in.q)) {
-    if (target.meta) return fused_attention_on_meta(target, in, causal);
+    if (target.meta) return fused_attention_on_meta(in);
     const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, causal);
     return {std::get<0>(result), std::get<1>(result)};
   }
   const int64_t heads = in.q.size(1);
   const FusedInputs whole{in.q, repeated(in.k, heads), repeated(in.v, heads)};
-  if (target.meta) return fused_attention_on_meta(target, whole, causal);
+  if (target.meta) return fused_attention_on_meta(whole);
   const auto result = at::_scaled_dot_product_efficient_attention(whole.q, whole.k, whole.v, std::nullopt,
                                                                   /*compute_log_sumexp=*/true, 0.0, causal);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
 FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r, bool causal) {
-  if (target.gpu()) {
-    return half(in.q) ? flash_backward(target, in, r, causal) : efficient_backward(target, in, r, causal);
-  }
-  if (target.meta) return fused_attention_backward_on_meta(target, in, r);
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(r.dout, in.q, in.k, in.v, r.out,
-                                                                               r.logsumexp, 0.0, causal, {});
-  return {dq, dk, dv};
+  return half(in.q) ? flash_backward(target, in, r, causal) : efficient_backward(target, in, r, causal);
 }
 
 // Of forward: two products over the pairs of query and key that see each other.

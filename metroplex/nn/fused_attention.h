@@ -1,5 +1,5 @@
-// The fused attention operators of libtorch, one interface over devices and types: on the CPU one for all; on a GPU
-// flash attention for half types, the memory-efficient one for fp32, and none for fp64. Without autograd. A recorder
+// The fused attention operators of libtorch for GPUs, one interface over types: flash attention for half types, the
+// memory-efficient one for fp32, and none for fp64. Without autograd. A recorder
 // is told 4 b heads s_q s_k d FLOPs forward, half of that where the mask is causal (as sim/flops.h counts), and 5/2
 // of it backward, which makes the scores again: 5 products for 2.
 #pragma once

@@ -67,7 +67,8 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
 
 void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy,
                                 const at::Tensor& x) {
-  weight.accumulate([&](at::Tensor& main_grad) { add_linear_weight_gradient(target, main_grad, dy, x); });
+  weight.accumulate_or_write(
+      [&](at::Tensor& main_grad, bool adds) { put_linear_weight_gradient(target, main_grad, dy, x, adds); });
 }
 
 void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy) {

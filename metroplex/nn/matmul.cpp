@@ -76,7 +76,11 @@ void dispatch_half(at::ScalarType type, const Body& body) {
   type == at::kHalf ? body(cuda::kernels::F16{}) : body(cuda::kernels::Bf16{});
 }
 
-void add_product(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& product) {
+void put_product(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& product, bool adds) {
+  if (!adds) {
+    gradient.copy_(product);
+    return;
+  }
   if (!adds_halves(target, gradient, product)) {
     gradient.add_(product);
     return;
@@ -94,13 +98,31 @@ bool use_mkl_sums(const cuda::Target& target, const at::Tensor& gradient, const 
          gradient.is_contiguous() && fits(gradient) && fits(x) && product_choice().mkl_bf16_sums;
 }
 
-// gradient += dy^T x in fp32.
-void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
+// gradient = beta gradient + dy^T x in fp32.
+void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, float beta) {
   constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
-  if (x.size(0) == 0) return;
+  if (x.size(0) == 0) {
+    if (beta == 0) gradient.zero_();
+    return;
+  }
   const auto out = static_cast<int>(dy.size(1)), in = static_cast<int>(x.size(1)), rows = static_cast<int>(x.size(0));
   cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kAsItIs, out, in, rows, 1.0F, dy.const_data_ptr(), out,
-                         x.const_data_ptr(), in, 1.0F, gradient.mutable_data_ptr<float>(), in);
+                         x.const_data_ptr(), in, beta, gradient.mutable_data_ptr<float>(), in);
+}
+
+// By rows of the gradient, so that a product which is only added somewhere stays in a cache.
+void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy_t,
+                         const at::Tensor& x, bool adds) {
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  const int64_t row = std::max<int64_t>(1, x.size(1) * x.element_size());
+  const int64_t rows = std::max<int64_t>(1, kBytes / row);
+  for (int64_t begin = 0; begin < dy_t.size(0); begin += rows) {
+    const int64_t n = std::min(rows, dy_t.size(0) - begin);
+    const at::Tensor left = dy_t.narrow(0, begin, n), product = at::mm(left, x);
+    cuda::issued(target, {"mm", {&left, &x}, {&product}, {}, flops_of(left, x)});
+    at::Tensor sums = gradient.narrow(0, begin, n);
+    put_product(target, sums, product, adds);
+  }
 }
 
 at::Tensor shaped_like(const at::Tensor& x, int64_t features) {
@@ -125,30 +147,29 @@ at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& d
   return out;
 }
 
-void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
-                                const at::Tensor& x) {
+void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
+                                const at::Tensor& x, bool adds) {
   const at::Tensor dy_t = rows_of(dy).t(), x_rows = rows_of(x);
   const bool wider = gradient.scalar_type() != dy_t.scalar_type();
   const double flops = flops_of(dy_t, x_rows);
+  const at::Tensor* const before = adds ? &gradient : nullptr;
   if (use_mkl_sums(target, gradient, x_rows)) {
     const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
-    cuda::launch(target, {"mkl_weight_gradient", {&left, &right, &gradient}, {&gradient}, {}, flops},
-                 mkl_weight_gradient, cuda::CpuOnly{}, gradient, left, right);
+    cuda::launch(target, {"mkl_weight_gradient", {&left, &right, before}, {&gradient}, {}, flops},
+                 mkl_weight_gradient, cuda::CpuOnly{}, gradient, left, right, adds ? 1.0F : 0.0F);
     return;
   }
   if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
-    const at::Tensor product = at::mm(dy_t, x_rows);
-    cuda::issued(target, {"mm", {&dy_t, &x_rows}, {&product}, {}, flops});
-    add_product(target, gradient, product);
-    return;
+    return put_rounded_product(target, gradient, dy_t, x_rows, adds);
   }
-  if (!wider && use_onednn(target, dy_t, x_rows)) return onednn_product(target, gradient, dy_t, x_rows, true);
+  if (!wider && use_onednn(target, dy_t, x_rows)) return onednn_product(target, gradient, dy_t, x_rows, adds);
   if (!wider) {
-    at::addmm_out(gradient, gradient, dy_t, x_rows);
-  } else if (!target.meta) {
-    at::addmm_out(gradient, gradient, dy_t, x_rows, at::kFloat);  // half products, fp32 sums
+    adds ? at::addmm_out(gradient, gradient, dy_t, x_rows) : at::mm_out(gradient, dy_t, x_rows);
+  } else if (!target.meta) {  // half products, fp32 sums
+    adds ? at::addmm_out(gradient, gradient, dy_t, x_rows, at::kFloat)
+         : at::mm_out(gradient, dy_t, x_rows, at::kFloat);
   }
-  cuda::issued(target, {"addmm", {&gradient, &dy_t, &x_rows}, {&gradient}, {}, flops});
+  cuda::issued(target, {adds ? "addmm" : "mm", {before, &dy_t, &x_rows}, {&gradient}, {}, flops});
 }
 
 void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy) {

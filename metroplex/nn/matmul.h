@@ -13,10 +13,10 @@ at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const
                           const at::Tensor& bias = {});
 // dy [..., out] times weight [out, in] -> [..., in], contiguous.
 at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& dy, const at::Tensor& weight);
-// gradient [out, in] += dy^T x over all leading dimensions, summed in the precision of `gradient` where the device
-// can.
-void add_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
-                                const at::Tensor& x);
+// gradient [out, in] += dy^T x over all leading dimensions, or = where it does not add; summed in the precision of
+// `gradient` where the device can.
+void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
+                                const at::Tensor& x, bool adds);
 // gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`.
 void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy);
 

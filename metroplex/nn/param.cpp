@@ -1,6 +1,8 @@
 #include "nn/param.h"
 
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
 
 #include "base/error.h"
 
@@ -8,9 +10,9 @@ namespace metroplex::nn {
 
 namespace {
 
-void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad)>& add) {
-  at::Tensor one_call = at::zeros_like(param.main_grad);
-  add(one_call);
+void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad, bool adds)>& put) {
+  at::Tensor one_call = at::empty_like(param.main_grad);
+  put(one_call, false);
   one_call = one_call.to(at::kHalf);
   param.microbatch_grad = param.microbatch_grad.defined() ? param.microbatch_grad.add_(one_call) : one_call;
 }
@@ -18,7 +20,10 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
 // The last use of a microbatch hands its fp16 sum over.
 void end_use(Param& param) {
   if (++param.uses_of_microbatch == param.uses_per_microbatch) {
-    if (param.microbatch_grad.defined()) param.main_grad.add_(param.microbatch_grad);
+    if (param.microbatch_grad.defined()) {
+      param.settle();
+      param.main_grad.add_(param.microbatch_grad);
+    }
     param.microbatch_grad.reset();
     param.uses_of_microbatch = 0;
   }
@@ -40,12 +45,23 @@ void Param::begin_backward(bool its_tells) {
   tells = its_tells;
 }
 
+void Param::settle() {
+  if (std::exchange(fresh, false)) main_grad.zero_();
+}
+
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
+  accumulate_or_write([&](at::Tensor& sums, bool adds) {
+    if (!adds) sums.zero_();
+    add(sums);
+  });
+}
+
+void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put) {
   if (tells) tell_before_use();
   if (scalar_type() == at::kHalf) {
-    accumulate_fp16(*this, add);
+    accumulate_fp16(*this, put);
   } else {
-    add(main_grad);
+    put(main_grad, !std::exchange(fresh, false));
   }
   if (++calls_of_backward % calls_per_use == 0) end_use(*this);
 }

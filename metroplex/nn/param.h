@@ -22,6 +22,7 @@ struct Param : NamedTensor {
   at::ScalarType dtype = at::kFloat;       // that `data` will have, while it is away
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
+  bool fresh = false;                      // main_grad holds nothing of this step yet, whatever lies there
   // A copy of a part of another parameter (ECHO's experts in spare slots): has values and a gradient, which its home
   // sends and fetches; nobody updates, counts or saves it.
   bool clone = false;
@@ -34,6 +35,10 @@ struct Param : NamedTensor {
   // microbatch is rounded to fp16, use by use and as their sum, before it is added: what fp16 cannot hold is an
   // overflow, as in Megatron-LM, where autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
+  // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
+  void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
+  // A fresh main_grad becomes zeros: whoever reads or captures what adds to it calls this first.
+  void settle();
   base::Listeners<std::function<void()>> before_use, on_use;
   void tell_before_use() const;
   void tell_use() const;

@@ -37,8 +37,8 @@ TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
     EXPECT_LT(relative_difference(nn::linear_product({}, x, w), xd.mm(wd.t())), tolerance);
     EXPECT_LT(relative_difference(nn::linear_input_gradient({}, dy, w), dyd.mm(wd)), tolerance);
     at::Tensor sum = at::ones({out, in});
-    nn::add_linear_weight_gradient({}, sum, dy, x);
-    nn::add_linear_weight_gradient({}, sum, dy, x);
+    nn::put_linear_weight_gradient({}, sum, dy, x, true);
+    nn::put_linear_weight_gradient({}, sum, dy, x, true);
     EXPECT_LT(relative_difference(sum, 1 + 2 * dyd.t().mm(xd)), tolerance);
   }
 }
@@ -50,15 +50,15 @@ TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
     const at::Tensor x = sample({rows, in}, 1, at::kBFloat16), dy = sample({rows, out}, 2, at::kBFloat16);
     const at::Tensor right = 1 + dy.to(at::kDouble).t().mm(x.to(at::kDouble));
     at::Tensor sum = at::ones({out, in});
-    nn::add_linear_weight_gradient({}, sum, dy, x);
+    nn::put_linear_weight_gradient({}, sum, dy, x, true);
     EXPECT_LT(relative_difference(sum, right), own);
     // Rows of a wider tensor, and columns.
     at::Tensor strided = at::ones({out, in});
-    nn::add_linear_weight_gradient({}, strided, at::cat({dy, dy}, 1).narrow(1, 0, out), x.t().contiguous().t());
+    nn::put_linear_weight_gradient({}, strided, at::cat({dy, dy}, 1).narrow(1, 0, out), x.t().contiguous().t(), true);
     EXPECT_TRUE(at::equal(strided, sum));
     const WithProducts rounding({});
     at::Tensor rounded = at::ones({out, in});
-    nn::add_linear_weight_gradient({}, rounded, dy, x);
+    nn::put_linear_weight_gradient({}, rounded, dy, x, true);
     EXPECT_LT(relative_difference(rounded, right), 1e-2);
   }
 }
