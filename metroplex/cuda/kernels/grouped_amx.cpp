@@ -1,6 +1,10 @@
-// Products of half types by the tile units of x86 (AMX): both operands are packed into tiles of 16 rows of 64 bytes,
-// four tiles of sums at a time. The instructions are written out, because not every assembler and compiler that
-// builds this knows them.
+// Products of half types by the tile units of x86 (AMX) or, in the same order of sums, by its products of pairs of
+// bf16 (AVX512_BF16): both operands are packed into tiles of 16 rows of 64 bytes, four tiles of sums at a time. AMX
+// instructions are written out, because not every assembler and compiler that builds this knows them.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "cuda/kernels/grouped_choice.h"
 #include "cuda/kernels/grouped_pack.h"
 
@@ -37,10 +41,13 @@ struct alignas(64) TileConfig {
 // tmm<sum> += tmm<left> tmm<right>: tdpbf16ps, tdpfp16ps.
 #define MPX_BYTES(byte2, modrm) asm volatile(".byte 0xc4, 0xe2, " #byte2 ", 0x5c, " #modrm ::)
 
-// sums [32, 32] of floats = or += the products of two rows of `left` tiles and two columns of `right` ones.
+// Makes sums [32, 32] of floats = or += the products of two rows of `left` tiles and two columns of `right` ones.
+using FourTiles = void (*)(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
+                           bool adds, Ahead& ahead);
+
 template <class T>
-MPX_INLINE void four_tiles(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
-                           bool adds, Ahead& ahead) {
+MPX_INLINE void four_amx_tiles(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
+                               bool adds, Ahead& ahead) {
   const int64_t bytes = ld * 4;
   float* const below = sums + 16 * ld;
   const uint16_t *left1 = left + tiles * kTile, *right1 = right + tiles * kTile;
@@ -77,6 +84,48 @@ MPX_INLINE void four_tiles(const uint16_t* left, const uint16_t* right, int64_t 
   MPX_STORE(1, sums + 16, bytes);
   MPX_STORE(2, below, bytes);
   MPX_STORE(3, below + 16, bytes);
+}
+
+#define MPX_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
+
+// kRows rows of sums [kRows, 32].
+template <int kRows>
+MPX_DOTS MPX_INLINE void rows_by_dots(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums,
+                                      int64_t ld, bool adds, Ahead& ahead) {
+  const auto* const right1 = right + tiles * kTile;
+  __m512 low[kRows], high[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    low[r] = adds ? _mm512_loadu_ps(sums + r * ld) : _mm512_setzero_ps();
+    high[r] = adds ? _mm512_loadu_ps(sums + r * ld + 16) : _mm512_setzero_ps();
+  }
+  for (int64_t i = 0; i < tiles * 16; ++i) {  // pairs of k
+    if (i % 16 == 0) ahead.step();
+    const __m512i b0 = _mm512_loadu_si512(right + i * 32), b1 = _mm512_loadu_si512(right1 + i * 32);
+    const uint16_t* const pairs = left + i / 16 * kTile + i % 16 * 2;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      int32_t pair;
+      __builtin_memcpy(&pair, pairs + r * 32, sizeof(pair));
+      const __m512i a = _mm512_set1_epi32(pair);
+      low[r] = _mm512_dpbf16_ps(low[r], (__m512bh)a, (__m512bh)b0);
+      high[r] = _mm512_dpbf16_ps(high[r], (__m512bh)a, (__m512bh)b1);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(sums + r * ld, low[r]);
+    _mm512_storeu_ps(sums + r * ld + 16, high[r]);
+  }
+}
+
+MPX_DOTS void four_tiles_by_dots(const uint16_t* left, const uint16_t* right, int64_t tiles, float* sums, int64_t ld,
+                                 bool adds, Ahead& ahead) {
+  constexpr int kRows = 8;  // 16 sums in registers
+  for (int64_t row = 0; row < 32; row += kRows) {
+    const uint16_t* const from = left + (row / 16 * tiles) * kTile + row % 16 * 32;
+    rows_by_dots<kRows>(from, right, tiles, sums + row * ld, ld, adds, ahead);
+  }
 }
 
 using Pairs = VectorOf<uint32_t, 16>::Type;
@@ -168,8 +217,8 @@ MPX_INLINE void store_block(const GroupedProblem& p, const GroupedBlock& block, 
   }
 }
 
-template <class T>
-MPX_INLINE void amx_block(const GroupedWork& work, const GroupedWork* after, char* scratch) {
+template <class T, FourTiles four_tiles>
+MPX_INLINE void tiled_block(const GroupedWork& work, const GroupedWork* after, char* scratch) {
   const GroupedProblem& p = work.problem;
   const GroupedBlock& block = work.block;
   const auto* a = static_cast<const uint16_t*>(p.a);
@@ -196,7 +245,7 @@ MPX_INLINE void amx_block(const GroupedWork& work, const GroupedWork* after, cha
       const int64_t rows = next == nullptr ? 0 : p.b_by_n ? 32 : depth;
       Ahead ahead(next, rows, p.b_by_n ? depth * 2 : 64, p.ldb * 2, steps);
       for (int64_t i = 0; i < block.m(); i += 32) {
-        four_tiles<T>(left + i / 16 * tiles * kTile, right, tiles, sums + i * width + j, width, from > 0, ahead);
+        four_tiles(left + i / 16 * tiles * kTile, right, tiles, sums + i * width + j, width, from > 0, ahead);
       }
     }
   }
@@ -206,10 +255,13 @@ MPX_INLINE void amx_block(const GroupedWork& work, const GroupedWork* after, cha
 }  // namespace
 
 MPX_TILES void bf16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
-  amx_block<Bf16>(work, next, scratch);
+  tiled_block<Bf16, four_amx_tiles<Bf16>>(work, next, scratch);
 }
 MPX_TILES void f16_amx(const GroupedWork& work, const GroupedWork* next, char* scratch) {
-  amx_block<F16>(work, next, scratch);
+  tiled_block<F16, four_amx_tiles<F16>>(work, next, scratch);
+}
+MPX_DOTS void bf16_dots(const GroupedWork& work, const GroupedWork* next, char* scratch) {
+  tiled_block<Bf16, four_tiles_by_dots>(work, next, scratch);
 }
 void amx_begin() {
   const TileConfig config;
@@ -221,6 +273,7 @@ void amx_end() { asm volatile("tilerelease" ::); }
 
 void bf16_amx(const GroupedWork&, const GroupedWork*, char*) {}
 void f16_amx(const GroupedWork&, const GroupedWork*, char*) {}
+void bf16_dots(const GroupedWork&, const GroupedWork*, char*) {}
 void amx_begin() {}
 void amx_end() {}
 

@@ -10,7 +10,7 @@
 
 namespace metroplex::cuda::kernels {
 
-enum class CpuNeeds : uint8_t { nothing, avx2, avx512, amx_bf16, amx_fp16 };
+enum class CpuNeeds : uint8_t { nothing, avx2, avx512, avx512_bf16, amx_bf16, amx_fp16 };
 bool cpu_has(CpuNeeds needs);
 
 template <class T>
@@ -55,6 +55,7 @@ MPX_BLOCK(f16_avx512);
 MPX_BLOCK(f16_avx2);
 MPX_BLOCK(f16_plain);
 MPX_BLOCK(bf16_amx);
+MPX_BLOCK(bf16_dots);
 MPX_BLOCK(f16_amx);
 #undef MPX_BLOCK
 

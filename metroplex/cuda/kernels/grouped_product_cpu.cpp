@@ -5,7 +5,10 @@
 #include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +26,7 @@ namespace {
 constexpr GroupedChoice kChoices[] = {
     {false, Number::bf16, CpuNeeds::amx_bf16, "own tiles, AMX", bf16_amx, amx_cut, amx_begin, amx_end},
     {false, Number::f16, CpuNeeds::amx_fp16, "own tiles, AMX", f16_amx, amx_cut, amx_begin, amx_end},
+    {false, Number::bf16, CpuNeeds::avx512_bf16, "own tiles, AVX512_BF16", bf16_dots, amx_cut},
     {false, Number::f32, CpuNeeds::avx512, "own panels, AVX-512", float_avx512, wide_cut},
     {false, Number::f64, CpuNeeds::avx512, "own panels, AVX-512", double_avx512, wide_cut},
     {false, Number::bf16, CpuNeeds::avx512, "own panels, AVX-512", bf16_avx512, half_cut},
@@ -41,10 +45,18 @@ constexpr GroupedChoice kChoices[] = {
     {true, Number::f16, CpuNeeds::nothing, "own blocks, tensor cores"}};
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+// Whether ONEDNN_MAX_CPU_ISA, where somebody set it, names a set that has one of these.
+bool onednn_may(std::initializer_list<const char*> parts) {
+  const char* const set = std::getenv("ONEDNN_MAX_CPU_ISA");
+  const std::string name = set == nullptr ? "" : set;
+  if (name.empty() || name == "ALL" || name == "DEFAULT") return true;
+  return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.find(part) != name.npos; });
+}
+
 struct CpuSets {
-  bool avx2 = false, avx512 = false, amx_bf16 = false, amx_fp16 = false;
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false, amx_fp16 = false;
   CpuSets() {
-    // What libtorch is held to (ATEN_CPU_CAPABILITY) holds here too.
+    // What libtorch and oneDNN are held to holds here too.
     const std::string torch = at::get_cpu_capability();
     avx512 = torch != "DEFAULT" && torch != "AVX2" && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -52,14 +64,16 @@ struct CpuSets {
     avx2 = torch != "DEFAULT" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!avx512 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
-    const bool tiles = (d >> 24 & 1) != 0 && at::cpu::init_amx();
+    const bool tiles = (d >> 24 & 1) != 0 && onednn_may({"AMX"}) && at::cpu::init_amx();
     amx_bf16 = tiles && (d >> 22 & 1) != 0;
-    amx_fp16 = tiles && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 21 & 1) != 0;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return;
+    amx_fp16 = tiles && (a >> 21 & 1) != 0;
+    avx512_bf16 = (a >> 5 & 1) != 0 && onednn_may({"AMX", "BF16", "FP16", "AVX10"});
   }
 };
 #else
 struct CpuSets {
-  bool avx2 = false, avx512 = false, amx_bf16 = false, amx_fp16 = false;
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false, amx_fp16 = false;
 };
 #endif
 
@@ -157,6 +171,8 @@ bool cpu_has(CpuNeeds needs) {
       return sets.avx2;
     case CpuNeeds::avx512:
       return sets.avx512;
+    case CpuNeeds::avx512_bf16:
+      return sets.avx512_bf16;
     case CpuNeeds::amx_bf16:
       return sets.amx_bf16;
     case CpuNeeds::amx_fp16:
