@@ -8,12 +8,15 @@
 #include <climits>
 
 #include "cuda/kernels/accumulate.h"
+#include "cuda/kernels/grouped_product.h"
 #include "nn/product_choice.h"
 #include "nn/torch_compat.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
+
+namespace kernels = cuda::kernels;
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
@@ -73,7 +76,7 @@ bool adds_halves(const cuda::Target& target, const at::Tensor& gradient, const a
 // Calls body(Bf16{}) or body(F16{}).
 template <class Body>
 void dispatch_half(at::ScalarType type, const Body& body) {
-  type == at::kHalf ? body(cuda::kernels::F16{}) : body(cuda::kernels::Bf16{});
+  type == at::kHalf ? body(kernels::F16{}) : body(kernels::Bf16{});
 }
 
 void put_product(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& product, bool adds) {
@@ -87,27 +90,52 @@ void put_product(const cuda::Target& target, at::Tensor& gradient, const at::Ten
   }
   dispatch_half(product.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target, {"add_elements", {&gradient, &product}, {&gradient}}, cuda::kernels::add_elements<T>,
+    cuda::launch(target, {"add_elements", {&gradient, &product}, {&gradient}}, kernels::add_elements<T>,
                  cuda::CpuOnly{}, elements<float>(gradient), elements<T>(product), product.numel());
   });
 }
 
-bool use_mkl_sums(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
-  const auto fits = [](const at::Tensor& rows) { return std::max(rows.size(0), rows.size(1)) <= INT_MAX; };
+bool sums_bf16(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16 && !target.gpu() &&
-         gradient.is_contiguous() && fits(gradient) && fits(x) && product_choice().mkl_bf16_sums;
+         gradient.is_contiguous();
 }
 
-// gradient = beta gradient + dy^T x in fp32.
-void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, float beta) {
+bool use_mkl_sums(const at::Tensor& gradient, const at::Tensor& x) {
+  const auto fits = [](const at::Tensor& rows) { return std::max(rows.size(0), rows.size(1)) <= INT_MAX; };
+  return product_choice().mkl_bf16_sums && fits(gradient) && fits(x);
+}
+
+// gradient [out, in] = or += dy^T x in fp32.
+void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
   constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
   if (x.size(0) == 0) {
-    if (beta == 0) gradient.zero_();
+    if (!adds) gradient.zero_();
     return;
   }
   const auto out = static_cast<int>(dy.size(1)), in = static_cast<int>(x.size(1)), rows = static_cast<int>(x.size(0));
   cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kAsItIs, out, in, rows, 1.0F, dy.const_data_ptr(), out,
-                         x.const_data_ptr(), in, beta, gradient.mutable_data_ptr<float>(), in);
+                         x.const_data_ptr(), in, adds ? 1.0F : 0.0F, gradient.mutable_data_ptr<float>(), in);
+}
+
+// The same by our own tiles.
+void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
+  if (x.size(0) == 0) {
+    if (!adds) gradient.zero_();
+    return;
+  }
+  int64_t arguments[kernels::kGroupedFields];
+  arguments[kernels::kPointerA] = reinterpret_cast<int64_t>(dy.const_data_ptr());
+  arguments[kernels::kPointerB] = reinterpret_cast<int64_t>(x.const_data_ptr());
+  arguments[kernels::kPointerC] = reinterpret_cast<int64_t>(gradient.mutable_data_ptr());
+  arguments[kernels::kLeadingA] = dy.size(1);
+  arguments[kernels::kLeadingB] = arguments[kernels::kLeadingC] = x.size(1);
+  arguments[kernels::kGroupRows] = x.size(0);
+  kernels::grouped_product<kernels::Bf16>(arguments, {.op = kernels::GroupedOp::weight_gradient,
+                                                      .groups = 1,
+                                                      .rows = x.size(0),
+                                                      .in = x.size(1),
+                                                      .out = dy.size(1),
+                                                      .adds = adds});
 }
 
 // By rows of the gradient, so that a product which is only added somewhere stays in a cache.
@@ -153,11 +181,14 @@ void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
   const bool wider = gradient.scalar_type() != dy_t.scalar_type();
   const double flops = flops_of(dy_t, x_rows);
   const at::Tensor* const before = adds ? &gradient : nullptr;
-  if (use_mkl_sums(target, gradient, x_rows)) {
-    const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
-    cuda::launch(target, {"mkl_weight_gradient", {&left, &right, before}, {&gradient}, {}, flops},
-                 mkl_weight_gradient, cuda::CpuOnly{}, gradient, left, right, adds ? 1.0F : 0.0F);
-    return;
+  if (sums_bf16(target, gradient, x_rows)) {
+    const bool by_mkl = use_mkl_sums(gradient, x_rows);
+    if (by_mkl || product_choice().own_bf16_sums) {
+      const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
+      cuda::launch(target, {"bf16_weight_gradient", {&left, &right, before}, {&gradient}, {}, flops},
+                   by_mkl ? mkl_weight_gradient : own_weight_gradient, cuda::CpuOnly{}, gradient, left, right, adds);
+      return;
+    }
   }
   if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
     return put_rounded_product(target, gradient, dy_t, x_rows, adds);
@@ -181,7 +212,7 @@ void add_linear_bias_gradient(const cuda::Target& target, at::Tensor& gradient, 
   const at::Tensor packed = rows.contiguous();
   dispatch_half(packed.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target, {"add_column_sums", {&gradient, &packed}, {&gradient}}, cuda::kernels::add_column_sums<T>,
+    cuda::launch(target, {"add_column_sums", {&gradient, &packed}, {&gradient}}, kernels::add_column_sums<T>,
                  cuda::CpuOnly{}, elements<float>(gradient), elements<T>(packed), packed.size(0), packed.size(1));
   });
 }

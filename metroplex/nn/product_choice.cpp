@@ -2,12 +2,16 @@
 
 #include <ATen/cpu/Utils.h>
 
+#include <utility>
+
 #include "nn/torch_compat.h"
 
 namespace metroplex::nn {
 
 ProductChoice choose_products(const Processor& processor) {
-  return {.onednn_floats = !processor.intel && processor.avx512, .mkl_bf16_sums = processor.intel && processor.bf16};
+  return {.onednn_floats = !processor.intel && processor.avx512,
+          .mkl_bf16_sums = processor.intel && processor.bf16,
+          .own_bf16_sums = !processor.intel && processor.bf16};
 }
 
 Processor this_processor() {
@@ -25,7 +29,9 @@ Processor this_processor() {
 ProductChoice& product_choice() {
   static ProductChoice choice = [] {
     ProductChoice chosen = choose_products(this_processor());
-    chosen.mkl_bf16_sums = chosen.mkl_bf16_sums && cblas_gemm_bf16bf16f32 != nullptr;
+    if (cblas_gemm_bf16bf16f32 == nullptr) {
+      chosen.own_bf16_sums = std::exchange(chosen.mkl_bf16_sums, false) || chosen.own_bf16_sums;
+    }
     return chosen;
   }();
   return choice;

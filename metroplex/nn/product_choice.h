@@ -11,8 +11,9 @@ struct Processor {
 struct ProductChoice {
   // Large fp32 products. MKL uses AVX-512 on Intel alone; on others oneDNN takes half the time with it.
   bool onednn_floats = false;
-  // MKL adds products of bf16 to fp32 as they are; elsewhere libtorch rounds them to bf16 first.
-  bool mkl_bf16_sums = false;
+  // Products of bf16 added to fp32 as they are: by MKL, or by our own tiles, which are as quick as oneDNN's products
+  // where there are instructions for bf16. Elsewhere libtorch's, which are rounded to bf16 first.
+  bool mkl_bf16_sums = false, own_bf16_sums = false;
 };
 
 ProductChoice choose_products(const Processor& processor);

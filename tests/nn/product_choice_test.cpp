@@ -14,6 +14,7 @@ TEST(ProductChoice, FollowsVendorAndInstructionSet) {
         const nn::ProductChoice choice = nn::choose_products({intel, avx512, bf16});
         EXPECT_EQ(choice.onednn_floats, !intel && avx512);
         EXPECT_EQ(choice.mkl_bf16_sums, intel && bf16);
+        EXPECT_EQ(choice.own_bf16_sums, !intel && bf16);
       }
     }
   }
@@ -24,6 +25,7 @@ TEST(ProductChoice, IsTheSameEveryTime) {
                           two = nn::choose_products(nn::this_processor());
   EXPECT_EQ(one.onednn_floats, two.onednn_floats);
   EXPECT_EQ(one.mkl_bf16_sums, two.mkl_bf16_sums);
+  EXPECT_EQ(one.own_bf16_sums, two.own_bf16_sums);
 }
 
 TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
@@ -45,7 +47,8 @@ TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
 
 // A product in bf16 is half a unit of the last of 8 bits off, 2e-3; sums of 70 exact products in fp32 1e-6.
 TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
-  const double own = nn::product_choice().mkl_bf16_sums ? 1e-5 : 1e-2;
+  const nn::ProductChoice& choice = nn::product_choice();
+  const double own = choice.mkl_bf16_sums || choice.own_bf16_sums ? 1e-5 : 1e-2;
   for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{70, 33, 41}, {1, 5, 1}, {0, 3, 4}}) {
     const at::Tensor x = sample({rows, in}, 1, at::kBFloat16), dy = sample({rows, out}, 2, at::kBFloat16);
     const at::Tensor right = 1 + dy.to(at::kDouble).t().mm(x.to(at::kDouble));
@@ -60,6 +63,32 @@ TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
     at::Tensor rounded = at::ones({out, in});
     nn::put_linear_weight_gradient({}, rounded, dy, x, true);
     EXPECT_LT(relative_difference(rounded, right), 1e-2);
+    const WithProducts tiles({.own_bf16_sums = true});
+    at::Tensor by_tiles = at::ones({out, in});
+    nn::put_linear_weight_gradient({}, by_tiles, dy, x, true);
+    EXPECT_LT(relative_difference(by_tiles, right), 1e-5);
+  }
+}
+
+// Whatever multiplies, and where nothing is multiplied: all of the gradient is written, over NaN too, with the bits
+// of a sum that begins with 0. The last two sizes are more than one piece of a rounded product (8 MiB), and oneDNN's.
+TEST(ProductChoice, AGradientThatIsNotAddedToIsWritten) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<std::array<int64_t, 3>> sizes{
+      {70, 33, 41}, {1, 5, 1}, {0, 3, 4}, {2, 2, 2100000}, {130, 96, 140}};
+  for (const nn::ProductChoice& choice :
+       {nn::product_choice(), nn::ProductChoice{}, nn::ProductChoice{.own_bf16_sums = true}}) {
+    const WithProducts with(choice);
+    for (const auto& [rows, in, out] : sizes) {
+      for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+        const at::Tensor x = sample({rows, in}, 1, type), dy = sample({rows, out}, 2, type);
+        const at::TensorOptions sums = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
+        at::Tensor written = at::full({out, in}, nan, sums), added = at::zeros({out, in}, sums);
+        nn::put_linear_weight_gradient({}, written, dy, x, false);
+        nn::put_linear_weight_gradient({}, added, dy, x, true);
+        EXPECT_TRUE(at::equal(written, added)) << rows << " x " << in << " x " << out << " " << c10::toString(type);
+      }
+    }
   }
 }
 

@@ -46,6 +46,7 @@ struct GroupedShape {
   GroupedOp op = GroupedOp::forward;
   int64_t groups = 0, rows = 0, in = 0, out = 0;
   bool wide_sum = true;  // weight_gradient: c is in Wide<T>, not in T
+  bool adds = true;      // weight_gradient: c += ...; else c of groups that have rows is written. CPU only
 };
 
 // counts [groups].

@@ -99,7 +99,7 @@ GroupedProblem problem_of(const int64_t* arguments, const GroupedShape& s, int64
       p.m = rows, p.n = s.in, p.k = s.out;
       break;
     case GroupedOp::weight_gradient:
-      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = true, p.wide_c = s.wide_sum;
+      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = s.adds, p.wide_c = s.wide_sum;
       break;
   }
   return p;
