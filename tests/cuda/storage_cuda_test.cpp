@@ -40,6 +40,27 @@ void check_scatter(const TableShape& s) {
   EXPECT_TRUE(at::equal(gtable.cpu(), table));
 }
 
+// Every row more than 32 times: 32 lanes, a tree of 5 steps over them and the table round by half a unit of at most
+// the sizes of what they add, the table's type by half of one of its own; the sum in doubles rounds at every step.
+template <class Table, class Dout>
+void check_long_scatter(const TableShape& s) {
+  const at::Tensor table = values<Table>({s.rows, s.width}, 0.7), dout = values<Dout>({s.count, s.width}, 0.3),
+                   indices = at::arange(s.count, at::kLong).mul(7919).remainder(s.rows);
+  const at::Tensor gtable = table.to(at::kCUDA), gdout = dout.to(at::kCUDA);
+  at::Tensor sorted, order;
+  std::tie(sorted, order) = indices.to(at::kCUDA).sort(/*stable=*/true, 0, false);
+  scatter_add_rows_cuda<Table, Dout>(data<Table>(gtable), {data<int64_t>(sorted), data<int64_t>(order)},
+                                     data<Dout>(gdout), s, current_stream());
+  const at::Tensor from = table.to(at::kDouble), rows = dout.to(at::kDouble);
+  const at::Tensor exact = from.index_add(0, indices, rows), sizes = from.abs().index_add(0, indices, rows.abs());
+  const double times = static_cast<double>(s.count / s.rows + 1);
+  const double unit = std::is_same_v<Table, double> ? 0x1p-53 : 0x1p-24;
+  const double half = !kIsHalf<Table> ? 0 : std::is_same_v<Table, Bf16> ? 0x1p-8 : 0x1p-11;
+  const at::Tensor sums = sizes * ((times / 32 + 7) * unit + times * 0x1p-53);
+  EXPECT_TRUE(
+      ((gtable.cpu().to(at::kDouble) - exact).abs() <= sums + (exact.abs() + sums) * half).all().item<bool>());
+}
+
 constexpr TableShape kShapes[] = {{40, 16, 100}, {1000, 257, 3000}, {5, 1, 1}, {64, 768, 0}};
 
 TEST(EmbeddingKernelsCuda, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
@@ -50,6 +71,15 @@ TEST(EmbeddingKernelsCuda, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
     MPX_FOR_ELEMENTS(MPX_CHECK_GATHER);
 #define MPX_CHECK_SCATTER(Dout, Table) check_scatter<Table, Dout>(s)
     MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_SCATTER);
+  }
+}
+
+TEST(EmbeddingKernelsCuda, RowsThatAreDrawnOftenAreSummedInWideParts) {
+  MPX_NEED_GPU_KERNELS();
+  for (const TableShape& s : {TableShape{3, 64, 4000}, {1, 768, 8192}, {7, 257, 1000}}) {
+    SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.width << ", " << s.count << " indices");
+#define MPX_CHECK_LONG_SCATTER(Dout, Table) check_long_scatter<Table, Dout>(s)
+    MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_LONG_SCATTER);
   }
 }
 

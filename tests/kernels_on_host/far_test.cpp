@@ -2,6 +2,7 @@
 // reach the end.
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/cross_entropy.h"
+#include "cuda/kernels/dropout_block.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/norm.h"
 #include "cuda/kernels/rope.h"
@@ -30,6 +31,36 @@ TEST(FarOnHost, RopeTurnsHeadsThatLieFarApart) {
   rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, s, nullptr);
   EXPECT_EQ(load(last[0]), -3.0F);
   EXPECT_EQ(load(last[2]), 2.0F);
+}
+
+TEST(FarOnHost, RopeTurnsPacksOfHeadsThatLieFarApart) {
+  constexpr int64_t kApart = kFar / 32 * 32;  // so that a quarter is whole packs
+  const RopeShape s{3, 2, 2, 16, kApart, kApart / 2, kApart / 4};
+  const FarArray<Bf16> x(3 * kApart, "x");
+  Bf16* const last = x.data() + 2 * s.stride_s + s.stride_b + s.stride_head;
+  last[7] = kTwo, last[15] = kThree;
+  const DeviceArray<float> cos(std::vector<float>(24, 0.0F), Use::in, "cos"),
+      sin(std::vector<float>(24, 1.0F), Use::in, "sin");
+  rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, s, nullptr);
+  EXPECT_EQ(load(last[7]), -3.0F);
+  EXPECT_EQ(load(last[15]), 2.0F);
+}
+
+TEST(FarOnHost, DropoutReachesLargeArrays) {
+  for (const int64_t width : {1000, 999}) {
+    const int64_t rows = kFar / width + 1, last = rows * width - 1, of_row = dropout_blocks_per_row(width);
+    const FarArray<Bf16> x(rows * width, "x"), out(rows * width, "out");
+    const DeviceArray<int64_t> counter({5}, Use::in, "counter");
+    x.data()[last] = kThree;
+    for (const int64_t item : {rows * of_row - 1, rows * of_row - 2}) {  // the last one of a row may have no element
+      only_the_last(item);
+      bias_dropout_add_cuda<Bf16, Bf16>({x.data(), nullptr, nullptr, out.data()},
+                                        {{counter.data(), 1, 0}, rows, width, 7, 0.5}, nullptr);
+    }
+    const bool kept = base::philox4x32(7, static_cast<uint64_t>(last / 4), 5)[static_cast<size_t>(last % 4)] >> 31;
+    EXPECT_EQ(load(out.data()[last]), kept ? 6.0F : 0.0F);
+    set_order({});
+  }
 }
 
 TEST(FarOnHost, ElementsOfLargeArraysAreReached) {

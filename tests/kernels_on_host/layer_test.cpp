@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "cuda/kernels/cross_entropy.h"
@@ -10,6 +11,7 @@
 namespace metroplex::kernels_on_host {
 namespace {
 
+// `shift`: of one array after the other.
 template <class T>
 void check_rope(const RopeShape& s, size_t shift) {
   const int64_t n = s.sequence * s.stride_s;
@@ -19,14 +21,17 @@ void check_rope(const RopeShape& s, size_t shift) {
     const std::vector<T> start = made<T>(n, 0.7);
     std::vector<T> x = start;
     rope<T>(x.data(), cos.data(), sin.data(), direction, s);
-    const auto got = in_all_orders([&] {
-      const DeviceArray<T> gx(start, Use::both, "x", shift);
-      const DeviceArray<Wide<T>> gcos(cos, Use::in, "cos", shift), gsin(sin, Use::in, "sin", shift);
-      rope_cuda<T>(gx.data(), gcos.data(), gsin.data(), direction, s, nullptr);
-      return std::tuple{gx.values()};
-    });
-    // a cos - c sin: of two products of at most 9.
-    expect_twins(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
+    for (const int shifted : {0, 1, 2}) {
+      const auto got = in_all_orders([&] {
+        const DeviceArray<T> gx(start, Use::both, "x", shifted == 0 ? shift : 0);
+        const DeviceArray<Wide<T>> gcos(cos, Use::in, "cos", shifted == 1 ? shift : 0),
+            gsin(sin, Use::in, "sin", shifted == 2 ? shift : 0);
+        rope_cuda<T>(gx.data(), gcos.data(), gsin.data(), direction, s, nullptr);
+        return std::tuple{gx.values()};
+      });
+      // a cos - c sin: of two products of at most 9.
+      expect_twins(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
+    }
   }
 }
 
@@ -68,8 +73,11 @@ struct DropoutCase {
   bool bias, residual, sample_major = false, chosen = false;
 };
 
+// Of x, bias, residual and out.
+using Shifts = std::array<size_t, 4>;
+
 template <class In, class Out>
-void check_dropout(const DropoutCase& c, size_t shift) {
+void check_dropout(const DropoutCase& c, const Shifts& shifts) {
   using T = Wide<In>;
   const std::vector<In> x = made<In>(c.rows * c.width, 0.7);
   const std::vector<Out> residual = made<Out>(c.rows * c.width, 0.2);
@@ -88,9 +96,9 @@ void check_dropout(const DropoutCase& c, size_t shift) {
       {x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, out.data()},
       shape(counters.data(), chosen.data()));
   const auto got = in_all_orders([&] {
-    const DeviceArray<In> gx(x, Use::in, "x", shift);
-    const DeviceArray<Out> gresidual(residual, Use::in, "residual", shift), gout(out, Use::out, "out", shift);
-    const DeviceArray<T> gbias(bias, Use::in, "bias", shift);
+    const DeviceArray<In> gx(x, Use::in, "x", shifts[0]);
+    const DeviceArray<Out> gresidual(residual, Use::in, "residual", shifts[2]), gout(out, Use::out, "out", shifts[3]);
+    const DeviceArray<T> gbias(bias, Use::in, "bias", shifts[1]);
     const DeviceArray<int64_t> gcounters(counters, Use::in, "counters"), gchosen(chosen, Use::in, "chosen");
     bias_dropout_add_cuda<In, Out>(
         {gx.data(), c.bias ? gbias.data() : nullptr, c.residual ? gresidual.data() : nullptr, gout.data()},
@@ -119,8 +127,8 @@ void check_gather(const TableShape& s, bool add, size_t shift) {
   std::vector<T> out = start;
   gather_rows<T>(table.data(), indices.data(), out.data(), add, s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> gtable(table, Use::in, "table", shift),
-        gout(start, add ? Use::both : Use::out, "out", shift);
+    const DeviceArray<T> gtable(table, Use::in, "table", add ? 0 : shift),
+        gout(start, add ? Use::both : Use::out, "out", add ? shift : 0);
     const DeviceArray<int64_t> gindices(indices, Use::in, "indices");
     gather_rows_cuda<T>(gtable.data(), gindices.data(), gout.data(), add, s, nullptr);
     return std::tuple{gout.values()};
@@ -155,6 +163,10 @@ template <class T>
 void check_all() {
   for (const size_t shift : {0, 1}) {
     check_rope<T>({5, 3, 2, 16, 3 * 2 * 24, 2 * 24, 24}, shift);
+    check_rope<T>({4, 2, 3, 48, 2 * 3 * 48, 3 * 48, 48}, shift);
+    for (const RopeShape& odd :
+         {RopeShape{3, 2, 2, 16, 97, 48, 24}, {3, 2, 2, 16, 104, 49, 24}, {3, 2, 2, 16, 104, 52, 25}})
+      check_rope<T>(odd, 0);
     check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
     check_rope<T>({0, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
     for (const LogitsShape& s : {LogitsShape{5, 41, 37}, {3, 600, 600}, {0, 8, 8}, {2, 0, 0}, {2, 8, 0}, {1, 1, 1}})
@@ -190,11 +202,15 @@ TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
                                {3, 1027, 5, 0.1, true, false},
                                {9, 67, 0, 0.4, false, false, false, true},
                                {9, 131, 10, 0.4, false, false, true, true},
+                               {9, 132, 10, 0.4, false, true, true, true},
+                               {6, 24, 3, 0.4, true, false, false, true},
                                {0, 8, 0, 0.5, true, true},
                                {4, 0, 0, 0.5, true, true}}) {
     SCOPED_TRACE(testing::Message() << c.rows << " x " << c.width << " p " << c.probability);
-#define MPX_CHECK_DROPOUT(In, Out) check_dropout<In, Out>(c, 0), check_dropout<In, Out>(c, 1)
-    MPX_FOR_ELEMENT_CASTS(MPX_CHECK_DROPOUT);
+    for (const Shifts& shifts : {Shifts{}, {1, 1, 1, 1}, {1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}) {
+#define MPX_CHECK_DROPOUT(In, Out) check_dropout<In, Out>(c, shifts)
+      MPX_FOR_ELEMENT_CASTS(MPX_CHECK_DROPOUT);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/divided.h"
 #include "cuda/kernels/half.h"
 
 struct CUstream_st;  // what cudaStream_t points to
@@ -36,13 +37,15 @@ struct DropoutRow {
 };
 
 constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
-  const int64_t of_a_sample = s.num_rows / s.rows.num_samples;
-  const int64_t sample = s.rows.sample_major ? row / of_a_sample : row % s.rows.num_samples;
-  const int64_t inside = s.rows.sample_major ? row % of_a_sample : row / s.rows.num_samples;
-  const int64_t of_whole = s.rows.chosen == nullptr ? inside
-                                                    : inside / s.rows.num_chosen * s.rows.whole +
-                                                          s.rows.chosen[inside % s.rows.num_chosen];
-  return {static_cast<uint64_t>(s.rows.counters[sample]), (s.rows.first_row + of_whole) * s.width};
+  const bool major = s.rows.sample_major;
+  const Divided at = divided(row, major ? divided(s.num_rows, s.rows.num_samples).quotient : s.rows.num_samples);
+  const int64_t sample = major ? at.quotient : at.remainder;
+  int64_t inside = major ? at.remainder : at.quotient;
+  if (s.rows.chosen != nullptr) {
+    const Divided of_chosen = divided(inside, s.rows.num_chosen);
+    inside = of_chosen.quotient * s.rows.whole + s.rows.chosen[of_chosen.remainder];
+  }
+  return {static_cast<uint64_t>(s.rows.counters[sample]), (s.rows.first_row + inside) * s.width};
 }
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null, out may

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/philox.h"
 #include "cuda/kernels/dropout.h"
@@ -22,15 +23,71 @@ struct DropoutFactor {
         scale(static_cast<T>(1.0 / (1.0 - probability))) {}
 };
 
-// Blocks that may touch a row: a row that starts in the middle of a block needs one more.
-constexpr int64_t dropout_blocks_per_row(int64_t width) { return (width + 2 * (kPhiloxWords - 1)) / kPhiloxWords; }
+// Blocks that may touch a row: a row that starts in the middle of a block needs one more. Rows of whole blocks start
+// none in the middle.
+constexpr int64_t dropout_blocks_per_row(int64_t width) {
+  return width % kPhiloxWords == 0 ? width / kPhiloxWords : (width + 2 * (kPhiloxWords - 1)) / kPhiloxWords;
+}
+
+// The elements of one Philox block, and how they are moved where all of them are there: in words of 8 or 16 bytes.
+template <class T>
+struct Quad {
+  T values[kPhiloxWords];
+};
+__extension__ using Bits128 = unsigned __int128;
+template <class T>
+struct QuadWords {
+  using Word __attribute__((may_alias)) = std::conditional_t<sizeof(Quad<T>) == 8, uint64_t, Bits128>;
+  static constexpr size_t kCount = sizeof(Quad<T>) / sizeof(Word);
+  Word words[kCount];
+};
+
+// Which elements of a block lie in the row.
+struct QuadLanes {
+  int64_t begin, end;
+  bool whole;  // all, in every block, and words may be read and written
+};
+
+// The lanes of from[at .. at + 3]; zero for others.
+template <class T>
+constexpr Quad<T> load_quad(const T* from, int64_t at, const QuadLanes& lanes) {
+  Quad<T> quad{};
+  if (lanes.whole) {
+    QuadWords<T> words{};
+    for (size_t i = 0; i < words.kCount; ++i)
+      words.words[i] = reinterpret_cast<const typename QuadWords<T>::Word*>(from + at)[i];
+    quad = __builtin_bit_cast(Quad<T>, words);
+  } else {
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) {
+      if (lane >= lanes.begin && lane < lanes.end) quad.values[lane] = from[at + lane];
+    }
+  }
+  return quad;
+}
+template <class T>
+constexpr void store_quad(const Quad<T>& quad, T* to, int64_t at, const QuadLanes& lanes) {
+  if (lanes.whole) {
+    const auto words = __builtin_bit_cast(QuadWords<T>, quad);
+    for (size_t i = 0; i < words.kCount; ++i)
+      reinterpret_cast<typename QuadWords<T>::Word*>(to + at)[i] = words.words[i];
+  } else {
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) {
+      if (lane >= lanes.begin && lane < lanes.end) to[at + lane] = quad.values[lane];
+    }
+  }
+}
+
+template <class... Pointers>
+constexpr bool aligned_for_quads(const Pointers*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(typename QuadWords<Pointers>::Word) == 0) && ...);
+}
 
 // Work item `item` of num_rows * dropout_blocks_per_row(width).
 template <class In, class Out>
 constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutShape& shape,
                              const DropoutFactor<Wide<In>>& factor, int64_t item) {
   using T = Wide<In>;
-  const int64_t blocks = dropout_blocks_per_row(shape.width), row = item / blocks, block = item % blocks;
+  const auto [row, block] = divided(item, dropout_blocks_per_row(shape.width));
   const bool draws = shape.probability > 0;
   const DropoutRow where = draws ? dropout_row(shape, row) : DropoutRow{};
   const int64_t first = block * kPhiloxWords - where.start % kPhiloxWords;  // element of the row, may be before it
@@ -39,14 +96,27 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
   if (draws) {
     bits = base::philox4x32(shape.key, static_cast<uint64_t>((where.start + first) / kPhiloxWords), where.counter);
   }
-  for (int64_t lane = 0; lane < kPhiloxWords; ++lane) {
-    const int64_t e = first + lane;
-    if (e < 0 || e >= shape.width) continue;
-    const int64_t at = row * shape.width + e;
-    T value = o.bias != nullptr ? load(o.x[at]) + o.bias[e] : load(o.x[at]);
-    if (draws) value *= (bits[static_cast<size_t>(lane)] >> 8) < factor.threshold ? T(0) : factor.scale;
-    o.out[at] = store<Out>(o.residual != nullptr ? value + load(o.residual[at]) : value);
+  const QuadLanes lanes{-first, shape.width - first,
+                        shape.width % kPhiloxWords == 0 && aligned_for_quads(o.x, o.bias, o.residual, o.out)};
+  const int64_t at = row * shape.width + first;
+  const Quad<In> x = load_quad(o.x, at, lanes);
+  Quad<T> value{};
+  for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] = load(x.values[lane]);
+  if (o.bias != nullptr) {
+    const Quad<T> bias = load_quad(o.bias, first, lanes);
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += bias.values[lane];
   }
+  if (draws) {
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane)
+      value.values[lane] *= (bits[static_cast<size_t>(lane)] >> 8) < factor.threshold ? T(0) : factor.scale;
+  }
+  if (o.residual != nullptr) {
+    const Quad<Out> residual = load_quad(o.residual, at, lanes);
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += load(residual.values[lane]);
+  }
+  Quad<Out> out{};
+  for (int64_t lane = 0; lane < kPhiloxWords; ++lane) out.values[lane] = store<Out>(value.values[lane]);
+  store_quad(out, o.out, at, lanes);
 }
 
 }  // namespace metroplex::cuda::kernels

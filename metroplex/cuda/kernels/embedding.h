@@ -23,7 +23,8 @@ void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, co
 
 // The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was
 // launched. scatter_add_rows_cuda wants the indices sorted, and `order`, where each of them stood before: a sort that
-// keeps equal ones in their order gives the bits of the CPU twin.
+// keeps equal ones in their order gives the bits of the CPU twin where an index occurs 32 times at most. Of others it
+// adds the rows up in the wide type, in an order of its own that is always the same, and rounds the table once.
 template <class T>
 void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape,
                       CUstream_st* stream);

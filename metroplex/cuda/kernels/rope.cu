@@ -1,23 +1,43 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rope.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
 
-template <class T>
+// Items are `count` neighbouring dimensions of a head and those that turn with them.
+template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, RopeShape s) {
-  const int64_t half = s.rotary / 2, items = s.sequence * s.batch * s.heads * half;
+  const int64_t half = s.rotary / 2, of_half = half / count, items = s.sequence * s.batch * s.heads * of_half;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
-    const int64_t i = item % half, head = item / half % s.heads, b = item / half / s.heads % s.batch,
-                  row = item / half / s.heads / s.batch;
-    T* low = x + row * s.stride_s + b * s.stride_b + head * s.stride_head + i;
-    const Wide<T> a = load(low[0]), c = load(low[half]);
-    const Wide<T> across = cos[row * half + i], turn = sign * sin[row * half + i];
-    low[0] = store<T>(a * across - c * turn);
-    low[half] = store<T>(c * across + a * turn);
+    const auto [of_heads, pack] = divided(item, of_half);
+    const auto [of_samples, head] = divided(of_heads, s.heads);
+    const auto [row, b] = divided(of_samples, s.batch);
+    const int64_t angle = row * half + pack * count;
+    T* low = x + row * s.stride_s + b * s.stride_b + head * s.stride_head + pack * count;
+    Elements<T, count> a, c;
+    Elements<Wide<T>, count> across, turn;
+    a.read(low);
+    c.read(low + half);
+    across.read(cos + angle);
+    turn.read(sin + angle);
+    for (int64_t i = 0; i < count; ++i) {
+      const Wide<T> x0 = a.values[i], x1 = c.values[i], by = sign * turn.values[i];
+      a.values[i] = x0 * across.values[i] - x1 * by;
+      c.values[i] = x1 * across.values[i] + x0 * by;
+    }
+    a.write(low);
+    c.write(low + half);
   }
+}
+
+template <class T>
+bool packs_fit(const T* x, const Wide<T>* cos, const Wide<T>* sin, const RopeShape& s) {
+  constexpr int64_t kPack = Pack<T>::kCount;
+  return s.rotary / 2 % kPack == 0 && s.stride_s % kPack == 0 && s.stride_b % kPack == 0 &&
+         s.stride_head % kPack == 0 && aligned_for_packs(x, cos, sin);
 }
 
 }  // namespace
@@ -27,8 +47,14 @@ void rope_cuda(T* x, const Wide<T>* cos, const Wide<T>* sin, int direction, cons
                CUstream_st* stream) {
   const int64_t items = shape.sequence * shape.batch * shape.heads * (shape.rotary / 2);
   if (items == 0) return;
-  launch_kernel("rope", rope_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, x, cos, sin,
-                static_cast<Wide<T>>(direction), shape);
+  const auto sign = static_cast<Wide<T>>(direction);
+  if (packs_fit(x, cos, sin, shape)) {
+    constexpr int64_t kPack = Pack<T>::kCount;
+    launch_kernel("rope", rope_kernel<kPack, T>, Grid{blocks_for(items / kPack), kThreads, 0, stream}, x, cos, sin,
+                  sign, shape);
+  } else {
+    launch_kernel("rope", rope_kernel<1, T>, Grid{blocks_for(items), kThreads, 0, stream}, x, cos, sin, sign, shape);
+  }
 }
 
 #define MPX_INSTANTIATE(T) \

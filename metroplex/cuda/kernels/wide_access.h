@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/divided.h"
 #include "cuda/kernels/half.h"
 
 namespace metroplex::cuda::kernels {
@@ -29,10 +30,16 @@ __device__ Pack<T> load_pack(const T* from) {
 }
 template <class T>
 __device__ void store_pack(T* to, const Pack<T>& pack) {
-  *reinterpret_cast<uint4*>(to) = __builtin_bit_cast(uint4, pack);
+  const auto bits = __builtin_bit_cast(uint4, pack);
+#ifdef METROPLEX_KERNELS_ON_HOST
+  *reinterpret_cast<uint4*>(to) = bits;
+#else  // an assignment nvcc takes apart into stores of elements, and does not always join them again
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
+               : "memory");
+#endif
 }
 
-// `count` neighbouring elements at once: one, or those of a Pack.
+// `count` neighbouring elements at once: one, or those of whole Packs.
 template <class T, int64_t count>
 struct Elements {
   Wide<T> values[count];
@@ -41,17 +48,21 @@ struct Elements {
     if constexpr (count == 1) {
       values[0] = load(*from);
     } else {
-      const Pack<T> pack = load_pack(from);
-      for (int64_t i = 0; i < count; ++i) values[i] = load(pack.values[i]);
+      for (int64_t i = 0; i < count; i += Pack<T>::kCount) {
+        const Pack<T> pack = load_pack(from + i);
+        for (int64_t l = 0; l < Pack<T>::kCount; ++l) values[i + l] = load(pack.values[l]);
+      }
     }
   }
   __device__ void write(T* to) const {
     if constexpr (count == 1) {
       *to = store<T>(values[0]);
     } else {
-      Pack<T> pack;
-      for (int64_t i = 0; i < count; ++i) pack.values[i] = store<T>(values[i]);
-      store_pack(to, pack);
+      for (int64_t i = 0; i < count; i += Pack<T>::kCount) {
+        Pack<T> pack;
+        for (int64_t l = 0; l < Pack<T>::kCount; ++l) pack.values[l] = store<T>(values[i + l]);
+        store_pack(to + i, pack);
+      }
     }
   }
   // Adds what lies there in the wide type; nothing for null.
@@ -68,18 +79,5 @@ struct Elements {
     }
   }
 };
-
-// a / b and its remainder, for 0 <= a and 0 < b: in 32 bits where both fit, which a GPU does several times as fast.
-struct Divided {
-  int64_t quotient, remainder;
-};
-__device__ inline Divided divided(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) {
-    const auto small_a = static_cast<uint32_t>(a), small_b = static_cast<uint32_t>(b);
-    const uint32_t quotient = small_a / small_b;
-    return {quotient, small_a - quotient * small_b};
-  }
-  return {a / b, a % b};
-}
 
 }  // namespace metroplex::cuda::kernels

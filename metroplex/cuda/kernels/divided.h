@@ -1,0 +1,21 @@
+// Where an item of a flat range lies in rows of equal length.
+#pragma once
+
+#include <cstdint>
+
+namespace metroplex::cuda::kernels {
+
+// a / b and its remainder, for 0 <= a and 0 < b: in 32 bits where both fit, which a GPU does several times as fast.
+struct Divided {
+  int64_t quotient, remainder;
+};
+constexpr Divided divided(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) {
+    const auto small_a = static_cast<uint32_t>(a), small_b = static_cast<uint32_t>(b);
+    const uint32_t quotient = small_a / small_b;
+    return {quotient, small_a - quotient * small_b};
+  }
+  return {a / b, a % b};
+}
+
+}  // namespace metroplex::cuda::kernels
