@@ -32,7 +32,7 @@ __device__ void store_pack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<uint4*>(to) = __builtin_bit_cast(uint4, pack);
 }
 
-// `count` neighbouring elements at once: one, or those of a Pack.
+// `count` neighbouring elements at once: one, or those of whole Packs.
 template <class T, int64_t count>
 struct Elements {
   Wide<T> values[count];
@@ -41,17 +41,21 @@ struct Elements {
     if constexpr (count == 1) {
       values[0] = load(*from);
     } else {
-      const Pack<T> pack = load_pack(from);
-      for (int64_t i = 0; i < count; ++i) values[i] = load(pack.values[i]);
+      for (int64_t i = 0; i < count; i += Pack<T>::kCount) {
+        const Pack<T> pack = load_pack(from + i);
+        for (int64_t l = 0; l < Pack<T>::kCount; ++l) values[i + l] = load(pack.values[l]);
+      }
     }
   }
   __device__ void write(T* to) const {
     if constexpr (count == 1) {
       *to = store<T>(values[0]);
     } else {
-      Pack<T> pack;
-      for (int64_t i = 0; i < count; ++i) pack.values[i] = store<T>(values[i]);
-      store_pack(to, pack);
+      for (int64_t i = 0; i < count; i += Pack<T>::kCount) {
+        Pack<T> pack;
+        for (int64_t l = 0; l < Pack<T>::kCount; ++l) pack.values[l] = store<T>(values[i + l]);
+        store_pack(to + i, pack);
+      }
     }
   }
   // Adds what lies there in the wide type; nothing for null.
