@@ -148,13 +148,21 @@ TEST(NormCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
   check_pair<float, F16>();
 }
 
-TEST(NormLines, CoverAllRowsWithAtMost256ThreadBlocks) {
-  for (const int64_t rows : {0, 1, 8, 9, 2047, 2048, 2049, 2100, 100000}) {
+// 256 lines gave each of the 132 processors of a large GPU two thread blocks of the eight that it holds.
+TEST(NormLines, CoverAllRowsWithAtMost1024ThreadBlocksAndStaySmallBesideX) {
+  int64_t fewer = 0;
+  for (const int64_t rows : {0, 1, 8, 9, 2047, 2048, 2049, 2100, 4095, 4096, 4097, 16383, 16384, 16385, 100000}) {
     const NormShape shape{rows, 4, 1e-5, false};
-    EXPECT_LE(norm_lines(shape), 256);
-    EXPECT_GE(norm_lines(shape) * norm_rows_per_line(shape), rows);
-    EXPECT_LT((norm_lines(shape) - 1) * norm_rows_per_line(shape), std::max<int64_t>(rows, 1));
+    const int64_t lines = norm_lines(shape), of_line = norm_rows_per_line(shape);
+    EXPECT_LE(lines, 1024);
+    EXPECT_GE(lines * of_line, rows);
+    EXPECT_LT((lines - 1) * of_line, std::max<int64_t>(rows, 1));
+    // Of a column, floats and bf16; the last line may have fewer rows.
+    EXPECT_LE((lines - 1) * 2 * 4, rows * 2 / (rows < 4096 ? 2 : 4));
+    EXPECT_GE(of_line, fewer) << "more rows, fewer of a line";
+    fewer = of_line;
   }
+  EXPECT_EQ(norm_lines({16384, 4, 1e-5, false}), 1024);
 }
 
 }  // namespace

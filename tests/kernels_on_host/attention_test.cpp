@@ -49,11 +49,12 @@ void check(const Case& c) {
                          of(static_cast<const T*>(out.data()), c.heads), of(dout.data(), c.heads), logsumexp.data(),
                          of(dq.data(), c.heads), of(dk.data(), c.groups), of(dv.data(), c.groups)},
                         here, scratch);
+  const size_t shift = c.chosen ? 1 : 0;
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> gq(q, Use::in, "q"), gk(k, Use::in, "k"), gv(v, Use::in, "v"), gout(out, Use::out, "out"),
-        gdout(dout, Use::in, "dout"), gdq(dq, Use::out, "dq"), gdk(dk, Use::out, "dk"), gdv(dv, Use::out, "dv"),
-        same(out, Use::in, "out");
-    const DeviceArray<W> gsums(logsumexp, Use::out, "logsumexp"), sums(logsumexp, Use::in, "logsumexp");
+    const DeviceArray<T> gq(q, Use::in, "q", shift), gk(k, Use::in, "k", shift), gv(v, Use::in, "v", shift),
+        gout(out, Use::out, "out", shift), gdout(dout, Use::in, "dout", shift), gdq(dq, Use::out, "dq", shift),
+        gdk(dk, Use::out, "dk", shift), gdv(dv, Use::out, "dv", shift), same(out, Use::in, "out", shift);
+    const DeviceArray<W> gsums(logsumexp, Use::out, "logsumexp", shift), sums(logsumexp, Use::in, "logsumexp", shift);
     const DeviceArray<int64_t> ids(documents, Use::in, "documents"), chosen(rows, Use::in, "rows"),
         counter(counters, Use::in, "counters");
     const AttentionShape there = placed(ids.data(), chosen.data(), counter.data());

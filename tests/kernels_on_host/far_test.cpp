@@ -3,8 +3,12 @@
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout_block.h"
+#include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/embedding.h"
-#include "cuda/kernels/norm.h"
+#include "cuda/kernels/expert_rows.h"
+#include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/permutation.h"
 #include "cuda/kernels/rope.h"
 #include "kernels_on_host/far_array.h"
 #include "kernels_on_host/twins.h"
@@ -93,7 +97,8 @@ TEST(FarOnHost, LogitsOfLargeVocabulariesAreReached) {
   EXPECT_EQ(target.data()[rows - 1], 3.0F);
   EXPECT_EQ(maximum.data()[rows - 1], 3.0F);
   logsumexp.data()[rows - 1] = 3;
-  only_the_last(last);
+  constexpr int64_t kPiece = 4 * 256 * 8;  // elements that a block takes at once
+  set_order({0, {static_cast<uint64_t>((rows * (columns / kPiece) - 1) % 8192)}});
   cross_entropy_backward_cuda<Bf16>(x.data(), targets.data(), {logsumexp.data(), scale.data(), 1, 0},
                                     {rows, columns, columns}, nullptr);
   EXPECT_EQ(load(x.data()[last]), 0.0F);  // e^0 - 1
@@ -117,6 +122,123 @@ TEST(FarOnHost, RowsOfLargeTablesAndNormsAreReached) {
   norm_forward_cuda<Bf16, Bf16>({table.data(), weight.data(), nullptr, out.data(), nullptr, rstd.data()},
                                 {rows, width, 0, true}, nullptr);
   EXPECT_EQ(load(out.data()[rows * width - 1]), 256.0F);  // of a row with one number, sqrt(width) times its sign
+  set_order({});
+}
+
+// The block that takes row `row` of a grid over rows.
+void only_row(int64_t row) { set_order({0, {static_cast<uint64_t>(row % 8192)}}); }
+
+TEST(FarOnHost, RowsOfLargeTablesAreMovedAndSummed) {
+  const int64_t width = int64_t{1} << 16, rows = kFar / width + 1, last = rows * width - 1;
+  const FarArray<Bf16> x(rows * width, "x"), out(rows * width, "out");
+  const FarArray<int64_t> from(rows, "source");
+  x.data()[last] = kTwo;
+  from.data()[rows - 1] = rows - 1;
+  only_row(rows - 1);
+  permute_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, width, 1}, nullptr);
+  EXPECT_EQ(load(out.data()[last]), 2.0F);
+  out.data()[last] = kThree;
+  sum_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, 1, width}, nullptr);
+  EXPECT_EQ(load(out.data()[last]), 2.0F);
+  set_order({});
+}
+
+TEST(FarOnHost, RowsOfExpertsAreReached) {
+  const int64_t width = 1024, rows = kFar / width + 1, last = rows * width - 1;
+  const FarArray<Bf16> x(rows * width, "x"), out(rows * width, "out");
+  const FarArray<float> probs(rows, "probs");
+  const DeviceArray<int64_t> counts({rows - 1, 1}, Use::in, "counts");
+  const ExpertShape s{2, rows, width, Activation::squared_relu, false};
+  x.data()[last] = kThree;
+  probs.data()[rows - 1] = 2;
+  only_row(rows - 1);
+  expert_activation_cuda<Bf16>(x.data(), nullptr, probs.data(), counts.data(), out.data(), s, nullptr);
+  EXPECT_EQ(load(out.data()[last]), 18.0F);
+  const FarArray<float> dprobs(rows, "dprobs");
+  expert_activation_backward_cuda<Bf16>({x.data(), x.data(), nullptr, probs.data(), out.data(), dprobs.data()},
+                                        counts.data(), s, nullptr);
+  EXPECT_EQ(load(out.data()[last]), 36.0F);   // dy p 2 x
+  EXPECT_EQ(dprobs.data()[rows - 1], 27.0F);  // dy x^2
+  set_order({});
+}
+
+// The last of the lines of weight gradients is one row.
+TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
+  const int64_t width = int64_t{1} << 16, rows = 993 * 33 + 1, last = rows * width - 1;
+  const NormShape s{rows, width, 0, true};
+  ASSERT_GT(rows * width, kFar);
+  ASSERT_EQ(norm_rows_per_line(s), 33);
+  const FarArray<Bf16> raw(rows * width, "raw"), residual(rows * width, "residual"), x(rows * width, "x"),
+      out(rows * width, "out");
+  const FarArray<float> weight(width, "weight"), rstd(rows, "rstd"), dweight(width, "dweight"),
+      lines(norm_lines(s) * 2 * width, "lines");
+  const DropoutNormShape shape{{{nullptr, 1, 0}, rows, width, 7, 0.0}, s};
+  raw.data()[last] = residual.data()[last] = store<Bf16>(1.0F);
+  weight.data()[width - 2] = weight.data()[width - 1] = 1;
+  only_row(rows - 1);
+  dropout_norm_forward_cuda<Bf16, Bf16>({raw.data(), nullptr, residual.data(), x.data()},
+                                        {x.data(), weight.data(), nullptr, out.data(), nullptr, rstd.data()}, shape,
+                                        nullptr);
+  EXPECT_EQ(load(x.data()[last]), 2.0F);
+  EXPECT_EQ(load(out.data()[last]), 256.0F);  // of a row with one number, sqrt(width) times its sign
+  EXPECT_EQ(rstd.data()[rows - 1], 128.0F);
+  const FarArray<Bf16> dy(rows * width, "dy"), dx(rows * width, "dx"), drawn(rows * width, "drawn");
+  dy.data()[last - 1] = dy.data()[last] = store<Bf16>(1.0F);
+  // The last line, and the thread block that adds up the last columns of all lines.
+  set_order({0, {static_cast<uint64_t>(norm_lines(s) - 1), static_cast<uint64_t>(width / 8 - 1)}});
+  const NormBackward<Bf16, Bf16> backward{dy.data(), x.data(),  weight.data(),  nullptr, rstd.data(),
+                                          nullptr,   dx.data(), dweight.data(), nullptr};
+  norm_backward_cuda<Bf16, Bf16>(backward, lines.data(), s, nullptr);
+  EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);  // there the normalized x is 0
+  EXPECT_EQ(dweight.data()[width - 1], 256.0F);
+  dx.data()[last - 1] = Bf16{};
+  dropout_norm_backward_cuda<Bf16, Bf16>(backward, drawn.data(), lines.data(), shape, nullptr);
+  EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);
+  EXPECT_EQ(load(drawn.data()[last - 1]), 128.0F);
+  set_order({});
+}
+
+TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
+  const int64_t last = kFar - 1;
+  const FarArray<Bf16> grad(kFar, "grad"), param(kFar, "param");
+  const FarArray<float> main(kFar, "main"), first(kFar, "first"), scales(kFar / 256 + 1, "scales");
+  const FarArray<uint8_t> second(kFar, "second");
+  grad.data()[last] = kThree;
+  main.data()[last] = 1;
+  const StepValues value{.steps = 1, .updates = 1, .number = 1, .grad_factor = 0.5};
+  const GroupRates rate{0.125, 0.5, 0.5, 0.125, 1};
+  const DeviceArray<StepValues> values({value}, Use::in, "values");
+  const DeviceArray<GroupRates> rates({rate}, Use::in, "rates");
+  OptimizerRange range;
+  range.n = kFar;
+  range.grad = grad.data(), range.grad_number = Number::bf16;
+  range.main = main.data(), range.param = param.data();
+  range.first = {first.data(), Number::f32, nullptr};
+  range.second = {second.data(), Number::block8, scales.data()};
+  Bf16 one_grad = kThree, one_param{};
+  float one_main = 1, one_first = 0, one_scale = 0;
+  uint8_t one_second = 0;
+  OptimizerRange one = range;
+  one.n = 1;
+  one.grad = &one_grad, one.main = &one_main, one.param = &one_param;
+  one.first.data = &one_first, one.second.data = &one_second, one.second.scales = &one_scale;
+  adam_step(one, {}, {&value, &rate});
+  only_the_last(last);
+  adam_step_cuda(range, {}, {values.data(), rates.data()}, nullptr);
+  EXPECT_NE(one_main, 1);
+  EXPECT_FLOAT_EQ(main.data()[last], one_main);
+  EXPECT_FLOAT_EQ(first.data()[last], one_first);
+  EXPECT_EQ(second.data()[last], one_second);
+  EXPECT_EQ(scales.data()[last / 256], one_scale);
+  EXPECT_EQ(param.data()[last].bits, one_param.bits);
+
+  const FarArray<GradientSums> workspace(gradient_sums_blocks(kFar), "workspace");
+  const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums");
+  ASSERT_EQ((gradient_sums_blocks(kFar) - 1) % 8192, 0);  // the one block of the total takes the last part as well
+  only_row(0);
+  gradient_sums_cuda(grad.data(), Number::bf16, kFar,
+                     {reinterpret_cast<GradientSums*>(sums.data()), workspace.data()}, nullptr);
+  EXPECT_EQ(sums.data()[0], 9.0);
   set_order({});
 }
 

@@ -6,20 +6,28 @@ namespace {
 
 constexpr uint64_t kKey = 0x123456789ABCDEF0ull;
 
-// What one call of each kernel takes; `sum` is the input of the norm.
+// The orders of sums differ between twins: of 5128 columns a thread of the GPU adds 21, then the block 12, one after
+// another, a lane of the CPU 321 and 32 over the lanes. Roundings of 2^-24 of the sum in either direction make
+// sqrt(386) 2^-24 = 1.2e-6 of it, of which expect_twins allows three; rows of a column are fewer.
+constexpr int kAll = -1, kNone = -2;
+
+// What one call of each kernel takes; `sum` is the input of the norm. Arrays of elements begin behind a multiple of
+// 16 bytes: all of them, none, or the one of that number.
 template <class In, class Out>
 struct Case {
   using T = Wide<In>;
   NormShape s;
   bool with_add = true;
   double probability = 0;
-  size_t shift = 0;
+  int shifted = kNone;
   int64_t n = s.rows * s.width;
   std::vector<In> x = made<In>(n, 0.7), add = made<In>(n, 0.11), residual = made<In>(n, 0.6);
   std::vector<Out> dy = made<Out>(n, 0.3), raw = made<Out>(n, 0.5);
   std::vector<T> weight = made<T>(s.width, 0.2), bias = made<T>(s.width, 0.9), added = made<T>(s.width, 0.4);
   std::vector<T> mean = std::vector<T>(static_cast<size_t>(s.rows)), rstd = mean;
   std::vector<int64_t> counters = std::vector<int64_t>{7, 9};
+
+  size_t shift(int array) const { return shifted == kAll || shifted == array ? 1 : 0; }
 
   DropoutNormShape shape(const int64_t* where) const {
     return {{{where, s.rows % 2 == 0 ? 2 : 1, 5, false}, s.rows, s.width, kKey, probability}, s};
@@ -34,17 +42,17 @@ void check_forward(Case<In, Out>& c) {
       {c.x.data(), c.weight.data(), c.s.rms ? nullptr : c.bias.data(), out.data(), c.mean.data(), c.rstd.data()},
       c.s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<In> x(c.x, Use::in, "x", c.shift);
-    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift), bias(c.bias, Use::in, "bias", c.shift),
+    const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0));
+    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), bias(c.bias, Use::in, "bias", c.shift(2)),
         mean(c.mean, Use::out, "mean"), rstd(c.rstd, Use::out, "rstd");
-    const DeviceArray<Out> to(out, Use::out, "out", c.shift);
+    const DeviceArray<Out> to(out, Use::out, "out", c.shift(3));
     norm_forward_cuda<In, Out>(
         {x.data(), weight.data(), c.s.rms ? nullptr : bias.data(), to.data(), mean.data(), rstd.data()}, c.s,
         nullptr);
     return std::tuple{to.values(), c.s.rms ? c.mean : mean.values(), rstd.values()};
   });
   expect_twins(std::get<0>(got), out, "norm");
-  expect_twins(std::get<1>(got), c.mean, "mean");
+  expect_sums(std::get<1>(got), c.mean, "mean", c.s.width, std::vector<double>(c.mean.size(), 3.0));
   expect_twins(std::get<2>(got), c.rstd, "rstd");
 }
 
@@ -71,12 +79,12 @@ void check_backward(const Case<In, Out>& c) {
        dx.data(), dweight.data(), c.s.rms ? nullptr : dbias.data()},
       c.s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<In> x(c.x, Use::in, "x", c.shift), add(c.add, Use::in, "add", c.shift),
-        to(dx, Use::out, "dx", c.shift);
-    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift);
-    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift), mean(c.mean, Use::in, "mean"),
+    const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0)), add(c.add, Use::in, "add", c.shift(4)),
+        to(dx, Use::out, "dx", c.shift(5));
+    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6));
+    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), mean(c.mean, Use::in, "mean"),
         rstd(c.rstd, Use::in, "rstd"), gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
-        lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines");
+        lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines", c.shift(7));
     norm_backward_cuda<In, Out>(
         {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), c.with_add ? add.data() : nullptr, to.data(),
          gdweight.data(), c.s.rms ? nullptr : gdbias.data()},
@@ -99,10 +107,11 @@ void check_sum(const Case<In, Out>& c) {
                                 {sum.data(), c.weight.data(), bias, out.data(), mean.data(), rstd.data()},
                                 c.shape(c.counters.data()));
   const auto got = in_all_orders([&] {
-    const DeviceArray<Out> raw(c.raw, Use::in, "raw", c.shift), to(out, Use::out, "out", c.shift);
-    const DeviceArray<In> residual(c.residual, Use::in, "residual", c.shift), x(sum, Use::out, "sum", c.shift);
-    const DeviceArray<T> added(c.added, Use::in, "bias", c.shift), weight(c.weight, Use::in, "weight"),
-        bias_there(c.bias, Use::in, "norm bias"), gmean(mean, Use::out, "mean"), grstd(rstd, Use::out, "rstd");
+    const DeviceArray<Out> raw(c.raw, Use::in, "raw", c.shift(8)), to(out, Use::out, "out", c.shift(3));
+    const DeviceArray<In> residual(c.residual, Use::in, "residual", c.shift(9)), x(sum, Use::out, "sum", c.shift(0));
+    const DeviceArray<T> added(c.added, Use::in, "bias", c.shift(10)),
+        weight(c.weight, Use::in, "weight", c.shift(1)), bias_there(c.bias, Use::in, "norm bias", c.shift(2)),
+        gmean(mean, Use::out, "mean"), grstd(rstd, Use::out, "rstd");
     const DeviceArray<int64_t> counters(c.counters, Use::in, "counters");
     dropout_norm_forward_cuda<In, Out>(
         {raw.data(), added.data(), residual.data(), x.data()},
@@ -126,12 +135,12 @@ void check_sum_backward(const Case<In, Out>& c) {
                                   c.add.data(), dx.data(), dweight.data(), to_bias},
                                  drawn.data(), c.shape(c.counters.data()));
   const auto got = in_all_orders([&] {
-    const DeviceArray<In> x(c.x, Use::in, "x", c.shift), add(c.add, Use::in, "add", c.shift),
-        gdx(dx, Use::out, "sum's gradient", c.shift);
-    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift), gdrawn(drawn, Use::out, "dx", c.shift);
-    const DeviceArray<T> weight(c.weight, Use::in, "weight"), mean(c.mean, Use::in, "mean"),
+    const DeviceArray<In> x(c.x, Use::in, "x", c.shift(0)), add(c.add, Use::in, "add", c.shift(4)),
+        gdx(dx, Use::out, "sum's gradient", c.shift(5));
+    const DeviceArray<Out> dy(c.dy, Use::in, "dy", c.shift(6)), gdrawn(drawn, Use::out, "dx", c.shift(11));
+    const DeviceArray<T> weight(c.weight, Use::in, "weight", c.shift(1)), mean(c.mean, Use::in, "mean"),
         rstd(c.rstd, Use::in, "rstd"), gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
-        lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines");
+        lines(std::vector<T>(static_cast<size_t>(norm_lines(c.s) * 2 * c.s.width)), Use::out, "lines", c.shift(7));
     const DeviceArray<int64_t> counters(c.counters, Use::in, "counters");
     dropout_norm_backward_cuda<In, Out>({dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), add.data(),
                                          gdx.data(), gdweight.data(), c.s.rms ? nullptr : gdbias.data()},
@@ -149,21 +158,29 @@ void check_sum_backward(const Case<In, Out>& c) {
 }
 
 template <class In, class Out>
+void check(const NormShape& s, double probability, int shifted) {
+  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " rms " << s.rms << " p " << probability
+                                  << " shifted " << shifted);
+  Case<In, Out> c{s, probability > 0, probability, shifted};
+  check_forward(c);
+  check_backward(c);
+  check_sum(c);
+  check_sum_backward(c);
+}
+
+template <class In, class Out>
 void check_pair() {
   for (const bool rms : {false, true}) {
     for (const auto& [rows, width] :
-         std::vector<std::pair<int64_t, int64_t>>{{0, 8}, {1, 5}, {7, 1}, {19, 300}, {2, 5121}, {9, 64}}) {
-      for (const double probability : {0.0, 0.5}) {
-        SCOPED_TRACE(testing::Message() << rows << " x " << width << " rms " << rms << " p " << probability);
-        Case<In, Out> c{
-            {rows, width, 1e-5, rms}, probability > 0, probability, rows == 9 || width == 5 ? size_t{1} : 0};
-        check_forward(c);
-        check_backward(c);
-        check_sum(c);
-        check_sum_backward(c);
-      }
+         std::vector<std::pair<int64_t, int64_t>>{{0, 8}, {1, 5}, {7, 1}, {19, 300}, {9, 64}}) {
+      for (const double probability : {0.0, 0.5})
+        check<In, Out>({rows, width, 1e-5, rms}, probability, rows == 9 || width == 5 ? kAll : kNone);
     }
+    // More packs than threads; sums that fit into shared memory without dbias only, in packs and out of them.
+    for (const int64_t width : {2056, 5128, 5121}) check<In, Out>({2, width, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
   }
+  constexpr int kArrays = 12;
+  for (int shifted = kNone; shifted < kArrays; ++shifted) check<In, Out>({3, 64, 1e-5, false}, 0.5, shifted);
 }
 
 TEST(NormOnHost, AloneAndBehindDropoutEveryPairOfTypesIsAsItsCpuTwin) {
@@ -173,6 +190,16 @@ TEST(NormOnHost, AloneAndBehindDropoutEveryPairOfTypesIsAsItsCpuTwin) {
   check_pair<F16, F16>();
   check_pair<float, Bf16>();
   check_pair<float, F16>();
+}
+
+TEST(NormOnHost, LinesOfManyRowsAreAddedUp) {
+  Case<float, float> c{{4127, 3, 1e-5, false}};
+  ASSERT_EQ(norm_lines(c.s), 258);
+  set_order({});
+  norm_forward<float, float>({c.x.data(), c.weight.data(), c.bias.data(), std::vector<float>(c.x.size()).data(),
+                              c.mean.data(), c.rstd.data()},
+                             c.s);
+  check_backward(c);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels_on_host/planted.h"
 
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::kernels_on_host {
 namespace {
@@ -23,6 +24,22 @@ __global__ void pairs_kernel(Fault fault, const float* x, float* out, int64_t n)
   out[fault == Fault::one_too_far ? i + 1 : i] = sum;
 }
 
+__global__ void mirror_kernel(Fault fault, const float* x, float* out, int64_t n) {
+  __shared__ float mine[kThreads];
+  float* const room = reinterpret_cast<float*>(cuda::kernels::dynamic_shared());
+  const int64_t t = threadIdx.x;
+  if (t < n) room[fault == Fault::beyond_room ? t + 1 : t] = x[t];
+  __syncthreads();
+  if (t < n) mine[fault == Fault::beyond_array ? t + kThreads - n + 1 : t] = room[n - 1 - t];
+  __syncthreads();
+  if (t < n) out[t] = mine[t];
+}
+
+__global__ void pack_kernel(Fault fault, const float* x, float* out) {
+  using cuda::kernels::load_pack, cuda::kernels::store_pack;
+  if (threadIdx.x == 0) store_pack(out, load_pack(fault == Fault::unaligned ? x + 1 : x));
+}
+
 __global__ void rows_kernel(Fault fault, uint16_t* x, int64_t rows, int64_t stride) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
@@ -37,6 +54,17 @@ void planted_pairs(Fault fault, const float* x, float* out, int64_t n) {
   const auto blocks = static_cast<unsigned>(n / kThreads + (fault == Fault::extra_block ? 1 : 0));
   cuda::kernels::launch_kernel("planted_pairs", pairs_kernel, cuda::kernels::Grid{blocks, kThreads, 0, nullptr},
                                fault, x, out, n);
+}
+
+void planted_mirror(Fault fault, const float* x, float* out, int64_t n) {
+  const auto bytes = static_cast<unsigned>(n * static_cast<int64_t>(sizeof(float)));
+  cuda::kernels::launch_kernel("planted_mirror", mirror_kernel, cuda::kernels::Grid{1, kThreads, bytes, nullptr},
+                               fault, x, out, n);
+}
+
+void planted_pack(Fault fault, const float* x, float* out) {
+  cuda::kernels::launch_kernel("planted_pack", pack_kernel, cuda::kernels::Grid{1, kThreads, 0, nullptr}, fault, x,
+                               out);
 }
 
 void planted_rows(Fault fault, uint16_t* x, int64_t rows, int64_t stride) {

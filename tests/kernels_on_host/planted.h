@@ -12,12 +12,19 @@ enum class Fault {
   one_too_far,    // the last element's neighbour
   narrow_stride,  // rows times stride in 32 bits
   extra_block,    // one block more than there are blocks of elements
+  beyond_room,    // shared memory behind what the launch asked for
+  beyond_array,   // shared memory behind what the kernel declares
+  unaligned,      // four elements at once, from the second one on
   unwritten,      // shared memory is read that nobody wrote
   between_blocks  // every block adds to one number
 };
 
 // out[i] of n = x[i] + x[i + 1 - 2 (i % 2)], the neighbour's by way of shared memory; n a multiple of 256.
 void planted_pairs(Fault fault, const float* x, float* out, int64_t n);
+// out[i] of n = x[n - 1 - i], by way of the shared memory that the launch asks for and of an array; n at most 256.
+void planted_mirror(Fault fault, const float* x, float* out, int64_t n);
+// out[i] of 4 = x[i], in one access.
+void planted_pack(Fault fault, const float* x, float* out);
 // x[row * stride] = row.
 void planted_rows(Fault fault, uint16_t* x, int64_t rows, int64_t stride);
 

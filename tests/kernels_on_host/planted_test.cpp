@@ -17,6 +17,19 @@ void pairs(Fault fault) {
   for (size_t i = 0; fault == Fault::none && i < kCount; ++i) ASSERT_EQ(to[i], from[i] + from[i ^ 1]) << i;
 }
 
+void mirror(Fault fault) {
+  constexpr int64_t kFew = 61;
+  const DeviceArray<float> x(made<float>(kFew, 0.3), Use::in, "x"), out(std::vector<float>(kFew), Use::out, "out");
+  planted_mirror(fault, x.data(), out.data(), kFew);
+  for (int64_t i = 0; i < kFew; ++i) ASSERT_EQ(out.data()[i], x.data()[kFew - 1 - i]) << i;
+}
+
+void pack(Fault fault) {
+  const DeviceArray<float> x(made<float>(5, 0.3), Use::in, "x"), out(std::vector<float>(4), Use::out, "out");
+  planted_pack(fault, x.data(), out.data());
+  for (int64_t i = 0; i < 4; ++i) ASSERT_EQ(out.data()[i], x.data()[i]) << i;
+}
+
 void rows(Fault fault) {
   const FarArray<uint16_t> x((kRows - 1) * kStride + 1, "x");
   planted_rows(fault, x.data(), kRows, kStride);
@@ -39,6 +52,8 @@ TEST(PlantedFaults, WithoutOneNothingIsFound) {
   for (const uint64_t seed : {0, 1, 2}) {
     set_order({seed, {}});
     pairs(Fault::none);
+    mirror(Fault::none);
+    pack(Fault::none);
     rows(Fault::none);
   }
   set_order({});
@@ -74,6 +89,26 @@ TEST(PlantedFaults, WhatLeavesAnArrayIsFound) {
     EXPECT_DEATH(pairs(Fault::one_too_far), "heap-buffer-overflow");
     EXPECT_DEATH(pairs(Fault::extra_block), "heap-buffer-overflow");
     EXPECT_DEATH(rows(Fault::narrow_stride), "AddressSanitizer");
+  }
+}
+
+TEST(PlantedFaults, WhatLeavesSharedMemoryIsFound) {
+  if (watches()) {
+    expect_found(said([] { mirror(Fault::beyond_room); }), "writes 4 bytes at a place outside all arrays");
+    // In the program's memory one array of a kernel follows the other: the sanitizer keeps them apart.
+    expect_found(said([] { mirror(Fault::beyond_array); }), "that nobody has written yet");
+  } else {
+    EXPECT_DEATH(mirror(Fault::beyond_room), "use-after-poison");
+    EXPECT_DEATH(mirror(Fault::beyond_array), "out of bounds");
+  }
+}
+
+TEST(PlantedFaults, AccessesThatAGpuRefusesAreFound) {
+  if (watches()) {
+    expect_found(said([] { pack(Fault::unaligned); }),
+                 "reads 16 bytes at x[1], which does not lie at a multiple of that");
+  } else {
+    EXPECT_DEATH(pack(Fault::unaligned), "misaligned address");
   }
 }
 

@@ -25,13 +25,14 @@ void check_random(int64_t rows, int64_t width) {
 }
 
 template <class T>
-void check_sinkhorn(int64_t rows, int64_t columns) {
+void check_sinkhorn(int64_t rows, int64_t columns, size_t shift) {
   const std::vector<T> x = made<T>(rows * columns, 0.7);
   std::vector<T> out(x.size()), factors(static_cast<size_t>(rows + 2 * columns));
   const SinkhornShape shape{rows, columns};
   sinkhorn<T>(x.data(), out.data(), factors.data(), shape);
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> gx(x, Use::in, "logits"), gout(out, Use::out, "out"), gfactors(factors, Use::out, "factors");
+    const DeviceArray<T> gx(x, Use::in, "logits", shift), gout(out, Use::out, "out", shift),
+        gfactors(factors, Use::out, "factors", shift);
     sinkhorn_cuda<T>(gx.data(), gout.data(), gfactors.data(), shape, nullptr);
     return std::tuple{gout.values()};
   });
@@ -40,7 +41,7 @@ void check_sinkhorn(int64_t rows, int64_t columns) {
 }
 
 template <class T>
-void check_route(const RouteShape& s, bool with_bias) {
+void check_route(const RouteShape& s, bool with_bias, size_t shift) {
   const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7), bias = made<T>(s.experts, 0.2),
                        dprobs = made<T>(s.tokens * s.k, 0.3);
   std::vector<int64_t> experts(dprobs.size());
@@ -50,8 +51,9 @@ void check_route(const RouteShape& s, bool with_bias) {
   route_forward<T>({x.data(), with_bias ? bias.data() : nullptr, experts.data(), probs.data()}, s);
   route_backward<T>({dprobs.data(), x.data(), experts.data(), dx.data()}, s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> gx(x, Use::in, "logits"), gbias(bias, Use::in, "bias"), gdprobs(dprobs, Use::in, "dprobs"),
-        gprobs(probs, Use::out, "probs"), gdx(dx, Use::out, "dlogits");
+    const DeviceArray<T> gx(x, Use::in, "logits", shift), gbias(bias, Use::in, "bias", shift),
+        gdprobs(dprobs, Use::in, "dprobs", shift), gprobs(probs, Use::out, "probs", shift),
+        gdx(dx, Use::out, "dlogits", shift);
     const DeviceArray<int64_t> gexperts(given, s.chosen ? Use::in : Use::out, "experts");
     route_forward_cuda<T>({gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data()}, s,
                           nullptr);
@@ -64,7 +66,7 @@ void check_route(const RouteShape& s, bool with_bias) {
 }
 
 template <class T>
-void check_balance(const BalanceShape& s) {
+void check_balance(const BalanceShape& s, size_t shift) {
   const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7);
   const std::vector<double> dsums = made<double>(s.sums(), 0.3);
   std::vector<double> sums(dsums.size()), lines(static_cast<size_t>(balance_chunks(s) * s.sums()));
@@ -72,9 +74,9 @@ void check_balance(const BalanceShape& s) {
   balance_forward<T>(x.data(), sums.data(), lines.data(), s);
   balance_backward<T>(x.data(), dsums.data(), dx.data(), s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> gx(x, Use::in, "logits"), gdx(dx, Use::out, "dlogits");
-    const DeviceArray<double> gdsums(dsums, Use::in, "dsums"), gsums(sums, Use::out, "sums"),
-        glines(lines, Use::out, "lines");
+    const DeviceArray<T> gx(x, Use::in, "logits", shift), gdx(dx, Use::out, "dlogits", shift);
+    const DeviceArray<double> gdsums(dsums, Use::in, "dsums", shift), gsums(sums, Use::out, "sums", shift),
+        glines(lines, Use::out, "lines", shift);
     balance_forward_cuda<T>(gx.data(), gsums.data(), glines.data(), s, nullptr);
     balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), s, nullptr);
     return std::tuple{gsums.values(), gdx.values()};
@@ -90,24 +92,25 @@ template <class T>
 void check_all() {
   for (const BalanceScore score :
        {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
-    check_balance<T>({70, 8, 1, score, true});
-    check_balance<T>({35, 67, 2, score, score == BalanceScore::sigmoid});
-    check_balance<T>({0, 5, 1, score, true});
+    for (const size_t shift : {0, 1}) check_balance<T>({70, 8, 1, score, true}, shift);
+    check_balance<T>({35, 67, 2, score, score == BalanceScore::sigmoid}, 0);
+    check_balance<T>({0, 5, 1, score, true}, 0);
   }
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{9, 131}, {0, 8}, {3, 0}, {1, 1}})
     check_random<T>(rows, width);
-  check_sinkhorn<T>(20, 7);
-  check_sinkhorn<T>(9, 300);
-  check_sinkhorn<T>(1, 1);
-  check_sinkhorn<T>(0, 3);
+  check_sinkhorn<T>(20, 7, 0);
+  check_sinkhorn<T>(20, 8, 1);
+  check_sinkhorn<T>(9, 300, 0);
+  check_sinkhorn<T>(1, 1, 0);
+  check_sinkhorn<T>(0, 3, 0);
   for (const RouteScore score :
        {RouteScore::softmax_of_chosen, RouteScore::softmax_of_all, RouteScore::sigmoid, RouteScore::sqrtsoftplus}) {
     const bool own = score == RouteScore::sigmoid || score == RouteScore::sqrtsoftplus;
-    check_route<T>({33, 8, 2, score}, false);
-    check_route<T>({9, 100, 8, score, 2.5}, own);
-    check_route<T>({5, 8, 1, score}, own);
-    check_route<T>({9, 8, 8, score, 1, true}, false);
-    check_route<T>({0, 8, 2, score}, false);
+    for (const size_t shift : {0, 1}) check_route<T>({33, 8, 2, score}, false, shift);
+    check_route<T>({9, 100, 8, score, 2.5}, own, 1);
+    check_route<T>({5, 8, 1, score}, own, 0);
+    check_route<T>({9, 8, 8, score, 1, true}, false, 0);
+    check_route<T>({0, 8, 2, score}, false, 0);
   }
 }
 

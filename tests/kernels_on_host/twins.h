@@ -56,6 +56,21 @@ void expect_twins(const std::vector<T>& got, const std::vector<T>& want, const s
   }
 }
 
+// Sums of `terms` numbers whose sizes add up to `size`. Of each kernel's number come ceil(terms / 256) additions in a
+// thread, or those of up to 8 neighbours more, and 12 over the block; of the CPU's terms / 16 in a lane and 32 over
+// lanes and the rest. Every one rounds by half a unit of at most `size`, every term before that by 8 of its own.
+template <class A>
+void expect_sums(const std::vector<A>& got, const std::vector<A>& want, const std::string& what, int64_t terms,
+                 const std::vector<double>& sizes) {
+  const double unit = std::is_same_v<A, double> ? 0x1p-53 : 0x1p-24;
+  const double roundings = static_cast<double>(terms / 256 + 1 + 8 + 12 + terms / 16 + 32 + 8);
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (got[i] == want[i]) continue;  // infinities
+    ASSERT_LE(std::fabs(double{got[i]} - double{want[i]}), roundings * unit * sizes[i]) << what << " at " << i;
+  }
+}
+
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);

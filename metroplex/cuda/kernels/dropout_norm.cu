@@ -13,12 +13,12 @@ __device__ void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& 
   __syncthreads();
 }
 
-template <class In, class Out>
+template <int64_t count, class In, class Out>
 __global__ void __launch_bounds__(kThreads) forward_kernel(DropoutOperands<Out, In> sum, NormForward<In, Out> norm,
                                                            DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
   for (int64_t row = blockIdx.x; row < s.norm.rows; row += gridDim.x) {
     drop_row(sum, s.dropout, factor, row);
-    norm_forward_row(norm, s.norm, row);
+    norm_forward_row<count>(norm, s.norm, row);
   }
 }
 
@@ -26,17 +26,15 @@ template <class In, class Out>
 struct Backward {
   NormBackward<In, Out> norm;
   Out* dx;
-  Wide<In>* lines;
-  bool shared;
+  NormLines<Wide<In>> lines;
 };
 
-template <class In, class Out>
+template <int64_t count, class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(Backward<In, Out> p, DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
-  using T = Wide<In>;
   const DropoutOperands<In, Out> drop{p.norm.dx, nullptr, nullptr, p.dx};
-  norm_line(p.lines, norm_room<T>(p.shared), s.norm, [&](int64_t row, const NormColumns<T>& columns) {
-    norm_backward_row(p.norm, s.norm, row, columns);
+  norm_line<count>(p.lines, s.norm, [&](int64_t row, const NormColumns<Wide<In>>& columns) {
+    norm_backward_row<count>(p.norm, s.norm, row, columns);
     __syncthreads();  // the threads of drop_row read what others wrote
     drop_row(drop, s.dropout, factor, row);
   });
@@ -48,19 +46,23 @@ template <class In, class Out>
 void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                                const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows == 0) return;
-  launch_kernel("dropout_norm_forward", forward_kernel<In, Out>,
-                Grid{blocks_for_rows(shape.norm.rows), kThreads, 0, stream}, sum, norm, shape,
-                DropoutFactor<Wide<In>>(shape.dropout.probability));
+  const auto kernel =
+      in_packs(norm, shape.norm) ? forward_kernel<kNormPack<In, Out>, In, Out> : forward_kernel<1, In, Out>;
+  launch_kernel("dropout_norm_forward", kernel, Grid{blocks_for_rows(shape.norm.rows), kThreads, 0, stream}, sum,
+                norm, shape, DropoutFactor<Wide<In>>(shape.dropout.probability));
 }
 
 template <class In, class Out>
 void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide<In>* lines,
                                 const DropoutNormShape& shape, CUstream_st* stream) {
   if (shape.norm.rows > 0) {
-    const unsigned room = norm_room_bytes<Wide<In>>(shape.norm);
-    launch_kernel("dropout_norm_backward", backward_kernel<In, Out>,
+    const bool with_bias = norm.dbias != nullptr;
+    const unsigned room = norm_room_bytes<Wide<In>>(shape.norm, with_bias);
+    const auto kernel = in_packs(norm, lines, shape.norm) ? backward_kernel<kNormPack<In, Out>, In, Out>
+                                                          : backward_kernel<1, In, Out>;
+    launch_kernel("dropout_norm_backward", kernel,
                   Grid{static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream},
-                  Backward<In, Out>{norm, dx, lines, room > 0}, shape,
+                  Backward<In, Out>{norm, dx, {lines, room > 0, with_bias}}, shape,
                   DropoutFactor<Wide<In>>(shape.dropout.probability));
   }
   sum_norm_lines(lines, norm.dweight, norm.dbias, shape.norm, stream);

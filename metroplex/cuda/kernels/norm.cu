@@ -3,17 +3,17 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-template <class In, class Out>
+template <int64_t count, class In, class Out>
 __global__ void __launch_bounds__(kThreads) forward_kernel(NormForward<In, Out> p, NormShape s) {
-  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) norm_forward_row(p, s, row);
+  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) norm_forward_row<count>(p, s, row);
 }
 
-template <class In, class Out>
+template <int64_t count, class In, class Out>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(NormBackward<In, Out> p, Wide<In>* lines, NormShape s, bool shared) {
-  using T = Wide<In>;
-  norm_line(lines, norm_room<T>(shared), s,
-            [&](int64_t row, const NormColumns<T>& columns) { norm_backward_row(p, s, row, columns); });
+    backward_kernel(NormBackward<In, Out> p, NormLines<Wide<In>> lines, NormShape s) {
+  norm_line<count>(lines, s, [&](int64_t row, const NormColumns<Wide<In>>& columns) {
+    norm_backward_row<count>(p, s, row, columns);
+  });
 }
 
 }  // namespace
@@ -21,18 +21,21 @@ __global__ void __launch_bounds__(kThreads)
 template <class In, class Out>
 void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream) {
   if (shape.rows == 0) return;
-  launch_kernel("norm_forward", forward_kernel<In, Out>, Grid{blocks_for_rows(shape.rows), kThreads, 0, stream},
-                operands, shape);
+  const auto kernel =
+      in_packs(operands, shape) ? forward_kernel<kNormPack<In, Out>, In, Out> : forward_kernel<1, In, Out>;
+  launch_kernel("norm_forward", kernel, Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, operands, shape);
 }
 
 template <class In, class Out>
 void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, const NormShape& shape,
                         CUstream_st* stream) {
   if (shape.rows > 0) {
-    const unsigned room = norm_room_bytes<Wide<In>>(shape);
-    launch_kernel("norm_backward", backward_kernel<In, Out>,
-                  Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream}, operands, lines, shape,
-                  room > 0);
+    const bool with_bias = operands.dbias != nullptr;
+    const unsigned room = norm_room_bytes<Wide<In>>(shape, with_bias);
+    const auto kernel =
+        in_packs(operands, lines, shape) ? backward_kernel<kNormPack<In, Out>, In, Out> : backward_kernel<1, In, Out>;
+    launch_kernel("norm_backward", kernel, Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream},
+                  operands, NormLines<Wide<In>>{lines, room > 0, with_bias}, shape);
   }
   sum_norm_lines(lines, operands.dweight, operands.dbias, shape, stream);
 }

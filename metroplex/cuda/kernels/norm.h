@@ -49,11 +49,15 @@ template <class In, class Out>
 void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, const NormShape& shape,
                         CUstream_st* stream);
 
-// On a GPU one thread block goes over neighbouring rows and leaves a line of their weight gradients: enough blocks to
-// fill the device, few enough that summing the lines is nothing.
+// On a GPU one thread block goes over neighbouring rows and leaves a line of their weight gradients. Lines are a
+// function of the rows alone, so that sums have the same bits on every GPU: enough to give each of 132 processors 8
+// blocks, of at least 8 rows and, beyond 256 lines, of 16. Then the lines (2 floats a column) take at most half of
+// the room of x in a half type, a quarter from 4096 rows on, and less from 16384 on.
 constexpr int64_t norm_rows_per_line(const NormShape& shape) {
-  constexpr int64_t kMostLines = 256, kFewestRows = 8;
-  const int64_t rows = (shape.rows + kMostLines - 1) / kMostLines;
+  constexpr int64_t kFewLines = 256, kMostLines = 1024, kFewestRows = 8, kFewestOfMany = 16;
+  const int64_t of_few = (shape.rows + kFewLines - 1) / kFewLines,
+                of_most = (shape.rows + kMostLines - 1) / kMostLines;
+  const int64_t rows = of_few < kFewestOfMany ? of_few : of_most < kFewestOfMany ? kFewestOfMany : of_most;
   return rows < kFewestRows ? kFewestRows : rows;
 }
 constexpr int64_t norm_lines(const NormShape& shape) {

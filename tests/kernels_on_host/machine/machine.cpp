@@ -9,6 +9,10 @@
 #include "kernels_on_host/machine/fiber.h"
 #include "kernels_on_host/machine/watch.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace metroplex::kernels_on_host {
 namespace {
 
@@ -39,6 +43,7 @@ class Machine {
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     num_threads_ = launch.block.x * launch.block.y * launch.block.z;
     while (threads_.size() < num_threads_) threads_.push_back(std::make_unique<Thread>());
+    ask_for(launch.dynamic_bytes);
     watch_launch({launch.name, launch.packet, launch.packet_bytes, room_.data(), launch.dynamic_bytes});
     std::mt19937_64 random(order_.seed);
     std::vector<uint64_t> which = order_.only;
@@ -106,6 +111,14 @@ class Machine {
     if (threads > kMostThreads) return "more than 1024 threads in a block";
     if (l.dynamic_bytes > kSharedBytes) return "more shared memory than a GPU gives without being asked";
     return "";
+  }
+
+  // AddressSanitizer then finds what lies beyond.
+  void ask_for([[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(room_.data(), bytes);
+    __asan_poison_memory_region(room_.data() + bytes, room_.size() - bytes);
+#endif
   }
 
   static void thread_main(void* machine) {

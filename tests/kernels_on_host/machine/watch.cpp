@@ -90,7 +90,8 @@ class Watch {
   void block_ordered() { ++block_epoch_; }
   void nothing() { fiber_ = nullptr; }
 
-  void touch(const void* address, size_t bytes, bool writes) {
+  // `multiple`: of which the address must be one.
+  void touch(const void* address, size_t bytes, size_t multiple, bool writes) {
     if (fiber_ == nullptr || fiber_->holds(address)) return;
     const char* const at = static_cast<const char*>(address);
     Region* const region = find(at, bytes);
@@ -102,6 +103,10 @@ class Watch {
     if (writes && !region->memory.writable) {
       nothing();
       found(said(writes, bytes) + element(*region, at) + ", which is to be read only");
+    }
+    if (reinterpret_cast<uintptr_t>(at) % multiple != 0) {
+      nothing();
+      found(said(writes, bytes) + element(*region, at) + ", which does not lie at a multiple of that");
     }
     if (!region->shared) count(bytes);
     const size_t first = region->offset(at) / region->memory.granule,
@@ -278,7 +283,9 @@ void watch_nothing() { watch().nothing(); }
 
 namespace {
 
-void touched(const void* address, size_t bytes, bool writes) { watch().touch(address, bytes, writes); }
+void touched(const void* address, size_t bytes, size_t multiple, bool writes) {
+  watch().touch(address, bytes, multiple, writes);
+}
 
 }  // namespace
 }  // namespace metroplex::kernels_on_host
@@ -287,20 +294,21 @@ void touched(const void* address, size_t bytes, bool writes) { watch().touch(add
 extern "C" {
 using metroplex::kernels_on_host::touched;
 void __tsan_init() { metroplex::kernels_on_host::compiled_to_watch = true; }
-#define MPX_ACCESS(bytes)                                                    \
-  void __tsan_read##bytes(void* at) { touched(at, bytes, false); }           \
-  void __tsan_write##bytes(void* at) { touched(at, bytes, true); }           \
-  void __tsan_unaligned_read##bytes(void* at) { touched(at, bytes, false); } \
-  void __tsan_unaligned_write##bytes(void* at) { touched(at, bytes, true); } \
-  void __tsan_volatile_read##bytes(void* at) { touched(at, bytes, false); }  \
-  void __tsan_volatile_write##bytes(void* at) { touched(at, bytes, true); }
+// Whole structures are "unaligned" or ranges.
+#define MPX_ACCESS(bytes)                                                          \
+  void __tsan_read##bytes(void* at) { touched(at, bytes, bytes, false); }          \
+  void __tsan_write##bytes(void* at) { touched(at, bytes, bytes, true); }          \
+  void __tsan_unaligned_read##bytes(void* at) { touched(at, bytes, 1, false); }    \
+  void __tsan_unaligned_write##bytes(void* at) { touched(at, bytes, 1, true); }    \
+  void __tsan_volatile_read##bytes(void* at) { touched(at, bytes, bytes, false); } \
+  void __tsan_volatile_write##bytes(void* at) { touched(at, bytes, bytes, true); }
 MPX_ACCESS(1)
 MPX_ACCESS(2)
 MPX_ACCESS(4)
 MPX_ACCESS(8)
 MPX_ACCESS(16)
-void __tsan_read_range(void* at, size_t bytes) { touched(at, bytes, false); }
-void __tsan_write_range(void* at, size_t bytes) { touched(at, bytes, true); }
+void __tsan_read_range(void* at, size_t bytes) { touched(at, bytes, 1, false); }
+void __tsan_write_range(void* at, size_t bytes) { touched(at, bytes, 1, true); }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 void __tsan_func_entry(void*) {}

@@ -2,6 +2,7 @@
 // calls that this puts before every access end here and not in the sanitizer's library. Each byte (or element) of an
 // array remembers who touched it last in a launch, so a finding needs no particular order of threads:
 //   - memory that belongs to no array, or is not this launch's to write,
+//   - accesses that do not begin at a multiple of their size, which a GPU refuses,
 //   - memory that is read and was never written; of shared memory, by this block,
 //   - two threads at one place, one of them writing, with no barrier between: of a warp __syncwarp, of a block
 //     __syncthreads, between blocks only the end of the launch. Shuffles order nothing.
