@@ -185,15 +185,50 @@ TEST(GradBuffer, AGradientTooManyIsNoticedByName) {
   EXPECT_NE(message.find("p1"), std::string::npos) << message;
 }
 
-TEST(GradBuffer, GradientsStartAtZeroAndUsesOutsideAStepDoNotCount) {
+// Nothing of what lay there before a step is in its gradients: not where the first one is written, nor where it is
+// added, nor where backward reaches a parameter not at all.
+TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const at::ScalarType type : {at::kFloat, at::kHalf}) {
+    std::vector<nn::Param> params;
+    for (const char* name : {"written", "added", "unreached"})
+      params.push_back(make_param(name, values({4}, 0, type)));
+    const auto layout = std::make_shared<distributed::FlatLayout>(pointers(params), distributed::FlatLayoutOptions{});
+    distributed::GradBuffer buffer(layout, {}, {.dtype = at::kFloat});
+    for (int step = 0; step < 2; ++step) {
+      for (nn::Param& param : params) param.main_grad.fill_(nan);
+      buffer.begin_step(2);
+      std::vector<bool> adds;
+      for (int microbatch = 0; microbatch < 2; ++microbatch) {
+        params[2].begin_backward();
+        params[2].end_backward(1);
+        add(params[1], 1);
+        params[0].accumulate_or_write([&](at::Tensor& grad, bool adding) {
+          adds.push_back(adding);
+          adding ? grad.add_(3) : grad.fill_(2);
+        });
+      }
+      buffer.finish();
+      // In fp16 each microbatch's gradient is made for itself.
+      const bool half = type == at::kHalf;
+      EXPECT_EQ(adds, (std::vector<bool>{false, !half}));
+      const double sums[] = {half ? 4.0 : 5.0, 2, 0};
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(at::equal(params[i].main_grad, at::full({4}, sums[i], at::kFloat))) << params[i].name;
+      }
+    }
+  }
+}
+
+TEST(GradBuffer, UsesOutsideAStepDoNotCount) {
   std::vector<nn::Param> params = params_of({4});
   {
     const auto buffer = make_buffer(params, comm::Group(), {0});
     add(params[0], 5);
     buffer->begin_step(1);
-    EXPECT_EQ(params[0].main_grad.abs().max().item<double>(), 0.0);
     add(params[0], 1);
     buffer->finish();
+    EXPECT_EQ(params[0].main_grad[0].item<double>(), 1.0);
     add(params[0], 1);
     EXPECT_EQ(params[0].main_grad[0].item<double>(), 2.0);
   }
