@@ -84,12 +84,13 @@ void check_dropout(const DropoutCase& c, const Shifts& shifts) {
   const std::vector<Out> residual = made<Out>(c.rows * c.width, 0.2);
   const std::vector<T> bias = made<T>(c.width, 0.3);
   const int64_t samples = c.rows % 3 == 0 ? 3 : 1;
-  std::vector<int64_t> counters(static_cast<size_t>(samples)), chosen(static_cast<size_t>(c.rows / samples));
+  const int64_t of_sample = c.rows / samples, heads = of_sample % 2 == 0 ? 2 : 1;
+  std::vector<int64_t> counters(static_cast<size_t>(samples)), chosen(static_cast<size_t>(of_sample / heads));
   std::iota(counters.begin(), counters.end(), int64_t{0xF00000000000});
   for (size_t i = 0; i < chosen.size(); ++i) chosen[i] = 2 * static_cast<int64_t>(chosen.size() - 1 - i);
   const auto shape = [&](const int64_t* counts, const int64_t* choice) {
     DropoutRows rows{counts, samples, c.first, c.sample_major};
-    if (c.chosen) rows.chosen = choice, rows.num_chosen = c.rows / samples, rows.whole = 2 * rows.num_chosen;
+    if (c.chosen) rows.chosen = choice, rows.num_chosen = of_sample / heads, rows.whole = 2 * rows.num_chosen;
     return DropoutShape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
   };
   std::vector<Out> out(x.size());
@@ -211,7 +212,8 @@ TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
                                {9, 67, 0, 0.4, false, false, false, true},
                                {9, 131, 10, 0.4, false, false, true, true},
                                {9, 132, 10, 0.4, false, true, true, true},
-                               {6, 24, 3, 0.4, true, false, false, true},
+                               {12, 24, 3, 0.4, true, false, false, true},
+                               {12, 21, 3, 0.4, true, false, true, true},
                                {0, 8, 0, 0.5, true, true},
                                {4, 0, 0, 0.5, true, true}}) {
     SCOPED_TRACE(testing::Message() << c.rows << " x " << c.width << " p " << c.probability);
