@@ -8,7 +8,7 @@ namespace metroplex::kernels_on_host {
 namespace {
 
 template <class T>
-void check_random(int64_t rows, int64_t width) {
+void check_random(int64_t rows, int64_t width, size_t shift) {
   const std::vector<int64_t> counters{77, 78, 79};
   for (const Noise noise : {Noise::uniform, Noise::gumbel}) {
     std::vector<T> out(static_cast<size_t>(rows * width));
@@ -16,7 +16,7 @@ void check_random(int64_t rows, int64_t width) {
     random_rows<T>(out.data(), noise, shape(counters.data()));
     const auto got = in_all_orders([&] {
       const DeviceArray<int64_t> gcounters(counters, Use::in, "counters");
-      const DeviceArray<T> gout(out, Use::out, "out", 1);
+      const DeviceArray<T> gout(out, Use::out, "out", shift);
       random_rows_cuda<T>(gout.data(), noise, shape(gcounters.data()), nullptr);
       return std::tuple{gout.values()};
     });
@@ -96,8 +96,10 @@ void check_all() {
     check_balance<T>({35, 67, 2, score, score == BalanceScore::sigmoid}, 0);
     check_balance<T>({0, 5, 1, score, true}, 0);
   }
-  for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{9, 131}, {0, 8}, {3, 0}, {1, 1}})
-    check_random<T>(rows, width);
+  for (const auto& [rows, width] :
+       std::vector<std::pair<int64_t, int64_t>>{{9, 131}, {7, 68}, {0, 8}, {3, 0}, {1, 1}}) {
+    for (const size_t shift : {0, 1}) check_random<T>(rows, width, shift);
+  }
   check_sinkhorn<T>(20, 7, 0);
   check_sinkhorn<T>(20, 8, 1);
   check_sinkhorn<T>(9, 300, 0);
