@@ -1,5 +1,6 @@
 // ZeRO-3 over eight ranks: at no time does a rank hold more than its eighth of the parameters and the two largest
 // units. The model dwarfs its activations (two tokens), and what they may take is bounded by their shapes.
+#include "cuda/kernels/blocked_attention.h"
 #include "models/registry.h"
 #include "train/memory_report.h"
 #include "train/predict.h"
@@ -23,11 +24,30 @@ config::Config config_of(const std::string& dtype, bool llama, const std::string
   return cut(config, kCut);
 }
 
+// In which attention works: two tokens are one thread's work.
+template <class T>
+int64_t room_of_attention(const config::Config& config) {
+  cuda::kernels::AttentionShape shape;
+  shape.samples = config.train.micro_batch_size;
+  shape.heads = shape.groups = config.model.num_attention_heads;
+  shape.queries = shape.keys = config.train.seq_length;
+  shape.dim = config.model.hidden_size / shape.heads;
+  const auto forward = cuda::kernels::attention_forward_scratch<T>(shape, 1),
+             backward = cuda::kernels::attention_backward_scratch<T>(shape, 1);
+  return std::max(forward.bytes, backward.bytes);
+}
+int64_t room_of_attention(const config::Config& config) {
+  const std::string type = config.precision.params_dtype.text();
+  return type == "fp64"   ? room_of_attention<double>(config)
+         : type == "fp32" ? room_of_attention<float>(config)
+                          : room_of_attention<cuda::kernels::Bf16>(config);
+}
+
 // Whatever one segment makes of two tokens: not a tenth of a unit. 40 values a feature (the widest layers have 4 and
 // 6) and the logits of the whole vocabulary four times; then 4 KB of scalars.
 int64_t bound_of_tensors(const config::Config& config) {
   const int64_t tokens = config.train.seq_length * config.train.micro_batch_size;
-  return tokens * 8 * (40 * config.model.hidden_size + 4 * 56) + 4096;
+  return tokens * 8 * (40 * config.model.hidden_size + 4 * 56) + 4096 + room_of_attention(config);
 }
 
 struct Held {
