@@ -101,6 +101,7 @@ int main(int argc, char** argv) {
     auto assembly = train::assemble(config, world, config.model.vocab_size);
     const std::vector<nn::Microbatch> batches{random_batch(b, t)};
     std::vector<double> times;
+    const double limit_before = matmul_tflops(half ? at::kBFloat16 : at::kFloat);
     double loss = 0;
     for (int64_t step = 0; step < steps + 2; ++step) {
       if (turns) wait_for_turn();
@@ -111,7 +112,7 @@ int main(int argc, char** argv) {
       if (step >= 2) times.push_back(seconds);
     }
     const double tokens_per_second = static_cast<double>(b * t) / bench::median(times);
-    const double limit = matmul_tflops(half ? at::kBFloat16 : at::kFloat);
+    const double limit = std::max(limit_before, matmul_tflops(half ? at::kBFloat16 : at::kFloat));
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     const double best = static_cast<double>(b * t) / *std::min_element(times.begin(), times.end());
