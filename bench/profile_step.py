@@ -10,7 +10,7 @@ import tempfile
 
 # The first phase of which a frame of the stack has a name. What oneDNN generates has no frames: products.
 PHASES = (
-    ("attention", r"attention|heads_first"),
+    ("attention", r"attention|heads_first|forward_block|backward_tile|backward_blocks|exponentials|gradients_of_scores|::masked"),
     ("products", r"\[JIT\]|perf-\d+\.map|mkldnn|dnnl|mkl_|gemm|grouped_product|compute_blocks|linear_product|weight_gradient|input_gradient|at::.*mm(_out)?\b"),
     ("optimizer", r"adam_step|kernels::\(anonymous namespace\)::(run|step)\b|OptimizerRange"),
     ("gradient norm", r"gradient_sums|sum_block|GradientSums"),
