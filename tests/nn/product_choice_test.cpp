@@ -45,7 +45,8 @@ TEST(ProductChoice, LargeFloatProductsAreRightByEither) {
   }
 }
 
-// A product in bf16 is half a unit of the last of 8 bits off, 2e-3; sums of 70 exact products in fp32 1e-6.
+// A product rounded to bf16 is 2^-8 of itself off at most, 4e-3 (and of the sum with 1 here up to twice that); sums
+// of 70 exact products in fp32 1e-6.
 TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
   const nn::ProductChoice& choice = nn::product_choice();
   const double own = choice.mkl_bf16_sums || choice.own_bf16_sums ? 1e-5 : 1e-2;
@@ -72,6 +73,7 @@ TEST(ProductChoice, SumsOfBf16ProductsAreRoundedOnlyWhereTheCpuHasNoOthers) {
 
 // Whatever multiplies, and where nothing is multiplied: all of the gradient is written, over NaN too, with the bits
 // of a sum that begins with 0. The last two sizes are more than one piece of a rounded product (8 MiB), and oneDNN's.
+// A product that is rounded to bf16 is 2^-8 of itself off at most, 4e-3; sums of 130 terms are 1e-5 off in fp32.
 TEST(ProductChoice, AGradientThatIsNotAddedToIsWritten) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<std::array<int64_t, 3>> sizes{
@@ -90,7 +92,7 @@ TEST(ProductChoice, AGradientThatIsNotAddedToIsWritten) {
         EXPECT_TRUE(at::equal(written, added));
         const at::Tensor right = dy.to(at::kDouble).t().mm(x.to(at::kDouble));
         const bool half = type == at::kBFloat16 || type == at::kHalf;
-        EXPECT_LT(relative_difference(written, right), half ? 1e-2 : 1e-5);
+        EXPECT_LT(relative_difference(written, right), half ? 4e-3 : 1e-5);
       }
     }
   }
