@@ -102,7 +102,7 @@ void GradBuffer::reduce(size_t b) {
     take_off(b);
     return;
   }
-  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->settle();
+  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->zero_fresh();
   bucket.reduced = true;
   if (dp_.shard.size() > 1) {
     bucket.handle =

@@ -21,7 +21,7 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
 void end_use(Param& param) {
   if (++param.uses_of_microbatch == param.uses_per_microbatch) {
     if (param.microbatch_grad.defined()) {
-      param.settle();
+      param.zero_fresh();
       param.main_grad.add_(param.microbatch_grad);
     }
     param.microbatch_grad.reset();
@@ -45,7 +45,7 @@ void Param::begin_backward(bool its_tells) {
   tells = its_tells;
 }
 
-void Param::settle() {
+void Param::zero_fresh() {
   if (std::exchange(fresh, false)) main_grad.zero_();
 }
 

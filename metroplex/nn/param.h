@@ -38,7 +38,7 @@ struct Param : NamedTensor {
   // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
   // A fresh main_grad becomes zeros: whoever reads or captures what adds to it calls this first.
-  void settle();
+  void zero_fresh();
   base::Listeners<std::function<void()>> before_use, on_use;
   void tell_before_use() const;
   void tell_use() const;

@@ -119,7 +119,7 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
 nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
     for (int i = 0; i < uses->segments; ++i) uses->param->tell_before_use();
-    uses->param->settle();
+    uses->param->zero_fresh();
   }
   nn::Gradients dx;
   if (!backward_->captured()) {
