@@ -25,30 +25,22 @@ void only_the_last(int64_t last) {
   set_order({0, {0, static_cast<uint64_t>(last / kThreads % kMostBlocks)}});
 }
 
-TEST(FarOnHost, RopeTurnsHeadsThatLieFarApart) {
-  const RopeShape s{3, 2, 2, 4, kFar, kFar / 2, kFar / 4};
-  const FarArray<Bf16> x(3 * kFar, "x");
-  Bf16* const last = x.data() + 2 * s.stride_s + s.stride_b + s.stride_head;
-  last[0] = kTwo, last[2] = kThree;
-  const DeviceArray<float> cos(std::vector<float>(6, 0.0F), Use::in, "cos"),
-      sin(std::vector<float>(6, 1.0F), Use::in, "sin");
+// A quarter turn of heads `apart` elements from each other in the sequence; looks at the last pair of the last one.
+void turn_heads(int64_t apart, int64_t rotary) {
+  const RopeShape s{3, 2, 2, rotary, apart, apart / 2, apart / 4};
+  const FarArray<Bf16> x(3 * apart, "x");
+  Bf16* const last = x.data() + 2 * s.stride_s + s.stride_b + s.stride_head + rotary / 2 - 1;
+  last[0] = kTwo, last[rotary / 2] = kThree;
+  const auto angles = static_cast<size_t>(3 * rotary / 2);
+  const DeviceArray<float> cos(std::vector<float>(angles, 0.0F), Use::in, "cos"),
+      sin(std::vector<float>(angles, 1.0F), Use::in, "sin");
   rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, s, nullptr);
   EXPECT_EQ(load(last[0]), -3.0F);
-  EXPECT_EQ(load(last[2]), 2.0F);
+  EXPECT_EQ(load(last[rotary / 2]), 2.0F);
 }
 
-TEST(FarOnHost, RopeTurnsPacksOfHeadsThatLieFarApart) {
-  constexpr int64_t kApart = kFar / 32 * 32;  // so that a quarter is whole packs
-  const RopeShape s{3, 2, 2, 16, kApart, kApart / 2, kApart / 4};
-  const FarArray<Bf16> x(3 * kApart, "x");
-  Bf16* const last = x.data() + 2 * s.stride_s + s.stride_b + s.stride_head;
-  last[7] = kTwo, last[15] = kThree;
-  const DeviceArray<float> cos(std::vector<float>(24, 0.0F), Use::in, "cos"),
-      sin(std::vector<float>(24, 1.0F), Use::in, "sin");
-  rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, s, nullptr);
-  EXPECT_EQ(load(last[7]), -3.0F);
-  EXPECT_EQ(load(last[15]), 2.0F);
-}
+TEST(FarOnHost, RopeTurnsHeadsThatLieFarApart) { turn_heads(kFar, 4); }
+TEST(FarOnHost, RopeTurnsPacksOfHeadsThatLieFarApart) { turn_heads(kFar / 32 * 32, 16); }  // a quarter: whole packs
 
 TEST(FarOnHost, DropoutReachesLargeArrays) {
   for (const int64_t width : {1000, 999}) {

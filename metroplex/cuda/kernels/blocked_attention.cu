@@ -64,7 +64,7 @@ __device__ W dropout_factor(const AttentionShape& s, const DropoutFactor<W>& fac
   const DropoutRow row = dropout_row(s.dropout, (sample * s.heads + head) * s.queries + query);
   const int64_t element = row.start + (s.key_rows.chosen == nullptr ? key : s.key_rows.chosen[key]);
   const base::PhiloxBlock bits = base::philox4x32(s.dropout.key, static_cast<uint64_t>(element / 4), row.counter);
-  return (bits[static_cast<size_t>(element % 4)] >> 8) < factor.threshold ? W(0) : factor.scale;
+  return factor(bits, element % kPhiloxWords);
 }
 
 // Whether no query of the tile sees a key of it, where that is known without looking at each.

@@ -157,7 +157,7 @@ W* factors(const DropoutShape& s, const DropoutRow& row, const int64_t* elements
   for (int64_t j = 0, drawn = -1; j < n; ++j) {
     const int64_t element = row.start + elements[j];
     if (element / 4 != drawn) bits = base::philox4x32(s.key, static_cast<uint64_t>(drawn = element / 4), row.counter);
-    out[j] = (bits[static_cast<size_t>(element % 4)] >> 8) < factor.threshold ? W(0) : factor.scale;
+    out[j] = factor(bits, element % kPhiloxWords);
   }
   return out;
 }

@@ -21,6 +21,10 @@ struct DropoutFactor {
   constexpr explicit DropoutFactor(double probability)
       : threshold(static_cast<uint32_t>(probability * 16777216.0)),
         scale(static_cast<T>(1.0 / (1.0 - probability))) {}
+  // Of element i of a block, by the words drawn for it.
+  constexpr T operator()(const base::PhiloxBlock& words, int64_t i) const {
+    return (words[static_cast<size_t>(i)] >> 8) < threshold ? T(0) : scale;
+  }
 };
 
 // Blocks that may touch a row: a row that starts in the middle of a block needs one more. Rows of whole blocks start
@@ -107,8 +111,7 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
     for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += bias.values[lane];
   }
   if (draws) {
-    for (int64_t lane = 0; lane < kPhiloxWords; ++lane)
-      value.values[lane] *= (bits[static_cast<size_t>(lane)] >> 8) < factor.threshold ? T(0) : factor.scale;
+    for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] *= factor(bits, lane);
   }
   if (o.residual != nullptr) {
     const Quad<Out> residual = load_quad(o.residual, at, lanes);
