@@ -24,19 +24,30 @@ while [ $# -gt 0 ]; do
     *) stop "unknown option '$1'; see --help" ;;
   esac
 done
+made=(corpus files text tokenizer.model tokenizer.vocab data.bin data.idx cache checkpoints tensorboard metrics.jsonl logs)
 # Before anything is installed.
+for path in "${text[@]}"; do
+  for name in "${made[@]}"; do
+    case "$path/" in "$dir/$name/"*) stop "--text $path lies where --dir $dir keeps what it makes, which --fresh removes; move one of them" ;; esac
+  done
+done
 [ ${#text[@]} -eq 0 ] || check_text "${text[@]}" || exit 2
 cd "$root"
 step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 
-step "1/7 Set-up and build (Debian packages, the torch wheel, then about five minutes of compiling the first time)"
+step "1/7 Set-up and build (Debian packages, the torch wheel, then some minutes of compiling the first time)"
 scripts/build.sh "${variant[@]}" --target metroplex
 metroplex=$PWD/build/bin/metroplex
 torch_root=$(sed -n 's/^TORCH_ROOT:PATH=//p' build/CMakeCache.txt)
 
-# Only what this script made is ever removed.
-[ "$fresh" = 1 ] && rm -rf "$dir"/{corpus,files,text,tokenizer.model,data.bin,data.idx,cache,checkpoints,tensorboard,metrics.jsonl}
-mkdir -p "$dir"
+# Only what this script made is ever removed: .made tells.
+if [ ! -e "$dir/.made" ]; then
+  for name in "${made[@]}"; do
+    [ ! -e "$dir/$name" ] || stop "$dir/$name is there already and is not quickstart's; give another --dir"
+  done
+fi
+[ "$fresh" = 1 ] && for name in "${made[@]}"; do rm -rf "${dir:?}/$name"; done
+mkdir -p "$dir" && touch "$dir/.made"
 if [ -e "$dir/text" ] && [ "$(cat "$dir/text")" != "${text[*]:-}" ]; then
   stop "$dir was made from '$(cat "$dir/text")'; give another --dir, or --fresh to start over"
 fi
@@ -84,7 +95,7 @@ config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_
 done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
 target=$((${done_so_far:-0} >= 200 ? done_so_far + 20 : 200))
 step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
-"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200
+"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200 --train.log_interval=20
 
 step "6/7 Resume from the checkpoint for ten more steps"
 "$metroplex" train "${config[@]}" "--train.train_iters=$((target + 10))" --optim.lr_decay_iters=200 --train.eval_interval=0

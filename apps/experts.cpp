@@ -20,14 +20,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Options {
+struct ExpertsOptions {
   std::string run, svg;
   files::ExpertPictureOptions picture;
   int columns = 0;
   bool json = false, no_color = false;
 };
 
-int line_columns(const Options& options) {
+int line_columns(const ExpertsOptions& options) {
   if (options.columns > 0) return options.columns;
   if (const char* variable = std::getenv("COLUMNS")) {
     if (const int columns = std::atoi(variable); columns > 0) return columns;
@@ -76,7 +76,7 @@ int run_experts(const std::vector<std::string>& arguments) {
       "iterations, and of layers by the ranks that hold the experts, from the file that train.expert_trace_file "
       "names.",
       "metroplex experts");
-  Options options;
+  ExpertsOptions options;
   app.add_option("run", options.run, "the file, or a folder that holds it")->required();
   app.add_option("--layer", options.picture.layer, "this layer's iterations instead of all layers");
   app.add_option("--iteration", options.picture.iteration, "this iteration alone");

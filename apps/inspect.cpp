@@ -22,7 +22,7 @@
 namespace metroplex::apps {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using base::bytes_text;
 using files::join_path;
 
@@ -55,19 +55,19 @@ std::vector<std::string> damages(files::FileSystem& disk, const std::string& dir
   return problems;
 }
 
-Json describe_checkpoint(const files::Manifest& manifest, const std::string& directory) {
-  Json json{{"kind", "checkpoint"},
-            {"path", directory},
-            {"iteration", manifest.iteration},
-            {"consumed_samples", manifest.consumed_samples}};
+OrderedJson describe_checkpoint(const files::Manifest& manifest, const std::string& directory) {
+  OrderedJson json{{"kind", "checkpoint"},
+                   {"path", directory},
+                   {"iteration", manifest.iteration},
+                   {"consumed_samples", manifest.consumed_samples}};
   int64_t bytes = 0;
-  Json& all_files = json["files"] = Json::array();
+  OrderedJson& all_files = json["files"] = OrderedJson::array();
   for (const auto& file : manifest.files) {
     all_files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksum", files::to_hex(file.checksum)}});
     bytes += file.bytes;
   }
   json["bytes"] = bytes;
-  Json& tensors = json["tensors"] = Json::array();
+  OrderedJson& tensors = json["tensors"] = OrderedJson::array();
   for (const auto& tensor : manifest.tensors) {
     tensors.push_back({{"name", tensor.name},
                        {"kind", tensor.kind},
@@ -75,18 +75,18 @@ Json describe_checkpoint(const files::Manifest& manifest, const std::string& dir
                        {"shape", tensor.shape},
                        {"pieces", tensor.pieces.size()}});
   }
-  json["extra"] = Json::parse(manifest.extra);
+  json["extra"] = OrderedJson::parse(manifest.extra);
   json["config"] = manifest.config_yaml;
   return json;
 }
 
-void print_tensors(const Json& tensors) {
+void print_tensors(const OrderedJson& tensors) {
   size_t name_width = 4, kind_width = 4;
-  for (const Json& tensor : tensors) {
+  for (const OrderedJson& tensor : tensors) {
     name_width = std::max(name_width, tensor.at("name").get_ref<const std::string&>().size());
     kind_width = std::max(kind_width, tensor.at("kind").get_ref<const std::string&>().size());
   }
-  for (const Json& tensor : tensors) {
+  for (const OrderedJson& tensor : tensors) {
     std::cout << "  " << pad(tensor.at("name"), name_width) << "  " << pad(tensor.at("kind"), kind_width) << "  "
               << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
     if (tensor.contains("pieces"))
@@ -95,15 +95,15 @@ void print_tensors(const Json& tensors) {
   }
 }
 
-void print_config(const Json& json) {
+void print_config(const OrderedJson& json) {
   std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
 }
 
-void print_checkpoint(const Json& json, bool with_config) {
+void print_checkpoint(const OrderedJson& json, bool with_config) {
   std::cout << json.at("path").get<std::string>() << ": iteration " << json.at("iteration") << ", "
             << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
             << json.at("files").size() << " files, " << bytes_text(json.at("bytes").get<double>()) << '\n';
-  for (const Json& file : json.at("files")) {
+  for (const OrderedJson& file : json.at("files")) {
     std::cout << "  " << file.at("name").get<std::string>() << "  " << bytes_text(file.at("bytes").get<double>())
               << "  " << file.at("checksum").get<std::string>() << '\n';
   }
@@ -111,7 +111,7 @@ void print_checkpoint(const Json& json, bool with_config) {
   if (with_config) print_config(json);
 }
 
-int report_damage(const InspectOptions& options, Json json, const std::vector<std::string>& problems) {
+int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems) {
   if (options.json) {
     if (options.verify) json["problems"] = problems;
     std::cout << json.dump(2) << '\n';
@@ -124,7 +124,7 @@ int report_damage(const InspectOptions& options, Json json, const std::vector<st
 
 int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, const std::string& directory) {
   const auto problems = options.verify ? damages(disk, directory) : std::vector<std::string>{};
-  Json json{{"kind", "checkpoint"}, {"path", directory}};
+  OrderedJson json{{"kind", "checkpoint"}, {"path", directory}};
   if (problems.empty() || !options.verify) {
     json = describe_checkpoint(checkpoint::Reader(disk, directory).manifest(), directory);
     if (!options.json) print_checkpoint(json, options.config);
@@ -133,7 +133,7 @@ int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, c
 }
 
 // The configuration of the checkpoint that `latest` names, or of the last one.
-void add_config(const InspectOptions& options, const Json& described, Json& folder) {
+void add_config(const InspectOptions& options, const OrderedJson& described, OrderedJson& folder) {
   if (!options.config) return;
   for (const char* key : {"config", "extra"}) folder[key] = described.at(key);
 }
@@ -145,14 +145,14 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
             "' holds no checkpoint: neither manifest.json nor iter_* folders");
   std::vector<std::string> all_problems;
   if (!latest.problem.empty()) all_problems.push_back(latest.problem);
-  Json json{{"kind", "checkpoints"},
-            {"path", options.path},
-            {"latest", latest.name ? Json(to_string(*latest.name)) : Json()}};
-  Json list = Json::array();
+  OrderedJson json{{"kind", "checkpoints"},
+                   {"path", options.path},
+                   {"latest", latest.name ? OrderedJson(to_string(*latest.name)) : OrderedJson()}};
+  OrderedJson list = OrderedJson::array();
   bool past_latest = false;  // of a branch that was left
   for (const auto& name : names) {
     const std::string directory = join_path(options.path, to_string(name));
-    Json entry{{"name", to_string(name)}, {"iteration", name.iteration}};
+    OrderedJson entry{{"name", to_string(name)}, {"iteration", name.iteration}};
     if (const std::string foreign = checkpoint::foreign_format(disk, directory); !foreign.empty()) {
       entry["foreign"] = foreign;
       if (!options.json) std::cout << "  " << to_string(name) << "  not ours: " << foreign << '\n';
@@ -191,9 +191,9 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
 
 int inspect_safetensors(files::FileSystem& disk, const InspectOptions& options) {
   const files::SafetensorsFile file(disk.map(options.path), options.path);
-  Json json{{"kind", "safetensors"}, {"path", options.path}, {"metadata", Json::object()}};
+  OrderedJson json{{"kind", "safetensors"}, {"path", options.path}, {"metadata", OrderedJson::object()}};
   for (const auto& [key, value] : file.metadata()) json["metadata"][key] = value;
-  Json& tensors = json["tensors"] = Json::array();
+  OrderedJson& tensors = json["tensors"] = OrderedJson::array();
   for (const auto& tensor : file.tensors()) {
     tensors.push_back({{"name", tensor.name},
                        {"kind", ""},
@@ -215,14 +215,14 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
   const files::IndexedDataset dataset(disk, prefix);
   const files::Bytes& index = dataset.index_bytes();
   const files::Bytes& tokens = dataset.token_bytes();
-  const Json json{{"kind", "dataset"},
-                  {"path", prefix},
-                  {"token_type", files::token_type_name(dataset.type())},
-                  {"tokens", dataset.num_tokens()},
-                  {"sequences", dataset.num_sequences()},
-                  {"documents", dataset.num_documents()},
-                  {"idx_checksum", files::to_hex(files::checksum(index.data, index.size))},
-                  {"bin_checksum", files::to_hex(files::checksum(tokens.data, tokens.size))}};
+  const OrderedJson json{{"kind", "dataset"},
+                         {"path", prefix},
+                         {"token_type", files::token_type_name(dataset.type())},
+                         {"tokens", dataset.num_tokens()},
+                         {"sequences", dataset.num_sequences()},
+                         {"documents", dataset.num_documents()},
+                         {"idx_checksum", files::to_hex(files::checksum(index.data, index.size))},
+                         {"bin_checksum", files::to_hex(files::checksum(tokens.data, tokens.size))}};
   if (options.json) {
     std::cout << json.dump(2) << '\n';
   } else {
@@ -244,7 +244,7 @@ int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) 
     for (const std::string& problem : found->problems) std::cerr << "passed over: " << problem << '\n';
     MPX_CHECK(found->reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");
   }
-  Json rows = Json::array();
+  OrderedJson rows = OrderedJson::array();
   int64_t different = 0;
   for (const auto& row : checkpoint::compare(*first.reader, *second.reader)) {
     const bool same = row.problem.empty() && row.different_elements == 0;
@@ -254,7 +254,8 @@ int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) 
                     {"problem", row.problem},
                     {"elements", row.elements},
                     {"different_elements", row.different_elements},
-                    {"max_absolute", std::isfinite(row.max_absolute) ? Json(row.max_absolute) : Json("infinite")}});
+                    {"max_absolute",
+                     std::isfinite(row.max_absolute) ? OrderedJson(row.max_absolute) : OrderedJson("infinite")}});
     if (options.json || same) continue;
     std::cout << "  " << row.name << " (" << row.kind << "): ";
     if (row.problem.empty()) {
@@ -265,10 +266,10 @@ int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) 
     }
   }
   if (options.json) {
-    std::cout << Json{{"first", first.reader->directory()},
-                      {"second", second.reader->directory()},
-                      {"different", different},
-                      {"tensors", rows}}
+    std::cout << OrderedJson{{"first", first.reader->directory()},
+                             {"second", second.reader->directory()},
+                             {"different", different},
+                             {"tensors", rows}}
                      .dump(2)
               << '\n';
   } else {

@@ -48,6 +48,10 @@ int run(const Program& program, int argc, char** argv) {
     print_usage(program, std::cout);
     return kExitOk;
   }
+  if (name == "--version") {
+    std::cout << "metroplex " << METROPLEX_VERSION << "\n";
+    return kExitOk;
+  }
   for (const Command& command : program.commands) {
     if (name != command.name) continue;
     if (command.run == kNeedsTorch) become_torch_program(argv);

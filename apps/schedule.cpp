@@ -21,7 +21,7 @@
 namespace metroplex::apps {
 namespace {
 
-struct Options {
+struct ScheduleOptions {
   std::string schedule = "auto";
   plan::ScheduleRequest request;
   plan::TimelineCosts costs;
@@ -46,7 +46,7 @@ int terminal_columns() {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-void declare(CLI::App& app, Options& options) {
+void declare(CLI::App& app, ScheduleOptions& options) {
   auto& request = options.request;
   app.add_option("--pp", request.num_stages, "pipeline ranks")->check(CLI::Range(1, 4096))->capture_default_str();
   app.add_option("--vpp", request.num_chunks, "model chunks a rank holds")
@@ -106,7 +106,7 @@ struct Graphs {
 };
 
 // [rank][chunk]
-std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, const Options& options) {
+std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, const ScheduleOptions& options) {
   const auto stages = static_cast<size_t>(table.num_model_stages());
   std::vector<int> of_stage(stages, 0);
   if (options.layout.empty()) {
@@ -133,7 +133,7 @@ std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, 
   return layers;
 }
 
-Graphs plan_all(const plan::PipelineTable& table, const Options& options) {
+Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
   const auto layers = captured_layers(table, options);
   Graphs graphs;
   for (int rank = 0; rank < table.num_stages; ++rank) {
@@ -227,7 +227,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
       "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
       "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",
       "metroplex schedule");
-  Options options;
+  ScheduleOptions options;
   options.request.num_stages = 4;
   options.request.num_microbatches = 8;
   declare(app, options);

@@ -23,7 +23,7 @@ struct Source {
   std::string type, model, vocab_file, merge_file, invalid_utf8 = "error";
 };
 
-struct Options {
+struct TokenizerOptions {
   Source source;
   text::SentencePieceTraining training;
   std::vector<std::string> inputs;
@@ -55,7 +55,7 @@ std::string read_input(const std::string& path) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-void run_train(const Options& options) {
+void run_train(const TokenizerOptions& options) {
   files::PosixFileSystem disk;
   const std::string path = options.output + ".model";
   disk.make_directories(files::parent_directory(path));
@@ -69,12 +69,12 @@ void run_train(const Options& options) {
              tokenizer->eod().value_or(-1));
 }
 
-void print_ids(const text::Tokenizer& tokenizer, const Options& options, std::string_view text) {
+void print_ids(const text::Tokenizer& tokenizer, const TokenizerOptions& options, std::string_view text) {
   const auto ids = options.with_special ? tokenizer.encode_with_special(text) : tokenizer.encode(text);
   fmt::print("{}\n", fmt::join(ids, " "));
 }
 
-void run_encode(const Options& options) {
+void run_encode(const TokenizerOptions& options) {
   const auto tokenizer = load(options.source);
   if (!options.text.empty()) return print_ids(*tokenizer, options, options.text);
   for (const std::string& path : options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs) {
@@ -88,7 +88,7 @@ void run_encode(const Options& options) {
   }
 }
 
-void run_decode(const Options& options) {
+void run_decode(const TokenizerOptions& options) {
   const auto tokenizer = load(options.source);
   std::vector<int32_t> ids = options.ids;
   if (ids.empty()) {
@@ -100,7 +100,7 @@ void run_decode(const Options& options) {
   std::fputc('\n', stdout);
 }
 
-void run_info(const Options& options) {
+void run_info(const TokenizerOptions& options) {
   const auto tokenizer = load(options.source);
   const std::pair<const char*, std::optional<int32_t>> special[] = {
       {"eod", tokenizer->eod()}, {"bos", tokenizer->bos()}, {"eos", tokenizer->eos()}, {"pad", tokenizer->pad()}};
@@ -116,7 +116,7 @@ void run_info(const Options& options) {
   }
 }
 
-CLI::App* add_train(CLI::App& app, Options& options) {
+CLI::App* add_train(CLI::App& app, TokenizerOptions& options) {
   CLI::App* train = app.add_subcommand("train", "train a sentencepiece model on text files, one sentence a line");
   train->add_option("--input", options.inputs, "files of UTF-8 text")->required();
   train->add_option("--output", options.output, "writes OUTPUT.model; its folder is made where there is none")
@@ -138,7 +138,7 @@ CLI::App* add_train(CLI::App& app, Options& options) {
   return train;
 }
 
-CLI::App* add_use(CLI::App& app, Options& options, const char* name, const char* description) {
+CLI::App* add_use(CLI::App& app, TokenizerOptions& options, const char* name, const char* description) {
   CLI::App* command = app.add_subcommand(name, description);
   add_source(*command, options.source);
   return command;
@@ -155,7 +155,7 @@ int run_tokenizer(const std::vector<std::string>& arguments) {
       "  metroplex tokenizer info --model folder\n",
       "metroplex tokenizer"};
   app.require_subcommand(1);
-  Options options;
+  TokenizerOptions options;
   CLI::App* train = add_train(app, options);
   CLI::App* encode = add_use(app, options, "encode", "text to ids, one line a text");
   encode->add_option("--text", options.text, "the text itself");

@@ -25,7 +25,7 @@ file(GLOB app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/*.cpp")
 list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
 add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
-target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
+target_compile_definitions(metroplex_apps PRIVATE METROPLEX_VERSION="${PROJECT_VERSION}" FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
 target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_sim metroplex_data metroplex_checkpoint CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
 metroplex_test(apps_test "" metroplex_apps ${app_cpp_tests})

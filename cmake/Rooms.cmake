@@ -1,7 +1,8 @@
 # A room is a folder of metroplex/, a static library metroplex_<room> and a test binary <room>_test.
 #   metroplex_room(topology LINKS metroplex_base)
-# Sources are globbed: a new file needs no line here. The link lists are the layers of docs/tour.md, and
-# scripts/check_layers.py holds the includes to the same lists.
+# Sources are globbed: a new file needs no line here. Set-up scripts compile many files as one unit
+# (CMAKE_UNITY_BUILD): names in unnamed namespaces are unique in a room, and a test file has a namespace of its own.
+# The link lists are the layers of docs/tour.md, and scripts/check_layers.py holds the includes to the same lists.
 function(metroplex_room name)
   cmake_parse_arguments(ROOM "TORCH" "" "LINKS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/${name}/*.cpp")
@@ -48,7 +49,20 @@ function(metroplex_test target torch room)
   if(torch)
     target_precompile_headers(${target} REUSE_FROM metroplex_pch)
   endif()
-  add_test(NAME ${target} COMMAND ${target})
+  # What takes minutes is several entries, which run side by side, begun first.
+  set(names ${target})
+  if(DEFINED ${target}_shards)
+    set(names "")
+    math(EXPR last "${${target}_shards} - 1")
+    foreach(shard RANGE ${last})
+      list(APPEND names ${target}.${shard})
+      add_test(NAME ${target}.${shard} COMMAND "${CMAKE_SOURCE_DIR}/tests/support/shard.sh" ${target}.${shard} ${shard}
+        ${${target}_shards} "$<TARGET_FILE:${target}>")
+      set_tests_properties(${target}.${shard} PROPERTIES COST 100)
+    endforeach()
+  else()
+    add_test(NAME ${target} COMMAND ${target})
+  endif()
   # Rank threads share the cores: one thread each. The working directory is the source tree (tests/vectors, tests/golden).
-  set_tests_properties(${target} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" TIMEOUT 900)
+  set_tests_properties(${names} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" TIMEOUT 900)
 endfunction()

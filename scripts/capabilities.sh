@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The numeric suites, every replay and the layout walks again, with libtorch, oneDNN and MKL held to older instruction
 # sets: their results differ in the last bits, and no test may depend on which machine it meets.
-#   scripts/capabilities.sh [BUILD_DIR]        default build, which ./test.sh has built
+#   scripts/capabilities.sh [BUILD_DIR [avx2]]       default build, which ./test.sh has built; avx2: that set alone
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
 has() { grep -qw "$1" /proc/cpuinfo; }
-suites='^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test|metroplex_vectors|parity_.*_threads|app_commands_test)$'
+suites='^(cuda_test|nn_test|moe_test|models_test|distributed_test|optim_test|train_test\.[0-9]+|metroplex_vectors|parity_.*_threads|app_commands_test)$'
 failed=0
 ran=()
 skipped=()
@@ -27,7 +27,9 @@ under() {
 
 has avx2 || { echo "this machine has no AVX2, which metroplex needs"; exit 1; }
 under AVX2 avx2 AVX2 AVX2
-if has avx512f && has avx512bw; then
+if [ "${2:-}" = avx2 ]; then
+  skipped+=("AVX512 without bf16: scripts/nightly.sh runs it")
+elif has avx512f && has avx512bw; then
   under "AVX512 without bf16" avx512 AVX512_CORE AVX512
 else
   skipped+=("AVX512: this machine has none")

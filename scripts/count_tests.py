@@ -21,7 +21,8 @@ class Counts:
         self.ran, self.failed, self.skipped = {}, 0, 0
 
     def add(self, name, ran, failed=0, skipped=0):
-        self.ran[name] = ran
+        name = re.sub(r"\.\d+$", "", name)  # one of several parts of a suite
+        self.ran[name] = self.ran.get(name, 0) + ran
         self.failed += failed
         self.skipped += skipped
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the build needs and prints nothing but progress. Run again, it installs nothing.
-#   scripts/setup.sh [--cpu | --cuda]      default: cuda where there is a driver or nvcc, else cpu
+#   scripts/setup.sh [--cpu | --cuda]      default: cuda where there is an NVIDIA driver, else cpu
 # Debian packages go through apt-get (as root or with sudo); the torch wheel goes into a per-user folder that
 # METROPLEX_DEPS moves. The last line of standard output is the folder of the wheel (…/torch) for -DTORCH_ROOT.
 set -euo pipefail
@@ -15,9 +15,18 @@ for arg in "$@"; do
 done
 if [ -z "$variant" ]; then
   variant=cpu
-  if command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ] || [ -e /proc/driver/nvidia/version ]; then variant=full; fi
+  if [ -e /proc/driver/nvidia/version ]; then variant=full; fi
 fi
 say() { printf 'setup: %s\n' "$*" >&2; }
+# What a command says is shown only if it fails, its last lines.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" > "$log" 2>&1 < /dev/null || status=$?
+  [ "$status" = 0 ] || { tail -n 20 "$log" >&2; say "this failed: $*"; }
+  rm -f "$log"
+  return "$status"
+}
 
 packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates procps ccache clang clang-format
   libclang-rt-14-dev pkg-config libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libpcre2-dev
@@ -33,8 +42,8 @@ if [ ${#missing[@]} -gt 0 ]; then
     as_root=(sudo)
   fi
   say "installing Debian packages: ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq >&2
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  quietly "${as_root[@]}" apt-get update -qq
+  quietly "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 
 cache=${METROPLEX_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/metroplex}
@@ -50,11 +59,11 @@ if [ ! -e "$wheel/torch/.complete" ]; then
     say "installing the torch 2.11.0 wheel ($variant set: $size) into $wheel"
     rm -rf "$wheel.part"
     # The wheel is unpacked, never imported: any python3 with pip will do.
-    env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
+    quietly env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
       --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
       --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \
       --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
-      --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 --require-hashes -r "$requirements" >&2
+      --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 --require-hashes -r "$requirements"
     touch "$wheel.part/torch/.complete"
     rm -rf "$wheel"
     mv "$wheel.part" "$wheel"

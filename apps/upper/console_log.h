@@ -1,4 +1,5 @@
-// The log of a command: information to stdout, warnings to stderr, and a progress bar that keeps out of the way.
+// The log of a command: information to stdout unless it is to be quiet, warnings to stderr, and a progress bar that
+// keeps out of the way.
 #pragma once
 
 #include <unistd.h>
@@ -14,10 +15,13 @@ namespace metroplex::apps {
 class ConsoleLog final : public base::Log {
  public:
   // The bar is drawn on stderr, and only when that is a terminal.
-  explicit ConsoleLog(bool progress) : progress_(progress && isatty(STDERR_FILENO)) {}
+  explicit ConsoleLog(bool progress, bool quiet = false)
+      : progress_(progress && !quiet && isatty(STDERR_FILENO)), quiet_(quiet) {}
   ~ConsoleLog() override { clear(); }
 
-  void info(const std::string& line) override { write(stdout, line); }
+  void info(const std::string& line) override {
+    if (!quiet_) write(stdout, line);
+  }
   void warn(const std::string& line) override { write(stderr, "warning: " + line); }
   void progress(int64_t done, int64_t all) {
     if (!progress_ || all <= 0) return;
@@ -44,7 +48,7 @@ class ConsoleLog final : public base::Log {
     drawn_ = false;
   }
 
-  bool progress_;
+  bool progress_, quiet_;
   bool drawn_ = false;
   std::mutex mutex_;
 };

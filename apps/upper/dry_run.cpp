@@ -81,6 +81,8 @@ void print(const train::DryRun& run, bool json) {
 std::vector<OwnFlag> TrainFlags::own_flags() {
   return {{.name = "--dry-run", .given = &dry_run},
           {.name = "--json", .given = &json},
+          {.name = "--print-config", .given = &print_config},
+          {.name = "--quiet", .given = &quiet},
           {.name = "--device-memory", .value = &device_memory}};
 }
 

@@ -13,7 +13,7 @@ namespace metroplex::apps {
 
 // Options of train beside the config's own.
 struct TrainFlags {
-  bool dry_run = false, json = false;
+  bool dry_run = false, json = false, print_config = false, quiet = false;
   std::string device_memory;  // "80GiB"
   std::vector<OwnFlag> own_flags();
   // Puts --device-memory into the config; throws for what needs --dry-run.

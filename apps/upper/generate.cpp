@@ -20,7 +20,7 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr const char* kUsage =
+constexpr const char* kGenerateUsage =
     R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
 
   --load DIR            a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step N); its tokenizer
@@ -78,7 +78,7 @@ int run_generate(const std::vector<std::string>& arguments) {
   // To find what to load; the checkpoint's config comes before the options.
   const RunArguments first = parse_run_arguments(arguments, flags);
   if (first.help) {
-    std::cout << kUsage;
+    std::cout << kGenerateUsage;
     return kExitOk;
   }
   const config::Checkpoint& asked = first.config.checkpoint;

@@ -23,7 +23,7 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr const char* kUsage =
+constexpr const char* kTrainUsage =
     R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value
                        ...]
 
@@ -36,6 +36,9 @@ script with its arguments: bash runs it, but starts no program and overwrites no
   metroplex train run.yaml --nproc 8 --backend nccl          8 GPUs of this machine (run.device: see --help run)
   metroplex train run.yaml --nproc 16384 --run.device=cuda --device-memory 80GiB --dry-run     what it would take
   metroplex train --help parallel          the knobs of one section; --help all for every section
+
+--print-config prints the configuration with everything that was derived, and ends; a run that saves writes it into
+run.yaml of its folder. --quiet leaves warnings and errors on the console.
 
 --dry-run says what the run would be, and ends with 0, or with 2 where it cannot fit: parameters, operations, bytes of
 every pipeline rank beside what there is, bubble, tokens and epochs; with --json for programs. --device-memory SIZE
@@ -52,7 +55,7 @@ void print_help(const std::string& topic) {
     std::cout << config::help(topic);
     return;
   }
-  std::cout << kUsage << "Sections:";
+  std::cout << kTrainUsage << "Sections:";
   for (const config::SectionHelp& section : config::sections()) std::cout << " " << section.name;
   std::cout << "\n";
 }
@@ -69,12 +72,19 @@ int run_train(const std::vector<std::string>& arguments) {
   config::Config config = parsed.config;
   take_script_ranks(config.run, parsed.script_ranks);
   flags.take_into(config);
+  MPX_CHECK(!flags.print_config || !flags.dry_run, "config",
+            "--dry-run prints the configuration too; give one of --dry-run and --print-config");
   if (flags.dry_run) return run_dry(parsed, config, flags);
   const int64_t world_size = planned_world_size(config.run);
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
   config = checked_config(config, world_size);
 
-  ConsoleLog log(config.train.progress);
+  if (flags.print_config) {
+    if (wished_placing(config.run, world_size).rank == 0) std::cout << config::dump(config);
+    return kExitOk;
+  }
+
+  ConsoleLog log(config.train.progress, flags.quiet);
   StartCheck start(config, world_size, tokenizer.vocab_size, log);
   std::optional<StopSignal> stop;  // from the first rank's start on: until then there is nothing to save
   std::once_flag starts;
@@ -84,8 +94,6 @@ int run_train(const std::vector<std::string>& arguments) {
     std::call_once(starts, [&] { stop.emplace(); });
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
-      log.info("------------------------ configuration ------------------------\n" + config::dump(config) +
-               "----------------------------------------------------------------");
     }
     if (!start.on_rank(world)) return;
     train::TrainerEnvironment environment;

@@ -38,6 +38,9 @@ class Rules {
   std::vector<Violation> list;
 };
 
+// "key = value", for the text of a rule.
+inline std::string key_is(const char* key, int64_t value) { return base::concat(key, " = ", value); }
+
 void check_ranks(Rules& rules);
 void check_device(Rules& rules);
 void check_not_built_yet(Rules& rules);

@@ -12,8 +12,6 @@ using base::concat;
 
 namespace {
 
-std::string of(const char* key, int64_t value) { return concat(key, " = ", value); }
-
 // In a dense model nothing may be said of experts; parallel.expert_tensor_parallel_size is filled in by resolved().
 void check_dense(Rules& rules) {
   Config here = rules.config, defaults;
@@ -27,7 +25,7 @@ void check_dense(Rules& rules) {
   }
   const Parallel& p = rules.config.parallel;
   rules.require(p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
-                concat("must be 0 or ", of("parallel.tensor_model_parallel_size", p.tp()),
+                concat("must be 0 or ", key_is("parallel.tensor_model_parallel_size", p.tp()),
                        " in a model without experts (model.num_moe_experts = 0)"),
                 "set it to 0, or give the model experts");
   for (const std::string& module : rules.config.memory.recompute_modules) {
@@ -40,16 +38,17 @@ void check_expert_ranks(Rules& rules) {
   const Model& m = rules.config.model;
   const Parallel& p = rules.config.parallel;
   const int64_t etp = p.etp(), ep = p.ep(), layer = etp * ep, all = layer * p.pp();
-  const std::string both =
-      concat(of("parallel.expert_tensor_parallel_size", etp), ", ", of("parallel.expert_model_parallel_size", ep));
+  const std::string both = concat(key_is("parallel.expert_tensor_parallel_size", etp), ", ",
+                                  key_is("parallel.expert_model_parallel_size", ep));
   rules.require(m.num_moe_experts % ep == 0, "parallel.expert_model_parallel_size", ep,
-                "must divide " + of("model.num_moe_experts", m.num_moe_experts), "choose a divisor of the experts");
+                "must divide " + key_is("model.num_moe_experts", m.num_moe_experts),
+                "choose a divisor of the experts");
   const bool divides = rules.world_size % all == 0;
-  rules.require(
-      divides, "parallel.expert_model_parallel_size", ep,
-      concat("etp * ep * pp = ", all, " (with ", of("parallel.expert_tensor_parallel_size", etp), ", ",
-             of("parallel.pipeline_model_parallel_size", p.pp()), ") must divide the ", rules.world_size, " ranks"),
-      concat("choose sizes whose product divides ", rules.world_size));
+  rules.require(divides, "parallel.expert_model_parallel_size", ep,
+                concat("etp * ep * pp = ", all, " (with ", key_is("parallel.expert_tensor_parallel_size", etp), ", ",
+                       key_is("parallel.pipeline_model_parallel_size", p.pp()), ") must divide the ",
+                       rules.world_size, " ranks"),
+                concat("choose sizes whose product divides ", rules.world_size));
   const int64_t width = expert_ffn_width(m);
   rules.require(width % etp == 0, "parallel.expert_tensor_parallel_size", etp,
                 concat("must divide the experts' inner width, ", width, " (model.moe_ffn_hidden_size)"),
@@ -78,7 +77,7 @@ void check_expert_ranks(Rules& rules) {
                 concat("choose a divisor of ", layer));
   rules.require(rules.use != Use::training || p.tp() == 1 || p.sequence_parallel, "parallel.sequence_parallel",
                 "false",
-                concat("must be on to train experts with ", of("parallel.tensor_model_parallel_size", p.tp()),
+                concat("must be on to train experts with ", key_is("parallel.tensor_model_parallel_size", p.tp()),
                        ": each of these ranks would send the same tokens"),
                 "turn it on, or set tensor_model_parallel_size to 1");
 }
@@ -91,7 +90,7 @@ void check_layers(Rules& rules) {
   rules.require(layers.has_value(), kKey, m.moe_layer_freq, "says which layers have experts, but " + problem,
                 "write N for every N-th layer, or one 0 or 1 a layer, like [0,1,1,1] or ([0]*1+[1]*3)*2");
   rules.require(!layers || std::find(layers->begin(), layers->end(), true) != layers->end(), kKey, m.moe_layer_freq,
-                concat("leaves no layer for the experts (", of("model.num_moe_experts", m.num_moe_experts), ")"),
+                concat("leaves no layer for the experts (", key_is("model.num_moe_experts", m.num_moe_experts), ")"),
                 "mark a layer with 1, or set model.num_moe_experts to 0");
 }
 
@@ -99,18 +98,18 @@ void check_choice(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t k = m.moe_router_topk, groups = m.moe_router_num_groups, group_k = m.moe_router_group_topk;
   static constexpr const char* kTopk = "model.moe_router_topk";
-  rules.require(k <= m.num_moe_experts, kTopk, k, "must not exceed " + of("model.num_moe_experts", m.num_moe_experts),
-                "lower it");
+  rules.require(k <= m.num_moe_experts, kTopk, k,
+                "must not exceed " + key_is("model.num_moe_experts", m.num_moe_experts), "lower it");
   rules.require(groups == 0 || group_k > 0, "model.moe_router_group_topk", group_k,
-                "must be given with " + of("model.moe_router_num_groups", groups),
+                "must be given with " + key_is("model.moe_router_num_groups", groups),
                 "say how many groups a token may be sent to, or set both to 0");
   if (groups > 0 && group_k > 0 && m.num_moe_experts % groups == 0) {
     const int64_t chosen = group_k * (m.num_moe_experts / groups);
-    rules.require(k % group_k == 0, kTopk, k, "must be a multiple of " + of("model.moe_router_group_topk", group_k),
-                  "choose a multiple");
+    rules.require(k % group_k == 0, kTopk, k,
+                  "must be a multiple of " + key_is("model.moe_router_group_topk", group_k), "choose a multiple");
     rules.require(k <= chosen, kTopk, k,
                   concat("must not exceed the ", chosen, " experts of the chosen groups (",
-                         of("model.moe_router_group_topk", group_k), ")"),
+                         key_is("model.moe_router_group_topk", group_k), ")"),
                   "choose more groups");
     rules.require(!sinkhorn(m), "model.moe_router_num_groups", groups,
                   "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which knows no groups",
@@ -178,7 +177,7 @@ void check_shared(Rules& rules) {
     return;
   }
   rules.require(width % tp == 0, kWidth, width,
-                "must be a multiple of " + of("parallel.tensor_model_parallel_size", tp),
+                "must be a multiple of " + key_is("parallel.tensor_model_parallel_size", tp),
                 "choose a width that divides over the tensor-parallel ranks");
   rules.require(!m.add_bias_linear, kWidth, width, "excludes model.add_bias_linear: shared experts have no biases",
                 "set add_bias_linear to false");

@@ -9,15 +9,13 @@ namespace metroplex::config {
 
 using base::concat;
 
-static std::string of(const char* key, int64_t value) { return concat(key, " = ", value); }
-
 void check_ranks(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const int64_t model_ranks = p.tp() * p.pp() * p.cp();
   rules.require(
       rules.world_size % model_ranks == 0, "parallel.tensor_model_parallel_size", p.tp(),
-      concat("tp * pp * cp = ", model_ranks, " (with ", of("parallel.pipeline_model_parallel_size", p.pp()), ", ",
-             of("parallel.context_parallel_size", p.cp()), ") must divide the ", rules.world_size, " ranks"),
+      concat("tp * pp * cp = ", model_ranks, " (with ", key_is("parallel.pipeline_model_parallel_size", p.pp()), ", ",
+             key_is("parallel.context_parallel_size", p.cp()), ") must divide the ", rules.world_size, " ranks"),
       concat("start a multiple of ", model_ranks, " ranks, or choose sizes whose product divides ",
              rules.world_size));
   std::vector<std::string> axes;
@@ -46,22 +44,22 @@ void check_not_built_yet(Rules& rules) {
 static void check_widths(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp();
-  const std::string tensor_ranks = of("parallel.tensor_model_parallel_size", tp);
+  const std::string tensor_ranks = key_is("parallel.tensor_model_parallel_size", tp);
   rules.require(m.kv_channels > 0 || m.hidden_size % m.num_attention_heads == 0, "model.hidden_size", m.hidden_size,
-                "must be a multiple of " + of("model.num_attention_heads", m.num_attention_heads),
+                "must be a multiple of " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "change one of the two, or give model.kv_channels");
   const int64_t groups = m.num_query_groups == 0 ? m.num_attention_heads : m.num_query_groups;
   rules.require(m.num_attention_heads % groups == 0, "model.num_query_groups", groups,
-                "must divide " + of("model.num_attention_heads", m.num_attention_heads),
+                "must divide " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "choose a divisor of the heads");
   rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
                 "must be a multiple of " + tensor_ranks + ": a key/value head lives on one rank",
                 "choose a tensor-parallel size that divides the query groups");
   const int64_t ffn = ffn_width(m);
-  rules.require(
-      ffn > 0, "model.ffn_hidden_size", ffn,
-      concat("cannot be derived as int(8/3 * ", of("model.hidden_size", m.hidden_size), " / 64) * 64, which is 0"),
-      "give it");
+  rules.require(ffn > 0, "model.ffn_hidden_size", ffn,
+                concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size),
+                       " / 64) * 64, which is 0"),
+                "give it");
   rules.require(ffn % tp == 0, "model.ffn_hidden_size", ffn, "must be a multiple of " + tensor_ranks,
                 "choose a width that divides over the tensor-parallel ranks");
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
@@ -78,12 +76,12 @@ void check_model(Rules& rules) {
   const int64_t tp = rules.config.parallel.tp(), seq = rules.config.train.seq_length;
   check_widths(rules);
   rules.require(m.max_position_embeddings == 0 || m.max_position_embeddings >= seq, "train.seq_length", seq,
-                "must not exceed " + of("model.max_position_embeddings", m.max_position_embeddings),
+                "must not exceed " + key_is("model.max_position_embeddings", m.max_position_embeddings),
                 "shorten the sequences or give the model more positions");
-  rules.require(
-      !rules.config.parallel.sequence_parallel || tp == 1 || seq % tp == 0, "train.seq_length", seq,
-      "must be a multiple of " + of("parallel.tensor_model_parallel_size", tp) + " with parallel.sequence_parallel",
-      "choose another length or turn sequence_parallel off");
+  rules.require(!rules.config.parallel.sequence_parallel || tp == 1 || seq % tp == 0, "train.seq_length", seq,
+                "must be a multiple of " + key_is("parallel.tensor_model_parallel_size", tp) +
+                    " with parallel.sequence_parallel",
+                "choose another length or turn sequence_parallel off");
   rules.require(!m.gated_linear_unit || m.activation != Activation::squared_relu, "model.activation", m.activation,
                 "has no gated form (model.gated_linear_unit is true)", "use silu or gelu, or turn the gate off");
 }
@@ -94,12 +92,12 @@ static void check_even_split(Rules& rules) {
   const bool other_way = !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers > 0 ||
                          p.decoder_last_pipeline_num_layers > 0 || p.account_for_embedding_in_pipeline_split ||
                          p.account_for_loss_in_pipeline_split;
-  rules.require(
-      other_way || layers % stages == 0, "model.num_layers", layers,
-      concat("must be a multiple of the ", stages, " stages (", of("parallel.pipeline_model_parallel_size", p.pp()),
-             ", ", of("parallel.virtual_pipeline_model_parallel_size", p.vpp()), ")"),
-      "change the layers or the stages, or place layers with decoder_first_pipeline_num_layers or "
-      "pipeline_model_parallel_layout");
+  rules.require(other_way || layers % stages == 0, "model.num_layers", layers,
+                concat("must be a multiple of the ", stages, " stages (",
+                       key_is("parallel.pipeline_model_parallel_size", p.pp()), ", ",
+                       key_is("parallel.virtual_pipeline_model_parallel_size", p.vpp()), ")"),
+                "change the layers or the stages, or place layers with decoder_first_pipeline_num_layers or "
+                "pipeline_model_parallel_layout");
   const int64_t ends = p.decoder_first_pipeline_num_layers + p.decoder_last_pipeline_num_layers;
   rules.require(
       ends == 0 || p.pp() > 1, "parallel.pipeline_model_parallel_size", p.pp(),
@@ -114,7 +112,7 @@ void check_pipeline(Rules& rules) {
   const Parallel& p = rules.config.parallel;
   const int64_t vpp = virtual_stages(p);
   check_even_split(rules);
-  const std::string stages = of("parallel.pipeline_model_parallel_size", p.pp());
+  const std::string stages = key_is("parallel.pipeline_model_parallel_size", p.pp());
   rules.require(vpp == 1 || p.pp() > 1, "parallel.virtual_pipeline_model_parallel_size", vpp,
                 "needs a pipeline, but " + stages, "set it to 1 or use more pipeline stages");
   const Choice<Schedule> order = schedule(p);
@@ -123,9 +121,9 @@ void check_pipeline(Rules& rules) {
   rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
                 "use auto, or set virtual stages");
-  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
-                "parallel.pipeline_schedule", order,
-                of("knows no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
+  rules.require(
+      (order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1, "parallel.pipeline_schedule", order,
+      key_is("knows no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
   rules.require(!p.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");
   const int64_t group = p.microbatch_group_size_per_vp_stage;

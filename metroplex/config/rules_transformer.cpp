@@ -13,9 +13,9 @@ namespace {
 
 std::optional<int64_t> unless_zero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
 
-class Checker {
+class SettingsChecker {
  public:
-  explicit Checker(const TransformerSettings& settings) : s_(settings) {}
+  explicit SettingsChecker(const TransformerSettings& settings) : s_(settings) {}
 
   std::vector<Violation> run() {
     if (sizes()) {
@@ -284,7 +284,7 @@ TransformerSettings transformer_settings(const Config& config) {
 }
 
 std::vector<Violation> transformer_violations(const TransformerSettings& settings) {
-  std::vector<Violation> list = Checker(settings).run();
+  std::vector<Violation> list = SettingsChecker(settings).run();
   for (const auto& found : {expert_violations(settings), graph_violations(settings)}) {
     list.insert(list.end(), found.begin(), found.end());
   }

@@ -14,9 +14,9 @@ bool among(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-class Checker {
+class ExpertChecker {
  public:
-  explicit Checker(const TransformerSettings& settings) : s_(settings), e_(settings.experts) {}
+  explicit ExpertChecker(const TransformerSettings& settings) : s_(settings), e_(settings.experts) {}
 
   std::vector<Violation> run() {
     sizes();
@@ -145,6 +145,8 @@ class Checker {
 
 }  // namespace
 
-std::vector<Violation> expert_violations(const TransformerSettings& settings) { return Checker(settings).run(); }
+std::vector<Violation> expert_violations(const TransformerSettings& settings) {
+  return ExpertChecker(settings).run();
+}
 
 }  // namespace metroplex::config

@@ -30,7 +30,7 @@ class CountingAllocator final : public c10::Allocator {
 };
 
 // Never destroyed: tensors may outlive whatever is static.
-void install() {
+void install_meter() {
   static CountingAllocator* const ours = [] {
     auto* const allocator = new CountingAllocator;
     c10::SetAllocator(c10::DeviceType::Meta, allocator, /*priority=*/1);
@@ -66,7 +66,7 @@ struct MetaMemory::Guard {
 };
 
 MetaMemory::MetaMemory(Listener& listener) {
-  install();
+  install_meter();
   guard_ = std::make_unique<Guard>(listener);
 }
 

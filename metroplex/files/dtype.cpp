@@ -22,7 +22,7 @@ constexpr std::array<Row, 22> kRows{
      {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}}};
 
 template <class T>
-T load(const std::byte* data, uint64_t i) {
+T load_as(const std::byte* data, uint64_t i) {
   T value;
   std::memcpy(&value, data + i * sizeof(T), sizeof(T));
   return value;
@@ -55,31 +55,31 @@ std::optional<Dtype> dtype_from_name(std::string_view name) {
 double element_as_double(Dtype dtype, const std::byte* data, uint64_t i) {
   switch (dtype) {
     case Dtype::kBool:
-      return load<uint8_t>(data, i) != 0;
+      return load_as<uint8_t>(data, i) != 0;
     case Dtype::kU8:
-      return load<uint8_t>(data, i);
+      return load_as<uint8_t>(data, i);
     case Dtype::kI8:
-      return load<int8_t>(data, i);
+      return load_as<int8_t>(data, i);
     case Dtype::kI16:
-      return load<int16_t>(data, i);
+      return load_as<int16_t>(data, i);
     case Dtype::kU16:
-      return load<uint16_t>(data, i);
+      return load_as<uint16_t>(data, i);
     case Dtype::kF16:
-      return half_to_double(load<uint16_t>(data, i));
+      return half_to_double(load_as<uint16_t>(data, i));
     case Dtype::kBF16:
-      return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(data, i)) << 16);
+      return std::bit_cast<float>(static_cast<uint32_t>(load_as<uint16_t>(data, i)) << 16);
     case Dtype::kI32:
-      return load<int32_t>(data, i);
+      return load_as<int32_t>(data, i);
     case Dtype::kU32:
-      return load<uint32_t>(data, i);
+      return load_as<uint32_t>(data, i);
     case Dtype::kF32:
-      return load<float>(data, i);
+      return load_as<float>(data, i);
     case Dtype::kF64:
-      return load<double>(data, i);
+      return load_as<double>(data, i);
     case Dtype::kI64:
-      return static_cast<double>(load<int64_t>(data, i));
+      return static_cast<double>(load_as<int64_t>(data, i));
     case Dtype::kU64:
-      return static_cast<double>(load<uint64_t>(data, i));
+      return static_cast<double>(load_as<uint64_t>(data, i));
     default:
       break;
   }

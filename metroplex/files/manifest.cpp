@@ -12,15 +12,15 @@
 namespace metroplex::files {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Parsed = nlohmann::json;
 
 const std::string_view kSumBegin = "{\"checksum\":\"", kSumEnd = "\",\n";
 constexpr size_t kHexDigits = 32;
 constexpr size_t kMaxDims = 16;
 
-Json piece_json(const ManifestPiece& piece, int64_t elements) {
-  Json json{{"offset", piece.offset}, {"size", piece.size}};
+OrderedJson piece_json(const ManifestPiece& piece, int64_t elements) {
+  OrderedJson json{{"offset", piece.offset}, {"size", piece.size}};
   if (piece.begin != 0 || piece.end != elements) json["range"] = {piece.begin, piece.end};
   json["file"] = piece.file;
   json["key"] = piece.key;
@@ -29,16 +29,16 @@ Json piece_json(const ManifestPiece& piece, int64_t elements) {
 }
 
 std::string head(const Manifest& manifest) {
-  Json extra;
+  OrderedJson extra;
   try {
-    extra = Json::parse(manifest.extra);
-  } catch (const Json::exception& error) {
+    extra = OrderedJson::parse(manifest.extra);
+  } catch (const OrderedJson::exception& error) {
     base::throw_error("files", base::concat("the extra state of a checkpoint is not JSON: ", error.what()));
   }
-  Json json{{"format", "metroplex checkpoint"},
-            {"version", kManifestVersion},
-            {"iteration", manifest.iteration},
-            {"consumed_samples", manifest.consumed_samples}};
+  OrderedJson json{{"format", "metroplex checkpoint"},
+                   {"version", kManifestVersion},
+                   {"iteration", manifest.iteration},
+                   {"consumed_samples", manifest.consumed_samples}};
   if (manifest.parent) json["parent"] = *manifest.parent;
   json["config"] = manifest.config_yaml;
   json["extra"] = extra;
@@ -177,14 +177,14 @@ std::string write_manifest(const Manifest& manifest) {
   std::string text = head(manifest) + ",\n\"files\":[";
   for (const ManifestFile& file : manifest.files) {
     text += &file == &manifest.files.front() ? "\n" : ",\n";
-    text += Json{{"name", file.name}, {"bytes", file.bytes}, {"checksum", to_hex(file.checksum)}}.dump();
+    text += OrderedJson{{"name", file.name}, {"bytes", file.bytes}, {"checksum", to_hex(file.checksum)}}.dump();
   }
   text += "],\n\"tensors\":[";
   for (const ManifestTensor& tensor : manifest.tensors) {
     text += &tensor == &manifest.tensors.front() ? "\n" : ",\n";
-    Json json{
+    OrderedJson json{
         {"name", tensor.name}, {"kind", tensor.kind}, {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape}};
-    Json& pieces = json["pieces"] = Json::array();
+    OrderedJson& pieces = json["pieces"] = OrderedJson::array();
     for (const ManifestPiece& piece : tensor.pieces) pieces.push_back(piece_json(piece, element_count(piece.size)));
     text += json.dump();
   }

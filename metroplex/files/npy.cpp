@@ -8,7 +8,7 @@ namespace metroplex::files {
 
 namespace {
 
-constexpr std::string_view kMagic{"\x93NUMPY\x01\x00", 8};
+constexpr std::string_view kNpyMagic{"\x93NUMPY\x01\x00", 8};
 constexpr size_t kPreamble = 10, kAlignment = 64;
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
@@ -71,7 +71,7 @@ void NpyArray::check_type(const std::string& wanted) const {
 
 NpyArray parse_npy(Bytes file, const std::string& path) {
   const std::string_view text = file.text();
-  MPX_CHECK(text.size() >= kPreamble && text.substr(0, kMagic.size()) == kMagic, "files", "'", path,
+  MPX_CHECK(text.size() >= kPreamble && text.substr(0, kNpyMagic.size()) == kNpyMagic, "files", "'", path,
             "' offset 0: not a .npy file of version 1.0");
   const size_t length = static_cast<unsigned char>(text[8]) + 256u * static_cast<unsigned char>(text[9]);
   MPX_CHECK(length <= text.size() - kPreamble && (kPreamble + length) % kAlignment == 0, "files", "'", path,
@@ -110,7 +110,7 @@ std::string npy_header(const std::string& type, const std::vector<int64_t>& shap
   const size_t unpadded = kPreamble + text.size() + 1;
   text.append((kAlignment - unpadded % kAlignment) % kAlignment, ' ');
   text += '\n';
-  std::string out(kMagic);
+  std::string out(kNpyMagic);
   out += static_cast<char>(text.size() % 256);
   out += static_cast<char>(text.size() / 256);
   return out + text;

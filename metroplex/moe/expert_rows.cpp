@@ -12,7 +12,7 @@ using nn::dispatch_element, nn::elements, kernels::Wide;
 
 namespace {
 
-const int64_t* integers(const at::Tensor& counts) { return static_cast<const int64_t*>(counts.mutable_data_ptr()); }
+const int64_t* counts_of(const at::Tensor& counts) { return static_cast<const int64_t*>(counts.mutable_data_ptr()); }
 
 kernels::ExpertShape shape_of(const at::Tensor& x, const at::Tensor& counts) {
   return {.experts = counts.numel(), .rows = x.size(0), .width = x.size(1)};
@@ -33,7 +33,7 @@ at::Tensor ExpertRowKernels::activation(const at::Tensor& x, const at::Tensor& b
                   {&out},
                   {{"kind", static_cast<int>(kind_)}, {"gated", gated_}}},
                  kernels::expert_activation<T>, kernels::expert_activation_cuda<T>, elements<T>(x), elements<T>(bias),
-                 elements<Wide<T>>(probs), integers(counts), elements<T>(out), shape);
+                 elements<Wide<T>>(probs), counts_of(counts), elements<T>(out), shape);
   });
   return out;
 }
@@ -55,7 +55,7 @@ at::Tensor ExpertRowKernels::activation_backward(const at::Tensor& dy, const at:
                   {&dx, &dprobs},
                   {{"kind", static_cast<int>(kind_)}, {"gated", gated_}}},
                  kernels::expert_activation_backward<T>, kernels::expert_activation_backward_cuda<T>, g,
-                 integers(counts), shape);
+                 counts_of(counts), shape);
   });
   return dx;
 }
@@ -66,7 +66,7 @@ void ExpertRowKernels::add_bias(const at::Tensor& y, const at::Tensor& bias, con
     using T = decltype(zero);
     cuda::launch(target_, {"expert_bias", {&y, &bias, &probs, &counts}, {&y}}, kernels::expert_bias<T>,
                  kernels::expert_bias_cuda<T>, elements<T>(y), elements<T>(bias), elements<Wide<T>>(probs),
-                 integers(counts), shape_of(y, counts));
+                 counts_of(counts), shape_of(y, counts));
   });
 }
 
@@ -76,7 +76,7 @@ void ExpertRowKernels::add_bias_probs(const at::Tensor& dprobs, const at::Tensor
     using T = decltype(zero);
     cuda::launch(target_, {"expert_bias_probs", {&dprobs, &dy, &bias, &counts}, {&dprobs}},
                  kernels::expert_bias_probs<T>, kernels::expert_bias_probs_cuda<T>, elements<T>(dy),
-                 elements<T>(bias), integers(counts), elements<Wide<T>>(dprobs), shape_of(dy, counts));
+                 elements<T>(bias), counts_of(counts), elements<Wide<T>>(dprobs), shape_of(dy, counts));
   });
 }
 
@@ -88,7 +88,7 @@ void ExpertRowKernels::add_sums(const at::Tensor& gradient, const at::Tensor& x,
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(target_, {"expert_sums", {&sums, &x, &probs, &counts}, {&sums}}, kernels::expert_sums<T>,
-                 kernels::expert_sums_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), integers(counts),
+                 kernels::expert_sums_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), counts_of(counts),
                  elements<Wide<T>>(sums), shape_of(x, counts));
   });
   if (!direct) gradient.add_(sums);
@@ -99,7 +99,7 @@ at::Tensor ExpertRowKernels::scale(const at::Tensor& x, const at::Tensor& probs,
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(target_, {"expert_scale", {&x, &probs, &counts}, {&out}}, kernels::expert_scale<T>,
-                 kernels::expert_scale_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), integers(counts),
+                 kernels::expert_scale_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), counts_of(counts),
                  elements<T>(out), shape_of(x, counts));
   });
   return out;
@@ -114,7 +114,7 @@ at::Tensor ExpertRowKernels::scale_backward(const at::Tensor& dy, const at::Tens
                                                  nullptr,         elements<Wide<T>>(probs),
                                                  elements<T>(dx), elements<Wide<T>>(dprobs)};
     cuda::launch(target_, {"expert_scale_backward", {&dy, &x, &probs, &counts}, {&dx, &dprobs}},
-                 kernels::expert_scale_backward<T>, kernels::expert_scale_backward_cuda<T>, g, integers(counts),
+                 kernels::expert_scale_backward<T>, kernels::expert_scale_backward_cuda<T>, g, counts_of(counts),
                  shape_of(x, counts));
   });
   return dx;

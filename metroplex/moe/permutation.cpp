@@ -22,7 +22,7 @@ kernels::PermutationPlan plan_of(const Permutation& p) {
   return {write(p.rows), write(p.source), write(p.counts)};
 }
 
-const int64_t* integers(const at::Tensor& x) { return static_cast<const int64_t*>(x.const_data_ptr()); }
+const int64_t* row_numbers(const at::Tensor& x) { return static_cast<const int64_t*>(x.const_data_ptr()); }
 
 // Both without autograd, on contiguous tensors. x [rows / divisor, width] -> [R, width].
 at::Tensor gather(const cuda::Target& target, const at::Tensor& x, const at::Tensor& source, int64_t divisor) {
@@ -31,7 +31,7 @@ at::Tensor gather(const cuda::Target& target, const at::Tensor& x, const at::Ten
   nn::dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(target, {"permute_rows", {&x, &source}, {&out}}, kernels::permute_rows<T>,
-                 kernels::permute_rows_cuda<T>, static_cast<const T*>(nn::elements<T>(x)), integers(source),
+                 kernels::permute_rows_cuda<T>, static_cast<const T*>(nn::elements<T>(x)), row_numbers(source),
                  nn::elements<T>(out), kernels::RowsShape{source.numel(), width, divisor});
   });
   return out;
@@ -44,7 +44,7 @@ at::Tensor sum(const cuda::Target& target, const at::Tensor& x, const at::Tensor
   nn::dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(target, {"sum_rows", {&x, &rows}, {&out}}, kernels::sum_rows<T>, kernels::sum_rows_cuda<T>,
-                 static_cast<const T*>(nn::elements<T>(x)), integers(rows), nn::elements<T>(out),
+                 static_cast<const T*>(nn::elements<T>(x)), row_numbers(rows), nn::elements<T>(out),
                  kernels::SumShape{tokens, terms, width});
   });
   return out;
@@ -64,7 +64,7 @@ Permutation permutation(const cuda::Target& target, const at::Tensor& experts, c
       how.copies,     how.capacity};
   p.divisor = chosen.size(1);
   cuda::launch(target, {"plan_permutation", {&chosen}, {&p.rows, &p.source, &p.counts}}, kernels::plan_permutation,
-               kernels::plan_permutation_cuda, integers(chosen), plan_of(p), shape);
+               kernels::plan_permutation_cuda, row_numbers(chosen), plan_of(p), shape);
   return p;
 }
 
@@ -74,7 +74,7 @@ Permutation regroup(const cuda::Target& target, const at::Tensor& table, const R
   const Permutation p = empty_permutation({how.num_in, 1}, how.num_out, came.size(1), came);
   const kernels::RegroupShape shape{came.size(0), came.size(1), how.capacity, how.num_in, how.num_out};
   cuda::launch(target, {"plan_regroup", {&came}, {&p.rows, &p.source, &p.counts}}, kernels::plan_regroup,
-               kernels::plan_regroup_cuda, integers(came), plan_of(p), shape);
+               kernels::plan_regroup_cuda, row_numbers(came), plan_of(p), shape);
   return p;
 }
 

@@ -43,7 +43,7 @@ kernels::RouteShape route_shape(const at::Tensor& logits, const TopKRule& rule) 
 
 // Calls body(T{}) with the type of logits.
 template <class Body>
-void dispatch_wide(const at::Tensor& logits, const Body& body) {
+void dispatch_probs(const at::Tensor& logits, const Body& body) {
   logits.scalar_type() == at::kDouble ? body(double{}) : body(float{});
 }
 
@@ -52,7 +52,7 @@ at::Tensor probs_gradient(const cuda::Target& target, const Routing& saved, cons
   const at::NoGradGuard no_grad;
   const at::Tensor dprobs = saved.probs.contiguous();
   at::Tensor dlogits = at::empty_like(logits);
-  dispatch_wide(logits, [&](auto zero) {
+  dispatch_probs(logits, [&](auto zero) {
     using T = decltype(zero);
     const kernels::RouteBackward<T> operands{nn::elements<T>(dprobs), nn::elements<T>(logits),
                                              static_cast<const int64_t*>(saved.experts.const_data_ptr()),
@@ -115,7 +115,7 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
     if (!shape.chosen) routing.experts = at::empty({shape.tokens, shape.k}, x.options().dtype(at::kLong));
     routing.experts = routing.experts.contiguous();
     routing.probs = at::empty({shape.tokens, shape.k}, x.options());
-    dispatch_wide(x, [&](auto zero) {
+    dispatch_probs(x, [&](auto zero) {
       using T = decltype(zero);
       const kernels::RouteForward<T> operands{nn::elements<T>(x), nn::elements<T>(bias),
                                               static_cast<int64_t*>(routing.experts.mutable_data_ptr()),

@@ -12,7 +12,7 @@
 namespace metroplex::nn {
 namespace {
 
-bool half(const at::Tensor& x) { return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16; }
+bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16; }
 
 // Each head of k or v as often as queries share it.
 at::Tensor repeated(const at::Tensor& x, int64_t heads) {
@@ -65,7 +65,7 @@ FusedGradients efficient_backward(const cuda::Target& target, const FusedInputs&
 
 std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const FusedInputs& in, bool causal) {
   MPX_ASSERT(target.gpu() && fused_on_gpu(in.q), "fused attention of a GPU");
-  if (half(in.q)) {
+  if (is_half(in.q)) {
     if (target.meta) return fused_attention_on_meta(in);
     const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, causal);
     return {std::get<0>(result), std::get<1>(result)};
@@ -79,7 +79,7 @@ std::pair<at::Tensor, at::Tensor> forward(const cuda::Target& target, const Fuse
 }
 
 FusedGradients backward(const cuda::Target& target, const FusedInputs& in, const FusedResult& r, bool causal) {
-  return half(in.q) ? flash_backward(target, in, r, causal) : efficient_backward(target, in, r, causal);
+  return is_half(in.q) ? flash_backward(target, in, r, causal) : efficient_backward(target, in, r, causal);
 }
 
 // Of forward: two products over the pairs of query and key that see each other.
@@ -92,7 +92,7 @@ double flops_of(const FusedInputs& in, bool causal) {
 
 bool fused_on_gpu(const at::Tensor& q) {
   const int64_t d = q.size(-1);
-  return (half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
+  return (is_half(q) || q.scalar_type() == at::kFloat) && d % 8 == 0 && d <= 256;
 }
 
 std::pair<at::Tensor, at::Tensor> fused_attention(const cuda::Target& target, const FusedInputs& in, bool causal) {

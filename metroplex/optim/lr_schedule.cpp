@@ -22,7 +22,7 @@ double wsd_coefficient(WsdDecay style, double ratio) {
   return 1.0 - std::sqrt(ratio);  // minus_sqrt
 }
 
-void check_args(const ScheduleArgs& a) {
+void check_schedule(const ScheduleArgs& a) {
   MPX_CHECK(a.min_lr >= 0, "config", "optim.min_lr = ", a.min_lr, " is negative; give 0 or more");
   MPX_CHECK(a.max_lr >= a.min_lr, "config", "optim.lr = ", a.max_lr, " is below optim.min_lr = ", a.min_lr);
   MPX_CHECK(a.init_lr <= a.max_lr, "config", "optim.lr_warmup_init = ", a.init_lr, " is above optim.lr = ", a.max_lr);
@@ -50,7 +50,7 @@ static constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 GroupFactors::GroupFactors() : max_lr(kNaN), min_lr(kNaN), start_wd(kNaN), end_wd(kNaN) {}
 
-LrSchedule::LrSchedule(ScheduleArgs args) : args_(std::move(args)) { check_args(args_); }
+LrSchedule::LrSchedule(ScheduleArgs args) : args_(std::move(args)) { check_schedule(args_); }
 
 double LrSchedule::lr(int64_t num_steps, const GroupFactors& group) const {
   const double max_lr = std::isnan(group.max_lr) ? args_.max_lr : group.max_lr;

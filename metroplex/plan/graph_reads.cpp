@@ -16,7 +16,7 @@ int64_t SetReads::until() const { return std::max({input.until, output.until, in
 
 namespace {
 
-struct P2pCall {
+struct P2pFlight {
   bool done = false;
   void wait() { done = true; }
 };
@@ -109,7 +109,7 @@ class Walk {
   }
 
   void exchange(const Action* begin, const Action* end) {
-    const auto flight = std::make_shared<P2pCall>();
+    const auto flight = std::make_shared<P2pFlight>();
     for (const Action* a = begin; a != end; ++a) {
       Piece& piece = borders_.slot(*a);
       if (!is_send(a->kind)) piece = {};
@@ -137,7 +137,7 @@ class Walk {
   const int rank_;
   const bool sends_;
   std::vector<std::vector<SetReads>> reads_;
-  Borders<Piece, P2pCall> borders_;
+  Borders<Piece, P2pFlight> borders_;
   std::vector<Piece> held_;
   size_t at_ = 0;
   std::string name_;

@@ -68,9 +68,9 @@ struct P2pCall {
   void wait() { done = true; }
 };
 
-class Replay {
+class TraceReplay {
  public:
-  Replay(const RankTrace& trace, const PipelineTable& table, int pp_rank)
+  TraceReplay(const RankTrace& trace, const PipelineTable& table, int pp_rank)
       : trace_(trace), table_(table), rank_(pp_rank), buckets_(trace) {}
 
   ReplayPeaks run() {
@@ -183,7 +183,7 @@ class Replay {
 }  // namespace
 
 ReplayPeaks replay_trace(const RankTrace& trace, const PipelineTable& table, int pp_rank) {
-  return Replay(trace, table, pp_rank).run();
+  return TraceReplay(trace, table, pp_rank).run();
 }
 
 }  // namespace metroplex::plan

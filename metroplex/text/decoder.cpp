@@ -52,7 +52,7 @@ Tokens join_byte_tokens(const Tokens& tokens) {
   return out;
 }
 
-std::string strip(const std::string& token, const std::string& content, int64_t start, int64_t stop) {
+std::string strip_ends(const std::string& token, const std::string& content, int64_t start, int64_t stop) {
   size_t begin = 0, end = token.size();
   for (int64_t i = 0; i < start && token.compare(begin, content.size(), content) == 0 && begin < end; ++i)
     begin += content.size();
@@ -119,7 +119,7 @@ void Decoder::add(const JsonPart& part, int depth) {
                "content is not one character");
     const int64_t start = part.integer("start", 0, INT32_MAX), stop = part.integer("stop", 0, INT32_MAX);
     steps_.push_back([=](Tokens tokens, RegexScratch&) {
-      for (std::string& token : tokens) token = strip(token, content, start, stop);
+      for (std::string& token : tokens) token = strip_ends(token, content, start, stop);
       return tokens;
     });
   } else if (type == "Metaspace") {

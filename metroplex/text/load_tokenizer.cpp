@@ -11,18 +11,14 @@
 namespace metroplex::text {
 namespace {
 
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 std::string find_model_file(files::FileSystem& disk, const std::string& type, const std::string& model) {
   MPX_CHECK(!model.empty(), "text", "a tokenizer of type ", type, " needs a file: give the path of a ",
             type == "sentencepiece" ? "tokenizer.model" : "tokenizer.json (or vocab and merge files)");
   MPX_CHECK(disk.exists(model), "text", model, " does not exist");
   if (!disk.is_directory(model)) return model;
-  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (type == "sentencepiece" && ends_with(name, ".json")) continue;
-    if (type == "bpe" && ends_with(name, ".model")) continue;
+  for (const std::string& name : {std::string("tokenizer.json"), std::string("tokenizer.model")}) {
+    if (type == "sentencepiece" && name.ends_with(".json")) continue;
+    if (type == "bpe" && name.ends_with(".model")) continue;
     const std::string path = files::join_path(model, name);
     if (disk.exists(path)) return path;
   }
@@ -32,7 +28,7 @@ std::string find_model_file(files::FileSystem& disk, const std::string& type, co
 
 std::unique_ptr<Tokenizer> load_file(files::FileSystem& disk, const std::string& type, const std::string& path,
                                      InvalidUtf8 invalid_utf8) {
-  const bool json = ends_with(path, ".json") || (type == "bpe" && !ends_with(path, ".model"));
+  const bool json = path.ends_with(".json") || (type == "bpe" && !path.ends_with(".model"));
   MPX_CHECK(type.empty() || json == (type == "bpe"), "text", path, " is not a file for a tokenizer of type ", type);
   const files::Bytes bytes = disk.map(path);
   if (!json) return std::make_unique<SentencePieceTokenizer>(bytes.text(), path, invalid_utf8);

@@ -15,10 +15,6 @@ ByteTrie make_trie(const std::vector<std::string_view>& texts) {
   return ByteTrie(std::move(entries));
 }
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 }  // namespace
 
 SentencePieceNormalizer::SentencePieceNormalizer(const NormalizerSpec& spec, bool space_as_suffix,
@@ -121,7 +117,7 @@ std::string SentencePieceNormalizer::apply(std::string_view text) const {
     }
     after_space = remove_extra_spaces_ && prefix.text.back() == ' ';
   }
-  while (remove_extra_spaces_ && ends_with(out, space_)) out.resize(out.size() - space_.size());
+  while (remove_extra_spaces_ && out.ends_with(space_)) out.resize(out.size() - space_.size());
   if (dummy_suffix_) out += space_;
   return out;
 }

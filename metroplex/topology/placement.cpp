@@ -9,7 +9,7 @@
 namespace metroplex::topology {
 namespace {
 
-int64_t product(const std::vector<int64_t>& sizes) {
+int64_t elements_of(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
@@ -89,7 +89,7 @@ std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placem
 int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement) {
   std::vector<int64_t> valid = global_shape;
   for (const Cut& cut : placement.cuts) valid.at(static_cast<size_t>(cut.dim)) = cut.valid_rows();
-  return product(local_shape(global_shape, placement)) - product(valid);
+  return elements_of(local_shape(global_shape, placement)) - elements_of(valid);
 }
 
 }  // namespace metroplex::topology

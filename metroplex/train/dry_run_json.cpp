@@ -10,14 +10,14 @@
 namespace metroplex::train {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
-Json value_of(const config::Field& field) {
+OrderedJson value_of(const config::Field& field) {
   if (const auto* flag = std::get_if<bool*>(&field.member)) return **flag;
   if (const auto* whole = std::get_if<int64_t*>(&field.member)) return **whole;
   if (const auto* list = std::get_if<std::vector<std::string>*>(&field.member)) return **list;
@@ -25,13 +25,13 @@ Json value_of(const config::Field& field) {
   return config::to_text(field);
 }
 
-Json config_of(config::Config config) {
-  Json out = Json::object();
+OrderedJson config_of(config::Config config) {
+  OrderedJson out = OrderedJson::object();
   for (const config::Field& field : config::fields(config)) out[field.section][field.name] = value_of(field);
   return out;
 }
 
-Json layout_of(const DryRun& run) {
+OrderedJson layout_of(const DryRun& run) {
   const config::Parallel& p = run.request.config.parallel;
   return {{"tp", p.tp()},
           {"pp", p.pp()},
@@ -41,32 +41,32 @@ Json layout_of(const DryRun& run) {
           {"sharding", p.data_parallel_sharding_strategy.text()}};
 }
 
-Json rank_of(const RankFigures& figures) {
-  Json out{{"rank", figures.rank}, {"pp", figures.pp}, {"last_of_shards", figures.last}};
+OrderedJson rank_of(const RankFigures& figures) {
+  OrderedJson out{{"rank", figures.rank}, {"pp", figures.pp}, {"last_of_shards", figures.last}};
   out["parameters"] = figures.prediction.num_params;
   out["operations"] = figures.prediction.flops;
-  Json& bytes = out["bytes"] = Json::object();
+  OrderedJson& bytes = out["bytes"] = OrderedJson::object();
   for (const plan::MemoryCategory& category : plan::kMemoryCategories)
     bytes[category.name] = figures.prediction.memory.use.*category.bytes;
   out["peak"] = figures.peak;
   return out;
 }
 
-Json memory_of(const DryRun& run) {
+OrderedJson memory_json(const DryRun& run) {
   const Places& places = run.request.places;
-  Json out{{"place", places.gpu ? "gpu" : "machine"},
-           {"ranks_of_place", run.fit.place_ranks},
-           {"need", run.fit.need},
-           {"have", or_null(run.fit.have)},
-           {"have_from", places.from},
-           {"worst_rank", run.fit.worst_rank().rank}};
-  Json& ranks = out["ranks"] = Json::array();
+  OrderedJson out{{"place", places.gpu ? "gpu" : "machine"},
+                  {"ranks_of_place", run.fit.place_ranks},
+                  {"need", run.fit.need},
+                  {"have", or_null(run.fit.have)},
+                  {"have_from", places.from},
+                  {"worst_rank", run.fit.worst_rank().rank}};
+  OrderedJson& ranks = out["ranks"] = OrderedJson::array();
   for (const RankFigures& figures : run.fit.ranks) ranks.push_back(rank_of(figures));
   return out;
 }
 
-Json data_of(const DryRun& run) {
-  Json sources = Json::array();
+OrderedJson data_of(const DryRun& run) {
+  OrderedJson sources = OrderedJson::array();
   for (const data::SourceTokens& source : run.sources) {
     sources.push_back({{"prefix", source.prefix},
                        {"problem", source.problem},
@@ -78,14 +78,14 @@ Json data_of(const DryRun& run) {
   return sources;
 }
 
-Json way_of(const WayOut& way) {
+OrderedJson way_of(const WayOut& way) {
   return {{"settings", way.settings}, {"what", way.what}, {"need", way.need},
           {"saves", way.saves},       {"fits", way.fits}, {"cost", way.cost}};
 }
 
-Json ways_of(const DryRun& run) {
+OrderedJson ways_of(const DryRun& run) {
   if (!run.ways) return nullptr;
-  Json out{{"single", Json::array()}, {"together", nullptr}};
+  OrderedJson out{{"single", OrderedJson::array()}, {"together", nullptr}};
   for (const WayOut& way : run.ways->single) out["single"].push_back(way_of(way));
   if (run.ways->together) out["together"] = way_of(*run.ways->together);
   return out;
@@ -95,8 +95,8 @@ Json ways_of(const DryRun& run) {
 
 std::string json(const DryRun& run) {
   const config::Config& c = run.request.config;
-  Json out{{"run", c.run.name}, {"ranks", run.request.world_size}};
-  out["fits"] = run.fit.have ? Json(run.fits()) : Json(nullptr);
+  OrderedJson out{{"run", c.run.name}, {"ranks", run.request.world_size}};
+  out["fits"] = run.fit.have ? OrderedJson(run.fits()) : OrderedJson(nullptr);
   out["layout"] = layout_of(run);
   out["parameters"] = {{"all", run.num_params}};
   out["operations"] = {{"step", run.step_flops},
@@ -116,7 +116,7 @@ std::string json(const DryRun& run) {
                    {"samples", run.length.samples},
                    {"all", run.all_tokens()}};
   out["data"] = data_of(run);
-  out["memory"] = memory_of(run);
+  out["memory"] = memory_json(run);
   out["ways_out"] = ways_of(run);
   out["notes"] = run.notes;
   out["config"] = config_of(c);

@@ -17,7 +17,7 @@ static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
   return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
 }
 
-static constexpr const char* kListener = "memory report";
+static constexpr const char* kReportListener = "memory report";
 
 // Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
 class MemoryReport::Sampler final : public nn::Moments {
@@ -33,16 +33,16 @@ class MemoryReport::Sampler final : public nn::Moments {
 MemoryReport::MemoryReport(Assembly& assembly, cuda::MemoryMeter& meter)
     : a_(assembly), meter_(meter), sampler_(std::make_unique<Sampler>(*this)) {
   MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
-  a_.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
+  a_.executor->observers().add(kReportListener, [this](const plan::Action& action, double) { after_action(action); });
   if (!a_.sharding.transient_gradients()) return;
-  for (const auto& stage : a_.stages) stage->listen(kListener, *sampler_);
-  for (nn::Param* param : a_.params) param->on_use.add(kListener, [this] { sample(); });
+  for (const auto& stage : a_.stages) stage->listen(kReportListener, *sampler_);
+  for (nn::Param* param : a_.params) param->on_use.add(kReportListener, [this] { sample(); });
 }
 
 MemoryReport::~MemoryReport() {
-  a_.executor->observers().remove(kListener);
-  for (const auto& stage : a_.stages) stage->unlisten(kListener);
-  for (nn::Param* param : a_.params) param->on_use.remove(kListener);
+  a_.executor->observers().remove(kReportListener);
+  for (const auto& stage : a_.stages) stage->unlisten(kReportListener);
+  for (nn::Param* param : a_.params) param->on_use.remove(kReportListener);
 }
 
 void MemoryReport::sample() {

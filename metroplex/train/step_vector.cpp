@@ -16,7 +16,7 @@ namespace kernels = cuda::kernels;
 constexpr int64_t kSums = sizeof(kernels::StepSums) / sizeof(double);
 constexpr int64_t kVerdict = sizeof(kernels::StepVerdict) / sizeof(double);
 
-const double* numbers_of(const at::Tensor& x) {
+const double* values_of(const at::Tensor& x) {
   return x.defined() ? static_cast<const double*>(x.const_data_ptr()) : nullptr;
 }
 
@@ -65,11 +65,11 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   StepVector vector(target, a.loss_terms.size(), microbatches);
   kernels::OwnLosses own;
   own.microbatches = microbatches;
-  own.losses = numbers_of(losses);
-  own.stop = numbers_of(a.step_inputs);
+  own.losses = values_of(losses);
+  own.stop = values_of(a.step_inputs);
   own.tokens = own.stop + 1;
   own.reported = terms.sums.defined() ? terms.sums.numel() : 0;
-  own.reports = numbers_of(terms.sums);
+  own.reports = values_of(terms.sums);
   own.places = terms.places.defined() ? static_cast<const int64_t*>(terms.places.const_data_ptr()) : nullptr;
   own.per_token = a.config.train.calculate_per_token_loss;
   own.counts_terms = a.groups().tp.first();

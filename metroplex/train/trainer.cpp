@@ -20,6 +20,7 @@
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/run_length.h"
+#include "train/run_lines.h"
 #include "train/state.h"
 #include "train/step.h"
 
@@ -352,15 +353,17 @@ std::string words_of_experts(const Assembly& a) {
 }
 
 RunSummary Job::train() {
-  say(" run " + a_->config.run.name + ": " + std::to_string(a_->world->size()) + " ranks" +
-      (a_->world->device().is_cpu() ? ", " : " on GPUs, ") + std::to_string(length_.iterations) + " iterations, " +
-      std::to_string(length_.samples) + " samples");
+  say(" run " + a_->config.run.name);
+  files::PosixFileSystem disk;
+  if (a_->world->rank() == 0) {
+    for (const std::string& line : run_lines(*a_, length_, disk)) say(line);
+  }
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   for (const std::string& line : scope_lines(*a_)) say(line);
   load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
-    files::PosixFileSystem().make_directories(
-        a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
+    disk.make_directories(a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
+    say(" configuration: " + write_run_config(a_->config, disk));
   }
   const config::Train& t = a_->config.train;
   if (t.eval_interval > 0 && !data_.has(kValid)) {

@@ -57,10 +57,17 @@ for timer in batch-generator forward-backward all-grads-sync optimizer-clip-main
   prints "^    $timer "
 done
 holds "timers are printed with timing_log_level: the parts of a step, evaluation, saving"
-sed -n '/- configuration -/,/^-----*$/p' out | sed '1d;$d' > printed.yaml
+cp ck/run.yaml printed.yaml
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
 same_losses metrics.jsonl again.jsonl 0
-holds "the printed configuration loads back: same losses bit for bit"
+holds "the configuration beside the checkpoints loads back: same losses bit for bit"
+run 0 train printed.yaml --print-config
+diff -q out printed.yaml || fail "--print-config prints another configuration than the run wrote"
+run 0 train printed.yaml --checkpoint.save= --train.train_iters=2 --train.metrics_file= --train.tensorboard_dir= --quiet
+[ ! -s out ] || fail "--quiet prints to stdout"
+run 0 --version
+prints '^metroplex [0-9]+\.[0-9]+\.[0-9]+$'
+holds "--print-config, --quiet and --version"
 
 run 0 train "${tiny[@]}" --nproc 1 --train.train_iters=6 --train.log_interval=4 --train.metrics_file=every.jsonl --train.tensorboard_dir=every \
   --train.tensorboard_log_interval=3 --precision.params_dtype=fp16 --precision.initial_loss_scale=1e38 --precision.loss_scale_window=100

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "support/launch_scripts.h"
 
-namespace metroplex::apps {
+namespace metroplex::apps::run_config_test {
 
 using test::LaunchScripts;
 using Words = std::vector<std::string>;
@@ -57,4 +57,4 @@ TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
 }
 
-}  // namespace metroplex::apps
+}  // namespace metroplex::apps::run_config_test

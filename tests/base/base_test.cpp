@@ -7,7 +7,7 @@
 #include "base/philox.h"
 #include "base/thread_pool.h"
 
-namespace metroplex::base {
+namespace metroplex::base::base_test {
 namespace {
 
 TEST(Error, NamesTheRoomAndBothValues) {
@@ -55,4 +55,4 @@ TEST(ThreadPool, RunsEveryPieceOnceAndHandsBackTheFirstFailure) {
 }
 
 }  // namespace
-}  // namespace metroplex::base
+}  // namespace metroplex::base::base_test

@@ -8,7 +8,7 @@
 
 #include "support/folder.h"
 
-namespace metroplex::base {
+namespace metroplex::base::free_memory_test {
 namespace {
 
 constexpr int64_t kMiB = 1048576;
@@ -117,4 +117,4 @@ TEST(FreeMemory, ThisMachineHasSome) {
 }
 
 }  // namespace
-}  // namespace metroplex::base
+}  // namespace metroplex::base::free_memory_test

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-namespace metroplex::test {
+namespace metroplex::test::omp_spins_test {
 namespace {
 
 TEST(OmpSpins, AreFewUnlessTheEnvironmentSpeaksOfThem) {
@@ -27,4 +27,4 @@ TEST(OmpSpins, AreFewUnlessTheEnvironmentSpeaksOfThem) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::omp_spins_test

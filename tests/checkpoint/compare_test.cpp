@@ -7,7 +7,7 @@
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::compare_test {
 namespace {
 
 TEST(Compare, TheSameStateInTwoLayoutsIsEqual) {
@@ -54,4 +54,4 @@ TEST(Compare, SaysWhatIsOnOneSideOnlyOrOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::compare_test

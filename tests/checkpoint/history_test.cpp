@@ -8,7 +8,7 @@
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::history_test {
 namespace {
 
 using files::MemoryFileSystem;
@@ -130,4 +130,4 @@ TEST(Fallback, GoesToThePastBeforeItGoesToABranchThatWasLeft) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::history_test

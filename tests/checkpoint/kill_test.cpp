@@ -13,7 +13,7 @@
 #include "checkpoint/retention.h"
 #include "checkpoint/support.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::kill_test {
 namespace {
 
 [[noreturn]] void save_for_ever(const std::string& root, int64_t iteration) {
@@ -57,4 +57,4 @@ TEST(Kill, ASaverKilledAtAnyMomentLeavesASoundLatest) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::kill_test

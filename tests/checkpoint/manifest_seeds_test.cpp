@@ -9,7 +9,7 @@
 
 #include "files/manifest.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::manifest_seeds_test {
 namespace {
 
 TEST(ManifestSeeds, AreAcceptedAndTogetherUseEveryFormOfTheFormat) {
@@ -46,4 +46,4 @@ TEST(ManifestSeeds, AreAcceptedAndTogetherUseEveryFormOfTheFormat) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::manifest_seeds_test

@@ -6,7 +6,7 @@
 
 #include "checkpoint/support.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::pieces_test {
 namespace {
 
 Dims random_shape(std::mt19937_64& random) {
@@ -96,4 +96,4 @@ TEST(Pieces, CoverOfManyShardsIsCheckedQuickly) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::pieces_test

@@ -7,7 +7,7 @@
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::checkpoint {
+namespace metroplex::checkpoint::save_load_test {
 namespace {
 
 using files::FaultFileSystem;
@@ -384,4 +384,4 @@ TEST(Directory, NamesReadBackAndNothingElseIsOne) {
 }
 
 }  // namespace
-}  // namespace metroplex::checkpoint
+}  // namespace metroplex::checkpoint::save_load_test

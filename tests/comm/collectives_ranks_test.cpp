@@ -10,7 +10,7 @@
 #include "support/run_ranks.h"
 #include "topology/megatron_groups.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::collectives_ranks_test {
 namespace {
 
 using test::run_ranks;
@@ -112,4 +112,4 @@ TEST(SimBackend, CountsAboveARealBackendToo) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::collectives_ranks_test

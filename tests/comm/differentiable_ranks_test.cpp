@@ -10,7 +10,7 @@
 #include "comm/collectives.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::differentiable_ranks_test {
 namespace {
 
 using test::run_ranks;
@@ -162,4 +162,4 @@ TEST(Differentiable, AGroupOfOneAndGradModeOffAddNothingToTheGraph) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::differentiable_ranks_test

@@ -11,7 +11,7 @@
 #include "support/notes.h"
 #include "support/run_processes.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::failure_procs_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -135,4 +135,4 @@ TEST(Report, IsReadBackOnlyWhenItIsWhole) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::failure_procs_test

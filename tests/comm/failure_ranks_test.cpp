@@ -8,7 +8,7 @@
 #include "comm/p2p.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::failure_ranks_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -150,4 +150,4 @@ TEST(ThreadFailure, ASizeThatTheGroupDoesNotDivideIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::failure_ranks_test

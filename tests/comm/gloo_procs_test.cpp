@@ -15,7 +15,7 @@
 #include "support/pipeline_p2p.h"
 #include "support/run_processes.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::gloo_procs_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -245,4 +245,4 @@ TEST(Spawn, TellsWhatEveryRankNeedsToKnow) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::gloo_procs_test

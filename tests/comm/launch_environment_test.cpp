@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "comm/launch.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::launch_environment_test {
 namespace {
 
 std::optional<LaunchEnvironment> read(const std::map<std::string, std::string>& variables) {
@@ -144,4 +144,4 @@ TEST(LaunchEnvironment, TellsABatchScriptOfSlurmFromATaskOfSrun) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::launch_environment_test

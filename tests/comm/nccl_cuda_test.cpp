@@ -7,7 +7,7 @@
 #include "cuda/graph/cuda_graph.h"
 #include "support/gpu.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::nccl_cuda_test {
 namespace {
 
 TEST(Nccl, AnOperationIsUnderWayUntilItIsWaitedFor) {
@@ -70,4 +70,4 @@ TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::nccl_cuda_test

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::network_test {
 namespace {
 
 TEST(Network, TheLoopbackIsAmongTheInterfacesAndHasItsAddress) {
@@ -50,4 +50,4 @@ TEST(Network, AConnectionNobodyListensForIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::network_test

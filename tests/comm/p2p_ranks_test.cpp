@@ -5,7 +5,7 @@
 
 #include "support/run_ranks.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::p2p_ranks_test {
 namespace {
 
 using test::run_ranks;
@@ -179,4 +179,4 @@ TEST(BatchP2p, ABufferedSendMayBeOverwrittenAtOnce) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::p2p_ranks_test

@@ -5,7 +5,7 @@
 #include "support/run_ranks.h"
 #include "support/tape.h"
 
-namespace metroplex::test {
+namespace metroplex::test::recording_ranks_test {
 namespace {
 
 struct Buffers {
@@ -88,4 +88,4 @@ TEST(RecordingRanks, AGroupOfOneHasNothingToTell) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::recording_ranks_test

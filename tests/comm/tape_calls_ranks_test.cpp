@@ -10,7 +10,7 @@
 #include "support/record_tape.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::tape_calls_ranks_test {
 namespace {
 
 using cuda::Finding;
@@ -300,4 +300,4 @@ TEST(TapeCallsRanks, GroupsOfTheSameMembersShareACommunicator) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::tape_calls_ranks_test

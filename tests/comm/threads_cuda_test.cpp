@@ -10,7 +10,7 @@
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::threads_cuda_test {
 namespace {
 
 void run_on_gpu(int ranks, const comm::RankBody& body) {
@@ -83,4 +83,4 @@ TEST(ThreadsOnGpu, MessagesArriveAsTheyWereSent) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::threads_cuda_test

@@ -16,7 +16,7 @@
 #include "comm/rank_tree.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::tree_ranks_test {
 namespace {
 
 TEST(RankTree, EveryRankIsTheChildOfItsParentAndReachesRankZero) {
@@ -184,4 +184,4 @@ TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::tree_ranks_test

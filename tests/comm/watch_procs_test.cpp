@@ -17,7 +17,7 @@
 #include "support/run_by_hand.h"
 #include "support/run_processes.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::watch_procs_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -189,4 +189,4 @@ TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::watch_procs_test

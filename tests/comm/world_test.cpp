@@ -9,7 +9,7 @@
 #include "comm/backends/sim.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::comm {
+namespace metroplex::comm::world_test {
 namespace {
 
 // The names of the communicators that rank 0 makes.
@@ -81,4 +81,4 @@ TEST(World, WhatASharedCommunicatorCarriesIsCountedUnderTheNameOfEachGroup) {
 }
 
 }  // namespace
-}  // namespace metroplex::comm
+}  // namespace metroplex::comm::world_test

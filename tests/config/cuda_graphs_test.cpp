@@ -3,7 +3,7 @@
 
 #include "config/support.h"
 
-namespace metroplex::config {
+namespace metroplex::config::cuda_graphs_test {
 
 namespace {
 
@@ -158,4 +158,4 @@ TEST(CudaGraphs, KeysOfBeforeThatContradictOrSayNothingAreRefusedWhereTheyStand)
             std::string::npos);
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::config::cuda_graphs_test

@@ -7,7 +7,7 @@
 #include "config/support.h"
 #include "config/validate.h"
 
-namespace metroplex::config {
+namespace metroplex::config::device_choice_test {
 namespace {
 
 Run run_with(const std::string& device, const std::string& backend) {
@@ -104,4 +104,4 @@ TEST(DeviceChoice, DeviceAndBackendThatExcludeEachOtherAreRefusedBeforeAMachineI
 }
 
 }  // namespace
-}  // namespace metroplex::config
+}  // namespace metroplex::config::device_choice_test

@@ -7,7 +7,7 @@
 
 #include "config/support.h"
 
-namespace metroplex::config {
+namespace metroplex::config::experts_test {
 namespace {
 
 std::string pattern(const std::string& text, int64_t layers) {
@@ -351,4 +351,4 @@ TEST(ExpertRules, ResolvedLeavesADenseModelDense) {
 }
 
 }  // namespace
-}  // namespace metroplex::config
+}  // namespace metroplex::config::experts_test

@@ -15,7 +15,7 @@
 #include "config/fields.h"
 #include "config/support.h"
 
-namespace metroplex::config {
+namespace metroplex::config::load_test {
 
 TEST(Retired, KeysThatNothingReadArePassedOverAtRestAndRefusedOtherwise) {
   EXPECT_NO_THROW(parse("model: {num_tokentypes: 0}\nparallel: {variable_seq_lengths: false}\n"));
@@ -325,4 +325,4 @@ TEST(PaddedVocabSize, IsTheNextMultipleOfDivisorTimesTensorRanks) {
   EXPECT_THROW(padded_vocab_size(5, INT64_MAX, 2), base::Error);
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::config::load_test

@@ -5,7 +5,7 @@
 #include "config/support.h"
 #include "config/rules_transformer.h"
 
-namespace metroplex::config {
+namespace metroplex::config::precision_memory_test {
 
 static const std::vector<Wrong>& wrong_formats() {
   static const std::vector<Wrong> kCases = {
@@ -285,4 +285,4 @@ TEST(Config, KnowsItsLevelOfZeroAndWhatItRecomputes) {
   EXPECT_TRUE(memory.recomputes("mlp"));
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::config::precision_memory_test

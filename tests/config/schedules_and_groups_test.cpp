@@ -7,7 +7,7 @@
 #include "config/param_groups.h"
 #include "config/support.h"
 
-namespace metroplex::config {
+namespace metroplex::config::schedules_and_groups_test {
 
 TEST(Counts, AreReadWithTheirSuffixes) {
   std::string problem;
@@ -105,4 +105,4 @@ TEST(ParamGroups, TheFirstRuleThatFitsCounts) {
             std::string::npos);
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::config::schedules_and_groups_test

@@ -12,7 +12,7 @@
 #include "config/support.h"
 #include "config/rules_transformer.h"
 
-namespace metroplex::config {
+namespace metroplex::config::validate_test {
 
 static const std::vector<Wrong>& wrong_ranks_and_shapes() {
   static const std::vector<Wrong> kCases = {
@@ -425,4 +425,4 @@ TEST(Examples, PassTheChecks) {
   EXPECT_LT(parameters, 10000000);
 }
 
-}  // namespace metroplex::config
+}  // namespace metroplex::config::validate_test

@@ -209,7 +209,7 @@ const Form* form_of(const std::string& path) {
   return found == std::end(kForms) ? nullptr : found;
 }
 
-std::vector<std::string> words(const std::string& text) {
+std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
@@ -222,7 +222,7 @@ bool fits(const std::string& key, const std::string& word) {
 }
 
 bool names(const std::string& list, const std::string& key) {
-  const auto all = words(list);
+  const auto all = words_of(list);
   return std::any_of(all.begin(), all.end(), [&](const std::string& word) { return fits(key, word); });
 }
 
@@ -239,10 +239,10 @@ std::string problem_of(const std::string& path, const Json& json) {
   const Form* form = form_of(path);
   if (form == nullptr || !json.is_object()) return "";
   const std::string in = " in " + path;
-  for (const std::string& key : words(form->given)) {
+  for (const std::string& key : words_of(form->given)) {
     if (!has(json, key)) return "the key " + key + " is missing" + in;
   }
-  for (const std::string& key : words(form->result)) {
+  for (const std::string& key : words_of(form->result)) {
     if (!has(json, key) && !is_refusal(json)) return "the key " + key + " is missing" + in;
   }
   for (const auto& [key, value] : json.items()) {
@@ -265,7 +265,7 @@ std::string problem_of(const std::string& path, const Json& json) {
 Json with_nulls(const std::string& path, Json json) {
   const Form* form = form_of(path);
   if (form != nullptr && json.is_object() && is_refusal(json)) {
-    for (const std::string& key : words(form->result)) {
+    for (const std::string& key : words_of(form->result)) {
       if (!has(json, key)) json[key] = nullptr;
     }
   }

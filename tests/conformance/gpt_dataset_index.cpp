@@ -41,7 +41,7 @@ Json pairs(std::span<const int64_t> rows) {
   return out;
 }
 
-Json list(const auto& values) {
+Json list_of(const auto& values) {
   Json out = Json::array();
   for (const auto& value : values) out.push_back(value);
   return out;
@@ -59,7 +59,7 @@ void random_numbers(const Json& rng, Report& report) {
       data::RandomState random(c.at("seed").get<uint32_t>());
       auto values = counting(c.at("n"));
       random.shuffle(values);
-      const std::string problem = compare_list(list(values), c, "out");
+      const std::string problem = compare_list(list_of(values), c, "out");
       return problem.empty() && c.contains("next_u32") ? compare_list(random.next_u32(), c, "next_u32") : problem;
     });
   }
@@ -77,9 +77,9 @@ void random_numbers(const Json& rng, Report& report) {
           data::DefaultRng(c.at("seed").get<uint64_t>()).integers(c.at("low"), c.at("high"), c.at("size"));
       for (const auto& [key, value] : c.items()) {
         if (key == "first") {
-          if (auto problem = starts_with(list(values), value); !problem.empty()) return problem;
+          if (auto problem = starts_with(list_of(values), value); !problem.empty()) return problem;
         } else if (key == "last") {
-          if (auto problem = compare(list(std::span(values).last(value.size())), value); !problem.empty())
+          if (auto problem = compare(list_of(std::span(values).last(value.size())), value); !problem.empty())
             return problem;
         } else if (key == "sum") {
           int64_t sum = 0;
@@ -98,8 +98,8 @@ void random_numbers(const Json& rng, Report& report) {
       data::RandomState random(seed);
       auto values = counting(n);
       random.shuffle(values);
-      const auto problem = starts_with(list(values), c.at("first"));
-      return problem.empty() ? compare(list(std::span(values).last(c.at("last").size())), c.at("last")) : problem;
+      const auto problem = starts_with(list_of(values), c.at("first"));
+      return problem.empty() ? compare(list_of(std::span(values).last(c.at("last").size())), c.at("last")) : problem;
     });
   }
 }

@@ -10,7 +10,7 @@
 namespace metroplex::conformance {
 namespace {
 
-int64_t number(const Json& json, const char* key, int64_t missing) {
+int64_t number_at(const Json& json, const char* key, int64_t missing) {
   return json.contains(key) && !json.at(key).is_null() ? json.at(key).get<int64_t>() : missing;
 }
 
@@ -22,18 +22,18 @@ std::string compare_stage(const plan::StageLayers& got, const Json& expected) {
 
 std::string check_split(const Json& json) {
   config::Parallel parallel;
-  parallel.pipeline_model_parallel_size = number(json, "pp", 1);
-  parallel.virtual_pipeline_model_parallel_size = number(json, "vpp", 1);
-  parallel.decoder_first_pipeline_num_layers = number(json, "num_layers_in_first", 0);
-  parallel.decoder_last_pipeline_num_layers = number(json, "num_layers_in_last", 0);
+  parallel.pipeline_model_parallel_size = number_at(json, "pp", 1);
+  parallel.virtual_pipeline_model_parallel_size = number_at(json, "vpp", 1);
+  parallel.decoder_first_pipeline_num_layers = number_at(json, "num_layers_in_first", 0);
+  parallel.decoder_last_pipeline_num_layers = number_at(json, "num_layers_in_last", 0);
   parallel.account_for_embedding_in_pipeline_split = json.value("account_for_embedding", false);
   parallel.account_for_loss_in_pipeline_split = json.value("account_for_loss", false);
   const bool refused = json.contains("config_error") || json.contains("build_error");
   try {
-    const auto stages = plan::split_stages(parallel, number(json, "num_layers", 0));
+    const auto stages = plan::split_stages(parallel, number_at(json, "num_layers", 0));
     if (refused) return "accepted, expected a refusal";
     for (const Json& expected : json.at("stages")) {
-      const int64_t chunk = number(expected, "vp_stage", 0), rank = number(expected, "pp_rank", 0);
+      const int64_t chunk = number_at(expected, "vp_stage", 0), rank = number_at(expected, "pp_rank", 0);
       const auto problem = compare_stage(stages.at(static_cast<size_t>(chunk * parallel.pp() + rank)), expected);
       if (!problem.empty())
         return "rank " + std::to_string(rank) + " chunk " + std::to_string(chunk) + ": " + problem;
@@ -100,7 +100,7 @@ std::string check_layout_split(const Json& json) {
   parallel.pipeline_model_parallel_size = json.at("pp").get<int64_t>();
   parallel.pipeline_model_parallel_layout = json.at("layout").get<std::string>();
   const auto stages =
-      plan::split_stages(parallel, json.at("num_layers").get<int64_t>(), number(json, "mtp_num_layers", 0));
+      plan::split_stages(parallel, json.at("num_layers").get<int64_t>(), number_at(json, "mtp_num_layers", 0));
   for (const Json& expected : cases(json, "stages")) {
     const int64_t stage =
         expected.at("vp_stage").get<int64_t>() * parallel.pp() + expected.at("pp_rank").get<int64_t>();
@@ -129,7 +129,8 @@ std::string check_layout(const Json& json) {
   if (!problem.empty()) return problem;
   bool standalone = false;
   try {
-    standalone = plan::check_layout(layout, json.at("num_layers").get<int64_t>(), number(json, "mtp_num_layers", 0));
+    standalone =
+        plan::check_layout(layout, json.at("num_layers").get<int64_t>(), number_at(json, "mtp_num_layers", 0));
   } catch (const base::Error& error) {
     return json.at("valid").get<bool>() ? std::string("refused: ") + error.what() : "";
   }

@@ -8,7 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/fake_cuda.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::cuda_graph_test {
 namespace {
 
 bool engine_threads() { return c10::AutogradState::get_tls_state().get_multithreading_enabled(); }
@@ -256,4 +256,4 @@ TEST(CudaGraphWithoutGpu, SaysSo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::cuda_graph_test

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::device_test {
 namespace {
 
 TEST(Device, AnswersWithAGpuAndWithoutOneEveryQuestionButTheirNumberSaysSo) {
@@ -26,4 +26,4 @@ TEST(Device, AnswersWithAGpuAndWithoutOneEveryQuestionButTheirNumberSaysSo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::device_test

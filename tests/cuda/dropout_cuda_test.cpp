@@ -12,7 +12,7 @@
 #include "cuda/kernels/dropout_block.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::dropout_cuda_test {
 namespace {
 
 struct Case {
@@ -146,4 +146,4 @@ TEST(DropoutCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallSaysSo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::dropout_cuda_test

@@ -9,7 +9,7 @@
 #include "cuda/twins.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::graph_cuda_test {
 namespace {
 
 using kernels::data;
@@ -159,4 +159,4 @@ TEST(GraphOnGpu, AGraphedCallableIsTheCallableAndRunsOnceACall) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::graph_cuda_test

@@ -7,7 +7,7 @@
 
 #include "cuda/fake_cuda.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::graphed_callable_test {
 namespace {
 
 using Tensors = GraphedCallable::Tensors;
@@ -209,4 +209,4 @@ TEST(TapeGraphs, ANumberThatAnotherGraphOfThePoolHasWrittenIsReadAnew) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::graphed_callable_test

@@ -6,7 +6,7 @@
 #include "cuda/host_read.h"
 #include "support/record_tape.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::guarded_arena_test {
 namespace {
 
 using test::expect_finding;
@@ -163,4 +163,4 @@ TEST_F(GuardedArenaTest, AfterAnExceptionAllIsOpen) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::guarded_arena_test

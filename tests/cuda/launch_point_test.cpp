@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::launch_point_test {
 namespace {
 
 struct Log final : Recorder {
@@ -89,4 +89,4 @@ TEST(LaunchPoint, AnOperatorOfTheCpuIsRefusedOnAGpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::launch_point_test

@@ -11,7 +11,7 @@
 #include "cuda/kernels/rope.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::layer_kernels_cuda_test {
 namespace {
 
 template <class T>
@@ -104,4 +104,4 @@ TEST(LayerKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::layer_kernels_cuda_test

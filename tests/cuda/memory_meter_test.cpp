@@ -9,7 +9,7 @@
 
 #include "cuda/device.h"
 
-namespace metroplex::test {
+namespace metroplex::test::memory_meter_test {
 namespace {
 
 TEST(MemoryMeter, CountsWhatIsHeldAndTheMostThatWas) {
@@ -74,4 +74,4 @@ TEST(MemoryMeter, SeesWhatBackwardAllocates) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::memory_meter_test

@@ -9,7 +9,7 @@
 
 #include "cuda/memory_meter.h"
 
-namespace metroplex::test {
+namespace metroplex::test::meta_meter_test {
 namespace {
 
 struct Heard final : cuda::MetaMemory::Listener {
@@ -68,4 +68,4 @@ TEST(MetaMemory, HearsItsOwnThreadFromTheListenersTimeOn) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::meta_meter_test

@@ -9,7 +9,7 @@
 #include "cuda/kernels/dropout_norm.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::norm_cuda_test {
 namespace {
 
 // One call's tensors, on one device.
@@ -166,4 +166,4 @@ TEST(NormLines, CoverAllRowsWithAtMost1024ThreadBlocksAndStaySmallBesideX) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::norm_cuda_test

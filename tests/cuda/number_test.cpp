@@ -12,7 +12,7 @@
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_storage.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::number_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -207,4 +207,4 @@ TEST(Block8, ABadNumberMakesItsBlockNanAndNoOther) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::number_test

@@ -10,7 +10,7 @@
 #include "cuda/optimizer_case.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels::test {
+namespace metroplex::cuda::kernels::test::optimizer_cuda_test {
 namespace {
 
 const AdamCase kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
@@ -166,4 +166,4 @@ TEST(OptimizerCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallsSaySo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels::test
+}  // namespace metroplex::cuda::kernels::test::optimizer_cuda_test

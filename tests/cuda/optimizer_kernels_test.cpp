@@ -13,7 +13,7 @@
 #include "cuda/kernels/optimizer_sums.h"
 #include "cuda/optimizer_case.h"
 
-namespace metroplex::cuda::kernels::test {
+namespace metroplex::cuda::kernels::test::optimizer_kernels_test {
 namespace {
 
 const AdamCase kAdam{1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, 3};
@@ -340,4 +340,4 @@ TEST(GradientSums, BadElementsAreCountedAndReachTheSum) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels::test
+}  // namespace metroplex::cuda::kernels::test::optimizer_kernels_test

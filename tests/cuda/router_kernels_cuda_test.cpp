@@ -14,7 +14,7 @@
 #include "cuda/kernels/sinkhorn.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::router_kernels_cuda_test {
 namespace {
 
 constexpr uint64_t kKey = 0x123456789ABCDEF0ull;
@@ -139,4 +139,4 @@ TEST(RouterKernelsCuda, TheGpuGetsWhatTheCpuTwinsGetAndWithoutOneTheCallSaysSo) 
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::router_kernels_cuda_test

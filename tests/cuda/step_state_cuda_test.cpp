@@ -8,7 +8,7 @@
 #include "cuda/step_state_case.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels::test {
+namespace metroplex::cuda::kernels::test::step_state_cuda_test {
 namespace {
 
 at::Tensor tensor_of(const void* numbers, size_t bytes) {
@@ -114,4 +114,4 @@ TEST(StepStateCuda, TheGpuHasTheBitsOfTheCpuTwinAndWithoutOneTheCallsSaySo) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels::test
+}  // namespace metroplex::cuda::kernels::test::step_state_cuda_test

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <functional>
 
-namespace metroplex::cuda::kernels::test {
+namespace metroplex::cuda::kernels::test::step_state_test {
 namespace {
 
 TEST(StepState, AStepUpdatesCountsAndTakesItsRow) {
@@ -178,4 +178,4 @@ TEST(StepState, WhatIsCopiedFollowsTheMask) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels::test
+}  // namespace metroplex::cuda::kernels::test::step_state_test

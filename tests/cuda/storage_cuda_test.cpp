@@ -9,7 +9,7 @@
 #include "cuda/twins.h"
 #include "support/gpu.h"
 
-namespace metroplex::cuda::kernels {
+namespace metroplex::cuda::kernels::storage_cuda_test {
 namespace {
 
 // Some rows often, some never, some outside the table.
@@ -117,4 +117,4 @@ TEST(StorageKernelsCuda, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda::kernels
+}  // namespace metroplex::cuda::kernels::storage_cuda_test

@@ -4,7 +4,7 @@
 #include "cuda/graph/logged_graphs.h"
 #include "support/record_tape.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::tape_buffers_test {
 namespace {
 
 using test::expect_finding;
@@ -189,4 +189,4 @@ TEST(TapeBuffers, ColumnsOfOneMatrixAreApart) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::tape_buffers_test

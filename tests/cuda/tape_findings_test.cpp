@@ -10,7 +10,7 @@
 #include "cuda/host_read.h"
 #include "support/record_tape.h"
 
-namespace metroplex::cuda {
+namespace metroplex::cuda::tape_findings_test {
 namespace {
 
 using test::expect_finding;
@@ -188,4 +188,4 @@ TEST(TapeFindings, TheReportSaysEachOnce) {
 }
 
 }  // namespace
-}  // namespace metroplex::cuda
+}  // namespace metroplex::cuda::tape_findings_test

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::data {
+namespace metroplex::data::blend_test {
 namespace {
 
 class Numbered final : public Dataset {
@@ -90,4 +90,4 @@ TEST(ParseBlend, RefusesHalfOfTheWeights) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::blend_test

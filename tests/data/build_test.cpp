@@ -9,7 +9,7 @@
 #include "data/gpt_dataset.h"
 #include "data/scratch.h"
 
-namespace metroplex::data {
+namespace metroplex::data::build_test {
 namespace {
 
 class Build : public ::testing::Test {
@@ -144,4 +144,4 @@ TEST_F(Build, SaysWhatIsWrongAndHowToMendIt) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::build_test

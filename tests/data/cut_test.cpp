@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::data {
+namespace metroplex::data::cut_test {
 namespace {
 
 TEST(Cut, GivesEveryPositionToOneRankAndEachTheSameWork) {
@@ -37,4 +37,4 @@ TEST(Cut, MergesBordersWithoutRepeating) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::cut_test

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "data/scratch.h"
 
-namespace metroplex::data {
+namespace metroplex::data::documents_test {
 namespace {
 
 std::vector<std::string> texts(const Scratch& scratch, const std::string& name, const std::string& content,
@@ -84,4 +84,4 @@ TEST(Documents, NameTheByteOrLineThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::documents_test

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "data/scratch.h"
 
-namespace metroplex::data {
+namespace metroplex::data::gpt_dataset_test {
 namespace {
 
 std::shared_ptr<const TokenSource> source_of(const Scratch& scratch, const std::vector<int64_t>& lengths) {
@@ -143,4 +143,4 @@ TEST(GptIndex, RefusesDocumentsWithoutTokens) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::gpt_dataset_test

@@ -10,7 +10,7 @@
 
 #include "data/scratch.h"
 
-namespace metroplex::data {
+namespace metroplex::data::index_cache_test {
 namespace {
 
 IndexArrays some_arrays() {
@@ -131,4 +131,4 @@ TEST(IndexCache, LeavesNoTemporaryFiles) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::index_cache_test

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::data {
+namespace metroplex::data::loader_test {
 namespace {
 
 class CountingDataset final : public Dataset {
@@ -121,4 +121,4 @@ TEST(Loader, RefusesADatasetWithoutSamples) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::loader_test

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::data {
+namespace metroplex::data::numpy_random_test {
 namespace {
 
 // Values printed by numpy 2.4 and torch 2.11.
@@ -54,4 +54,4 @@ TEST(NumpyRandom, PermutesAsTorchDoes) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::numpy_random_test

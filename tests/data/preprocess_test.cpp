@@ -13,7 +13,7 @@
 #include "files/fault_file_system.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::data {
+namespace metroplex::data::preprocess_test {
 namespace {
 
 // A token a word: its length. Slow where a test wants to be interrupted.
@@ -260,4 +260,4 @@ TEST(Preprocess, GoesOnAfterKill) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::preprocess_test

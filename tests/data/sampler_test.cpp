@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "data/dealt_samples.h"
 
-namespace metroplex::data {
+namespace metroplex::data::sampler_test {
 namespace {
 
 SamplerOptions options_of(SamplerType type, int64_t total, int64_t consumed, int64_t micro, int64_t dp) {
@@ -114,4 +114,4 @@ TEST(Sampler, RefusesAGlobalBatchThatDoesNotDivide) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::sampler_test

@@ -9,7 +9,7 @@
 #include "data/build.h"
 #include "data/scratch.h"
 
-namespace metroplex::data {
+namespace metroplex::data::token_count_test {
 namespace {
 
 class TokenCount : public ::testing::Test {
@@ -68,4 +68,4 @@ TEST_F(TokenCount, MockDataHasTheTokensOfItsDataset) {
 }
 
 }  // namespace
-}  // namespace metroplex::data
+}  // namespace metroplex::data::token_count_test

@@ -5,7 +5,7 @@
 #include "distributed/tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::families_ranks_test {
 namespace {
 
 config::Parallel parallel_of(int ep) {
@@ -129,4 +129,4 @@ TEST(ParamFamilies, OptimizerInstancesMustDivideTheRanksThatHoldTheSameExperts) 
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::families_ranks_test

@@ -6,7 +6,7 @@
 #include "plan/buckets.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::grad_buffer_ranks_test {
 namespace {
 
 std::vector<nn::Param> params_of(const std::vector<int64_t>& sizes) {
@@ -236,4 +236,4 @@ TEST(GradBuffer, UsesOutsideAStepDoNotCount) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::grad_buffer_ranks_test

@@ -5,7 +5,7 @@
 #include "distributed/tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::param_buffer_ranks_test {
 namespace {
 
 std::unique_ptr<distributed::ParamBuffer> make_buffer(std::vector<nn::Param>& params, const comm::Group& shard,
@@ -47,4 +47,4 @@ TEST(ParamBuffer, ValuesWrittenAfterAGatherBeganAreGatheredAgain) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::param_buffer_ranks_test

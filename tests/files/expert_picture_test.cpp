@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "files/expert_load.h"
 
-namespace metroplex::files {
+namespace metroplex::files::expert_picture_test {
 namespace {
 
 TEST(ExpertLoad, QuantilesAreCountsThatSoManyExpertsDoNotExceed) {
@@ -93,4 +93,4 @@ TEST(ExpertPicture, RefusesWhatTheTraceHasNot) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::expert_picture_test

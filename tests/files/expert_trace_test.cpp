@@ -11,7 +11,7 @@
 #include "files/mutate.h"
 #include "support/folder.h"
 
-namespace metroplex::files {
+namespace metroplex::files::expert_trace_test {
 namespace {
 
 const ExpertTraceHead kHead{4, 2, 2, 1, {0, 3}};
@@ -169,4 +169,4 @@ TEST(ExpertTrace, IsFoundInTheFolderOfARun) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::expert_trace_test

@@ -15,7 +15,7 @@
 #include "files/fault_file_system.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::files {
+namespace metroplex::files::file_system_test {
 namespace {
 
 class TemporaryDirectory {
@@ -203,4 +203,4 @@ TEST(Dtype, ReadsHalfPrecisionExactly) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::file_system_test

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "files/memory_file_system.h"
 
-namespace metroplex::files {
+namespace metroplex::files::indexed_dataset_test {
 namespace {
 
 Bytes bytes_of(const std::string& text) {
@@ -224,4 +224,4 @@ TEST(IndexedDataset, SurvivesThousandsOfAlteredIndexes) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::indexed_dataset_test

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "files/mutate.h"
 
-namespace metroplex::files {
+namespace metroplex::files::manifest_test {
 namespace {
 
 Manifest example() {
@@ -144,4 +144,4 @@ TEST(Manifest, CountsElementsWithoutOverflow) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::manifest_test

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::files {
+namespace metroplex::files::npy_test {
 namespace {
 
 Bytes bytes_of(const std::string& text) {
@@ -64,4 +64,4 @@ TEST(Npy, SurvivesAlteredFiles) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::npy_test

@@ -11,7 +11,7 @@
 #include "files/memory_file_system.h"
 #include "files/mutate.h"
 
-namespace metroplex::files {
+namespace metroplex::files::safetensors_test {
 namespace {
 
 const std::string kVectors = std::string(METROPLEX_SOURCE_DIR) + "/tests/vectors/safetensors/";
@@ -176,4 +176,4 @@ TEST(Safetensors, SurvivesThousandsOfAlteredFiles) {
 }
 
 }  // namespace
-}  // namespace metroplex::files
+}  // namespace metroplex::files::safetensors_test

@@ -9,7 +9,7 @@
 #include "config/validate.h"
 #include "megatron/transformer_config.h"
 
-namespace metroplex::megatron {
+namespace metroplex::megatron::cuda_graphs_test {
 
 namespace {
 
@@ -217,4 +217,4 @@ TEST(CudaGraphOracle, RefusesSpellingsThatContradictEachOther) {
   EXPECT_TRUE(wrong([](auto& o) { o.modules = {"attention"}; }));
 }
 
-}  // namespace metroplex::megatron
+}  // namespace metroplex::megatron::cuda_graphs_test

@@ -14,7 +14,7 @@
 #include "config/validate.h"
 #include "megatron/flag_table.h"
 
-namespace metroplex::megatron {
+namespace metroplex::megatron::flags_test {
 
 using namespace config;
 
@@ -422,4 +422,4 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
       << missing;
 }
 
-}  // namespace metroplex::megatron
+}  // namespace metroplex::megatron::flags_test

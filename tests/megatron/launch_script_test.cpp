@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "support/launch_scripts.h"
 
-namespace metroplex::megatron {
+namespace metroplex::megatron::launch_script_test {
 
 using test::LaunchScripts;
 using Words = std::vector<std::string>;
@@ -169,4 +169,4 @@ TEST_F(LaunchScripts, AreRefusedWithWhatTheySaid) {
   EXPECT_THROW(read_launch_script(".", {}), base::Error);
 }
 
-}  // namespace metroplex::megatron
+}  // namespace metroplex::megatron::launch_script_test

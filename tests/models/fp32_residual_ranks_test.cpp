@@ -4,7 +4,7 @@
 
 #include "models/tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::fp32_residual_ranks_test {
 namespace {
 
 struct Passed {
@@ -60,4 +60,4 @@ TEST(Fp32Residual, TheStreamIsFp32AndNearerToTheExactOne) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::fp32_residual_ranks_test

@@ -7,7 +7,7 @@
 #include "models/tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::golden_step_ranks_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -129,4 +129,4 @@ TEST(GoldenStepRanks, LossAndGradientsOfTheFirstStepAreThoseOfMegatron) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::golden_step_ranks_test

@@ -6,7 +6,7 @@
 #include "nn/attention.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::layouts_ranks_test {
 namespace {
 
 struct Variant {
@@ -288,4 +288,4 @@ TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::layouts_ranks_test

@@ -2,7 +2,7 @@
 #include "cuda/memory_meter.h"
 #include "models/tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::long_sequence_test {
 namespace {
 
 constexpr int64_t kVocab = 16;
@@ -41,4 +41,4 @@ TEST(LongSequence, MemoryOfAStepIsLinearInTheLength) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::long_sequence_test

@@ -11,7 +11,7 @@
 #include "nn/with_products.h"
 #include "support/without_onednn.h"
 
-namespace metroplex::test {
+namespace metroplex::test::meta_test {
 namespace {
 
 struct Case {
@@ -221,4 +221,4 @@ TEST(MetaDevice, OffloadedBytesAreGoneFromTheDeviceThatTheyWereOn) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::meta_test

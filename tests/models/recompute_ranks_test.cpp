@@ -8,7 +8,7 @@
 #include "nn/recompute.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::recompute_ranks_test {
 namespace {
 
 struct Form {
@@ -218,4 +218,4 @@ TEST(Recompute, BytesOfOneBlockByHand) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::recompute_ranks_test

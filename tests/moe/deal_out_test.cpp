@@ -11,7 +11,7 @@
 #include "base/philox.h"
 #include "moe/routing.h"
 
-namespace metroplex::test {
+namespace metroplex::test::deal_out_test {
 namespace {
 
 using Counts = std::vector<int64_t>;
@@ -66,4 +66,4 @@ TEST(DealOut, TokensTakePlacesOneRoundAfterTheOther) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::deal_out_test

@@ -16,7 +16,7 @@
 #include "support/poisoned.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::moe {
+namespace metroplex::moe::dispatcher_ranks_test {
 namespace {
 
 using config::TokenDispatcher;
@@ -206,4 +206,4 @@ TEST(Dispatchers, MoveAsMuchAsTheyMust) {
 }
 
 }  // namespace
-}  // namespace metroplex::moe
+}  // namespace metroplex::moe::dispatcher_ranks_test

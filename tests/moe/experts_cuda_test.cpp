@@ -13,7 +13,7 @@
 #include "nn/wide.h"
 #include "support/gpu.h"
 
-namespace metroplex {
+namespace metroplex::experts_cuda_test {
 namespace {
 
 std::vector<at::Tensor> run_on(const at::Device& device, const config::Model& model, at::ScalarType type) {
@@ -74,4 +74,4 @@ TEST(ExpertsOnGpu, EqualTheCpu) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::experts_cuda_test

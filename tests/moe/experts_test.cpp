@@ -18,7 +18,7 @@
 #include "nn/wide.h"
 #include "support/run_ranks.h"
 
-namespace metroplex {
+namespace metroplex::experts_test {
 namespace {
 
 constexpr int64_t kHidden = 24, kWidth = 40;
@@ -391,4 +391,4 @@ TEST(Experts, TakeProbabilitiesInAFormatOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::experts_test

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "moe/router_tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::forced_test {
 namespace {
 
 constexpr int64_t kExperts = 16, kRows = 1024, kSamples = 4, kTokens = kRows * kSamples, kHidden = 4;
@@ -157,4 +157,4 @@ TEST(Forced, RecordedLoadsComeOutStepByStepAndBeginAnew) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::forced_test

@@ -12,7 +12,7 @@
 #include "cuda/kernels/grouped_choice.h"
 #include "nn/wide.h"
 
-namespace metroplex {
+namespace metroplex::grouped_product_test {
 namespace {
 
 namespace kernels = cuda::kernels;
@@ -151,4 +151,4 @@ TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::grouped_product_test

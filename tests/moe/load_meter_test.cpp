@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace metroplex::moe {
+namespace metroplex::moe::load_meter_test {
 namespace {
 
 TEST(LoadMeter, SumsTokensAndDropsOfEachLayerUntilItIsReset) {
@@ -33,4 +33,4 @@ TEST(LoadMeter, CountsWithoutValues) {
 }
 
 }  // namespace
-}  // namespace metroplex::moe
+}  // namespace metroplex::moe::load_meter_test

@@ -8,7 +8,7 @@
 #include "moe/permutation.h"
 #include "support/gpu.h"
 
-namespace metroplex::moe {
+namespace metroplex::moe::permutation_cuda_test {
 namespace {
 
 const cuda::Target kCpu;
@@ -49,4 +49,4 @@ TEST(PermutationOnGpu, EqualsTheCpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::moe
+}  // namespace metroplex::moe::permutation_cuda_test

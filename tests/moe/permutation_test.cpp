@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace metroplex::moe {
+namespace metroplex::moe::permutation_test {
 namespace {
 
 const cuda::Target kCpu;
@@ -194,4 +194,4 @@ TEST(Permutation, OneThreadAndTwoGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace metroplex::moe
+}  // namespace metroplex::moe::permutation_test

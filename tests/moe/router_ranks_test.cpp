@@ -11,7 +11,7 @@
 #include "moe/router_tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::router_ranks_test {
 namespace {
 
 constexpr int64_t kRows = 16, kSamples = 2, kExperts = 8, kHidden = 12;
@@ -199,4 +199,4 @@ TEST(RouterRanks, WhatIsDrawnIsEqualInEveryLayoutAndWhenRepeated) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::router_ranks_test

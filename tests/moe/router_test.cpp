@@ -10,7 +10,7 @@
 #include "moe/noise.h"
 #include "moe/router_tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::router_test {
 namespace {
 
 using config::ScoreFunction;
@@ -325,4 +325,4 @@ TEST(Router, StateOnTheMetaDeviceHasShapesOnly) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::router_test

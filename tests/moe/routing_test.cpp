@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "moe/router_tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::routing_test {
 namespace {
 
 using config::DropPolicy;
@@ -193,4 +193,4 @@ TEST(Routing, ShapesAreKnownWithoutValues) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::routing_test

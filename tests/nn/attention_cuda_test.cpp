@@ -6,7 +6,7 @@
 #include "support/gpu.h"
 #include "nn/plain_attention.h"
 
-namespace metroplex::nn {
+namespace metroplex::nn::attention_cuda_test {
 namespace {
 
 at::Tensor values(std::vector<int64_t> sizes, double step) {
@@ -66,4 +66,4 @@ TEST(CoreAttentionOnGpu, IsTheFormula) {
 }
 
 }  // namespace
-}  // namespace metroplex::nn
+}  // namespace metroplex::nn::attention_cuda_test

@@ -7,7 +7,7 @@
 #include "nn/plain_attention.h"
 #include "support/allocations.h"
 
-namespace metroplex::test {
+namespace metroplex::test::blocked_attention_test {
 namespace {
 
 struct Case {
@@ -211,4 +211,4 @@ TEST(BlockedAttention, MemoryIsLinearInTheLength) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::blocked_attention_test

@@ -11,7 +11,7 @@
 
 #include <tuple>
 
-namespace metroplex::test {
+namespace metroplex::test::dropout_norm_test {
 namespace {
 
 struct Case {
@@ -230,4 +230,4 @@ TEST(DropoutNorm, WantsCountersThatLieWhereItRuns) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::dropout_norm_test

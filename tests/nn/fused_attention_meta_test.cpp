@@ -4,7 +4,7 @@
 #include "nn/tools.h"
 #include "support/allocations.h"
 
-namespace metroplex::test {
+namespace metroplex::test::fused_attention_meta_test {
 namespace {
 
 struct Case {
@@ -62,4 +62,4 @@ TEST(FusedAttentionOnMeta, TakesWhatTheMemoryEfficientOneTakesOfAGpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::fused_attention_meta_test

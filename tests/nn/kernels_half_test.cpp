@@ -15,7 +15,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-namespace metroplex::test {
+namespace metroplex::test::kernels_half_test {
 namespace {
 
 const auto kHalfTypes = {at::kBFloat16, at::kHalf};
@@ -258,4 +258,4 @@ TEST(HalfLinear, TheBiasGradientSumsHalfRowsInFp32) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::kernels_half_test

@@ -11,7 +11,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-namespace metroplex::test {
+namespace metroplex::test::kernels_test {
 namespace {
 
 constexpr double kDouble = 1e-12;
@@ -187,4 +187,4 @@ TEST(CrossEntropy, ANanInTheLogitsBecomesANanLoss) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::kernels_test

@@ -10,7 +10,7 @@
 #include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::overlap_ranks_test {
 namespace {
 
 using Events = std::vector<std::string>;
@@ -110,4 +110,4 @@ TEST(OverlapRanks, WithSequenceParallelismTheGatherRunsBesideTheInputGradientToo
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::overlap_ranks_test

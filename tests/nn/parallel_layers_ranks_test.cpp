@@ -10,7 +10,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-namespace metroplex::test {
+namespace metroplex::test::parallel_layers_ranks_test {
 namespace {
 
 constexpr double kTolerance = 1e-13;  // sums of up to 24 terms of size 1
@@ -197,4 +197,4 @@ TEST(Initialisation, FillFollowsTheUnshardedIndexThroughAllRangesAndZeroesPaddin
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::parallel_layers_ranks_test

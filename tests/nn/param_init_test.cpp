@@ -3,7 +3,7 @@
 
 #include "nn/tools.h"
 
-namespace metroplex::test {
+namespace metroplex::test::param_init_test {
 namespace {
 
 using topology::Axis;
@@ -60,4 +60,4 @@ TEST(ParamInit, ShardedInitialisationDrawsExpertsFromAStreamOfTheExpertPlace) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::param_init_test

@@ -4,7 +4,7 @@
 #include "nn/tools.h"
 #include "nn/with_products.h"
 
-namespace metroplex::test {
+namespace metroplex::test::product_choice_test {
 namespace {
 
 TEST(ProductChoice, FollowsVendorAndInstructionSet) {
@@ -99,4 +99,4 @@ TEST(ProductChoice, AGradientThatIsNotAddedToIsWritten) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::product_choice_test

@@ -11,7 +11,7 @@
 #include "support/run_ranks.h"
 #include "support/tape.h"
 
-namespace metroplex::test {
+namespace metroplex::test::replay_ranks_test {
 namespace {
 
 // x [s, b, h] through kernels and calls of a group alone: nothing of libtorch that a replay would have to repeat.
@@ -67,4 +67,4 @@ TEST(ReplayRanks, OnOtherInputsGivesTheBitsOfARun) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::replay_ranks_test

@@ -12,7 +12,7 @@
 #include "nn/plain_attention.h"
 #include "nn/rope.h"
 
-namespace metroplex::test {
+namespace metroplex::test::rows_test {
 namespace {
 
 constexpr int64_t kWhole = 13;
@@ -199,4 +199,4 @@ TEST(RandomSites, TheFirstFourAreNumberedThroughTheLayers) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::rows_test

@@ -13,7 +13,7 @@
 #include "cuda/memory_meter.h"
 #include "support/folder.h"
 
-namespace metroplex::test {
+namespace metroplex::test::saved_test {
 namespace {
 
 std::shared_ptr<nn::ActivationStore> file_store(const std::string& folder) {
@@ -151,4 +151,4 @@ TEST(ActivationStore, NoRoomIsAnErrorWithTheFolderAndTheBytes) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::saved_test

@@ -9,7 +9,7 @@
 #include "distributed/tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::clip_ranks_test {
 namespace {
 
 constexpr int64_t kRows = 6, kWidth = 5, kVocab = 7, kPaddedVocab = 8;
@@ -115,4 +115,4 @@ TEST(ClipCoefficient, IsTheLimitOverTheNormOnlyAboveTheLimit) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::clip_ranks_test

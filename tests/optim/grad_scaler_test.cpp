@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "support/scale_history.h"
 
-namespace metroplex::optim {
+namespace metroplex::optim::grad_scaler_test {
 namespace {
 
 // The state after steps with (x) and without overflow, from `start`.
@@ -127,4 +127,4 @@ TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
 }
 
 }  // namespace
-}  // namespace metroplex::optim
+}  // namespace metroplex::optim::grad_scaler_test

@@ -5,7 +5,7 @@
 #include "distributed/tools.h"
 #include "optim/judged.h"
 
-namespace metroplex::test {
+namespace metroplex::test::host_chunks_test {
 namespace {
 
 TEST(HostChunks, EveryChunkIsWorkedOnInOrderAndItsValuesGoBack) {
@@ -98,4 +98,4 @@ TEST(OptimizerOffload, ALargeParameterGoesInChunks) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::host_chunks_test

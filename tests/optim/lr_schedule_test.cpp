@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::test {
+namespace metroplex::test::lr_schedule_test {
 namespace {
 
 config::Config in_iterations() {
@@ -204,4 +204,4 @@ TEST(MergeSchedules, ALongerRunIsToldWhatDiffersInKeysAndSamples) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::lr_schedule_test

@@ -9,7 +9,7 @@
 #include "optim/judged.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::muon_ranks_test {
 namespace {
 
 using topology::Axis;
@@ -151,4 +151,4 @@ TEST(MuonRanks, AWeightOfThreeDimsThatNamesNoMatricesIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::muon_ranks_test

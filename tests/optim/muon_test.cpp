@@ -6,7 +6,7 @@
 #include "distributed/tools.h"
 #include "optim/judged.h"
 
-namespace metroplex::test {
+namespace metroplex::test::muon_test {
 namespace {
 
 // The iteration's own promise: singular values end between 0.68 and 1.13, singular vectors stay.
@@ -98,4 +98,4 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::muon_test

@@ -8,7 +8,7 @@
 #include "distributed/tools.h"
 #include "support/gpu.h"
 
-namespace metroplex::test {
+namespace metroplex::test::offload_cuda_test {
 namespace {
 
 TEST(HostChunksOnGpu, TheStepStandsInTheOrderOfTheStream) {
@@ -62,4 +62,4 @@ TEST(GradientStatsOnGpu, AreThoseOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::offload_cuda_test

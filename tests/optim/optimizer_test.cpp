@@ -9,7 +9,7 @@
 #include "distributed/tools.h"
 #include "optim/judged.h"
 
-namespace metroplex::test {
+namespace metroplex::test::optimizer_test {
 namespace {
 
 constexpr int kSteps = 5;
@@ -246,4 +246,4 @@ TEST(Optimizer, AnUnknownNameIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::optimizer_test

@@ -8,7 +8,7 @@
 #include "distributed/tools.h"
 #include "optim/judged.h"
 
-namespace metroplex::test {
+namespace metroplex::test::rate_table_test {
 namespace {
 
 namespace kernels = cuda::kernels;
@@ -132,4 +132,4 @@ TEST(RateTable, IsWrittenOnlyWhereItMustBe) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::rate_table_test

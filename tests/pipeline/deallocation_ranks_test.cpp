@@ -6,7 +6,7 @@
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::deallocation_ranks_test {
 namespace {
 
 using plan::Action;
@@ -194,4 +194,4 @@ TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::deallocation_ranks_test

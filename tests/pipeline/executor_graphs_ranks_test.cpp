@@ -3,7 +3,7 @@
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::executor_graphs_ranks_test {
 namespace {
 
 // The layers of a rank, all of them captured; the last one makes the loss.
@@ -88,4 +88,4 @@ TEST(ExecutorGraphs, StagesHaveTheBitsOfThoseWithoutUnderEverySchedule) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::executor_graphs_ranks_test

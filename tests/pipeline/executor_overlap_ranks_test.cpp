@@ -5,7 +5,7 @@
 #include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::executor_overlap_ranks_test {
 namespace {
 
 enum class What { compute, issue, wait };
@@ -99,4 +99,4 @@ TEST(ExecutorOverlap, AnExchangeIsUnderWayDuringTheNextComputationAndTheNextExch
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::executor_overlap_ranks_test

@@ -6,7 +6,7 @@
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::executor_ranks_test {
 namespace {
 
 constexpr ScheduleCase kCases[] = {
@@ -119,4 +119,4 @@ TEST(Executor, ATableForOtherStagesIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::executor_ranks_test

@@ -9,7 +9,7 @@
 #include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::executor_streams_ranks_test {
 namespace {
 
 // One call on the stream.
@@ -133,4 +133,4 @@ TEST(ExecutorStreams, CallsOfDifferentShapesThatRunOneAfterTheOtherDoNotDeadlock
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::executor_streams_ranks_test

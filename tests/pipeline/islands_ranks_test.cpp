@@ -5,7 +5,7 @@
 #include "pipeline/routed.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::islands_ranks_test {
 namespace {
 
 // How often each parameter counts a use.
@@ -305,4 +305,4 @@ TEST(ExecutorBorders, SeveralValuesAndIntegersCrossAndOneRankIsTheReference) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::islands_ranks_test

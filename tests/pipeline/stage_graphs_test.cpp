@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "pipeline/routed.h"
 
-namespace metroplex::test {
+namespace metroplex::test::stage_graphs_test {
 namespace {
 
 using Counts = std::map<std::string, int>;
@@ -370,4 +370,4 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::stage_graphs_test

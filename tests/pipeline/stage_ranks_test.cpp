@@ -10,7 +10,7 @@
 #include "pipeline/toy.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::stage_ranks_test {
 namespace {
 
 // Blocks that count as layers of the model, except for the first and the last one.
@@ -197,4 +197,4 @@ TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::stage_ranks_test

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::test {
+namespace metroplex::test::static_batches_test {
 namespace {
 
 using pipeline::StaticBatches;
@@ -268,4 +268,4 @@ TEST(StaticBatchesOrder, BatchesOfTheDeviceAreNotStaged) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::static_batches_test

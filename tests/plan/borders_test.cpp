@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace metroplex::test {
+namespace metroplex::test::borders_test {
 namespace {
 
 using plan::Action;
@@ -85,4 +85,4 @@ TEST(Borders, AnOutputWhoseGradientHasComeHasBeenSent) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::borders_test

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "plan/buckets.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::buckets_test {
 namespace {
 
 std::vector<BucketParam> params(std::vector<int64_t> sizes, std::vector<size_t> shared = {}) {
@@ -95,4 +95,4 @@ TEST(BucketSize, FollowsTheRuleOfTheDefaults) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::buckets_test

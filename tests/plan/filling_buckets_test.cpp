@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace metroplex::test {
+namespace metroplex::test::filling_buckets_test {
 namespace {
 
 // Bucket 0 holds parameters 0 and 1, bucket 1 parameter 2, which two segments use.
@@ -50,4 +50,4 @@ TEST(FillingBuckets, OfAStepOneIsFullWithTheGradientsOfAllMicrobatches) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::filling_buckets_test

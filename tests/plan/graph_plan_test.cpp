@@ -20,7 +20,7 @@
 #include "plan/verify.h"
 #include "support/megatron_captures.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::graph_plan_test {
 namespace {
 
 using Key = std::pair<int, int>;  // (chunk, microbatch)
@@ -428,4 +428,4 @@ TEST(GraphPicture, IsTheGoldenOne) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::graph_plan_test

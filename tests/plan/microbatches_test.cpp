@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "plan/microbatches.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::microbatches_test {
 namespace {
 
 TEST(Microbatches, OfAConstantBatchDivideIt) {
@@ -57,4 +57,4 @@ TEST(Microbatches, RefuseMalformedSchedules) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::microbatches_test

@@ -11,7 +11,7 @@
 #include "plan/verify.h"
 #include "support/megatron_captures.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::schedules_test {
 namespace {
 
 // Microbatches of each chunk's forwards and backwards must come first in, first out.
@@ -165,4 +165,4 @@ TEST(Interleaved, PutsTheNeighboursTransfersOfASlotIntoOneBatch) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::schedules_test

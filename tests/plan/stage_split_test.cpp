@@ -5,7 +5,7 @@
 #include "plan/layout_names.h"
 #include "plan/stage_split.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::stage_split_test {
 namespace {
 
 config::Parallel parallel(int64_t pp, int64_t vpp) {
@@ -154,4 +154,4 @@ TEST(Layout, RefusesWhatIsNoModel) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::stage_split_test

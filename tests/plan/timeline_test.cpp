@@ -11,7 +11,7 @@
 #include "plan/schedules/registry.h"
 #include "plan/timeline.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::timeline_test {
 namespace {
 
 constexpr double kExact = 1e-12;  // times are sums of a few hundred small binary fractions
@@ -164,4 +164,4 @@ TEST(Draw, SurvivesAnEmptyTimeline) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::timeline_test

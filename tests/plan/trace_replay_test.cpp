@@ -6,7 +6,7 @@
 #include "plan/memory.h"
 #include "plan/schedules/registry.h"
 
-namespace metroplex::test {
+namespace metroplex::test::trace_replay_test {
 namespace {
 
 using plan::TraceStep;
@@ -122,4 +122,4 @@ TEST(TraceReplay, TheUpdateComesAfterEverythingElse) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::trace_replay_test

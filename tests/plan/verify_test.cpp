@@ -9,7 +9,7 @@
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 
-namespace metroplex::plan {
+namespace metroplex::plan::verify_test {
 namespace {
 
 PipelineTable right_table() { return build_schedule("interleaved", {3, 2, 6}); }
@@ -248,4 +248,4 @@ TEST(Verify, TakesARightTableWithWeightActions) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan
+}  // namespace metroplex::plan::verify_test

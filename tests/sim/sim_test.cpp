@@ -4,7 +4,7 @@
 #include "sim/flops.h"
 #include "support/theoretical_memory.h"
 
-namespace metroplex::sim {
+namespace metroplex::sim::sim_test {
 namespace {
 
 ModelShape small() {
@@ -134,4 +134,4 @@ TEST(ModelShape, OfExpertsCountsWhatATokenVisits) {
 }
 
 }  // namespace
-}  // namespace metroplex::sim
+}  // namespace metroplex::sim::sim_test

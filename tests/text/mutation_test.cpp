@@ -10,7 +10,7 @@
 #include "text/support.h"
 #include "text/utf8.h"
 
-namespace metroplex::text {
+namespace metroplex::text::mutation_test {
 namespace {
 
 using testing::read_file;
@@ -179,4 +179,4 @@ TEST(DamagedSentencePieceModel, IsRefusedOrWorksWithACharacterMap) {
 }
 
 }  // namespace
-}  // namespace metroplex::text
+}  // namespace metroplex::text::mutation_test

@@ -14,7 +14,7 @@
 #include "text/support.h"
 #include "text/text_cuts.h"
 
-namespace metroplex::text {
+namespace metroplex::text::sentencepiece_test {
 namespace {
 
 using Ids = std::vector<int32_t>;
@@ -257,4 +257,4 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
 }
 
 }  // namespace
-}  // namespace metroplex::text
+}  // namespace metroplex::text::sentencepiece_test

@@ -7,7 +7,7 @@
 #include "text/load_tokenizer.h"
 #include "text/support.h"
 
-namespace metroplex::text {
+namespace metroplex::text::tokenizer_files_test {
 namespace {
 
 using testing::TemporaryFolder;
@@ -78,4 +78,4 @@ TEST(TokenizerFiles, AreToldApartByTheirBytes) {
 }
 
 }  // namespace
-}  // namespace metroplex::text
+}  // namespace metroplex::text::tokenizer_files_test

@@ -13,7 +13,7 @@
 #include "text/support.h"
 #include "text/utf8.h"
 
-namespace metroplex::text {
+namespace metroplex::text::tokenizer_test {
 namespace {
 
 using testing::error_of;
@@ -277,4 +277,4 @@ TEST(Training, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace metroplex::text
+}  // namespace metroplex::text::tokenizer_test

@@ -4,7 +4,7 @@
 #include "text/load_tokenizer.h"
 #include "text/support.h"
 
-namespace metroplex::text {
+namespace metroplex::text::vectors_test {
 namespace {
 
 using testing::case_text;
@@ -104,4 +104,4 @@ std::string folder_name(const ::testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Folders, TokenizerVectors, ::testing::ValuesIn(testing::vector_folders()), folder_name);
 
 }  // namespace
-}  // namespace metroplex::text
+}  // namespace metroplex::text::vectors_test

@@ -10,7 +10,7 @@
 #include <random>
 #include <sstream>
 
-namespace metroplex::topology {
+namespace metroplex::topology::box_ranges_test {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -182,4 +182,4 @@ TEST(BoxRanges, BoxesOfEveryKindOfPlacementAreThoseOfTheList) {
 }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::box_ranges_test

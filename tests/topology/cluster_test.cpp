@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::topology {
+namespace metroplex::topology::cluster_test {
 namespace {
 
 TEST(Cluster, TensorGroupsStayInsideANodeWhilePipelinesCross) {
@@ -43,4 +43,4 @@ TEST(Cluster, FamiliesOfOneMemberAndRepeatedFamiliesAreNotTold) {
 TEST(Cluster, ANodeNeedsAtLeastOneGpu) { EXPECT_THROW(Cluster(8, 0), base::Error); }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::cluster_test

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::topology {
+namespace metroplex::topology::draw_test {
 namespace {
 
 config::Parallel two_nodes() {
@@ -108,4 +108,4 @@ TEST(Draw, AMarkOutsideTheWorldAndATinyPictureAreRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::draw_test

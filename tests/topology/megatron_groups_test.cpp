@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::topology {
+namespace metroplex::topology::megatron_groups_test {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -124,4 +124,4 @@ TEST(MegatronGroups, SixteenThousandRanksTakeUnderAFifthOfASecond) {
 }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::megatron_groups_test

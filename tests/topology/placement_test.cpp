@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "topology/rank_grid.h"
 
-namespace metroplex::topology {
+namespace metroplex::topology::placement_test {
 namespace {
 
 struct Fold {
@@ -194,4 +194,4 @@ TEST(Placement, AnUnevenSplitNamesTheRowsTheRanksAndTheAxis) {
 }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::placement_test

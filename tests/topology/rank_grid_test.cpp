@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::topology {
+namespace metroplex::topology::rank_grid_test {
 namespace {
 
 config::Parallel layout(int tp, int cp, int pp, int ep = 1, int etp = 0) {
@@ -201,4 +201,4 @@ TEST(OrderedGrid, SizesThatDoNotMakeTheWorldAreRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::topology
+}  // namespace metroplex::topology::rank_grid_test

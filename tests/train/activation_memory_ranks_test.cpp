@@ -6,7 +6,7 @@
 #include "pipeline/stage.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::activation_memory_ranks_test {
 namespace {
 
 constexpr int64_t kVocab = 53, kLayers = 5, kSequence = 8, kBatch = 3;
@@ -134,4 +134,4 @@ TEST(ActivationMemoryRanks, AStageHoldsTheInputsOfItsChunksOrTheirParts) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::activation_memory_ranks_test

@@ -9,7 +9,7 @@
 #include "nn/random_site.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::batch_ranks_test {
 namespace {
 
 constexpr int64_t kLength = 5, kVocabulary = 2000, kStep = 9;
@@ -186,4 +186,4 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::batch_ranks_test

@@ -5,7 +5,7 @@
 
 #include "config/load.h"
 
-namespace metroplex::test {
+namespace metroplex::test::compatible_test {
 namespace {
 
 // The keys that differ between a model with experts and the same with `overrides`.
@@ -42,4 +42,4 @@ TEST(Compatible, WhatChangesTheFunctionOfExpertsMakesAnother) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::compatible_test

@@ -11,7 +11,7 @@
 #include "support/folder.h"
 #include "train/fit_case.h"
 
-namespace metroplex::test {
+namespace metroplex::test::dry_run_test {
 namespace {
 
 using nlohmann::json;
@@ -204,4 +204,4 @@ TEST(DryRun, TheStartOfARunIsTheSameInThreeLines) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::dry_run_test

@@ -10,7 +10,7 @@
 #include "train/metrics.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::expert_loads_ranks_test {
 namespace {
 
 constexpr int64_t kExperts = 4, kTopk = 2;
@@ -229,4 +229,4 @@ TEST(ExpertTerms, AreShownWithoutCoefficientsAsMeansOverLayers) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::expert_loads_ranks_test

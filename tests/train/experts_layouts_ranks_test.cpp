@@ -12,7 +12,7 @@
 #include "support/poisoned.h"
 #include "train/run_layouts.h"
 
-namespace metroplex::train {
+namespace metroplex::train::experts_layouts_ranks_test {
 namespace {
 
 using config::TokenDispatcher;
@@ -123,4 +123,4 @@ TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 0
 TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 0, 3); }
 
 }  // namespace
-}  // namespace metroplex::train
+}  // namespace metroplex::train::experts_layouts_ranks_test

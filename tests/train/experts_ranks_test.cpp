@@ -9,7 +9,7 @@
 #include "train/memory_watch.h"
 #include "train/memory_yaml.h"
 
-namespace metroplex::test {
+namespace metroplex::test::experts_ranks_test {
 namespace {
 
 // Groups, a bias, a shared expert with gate; all losses; jitter and dropout.
@@ -261,4 +261,4 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::experts_ranks_test

@@ -5,7 +5,7 @@
 #include "train/support.h"
 #include "train/toy_experts.h"
 
-namespace metroplex::test {
+namespace metroplex::test::families_ranks_test {
 namespace {
 
 // Relative. A gradient is a sum over at most 16 samples of 8 tokens, each term rounded by 2^-53: 1.4e-14 a step, on
@@ -284,4 +284,4 @@ TEST(ParamFamilies, ASkippedStepLeavesStateWithoutGradientAsItWas) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::families_ranks_test

@@ -7,7 +7,7 @@
 #include "topology/rank_grid.h"
 #include "train/fit_case.h"
 
-namespace metroplex::test {
+namespace metroplex::test::fit_test {
 namespace {
 
 using train::fit;
@@ -112,4 +112,4 @@ TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::fit_test

@@ -4,7 +4,7 @@
 
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::flops_ranks_test {
 namespace {
 
 struct Counter final : cuda::Recorder {
@@ -102,4 +102,4 @@ TEST(FlopsRanks, TheFormulaHoldsInEveryType) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::flops_ranks_test

@@ -10,7 +10,7 @@
 #include "train/expert_loads.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::forced_loads_ranks_test {
 namespace {
 
 struct Quiet final : base::Log {
@@ -96,4 +96,4 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::forced_loads_ranks_test

@@ -10,7 +10,7 @@
 #include "comm/collectives.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::generate_ranks_test {
 namespace {
 
 using train::GenerateOptions;
@@ -193,4 +193,4 @@ TEST(Generate, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::generate_ranks_test

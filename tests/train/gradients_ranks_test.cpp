@@ -2,7 +2,7 @@
 #include "comm/backends/sim.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::gradients_ranks_test {
 namespace {
 
 // All-reduces of the tensor-parallel ranks in one step under sequence parallelism.
@@ -30,4 +30,4 @@ TEST(SharedGradients, OfNormsAndBiasesTravelTogetherHoweverManyThereAre) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::gradients_ranks_test

@@ -9,7 +9,7 @@
 #include "train/planted_fault.h"
 #include "train/support.h"
 
-namespace metroplex {
+namespace metroplex::graph_findings_ranks_test {
 namespace {
 
 using cuda::FindingKind;
@@ -122,4 +122,4 @@ TEST(GraphFindingsRanks, CommunicationInAnotherOrderIsNamedWithBothRanks) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::graph_findings_ranks_test

@@ -9,7 +9,7 @@
 #include "train/planted_fault.h"
 #include "train/support.h"
 
-namespace metroplex {
+namespace metroplex::graph_findings_test {
 namespace {
 
 using cuda::FindingKind;
@@ -149,4 +149,4 @@ TEST(GraphFindings, AnotherSequenceOfOperatorsIsNamed) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::graph_findings_test

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace metroplex::train {
+namespace metroplex::train::intervals_test {
 namespace {
 
 config::Config every(int64_t log, int64_t save, int64_t evaluate, int64_t leave) {
@@ -95,4 +95,4 @@ TEST(LargestNorm, ASpikeCountsAfterAHundredNormsThatTeach) {
 }
 
 }  // namespace
-}  // namespace metroplex::train
+}  // namespace metroplex::train::intervals_test

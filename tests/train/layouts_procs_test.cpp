@@ -4,7 +4,7 @@
 #include "train/support.h"
 #include "train/verify.h"
 
-namespace metroplex::test {
+namespace metroplex::test::layouts_procs_test {
 namespace {
 
 using train::LayoutRun;
@@ -74,4 +74,4 @@ TEST(GlooLayouts, Zero3WithTwoStagesEqualsOneRank) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::layouts_procs_test

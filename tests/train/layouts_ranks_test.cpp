@@ -9,7 +9,7 @@
 #include "config/validate.h"
 #include "train/run_layouts.h"
 
-namespace metroplex::train {
+namespace metroplex::train::layouts_ranks_test {
 namespace {
 
 struct Layout {
@@ -113,4 +113,4 @@ TEST(AnyLayoutEqualsOneRank, ThreeStepsReallyTrain) {
 }
 
 }  // namespace
-}  // namespace metroplex::train
+}  // namespace metroplex::train::layouts_ranks_test

@@ -10,7 +10,7 @@
 #include "comm/collectives.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::long_work_ranks_test {
 namespace {
 
 constexpr std::chrono::seconds kTimeout{3};
@@ -62,4 +62,4 @@ TEST(LongWork, ThatThrowsEndsTheOthersWithItsCause) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::long_work_ranks_test

@@ -6,7 +6,7 @@
 #include "cuda/kernels/blocked_attention.h"
 #include "train/predict.h"
 
-namespace metroplex::test {
+namespace metroplex::test::memory_by_hand_test {
 namespace {
 
 using plan::MemoryPrediction;
@@ -123,4 +123,4 @@ TEST(Memory, FullRecomputeKeepsInputs) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::memory_by_hand_test

@@ -5,7 +5,7 @@
 #include "train/memory_cases.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::memory_ranks_test {
 namespace {
 
 // Steps after the first one on this rank, more of them where other ranks' threads pass tensors.
@@ -50,4 +50,4 @@ TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::memory_ranks_test

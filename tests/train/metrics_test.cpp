@@ -16,7 +16,7 @@
 #include "files/tensorboard.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::metrics_test {
 namespace {
 
 using train::EvaluationMetrics;
@@ -337,4 +337,4 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::metrics_test

@@ -4,7 +4,7 @@
 #include "train/legs.h"
 #include "train/memory_report.h"
 
-namespace metroplex::test {
+namespace metroplex::test::offload_ranks_test {
 namespace {
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
@@ -96,4 +96,4 @@ TEST(OptimizerOffloadRanks, TheHostHoldsWhatTheFormulaSays) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::offload_ranks_test

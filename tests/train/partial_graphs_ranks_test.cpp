@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "train/support.h"
 
-namespace metroplex {
+namespace metroplex::partial_graphs_ranks_test {
 namespace {
 
 using config::CudaGraphImpl;
@@ -304,4 +304,4 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::partial_graphs_ranks_test

@@ -4,7 +4,7 @@
 #include "train/memory_watch.h"
 #include "support/without_onednn.h"
 
-namespace metroplex::test {
+namespace metroplex::test::peak_memory_ranks_test {
 namespace {
 
 TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
@@ -56,4 +56,4 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::peak_memory_ranks_test

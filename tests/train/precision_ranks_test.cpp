@@ -9,7 +9,7 @@
 #include "comm/collectives.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::precision_ranks_test {
 namespace {
 
 config::Config in(const std::string& dtype, config::Config config) {
@@ -296,4 +296,4 @@ TEST(NotFinite, TheMicrobatchIsNamedWithVirtualStagesToo) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::precision_ranks_test

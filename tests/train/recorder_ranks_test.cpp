@@ -5,7 +5,7 @@
 #include "support/tape.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::recorder_ranks_test {
 namespace {
 
 struct Recorded {
@@ -154,4 +154,4 @@ TEST(RecorderRanks, ARecorderChangesNothing) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::recorder_ranks_test

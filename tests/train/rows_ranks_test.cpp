@@ -2,7 +2,7 @@
 // order, and ranks that hold two runs each of every sequence.
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::rows_ranks_test {
 namespace {
 
 struct Trained {
@@ -103,4 +103,4 @@ TEST(RowsRanks, RanksWithTwoRunsOfEverySequenceTrainAsOneRank) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::rows_ranks_test

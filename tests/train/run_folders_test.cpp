@@ -10,7 +10,7 @@
 #include "files/file_system.h"
 #include "support/folder.h"
 
-namespace metroplex::test {
+namespace metroplex::test::run_folders_test {
 namespace {
 
 std::string refusal(const std::function<void()>& body) {
@@ -66,4 +66,4 @@ TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::run_folders_test

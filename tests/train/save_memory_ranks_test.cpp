@@ -8,7 +8,7 @@
 #include "cuda/memory_meter.h"
 #include "train/legs.h"
 
-namespace metroplex::test {
+namespace metroplex::test::save_memory_ranks_test {
 namespace {
 
 config::Config wider(config::Config config) {
@@ -110,4 +110,4 @@ TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::save_memory_ranks_test

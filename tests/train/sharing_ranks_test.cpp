@@ -5,7 +5,7 @@
 
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::sharing_ranks_test {
 namespace {
 
 nn::Param holder(const std::string& shared, double value) {
@@ -106,4 +106,4 @@ TEST(Sharing, WhatNoSliceOfThisRankHoldsIsLeftOut) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::sharing_ranks_test

@@ -4,7 +4,7 @@
 #include "models/tools.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::stage_cursor_ranks_test {
 namespace {
 
 constexpr int64_t kVocab = 53;
@@ -87,4 +87,4 @@ TEST(StageCursorRanks, OneSegmentAtATimeGivesTheBitsOfTheWholeStage) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::stage_cursor_ranks_test

@@ -7,7 +7,7 @@
 
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::start_check_ranks_test {
 namespace {
 
 train::Fit needs(int64_t bytes) {
@@ -43,4 +43,4 @@ TEST(StartCheckRanks, AllHearThatOneDoesNotFitAndTheLowestSaysWhy) { EXPECT_EQ(s
 TEST(StartCheckRanks, WhatJustFitsStartsWithoutAWord) { EXPECT_EQ(said_on_four(false), ""); }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::start_check_ranks_test

@@ -8,7 +8,7 @@
 #include "files/manifest.h"
 #include "train/legs.h"
 
-namespace metroplex::test {
+namespace metroplex::test::state_ranks_test {
 namespace {
 
 constexpr TestLayout kEight{2, 2, 1, 2, true}, kInterleaved{1, 2, 2, 1, false}, kFour{1, 1, 1, 4, false};
@@ -306,4 +306,4 @@ TEST(TrainingState, ASaveThatFailsSaysWhyOnEveryRankAndTheRunGoesOn) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::state_ranks_test

@@ -8,7 +8,7 @@
 #include "train/step_graphs.h"
 #include "train/support.h"
 
-namespace metroplex {
+namespace metroplex::step_graphs_ranks_test {
 namespace {
 
 using test::TestLayout;
@@ -156,4 +156,4 @@ TEST(StepGraphs, AHandshakeOfLengthsIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex
+}  // namespace metroplex::step_graphs_ranks_test

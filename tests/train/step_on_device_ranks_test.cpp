@@ -13,7 +13,7 @@
 #include "train/support.h"
 #include "train/toy_experts.h"
 
-namespace metroplex::test {
+namespace metroplex::test::step_on_device_ranks_test {
 namespace {
 
 // Operators of libtorch by which the host learns a value, in the thread of whoever looks.
@@ -286,4 +286,4 @@ TEST(StepOnDevice, FollowsAScheduleWhoseBatchSizeChanges) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::step_on_device_ranks_test

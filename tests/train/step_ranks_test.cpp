@@ -8,7 +8,7 @@
 #include "train/support.h"
 #include "train/verify.h"
 
-namespace metroplex::test {
+namespace metroplex::test::step_ranks_test {
 namespace {
 
 using train::LayoutRun;
@@ -280,4 +280,4 @@ TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::step_ranks_test

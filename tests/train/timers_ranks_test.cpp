@@ -6,7 +6,7 @@
 #include "comm/collectives.h"
 #include "support/run_ranks.h"
 
-namespace metroplex::test {
+namespace metroplex::test::timers_ranks_test {
 namespace {
 
 TEST(Timers, ReportTheExtremesOverRanksPerIteration) {
@@ -87,4 +87,4 @@ TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::timers_ranks_test

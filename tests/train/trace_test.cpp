@@ -8,7 +8,7 @@
 #include "train/predict.h"
 #include "support/without_onednn.h"
 
-namespace metroplex::test {
+namespace metroplex::test::trace_test {
 namespace {
 
 // A layer that was changed: it keeps a second copy of its output for backward.
@@ -133,4 +133,4 @@ TEST(Trace, AGpusBytesAreInBlocksOfItsAllocator) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::trace_test

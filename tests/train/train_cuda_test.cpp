@@ -8,7 +8,7 @@
 #include "train/support.h"
 #include "train/verify.h"
 
-namespace metroplex::test {
+namespace metroplex::test::train_cuda_test {
 namespace {
 
 using train::LayoutRun;
@@ -208,4 +208,4 @@ TEST(TrainOnGpu, ASaveTakesOneTensorOnTheDeviceAndABufferOnTheHost) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::train_cuda_test

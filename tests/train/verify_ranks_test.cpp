@@ -6,7 +6,7 @@
 
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::verify_ranks_test {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -65,4 +65,4 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::verify_ranks_test

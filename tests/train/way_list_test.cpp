@@ -9,7 +9,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 
-namespace metroplex::test {
+namespace metroplex::test::way_list_test {
 namespace {
 
 config::Config with(const std::vector<std::string>& overrides) {
@@ -50,4 +50,4 @@ TEST(WayList, OffersToRecomputeWhatTheModelHas) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::way_list_test

@@ -7,7 +7,7 @@
 
 #include "train/fit_case.h"
 
-namespace metroplex::test {
+namespace metroplex::test::ways_out_test {
 namespace {
 
 using config::ShardingStrategy;
@@ -189,4 +189,4 @@ TEST(WaysOut, AskABoundedNumberOfTimes) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::ways_out_test

@@ -7,7 +7,7 @@
 #include "train/support.h"
 #include "support/without_onednn.h"
 
-namespace metroplex::test {
+namespace metroplex::test::zero_memory_ranks_test {
 namespace {
 
 constexpr TestLayout kCut{1, 1, 1, 8, false};
@@ -163,4 +163,4 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::zero_memory_ranks_test

@@ -4,7 +4,7 @@
 #include "train/support.h"
 #include "train/verify.h"
 
-namespace metroplex::test {
+namespace metroplex::test::zero_ranks_test {
 namespace {
 
 using train::LayoutRun;
@@ -231,4 +231,4 @@ TEST(Zero, OverlapAndBucketSizesChangeNoBit) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::zero_ranks_test

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "train/legs.h"
 
-namespace metroplex::test {
+namespace metroplex::test::zero_state_ranks_test {
 namespace {
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
@@ -120,4 +120,4 @@ TEST(ZeroState, PrecisionsLoadIntoEachOther) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::zero_state_ranks_test

@@ -2,7 +2,7 @@
 #include "comm/backends/sim.h"
 #include "train/support.h"
 
-namespace metroplex::test {
+namespace metroplex::test::zero_traffic_ranks_test {
 namespace {
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
@@ -79,4 +79,4 @@ TEST(ZeroTraffic, IsThatOfTheFormulas) {
 }
 
 }  // namespace
-}  // namespace metroplex::test
+}  // namespace metroplex::test::zero_traffic_ranks_test

@@ -1,0 +1,77 @@
+#include "train/run_lines.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "data/token_count.h"
+
+namespace metroplex::train {
+
+using base::concat;
+
+namespace {
+
+std::string layout_line(const Assembly& a) {
+  const config::Parallel& p = a.config.parallel;
+  std::string line = concat(" layout: ", a.world->size(), " ranks, tp ", p.tp(), " x pp ", p.pp());
+  if (p.vpp() > 1) line += concat(" (", p.vpp(), " virtual stages each)");
+  line += concat(" x dp ", a.groups().dp.size());
+  if (a.config.model.has_experts()) line += concat(", experts: ep ", p.ep(), ", etp ", p.etp());
+  if (p.sequence_parallel) line += ", sequence parallel";
+  if (p.data_parallel_sharding_strategy != config::ShardingStrategy::no_shard)
+    line += concat(", ZeRO: ", p.data_parallel_sharding_strategy.text());
+  return line;
+}
+
+std::string batch_line(const Assembly& a, const RunLength& length) {
+  const config::Train& t = a.config.train;
+  return concat(" batches: ", length.full_batch_size, " samples of ", t.seq_length, " tokens, microbatches of ",
+                t.micro_batch_size, "; ", length.iterations, " iterations, ", length.samples, " samples");
+}
+
+std::string epochs_text(double epochs) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f epochs", epochs);
+  return text;
+}
+
+// One line for all sources: a blend may have hundreds.
+std::string data_line(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
+  const std::vector<data::SourceTokens> sources = data::training_tokens(a.config.data, disk);
+  double most = 0, tokens = 0;
+  for (const data::SourceTokens& source : sources) {
+    if (!source.problem.empty() || source.tokens == 0) continue;
+    const auto here = static_cast<double>(source.tokens);
+    tokens += here;
+    most = std::max(most, static_cast<double>(length.samples * a.config.train.seq_length) * source.share / here);
+  }
+  const std::string name = sources.size() == 1 ? sources.front().prefix : concat(sources.size(), " sources");
+  if (tokens == 0) return " data: " + name;
+  return concat(" data: ", name, ", ", static_cast<int64_t>(tokens), " tokens to train on, ",
+                sources.size() > 1 ? "at most " : "", epochs_text(most));
+}
+
+std::string device_line(const Assembly& a) {
+  const std::string dtype = c10::toString(a.dtype);
+  if (!a.world->device().is_cpu()) return concat(" device: ", a.world->device().str(), ", ", dtype);
+  return concat(" device: cpu, ", at::get_num_threads(), " threads a rank, ", dtype);
+}
+
+}  // namespace
+
+std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
+  return {layout_line(a), batch_line(a, length), data_line(a, length, disk), device_line(a)};
+}
+
+std::string write_run_config(const config::Config& config, files::FileSystem& disk) {
+  if (config.checkpoint.save.empty()) return "";
+  const std::string path = files::join_path(config.checkpoint.save, "run.yaml");
+  disk.replace_file(path, config::dump(config));
+  return path;
+}
+
+}  // namespace metroplex::train
