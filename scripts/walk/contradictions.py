@@ -22,7 +22,7 @@ CONTRADICTIONS = [
     (1, {"parallel.num_distributed_optimizer_instances": "2"}, "parallel.num_distributed_optimizer_instances"),
     (1, {"parallel.align_param_gather": "true"}, "parallel.align_param_gather"),
     (2, {"train.global_batch_size": "3"}, "train.global_batch_size"),
-    (1, {"train.step_batch_size_schedule": "5:8"}, "train.step_batch_size_schedule"),
+    (1, {"train.step_batch_size_schedule": "1000:8"}, "train.step_batch_size_schedule"),
     (1, {"train.step_batch_size_schedule": "0:8", "train.rampup_batch_size": "1 1 8"}, "train.rampup_batch_size"),
     (1, {"train.rampup_batch_size": "1 1", "train.global_batch_size": "4", "train.train_iters": "0", "train.train_samples": "20"}, "train.rampup_batch_size"),
     (1, {"train.train_samples": "8"}, "train.train_iters"),
