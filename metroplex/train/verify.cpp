@@ -97,6 +97,7 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.optim.lr_warmup_iters = config.optim.lr_warmup_samples = 0;
   config.optim.lr_warmup_fraction = 0;
   config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
+  config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;
   config.optim.lr_decay_style = config::LrDecay::constant;
   // Adam's first updates have the size of lr whatever the gradient's is: an epsilon well above float64's rounding of
   // the smallest gradients keeps the sign of a gradient that is zero in exact arithmetic (the key bias) out of the
@@ -120,6 +121,8 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
       "train.expert_trace_file",
       "optim.lr_decay_iters",
       "optim.lr_decay_samples",
+      "optim.lr_wsd_decay_iters",
+      "optim.lr_wsd_decay_samples",
   };
   config::Config here = asked, there = compared;
   const std::vector<config::Field> asked_fields = config::fields(here), compared_fields = config::fields(there);

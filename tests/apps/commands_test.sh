@@ -217,6 +217,8 @@ run 0 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --data.reset_attention_mask=tru
   --optim.lr_decay_style=constant --optim.lr_warmup_iters=0 --optim.adam_eps=1e-5 --precision.params_dtype=fp64
 prints '^EQUAL'
 grep -q 'not compared' out && fail "verify leaves out what it compares: $(cat out)"
+run 0 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --steps 1 --optim.lr_decay_style=WSD --optim.lr_wsd_decay_iters=2
+prints 'lr_decay_style: WSD \(constant'
 run 2 verify "${tiny[@]}" "${mock[@]}"
 warns 'nothing was compared'
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --cuda-graphs

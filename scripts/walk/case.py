@@ -1,0 +1,63 @@
+"""A configuration as a walker holds it: ranks and the keys that differ from the defaults; and as one line of words."""
+import dataclasses
+import shlex
+
+# What every run here has: made-up tokens, one thread a rank, a quiet console.
+FIXED = {
+    "data.mock_data": "true",
+    "run.device": "cpu",
+    "run.threads_per_rank": "1",
+    "train.progress": "false",
+    "train.log_interval": "1",
+    "train.eval_iters": "1",
+}
+
+
+@dataclasses.dataclass
+class Case:
+    ranks: int
+    keys: dict
+
+    def words(self, **more):
+        """Arguments of `train` and `verify`; `more` maps keys with __ for the dot, and None leaves one out."""
+        keys = {**FIXED, **self.keys, **{key.replace("__", "."): value for key, value in more.items()}}
+        return ["--nproc", str(self.ranks)] + [f"--{key}={value}" for key, value in keys.items() if value is not None]
+
+    def line(self):
+        own = {key: value for key, value in self.keys.items() if FIXED.get(key) != value}
+        return shlex.join(["--nproc", str(self.ranks)] + [f"--{key}={value}" for key, value in own.items()])
+
+    def get(self, key, default=""):
+        return self.keys.get(key, default)
+
+    def number(self, key, default):
+        return int(self.keys.get(key, default))
+
+    def has_experts(self):
+        return self.get("model.family") in ("mixtral", "qwen3_moe") or self.number("model.num_moe_experts", 0) > 0
+
+    def data_parallel(self):
+        model_ranks = self.number("parallel.tensor_model_parallel_size", 1) * self.number("parallel.pipeline_model_parallel_size", 1)
+        return self.ranks // model_ranks
+
+    def without(self, key):
+        return Case(self.ranks, {k: v for k, v in self.keys.items() if k != key})
+
+    def put(self, **more):
+        return Case(self.ranks, {**self.keys, **{key.replace("__", "."): value for key, value in more.items()}})
+
+
+def read_line(line):
+    """The case of what line() wrote."""
+    ranks, keys = 1, {}
+    words = shlex.split(line)
+    while words:
+        word = words.pop(0)
+        if word == "--nproc":
+            ranks = int(words.pop(0))
+        elif word.startswith("--") and "=" in word:
+            key, value = word[2:].split("=", 1)
+            keys[key] = value
+        else:
+            raise SystemExit(f"'{word}' is neither --nproc N nor --section.key=value")
+    return Case(ranks, keys)

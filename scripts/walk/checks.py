@@ -1,0 +1,298 @@
+"""What a walk asks of a configuration: each check runs the program another way and compares. A check returns nothing, or
+the one line that says what is wrong; the part of it before the first colon is its kind."""
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+from walk.case import Case
+
+CRASH = re.compile(r"terminate called|Segmentation fault|AddressSanitizer|ThreadSanitizer|LeakSanitizer|runtime error:|MPX_ASSERT|internal error")
+NAMES_KEY = re.compile(r"\b(model|parallel|train|optim|memory|precision|data|checkpoint|run)\.\w+")
+VARYING = re.compile(r"time|second|throughput|tokens_per|per_s|tflop|elapsed|memory|mfu")  # of a line of metrics
+EPSILON = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": 2.0**-52}
+
+
+class Bench:
+    """The binary, a folder of its own, and how long a run may take."""
+
+    def __init__(self, binary, folder, limit=120):
+        self.binary, self.folder, self.limit = str(pathlib.Path(binary).resolve()), pathlib.Path(folder), limit
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "METROPLEX_RANK"):
+            self.environment.pop(name, None)
+
+    def run(self, command, words):
+        return Outcome(self, [self.binary, command, *words])
+
+
+class Outcome:
+    def __init__(self, bench, command):
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=bench.folder,
+                                  env=bench.environment, timeout=bench.limit)
+            self.code, out, err = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as error:
+            self.code, out, err = None, error.stdout or b"", error.stderr or b""
+        self.out, self.err = out.decode(errors="replace"), err.decode(errors="replace")
+
+    def broken(self):
+        """What no run may do, whatever it was given; None where it did none of it."""
+        tail = " / ".join(self.err.strip().splitlines()[-3:])[:300]
+        if self.code is None:
+            return "hang: no end in time"
+        if self.code < 0 or self.code in (132, 134, 135, 136, 137, 139):
+            return f"signal: exit {self.code}: {tail}"
+        crash = CRASH.search(self.err)
+        if crash:
+            return f"crash: {crash.group(0)}: {tail}"
+        if self.code == 1:
+            return f"internal error: {tail}"
+        if self.code == 2 and not NAMES_KEY.search(self.err):
+            return f"refusal without a key: {tail}"
+        return None
+
+    def failed(self, expected=0):
+        return self.broken() or (None if self.code == expected else f"exit {self.code}: " + " / ".join(self.err.strip().splitlines()[-3:])[:400])
+
+
+class Base:
+    """The case run as it is, with a save every second step and one at the end: what the checks compare with."""
+
+    def __init__(self, bench, case):
+        self.bench, self.case = bench, case
+        self.outcome = train(bench, case, "base")
+        self.refused = self.outcome.code == 2 and not self.outcome.broken()
+        self.saves = saves(bench, "base")
+        self.metrics = metrics(bench, "base")
+
+
+def train(bench, case, name, **more):
+    where = {"checkpoint__save": f"{name}.ck", "checkpoint__save_interval": "2", "train__metrics_file": f"{name}.jsonl"}
+    for key, value in (("train.tensorboard_dir", f"{name}.tb"), ("train.expert_trace_file", f"{name}.trace")):
+        if key in case.keys:
+            where[key.replace(".", "__")] = value
+    return bench.run("train", case.words(**{**where, **more}))
+
+
+def saves(bench, name):
+    return sorted(path.name for path in (bench.folder / f"{name}.ck").glob("iter_*"))
+
+
+def metrics(bench, name):
+    path = bench.folder / f"{name}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {(line.get("split", "train"), line["iteration"]): line for line in lines}
+
+
+def finite(base):
+    """The run as it is ended well, and its losses are numbers."""
+    problem = base.outcome.failed()
+    if problem:
+        return problem
+    for place, line in base.metrics.items():
+        loss = line.get("lm loss")
+        if loss is not None and not math.isfinite(loss):
+            return f"loss: {loss} at {place}"
+    if not base.saves:
+        return "no checkpoint: a run that ended well left none"
+    return None
+
+
+def same_end(base, name, since=0):
+    """The last checkpoint and the metrics of another run against the base's: tensors bit for bit, numbers exactly."""
+    last = base.saves[-1]
+    if saves(base.bench, name)[-1:] != [last]:
+        return f"other checkpoints: {saves(base.bench, name)} instead of {last}"
+    other = base.bench.run("inspect", [f"base.ck/{last}", "--diff", f"{name}.ck/{last}"])
+    if other.code != 0:
+        lines = [line for line in other.out.splitlines() if "differ" in line or "only in" in line]
+        return f"checkpoint differs: exit {other.code}: {'; '.join(lines[-3:])[:300]} {other.err[:200]}"
+    for what in ("iteration", "consumed_samples", "extra"):
+        one, two = (json.loads((base.bench.folder / f"{n}.ck" / last / "manifest.json").read_text())[what] for n in ("base", name))
+        if one != two:
+            return f"manifest differs: {what}: {one} and {two}"[:400]
+    there = metrics(base.bench, name)
+    for place, line in base.metrics.items():
+        if place[1] <= since:
+            continue
+        if place not in there:
+            return f"metrics lack: {place}"
+        for field, value in line.items():
+            if not VARYING.search(field) and there[place].get(field) != value:
+                return f"metrics differ: {field} of {place} is {there[place].get(field)}, not {value}"
+    return None
+
+
+def resume(base, rng):
+    """From the middle on, in another folder: the same end."""
+    if len(base.saves) < 2:
+        return None
+    middle = base.saves[rng.randrange(len(base.saves) - 1)]
+    outcome = train(base.bench, base.case, "resumed", checkpoint__load=f"base.ck/{middle}")
+    return outcome.failed() or same_end(base, "resumed", since=int(middle.split("_")[1].split(".")[0]))
+
+
+def captured(impl, modules):
+    """Under graphs: the same end."""
+
+    def check(base, rng):
+        more = {"train__cuda_graph_impl": impl, "train__cuda_graph_modules": modules,
+                "train__cuda_graph_warmup_steps": str(rng.choice((0, 1, 2)))}
+        outcome = train(base.bench, base.case, "captured", **more)
+        return outcome.failed() or same_end(base, "captured")
+
+    return check
+
+
+def capturable(impl, modules):
+    def check(base, rng):
+        case = base.case.put(train__cuda_graph_impl=impl, **({"train__cuda_graph_modules": modules} if modules else {}))
+        outcome = base.bench.run("verify", [*case.words(), "--cuda-graphs"])
+        problem = outcome.failed()
+        return f"{problem} {' / '.join(outcome.out.strip().splitlines()[-3:])}"[:500] if problem else None
+
+    return check
+
+
+def depends_on_layout(case):
+    """Settings that mean another computation on another layout, by design."""
+    return ("global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
+            "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
+
+
+def layout(base, rng):
+    """In float64 the layout changes nothing."""
+    outcome = base.bench.run("verify", base.case.words())
+    problem = outcome.failed()
+    return f"{problem} {' / '.join(outcome.out.strip().splitlines()[-2:])}"[:500] if problem else None
+
+
+LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_token_dispatcher_type$|^model\.moe_shared_expert_overlap$")
+
+
+def on_one_rank(case):
+    keys = {key: value for key, value in case.keys.items() if not LAYOUT_KEYS.match(key)}
+    if keys.pop("train.decrease_batch_size_if_needed", None):
+        unit = int(keys["train.micro_batch_size"]) * case.data_parallel()
+        keys["train.global_batch_size"] = str(int(keys["train.global_batch_size"]) // unit * unit)
+    return Case(1, keys)
+
+
+def close(base, name, since, all_of_it):
+    """The losses of another layout: of the first step after `since`, which no update has carried apart, within the
+    rounding of the number format; in float64 all of them."""
+    there = metrics(base.bench, name)
+    steps = sorted(i for split, i in base.metrics if split == "train" and i > since)
+    dtype = base.case.get("precision.params_dtype", "fp32")
+    # A loss is a mean over tokens of sums over the vocabulary and the layers' widths, at most some thousand roundings
+    # that partly cancel: a hundred of them in fp32; half precision rounds at the borders of layers, a dozen times. A
+    # token near a tie may go to another expert.
+    allowed = EPSILON[dtype] * {"fp32": 128, "fp64": 2.0**16, "bf16": 8, "fp16": 16}[dtype] * (8 if base.case.has_experts() and dtype != "fp64" else 1)
+    for step in steps if all_of_it and dtype == "fp64" else steps[:1]:
+        one, two = base.metrics[("train", step)], there.get(("train", step))
+        if two is None:
+            return f"metrics lack: {step}"
+        if one["consumed_samples"] != two["consumed_samples"]:
+            return f"samples differ: {one['consumed_samples']} and {two['consumed_samples']} at {step}"
+        a, b = one.get("lm loss"), two.get("lm loss")
+        if a is None or b is None:
+            continue
+        if not abs(a - b) <= allowed * max(1.0, abs(a)):
+            return f"loss differs: step {step}: {a} and {b}, {abs(a - b):.1e} apart, allowed {allowed * max(1.0, abs(a)):.1e}"
+    return None
+
+
+def one_rank(base, rng):
+    """The run's own number format, on one rank."""
+    outcome = train(base.bench, on_one_rank(base.case), "one")
+    return outcome.failed() or close(base, "one", 0, True)
+
+
+def moved(base, rng):
+    """A checkpoint of this layout goes on on one rank."""
+    if len(base.saves) < 2:
+        return None
+    middle = base.saves[0]
+    outcome = train(base.bench, on_one_rank(base.case), "moved", checkpoint__load=f"base.ck/{middle}")
+    return outcome.failed() or close(base, "moved", int(middle.split("_")[1].split(".")[0]), True)
+
+
+def twin(base, rng):
+    """What may change no bit: where activations are kept, when buckets travel, who reads ahead, what is logged."""
+    keys = base.case.keys
+    ways = [{"parallel__overlap_grad_reduce": "true" if "parallel.overlap_grad_reduce" in keys else "false"},
+            {"data__num_workers": "3"}, {"train__timing_log_level": "2"}]
+    if "parallel.align_param_gather" not in keys:
+        ways.append({"parallel__overlap_param_gather": "true" if "parallel.overlap_param_gather" in keys else "false"})
+    if "memory.recompute_granularity" in keys:
+        ways.append({f"memory__{k}": None for k in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations")})
+    else:
+        ways.append({"memory__recompute_granularity": "full", "memory__recompute_method": "uniform", "memory__recompute_num_layers": "1"})
+        ways.append({"memory__recompute_granularity": "selective", "memory__recompute_modules": "core_attn,mlp,layernorm,activation"})
+    if "memory.offload_activations" not in keys:
+        ways.append({"memory__offload_activations": "file"})
+    more = {}
+    for way in rng.sample(ways, 2):
+        more.update(way)
+    outcome = train(base.bench, base.case, "twin", **more)
+    problem = outcome.failed() or same_end(base, "twin")
+    return f"{problem} [with {more}]" if problem else None
+
+
+PREDICTED = re.compile(r"maximum over ranks.* peak ([\d.]+) \(([\d.]+)\)")
+
+
+def dry(base, rng):
+    """What a dry run says holds: it fits as the run did, its peak is the one the run predicted, and nearly what it took."""
+    outcome = base.bench.run("train", [*base.case.words(), "--dry-run", "--json"])
+    problem = outcome.failed()
+    if problem:
+        return problem
+    said = json.loads(outcome.out)
+    if said["fits"] is False:
+        return "dry run: says that it does not fit"
+    told = PREDICTED.search(base.outcome.out)
+    if not told:
+        return None
+    measured, predicted = float(told.group(1)), float(told.group(2))
+    peak = max(rank["peak"] for rank in said["memory"]["ranks"]) / 2**20
+    if abs(peak - predicted) > 0.006 and not base.case.get("train.rampup_batch_size") and not base.case.get("train.step_batch_size_schedule"):
+        return f"dry run: predicts a peak of {peak:.3f} MiB, the run {predicted:.2f}"
+    if measured > predicted * 1.1 + 0.1 or predicted > measured * 1.5 + 0.1:
+        return f"memory: a peak of {measured} MiB where {predicted} was predicted"
+    return None
+
+
+def checks_of(case, ways):
+    """(name, check, weight) of what can be asked of a case; `ways` are those it may be captured in."""
+    found = [("resume", resume, 3), ("twin", twin, 2), ("dry", dry, 1)]
+    for impl, modules in ways:
+        found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
+        found.append((f"capturable={impl}={modules or ''}", capturable(impl, modules), 1 / len(ways)))
+    if case.ranks > 1 and not depends_on_layout(case):
+        found.append(("layout", layout, 3))
+        if "model.sharded_initialization" not in case.keys:
+            found.append(("one_rank", one_rank, 1.5))
+        found.append(("moved", moved, 1.5))
+    return found
+
+
+def check_named(name):
+    kind, *rest = name.split("=")
+    if kind in ("graphs", "capturable"):
+        return {"graphs": captured, "capturable": capturable}[kind](rest[0], rest[1] or None)
+    return {"run": lambda base, rng: None, "resume": resume, "twin": twin, "dry": dry, "layout": layout, "one_rank": one_rank, "moved": moved}[kind]
+
+
+class Scratch:
+    def __enter__(self):
+        self.path = tempfile.mkdtemp(prefix="metroplex_walk.")
+        return self.path
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.path, ignore_errors=True)

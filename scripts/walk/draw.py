@@ -1,0 +1,417 @@
+"""Draws configurations that the program should accept: small, odd, and over all keys of the tables. What the rules of
+metroplex/config/rules_*.cpp ask of several keys together is kept here by construction where it is simple; the rest is
+refused by the program, which a walk counts."""
+from walk.case import Case
+
+# Keys that no draw sets, each with its reason. tests/apps/random_runs_test.sh holds the tables to the two together.
+NOT_DRAWN = {
+    "files and folders, which the checks name": [
+        "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
+        "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
+        "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
+        "model.moe_router_force_trace"],
+    "how a run is resumed, which the checks say": [
+        "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
+        "checkpoint.allow", "optim.override_opt_param_scheduler", "optim.use_checkpoint_opt_param_scheduler"],
+    "a run without optimizer state cannot resume exactly": ["checkpoint.no_save_optim"],
+    "the same in every run here": [
+        "data.mock_data", "run.device", "run.nproc", "run.threads_per_rank", "run.master_port", "run.network_interface",
+        "run.distributed_timeout_minutes", "train.progress", "train.log_interval", "train.eval_iters",
+        "train.exit_interval", "train.exit_duration_in_mins"],
+    "captured by the checks, where it may be": [
+        "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
+    "context parallelism is not there": ["parallel.context_parallel_size"],
+    "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
+}
+
+DEFAULT_ODDS = 0.12
+
+
+class Drawing:
+    def __init__(self, rng):
+        self.rng, self.keys, self.ranks = rng, {}, 1
+
+    def one(self, *values):
+        return self.rng.choice(values)
+
+    def chance(self, odds=DEFAULT_ODDS):
+        return self.rng.random() < odds
+
+    def put(self, key, value):
+        self.keys[key] = str(value).lower() if isinstance(value, bool) else str(value)
+
+    def maybe(self, key, *values, odds=DEFAULT_ODDS):
+        if self.chance(odds):
+            self.put(key, self.one(*values))
+
+    def layout(self):
+        while True:
+            self.tp, self.pp, self.dp = self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 2, 2, 3, 4)
+            if self.tp * self.pp * self.dp <= 8:
+                break
+        self.ranks = self.tp * self.pp * self.dp
+        self.vpp = self.one(1, 1, 2) if self.pp > 1 else 1
+        self.sp = self.tp > 1 and self.chance(0.6)
+        sizes = {"tensor_model_parallel_size": self.tp, "pipeline_model_parallel_size": self.pp}
+        for key, size in sizes.items():
+            if size > 1:
+                self.put(f"parallel.{key}", size)
+        sharding = self.one("no_shard", "no_shard", "optim", "optim_grads", "optim_grads_params")
+        if sharding != "no_shard":
+            self.put("parallel.data_parallel_sharding_strategy", sharding)
+            if self.dp % 2 == 0 and self.chance(0.25):
+                self.put("parallel.num_distributed_optimizer_instances", 2)
+            self.maybe("parallel.overlap_param_gather", "false")
+            if sharding in ("optim", "optim_grads") and "parallel.overlap_param_gather" not in self.keys:
+                self.maybe("parallel.align_param_gather", "true")
+        self.sharding = sharding
+        self.maybe("parallel.ddp_bucket_size", 1, 100, 1000, 5000, odds=0.35)
+        self.maybe("parallel.overlap_grad_reduce", "false")
+        self.maybe("parallel.order", "tp-cp-ep-pp-dp", "tp-dp-pp-ep-cp", "pp-dp-tp-cp-ep", odds=0.08)
+
+    def stages(self):
+        stages = self.pp * self.vpp
+        way = self.one("even", "even", "even", "layout", "count", "ends") if self.pp > 1 else "even"
+        layers = stages * self.one(1, 1, 2) if stages < 6 else stages
+        if self.pp == 1:
+            layers = self.one(1, 2, 2, 3)
+        if way == "layout":
+            layers = self.rng.randint(max(1, stages - 1), stages + 2)
+            counts = [0] * stages
+            for _ in range(layers):
+                counts[self.rng.randrange(stages)] += 1
+            words = ["t" * count for count in counts]
+            self.put("parallel.pipeline_model_parallel_layout", "|".join(["E" + words[0], *words[1:-1], words[-1] + "L"]))
+        elif self.vpp > 1:
+            self.put("parallel.virtual_pipeline_model_parallel_size", self.vpp)
+        if way == "count":
+            layers = 2 * stages - self.one(1, 2)
+            self.put("parallel.account_for_embedding_in_pipeline_split", True)
+            if layers == 2 * stages - 2:
+                self.put("parallel.account_for_loss_in_pipeline_split", True)
+        if way == "ends" and self.vpp == 1:
+            first, last, middle = self.one(1, 2), self.one(1, 2), self.one(1, 2)
+            layers = first + last + middle * (self.pp - 2)
+            self.put("parallel.decoder_first_pipeline_num_layers", first)
+            self.put("parallel.decoder_last_pipeline_num_layers", last)
+        self.layers = layers
+        self.put("model.num_layers", layers)
+        if self.vpp == 1 and self.pp > 1:
+            self.maybe("parallel.pipeline_schedule", "1f1b", "gpipe", odds=0.3)
+        if self.vpp > 1:
+            self.maybe("parallel.overlap_p2p_comm", "true", odds=0.3)
+
+    def model(self):
+        self.family = self.one("gpt", "gpt", "llama", "llama", "codegeex", "mixtral", "qwen3_moe")
+        self.put("model.family", self.family)
+        bare = self.family in ("mixtral", "qwen3_moe", "llama")
+        self.experts = self.family in ("mixtral", "qwen3_moe") or (self.family != "codegeex" and self.chance(0.3))
+        rope = bare or self.chance(0.3)
+        if not bare:
+            self.put("model.position_embedding_type", "rope" if rope else self.one("learned_absolute", "learned_absolute", "none"))
+            if self.family == "codegeex":
+                del self.keys["model.position_embedding_type"]
+                rope = False
+        heads = self.tp * self.one(1, 1, 2, 3)
+        width = self.one(4, 6, 8, 10, 16) if rope else self.one(3, 4, 5, 7, 8, 16)
+        self.put("model.num_attention_heads", heads)
+        if self.chance(0.2):
+            self.put("model.kv_channels", width)
+            self.hidden = self.one(8, 12, 15, 17, 32) * self.tp
+        else:
+            self.hidden = heads * width
+        self.put("model.hidden_size", self.hidden)
+        groups = [self.tp * d for d in (1, 2, 3) if heads % (self.tp * d) == 0]
+        if self.chance(0.5):
+            self.put("model.num_query_groups", self.one(*groups))
+        self.put("model.ffn_hidden_size", self.tp * self.rng.randint(3, 40))
+        self.put("model.vocab_size", int(round(8 * 125 ** self.rng.random())))
+        self.put("model.make_vocab_size_divisible_by", self.one(1, 1, 8, 16, 128))
+        self.maybe("model.rotary_base", 100, 1e6)
+        if rope and width % 4 == 0 and "model.kv_channels" not in self.keys:
+            self.maybe("model.rotary_percent", 0.5)
+        if not bare:
+            self.maybe("model.normalization", "RMSNorm", odds=0.25)
+            self.maybe("model.activation", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", odds=0.5)
+            if self.keys.get("model.activation") != "squared_relu":
+                self.maybe("model.gated_linear_unit", "true", odds=0.25)
+            self.maybe("model.add_bias_linear", "false", odds=0.6 if self.experts else 0.25)
+            self.maybe("model.qk_layernorm", "true", odds=0.2)
+            self.maybe("model.untie_embeddings_and_output_weights", "true", odds=0.3)
+        self.bare = bare or self.keys.get("model.add_bias_linear") == "false"
+        self.maybe("model.add_qkv_bias", "true")
+        self.maybe("model.layernorm_epsilon", 1e-6, 1e-3)
+        self.maybe("model.attention_dropout", 0.1, 0.5, odds=0.25)
+        self.maybe("model.hidden_dropout", 0.1, 0.5, odds=0.25)
+        self.maybe("model.init_method_std", 0.005, 0.1)
+        self.maybe("model.sharded_initialization", "true", odds=0.08)
+
+    def route(self):
+        experts_ranks = self.ranks // self.pp
+        ep = self.one(*[e for e in (1, 2, 2, 3, 4) if experts_ranks % e == 0])
+        etp = 1 if not self.bare else self.one(*[e for e in (1, 2, self.tp) if experts_ranks % (ep * e) == 0 and self.tp >= e])
+        if (experts_ranks // (ep * etp)) % int(self.keys.get("parallel.num_distributed_optimizer_instances", 1)):
+            self.keys.pop("parallel.num_distributed_optimizer_instances")
+        if etp * ep != self.tp:
+            self.keys.pop("parallel.order", None)
+        self.sp = self.tp > 1
+        self.etp, self.ep = etp, ep
+        if ep > 1:
+            self.put("parallel.expert_model_parallel_size", ep)
+        if etp != self.tp:
+            self.put("parallel.expert_tensor_parallel_size", etp)
+        count = ep * self.one(1, 2, 2, 3) if ep > 1 else self.one(2, 3, 4, 6, 8)
+        self.count = max(2, count)
+        self.put("model.num_moe_experts", self.count)
+        topk = self.one(*[k for k in (1, 2, 2, 3) if k <= self.count])
+        self.put("model.moe_router_topk", topk)
+        score = self.one("softmax", "softmax", "sigmoid", "sqrtsoftplus")
+        if score != "softmax":
+            self.put("model.moe_router_score_function", score)
+            self.maybe("model.moe_router_enable_expert_bias", "true", odds=0.5)
+            self.maybe("model.moe_router_bias_update_rate", 0.01, 0.1)
+        elif topk == 1 or self.chance(0.2):
+            self.put("model.moe_router_pre_softmax", True)
+        if self.count % 2 == 0 and topk <= self.count // 2 and self.chance(0.2):
+            self.put("model.moe_router_num_groups", 2)
+            self.put("model.moe_router_group_topk", 1)
+        if self.family not in ("mixtral", "qwen3_moe") and self.layers > 1:
+            self.maybe("model.moe_layer_freq", "2", "[1]*1+[0]*%d" % (self.layers - 1), odds=0.3)
+        self.balance()
+        self.capacity(etp * ep)
+        self.maybe("model.moe_ffn_hidden_size", *[etp * n for n in (3, 8, 21)], odds=0.5)
+        if "model.moe_ffn_hidden_size" not in self.keys:
+            self.put("model.ffn_hidden_size", self.tp * etp * self.rng.randint(3, 12))
+        if self.bare and self.chance(0.3):
+            self.put("model.moe_shared_expert_intermediate_size", self.tp * self.one(3, 8, 13))
+            self.maybe("model.moe_shared_expert_gate", "true", odds=0.4)
+            if self.keys.get("model.moe_token_dispatcher_type") in (None, "alltoall", "hierarchical"):
+                self.maybe("model.moe_shared_expert_overlap", "true", odds=0.4)
+        if topk == 1:
+            self.maybe("model.moe_apply_probs_on_input", "true", odds=0.3)
+        self.maybe("model.moe_grouped_gemm", "false", odds=0.2)
+        if self.keys["model.moe_router_load_balancing_type"] != "sinkhorn":
+            self.maybe("model.moe_router_topk_scaling_factor", 0.5, 2.5)
+        self.maybe("model.moe_router_dtype", "fp64", "fp32")
+        self.maybe("train.log_experts_interval", 1, 2)
+
+    def balance(self):
+        kind = self.one("aux_loss", "seq_aux_loss", "global_aux_loss", "aux_loss,seq_aux_loss", "none", "sinkhorn")
+        if kind == "sinkhorn" and {"model.moe_router_num_groups", "model.moe_router_enable_expert_bias"} & self.keys.keys():
+            kind = "aux_loss"
+        self.put("model.moe_router_load_balancing_type", kind)
+        if kind == "sinkhorn":
+            for key in ("pre_softmax", "topk_scaling_factor"):
+                self.keys.pop(f"model.moe_router_{key}", None)
+        if kind not in ("none", "sinkhorn"):
+            self.put("model.moe_aux_loss_coeff", ",".join(["0.01"] * (kind.count(",") + 1)))
+        self.maybe("model.moe_z_loss_coeff", 1e-3)
+        self.maybe("model.moe_input_jitter_eps", 0.01, 0.2)
+        forced = self.rng.random()
+        if forced < 0.06:
+            self.put("model.moe_router_force_load_balancing", True)
+        elif forced < 0.16:
+            self.put("model.moe_router_force_skew", self.one(0.5, 1.5))
+            self.maybe("model.moe_router_force_skew_period", 1, 2, odds=0.4)
+
+    def capacity(self, layer_ranks):
+        if self.keys["model.moe_router_load_balancing_type"] != "sinkhorn" and self.chance(0.35):
+            self.put("model.moe_expert_capacity_factor", self.one(0.5, 1, 1.3, 2))
+            self.maybe("model.moe_pad_expert_input_to_capacity", "true", odds=0.6)
+            self.maybe("model.moe_token_drop_policy", "position", odds=0.3)
+        dispatcher = self.one(None, "allgather", "alltoall", "hierarchical") if layer_ranks > 1 else self.one(None, "local", "alltoall")
+        if dispatcher:
+            self.put("model.moe_token_dispatcher_type", dispatcher)
+        if dispatcher == "hierarchical" and layer_ranks % 2 == 0:
+            self.put("parallel.expert_ranks_per_node", self.one(1, 2, layer_ranks))
+
+    def batches(self):
+        seq = self.rng.randint(2, 40)
+        if self.sp:
+            self.put("parallel.sequence_parallel", True)
+        self.seq = max(1, seq // self.tp) * self.tp if self.sp else seq
+        self.put("train.seq_length", self.seq)
+        self.maybe("model.max_position_embeddings", self.seq, self.seq + 5)
+        micro = self.one(1, 1, 2, 3)
+        self.put("train.micro_batch_size", micro)
+        group = self.pp
+        if self.vpp > 1 and self.chance(0.3):
+            group = self.pp + self.one(0, 1)
+            self.put("parallel.microbatch_group_size_per_vp_stage", group)
+        self.unit = micro * self.dp * (group if self.vpp > 1 else 1)
+        way = self.one("plain", "plain", "plain", "ramp", "steps", "rounded")
+        if way == "ramp":
+            self.put("train.global_batch_size", 3 * self.unit)
+            self.put("train.rampup_batch_size", f"{self.unit} {self.unit} {self.one(4, 6, 9) * self.unit}")
+            self.put("train.train_samples", self.one(12, 15) * self.unit)
+        elif way == "steps":
+            first, then = self.one((1, 2), (1, 3), (2, 1), (3, 2))
+            samples = self.one(2, 3) * first * self.unit
+            self.put("train.step_batch_size_schedule", f"0:{first * self.unit} {samples * self.seq}:{then * self.unit}")
+        elif way == "rounded" and self.vpp == 1 and self.unit > 1:
+            self.put("train.global_batch_size", self.one(2, 3) * self.unit + self.unit // 2)
+            self.put("train.decrease_batch_size_if_needed", True)
+        else:
+            self.put("train.global_batch_size", self.unit * self.one(1, 2, 3))
+        self.iterations = self.one(4, 5, 6)
+        if way != "ramp":
+            self.put("train.train_iters", self.iterations)
+        self.by_samples = way == "ramp"
+
+    def loss(self):
+        self.maybe("train.calculate_per_token_loss", "true", odds=0.25)
+        self.maybe("train.label_smoothing", 0.1, odds=0.15)
+        self.maybe("train.check_for_nan_in_loss", "false", odds=0.05)
+        self.maybe("train.log_num_zeros_in_grad", "true", odds=0.2)
+        self.maybe("train.log_params_norm", "true", odds=0.2)
+        self.maybe("train.timing_log_level", 1, 2)
+        self.maybe("train.tensorboard_dir", "TB", odds=0.08)
+        if "train.tensorboard_dir" in self.keys:
+            self.maybe("train.tensorboard_log_interval", 2)
+        if self.experts:
+            self.maybe("train.expert_trace_file", "TRACE", odds=0.1)
+        self.maybe("train.eval_interval", 2, 3, odds=0.25)
+        if "train.eval_interval" in self.keys:
+            self.put("data.split", self.one("50,30,20", "1,1"))
+        for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            self.maybe(f"data.{key}", "true", odds=0.08)
+        self.maybe("data.num_workers", 0, 2)
+        self.maybe("data.dataloader_type", "cyclic", odds=0.15)
+        if self.keys.get("data.dataloader_type") == "cyclic":
+            self.put("data.data_sharding", False)
+        self.maybe("run.seed", 1, 7, 99991, odds=0.3)
+        self.maybe("run.name", "walk")
+        self.maybe("run.backend", "threads")
+        self.maybe("run.deterministic_mode", "true", odds=0.06)
+        self.maybe("checkpoint.keep_last", 5, odds=0.05)
+        self.maybe("checkpoint.save_retain_interval", 2, odds=0.05)
+
+    def precision(self):
+        dtype = self.one("fp32", "fp32", "bf16", "bf16", "fp16", "fp64")
+        self.dtype = dtype
+        if dtype != "fp32":
+            self.put("precision.params_dtype", dtype)
+        if dtype in ("bf16", "fp16"):
+            self.maybe("precision.fp32_residual_connection", "true", odds=0.25)
+            self.maybe("precision.main_grads_dtype", "params", "fp32", odds=0.25)
+        if dtype == "fp16":
+            self.put("precision.initial_loss_scale", self.one(1, 65536, 2**24, 2**32))
+            self.maybe("precision.loss_scale_window", 1, 2, odds=0.4)
+            self.maybe("precision.hysteresis", 1, 3, odds=0.4)
+            self.maybe("precision.min_loss_scale", 0.5)
+        if dtype in ("bf16", "fp16", "fp32"):
+            self.maybe("precision.loss_scale", 1, 128, odds=0.1)
+        self.maybe("precision.check_for_nan_in_grad", "false", odds=0.05)
+        self.maybe("precision.check_for_large_grads", "true")
+        self.maybe("precision.grad_norm_skip_threshold", 1e-3, 0.5, 1e9, odds=0.08)
+
+    def optim(self):
+        name = self.one("adam", "adam", "adam", "sgd", "lion", "muon")
+        self.put("optim.optimizer", name)
+        self.put("optim.lr", self.one(1e-3, 1e-2))
+        unit = "samples" if self.by_samples else "iters"
+        length = int(self.keys.get("train.train_samples", self.iterations))
+        style = self.one("constant", "linear", "cosine", "inverse-square-root", "WSD")
+        self.put("optim.lr_decay_style", style)
+        if style == "WSD":
+            self.put(f"optim.lr_wsd_decay_{unit}", max(1, length // 2))
+            self.maybe("optim.lr_wsd_decay_style", "linear", "cosine", "minus_sqrt", odds=0.6)
+        self.maybe("optim.min_lr", 1e-4, odds=0.3)
+        self.maybe(f"optim.lr_decay_{unit}", length, 2 * length, odds=0.2)
+        if self.chance(0.3):
+            self.put(f"optim.lr_warmup_{unit}", max(1, length // 3))
+        else:
+            self.maybe("optim.lr_warmup_fraction", 0.25)
+        self.maybe("optim.lr_warmup_init", 1e-5)
+        self.maybe("optim.weight_decay", 0, 0.1, odds=0.3)
+        if self.chance(0.15):
+            self.put("optim.weight_decay_incr_style", self.one("linear", "cosine"))
+            self.put("optim.start_weight_decay", 0.01)
+            self.put("optim.end_weight_decay", 0.2)
+        if self.keys.get("model.qk_layernorm") or self.family == "qwen3_moe":
+            self.maybe("optim.apply_wd_to_qk_layernorm", "true", odds=0.3)
+        self.maybe("optim.clip_grad", 0, 0.1, odds=0.3)
+        if self.chance(0.15):
+            self.put("optim.decoupled_lr", 5e-3)
+            self.maybe("optim.decoupled_min_lr", 1e-4, odds=0.3)
+        self.maybe("optim.param_groups", "*.bias wd_mult=1 lr_mult=2", "*norm* lr_mult=0.5", odds=0.1)
+        {"adam": self.adam, "sgd": self.sgd, "lion": self.lion, "muon": self.muon}[name]()
+
+    def adam(self):
+        self.maybe("optim.adam_beta1", 0, 0.5)
+        self.maybe("optim.adam_beta2", 0.95)
+        self.maybe("optim.adam_eps", 1e-5)
+        if self.dtype == "bf16":
+            way = self.one("", "", "remainders", "bf16")
+            if way == "remainders":
+                self.put("optim.store_param_remainders", True)
+            elif way == "bf16":
+                self.put("optim.main_params_dtype", "bf16")
+        if self.dtype != "fp64":
+            self.maybe("optim.exp_avg_dtype", "bf16", "8bit", odds=0.2)
+            self.maybe("optim.exp_avg_sq_dtype", "bf16", "8bit", odds=0.2)
+        self.maybe("optim.optimizer_cpu_offload", "true")
+
+    def sgd(self):
+        self.maybe("optim.sgd_momentum", 0, 0.5)
+        self.maybe("optim.optimizer_cpu_offload", "true")
+
+    def lion(self):
+        self.maybe("optim.lion_beta1", 0.9)
+        self.maybe("optim.lion_beta2", 0.9)
+
+    def muon(self):
+        self.maybe("optim.muon_momentum", 0.9)
+        self.maybe("optim.muon_num_ns_steps", 1, 3)
+        self.maybe("optim.muon_use_nesterov", "true")
+        self.maybe("optim.muon_scale_mode", "unit_rms_norm", "shape_scaling", odds=0.3)
+        self.maybe("optim.muon_extra_scale_factor", 0.2)
+
+    def memory(self):
+        self.maybe("memory.log_memory", "false", odds=0.08)
+        way = self.one("none", "none", "full", "selective")
+        if way == "full":
+            self.put("memory.recompute_granularity", "full")
+            self.put("memory.recompute_method", self.one("uniform", "block"))
+            self.put("memory.recompute_num_layers", 1)
+            cuts = (self.seq * int(self.keys["train.micro_batch_size"]) * self.hidden) % self.tp == 0
+            if self.tp > 1 and not self.sp and cuts:
+                self.maybe("memory.distribute_saved_activations", "true", odds=0.4)
+        elif way == "selective":
+            self.put("memory.recompute_granularity", "selective")
+            names = ["core_attn", "mlp", "layernorm", "activation"]
+            if self.experts:
+                names += ["moe"] + (["moe_act"] if "model.moe_grouped_gemm" not in self.keys else [])
+                if self.keys.get("model.moe_shared_expert_intermediate_size") and "model.moe_shared_expert_overlap" not in self.keys:
+                    names.append("shared_experts")
+            self.put("memory.recompute_modules", ",".join(sorted(self.rng.sample(names, self.rng.randint(1, 2)))))
+        self.maybe("memory.offload_activations", "file", odds=0.08)
+
+    def graphs(self):
+        """Settings under which the same run may be captured: [] where none may."""
+        ways = []
+        padded = "model.moe_pad_expert_input_to_capacity" in self.keys and "model.moe_grouped_gemm" not in self.keys
+        stays = "memory.offload_activations" not in self.keys
+        if (not self.experts or padded) and stays and "optim.optimizer_cpu_offload" not in self.keys:
+            ways.append(("full_iteration", None))
+        whole = self.keys.get("memory.recompute_granularity") == "full"
+        if stays and not whole and self.sharding in ("no_shard", "optim"):
+            parts = ["attn"] if self.experts else [None, "attn", "mlp", "attn,mlp"]
+            ways += [(impl, part) for impl in ("local", "transformer_engine") for part in parts]
+        return ways
+
+
+def draw(rng):
+    """(case, its ways to be captured)"""
+    d = Drawing(rng)
+    d.layout()
+    d.stages()
+    d.model()
+    if d.experts:
+        d.route()
+    d.batches()
+    d.loss()
+    d.precision()
+    d.optim()
+    d.memory()
+    return Case(d.ranks, d.keys), d.graphs()
