@@ -30,6 +30,15 @@ class Places final : public nn::Moments {
   const nn::Blocks& blocks_;
 };
 
+// A schedule that takes turns on chunks wants groups of microbatches.
+config::Config with_more_microbatches(config::Config config, const comm::World& world) {
+  config::Train& train = config.train;
+  train.global_batch_size += config.parallel.virtual_pipeline_model_parallel_size > 1
+                                 ? train.global_batch_size
+                                 : train.micro_batch_size * world.groups().dp.size();
+  return config;
+}
+
 }  // namespace
 
 config::Config graph_check_config(config::Config config) {
@@ -73,11 +82,13 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
     a->graphs = std::make_unique<StepGraphs>(*a, device);
   }
   const at::ScalarType floats = a->dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const auto batches = [&](int64_t step) { return synthetic_batches(config, world, vocab_size, step, floats); };
-  for (int64_t step = 0; step < 1 + options.captures; ++step) {
-    train_step(*a, {batches(2 * step), step + 1, step * config.train.global_batch_size, false, {}});
+  const auto take = [&](const config::Config& of, int64_t step) {
+    const auto batches = [&](int64_t number) { return synthetic_batches(of, world, vocab_size, number, floats); };
+    train_step(*a, {batches(2 * step), step + 1, step * of.train.global_batch_size, false, {}});
     evaluate_step(*a, batches(2 * step + 1));
-  }
+  };
+  const int64_t steps = 1 + options.captures;
+  for (int64_t step = 0; step < steps; ++step) take(config, step);
   GraphCheck check;
   check.calls = device.calls();
   if (parts) {
@@ -86,9 +97,12 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
     check.training = static_cast<size_t>(sizes.training.size.nodes);
     check.evaluation = static_cast<size_t>(sizes.evaluation.size.nodes);
   } else {
-    check.findings = device.findings({0, 0, 1, 0, 1, 1, 0});
     check.training = device.operations().at(0);
     check.evaluation = device.operations().at(1);
+    device.next_form();
+    for (int64_t step = steps; step < steps + options.captures; ++step)
+      take(with_more_microbatches(config, world), step);
+    check.findings = device.findings({0, 0, 1, 0, 1, 1, 0});
   }
   for (const auto& stage : a->stages) stage->unlisten("places of operations");
   return check;

@@ -1,7 +1,7 @@
 // Whether what a run captures can be, found out without a GPU: a few steps of training and of evaluation on synthetic
 // data, captured anew each time (cuda/graph/checked_graphs.h), with the segment and the operator of whatever a replay
 // would get wrong. The parts of layers that the run names (train.cuda_graph_impl: local, transformer_engine), by
-// their first segment; else the whole step (full_iteration).
+// their first segment; else the whole step (full_iteration), with two numbers of microbatches.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct GraphCheck {
 
 struct GraphCheckOptions {
   cuda::CheckedGraphs::Way way = cuda::CheckedGraphs::Way::compared;  // guarded: on one rank
-  int64_t captures = 2;                                               // of each of the two
+  int64_t captures = 2;  // of each of the two, and number of microbatches
 };
 
 // The config for it: the same run without files, on made-up tokens.

@@ -30,24 +30,43 @@ void LossTermNames::agree(const std::vector<nn::LossTerms>& terms, const comm::G
   agreed_ = true;
 }
 
+namespace {
+
+std::vector<std::string> names_of(const nn::LossTerms& terms) {
+  std::vector<std::string> names;
+  for (const nn::LossTerm& term : terms) names.push_back(term.name);
+  return names;
+}
+
+}  // namespace
+
+void LossTermNames::write_numbers(const cuda::Target& target) {
+  std::vector<int64_t> numbers;
+  for (const std::string& name : reported_) {
+    const auto found = std::lower_bound(names_.begin(), names_.end(), name);
+    MPX_ASSERT(found != names_.end() && *found == name, "the loss term ", name,
+               " was not reported in the first step, where the ranks agreed on what there is");
+    numbers.push_back(found - names_.begin());
+  }
+  const at::Tensor host = at::tensor(numbers, at::kLong);
+  on_device_ = at::empty(host.sizes(), at::TensorOptions().dtype(at::kLong).device(target.memory()));
+  cuda::write_from_host(target, on_device_, host);
+}
+
 ReportedTerms LossTermNames::of(const std::vector<nn::LossTerms>& terms, const cuda::Target& target) {
   std::vector<at::Tensor> sums;
-  std::vector<int64_t> places;
-  for (size_t m = 0; m < terms.size(); ++m) {
-    for (const nn::LossTerm& term : terms[m]) {
-      const auto found = std::lower_bound(names_.begin(), names_.end(), term.name);
-      MPX_ASSERT(found != names_.end() && *found == term.name, "the loss term ", term.name,
-                 " was not reported in the first step, where the ranks agreed on what there is");
-      places.insert(places.end(), {found - names_.begin(), static_cast<int64_t>(m)});
-      sums.push_back(term.sum.to(at::kDouble));
-    }
+  for (const nn::LossTerms& of_microbatch : terms) {
+    for (const nn::LossTerm& term : of_microbatch) sums.push_back(term.sum.to(at::kDouble));
   }
   if (sums.empty()) return {};
-  if (places != places_) {
-    const at::Tensor host = at::tensor(places, at::kLong).view({-1, 2});
-    on_device_ = at::empty(host.sizes(), at::TensorOptions().dtype(at::kLong).device(target.memory()));
-    cuda::write_from_host(target, on_device_, host);
-    places_ = std::move(places);
+  if (!on_device_.defined()) {
+    reported_ = names_of(terms.front());
+    write_numbers(target);
+  }
+  for (const nn::LossTerms& of_microbatch : terms) {
+    MPX_ASSERT(names_of(of_microbatch) == reported_, "a microbatch reports ", of_microbatch.size(),
+               " loss terms, or in another order, than the first one of this rank, which reported ",
+               reported_.size());
   }
   return {at::stack(sums), on_device_};
 }

@@ -16,8 +16,8 @@ namespace metroplex::train {
 
 // What the segments of this rank reported in one step, as kernels read it.
 struct ReportedTerms {
-  at::Tensor sums;    // [reported] double
-  at::Tensor places;  // [reported, 2] int64: number of the term, microbatch; in order of microbatches
+  at::Tensor sums;   // [microbatches * each] double, in order of microbatches
+  at::Tensor terms;  // [each] int64: the number of the term
 };
 
 class LossTermNames {
@@ -26,13 +26,17 @@ class LossTermNames {
   void agree(const std::vector<nn::LossTerms>& terms, const comm::Group& world);
   const std::vector<std::string>& names() const { return names_; }  // sorted
   int64_t size() const { return static_cast<int64_t>(names_.size()); }
-  // Undefined tensors where nothing was reported.
+  // Undefined tensors where nothing was reported. What a rank reports, it reports of every microbatch in the same
+  // order: so the numbers are written once, by a step that runs as it is, whatever the number of microbatches.
   ReportedTerms of(const std::vector<nn::LossTerms>& terms, const cuda::Target& target);
 
  private:
+  void write_numbers(const cuda::Target& target);
+
   bool agreed_ = false;
   std::vector<std::string> names_;
-  std::vector<int64_t> places_;  // of the last step
+  // Of one microbatch of this rank, once it has reported.
+  std::vector<std::string> reported_;
   at::Tensor on_device_;
 };
 

@@ -1,7 +1,6 @@
 #include "train/step_body.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "optim/clip.h"
 #include "train/assemble.h"
@@ -42,7 +41,6 @@ struct PartTimers {
 
 void make_loss_factors(Assembly& a, int64_t microbatches) {
   const at::Tensor tokens = a.step_inputs.narrow(0, 1, microbatches);
-  if (!a.loss_factors.defined() || a.loss_factors.numel() != microbatches) a.loss_factors = at::empty_like(tokens);
   const at::Tensor& factors = a.loss_factors;
   const kernels::LossFactorShape shape{microbatches, a.groups().cp.size(), a.config.train.calculate_per_token_loss};
   cuda::launch(a.world->target(), {"loss_factors", {&a.step.tensor(), &tokens}, {&factors}}, kernels::loss_factors,

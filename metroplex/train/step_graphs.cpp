@@ -54,6 +54,8 @@ StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches,
       !a_.variable_lengths, "cuda graph",
       "microbatches differ in length, which the ranks of the pipeline tell each other in every step: a graph has "
       "one length; pad them, or set train.cuda_graph_impl: none");
+  // What a step that ran as it is left under way would be waited for in the graph, or be written under it.
+  a_.families.settle();
   a_.step_inputs = one.step_inputs;
   a_.loss_factors = one.loss_factors;
   write_step_inputs(a_, batches, stop);

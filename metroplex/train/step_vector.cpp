@@ -53,6 +53,8 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   for (size_t m = 0; m < batches.size(); ++m) numbers[1 + m] = batches[m].mask_sum;
   if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
     a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
+  if (!a.loss_factors.defined() || a.loss_factors.numel() != count)
+    a.loss_factors = at::empty({count}, a.step_inputs.options());
   cuda::write_from_host(target, a.step_inputs, host);
 }
 
@@ -68,16 +70,16 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.losses = values_of(losses);
   own.stop = values_of(a.step_inputs);
   own.tokens = own.stop + 1;
-  own.reported = terms.sums.defined() ? terms.sums.numel() : 0;
   own.reports = values_of(terms.sums);
-  own.places = terms.places.defined() ? static_cast<const int64_t*>(terms.places.const_data_ptr()) : nullptr;
+  own.reported = terms.terms.defined() ? terms.terms.numel() : 0;
+  own.terms = terms.terms.defined() ? static_cast<const int64_t*>(terms.terms.const_data_ptr()) : nullptr;
   own.per_token = a.config.train.calculate_per_token_loss;
   own.counts_terms = a.groups().tp.first();
   own.counts_losses = a.last_stage() && own.counts_terms;
   own.counts_tokens = own.counts_losses && a.groups().cp.first();
   const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
   const at::Tensor summed = vector.summed(), kept = vector.own();
-  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &terms.sums, &terms.places}, {&summed, &kept}},
+  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &terms.sums, &terms.terms}, {&summed, &kept}},
                kernels::own_sums, kernels::own_sums_cuda, own, place);
   comm::all_reduce(summed, a.groups().world);
   return vector;

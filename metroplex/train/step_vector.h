@@ -42,7 +42,7 @@ class StepVector {
 };
 
 // Writes Assembly::step_inputs [1 + microbatches] double: whether this rank is asked to stop, and the tokens that
-// count of each microbatch, of the whole sequence.
+// count of each microbatch, of the whole sequence. Makes room for Assembly::loss_factors, ahead of a capture.
 void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
 
 // Losses, tokens and loss terms of a run of the executor, added up over the microbatches of this rank and over the

@@ -71,19 +71,17 @@ void check_copies() {
 void check_sums_and_factors() {
   const int64_t n = 1000;
   const at::Tensor losses = at::arange(n, at::kDouble).sin(), tokens = at::arange(n, at::kDouble).cos().abs() * 9;
-  const at::Tensor stop = at::ones({1}, at::kDouble), places = at::zeros({n, 2}, at::kLong);
-  places.select(1, 0).copy_(at::arange(n, at::kLong).remainder(2));
-  places.select(1, 1).copy_(at::arange(n, at::kLong));
+  const at::Tensor stop = at::ones({1}, at::kDouble), reported = at::ones({1}, at::kLong);
   const StepValues values{.loss_scale = 3};
   const LossFactorShape shape{n, 3, false};
   const auto run = [&](at::Device device, auto&& sums, auto&& factors) {
     const auto there = [&](const at::Tensor& x) { return x.to(device); };
-    const at::Tensor l = there(losses), t = there(tokens), s = there(stop), p = there(places),
+    const at::Tensor l = there(losses), t = there(tokens), s = there(stop), p = there(reported),
                      v = there(tensor_of(&values, sizeof(values)));
     const at::Tensor out = at::zeros({5 + 2 + n}, v.options()), f = at::zeros({n}, v.options());
     auto* const place = at_gpu<StepSums>(out);
     auto* const terms = at_gpu<double>(out) + 5;
-    sums(OwnLosses{n, at_gpu<double>(l), at_gpu<double>(t), at_gpu<double>(s), n, at_gpu<double>(l),
+    sums(OwnLosses{n, at_gpu<double>(l), at_gpu<double>(t), at_gpu<double>(s), 1, at_gpu<double>(l),
                    at_gpu<int64_t>(p), false, true, true, true},
          SumsPlace{place, terms, 2, terms + 2});
     factors(at_gpu<StepValues>(v), at_gpu<double>(t), at_gpu<double>(f));

@@ -119,11 +119,12 @@ struct Sums {
   double terms[2] = {-1, -1}, losses[3] = {-1, -1, -1};
 };
 
-// Three microbatches, two loss terms of which the second is reported twice in a microbatch.
+// Three microbatches, two loss terms of which the second is reported twice in each.
 Sums summed(const std::function<void(OwnLosses&)>& change) {
-  static const double losses[] = {3, 10, 7}, tokens[] = {2, 0.5, 4}, stop = 1, reports[] = {1, 2, 4, 8, 16};
-  static const int64_t places[] = {0, 0, 1, 0, 1, 0, 1, 2, 0, 1};
-  OwnLosses own{3, losses, tokens, &stop, 5, reports, places, false, true, true, true};
+  static const double losses[] = {3, 10, 7}, tokens[] = {2, 0.5, 4}, stop = 1;
+  static const double reports[] = {1, 2, 4, 16, 0, 0, 0, 8, 0};
+  static const int64_t terms[] = {0, 1, 1};
+  OwnLosses own{3, losses, tokens, &stop, 3, reports, terms, false, true, true, true};
   change(own);
   Sums out;
   own_sums(own, {&out.sums, out.terms, 2, out.losses});
@@ -144,6 +145,16 @@ TEST(StepState, OwnSumsAreMeansOfMicrobatchesOrSumsOverTokens) {
   EXPECT_EQ(tokens.sums.loss, 20);
   EXPECT_EQ(tokens.sums.weight, 6.5);
   EXPECT_EQ(tokens.terms[1], 14);
+}
+
+TEST(StepState, ATermThatThereIsNotWritesNowhereAndShows) {
+  for (const int64_t wrong : {int64_t{2}, int64_t{-1}, int64_t{1} << 40}) {
+    const int64_t terms[] = {0, wrong, 1};
+    const Sums sums = summed([&](OwnLosses& own) { own.terms = terms; });
+    EXPECT_TRUE(std::isnan(sums.terms[0])) << wrong;
+    EXPECT_TRUE(std::isnan(sums.terms[1])) << wrong;
+    EXPECT_EQ(sums.losses[0], 3);
+  }
 }
 
 TEST(StepState, WhoHoldsTheSameAsAnotherRankAddsNothingButItsStopAndItsBadLosses) {

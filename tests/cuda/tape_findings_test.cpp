@@ -187,5 +187,22 @@ TEST(TapeFindings, TheReportSaysEachOnce) {
   EXPECT_EQ(report(found), "the host looks at values: aten::item of layer 1: a\nanother shape: aten::mm: c\n");
 }
 
+TEST(TapeFindings, StridesAreComparedWhereAddressAndShapeAreTheSame) {
+  TapeRecorder recorder;
+  const at::Tensor x = at::ones({3, 3}, at::kDouble), y = at::zeros({3, 3}, at::kDouble);
+  const auto recorded = [&](const at::Tensor& from) {
+    return test::record_tape(recorder, [&] {
+      at::Tensor to = y;
+      at::sin_out(to, from);
+    });
+  };
+  const test::RecordedTape first = recorded(x), second = recorded(x.t()), again = recorded(x);
+  EXPECT_EQ(report(compare(first.recording(), again.recording())), "");
+  const std::vector<Finding> found = compare(first.recording(), second.recording());
+  ASSERT_EQ(found.size(), 1u) << report(found);
+  EXPECT_EQ(found[0].kind, FindingKind::other_shape);
+  EXPECT_NE(found[0].text.find("strides [1, 3]"), std::string::npos) << found[0].text;
+}
+
 }  // namespace
 }  // namespace metroplex::cuda::tape_findings_test

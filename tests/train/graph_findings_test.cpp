@@ -53,6 +53,19 @@ TEST(GraphFindings, PartsOfLayersHaveNone) {
   }
 }
 
+// Captures of 8 microbatches go well: three steps of training and of evaluation.
+TEST(GraphFindings, WhatTheHostWritesWhenTheNumberOfMicrobatchesChangesIsFound) {
+  int64_t forwards = 0;
+  at::Tensor table = at::zeros({1}, at::kDouble);
+  const test::Fault writes = [&](const at::Tensor& x) {
+    if (++forwards == 3 * (8 + 8) + 1) table.copy_(at::ones({1}, at::kDouble));
+    return x.add(table);
+  };
+  const train::GraphCheck found = check(test::cut(test::small_gpt(), {}), Way::compared, test::with_fault(writes));
+  EXPECT_GT(forwards, 3 * (8 + 8) + 1);
+  EXPECT_NE(cuda::report(found.findings).find("planted"), std::string::npos) << cuda::report(found.findings);
+}
+
 train::GraphCheck planted(const test::Fault& fault, Way way = Way::compared) {
   return check(test::cut(test::small_gpt(), {}), way, test::with_fault(fault));
 }

@@ -122,6 +122,72 @@ TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
   EXPECT_EQ(trained(with_graphs(config)), trained(config));
 }
 
+config::Config experts_with_terms() {
+  config::Config config = config::parse(
+      "model: {family: gpt, num_layers: 2, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, num_moe_experts: 4, moe_router_topk: 2,"
+      " moe_expert_capacity_factor: 2.0, moe_pad_expert_input_to_capacity: true,"
+      " moe_router_load_balancing_type: \"aux_loss,seq_aux_loss\", moe_aux_loss_coeff: \"0.02,0.01\","
+      " moe_z_loss_coeff: 0.001}\n");
+  const config::Config base = test::small_gpt();
+  config.train = base.train;
+  config.optim = base.optim;
+  config.precision = base.precision;
+  config.data = base.data;
+  return config;
+}
+
+// As a batch size that is ramped up.
+TEST(StepGraphs, LossTermsOfAGrowingBatchAreThoseOfStepsWithoutGraphs) {
+  const config::Config config = test::cut(experts_with_terms(), {});
+  const auto trained = [&](const config::Config& how) {
+    std::vector<std::map<std::string, double>> told;
+    test::run_cut(how, {}, [&](const comm::World& world) {
+      const auto a = train::assemble(how, world, test::kVocab);
+      int64_t samples = 0;
+      for (int64_t step = 0; step < 16; ++step) {
+        std::vector<nn::Microbatch> batches = test::batches_of(*a, step);
+        batches.resize(static_cast<size_t>(2 + step / 4 * 2));
+        const train::StepOutcome outcome = train::train_step(*a, {batches, step + 1, samples, false, {}});
+        told.push_back(outcome.terms);
+        told.back()["loss"] = outcome.loss;
+        samples += static_cast<int64_t>(batches.size());
+      }
+      EXPECT_EQ(a->graphs != nullptr, how.train.captures_iteration());
+    });
+    return told;
+  };
+  const auto graphs = trained(with_graphs(config)), eager = trained(config);
+  EXPECT_GE(eager.front().size(), 4u);
+  EXPECT_EQ(graphs, eager);
+}
+
+// What that step leaves under way, gathers of ZeRO, is no part of the graph.
+TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
+  const TestLayout layout{1, 1, 1, 2, false};
+  for (const char* sharding : {"optim", "optim_grads", "optim_grads_params"}) {
+    config::Config config = test::small_gpt();
+    config.parallel.data_parallel_sharding_strategy = sharding;
+    config.parallel.overlap_param_gather = true;
+    config = with_graphs(test::cut(config, layout));
+    config.train.cuda_graph_warmup_steps = 1;
+    int64_t operations[2] = {0, 0};
+    for (const bool between : {false, true}) {
+      test::run_cut(config, layout, [&](const comm::World& world) {
+        const auto a = train::assemble(config, world, test::kVocab);
+        test::step_at(*a, 0);
+        train::StepInput input{test::batches_of(*a, 1), 2, config.train.global_batch_size, false, {}};
+        input.as_it_is = true;
+        if (between) train::train_step(*a, input);
+        test::step_at(*a, 2);
+        if (world.rank() == 0) operations[between ? 1 : 0] = a->graphs->sizes().training.nodes;
+      });
+    }
+    EXPECT_GT(operations[0], 100) << sharding;
+    EXPECT_EQ(operations[1], operations[0]) << sharding;
+  }
+}
+
 TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
   const TestLayout layout{1, 2, 2, 1, false};
   for (const int64_t microbatches : {4, 8}) {

@@ -41,7 +41,7 @@ class CheckedGraphs::OneGraph final : public Graph {
   }
   void end() override {
     const std::shared_ptr<TapePool> from = pool();
-    captures().all.push_back({from, device_.arena_ ? device_.arena_->end() : device_.recorder_.end()});
+    captures().all.push_back({from, device_.arena_ ? device_.arena_->end() : device_.recorder_.end(), device_.form_});
   }
   void abandon() noexcept override {
     if (device_.arena_) device_.arena_->abandon();
@@ -89,7 +89,8 @@ std::vector<Finding> CheckedGraphs::findings(std::vector<size_t> replays) const 
                                      [&](const auto& other) { return other->pool == graph->pool; }) == 1;
     for (const Captured& capture : graph->all) {
       add(check_tape({capture.tape, *capture.pool}, alone));
-      const Captured& first = graph->all.front();
+      const Captured& first = *std::find_if(graph->all.begin(), graph->all.end(),
+                                            [&](const Captured& other) { return other.form == capture.form; });
       if (&capture != &first && !arena_) add(compare({first.tape, *first.pool}, {capture.tape, *capture.pool}));
     }
   }

@@ -14,7 +14,7 @@ namespace metroplex::cuda {
 
 class CheckedGraphs final : public GraphDevice {
  public:
-  // compared: every capture is compared with the first of its graph. guarded: they run in a closed arena
+  // compared: every capture is compared with the first of its graph (and form). guarded: they run in a closed arena
   // (guarded_arena.h), one such device at a time, for one rank.
   enum class Way { compared, guarded };
   explicit CheckedGraphs(Way way);
@@ -28,6 +28,8 @@ class CheckedGraphs final : public GraphDevice {
   TapeRecorder* recorder() override { return &recorder_; }
   void run_aside(const std::function<void()>& work) override { work(); }
 
+  // What is captured from here on has another form, of other inputs, and is compared among itself.
+  void next_form() { ++form_; }
   // Of all captures so far. `replays`: in which order the graphs, counted as they were made, will be replayed; where
   // it is empty, as they were captured, again and again.
   std::vector<Finding> findings(std::vector<size_t> replays = {}) const;
@@ -44,6 +46,7 @@ class CheckedGraphs final : public GraphDevice {
   struct Captured {
     std::shared_ptr<TapePool> pool;
     Tape tape;
+    size_t form;
   };
   struct Captures {  // of one graph
     std::shared_ptr<Pool> pool;
@@ -56,6 +59,7 @@ class CheckedGraphs final : public GraphDevice {
   std::unique_ptr<GuardedArena> arena_;
   std::vector<std::unique_ptr<Captures>> graphs_;
   std::vector<size_t> order_;  // graphs by their first capture
+  size_t form_ = 0;
 };
 
 }  // namespace metroplex::cuda

@@ -1,16 +1,14 @@
 #include "cuda/graph/guarded_arena.h"
 
-#include <cxxabi.h>
-#include <dlfcn.h>
+#include <ATen/Parallel.h>
 #include <execinfo.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <algorithm>
-#include <cstdlib>
-#include <sstream>
+#include <atomic>
 
 #include "base/error.h"
 
@@ -18,7 +16,7 @@ namespace metroplex::cuda {
 namespace {
 
 std::atomic<GuardedArena*> guarded = nullptr;  // a signal handler can reach nothing else
-std::atomic_flag handling = ATOMIC_FLAG_INIT;  // threads of one operation fault at once
+std::atomic<pthread_t> handling = 0;           // 0: nobody
 
 size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -30,40 +28,27 @@ MemoryFault fault_of(const siginfo_t* info, const void* context) {
   const greg_t* registers = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs;
   fault.writes = (registers[REG_ERR] & kWrite) != 0;
   fault.instruction = reinterpret_cast<void*>(registers[REG_RIP]);
+  fault.stack = reinterpret_cast<void*>(registers[REG_RSP]);
 #else
   (void)context;
 #endif
   return fault;
 }
 
-// Whoever called the instruction, and it.
-std::vector<void*> callers_of(const void* instruction) {
-  constexpr int kFrames = 32;
-  void* frames[kFrames];
-  const int count = backtrace(frames, kFrames);
-  void** begin = std::find(frames, frames + count, instruction);
-  return std::vector<void*>(begin, frames + count);
-}
-
-std::string hex(uintptr_t number) {
-  std::ostringstream text;
-  text << "0x" << std::hex << number;
-  return text.str();
-}
-
-std::string caller(void* frame) {
-  Dl_info info{};
-  if (dladdr(frame, &info) == 0) return hex(reinterpret_cast<uintptr_t>(frame));
-  if (info.dli_sname != nullptr) {
-    int status = 0;
-    const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status),
-                                                      &std::free);
-    const std::string text = status == 0 ? name.get() : info.dli_sname;
-    return text.substr(0, text.find('('));
+// The instruction, and whoever called it where the frames can be read: they are looked for from the stack pointer on.
+void put_callers(const MemoryFault& fault, bool on_stack, Access& access) {
+  access.depth = 1;
+  access.frames[0] = fault.instruction;
+  if (!on_stack) return;
+  void** begin = access.frames.data();
+  const int count = backtrace(begin, Access::kFrames);
+  void** found = std::find(begin, begin + count, fault.instruction);
+  if (found != begin + count) {
+    std::copy(found, begin + count, begin);
+    access.depth = static_cast<int>(begin + count - found);
+  } else {
+    access.frames[0] = fault.instruction;
   }
-  const std::string file = info.dli_fname;
-  return file.substr(file.rfind('/') + 1) + "+" +
-         hex(reinterpret_cast<uintptr_t>(frame) - reinterpret_cast<uintptr_t>(info.dli_fbase));
 }
 
 }  // namespace
@@ -81,12 +66,14 @@ void GuardedArena::begin() {
   GuardedArena* none = nullptr;
   MPX_ASSERT(guarded.compare_exchange_strong(none, this), "one guarded arena records at a time");
   recorder_.begin(inside(), /*strict=*/false);
+  threads_ = at::get_num_threads();
+  at::set_num_threads(1);
+  stack_.emplace();
   struct sigaction action {};
   action.sa_sigaction = &GuardedArena::on_fault;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &previous_);
   for (int p = 0; p < 2; ++p) known_[p] = pools_[p]->allocations();
-  touched_.clear();
   last_ = "the start";
   protect_all(PROT_NONE);
 }
@@ -114,14 +101,20 @@ Tape GuardedArena::record(const std::function<void()>& work) {
 
 void GuardedArena::leave() noexcept {
   protect_all(PROT_READ | PROT_WRITE);
-  open_.clear();
+  opened_ = 0;
   sigaction(SIGSEGV, &previous_, nullptr);
+  stack_.reset();
+  at::set_num_threads(threads_);
   guarded = nullptr;
 }
 
 void GuardedArena::before(const TapeOperation& operation) {
   close_again();
   for (int p = 0; p < 2; ++p) before_[p] = pools_[p]->allocations();
+  named_.clear();
+  for (const auto* tensors : {&operation.reads, &operation.writes}) {
+    for (const at::Tensor& x : *tensors) named_.push_back(span_of(x));
+  }
   running_ = &operation;
 }
 
@@ -138,77 +131,75 @@ void GuardedArena::protect_all(int protection) {
 
 void GuardedArena::allow(const Pages& pages) {
   mprotect(pages.begin, pages.bytes, PROT_READ | PROT_WRITE);
-  open_.push_back(pages);
+  if (opened_ < kOpen) open_[opened_] = pages;
+  ++opened_;
 }
 
 void GuardedArena::close_again() {
   if (guarded != this) return;
-  for (const Pages& pages : open_) mprotect(pages.begin, pages.bytes, PROT_NONE);
-  open_.clear();
+  if (opened_ > kOpen) protect_all(PROT_NONE);
+  else
+    for (size_t i = 0; i < opened_; ++i) mprotect(open_[i].begin, open_[i].bytes, PROT_NONE);
+  opened_ = 0;
 }
 
-// What is not ours goes to whoever had the signal before, when the access is tried again.
+// What is not ours goes to whoever had the signal before, when the access is tried again; a fault of the handler
+// itself to nobody.
 void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
   GuardedArena* arena = guarded;
-  while (handling.test_and_set(std::memory_order_acquire)) {}
+  const pthread_t self = pthread_self();
+  if (handling == self) {
+    std::signal(SIGSEGV, SIG_DFL);
+    return;
+  }
+  for (pthread_t nobody = 0; !handling.compare_exchange_weak(nobody, self); nobody = 0) {}
   const bool ours = arena != nullptr && arena->opened(fault_of(info, context));
   if (!ours && arena != nullptr) sigaction(SIGSEGV, &arena->previous_, nullptr);
-  handling.clear(std::memory_order_release);
+  handling = 0;
 }
 
 // Of libtorch's operators nobody has to tell what they touch: it is their arguments.
-bool GuardedArena::names(const TapeOperation& operation, const TapePool::Place& block) {
-  if (operation.reads.empty() && operation.writes.empty()) return true;
+bool GuardedArena::names(const TapePool::Place& block) const {
+  if (named_.empty()) return true;
   const auto begin = reinterpret_cast<uintptr_t>(block.begin);
-  for (const auto* tensors : {&operation.reads, &operation.writes}) {
-    for (const at::Tensor& x : *tensors) {
-      if (span_of(x).overlaps({begin, begin + block.bytes})) return true;
-    }
-  }
-  return false;
+  return std::any_of(named_.begin(), named_.end(), [&](const TapeSpan& span) {
+    return span.overlaps({begin, begin + block.bytes});
+  });
 }
 
-// A fault comes at a load or store of ours, so no lock of the allocator's or the pool's is held.
+// In the handler, as all below. The faulting load or store is no allocator's and no pool's, so their locks are held
+// by others at most, who go on; nothing here allocates.
 bool GuardedArena::opened(const MemoryFault& fault) {
   void* address = fault.address;
-  const int p = pools_[0]->holds(address) ? 0 : 1;
-  if (!pools_[p]->holds(address)) return false;
-  const auto block = pools_[p]->place_of(address);
+  TapePool& pool = pools_[0]->holds(address) ? *pools_[0] : *pools_[1];
+  if (!pool.holds(address)) return false;
+  const int p = &pool == pools_[0].get() ? 0 : 1;
+  const auto block = pool.place_of(address);
   if (!block) {
     const auto page = reinterpret_cast<uintptr_t>(address) & ~(page_size() - 1);
     allow({reinterpret_cast<void*>(page), page_size()});
   } else {
     allow({block->begin, block->bytes});
   }
-  const int64_t number = block ? block->number : -1;
-  const auto note = [&](FindingKind kind, const std::string& operation) {
-    accesses_.push_back({kind, fault.writes, !block, reinterpret_cast<uintptr_t>(address), operation,
-                         recorder_.place(), callers_of(fault.instruction)});
-  };
   if (running_ != nullptr) {
-    touched_.emplace(p, number);
-    if (block && number < before_[p] && !names(*running_, *block)) note(FindingKind::undeclared, running_->name);
-    return true;
+    pool.mark_touched(address);
+    if (block && block->number < before_[p] && !names(*block)) note(fault, FindingKind::undeclared, false);
+  } else if (!block || block->number < known_[p] || block->touched) {
+    note(fault, FindingKind::host_access, !block);
   }
-  if (block && number >= known_[p] && !touched_.contains({p, number})) return true;
-  note(FindingKind::host_access, last_);
   return true;
 }
 
-std::vector<Finding> GuardedArena::findings() const {
-  constexpr size_t kShown = 6;
-  std::vector<Finding> found;
-  for (const Access& access : accesses_) {
-    std::string callers;
-    for (size_t f = 0; f < std::min(kShown, access.frames.size()); ++f)
-      callers += (f > 0 ? " < " : "") + caller(access.frames[f]);
-    const bool host = access.kind == FindingKind::host_access;
-    found.push_back({access.kind, access.operation, access.place,
-                     base::concat(host ? "behind this operation the host " : "it ",
-                                  access.writes ? "writes" : "reads", " through a pointer at ", hex(access.address),
-                                  access.given_back ? ", which has been given back" : "", "; in ", callers)});
-  }
-  return found;
+void GuardedArena::note(const MemoryFault& fault, FindingKind kind, bool given_back) {
+  Access* access = log_.add();
+  if (access == nullptr) return;
+  access->kind = kind;
+  access->writes = fault.writes;
+  access->given_back = given_back;
+  access->address = reinterpret_cast<uintptr_t>(fault.address);
+  access->operation.set(running_ != nullptr ? running_->name : last_);
+  access->place.set(recorder_.place());
+  put_callers(fault, stack_->on_thread(fault.stack), *access);
 }
 
 }  // namespace metroplex::cuda

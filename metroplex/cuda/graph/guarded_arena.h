@@ -3,14 +3,17 @@
 // would be a wait, or a crash. One at a time in a process, for one rank: others' threads would be seen too.
 #pragma once
 
+#include <array>
 #include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cuda/graph/access_log.h"
+#include "cuda/graph/signal_stack.h"
 #include "cuda/graph/tape_findings.h"
 #include "cuda/graph/tape_recorder.h"
 
@@ -20,7 +23,7 @@ namespace metroplex::cuda {
 struct MemoryFault {
   void* address;
   bool writes = false;
-  void* instruction = nullptr;
+  void *instruction = nullptr, *stack = nullptr;
 };
 
 class GuardedArena final : private OperationWatch {
@@ -45,27 +48,22 @@ class GuardedArena final : private OperationWatch {
   Tape record(const std::function<void()>& work);
 
   // host_access, at the operation that was the last one before it; undeclared, of a kernel that touches memory which
-  // its launch names neither as read nor as written. The text has the callers' names, as far as the dynamic linker
-  // knows them (of a program's own functions: their offsets in it, for addr2line).
-  std::vector<Finding> findings() const;
+  // its launch names neither as read nor as written. With their callers (access_log.h), but where the stack pointer
+  // was no stack's.
+  std::vector<Finding> findings() const { return log_.findings(); }
 
  private:
-  struct Access {
-    FindingKind kind;
-    bool writes, given_back;
-    uintptr_t address;
-    std::string operation, place;
-    std::vector<void*> frames;
-  };
   struct Pages {
     void* begin;
     size_t bytes;
   };
+  static constexpr size_t kOpen = 512;  // blocks that one operation opens; beyond, all are closed again
   static void on_fault(int signal, siginfo_t* info, void* context);
   void before(const TapeOperation& operation) override;
   void after(const TapeOperation& operation) override;
   bool opened(const MemoryFault& fault);  // whether it was ours
-  static bool names(const TapeOperation& operation, const TapePool::Place& block);
+  void note(const MemoryFault& fault, FindingKind kind, bool given_back);
+  bool names(const TapePool::Place& block) const;
   void allow(const Pages& pages);
   void close_again();
   void leave() noexcept;
@@ -73,14 +71,17 @@ class GuardedArena final : private OperationWatch {
 
   TapeRecorder& recorder_;
   std::shared_ptr<TapePool> pools_[2];
+  std::optional<SignalStack> stack_;
   struct sigaction previous_ {};
+  int threads_ = 0;  // before
   const TapeOperation* running_ = nullptr;
+  std::vector<TapeSpan> named_;  // what it reads and writes
   std::string last_;
-  int64_t before_[2] = {0, 0};                 // the operation: allocations
-  int64_t known_[2] = {0, 0};                  // allocations before the recording
-  std::set<std::pair<int, int64_t>> touched_;  // by operations: pool, number
-  std::vector<Pages> open_;
-  std::vector<Access> accesses_;
+  int64_t before_[2] = {0, 0};  // the operation: allocations
+  int64_t known_[2] = {0, 0};   // allocations before the recording
+  std::array<Pages, kOpen> open_;
+  size_t opened_ = 0;  // more than kOpen: not all are in open_
+  AccessLog log_;
 };
 
 }  // namespace metroplex::cuda

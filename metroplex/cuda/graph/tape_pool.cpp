@@ -71,7 +71,7 @@ size_t TapePool::release(void* pointer) {
   const auto offset = static_cast<size_t>(static_cast<char*>(pointer) - base_);
   const auto block = used_.find(offset);
   MPX_ASSERT(block != used_.end(), "a pool gets back what it did not give");
-  const auto [size, asked, number, written] = block->second;
+  const size_t size = block->second.rounded, asked = block->second.asked;
   bytes_.live -= static_cast<int64_t>(asked);
   used_.erase(block);
   add_free(offset, size);
@@ -124,7 +124,7 @@ std::optional<TapePool::Place> TapePool::place_of(const void* pointer) const {
   const std::lock_guard lock(mutex_);
   const auto block = block_at(pointer);
   if (block == used_.end()) return std::nullopt;
-  return Place{base_ + block->first, block->second.rounded, block->second.number};
+  return Place{base_ + block->first, block->second.rounded, block->second.number, block->second.touched};
 }
 
 int64_t TapePool::allocations() const {
@@ -136,6 +136,12 @@ void TapePool::mark_written(const void* pointer) {
   const std::lock_guard lock(mutex_);
   const auto block = block_at(pointer);
   if (block != used_.end()) used_[block->first].written = true;
+}
+
+void TapePool::mark_touched(const void* pointer) {
+  const std::lock_guard lock(mutex_);
+  const auto block = block_at(pointer);
+  if (block != used_.end()) used_.find(block->first)->second.touched = true;
 }
 
 bool TapePool::written(const void* pointer) const {

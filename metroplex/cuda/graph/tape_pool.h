@@ -38,6 +38,7 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
     void* begin;
     size_t bytes;  // rounded
     int64_t number;
+    bool touched;  // mark_touched
   };
   std::optional<Place> place_of(const void* pointer) const;
 
@@ -49,12 +50,14 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   // Whether an operation has written to what allocate() gave; whichever graph of the pool it is on.
   void mark_written(const void* pointer);
   bool written(const void* pointer) const;
+  // By an operation that was seen to load or store there. Like place_of() it allocates nothing.
+  void mark_touched(const void* pointer);
 
  private:
   struct Block {
     size_t rounded, asked;
     int64_t number;
-    bool written = false;
+    bool written = false, touched = false;
   };
   size_t rounded(size_t bytes) const;
   void add_free(size_t offset, size_t size);

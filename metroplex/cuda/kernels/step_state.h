@@ -83,9 +83,9 @@ struct OwnLosses {
   const double* losses = nullptr;  // [microbatches]; null on other than the last stage
   const double* tokens = nullptr;  // [microbatches], of whole sequences
   const double* stop = nullptr;
-  int64_t reported = 0;             // loss terms of all microbatches
-  const double* reports = nullptr;  // [reported]
-  const int64_t* places = nullptr;  // [reported, 2]: which of the terms, which microbatch
+  int64_t reported = 0;             // loss terms of each microbatch
+  const double* reports = nullptr;  // [microbatches, reported]
+  const int64_t* terms = nullptr;   // [reported]: which they are; one that there is not makes them all NaN
   bool per_token = false;
   bool counts_losses = false, counts_tokens = false, counts_terms = false;
 };

@@ -17,6 +17,19 @@ constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const 
   return loss_scale * (s.per_token ? 1.0 : mean);
 }
 
+// Indices that are read from the device are held to what there is.
+constexpr MPX_INLINE void add_terms(const OwnLosses& own, const SumsPlace& place) {
+  for (int64_t i = 0; i < own.reported; ++i) {
+    if (own.terms[i] >= 0 && own.terms[i] < place.num_terms) continue;
+    for (int64_t t = 0; t < place.num_terms; ++t) place.terms[t] = __builtin_nan("");
+    return;
+  }
+  for (int64_t m = 0; m < own.microbatches; ++m) {
+    for (int64_t i = 0; i < own.reported; ++i)
+      place.terms[own.terms[i]] += mean_of(own.reports[m * own.reported + i], own.tokens[m], own.per_token);
+  }
+}
+
 // In order of microbatches.
 constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) {
   StepSums sums;
@@ -32,8 +45,7 @@ constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) 
   }
   *place.sums = sums;
   for (int64_t t = 0; t < place.num_terms; ++t) place.terms[t] = 0;
-  for (int64_t i = 0; own.counts_terms && i < own.reported; ++i)
-    place.terms[own.places[2 * i]] += mean_of(own.reports[i], own.tokens[own.places[2 * i + 1]], own.per_token);
+  if (own.counts_terms) add_terms(own, place);
 }
 
 // In float32, so that histories repeat bit for bit (Megatron-LM, core/optimizer/grad_scaler.py).
