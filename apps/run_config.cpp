@@ -22,6 +22,8 @@ class Words {
   bool done() const { return at_ == words_.size(); }
   const std::string& peek() const { return words_[at_]; }
   std::string next() { return words_[at_++]; }
+  size_t& at() { return at_; }
+  const std::vector<std::string>& all() const { return words_; }
   // Value of the option just read: after its '=', or the next word.
   std::string value(const std::string& option) {
     const size_t equals = option.find('=');
@@ -64,6 +66,8 @@ std::string joined(const std::vector<std::string>& words) {
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
 
 constexpr const char* kIgnore = "--ignore-unknown-flags";
+// Between our own processes: PATH, the number of ARGUMENTS, and the words of megatron::to_words.
+constexpr const char* kScriptRead = "--launch-script-read";
 
 // `strict`: flags of the command line itself, where nothing is passed over without being told to.
 void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArguments& out, bool strict,
@@ -88,16 +92,8 @@ bool is_yaml(const std::string& word) {
   return word.size() > 5 && (word.ends_with(".yaml") || word.ends_with(".yml"));
 }
 
-// --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: what stands behind the file is the script's own.
-void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out, bool ignore) {
-  std::vector<std::string> arguments;
-  while (!words.done() && !is_option(words.peek()) && !is_yaml(words.peek()) && words.peek() != "--")
-    arguments.push_back(words.next());
-  if (!words.done() && words.peek() == "--") {
-    for (words.next(); !words.done();) arguments.push_back(words.next());
-  }
-  const megatron::LaunchScript script = megatron::read_launch_script(path, arguments);
-  const auto given = static_cast<int64_t>(arguments.size());
+void take_script(config::Draft& draft, const std::string& path, const megatron::LaunchScript& script, int64_t given,
+                 RunArguments& out, bool ignore) {
   try {
     for (size_t i = 0; i < script.flags.size(); ++i) {
       MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
@@ -122,6 +118,27 @@ void add_script(config::Draft& draft, const std::string& path, Words& words, Run
     out.notes.push_back(path + " goes to " + script.folder + " before it starts; relative paths are taken from here");
 }
 
+// --from-megatron-args FILE [ARGUMENT ...] [-- ARGUMENT ...]: what stands behind the file is the script's own.
+void add_script(config::Draft& draft, const std::string& path, Words& words, RunArguments& out, bool ignore) {
+  std::vector<std::string> arguments;
+  while (!words.done() && !is_option(words.peek()) && !is_yaml(words.peek()) && words.peek() != "--")
+    arguments.push_back(words.next());
+  if (!words.done() && words.peek() == "--") {
+    for (words.next(); !words.done();) arguments.push_back(words.next());
+  }
+  const megatron::LaunchScript script = megatron::read_launch_script(path, arguments);
+  out.arguments.insert(out.arguments.end(), {kScriptRead, path, std::to_string(arguments.size())});
+  const std::vector<std::string> said = megatron::to_words(script);
+  out.arguments.insert(out.arguments.end(), said.begin(), said.end());
+  take_script(draft, path, script, static_cast<int64_t>(arguments.size()), out, ignore);
+}
+
+void add_read_script(config::Draft& draft, Words& words, RunArguments& out, bool ignore) {
+  const std::string path = words.value(kScriptRead), given = words.value(kScriptRead);
+  const megatron::LaunchScript script = megatron::from_words(words.all(), words.at());
+  take_script(draft, path, script, std::atoll(given.c_str()), out, ignore);
+}
+
 }  // namespace
 
 RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
@@ -135,9 +152,18 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   const bool ignore = std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end();
   std::vector<std::string> overrides, flags, allowed;
   Words words(arguments);
-  while (!words.done()) {
+  size_t begin = 0;
+  const auto keep = [&] {  // the words since, as they stand
+    out.arguments.insert(out.arguments.end(), arguments.begin() + static_cast<std::ptrdiff_t>(begin),
+                         arguments.begin() + static_cast<std::ptrdiff_t>(words.at()));
+  };
+  for (; !words.done(); begin = words.at()) {
     const std::string word = words.next();
     const std::string name = name_of(word);
+    if (name == "--from-megatron-args") {
+      add_script(draft, words.value(word), words, out, ignore);
+      continue;
+    }
     const auto own =
         std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
     if (own != own_flags.end() && own->given != nullptr) {
@@ -151,15 +177,15 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace" || name == kIgnore) {
-      continue;  // program.cpp's: errors with a stack trace; looked for above
+      // program.cpp's: errors with a stack trace; looked for above
     } else if (name == "--nproc" || name == "--nproc-per-node" || name == "--nproc_per_node") {
       overrides.push_back("run.nproc=" + words.value(word));
     } else if (name == "--backend") {
       overrides.push_back("run.backend=" + words.value(word));
     } else if (name == "--config") {
       draft.merge_file(words.value(word));
-    } else if (name == "--from-megatron-args") {
-      add_script(draft, words.value(word), words, out, ignore);
+    } else if (word == kScriptRead) {
+      add_read_script(draft, words, out, ignore);
     } else if (name == "--checkpoint.allow") {
       allowed.push_back(words.value(word));
       while (!words.done() && is_key(words.peek())) allowed.push_back(words.next());
@@ -171,6 +197,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     } else {
       draft.merge_file(word);
     }
+    keep();
   }
   if (!flags.empty())
     add_megatron(draft, megatron::parse_arguments(flags, megatron::Form::kSingleFlags), out, true, ignore);

@@ -16,6 +16,9 @@ struct RunArguments {
   std::string help_topic;
   std::vector<std::string> notes;  // what was read but does nothing, for the log
   int64_t script_ranks = 0;        // what the launch script's own launcher would start; 0: nothing said
+  // The same command line with what launch scripts said in their place, for the processes of the run: a script is
+  // read once.
+  std::vector<std::string> arguments;
 };
 
 // `own_flags` are options of the command itself with one value each ("--prompt"), or without one ("--json"); they are

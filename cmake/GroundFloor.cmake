@@ -7,10 +7,11 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 
 metroplex_room(base)
 metroplex_room(config LINKS metroplex_base yaml-cpp nlohmann_json::nlohmann_json)
-metroplex_room(megatron LINKS metroplex_base metroplex_config)
+metroplex_room(megatron LINKS metroplex_base metroplex_config PkgConfig::SECCOMP)
 metroplex_room(files LINKS metroplex_base nlohmann_json::nlohmann_json PkgConfig::XXHASH)
 metroplex_room(text LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json PkgConfig::PCRE2
   PkgConfig::SENTENCEPIECE PkgConfig::UTF8PROC)

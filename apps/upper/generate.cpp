@@ -86,7 +86,7 @@ int run_generate(const std::vector<std::string>& arguments) {
   const SavedRun saved = open_saved_run(asked.load, asked.ckpt_step);
   prompts.clear();
   prompt_files.clear();
-  const RunArguments parsed = parse_run_arguments(arguments, flags, saved.config_yaml);
+  const RunArguments parsed = parse_run_arguments(first.arguments, flags, saved.config_yaml);
   config::Config config = generation_config(parsed, saved.directory);
   config.checkpoint.allow = asked.allow;
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
@@ -113,7 +113,7 @@ int run_generate(const std::vector<std::string>& arguments) {
   if (tokenizer->eod()) options.stop_token = *tokenizer->eod();
 
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
-  return launch_ranks(config, command_line("generate", arguments), [&](const comm::World& world) {
+  return launch_ranks(config, command_line("generate", parsed.arguments), [&](const comm::World& world) {
     const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
     assembly->tokenizer = files;
     const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory);

@@ -29,7 +29,7 @@ constexpr const char* kTrainUsage =
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
-script with its arguments: bash runs it, but starts no program and overwrites no file (docs/config.md).
+script with its arguments: bash tries it, behind a filter that lets it start and write nothing (docs/config.md).
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml
@@ -90,7 +90,7 @@ int run_train(const std::vector<std::string>& arguments) {
   std::once_flag starts;
   train::RunSummary summary;  // of rank 0
   std::mutex mutex;
-  const int code = launch_ranks(config, command_line("train", arguments), [&](const comm::World& world) {
+  const int code = launch_ranks(config, command_line("train", parsed.arguments), [&](const comm::World& world) {
     std::call_once(starts, [&] { stop.emplace(); });
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
@@ -125,7 +125,7 @@ int run_eval(const std::vector<std::string>& arguments) {
   MPX_CHECK(!from.load.empty(), "config",
             "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate; metroplex eval --help");
   const SavedRun saved = open_saved_run(from.load, from.ckpt_step);
-  const RunArguments parsed = parse_run_arguments(arguments, {}, saved.config_yaml);
+  const RunArguments parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
   config::Config config = parsed.config;
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
   config.checkpoint.load = from.load;
@@ -138,7 +138,7 @@ int run_eval(const std::vector<std::string>& arguments) {
   const train::TokenizerFacts tokenizer = tokenizer_facts(config);
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   ConsoleLog log(false);
-  return launch_ranks(config, command_line("eval", arguments), [&](const comm::World& world) {
+  return launch_ranks(config, command_line("eval", parsed.arguments), [&](const comm::World& world) {
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
     }

@@ -85,15 +85,25 @@ class Parser {
     const FlagRow* row = find_row(flag);
     if (row == nullptr) {
       while (is_value(at_)) values.push_back(tokens_[at_++]);
-      const bool fixed = values.size() == 1 && is_fixed(flag, values[0]);
-      std::string all = flag;
-      for (const auto& value : values) all += " " + value;
-      if (fixed) all += ": it is always so";
-      (fixed ? out_.without_effect : defines_the_model(flag) ? out_.defining : out_.not_known_yet).push_back(all);
+      unknown(flag, values);
       return;
     }
     take_values(*row, values);
     apply(*row, values);
+  }
+
+  void unknown(const std::string& flag, const std::vector<std::string>& values) {
+    std::string all = flag;
+    for (const auto& value : values) all += " " + value;
+    if (values.size() == 1 && is_fixed(flag, values[0]))
+      return out_.without_effect.push_back(all + ": it is always so");
+    const auto& fixed = fixed_flags();
+    const bool known = std::any_of(fixed.begin(), fixed.end(), [&](const auto& pair) { return flag == pair.first; });
+    const std::string slip = known ? "" : nearest_flag(flag, false),
+                      near = known || !slip.empty() || whole_ ? slip : nearest_flag(flag, true);
+    if (!near.empty()) all += " (the nearest known is " + near + ")";
+    const bool learned = defines_the_model(flag) || (!slip.empty() && decides_what_is_learned(slip));
+    (learned ? out_.defining : out_.not_known_yet).push_back(all);
   }
 
   static bool is_fixed(const std::string& flag, const std::string& value) {

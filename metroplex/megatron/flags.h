@@ -25,6 +25,10 @@ Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Fo
 // Whether a flag that is not known decides what is computed or learned (--moe-latent-size, --use-rope-scaling), by
 // name.
 bool defines_the_model(const std::string& flag);
+// The known flag that an unknown one is likely to be a slip of, with `loose` a more distant one too; else "".
+std::string nearest_flag(const std::string& flag, bool loose);
+// Whether a known flag decides what is learned: by the sections of the keys that it sets.
+bool decides_what_is_learned(const std::string& flag);
 // Whether a .py program of Megatron's trains something else than a GPT ("pretrain_bert.py", "multimodal/train.py").
 bool trains_another_model(const std::string& program);
 

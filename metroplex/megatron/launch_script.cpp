@@ -2,37 +2,23 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
-#include <chrono>
-#include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <thread>
+#include <sstream>
 
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "megatron/launch_trial.h"
-
-extern char** environ;
+#include "megatron/trial.h"
 
 namespace metroplex::megatron {
 namespace {
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
-constexpr auto kPatience = std::chrono::seconds(20);
-
-struct Command {
-  std::string folder;
-  std::vector<std::string> words;
-};
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
   std::ifstream stream(path, std::ios::binary);
@@ -42,80 +28,50 @@ std::string read_text(const std::filesystem::path& path, size_t limit) {
   return text;
 }
 
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "metroplex_trial.XXXXXX").string();
-    MPX_CHECK(mkdtemp(name.data()) != nullptr, "config", "cannot make a folder ", name, " (", std::strerror(errno),
-              "); TMPDIR names another place");
-    path_ = name;
+// The lines that start a .py program, with those that go on behind a backslash: "line 7 (torchrun pretrain_gpt.py)".
+std::string starting_lines(const std::string& text) {
+  std::istringstream stream(text);
+  std::string found;
+  int64_t number = 0, first = 0;
+  std::string line, whole;
+  while (std::getline(stream, line)) {
+    ++number;
+    if (whole.empty()) first = number;
+    whole += line;
+    if (!line.empty() && line.back() == '\\') continue;
+    const size_t begin = whole.find_first_not_of(" \t");
+    if (begin != std::string::npos && whole[begin] != '#' && whole.find(".py") != std::string::npos) {
+      found += base::concat(found.empty() ? "" : ", ", first);
+      if (number > first) found += base::concat(" to ", number);
+    }
+    whole.clear();
   }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  std::filesystem::path operator/(const char* name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
-
-// Waits for the whole of a process group's first process; ends the group when it takes too long.
-int wait_for(pid_t child, const std::string& source) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  for (int status = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
-    if (waitpid(child, &status, WNOHANG) == child)
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (std::chrono::steady_clock::now() < deadline) continue;
-    ::kill(-child, SIGKILL);
-    waitpid(child, &status, 0);
-    base::throw_error("config", base::concat(source, ": its trial run did not end within ", kPatience.count(),
-                                             " s; does it wait or loop? Write the training command into a file"));
-  }
+  return found;
 }
 
-int run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
-             const ScratchFolder& scratch) {
-  const std::string trial = (scratch / "trial").string(), printed = (scratch / "printed").string();
-  std::ofstream(trial) << kLaunchTrial;
-  std::ofstream(scratch / "record").flush();
+Trial run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
+               const std::string& text, const std::string& copy) {
+  std::string tools;
+  for (const char* tool : kTrialTools) tools += base::concat(tools.empty() ? "" : " ", tool);
   std::vector<std::string> words{"bash", "-c",
-                                 ". \"$METROPLEX_TRIAL\"; shopt -s extdebug; "
-                                 "trap 'metroplex_step \"$@\" && true' DEBUG; . \"$0\" \"$@\"",
+                                 base::concat("metroplex_tools=\"", tools, "\"\n", kLaunchTrial,
+                                              "shopt -s extdebug; trap 'metroplex_step \"$@\" && true' DEBUG; "
+                                              ". \"$0\" \"$@\""),
                                  script};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<std::string> variables{"METROPLEX_TRIAL=" + trial, "METROPLEX_RECORD=" + (scratch / "record").string()};
-  std::vector<char*> argv, environment;
-  for (std::string& word : words) argv.push_back(word.data());
-  for (std::string& variable : variables) environment.push_back(variable.data());
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (std::strncmp(*variable, "BASH_ENV=", 9) != 0) environment.push_back(*variable);
+  try {
+    return run_trial(source, words, copy);
+  } catch (const base::Error& error) {
+    const std::string lines = starting_lines(text);
+    throw base::Error(error.room(),
+                      std::string(error.what()).substr(error.room().size() + 3) +
+                          "; give the training program's flags by hand, behind metroplex train" +
+                          (lines.empty() ? "" : " (" + source + " starts a .py program in line " + lines + ")"));
   }
-  argv.push_back(nullptr);
-  environment.push_back(nullptr);
-
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, 1, printed.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  posix_spawn_file_actions_adddup2(&files, 1, 2);
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  pid_t child = 0;
-  const int error = posix_spawnp(&child, "bash", &files, &attributes, argv.data(), environment.data());
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
-  MPX_CHECK(error == 0, "config", source, ": bash, which reads it, cannot be started (", std::strerror(error), ")");
-  return wait_for(child, source);
 }
 
 // The records of launch_trial.h.
-std::vector<Command> read_record(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
+std::vector<Command> read_record(const std::string& text) {
   std::vector<std::string> words;
   for (size_t at = 0, end = 0; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
     words.push_back(text.substr(at, end - at));
@@ -167,15 +123,12 @@ int64_t arguments_named(const std::string& text) {
   return highest;
 }
 
-std::string last_lines(const std::filesystem::path& printed, const std::string& trial) {
-  std::string text = read_text(printed, kMaxScriptBytes);
+std::string last_lines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   size_t begin = text.size();
   for (int lines = 0; lines < 5 && begin != std::string::npos && begin > 0; ++lines)
     begin = text.rfind('\n', begin - 1);
-  text = text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
-  for (size_t at = 0; (at = text.find(trial)) != std::string::npos;) text.erase(at, trial.size());
-  return text;
+  return text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
 }
 
 LaunchScript training_command(std::vector<Command> commands) {
@@ -208,20 +161,21 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   std::string text = read_text(path, kMaxScriptBytes);
   MPX_CHECK(text.size() <= kMaxScriptBytes && text.find('\0') == std::string::npos, "config", path,
             " is no launch script: ", text.size() > kMaxScriptBytes ? "more than a megabyte" : "it holds zero bytes");
-  const ScratchFolder scratch;
-  std::string script = path.find('/') == std::string::npos ? "./" + path : path;
+  std::string script = path.find('/') == std::string::npos ? "./" + path : path, copy;
   if (text.find('\r') != std::string::npos || !std::filesystem::is_regular_file(path, code)) {
     text.erase(std::remove(text.begin(), text.end(), '\r'), text.end());
-    script = (scratch / "script").string();
-    std::ofstream(script, std::ios::binary) << text;
+    copy = text + "\n";
+    script = base::concat("/proc/self/fd/", kScriptFd);
   }
-  const int status = run_bash(script, path, arguments, scratch);
-  LaunchScript out = training_command(read_record(scratch / "record"));
+  Trial trial = run_bash(script, path, arguments, text, copy);
+  std::vector<Command> commands = read_record(trial.record);
+  std::move(trial.refused.begin(), trial.refused.end(), std::back_inserter(commands));
+  LaunchScript out = training_command(std::move(commands));
   out.arguments_named = arguments_named(text);
-  const std::string said = last_lines(scratch / "printed", (scratch / "").string());
+  const std::string said = last_lines(trial.printed);
   const bool broken =
       said.find("unexpected EOF") != std::string::npos || said.find("syntax error") != std::string::npos;
-  MPX_CHECK(!out.flags.empty(), "config", path, ": starts no training (bash ends with ", status,
+  MPX_CHECK(!out.flags.empty(), "config", path, ": starts no training (bash ends with ", trial.status,
             broken ? ": a quote or bracket is never closed?" : "",
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
             said.empty() ? "" : "; the script said:\n" + said);

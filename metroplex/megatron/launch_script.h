@@ -1,6 +1,7 @@
 // A launch script of Megatron's (examples/*/train_*.sh), read by a trial run: bash runs it, with its arguments, in
-// the folder we stand in, but no program is started and no file overwritten; each start is written down instead
-// (launch_trial.h), and the longest one of a .py program is the training command.
+// the folder we stand in, behind a filter of system calls (trial.h): no program is started but tools that only read,
+// and no file written. Each start is written down instead (launch_trial.h); the longest one of a .py program is the
+// training command.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +21,10 @@ struct LaunchScript {
 // Throws base::Error("config"): no such file, not a script, nothing started within 20 s; with what the script
 // printed.
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
+
+// A script that was read, as words for another process, which is not to read it again: it could find another seed.
+std::vector<std::string> to_words(const LaunchScript& script);
+// Takes them from `words` on from `at`, and moves `at` behind them. Throws base::Error("config") for other words.
+LaunchScript from_words(const std::vector<std::string>& words, size_t& at);
 
 }  // namespace metroplex::megatron

@@ -1,36 +1,74 @@
 // What bash reads before a launch script: every name of a command that would start something becomes a function that
-// writes down its words. Builtins and tools that only read run as they are.
+// writes down its words, so that the script goes on as if it had run. Builtins run as they are, and tools that only
+// read. None of this has to be tight: the filter (trial_filter.h) is.
 #pragma once
 
 namespace metroplex::megatron {
 
-// To be sourced with METROPLEX_RECORD set to an empty file; "extdebug" and the trap on metroplex_step come after it.
-// A record is the number of words, the folder and the words, each ended by a zero byte.
+// To be run with metroplex_tools set to names of tools; "extdebug" and the trap on metroplex_step come after it.
+// A record, on descriptor 199 (kRecordFd), is the number of words, the folder and the words, each ended by a zero
+// byte.
 inline constexpr const char* kLaunchTrial = R"BASH(
-metroplex_tools=" basename dirname realpath readlink cat head tail cut tr seq date hostname nproc sed awk grep sort uniq \
-wc expr uname id whoami ls getopt "
 for metroplex_tool in $metroplex_tools; do
-  metroplex_path=$(type -P "$metroplex_tool") && eval "$metroplex_tool() { $metroplex_path \"\$@\"; }"
+  for metroplex_path in /usr/bin /bin; do
+    [[ -x $metroplex_path/$metroplex_tool ]] || continue
+    eval "$metroplex_tool() { LD_PRELOAD= LD_LIBRARY_PATH= $metroplex_path/$metroplex_tool \"\$@\"; }"
+    break
+  done
 done
-metroplex_sed=$(type -P sed)
-sed() { case " $* " in *" -i"* | *" --in-place"*) ;; *) "$metroplex_sed" "$@" ;; esac; }
+metroplex_sed=/usr/bin/sed
+[[ -x $metroplex_sed ]] || metroplex_sed=/bin/sed
+sed() { case " $* " in *" -i"* | *" --in-place"*) ;; *) LD_PRELOAD= LD_LIBRARY_PATH= "$metroplex_sed" "$@" ;; esac; }
 
-metroplex_note() {
-  local metroplex_before= metroplex_word
-  for metroplex_word in "$@"; do
-    case $metroplex_before in
-      -c | -lc | -ec | -xc | -exc) eval "$metroplex_word"; return ;;
+# The text that a shell is given with -c, its name, and its arguments.
+launched_text() {
+  local metroplex_text=$1
+  shift $(($# > 1 ? 2 : 1))
+  eval "$metroplex_text"
+}
+# A shell's words from its name on, wherever they stand. Fails when it names no text and no file.
+metroplex_shell() {
+  local metroplex_text=0
+  shift
+  while [[ ${1-} == [-+]?* ]]; do
+    case $1 in
+      --) shift; break ;;
+      --rcfile | --init-file) shift ;;
+      --*) ;;
+      -*c*) metroplex_text=1; [[ $1 == *[oO]* ]] && shift ;;
+      *[oO]) shift ;;
     esac
-    metroplex_before=$metroplex_word
+    shift
+  done
+  [[ $# == 0 ]] && return 1
+  if [[ $metroplex_text == 1 ]]; then
+    (launched_text "$@")
+  elif [[ -f $1 ]]; then
+    (. "$@")
+  else
+    return 1
+  fi
+  return 0
+}
+metroplex_note() {
+  local metroplex_at metroplex_text
+  for ((metroplex_at = 1; metroplex_at <= $#; metroplex_at++)); do
+    case ${!metroplex_at##*/} in
+      sh | bash | dash | zsh | ksh) metroplex_shell "${@:metroplex_at}" && return 0 ;;
+    esac
+    [[ ${1##*/} != sbatch || $metroplex_at == 1 ]] && continue
+    metroplex_text=${!metroplex_at}
+    [[ $metroplex_text == --wrap ]] && { (launched_text "${@:metroplex_at+1:1}"); return 0; }
+    [[ $metroplex_text == --wrap=* ]] && { (launched_text "${metroplex_text#*=}"); return 0; }
+    [[ $metroplex_text != -* && -f $metroplex_text ]] && { (. "${@:metroplex_at}"); return 0; }
   done
   case ${1##*/} in
     bash | sh | sbatch)
-      [[ -f ${2-} ]] && { (. "$2" "${@:3}"); return; }
-      [[ $# == 1 ]] && { eval "$("$metroplex_cat")"; return; } ;;
+      [[ $# == 1 ]] && IFS= read -r -d '' metroplex_text
+      [[ $# == 1 ]] && { launched_text "$metroplex_text"; return 0; } ;;
   esac
-  builtin printf '%s\0' "$#" "$PWD" "$@" >> "$METROPLEX_RECORD"
+  builtin printf '%s\0' "$#" "$PWD" "$@" >&199
 }
-metroplex_cat=$(type -P cat)
 command_not_found_handle() { metroplex_note "$@"; }
 exec() { "$@"; }
 kill() { :; }
@@ -45,12 +83,12 @@ metroplex_test() {
   builtin "$@"
 }
 
-# Before every command, with the script's own $1, $2, ... A name with a slash becomes a function of that name; a
-# redirection into a file is left out; errors do not end the trial.
+# Before every command, with the script's own $1, $2, ... A name with a slash becomes a function of that name; errors
+# do not end the trial.
 metroplex_step() {
   set +eu
   trap - ERR
-  [[ ${FUNCNAME[1]-} == metroplex_* || $metroplex_tools == *" ${FUNCNAME[1]-none} "* ]] && return 0
+  [[ ${FUNCNAME[1]-} == metroplex_* || " $metroplex_tools " == *" ${FUNCNAME[1]-none} "* ]] && return 0
   PATH=/nonexistent
   local metroplex_text=$BASH_COMMAND metroplex_word metroplex_words
   while [[ $metroplex_text =~ ^([^[:space:]]+)[[:space:]]*(.*)$ ]]; do
@@ -73,19 +111,8 @@ metroplex_step() {
     metroplex_forgive=0
     return 1
   fi
-  [[ $BASH_COMMAND == *'>'* && $BASH_COMMAND != [\[\(]* ]] || return 0
-  local metroplex_more='(.*[^[:space:]])' metroplex_into='([0-9]*|&)>[>|&]?[[:space:]]*("[^"]*"|[^[:space:]"<>()&]+)'
-  local metroplex_rest='([[:space:]]+[0-9]*>&[0-9])*'  # copies of descriptors, and a here-document
-  [[ $BASH_COMMAND == *'<<'* ]] && metroplex_rest+=$'([[:space:]]+<<.*|\n.*)?'
-  metroplex_text=$BASH_COMMAND
-  while [[ $metroplex_text =~ ^$metroplex_more[[:space:]]+$metroplex_into($metroplex_rest)$ ]]; do
-    metroplex_text=${BASH_REMATCH[1]}${BASH_REMATCH[4]}
-  done
-  [[ $metroplex_text == "$BASH_COMMAND" ]] && return 0
-  eval "$metroplex_text"
-  return 1
+  return 0
 }
-set -o noclobber
 shopt -s extglob
 )BASH";
 

@@ -54,6 +54,39 @@ bool defines_the_model(const std::string& flag) {
          });
 }
 
+std::string nearest_flag(const std::string& flag, bool loose) {
+  std::vector<std::string> names;
+  for (const FlagRow& row : flag_table()) names.emplace_back(row.flag);
+  const std::string nearest = base::nearest_name(flag, names);
+  const int slips = flag.size() < 10 ? 1 : 2;
+  return loose || (!nearest.empty() && base::edit_distance(flag, nearest) <= slips) ? nearest : "";
+}
+
+bool decides_what_is_learned(const std::string& flag) {
+  static const std::vector<std::string> kBeginnings = {"model.",
+                                                       "optim.",
+                                                       "precision.",
+                                                       "train.",
+                                                       "data.",
+                                                       "checkpoint.",
+                                                       "run.seed",
+                                                       "gqa",
+                                                       "query_groups",
+                                                       "no_position",
+                                                       "no_gelu_fusion",
+                                                       "balancing",
+                                                       "aux_loss_coeff",
+                                                       "tokenizer",
+                                                       "no_weight_decay_cond_type"};
+  for (const FlagRow& row : flag_table()) {
+    if (flag != row.flag) continue;
+    const std::string sets = row.sets;
+    return std::any_of(kBeginnings.begin(), kBeginnings.end(),
+                       [&](const std::string& begin) { return (";" + sets).find(";" + begin) != std::string::npos; });
+  }
+  return false;
+}
+
 bool trains_another_model(const std::string& program) {
   static const std::vector<std::string> kWords = {"bert",       "t5",        "hybrid", "mamba",  "vlm",
                                                   "ict",        "rl",        "retro",  "vision", "mimo",

@@ -2,6 +2,7 @@
 #include "run_config.h"
 
 #include "base/error.h"
+#include "config/load.h"
 #include "support/launch_scripts.h"
 
 namespace metroplex::apps::run_config_test {
@@ -55,6 +56,22 @@ TEST_F(LaunchScripts, OfAnotherModelAreRefusedUnlessToldToIgnoreIt) {
   EXPECT_THROW(parse_run_arguments({"--moe-latent-size", "16"}), base::Error);
   EXPECT_THROW(parse_run_arguments({"--fantasy-knob", "8"}), base::Error);
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
+}
+
+TEST_F(LaunchScripts, AreReadOnceForAllProcesses) {
+  write(std::string("torchrun pretrain_gpt.py --seed $RANDOM$RANDOM --save $1") + kModel);
+  write("train:\n  log_interval: 7\n", "more.yaml");
+  const RunArguments first =
+      parse_run_arguments({"--optim.lr", "2", "--from-megatron-args", "run.sh", "ck", "more.yaml", "--lr=3"});
+  write("exit 1\n");  // to be read no more
+  const RunArguments child = parse_run_arguments(first.arguments), grandchild = parse_run_arguments(child.arguments);
+  EXPECT_EQ(config::dump(child.config), config::dump(first.config));
+  EXPECT_EQ(config::dump(grandchild.config), config::dump(first.config));
+  EXPECT_EQ(child.notes, first.notes);
+  EXPECT_EQ(child.script_ranks, first.script_ranks);
+  EXPECT_EQ(child.config.checkpoint.save, "ck");
+  EXPECT_EQ(child.config.train.log_interval, 7);
+  EXPECT_THROW(parse_run_arguments({"--launch-script-read", "run.sh", "0", "p.py", "1", "", "0", "9"}), base::Error);
 }
 
 }  // namespace metroplex::apps::run_config_test

@@ -286,6 +286,32 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
   }
 }
 
+TEST(MegatronFlags, MisspeltOnesNameTheNearest) {
+  const std::vector<std::pair<const char*, const char*>> learned = {
+      {"--lr-warmup-iter 5", "--lr-warmup-iters"},
+      {"--adam-bata2 0.9", "--adam-beta2"},
+      {"--globl-batch-size 8", "--global-batch-size"},
+      {"--min-lrr 1", "--min-lr"},
+      {"--weigth-decay 0", "--weight-decay"},
+      {"--train_iter 5", "--train-iters"},
+      {"--clip-gard 1", "--clip-grad"},
+      {"--sead 1", "--seed"},
+      {"--rampup-batch-sizes 4 2 9", "--rampup-batch-size"}};
+  for (const auto& [flags, name] : learned) {
+    for (const Form form : {Form::kWholeCommand, Form::kSingleFlags}) {
+      const Arguments args = parse_arguments(words(std::string(kMinimal) + flags), form);
+      ASSERT_EQ(args.defining.size(), 1u) << flags;
+      EXPECT_EQ(args.defining[0],
+                std::string(flags[2] == 't' ? "--train-iter 5" : flags) + " (the nearest known is " + name + ")");
+    }
+  }
+  const Arguments layout = parse_arguments(words(std::string(kMinimal) + "--sequence-paralel"));
+  EXPECT_EQ(layout.not_known_yet, (Words{"--sequence-paralel (the nearest known is --sequence-parallel)"}));
+  const Arguments far = parse_arguments(words("--tensor-parallel-size 2"), Form::kSingleFlags);
+  EXPECT_EQ(far.not_known_yet,
+            (Words{"--tensor-parallel-size 2 (the nearest known is --tensor-model-parallel-size)"}));
+}
+
 TEST(MegatronFlags, OfExperts) {
   const std::vector<FlagCase> cases = {
       {"--num-experts 8", "model.num_moe_experts", "8"},

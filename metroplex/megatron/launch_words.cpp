@@ -1,0 +1,43 @@
+// A launch script that was read, on its way to the processes of the run.
+#include <charconv>
+
+#include "base/error.h"
+#include "megatron/launch_script.h"
+
+namespace metroplex::megatron {
+namespace {
+
+int64_t number_of(const std::string& word) {
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+  MPX_CHECK(error == std::errc() && end == word.data() + word.size() && number >= 0, "config", "'", word,
+            "' is no number of a launch script that was read");
+  return number;
+}
+
+}  // namespace
+
+std::vector<std::string> to_words(const LaunchScript& script) {
+  std::vector<std::string> words{script.program, std::to_string(script.ranks), script.folder,
+                                 std::to_string(script.arguments_named), std::to_string(script.flags.size())};
+  words.insert(words.end(), script.flags.begin(), script.flags.end());
+  return words;
+}
+
+LaunchScript from_words(const std::vector<std::string>& words, size_t& at) {
+  MPX_CHECK(at <= words.size() && words.size() - at >= 5, "config", "a launch script that was read is cut short");
+  LaunchScript script;
+  script.program = words[at];
+  script.ranks = number_of(words[at + 1]);
+  script.folder = words[at + 2];
+  script.arguments_named = number_of(words[at + 3]);
+  const auto count = static_cast<size_t>(number_of(words[at + 4]));
+  at += 5;
+  MPX_CHECK(count <= words.size() - at, "config", "a launch script that was read is cut short");
+  script.flags.assign(words.begin() + static_cast<std::ptrdiff_t>(at),
+                      words.begin() + static_cast<std::ptrdiff_t>(at + count));
+  at += count;
+  return script;
+}
+
+}  // namespace metroplex::megatron

@@ -1,0 +1,193 @@
+// Scripts that start, write, end or flood what is not theirs: behind the filter nothing of it happens, and the
+// training command is found all the same.
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include <fcntl.h>
+#include <seccomp.h>
+#include <sys/wait.h>
+
+#include "megatron/launch_script.h"
+#include "support/launch_scripts.h"
+
+namespace metroplex::megatron {
+
+using test::LaunchScripts;
+
+namespace {
+
+std::string text_of(const std::string& name) {
+  std::ifstream stream(name);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// Processes whose command line holds `word`.
+int processes_with(const std::string& word) {
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (text_of(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
+  }
+  return found;
+}
+
+bool none_left(const std::string& word) {
+  for (int tries = 0; tries < 100; ++tries, std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+    if (processes_with(word) == 0) return true;
+  }
+  return false;
+}
+
+struct Attack {
+  const char* name;
+  const char* text;
+};
+
+}  // namespace
+
+TEST_F(LaunchScripts, RunNoProgramWriteNoFileAndLoseNone) {
+  const Attack attacks[] = {
+      {"srun", "srun sh -c '/bin/rm -f canary; /usr/bin/touch made'"},
+      {"docker", "docker run --rm image bash -c '/bin/rm canary'"},
+      {"path", "PATH=$PWD/bin:/usr/bin:$PATH program; PATH=/usr/bin touch made"},
+      {"command", "command -p touch made; command -p rm canary; command /bin/rm canary"},
+      {"trap", "trap '/bin/rm canary; command -p touch made' EXIT"},
+      {"group", "{ echo x; } > made; { echo x; } > canary; ( echo x ) >> canary"},
+      {"loops",
+       "for i in 1 2; do echo $i; done > made; while false; do :; done > canary; if true; then :; fi > canary"},
+      {"function", "f() { echo x; } > canary; f"},
+      {"exec", "builtin exec 5> canary; echo x >&5; builtin exec 6<> made; builtin exec 7>> canary; echo x >&7"},
+      {"reopen", "builtin exec 5< canary; echo x > /dev/fd/5; echo x > /proc/self/fd/5"},
+      {"execute", "(builtin exec /usr/bin/touch made); (builtin exec -a sh /bin/rm canary)"},
+      {"awk", "awk 'BEGIN { print \"x\" > \"made\"; system(\"rm canary\"); print \"x\" | \"cat > made\" }'"},
+      {"sort", "echo x | sort -o canary; sort -o made canary"},
+      {"sed", "echo x | sed 'w canary'; sed -n '1e touch made' canary; command -p sed -i s/old/new/ canary"},
+      {"tool", "export LD_PRELOAD=$PWD/x.so; date > made"},
+      {"descriptors", "for n in {3..196}; do echo x 2> /dev/null >&$n; done"},
+      {"history", "history -s x; history -w canary; history -a made"},
+      {"noclobber", "set -o noclobber; echo x >| canary; echo x > made"},
+      {"startup", "BASH_ENV=./bin/program /bin/bash -c 'rm canary'; ENV=./bin/program sh -i"},
+      {"network", "echo x > /dev/tcp/127.0.0.1/9; echo x > /dev/udp/127.0.0.1/9"},
+      {"limits", "ulimit -f unlimited; ulimit -t unlimited; echo x > made"},
+      {"errors", "set -e; trap '/bin/rm canary' ERR RETURN; false; declare -F x"},
+  };
+  for (const auto& [name, text] : attacks) {
+    write("old\n", "canary");
+    std::filesystem::create_directories("bin");
+    write("#!/bin/sh\necho ran > program_ran\n", "bin/program");
+    std::filesystem::permissions("bin/program", std::filesystem::perms::all);
+    const LaunchScript script = read(std::string(text) + "\ntorchrun p.py --a 1 --b 2\n");
+    EXPECT_EQ(script.flags, (Words{"--a", "1", "--b", "2"})) << name;
+    EXPECT_EQ(text_of("canary"), "old\n") << name;
+    EXPECT_EQ(files(), (Words{"bin", "canary", "program", "run.sh"})) << name;
+  }
+}
+
+TEST_F(LaunchScripts, InheritNoDescriptorOfOurs) {
+  const int ours = open("held", O_WRONLY | O_CREAT, 0600);
+  ASSERT_GE(ours, 0);
+  read("echo x >&" + std::to_string(ours) + "\ntorchrun p.py --a 1\n");
+  EXPECT_EQ(text_of("held"), "");
+  close(ours);
+}
+
+TEST_F(LaunchScripts, EndOnlyThemselves) {
+  const pid_t other = fork();
+  if (other == 0) {
+    pause();
+    _exit(0);
+  }
+  read("builtin kill -9 " + std::to_string(other) + "\nbuiltin kill -9 $PPID\ntorchrun p.py --a 1\n");
+  int status = 0;
+  EXPECT_EQ(waitpid(other, &status, WNOHANG), 0);
+  kill(other, SIGKILL);
+  waitpid(other, &status, 0);
+}
+
+TEST_F(LaunchScripts, LeaveNoProcess) {
+  write("while true; do :; done &\n(set -m; while true; do sleep 1; done &)\ntorchrun p.py --a 1\n",
+        "loops_behind.sh");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(read_launch_script("loops_behind.sh", {}).flags, (Words{"--a", "1"}));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_TRUE(none_left("loops_behind.sh"));
+}
+
+TEST_F(LaunchScripts, EndWithTheProcessThatReadsThem) {
+  write("while true; do :; done &\nwhile true; do :; done\n", "loops_for_ever.sh");
+  const pid_t reader = fork();
+  if (reader == 0) {
+    try {
+      read_launch_script("loops_for_ever.sh", {});
+    } catch (...) {}
+    _exit(0);
+  }
+  for (int tries = 0; tries < 250 && processes_with("loops_for_ever.sh") < 2; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_GE(processes_with("loops_for_ever.sh"), 2);
+  kill(reader, SIGKILL);
+  waitpid(reader, nullptr, 0);
+  EXPECT_TRUE(none_left("loops_for_ever.sh"));
+}
+
+TEST_F(LaunchScripts, HaveLimits) {
+  EXPECT_NE(refused("f() { f | f & }; f; wait\nwhile true; do (:); done\ntorchrun p.py --a 1").find("processes"),
+            std::string::npos);
+  // Output is read to its end and forgotten but for its last lines.
+  EXPECT_EQ(read("for i in {1..200}; do printf '%1000d' 1; done; torchrun p.py --a 1").flags, (Words{"--a", "1"}));
+  EXPECT_EQ(read("ulimit -v unlimited; ulimit -t 99; torchrun p.py --a $(ulimit -v) $(ulimit -t) $(ulimit -f)").flags,
+            (Words{"--a", "1048576", "10", "0"}));
+}
+
+TEST_F(LaunchScripts, TakeNoOptionOfALauncherForText) {
+  for (const char* launcher :
+       {"srun -c 8", "taskset -c 0-7", "srun -n1 -c 4 --cpu-bind=cores taskset -c 0",
+        "srun bash -l -c 'torchrun p.py --a 1' -c", "sbatch -c 8 --wrap 'torchrun p.py --a 1' --"}) {
+    const LaunchScript script = read(std::string(launcher) + " torchrun p.py --a 1\n");
+    EXPECT_EQ(script.program, "p.py") << launcher;
+    EXPECT_EQ(script.flags, (Words{"--a", "1"})) << launcher;
+  }
+}
+
+TEST_F(LaunchScripts, ShellsWithOptionsAndArgumentsAreFollowed) {
+  write("torchrun p.py --a $1\n", "inner.sh");
+  for (const char* text : {"bash -euo pipefail -c 'torchrun p.py --a $1' name 1",
+                           "docker run --name x image /bin/bash -lc 'torchrun p.py --a 1'", "srun bash inner.sh 1",
+                           "srun bash -x inner.sh 1", "sbatch -N 2 inner.sh 1", "sbatch --wrap='torchrun p.py --a 1'",
+                           "srun bash -c '/opt/bin/torchrun p.py --a 1 > log 2>&1'",
+                           "{ torchrun p.py --a 1; } > log 2>&1", "PATH=/usr/bin:$PATH nohup p.py --a 1 &",
+                           "command -p env X=1 p.py --a 1", "torchrun p.py --a 1 > >(tee log) 2>&1"}) {
+    EXPECT_EQ(read(std::string(text) + "\n").flags, (Words{"--a", "1"})) << text;
+  }
+}
+
+TEST_F(LaunchScripts, ToolsThatReadAnswerAsEver) {
+  EXPECT_EQ(
+      read(
+          "echo 'b 2' > /dev/null\ntorchrun p.py --a $(seq 1 3 | wc -l) $(expr 2 + 3) $(basename /x/y.sh .sh) "
+          "$(echo 'k v' | awk '{print $2}') $(echo abc | sed s/b/x/ | tr a z) $(printf 'b\\na\\n' | sort | head -n1) "
+          "n$(nvidia-smi | wc -l) $(echo 1,2,3 | cut -d, -f2) $(printf 'x\\nyx\\n' | grep -c x)\n")
+          .flags,
+      (Words{"--a", "3", "5", "y", "v", "zxc", "a", "n0", "2", "2"}));
+}
+
+TEST_F(LaunchScripts, AreRefusedWhereThereIsNoFilter) {
+  const pid_t child = fork();
+  if (child == 0) {
+    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ALLOW);
+    seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(seccomp), 0);
+    seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(prctl), 1, SCMP_A0(SCMP_CMP_EQ, 22));
+    if (seccomp_load(filter) != 0) _exit(3);
+    const std::string error = refused("/usr/bin/touch made\n\ntorchrun \\\n p.py --a 1\n");
+    const bool told = error.find("[config] run.sh: the filter") == 0 && error.find("by hand") != std::string::npos &&
+                      error.find("line 3 to 4") != std::string::npos;
+    if (!told) std::fprintf(stderr, "%s\n", error.c_str());
+    _exit(told ? 0 : 4);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(files(), (Words{"run.sh"}));
+}
+
+}  // namespace metroplex::megatron
