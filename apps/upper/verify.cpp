@@ -56,6 +56,10 @@ int run_verify(const std::vector<std::string>& arguments) {
   const config::Config compared = train::verification_config(config, steps);
   const std::vector<std::string> others = train::left_out(config, compared);
   config = checked_config(compared, world_size);
+  const std::vector<std::string> dependent = train::layout_dependent(config, world_size);
+  std::string reasons;
+  for (const std::string& line : dependent) reasons += "\n  " + line;
+  MPX_CHECK(dependent.empty(), "config", "these settings depend on the layout, so nothing was compared:", reasons);
   if (!others.empty()) std::printf("not compared:\n");
   for (const std::string& line : others) std::printf("  %s\n", line.c_str());
 

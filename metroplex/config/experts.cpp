@@ -169,6 +169,13 @@ std::vector<bool> moe_layers(const Model& model) {
   return *layers;
 }
 
+bool all_layers_have_experts(const Model& model) {
+  std::string problem;
+  if (!model.has_experts() || model.family == "codegeex") return false;
+  const auto layers = read_moe_layers(model.moe_layer_freq, model.num_layers, problem);
+  return layers && std::find(layers->begin(), layers->end(), false) == layers->end();
+}
+
 std::vector<std::string> comma_list(const std::string& text) {
   std::vector<std::string> words(1);
   for (const char c : text) {
@@ -224,7 +231,8 @@ int64_t expert_capacity(const Model& model, int64_t tokens) {
   // In Megatron's order: another one rounds otherwise where the product is a whole number.
   const double even =
       static_cast<double>(tokens * model.moe_router_topk) / static_cast<double>(model.num_moe_experts);
-  return static_cast<int64_t>(std::ceil(even * model.moe_expert_capacity_factor));
+  const double asked = std::ceil(even * model.moe_expert_capacity_factor);
+  return asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens;
 }
 
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {

@@ -17,6 +17,10 @@ std::vector<bool> moe_layers(const Model& model);
 // Nothing when `text` cannot be read or its pattern has not num_layers entries; `problem` says why.
 std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem);
 
+// Whether no layer is dense; false where the pattern cannot be read, and of a family with a dense block behind the
+// last layer.
+bool all_layers_have_experts(const Model& model);
+
 // A loss that pushes the router towards even load: over the tokens of a microbatch, of each sequence, or of the
 // microbatches of the global batch so far.
 enum class AuxLossType { aux_loss, seq_aux_loss, global_aux_loss };
@@ -42,8 +46,8 @@ std::optional<std::vector<double>> read_coefficients(const std::string& text, st
 
 // model.moe_ffn_hidden_size, or that of a dense layer.
 int64_t expert_ffn_width(const Model& model);
-// Of `tokens` of a rank each expert takes at most ceil(tokens * topk / experts * factor), which may be more than
-// there are. Requires: model.has_capacity().
+// Of `tokens` of a rank each expert takes at most ceil(tokens * topk / experts * factor), and no more than there are:
+// a token goes to an expert once. Requires: model.has_capacity().
 int64_t expert_capacity(const Model& model, int64_t tokens);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
 // share a layer's experts, etp * ep.

@@ -15,7 +15,6 @@ enum class Leaf : uint8_t {
   fc1,
   activation,
   fc2,
-  expert_fc1,
   expert_activation,
   shared_fc1,
   shared_activation
@@ -39,8 +38,8 @@ class LeafSet {
   unsigned bits_ = 0;
 };
 
-// mlp: what lies between fc1 and fc2, with fc1's product; moe and shared_experts likewise of experts. activation,
-// moe_act: the input of fc2 alone.
+// mlp: what lies between fc1 and fc2, with fc1's product; shared_experts likewise. activation, moe_act: the input of
+// fc2 alone. moe names no places: the whole layer of experts runs again (nn/recompute.h).
 struct Module {
   const char* name;
   LeafSet leaves;
@@ -49,7 +48,7 @@ inline constexpr Module kModules[] = {{"core_attn", {Leaf::core_attn}},
                                       {"mlp", {Leaf::fc1, Leaf::activation}},
                                       {"layernorm", {Leaf::norm}},
                                       {"activation", {Leaf::activation}},
-                                      {"moe", {Leaf::expert_fc1, Leaf::expert_activation}},
+                                      {"moe", {}},
                                       {"moe_act", {Leaf::expert_activation}},
                                       {"shared_experts", {Leaf::shared_fc1, Leaf::shared_activation}}};
 

@@ -72,6 +72,11 @@ void check_expert_ranks(Rules& rules) {
   rules.require(node == 0 || dispatcher == TokenDispatcher::hierarchical, kNode, node,
                 "is for model.moe_token_dispatcher_type = hierarchical, not " + dispatcher,
                 "leave it 0 or use hierarchical");
+  rules.require(node > 0 || dispatcher != TokenDispatcher::hierarchical, kNode, node,
+                concat("must be the number of neighbours that share a node, with model.moe_token_dispatcher_type = "
+                       "hierarchical: without it every row is only copied once more than with alltoall (",
+                       layer, " ranks share a layer's experts)"),
+                concat("give a divisor of ", layer, ", or use alltoall"));
   rules.require(node == 0 || layer % node == 0, kNode, node,
                 concat("must divide the ", layer, " ranks that share a layer's experts (", both, ")"),
                 concat("choose a divisor of ", layer));
@@ -145,6 +150,20 @@ void check_balancing(Rules& rules) {
   rules.require(!sinkhorn(m) || !any, kCoeff, m.moe_aux_loss_coeff,
                 "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which balances by itself",
                 "set it to 0");
+  rules.require(types != std::vector<std::string>{"none"} || !any, kCoeff, m.moe_aux_loss_coeff,
+                "has no meaning with model.moe_router_load_balancing_type = none", "set it to 0, or name a loss");
+}
+
+// Sinkhorn's choice and its weights are its own.
+void check_sinkhorn(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (!sinkhorn(m)) return;
+  const std::string none =
+      "has no meaning with model.moe_router_load_balancing_type = sinkhorn, whose choice and weights do not read it";
+  rules.require(!m.moe_router_enable_expert_bias, "model.moe_router_enable_expert_bias", "true", none, "turn it off");
+  rules.require(!m.moe_router_pre_softmax, "model.moe_router_pre_softmax", "true", none, "turn it off");
+  rules.require(m.moe_router_topk_scaling_factor == 0, "model.moe_router_topk_scaling_factor",
+                m.moe_router_topk_scaling_factor, none, "set it to 0");
 }
 
 // What replaces the router's choice: at most one of them.
@@ -191,6 +210,7 @@ void check_experts(Rules& rules) {
   check_layers(rules);
   check_choice(rules);
   check_balancing(rules);
+  check_sinkhorn(rules);
   check_forced(rules);
   check_shared(rules);
 }

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "config/derived.h"
+#include "config/experts.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -41,6 +42,20 @@ void check_not_built_yet(Rules& rules) {
                 "set it to 1; sequence_parallel saves activation memory today");
 }
 
+// Of dense layers: where all have experts that have a width of their own, nobody reads it.
+static void check_ffn(Rules& rules) {
+  const Model& m = rules.config.model;
+  const int64_t tp = rules.config.parallel.tp(), ffn = ffn_width(m);
+  if (m.moe_ffn_hidden_size > 0 && all_layers_have_experts(m)) return;
+  rules.require(
+      ffn > 0, "model.ffn_hidden_size", ffn,
+      concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size), " / 64) * 64, which is 0"),
+      "give it");
+  rules.require(ffn % tp == 0, "model.ffn_hidden_size", ffn,
+                "must be a multiple of " + key_is("parallel.tensor_model_parallel_size", tp),
+                "choose a width that divides over the tensor-parallel ranks");
+}
+
 static void check_widths(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp();
@@ -55,13 +70,7 @@ static void check_widths(Rules& rules) {
   rules.require(groups >= tp || tp % groups != 0, "model.num_query_groups", groups,
                 "must be a multiple of " + tensor_ranks + ": a key/value head lives on one rank",
                 "choose a tensor-parallel size that divides the query groups");
-  const int64_t ffn = ffn_width(m);
-  rules.require(ffn > 0, "model.ffn_hidden_size", ffn,
-                concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size),
-                       " / 64) * 64, which is 0"),
-                "give it");
-  rules.require(ffn % tp == 0, "model.ffn_hidden_size", ffn, "must be a multiple of " + tensor_ranks,
-                "choose a width that divides over the tensor-parallel ranks");
+  check_ffn(rules);
   const int64_t head = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
   const auto rotated = static_cast<int64_t>(static_cast<double>(head) * m.rotary_percent);
   rules.require(

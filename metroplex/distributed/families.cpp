@@ -88,7 +88,7 @@ std::vector<size_t> units_of(const ParamFamily& family, const std::vector<nn::Pa
 std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const config::Sharding& sharding,
                                               const FamilyOptions& options, std::vector<size_t> units) {
   FlatLayoutOptions layout;
-  layout.bucket_size = plan::gradient_bucket_size(*options.parallel, family.data_parallel.size());
+  layout.bucket_size = plan::gradient_bucket_size(*options.parallel, sharding, family.data_parallel.size());
   layout.sharded = sharding.any();
   layout.parts = family.data_parallel.shard.size();
   layout.index = family.data_parallel.shard.index();
@@ -96,9 +96,14 @@ std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const c
   return std::make_shared<const FlatLayout>(family.params, layout);
 }
 
+// A rank that shares with nobody would gather and reduce what it has.
+config::Sharding sharding_of(const ParamFamily& family, const FamilyOptions& options) {
+  return family.key.clones || family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
+}
+
 void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units) {
   const config::Parallel& p = *options.parallel;
-  const config::Sharding sharding = family.key.clones ? config::Sharding() : options.sharding;
+  const config::Sharding sharding = sharding_of(family, options);
   const auto layout = make_layout(family, sharding, options, std::move(units));
   ParamBufferOptions values;
   values.sharding = sharding;

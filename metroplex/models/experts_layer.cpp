@@ -79,9 +79,9 @@ class RouterSegment final : public nn::Segment {
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
-    const moe::Routing routing = router_.forward(x.normed.x, context);
+    const moe::Routing routing = router_.forward(x.normed, context);
     nn::Values out(nn::kHiddenStates, x.h);
-    out.add(moe::kInput, x.normed.x).add(moe::kTopExperts, routing.experts).add(moe::kTopProbs, routing.probs);
+    out.add(moe::kInput, x.normed).add(moe::kTopExperts, routing.experts).add(moe::kTopProbs, routing.probs);
     return out;
   }
 
@@ -112,7 +112,7 @@ class DispatchSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     const at::Tensor& x_sbh = in.tensor(moe::kInput);
     at::Tensor shared;
-    const auto run_shared = [&] { shared = layer_->shared->forward(x_sbh); };
+    const auto run_shared = [&] { shared = layer_->shared->forward(in.at(moe::kInput).input()); };
     const bool overlaps = layer_->shared && overlaps_;
     if (layer_->shared && !overlaps) run_shared();
     moe::LoadMeter::Layer* const meter = layer_->meter(context);

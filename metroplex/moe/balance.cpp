@@ -190,7 +190,8 @@ at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::Segm
     running_ = at::zeros({num_experts_ + 1}, tokens.options());
     running_of_ = at::zeros({1}, tokens.options().dtype(at::kLong));
   }
-  const at::Tensor step = context.batch.step.defined() ? context.batch.step : at::zeros_like(running_of_);
+  const at::Tensor& step = context.batch.step;
+  MPX_ASSERT(step.defined(), "a microbatch without the number of its step has no place in a global loss");
   running_.mul_(running_of_.eq(step)).add_(at::cat({tokens, at::ones({1}, tokens.options())}));
   running_of_.copy_(step);
   const at::Tensor mean = running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);

@@ -217,11 +217,7 @@ at::Tensor Experts::State::forward(const ExpertRows& in) {
 
 Experts::State::Kept Experts::State::keep(const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                                           const Factors& factors, const Counts& counts) const {
-  Kept kept{saving.keep(x), {}, {}, factors, counts};
-  kept.inner = saving.remakes(nn::Leaf::expert_fc1) ? nn::Saved::remade([this, again = kept.x, factors, counts] {
-    return product(input(again.get(), factors, counts), fc1, counts);
-  })
-                                                    : saving.keep(inner);
+  Kept kept{saving.keep(x), saving.keep(inner), {}, factors, counts};
   kept.activated = saving.remakes(nn::Leaf::expert_activation)
                        ? nn::Saved::remade([this, again = kept.inner, factors, counts] {
                            return activation(again.get(), factors, counts);

@@ -22,8 +22,8 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
 
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {
   at::Tensor place = at::arange(num_experts_, options.dtype(at::kLong));
-  if (period_ > 0 && batch.step.defined())
-    place = (place - at::div(batch.step, period_, "floor")).remainder(num_experts_);
+  MPX_ASSERT(period_ == 0 || batch.step.defined(), "a load moves on by steps, and a microbatch has no step");
+  if (period_ > 0) place = (place - at::div(batch.step, period_, "floor")).remainder(num_experts_);
   return place.add(1).to(options.dtype()).log_().mul_(-skew_);
 }
 
@@ -52,8 +52,8 @@ at::Tensor ForcedRouting::deal(int64_t tokens, int64_t k, const nn::Microbatch& 
     cuda::write_from_host(target_, counts_, host);
     dealt_tokens_ = tokens;
   }
-  const at::Tensor step = batch.step.defined() ? batch.step.remainder(steps) : at::zeros({1}, counts_.options());
-  return deal_out(nn::select_rows(counts_, 0, step).view({num_experts_}), tokens, k);
+  MPX_ASSERT(batch.step.defined(), "loads are recorded by step, and a microbatch has no step");
+  return deal_out(nn::select_rows(counts_, 0, batch.step.remainder(steps)).view({num_experts_}), tokens, k);
 }
 
 }  // namespace metroplex::moe

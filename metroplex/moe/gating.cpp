@@ -39,7 +39,8 @@ at::Tensor Gating::input(const at::Tensor& x, const at::Tensor& jitter) const {
   return jitter.defined() ? rows * jitter : rows;
 }
 
-at::Tensor Gating::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch) {
+at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
+  const at::Tensor& x_sbh = in.x;
   const bool jitters = jitter_eps_ > 0 && batch.training;
   const nn::DropoutMask rows = jitters ? noise_.rows(x_sbh, batch) : nn::DropoutMask();
   at::Tensor logits;
@@ -50,7 +51,7 @@ at::Tensor Gating::forward(const at::Tensor& x_sbh, const nn::Microbatch& batch)
   }
   if (!at::GradMode::is_enabled()) return logits;
   return comm::attach(logits, {x_sbh},
-                      [this, rows, saved = saving_.keep(x_sbh)](const at::Tensor& dy) -> comm::Gradients {
+                      [this, rows, saved = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
                         return {backward(dy, saved.get(), rows)};
                       });
 }

@@ -24,7 +24,7 @@ class Gating {
   Gating(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context);
 
   // x [s (/tp), b, h] -> [T, E], differentiable in x. Weight gradients are of this rank's rows.
-  at::Tensor forward(const at::Tensor& x_sbh, const nn::Microbatch& batch);
+  at::Tensor forward(const nn::Input& in, const nn::Microbatch& batch);
   void collect_params(std::vector<nn::Param*>& params);
 
  private:

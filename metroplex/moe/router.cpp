@@ -72,11 +72,11 @@ Router::Router(const std::string& name, int64_t layer, const config::Model& mode
     : state_(std::make_unique<State>(name, layer, model, context, experts)) {}
 Router::~Router() = default;
 
-Routing Router::forward(const at::Tensor& x_sbh, nn::SegmentContext& context) {
+Routing Router::forward(const nn::Input& in, nn::SegmentContext& context) {
   State& s = *state_;
   const nn::Microbatch& batch = context.batch;
-  const int64_t samples = x_sbh.size(1);
-  at::Tensor logits = s.gating.forward(x_sbh, batch);
+  const int64_t samples = in.x.size(1);
+  at::Tensor logits = s.gating.forward(in, batch);
   at::Tensor chosen;
   if (s.forced.deals(batch)) {
     chosen = s.forced.deal(logits.size(0), s.rule.k, batch);

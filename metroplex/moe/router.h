@@ -27,7 +27,7 @@ class Router {
 
   // x [s (/tp), b, h] -> T = s (/tp) * b tokens in the order of its rows. Appends the auxiliary losses to
   // context.terms; counts for the bias and the meter where context says that this forward counts.
-  Routing forward(const at::Tensor& x_sbh, nn::SegmentContext& context);
+  Routing forward(const nn::Input& in, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params);
   void collect_buffers(std::vector<nn::Buffer*>& buffers);
 

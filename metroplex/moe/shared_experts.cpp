@@ -36,8 +36,9 @@ SharedExperts::SharedExperts(const std::string& name, const config::Model& model
   gate_.emplace(nn::make_param({name + ".gate_weight", {1, model.hidden_size}, placement}, context));
 }
 
-at::Tensor SharedExperts::forward(const at::Tensor& x) {
-  const at::Tensor out = mlp_.forward(x);
+at::Tensor SharedExperts::forward(const nn::Input& in) {
+  const at::Tensor& x = in.x;
+  const at::Tensor out = mlp_.forward(in);
   if (!gate_) return out;
   at::Tensor score, gated;
   {
@@ -48,7 +49,7 @@ at::Tensor SharedExperts::forward(const at::Tensor& x) {
   if (!at::GradMode::is_enabled()) return gated;
   return comm::attach(
       gated, {out, x},
-      [this, score, kept = saving_.keep(out), input = saving_.keep(x)](const at::Tensor& dy) -> comm::Gradients {
+      [this, score, kept = saving_.keep(out), input = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
         const at::NoGradGuard no_grad;
         const at::Tensor sums = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
         const at::Tensor dlogit = sums.mul(score).mul_(1.0 - score).to(dy.scalar_type());

@@ -33,7 +33,7 @@ struct Microbatch {
   // [b] int64, contiguous, on the device of the activations and in a storage of their own: what dropout draws by, see
   // counters_of_samples(). Read in training only.
   at::Tensor sample_counters;
-  at::Tensor step;           // [1] int64 on that device: the number of the step; undefined: 0
+  at::Tensor step;           // [1] int64 on that device: the number of the step; what needs it asserts it
   bool training = true;      // dropout is active only here
   KvCache* cache = nullptr;  // generation only
 

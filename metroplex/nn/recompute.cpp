@@ -9,7 +9,23 @@
 
 namespace metroplex::nn {
 
+static bool begins_experts(const std::unique_ptr<Segment>& segment) {
+  const auto module = segment->traits().module;
+  return module == config::CudaGraphModule::moe_router || module == config::CudaGraphModule::moe;
+}
+
+static std::vector<RecomputedChunk> layers_of_experts(const Blocks& blocks) {
+  std::vector<RecomputedChunk> chunks;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto& segments = blocks[i].segments;
+    const auto first = std::find_if(segments.begin(), segments.end(), begins_experts);
+    if (first != segments.end()) chunks.push_back({i, i + 1, static_cast<size_t>(first - segments.begin())});
+  }
+  return chunks;
+}
+
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks) {
+  if (memory.recomputes("moe")) return layers_of_experts(blocks);
   if (!memory.recomputes_all()) return {};
   const bool uniform = memory.recompute_method == config::RecomputeMethod::uniform;
   MPX_CHECK(memory.recompute_method != config::RecomputeMethod::none, "nn",
@@ -25,7 +41,7 @@ std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, con
     if (joins) {
       chunks.back().end = i + 1;
     } else {
-      chunks.push_back({i, i + 1});
+      chunks.push_back({i, i + 1, 0});
     }
   }
   return chunks;

@@ -17,13 +17,15 @@
 
 namespace metroplex::nn {
 
-// Blocks [begin, end) of a stage that are run again as one.
+// Blocks [begin, end) of a stage, of the first one what begins with `segment`, that are run again as one.
 struct RecomputedChunk {
   size_t begin = 0, end = 0;
+  size_t segment = 0;
 };
 
 // memory.recompute_granularity = full: uniform cuts the stage's layers into chunks of recompute_num_layers (the last
-// may be shorter), block takes the first recompute_num_layers, each for itself. In order; empty otherwise.
+// may be shorter), block takes the first recompute_num_layers, each for itself. Selective with module moe: of every
+// layer with experts what begins with the router. In order; empty otherwise.
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
 // The inputs of a chunk from forward to backward. All have been made.

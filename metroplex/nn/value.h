@@ -1,6 +1,7 @@
 // What passes from one segment to the next: a short list of named values, integers among them. A value is a tensor or
 // a sum that has not been made yet, which the norm behind it takes in the same pass over memory. Where a tensor must
-// exist (the border of an island) it is made; both ways give the same bits.
+// exist (the border of an island) it is made; both ways give the same bits. Inside an island a tensor may also say
+// how backward gets it again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,18 +31,21 @@ struct PendingSum {
 class Value {
  public:
   Value() = default;
-  Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}  // NOLINT: a plain tensor is a value
-  Value(PendingSum sum) : sum_(std::move(sum)) {}           // NOLINT: and so is a sum
+  Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}                    // NOLINT: a plain tensor is a value
+  Value(PendingSum sum) : sum_(std::move(sum)) {}                             // NOLINT: and so is a sum
+  Value(Input in) : tensor_(std::move(in.x)), again_(std::move(in.again)) {}  // NOLINT: or the input of layers
 
   bool pending() const { return sum_.has_value(); }
   const PendingSum& sum() const { return *sum_; }
   // Asserts that it is not pending.
   const at::Tensor& tensor() const;
+  Input input() const { return {tensor(), again_}; }
   // The tensor, made where it was pending; differentiable in grad mode.
   void make(const Microbatch& batch);
 
  private:
   at::Tensor tensor_;
+  Saved again_;
   std::optional<PendingSum> sum_;
 };
 

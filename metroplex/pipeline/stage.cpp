@@ -1,6 +1,7 @@
 #include "pipeline/stage.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "pipeline/stage_cursor.h"
@@ -8,17 +9,21 @@
 namespace metroplex::pipeline {
 namespace {
 
-// Where the island of `block` that begins with segment `begin` ends: with the block, with that segment, or where
-// captured and other segments meet.
-size_t end_of_island(const nn::Block& block, size_t begin, bool everywhere, const std::vector<bool>& captured) {
-  if (everywhere) return begin + 1;
+// What happens to a segment; of recomputed ones none is captured.
+struct Treatment {
+  bool again, captured;
+  bool operator==(const Treatment&) const = default;
+};
+
+// Where the island that begins with segment `begin` of a block ends: with the block, with that segment, or where
+// segments meet that are not treated alike.
+size_t end_of_island(size_t begin, bool everywhere, const std::vector<Treatment>& segments) {
   size_t end = begin + 1;
-  while (end < block.segments.size() && captured[end] == captured[begin]) ++end;
+  while (!everywhere && end < segments.size() && segments[end] == segments[begin]) ++end;
   return end;
 }
 
-// Islands of blocks, or of single segments; a recomputed chunk consists of whole blocks, and nothing of it is
-// captured.
+// Islands of blocks, or of single segments.
 StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::RecomputedChunk>& recomputed, bool everywhere,
                         const GraphScope& scope) {
   StageIslands islands;
@@ -26,19 +31,20 @@ StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::Recomput
   int graphs = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (chunk != recomputed.end() && chunk->end == b) ++chunk;
-    const bool again = chunk != recomputed.end() && chunk->begin <= b;
     const size_t count = blocks[b].segments.size();
-    std::vector<bool> captured;
-    for (const auto& segment : blocks[b].segments)
-      captured.push_back(!everywhere && !again && scope.holds(blocks[b], *segment));
+    std::vector<Treatment> treated;
+    for (size_t s = 0; s < count; ++s) {
+      const bool again = chunk != recomputed.end() && std::pair(chunk->begin, chunk->segment) <= std::pair(b, s);
+      treated.push_back({again, !everywhere && !again && scope.holds(blocks[b], *blocks[b].segments[s])});
+    }
     for (size_t s = 0, end = 0; s < count; s = end) {
-      end = end_of_island(blocks[b], s, everywhere, captured);
+      end = end_of_island(s, everywhere, treated);
       std::vector<nn::Segment*> segments;
       for (size_t i = s; i < end; ++i) segments.push_back(blocks[b].segments[i].get());
       const size_t place = islands.places.size();
       islands.places.push_back({nn::make_island(std::move(segments)), static_cast<int>(b), static_cast<int>(s),
-                                s == 0, end == count, captured[s] ? graphs++ : -1});
-      const bool joins = again && !(b == chunk->begin && s == 0);
+                                s == 0, end == count, treated[s].captured ? graphs++ : -1});
+      const bool again = treated[s].again, joins = again && !(b == chunk->begin && s == chunk->segment);
       if (joins) {
         islands.spans.back().end = place + 1;
       } else {
@@ -64,8 +70,10 @@ Stage::Stage(nn::Blocks blocks, StageSaving saving)
     : blocks_(std::move(blocks)), saving_(std::move(saving)), params_(nn::params_of(blocks_)) {
   size_t done = 0;
   for (const nn::RecomputedChunk& chunk : saving_.recomputed) {
-    MPX_ASSERT(done <= chunk.begin && chunk.begin < chunk.end && chunk.end <= blocks_.size(), "blocks ", chunk.begin,
-               " to ", chunk.end, " cannot be run again as one");
+    MPX_ASSERT(done <= chunk.begin && chunk.begin < chunk.end && chunk.end <= blocks_.size() &&
+                   chunk.segment < blocks_[chunk.begin].segments.size(),
+               "blocks ", chunk.begin, " to ", chunk.end, " from segment ", chunk.segment,
+               " cannot be run again as one");
     done = chunk.end;
   }
   for (const nn::Block& block : blocks_)

@@ -104,7 +104,8 @@ void BackwardCursor::forward_again() {
   const size_t island = span_.begin + repeated_.size();
   const StageIslands::Place& place = run_.islands->places[island];
   // The last one's backward follows its forward.
-  const nn::Turn turn = turn_of(place, nn::Pass::forward, block_after(*run_.islands, island, span_.end));
+  nn::Turn turn = turn_of(place, nn::Pass::forward, block_after(*run_.islands, island, span_.end));
+  turn.enters_block = turn.enters_block || island == span_.begin;  // a chunk may begin inside its first block
   repeated_.emplace_back();
   stage_.tell_before(turn);
   x_ = nn::run_forward(place.island, x_, {run_.batch, nullptr, nullptr, nullptr, true}, &repeated_.back());

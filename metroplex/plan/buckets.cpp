@@ -94,8 +94,7 @@ std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request) {
   return request.bucket_size ? *request.bucket_size : config::default_bucket_size(request.dp);
 }
 
-int64_t gradient_bucket_size(const config::Parallel& p, int64_t dp) {
-  const config::Sharding sharding = p.sharding();
+int64_t gradient_bucket_size(const config::Parallel& p, const config::Sharding& sharding, int64_t dp) {
   if (sharding.gathers_units()) return 0;
   BucketSizeRequest request;
   if (p.ddp_bucket_size > 0) request.bucket_size = p.ddp_bucket_size;

@@ -62,7 +62,7 @@ struct BucketSizeRequest {
 };
 // Elements a bucket: nothing (one bucket) without overlap, else as asked, else max(40M, 1M * dp).
 std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request);
-// Those of a run's gradients; 0: one bucket, as without overlap, or one a unit (config::Sharding).
-int64_t gradient_bucket_size(const config::Parallel& parallel, int64_t dp);
+// Those of gradients that are shared so; 0: one bucket, as without overlap, or one a unit (config::Sharding).
+int64_t gradient_bucket_size(const config::Parallel& parallel, const config::Sharding& sharding, int64_t dp);
 
 }  // namespace metroplex::plan

@@ -229,10 +229,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (a->scaler) optim::set_scaler_state(start, a->scaler->start());
   a->step = optim::StepState(world.target(), groups, start);
   a->rates = optim::RateTable(world.target(), groups, config.optim.adam_beta1, config.optim.adam_beta2);
-  // The schedules count samples; iterations are turned into samples by the full batch size.
-  config::Config lengths = config;
-  lengths.train.global_batch_size =
-      run_length(config, microbatch_schedule(config, a->groups().dp.size())).full_batch_size;
+  const config::Config lengths = in_samples(config, microbatch_schedule(config, a->groups().dp.size()));
   a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
   return a;
 }

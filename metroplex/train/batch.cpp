@@ -116,6 +116,7 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   }
   out.loss_mask = mask.to(float_type);
   out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
+  MPX_ASSERT(batch.numbers.step >= 0, "a microbatch has samples and no step");
   nn::set_counters(out, batch.numbers.step,
                    at::arange(b, at::kLong).mul_(batch.numbers.stride).add_(batch.numbers.first));
   return out;

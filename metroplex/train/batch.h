@@ -15,7 +15,7 @@ namespace metroplex::train {
 // Which samples of the run a microbatch has, and in which step: what dropout draws by.
 struct SampleNumbers {
   int64_t first = 0, stride = 1;  // global number of the first, and from one to the next
-  int64_t step = 0;
+  int64_t step = -1;              // from 0; must be given
 };
 
 // What a source of microbatches gives for one microbatch, on the reading rank.

@@ -126,6 +126,7 @@ std::string ways_text(const WaysOut& ways) {
     return "no setting of recompute, sharding, microbatch size or offload would save anything\n";
   const bool enough = ways.single.front().fits;
   text += enough ? "ways out, the cheapest first:\n" : "what would save most, none of it enough alone:\n";
+  if (enough && ways.together) text += lines_of(*ways.together);
   for (const WayOut& way : ways.single) text += lines_of(way);
   if (enough) return text;
   if (ways.together)

@@ -1,5 +1,7 @@
 #include "train/run_length.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "config/batch_schedule.h"
 
@@ -39,6 +41,32 @@ RunLength run_length(const config::Config& config, const plan::MicrobatchSchedul
   length.iterations += rest;
   length.samples += rest * size;
   return length;
+}
+
+int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations) {
+  const auto& thresholds = schedule.thresholds();
+  const int64_t last_change = thresholds.empty() ? 0 : thresholds.back().first;
+  int64_t samples = 0, done = 0;
+  for (; done < iterations && samples <= last_change; ++done)
+    samples += schedule.at(samples, false).running_global_batch_size;
+  return samples + (iterations - done) * schedule.at(samples, false).running_global_batch_size;
+}
+
+config::Config in_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule) {
+  config::Config c = config;
+  c.train.global_batch_size = run_length(config, schedule).full_batch_size;
+  if (c.train.step_batch_size_schedule.empty() || c.train.train_samples > 0) return c;
+  config::Optim& o = c.optim;
+  const int64_t decay = o.lr_decay_iters > 0 ? o.lr_decay_iters : c.train.train_iters;
+  const auto fill = [&](int64_t& value, int64_t samples) {
+    if (value == 0) value = samples;
+  };
+  fill(o.lr_decay_samples, samples_of(schedule, decay));
+  fill(o.lr_warmup_samples, samples_of(schedule, o.lr_warmup_iters));
+  const int64_t last = std::min(o.lr_wsd_decay_iters, decay);
+  fill(o.lr_wsd_decay_samples, samples_of(schedule, decay) - samples_of(schedule, decay - last));
+  c.train.train_samples = samples_of(schedule, c.train.train_iters);
+  return c;
 }
 
 }  // namespace metroplex::train

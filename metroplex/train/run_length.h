@@ -20,4 +20,13 @@ struct RunLength {
 // From train.train_iters or train.train_samples, whichever is set.
 RunLength run_length(const config::Config& config, const plan::MicrobatchSchedule& schedule);
 
+// How many samples the first `iterations` consume.
+int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations);
+
+// The configuration that schedules of rates are made of (optim::schedule_args): they count samples. With one batch
+// size, or a ramp-up, an iteration is the full batch size, as Megatron-LM has it. Under a step schedule, whose batch
+// size is reached late or never, iterations become the samples that they consume, so that a decay over N iterations
+// ends with iteration N.
+config::Config in_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule);
+
 }  // namespace metroplex::train

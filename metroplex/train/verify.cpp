@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "config/batch_schedule.h"
+#include "config/experts.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "config/validate.h"
@@ -136,6 +137,28 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
       lines.push_back(key + ": " + value + " (" + (other.empty() ? "none" : other) + " in the comparison)");
   }
   return lines;
+}
+
+std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size) {
+  std::vector<std::string> found;
+  const config::Model& m = config.model;
+  if (!m.has_experts()) return found;
+  const std::vector<config::AuxLoss> losses = config::aux_losses(m);
+  const bool global = std::any_of(losses.begin(), losses.end(), [](const config::AuxLoss& loss) {
+    return loss.type == config::AuxLossType::global_aux_loss;
+  });
+  if (global && config::data_parallel_size(config.parallel, world_size) > 1) {
+    found.push_back("model.moe_router_load_balancing_type = " + m.moe_router_load_balancing_type +
+                    ": counts the tokens of all data-parallel ranks; leave global_aux_loss out, or set "
+                    "model.moe_aux_loss_coeff to 0");
+  }
+  if (m.has_capacity() && config.parallel.tp() > 1) {
+    found.push_back(base::concat("model.moe_expert_capacity_factor = ", m.moe_expert_capacity_factor,
+                                 ": limits the tokens of one rank, which has a part of a microbatch with "
+                                 "parallel.tensor_model_parallel_size = ",
+                                 config.parallel.tp(), "; set it to 0"));
+  }
+  return found;
 }
 
 config::Config one_rank_config(config::Config config) {

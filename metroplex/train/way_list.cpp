@@ -76,7 +76,7 @@ void add_selective(const config::Config& c, WayList& list) {
     std::erase_if(modules, [&](const std::string& module) { return !recomputable(c.model, module); });
     modules.insert(already.begin(), already.end());
     if (modules.contains("mlp")) modules.erase("activation");
-    if (modules.contains("moe")) modules.erase("moe_act");
+    if (modules.contains("moe")) modules.erase("moe_act"), modules.erase("shared_experts");
     if (modules.empty()) continue;
     if (!seen.insert(joined(modules)).second) continue;
     list.levels.push_back({{"memory.recompute_granularity=selective", "memory.recompute_modules=" + joined(modules)},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -40,8 +41,10 @@ class Search {
     }
     WaysOut out;
     out.single = best_of_kinds();
-    const bool enough = std::any_of(out.single.begin(), out.single.end(), [](const WayOut& w) { return w.fits; });
-    if (!enough) out.together = together();
+    const bool enough = !out.single.empty() && out.single.front().fits;
+    out.together = cheapest_pair(enough ? out.single.front().cost : std::numeric_limits<double>::infinity());
+    if (enough || out.together) return out;
+    out.together = together();
     return out;
   }
 
@@ -168,6 +171,45 @@ class Search {
       }
     }
     return best;
+  }
+
+  struct Pair {
+    const Tried *a, *b;
+    double cost() const { return a->way.cost + b->way.cost; }
+  };
+  // Of two kinds, neither enough alone, whose savings may add up; by the sum of their costs.
+  std::vector<Pair> pairs() const {
+    std::vector<Pair> all;
+    const int64_t missing = now_.have ? now_.need - *now_.have : 0;
+    for (auto a = tried_.begin(); a != tried_.end(); ++a) {
+      for (auto b = a + 1; b != tried_.end(); ++b) {
+        const bool may = a->kind != b->kind && !a->way.fits && !b->way.fits;
+        if (may && a->way.saves + b->way.saves >= missing / 2) all.push_back({&*a, &*b});
+      }
+    }
+    std::stable_sort(all.begin(), all.end(), [](const Pair& x, const Pair& y) { return x.cost() < y.cost(); });
+    return all;
+  }
+
+  // Two settings that fit together for less than `most` of a step. What two cost together is not the sum of what each
+  // does (both may drop the same), so of the cheapest by the sum the first few are predicted.
+  std::optional<WayOut> cheapest_pair(double most) {
+    constexpr int kLooks = 20;
+    std::optional<WayOut> best;
+    Chosen chosen;
+    int looks = 0;
+    for (const Pair& pair : pairs()) {
+      if (looks == kLooks || std::max(pair.a->way.cost, pair.b->way.cost) >= most) continue;
+      ++looks;
+      const Chosen both{{pair.a->kind, pair.a->level}, {pair.b->kind, pair.b->level}};
+      const auto way = attempt(both);
+      if (!way || !way->fits || way->cost >= most) continue;
+      most = way->cost;
+      best = way;
+      chosen = both;
+    }
+    if (best) best = confirmed(*best, chosen);
+    return best && best->fits ? best : std::nullopt;
   }
 
   std::optional<WayOut> together() {

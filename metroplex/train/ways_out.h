@@ -22,8 +22,9 @@ struct WayOut {
 };
 
 struct WaysOut {
-  std::vector<WayOut> single;      // at most three: those that fit, else those that save most for their cost
-  std::optional<WayOut> together;  // where none fits alone: the cheapest several that do, or all that help
+  std::vector<WayOut> single;  // at most three: those that fit, else those that save most for their cost
+  // Two that fit for less than any that fits alone; where none does, the cheapest several that do, or all that help.
+  std::optional<WayOut> together;
 };
 
 // `now` is fit(request): what it holds is what the ways are compared with. A way that the rules of the config refuse,

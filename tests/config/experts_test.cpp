@@ -113,7 +113,12 @@ TEST(ExpertCapacity, RoundsUpAsMegatronDoes) {
   EXPECT_EQ(expert_capacity(model, 64), 16);
   EXPECT_EQ(expert_capacity(model, 65), 17);
   model.moe_expert_capacity_factor = 8;
-  EXPECT_EQ(expert_capacity(model, 65), 130);  // more than there are tokens
+  EXPECT_EQ(expert_capacity(model, 65), 65);  // 130 would be more than there are tokens
+  for (const double beyond_integers : {1e18, 1e30, 1.7e308}) {
+    model.moe_expert_capacity_factor = beyond_integers;
+    EXPECT_EQ(expert_capacity(model, 65), 65) << beyond_integers;
+    EXPECT_EQ(expert_capacity(model, 0), 0) << beyond_integers;
+  }
   model.num_moe_experts = 10;
   model.moe_router_topk = 1;
   model.moe_expert_capacity_factor = 1.1;
@@ -159,6 +164,7 @@ const std::vector<Wrong>& wrong_ranks() {
       {{"parallel.expert_ranks_per_node=3", "model.moe_token_dispatcher_type=hierarchical"},
        "parallel.expert_ranks_per_node",
        "must divide the 2 ranks"},
+      {{"model.moe_token_dispatcher_type=hierarchical"}, "parallel.expert_ranks_per_node", "must be the number of"},
       {{"parallel.expert_model_parallel_size=4", "parallel.order=tp-cp-ep-pp-dp"},
        "parallel.order",
        "must end with pp"},
@@ -210,6 +216,19 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_expert_capacity_factor=1", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_load_balancing_type",
        "excludes model.moe_expert_capacity_factor"},
+      {{"model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=none"},
+       "model.moe_aux_loss_coeff",
+       "no meaning with model.moe_router_load_balancing_type = none"},
+      {{"model.moe_router_enable_expert_bias=true", "model.moe_router_score_function=sigmoid",
+        "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_router_enable_expert_bias",
+       "do not read it"},
+      {{"model.moe_router_pre_softmax=true", "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_router_pre_softmax",
+       "do not read it"},
+      {{"model.moe_router_topk_scaling_factor=2.5", "model.moe_router_load_balancing_type=sinkhorn"},
+       "model.moe_router_topk_scaling_factor",
+       "do not read it"},
       {{"model.moe_pad_expert_input_to_capacity=true"}, "model.moe_pad_expert_input_to_capacity", "needs a capacity"},
       {{"model.moe_token_drop_policy=prob"}, "model.moe_token_drop_policy", "probs"},
       {{"model.moe_apply_probs_on_input=true"}, "model.moe_apply_probs_on_input", "needs model.moe_router_topk = 1"},
@@ -279,6 +298,20 @@ TEST(ExpertRules, RefuseInADenseModelWhatIsSaidOfExperts) {
             "memory.recompute_modules",
             "needs experts"}})
     expect_refused(wrong);
+}
+
+// int(8/3 * 16 / 64) * 64 is 0: only a dense layer misses its width.
+TEST(ExpertRules, OnlyDenseLayersNeedAWidthOfTheirOwn) {
+  const auto problems = [](const std::string& freq, const std::string& family) {
+    return described(violations(
+        good(with_experts({"model.hidden_size=16", "model.num_attention_heads=4", "model.gated_linear_unit=true",
+                           "model.ffn_hidden_size=0", "model.moe_ffn_hidden_size=24", "model.moe_layer_freq=" + freq,
+                           "model.family=" + family})),
+        kWorld));
+  };
+  EXPECT_EQ(problems("1", "gpt").find("model.ffn_hidden_size"), std::string::npos) << problems("1", "gpt");
+  EXPECT_NE(problems("2", "gpt").find("model.ffn_hidden_size"), std::string::npos) << problems("2", "gpt");
+  EXPECT_NE(problems("1", "codegeex").find("model.ffn_hidden_size"), std::string::npos);
 }
 
 TEST(ExpertRules, AWrongWordIsAnsweredWithTheNearest) {

@@ -76,6 +76,35 @@ TEST(ParamFamilies, RunsOfDataParallelRanksAddUpInEveryFamily) {
   expect_sums(8, parallel);
 }
 
+// ep 4 on four ranks: everyone has experts of its own, and the dense ones are shared by all.
+TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
+  const config::Parallel parallel = parallel_of(4);
+  for (const config::Sharding& sharding : kStages) {
+    SCOPED_TRACE(sharding.stage());
+    run_experts(4, parallel, [&](const comm::World& world) {
+      std::vector<nn::Param> params = four_params();
+      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
+      const distributed::ParamFamily &expert = families.of(params[1]), &dense = families.of(params[0]);
+      EXPECT_FALSE(expert.values->kept().defined());
+      EXPECT_FALSE(expert.gradients->options().transient_buckets);
+      EXPECT_EQ(dense.gradients->options().transient_buckets, sharding.gradients);
+      EXPECT_EQ(dense.values->kept().defined(), sharding.any());
+      for (int step = 0; step < 2; ++step) {
+        families.begin_step(2);
+        for (int microbatch = 0; microbatch < 2; ++microbatch) accumulate(params, world.rank());
+        families.finish_gradients();
+        EXPECT_TRUE(at::all(params[1].main_grad == 2 * (world.rank() + 1)).item<bool>());
+        families.updated();
+        families.settle();
+        EXPECT_TRUE(at::equal(params[1].data, values({6}, 2)));
+      }
+      ASSERT_EQ(expert.slices.size(), 1u);
+      EXPECT_EQ(expert.slices[0].size(), 6);
+      EXPECT_EQ(families.gathered_bytes() + families.passing_bytes(), 0);
+    });
+  }
+}
+
 TEST(ParamFamilies, ACloneHasValuesAndItsOwnGradientAndNothingElse) {
   const config::Parallel parallel = parallel_of(2);
   for (const config::Sharding& sharding : kStages) {

@@ -17,6 +17,7 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const train::Assembly
   for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
     train::HostBatch host;
     host.numbers.first = iteration * spec.gbs + (m * dp + dp_rank) * spec.mbs;
+    host.numbers.step = iteration;
     host.vocab_size = spec.vocab;
     for (int64_t s = 0; s < spec.mbs; ++s) {
       data::Sample sample;

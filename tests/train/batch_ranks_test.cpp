@@ -87,6 +87,12 @@ TEST(StackSamples, SamplesOfDifferentLengthAreNoBatch) {
   EXPECT_THROW(train::stack_samples(batch, at::kFloat), std::logic_error);
 }
 
+TEST(StackSamples, SamplesWithoutAStepAreNoBatch) {
+  train::HostBatch batch = host_batch(0, 2, false);
+  batch.numbers = train::SampleNumbers{.first = 4};
+  EXPECT_THROW(train::stack_samples(batch, at::kFloat), std::logic_error);
+}
+
 // Layers take what is outside the vocabulary for rows of zeros, so this is where a user hears of it.
 TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
   const auto message_of = [](const std::function<void(train::HostBatch&)>& change) {

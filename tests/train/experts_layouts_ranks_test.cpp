@@ -93,8 +93,8 @@ config::Config with_layout(config::Config config, const ExpertLayout& layout) {
   p.virtual_pipeline_model_parallel_size = layout.vpp;
   p.expert_tensor_parallel_size = layout.etp;
   p.expert_model_parallel_size = layout.ep;
-  const bool by_node = layout.dispatcher == TokenDispatcher::hierarchical && layout.expert_ranks() % 2 == 0;
-  p.expert_ranks_per_node = by_node ? 2 : 0;
+  const bool by_node = layout.dispatcher == TokenDispatcher::hierarchical;
+  p.expert_ranks_per_node = !by_node ? 0 : layout.expert_ranks() % 2 == 0 ? 2 : 1;
   p.sequence_parallel = layout.tp > 1;
   p.overlap_p2p_comm = layout.vpp > 1;
   p.data_parallel_sharding_strategy = layout.sharding;

@@ -44,6 +44,8 @@ config::Config on(config::Config config, const Grid& grid) {
   config.parallel.expert_model_parallel_size = grid.ep;
   config.parallel.data_parallel_sharding_strategy = grid.sharding;
   config.model.moe_token_dispatcher_type = grid.dispatcher;
+  if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
+    config.parallel.expert_ranks_per_node = 2;
   return config;
 }
 

@@ -64,5 +64,26 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
     })) << key;
 }
 
+TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
+  config::Config c = small_gpt();
+  c.model.num_moe_experts = 4;
+  c.model.moe_router_load_balancing_type = "aux_loss,global_aux_loss";
+  c.model.moe_aux_loss_coeff = "0.1,0.1";
+  c.model.moe_expert_capacity_factor = 1;
+  const auto found = [&](int64_t tp, int64_t pp, int64_t world) {
+    c.parallel.tensor_model_parallel_size = tp;
+    c.parallel.pipeline_model_parallel_size = pp;
+    std::string keys;
+    for (const std::string& line : train::layout_dependent(c, world)) keys += line.substr(0, line.find(' ')) + " ";
+    return keys;
+  };
+  EXPECT_EQ(found(1, 4, 4), "");
+  EXPECT_EQ(found(1, 1, 2), "model.moe_router_load_balancing_type ");
+  EXPECT_EQ(found(2, 1, 2), "model.moe_expert_capacity_factor ");
+  EXPECT_EQ(found(2, 1, 4), "model.moe_router_load_balancing_type model.moe_expert_capacity_factor ");
+  c.model.moe_aux_loss_coeff = "0.1,0";
+  EXPECT_EQ(found(1, 1, 2), "");
+}
+
 }  // namespace
 }  // namespace metroplex::test::verify_ranks_test

@@ -171,6 +171,30 @@ TEST(WaysOut, SeveralTogetherAreTriedWhereNoneIsEnough) {
   EXPECT_EQ(hopeless.together->need, 550000) << "all that helps";
 }
 
+// Recompute of whole layers fits alone and is dear; sequence parallelism and remainders fit together for less.
+TEST(WaysOut, TwoThatFitForLessThanOneAreOffered) {
+  const train::Predictor planted = [](const train::RankRequest& request) {
+    const config::Config& c = request.config;
+    train::RankPrediction out;
+    const bool all = c.memory.recomputes_all(), cut = c.parallel.sequence_parallel,
+               rest = c.optim.store_param_remainders;
+    out.memory.peak = 1000000 - (all ? 500000 : 0) - (cut ? 150000 : 0) - (rest ? 150000 : 0);
+    out.model_flops = 1e12;
+    out.flops = 1e12 * (1 + (all ? 0.5 : 0) + (cut ? 0.1 : 0) + (rest ? 0.1 : 0));
+    return out;
+  };
+  const WaysOut found = ways(fit_request(4, kFour, machine(1, 750000)), planted);
+  ASSERT_FALSE(found.single.empty());
+  EXPECT_TRUE(found.single[0].fits);
+  EXPECT_EQ(key_of(found.single[0].settings[0]), "memory.recompute_granularity");
+  ASSERT_TRUE(found.together.has_value());
+  EXPECT_TRUE(found.together->fits);
+  EXPECT_EQ(found.together->need, 700000);
+  EXPECT_NEAR(found.together->cost, 0.2, 1e-3);  // and the gathers of a cut sequence
+  // One of the two is enough alone: no pair has it.
+  EXPECT_FALSE(ways(fit_request(4, kFour, machine(1, 860000)), planted).together.has_value());
+}
+
 // A run that the ranks cannot hold by a little or by much asks about as often.
 TEST(WaysOut, AskABoundedNumberOfTimes) {
   for (const int64_t bytes : {int64_t{1}, int64_t{900000}}) {
@@ -184,7 +208,7 @@ TEST(WaysOut, AskABoundedNumberOfTimes) {
     EXPECT_EQ(calls, 2 * 64);
     calls = 0;
     train::ways_out(request, now, planted);
-    EXPECT_LE(calls, 4 * 2 * 64 + 60 * 3) << "four looks at all pipeline ranks, and 60 at three of them";
+    EXPECT_LE(calls, 5 * 2 * 64 + 80 * 3) << "five looks at all pipeline ranks, and 80 at three of them";
   }
 }
 
