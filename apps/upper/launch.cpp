@@ -19,6 +19,7 @@
 #include "cuda/device.h"
 #include "cuda/kernels/compiled.h"
 #include "program.h"
+#include "upper/stop_signal.h"
 
 namespace metroplex::apps {
 namespace {
@@ -102,8 +103,11 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   options.port = static_cast<uint16_t>(config.run.master_port);
   options.describe = comm::describe_in(grid);
   options.stopped_code = kExitStopped;
+  options.on_signal = [&config](int signal, comm::SignalStage stage) {
+    std::fprintf(stderr, "%s\n", stop_line(signal, stage, !config.checkpoint.save.empty()).c_str());
+  };
   const comm::SpawnResult result = comm::spawn_processes(options);
-  const bool told = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved;  // by rank 0
+  const bool told = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved || result.signal != 0;
   if (result.exit_code != kExitOk && !told) std::fprintf(stderr, "metroplex: %s\n", result.message.c_str());
   return result.exit_code;
 }

@@ -1,33 +1,115 @@
 #include "upper/stop_signal.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/report.h"
+#include "comm/stop_requests.h"
+
 namespace metroplex::apps {
 namespace {
 
-// A signal handler can reach nothing but a global of this type.
-volatile std::sig_atomic_t stop_requested = 0;
+using comm::NoteKind;
+using comm::SignalStage;
+using Line = std::array<char, 256>;
 
-void on_signal(int signal) {
-  stop_requested = 1;
-  std::signal(signal, SIG_DFL);  // a second one is not negotiable
+// What a signal handler needs; it can reach nothing but a global.
+struct StopState {
+  std::atomic<bool> requested{false};
+  comm::SignalCount count;  // of the signals that are no orders of the launcher
+  int launcher_fd = -1;
+  pid_t launcher = -1;
+  bool speaks = true;
+  Line first_term, first_int, again_term, again_int;
+};
+StopState stop_state;
+
+int64_t now_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
+}
+
+void say_line(const Line& line) {
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), ::strnlen(line.data(), line.size()));
+}
+
+[[noreturn]] void end_at_once(int signal) {
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, signal);
+  ::signal(signal, SIG_DFL);
+  ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  ::raise(signal);
+  ::_exit(128 + signal);  // the first process of a container does not die of it
+}
+
+void on_signal(int signal, siginfo_t* info, void*) {
+  const int error = errno;
+  StopState& s = stop_state;
+  const bool order = s.launcher_fd >= 0 && info->si_code == SI_QUEUE && info->si_pid == s.launcher;
+  if (order) {
+    if (info->si_value.sival_int == comm::kOrderEnd) end_at_once(signal);
+    s.requested = true;
+  } else {
+    const comm::StopAction action = s.count.next(now_ms());
+    const bool again = action == comm::StopAction::end;
+    if (action != comm::StopAction::none) {
+      s.requested = true;
+      comm::write_note(s.launcher_fd, {again ? NoteKind::again : NoteKind::signal, signal});
+      const bool term = signal == SIGTERM;
+      if (s.speaks) say_line(again ? (term ? s.again_term : s.again_int) : (term ? s.first_term : s.first_int));
+    }
+    if (again) end_at_once(signal);
+  }
+  errno = error;
+}
+
+Line line_of(int signal, SignalStage stage, bool saves) {
+  const std::string text = stop_line(signal, stage, saves) + "\n";
+  Line line{};
+  text.copy(line.data(), line.size() - 1);
+  return line;
 }
 
 }  // namespace
 
-StopSignal::StopSignal() {
-  stop_requested = 0;
+std::string stop_line(int signal, SignalStage stage, bool saves) {
+  const std::string name = signal == SIGINT ? "SIGINT" : "SIGTERM";
+  if (stage == SignalStage::too_early) return "metroplex: " + name + ": ending at once; there is nothing to save";
+  if (stage == SignalStage::again)
+    return "metroplex: a second " + name + ": ending at once; what was done since the last save is lost";
+  return "metroplex: " + name +
+         (saves ? ": saving and stopping after this step"
+                : ": stopping after this step (checkpoint.save is not set)") +
+         "; a second one ends the run at once, without saving";
+}
+
+void take_stop_signals(const StopOptions& options) {
+  StopState& s = stop_state;
+  s.launcher_fd = options.launcher_fd;
+  s.launcher = ::getppid();
+  s.speaks = options.speaks;
+  s.first_term = line_of(SIGTERM, SignalStage::first, options.saves);
+  s.first_int = line_of(SIGINT, SignalStage::first, options.saves);
+  s.again_term = line_of(SIGTERM, SignalStage::again, options.saves);
+  s.again_int = line_of(SIGINT, SignalStage::again, options.saves);
   struct sigaction action {};
-  action.sa_handler = on_signal;
+  action.sa_sigaction = on_signal;
   sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGTERM, &action, &old_term_);
-  sigaction(SIGINT, &action, &old_int_);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&action.sa_mask, signal);
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
+  comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
 }
 
-StopSignal::~StopSignal() {
-  sigaction(SIGTERM, &old_term_, nullptr);
-  sigaction(SIGINT, &old_int_, nullptr);
-}
-
-bool StopSignal::requested() { return stop_requested != 0; }
+bool stop_requested() { return stop_state.requested; }
 
 }  // namespace metroplex::apps

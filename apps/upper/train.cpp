@@ -1,13 +1,11 @@
 // metroplex train: one training job, from the command line to the exit code.
 #include "upper/commands.h"
 
-#include <csignal>
-
 #include <iostream>
 #include <mutex>
-#include <optional>
 
 #include "base/error.h"
+#include "comm/launch.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "program.h"
@@ -60,6 +58,22 @@ void print_help(const std::string& topic) {
   std::cout << "\n";
 }
 
+// Under our own launcher that one speaks for all ranks, else the first one does.
+StopOptions stop_options(const config::Config& config, int rank) {
+  const auto launch = comm::launch_from_environment();
+  StopOptions options;
+  options.saves = !config.checkpoint.save.empty();
+  options.launcher_fd = launch ? launch->cause_fd : -1;
+  options.speaks = options.launcher_fd < 0 && (!launch || rank == 0);
+  return options;
+}
+
+std::string end_of_stopped(const train::RunSummary& summary) {
+  std::string line = " stopped as asked after iteration " + std::to_string(summary.iteration);
+  if (!summary.last_checkpoint.empty()) line += "; start again with checkpoint.load = " + summary.last_checkpoint;
+  return line;
+}
+
 }  // namespace
 
 int run_train(const std::vector<std::string>& arguments) {
@@ -86,21 +100,22 @@ int run_train(const std::vector<std::string>& arguments) {
 
   ConsoleLog log(config.train.progress, flags.quiet);
   StartCheck start(config, world_size, tokenizer.vocab_size, log);
-  std::optional<StopSignal> stop;  // from the first rank's start on: until then there is nothing to save
   std::once_flag starts;
   train::RunSummary summary;  // of rank 0
   std::mutex mutex;
   const int code = launch_ranks(config, command_line("train", parsed.arguments), [&](const comm::World& world) {
-    std::call_once(starts, [&] { stop.emplace(); });
+    // From the first rank's start on: until then there is nothing to save.
+    std::call_once(starts, [&] { take_stop_signals(stop_options(config, world.rank())); });
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
     }
     if (!start.on_rank(world)) return;
     train::TrainerEnvironment environment;
     environment.log = &log;
-    environment.stop_requested = [] { return StopSignal::requested(); };
+    environment.stop_requested = stop_requested;
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
     const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
+    if (world.rank() == 0 && mine.ending == train::Ending::stopped) log.info(end_of_stopped(mine));
     if (!mine.on_disk.empty() && mine.last_save_failed) std::cerr << "metroplex: " << mine.on_disk << std::endl;
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;

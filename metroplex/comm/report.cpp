@@ -1,8 +1,15 @@
 #include "comm/report.h"
 
+#include <unistd.h>
+
 #include <sstream>
 
 namespace metroplex::comm {
+namespace {
+
+constexpr const char* kNoteWords[] = {"ready", "signal", "again"};  // by NoteKind
+
+}  // namespace
 
 std::string encode(const Report& report) {
   const std::string cause = report.cause.substr(0, 3000);
@@ -21,6 +28,38 @@ std::optional<Report> decode_report(const std::string& text) {
   report.own = whose == "own";
   report.cause = text.substr(line + 1, size);
   return report;
+}
+
+void write_note(int fd, Note note) {
+  if (fd < 0) return;
+  char line[16];
+  size_t size = 0;
+  for (const char* word = kNoteWords[static_cast<size_t>(note.kind)]; *word != '\0'; ++word) line[size++] = *word;
+  line[size++] = ' ';
+  line[size++] = static_cast<char>('0' + note.signal / 10 % 10);
+  line[size++] = static_cast<char>('0' + note.signal % 10);
+  line[size++] = '\n';
+  [[maybe_unused]] const ssize_t written = ::write(fd, line, size);
+}
+
+std::vector<Note> take_notes(std::string& text) {
+  std::vector<Note> notes;
+  for (size_t line = text.find('\n'); line != std::string::npos; line = text.find('\n')) {
+    std::istringstream head(text.substr(0, line));
+    std::string word;
+    Note note;
+    head >> word >> note.signal;
+    bool known = false;
+    for (const NoteKind kind : {NoteKind::ready, NoteKind::signal, NoteKind::again}) {
+      if (word != kNoteWords[static_cast<size_t>(kind)]) continue;
+      note.kind = kind;
+      known = true;
+    }
+    if (!known) break;
+    notes.push_back(note);
+    text.erase(0, line + 1);
+  }
+  return notes;
 }
 
 }  // namespace metroplex::comm

@@ -1,82 +1,22 @@
 #include "comm/spawn.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
 
 #include "base/error.h"
-#include "comm/report.h"
+#include "comm/spawn_child.h"
+#include "comm/stop_requests.h"
 
 namespace metroplex::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct Child {
-  pid_t pid = -1;
-  int cause_fd = -1;
-  bool ended = false;
-  bool killed_by_us = false;
-  bool stopped = false;  // ended with SpawnOptions::stopped_code
-  int status = 0;
-  std::string text;  // what came through cause_fd
-  std::optional<Report> report;
-  int64_t noticed = -1;  // round in which the launcher saw that it fails
-
-  bool failed() const { return ended && status != 0 && !stopped; }
-  bool fails() const { return failed() || report; }
-  // Of those seen to fail in one round, what a rank suffered because of others comes last, and one that something
-  // outside killed first: it is the cause of whatever its peers then ran into.
-  int blame() const {
-    if (report) return report->own ? 1 : 3;
-    if (killed_by_us) return 4;
-    return WIFSIGNALED(status) ? 0 : 2;
-  }
-};
-
-// A socket listening on the loopback; closes itself.
-class Listener {
- public:
-  explicit Listener(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    MPX_CHECK(fd_ >= 0, "comm", "no socket: ", std::strerror(errno));
-    const int one = 1;
-    ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    const bool bound =
-        ::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(fd_, 1024) == 0;
-    if (!bound) {
-      const std::string error = std::strerror(errno);
-      ::close(fd_);
-      throw base::Error("comm", base::concat("port ", port, " of 127.0.0.1 cannot be used: ", error,
-                                             "; choose another port, or 0 for a free one"));
-    }
-    socklen_t size = sizeof address;
-    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
-    port_ = ntohs(address.sin_port);
-  }
-  ~Listener() { ::close(fd_); }
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
-  int fd() const { return fd_; }
-  uint16_t port() const { return port_; }
-
- private:
-  int fd_;
-  uint16_t port_ = 0;
-};
 
 // Signals that the launcher waits for instead of being interrupted by them.
 class WatchedSignals {
@@ -85,8 +25,14 @@ class WatchedSignals {
     sigemptyset(&watched_);
     for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) sigaddset(&watched_, signal);
     pthread_sigmask(SIG_BLOCK, &watched_, &before_);
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &standard, &child_before_);  // inherited as ignored, no child could be waited for
   }
-  ~WatchedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~WatchedSignals() {
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   WatchedSignals(const WatchedSignals&) = delete;
   WatchedSignals& operator=(const WatchedSignals&) = delete;
   const sigset_t& before() const { return before_; }
@@ -98,101 +44,86 @@ class WatchedSignals {
 
  private:
   sigset_t watched_{}, before_{};
+  struct sigaction child_before_ {};
 };
 
-std::vector<std::string> environment_of(int rank, const SpawnOptions& options, const Listener& listener,
-                                        int cause_fd) {
-  std::vector<std::string> variables;
-  bool has_threads = false;
-  bool has_log_level = false;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry;
-    has_threads = has_threads || text.rfind("OMP_NUM_THREADS=", 0) == 0;
-    has_log_level = has_log_level || text.rfind("TORCH_CPP_LOG_LEVEL=", 0) == 0;
-    if (text.rfind("METROPLEX_", 0) != 0 || text.rfind("METROPLEX_DEPS", 0) == 0) variables.push_back(text);
-  }
-  const auto set = [&](const std::string& name, const std::string& value) {
-    variables.push_back(name + "=" + value);
-  };
-  set("METROPLEX_RANK", std::to_string(rank));
-  set("METROPLEX_WORLD_SIZE", std::to_string(options.num_processes));
-  set("METROPLEX_LOCAL_RANK", std::to_string(rank));
-  set("METROPLEX_LOCAL_WORLD_SIZE", std::to_string(options.num_processes));
-  set("METROPLEX_MASTER_ADDR", "127.0.0.1");
-  set("METROPLEX_MASTER_PORT", std::to_string(listener.port()));
-  set("METROPLEX_CAUSE_FD", std::to_string(cause_fd));
-  if (rank == 0) set("METROPLEX_LISTEN_FD", std::to_string(listener.fd()));
-  if (!has_threads) set("OMP_NUM_THREADS", "1");
-  if (!has_log_level) set("TORCH_CPP_LOG_LEVEL", "ERROR");  // a closed connection is told once, by us
-  return variables;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> list;
-  for (std::string& text : strings) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
-
-void keep_over_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
-
-Child start(int rank, const SpawnOptions& options, const Listener& listener, const WatchedSignals& signals) {
-  int pipe_ends[2];
-  MPX_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0, "comm", "no pipe: ", std::strerror(errno));
-  std::vector<std::string> command = options.command;
-  std::vector<std::string> variables = environment_of(rank, options, listener, pipe_ends[1]);
-  const std::vector<char*> argv = pointers(command);
-  const std::vector<char*> envp = pointers(variables);
-  const std::string not_started = encode(Report{true, 127, "the program could not be started"});
-  const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid == 0) {  // only async-signal-safe calls from here to exec
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(127);
-    pthread_sigmask(SIG_SETMASK, &signals.before(), nullptr);
-    keep_over_exec(pipe_ends[1]);
-    if (rank == 0) keep_over_exec(listener.fd());
-    ::execvpe(argv[0], argv.data(), envp.data());
-    [[maybe_unused]] const ssize_t written = ::write(pipe_ends[1], not_started.data(), not_started.size());
-    ::_exit(127);
-  }
-  ::close(pipe_ends[1]);
-  MPX_CHECK(pid > 0, "comm", "rank ", rank, " could not be started: ", std::strerror(errno));
-  ::fcntl(pipe_ends[0], F_SETFL, O_NONBLOCK);
-  Child child;
-  child.pid = pid;
-  child.cause_fd = pipe_ends[0];
-  return child;
-}
-
-void read_report(Child& child) {
+// What the rank has said since: its report is kept, of its notes those about signals come back.
+std::vector<Note> read_words(Child& child) {
   char buffer[4096];
   ssize_t size = 0;
   while ((size = ::read(child.cause_fd, buffer, sizeof buffer)) > 0)
     child.text.append(buffer, static_cast<size_t>(size));
-  if (!child.report) child.report = decode_report(child.text);
+  if (child.report) return {};
+  std::vector<Note> notes = take_notes(child.text);
+  child.ready =
+      child.ready || std::erase_if(notes, [](const Note& note) { return note.kind == NoteKind::ready; }) > 0;
+  child.report = decode_report(child.text);
+  return notes;
 }
 
-// Who has ended, and who has said that it will.
-void look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
+// Who has ended, and who has said that it will. Gives what ranks say of signals.
+std::vector<Note> look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
+  std::vector<Note> all;
   for (Child& child : children) {
     if (child.ended) continue;
     child.ended = ::waitpid(child.pid, &child.status, WNOHANG) == child.pid;
-    read_report(child);
+    const std::vector<Note> notes = read_words(child);
+    all.insert(all.end(), notes.begin(), notes.end());
     if (child.ended) {
       ::close(child.cause_fd);
       child.stopped = WIFEXITED(child.status) && WEXITSTATUS(child.status) == stopped_code;
     }
     if (child.noticed < 0 && child.fails()) child.noticed = round;
   }
+  return all;
 }
 
-void signal_all(std::vector<Child>& children, int signal) {
+void kill_all(std::vector<Child>& children) {
   for (Child& child : children) {
-    if (!child.ended) ::kill(child.pid, signal);
-    if (!child.ended && signal == SIGKILL) child.killed_by_us = true;
+    if (child.ended) continue;
+    ::kill(child.pid, SIGKILL);
+    child.killed_by_us = true;
   }
 }
+
+int64_t milliseconds() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+// Hands on what is asked of a run by signals, as orders that a rank tells from a signal of its own.
+class Orders {
+ public:
+  Orders(const SpawnOptions& options, std::vector<Child>& children) : options_(options), children_(children) {}
+  void heard(int signal) {
+    if (signal == SIGTERM || signal == SIGINT) act(signal, requests_.signal(milliseconds()));
+  }
+  void told(const std::vector<Note>& notes) {
+    for (const Note& note : notes) act(note.signal, requests_.told(note.kind == NoteKind::again));
+  }
+  int ended_by() const { return ended_by_; }
+
+ private:
+  void act(int signal, StopAction action) {
+    if (action == StopAction::none || ended_by_ != 0) return;
+    SignalStage stage = action == StopAction::stop ? SignalStage::first : SignalStage::again;
+    if (action == StopAction::stop && any_unready()) stage = SignalStage::too_early;
+    if (stage != SignalStage::first) ended_by_ = signal;
+    if (options_.on_signal) options_.on_signal(signal, stage);
+    sigval value{};
+    value.sival_int = stage == SignalStage::first ? kOrderStop : kOrderEnd;
+    for (const Child& child : children_) {
+      if (!child.ended) ::sigqueue(child.pid, signal, value);
+    }
+  }
+  bool any_unready() const {
+    return std::any_of(children_.begin(), children_.end(), [](const Child& c) { return !c.ended && !c.ready; });
+  }
+
+  const SpawnOptions& options_;
+  std::vector<Child>& children_;
+  StopRequests requests_;
+  int ended_by_ = 0;
+};
 
 template <class Which>
 bool any(const std::vector<Child>& children, Which which) {
@@ -248,20 +179,28 @@ SpawnResult spawn_processes(const SpawnOptions& options) {
   std::vector<Child> children;
   try {
     for (int rank = 0; rank < options.num_processes; ++rank)
-      children.push_back(start(rank, options, listener, signals));
+      children.push_back(start_child(rank, options, listener, signals.before()));
   } catch (...) {
-    signal_all(children, SIGKILL);
+    kill_all(children);
     for (Child& child : children) ::waitpid(child.pid, nullptr, 0);
     throw;
   }
+  Orders orders(options, children);
   std::optional<Clock::time_point> failed_at;
   for (int64_t round = 0; any(children, [](const Child& child) { return !child.ended; }); ++round) {
-    if (signals.next() == SIGTERM) signal_all(children, SIGTERM);
-    look_after(children, round, options.stopped_code);
-    if (!failed_at && any(children, [](const Child& child) { return child.failed(); })) failed_at = Clock::now();
-    if (failed_at && Clock::now() - *failed_at > options.grace) signal_all(children, SIGKILL);
+    orders.heard(signals.next());
+    orders.told(look_after(children, round, options.stopped_code));
+    const bool fails = orders.ended_by() != 0 || any(children, [](const Child& child) { return child.failed(); });
+    if (!failed_at && fails) failed_at = Clock::now();
+    if (failed_at && Clock::now() - *failed_at > options.grace) kill_all(children);
   }
-  return result_of(children, options);
+  SpawnResult result = result_of(children, options);
+  if (orders.ended_by() != 0 && result.rank >= 0) {
+    result.signal = orders.ended_by();
+    result.exit_code = 128 + result.signal;
+    result.message = base::concat("ended by ", strsignal(result.signal));
+  }
+  return result;
 }
 
 }  // namespace metroplex::comm

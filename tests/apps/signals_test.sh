@@ -37,7 +37,6 @@ children() { grep -l "^PPid:[[:space:]]*$job$" /proc/[0-9]*/status 2> /dev/null 
 echo "SIGTERM and SIGINT save and end with code 16; the run can be resumed"
 for form in threads gloo; do
   for signal in TERM INT; do
-    [ $form = threads ] || [ $signal = TERM ] || continue
     # A background job of a script ignores SIGINT unless it is told otherwise: only the default is of interest here.
     layout=(--nproc 2 --backend $form --checkpoint.save=$form$signal --checkpoint.save_interval=1000000)
     if [ $signal = INT ]; then set -m; fi
@@ -53,6 +52,95 @@ for form in threads gloo; do
     holds "$form, SIG$signal: saved iteration $saved in $took ms, exit 16, resumed at $((saved + 1))"
   done
 done
+
+# ends_saved NAME: as a first signal ends a run, with one line that says so.
+ends_saved() {
+  ended_with 16 "$1" 10
+  [ "$(grep -c 'saving and stopping after this step' err)" = 1 ] || fail "$1: not one line says what the signal does"
+  grep -q '^ saved checkpoint' out && grep -q '^ stopped as asked after iteration' out || fail "$1: nothing was saved"
+  rm -rf "$1"
+}
+# The first of its ranks, or the run itself where they are threads.
+first_rank() {
+  local ranks
+  ranks=$(children)
+  echo "${ranks%%$'\n'*}"
+}
+echo "One signal is one request, to whomever it is sent: the run is saved and ends with code 16"
+for form in threads gloo; do
+  for target in group launcher rank timeout; do
+    [ "$form $target" != "threads rank" ] || continue
+    for turn in 1 2 3 4 5; do
+      name=one_${form}_$target$turn
+      layout=("${long[@]}" --nproc 2 --backend $form --checkpoint.save=$name --checkpoint.save_interval=1000000)
+      set -m # a group of its own
+      if [ $target = timeout ]; then
+        rm -f $name.out
+        timeout -k 20 8 "$metroplex" train "${layout[@]}" > $name.out 2> $name.err < /dev/null &
+        job=$!
+      else
+        start $name "${layout[@]}"
+      fi
+      set +m
+      signal=$([ $((turn % 2)) = 1 ] && echo TERM || echo INT)
+      case $target in
+        group) kill -$signal -- -$job ;;
+        launcher) kill -$signal $job ;;
+        rank) kill -$signal "$(first_rank)" ;;
+        timeout)
+          for _ in $(seq 100); do
+            grep -qs 'iteration  *3/' $name.out && break
+            sleep 0.1
+          done
+          kill -TERM $job # it hands it on to its child, and to its group, as at its own time
+          code=0
+          wait $job || code=$?
+          [ $code = 16 ] || { cp $name.err err; fail "under timeout the run ended with $code"; }
+          grep -q '^ saved checkpoint' $name.out || fail "nothing was saved"
+          held
+          continue
+          ;;
+      esac
+      ends_saved $name
+    done
+    holds "$form, to the $target: five times saved, exit 16"
+  done
+done
+
+echo "A second signal says what it does, and ends the run at once"
+# Steps of some seconds, so that the first signal is still waited for.
+slow=("${long[@]}" --train.global_batch_size=4000 --train.log_interval=1)
+for form in threads gloo; do
+  for target in group launcher rank; do
+    [ "$form $target" != "threads rank" ] || continue
+    name=twice_${form}_$target
+    set -m
+    "$metroplex" train "${slow[@]}" --nproc 2 --backend $form --checkpoint.save=$name --checkpoint.save_interval=1000000 > $name.out 2> $name.err < /dev/null &
+    job=$!
+    set +m
+    for _ in $(seq 300); do
+      grep -qs 'iteration  *1/' $name.out && break
+      sleep 0.1
+    done
+    to=$job
+    [ $target != group ] || to=-$job
+    [ $target != rank ] || to=$(first_rank)
+    kill -TERM -- "$to"
+    sleep 0.4
+    kill -TERM -- "$to"
+    ended_with 143 $name 2
+    [ "$(grep -c 'a second SIGTERM: ending at once; what was done since the last save is lost' err)" = 1 ] || fail "the second signal is not told once"
+    ! grep -q 'failed: killed by signal' err || fail "an end that was asked for is called a failure"
+    [ ! -e $name/latest ] || fail "it saved"
+    holds "$form, to the $target: ended after $took ms, exit 143"
+  done
+done
+
+echo "A launcher that inherits SIGCHLD as ignored still sees its ranks end"
+code=0
+timeout -k 5 60 env --ignore-signal=CHLD "$metroplex" train "${tiny[@]}" --nproc 2 --backend gloo --train.train_iters=4 > out 2> err < /dev/null || code=$?
+[ $code = 0 ] || fail "with SIGCHLD ignored the run ended with $code"
+holds "two ranks trained, and ended"
 
 echo "SIGTERM in an evaluation stops it, saves what was trained since the last save, and ends with code 16"
 for form in threads gloo; do

@@ -68,7 +68,7 @@ void GlooState::end_monitor() {
 void GlooState::choose_addresses() {
   if (!options_.interface.empty()) {
     addresses_ = addresses_of(options_.interface, options_.interface_source);
-  } else if (is_loopback(options_.master_addr)) {
+  } else if (is_loopback(options_.master_addr) || !options_.other_machines) {
     addresses_ = {"127.0.0.1"};
   } else {
     addresses_ = {address_towards(options_.master_addr, options_.other_machines)};

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <sstream>
 
 #include "base/error.h"
 #include "comm/network.h"
@@ -16,9 +17,13 @@
 namespace metroplex::comm {
 namespace {
 
-// A message: one letter, the length in four bytes, the text.
 constexpr char kHello = 'h', kCause = 'c', kDone = 'd', kOver = 'o';
-constexpr size_t kHead = 5, kLongest = 1 << 16;
+
+// Who connects and does not say who it is: how many are borne, for how long, and for how long where they are too
+// many.
+constexpr std::ptrdiff_t kMostStrangers = 256;
+constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
+constexpr std::chrono::milliseconds kPause{100};  // of accepting, when the process has no more files
 
 std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
 
@@ -58,7 +63,8 @@ void WatchTree::stop() {
 void WatchTree::listen() {
   const auto [fd, port] = listen_at(options_.address);
   listen_fd_ = fd;
-  options_.publish(place_key(options_.rank), options_.address + " " + std::to_string(port));
+  secret_ = random_secret();
+  options_.publish(place_key(options_.rank), options_.address + " " + std::to_string(port) + " " + secret_);
 }
 
 void WatchTree::join_parent() {
@@ -72,10 +78,11 @@ void WatchTree::join_parent() {
               " did not start within ", static_cast<double>(options_.timeout.count()) / 1000, " s");
     std::this_thread::sleep_for(pause);
   }
-  const size_t space = place->find(' ');
-  const std::string address = place->substr(0, space);
-  std::string error;
-  const int fd = connect_to(address, static_cast<uint16_t>(std::stoi(place->substr(space + 1))), kSilence, error);
+  std::istringstream words(*place);
+  std::string address, secret, error;
+  uint16_t port = 0;
+  words >> address >> port >> secret;
+  const int fd = connect_to(address, port, kSilence, error);
   if (fd < 0) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
     throw PeerFailure(options_.describe(parent) + " died, or cannot be reached at " + address + " (" + error +
@@ -84,10 +91,10 @@ void WatchTree::join_parent() {
   prepare_socket(fd, kSilence);
   {
     const std::lock_guard lock(mutex_);
-    Link& link = links_[fd];
+    WatchLink& link = links_[fd];
     link.rank = parent;
-    put(link, kHello, std::to_string(options_.rank) + "/" + std::to_string(options_.world_size));
-    if (cause_) put(link, kCause, *cause_);  // of a child that came and went
+    link.put(kHello, secret + " " + std::to_string(options_.rank) + "/" + std::to_string(options_.world_size));
+    if (cause_) link.put(kCause, *cause_);  // of a child that came and went
   }
   wake();
 }
@@ -122,18 +129,11 @@ void WatchTree::leave() {
 void WatchTree::spread(const std::string& cause, int except_fd) {
   cause_ = cause;
   for (auto& [fd, link] : links_) {
-    if (fd != except_fd && link.rank >= 0) put(link, kCause, cause);
+    if (fd != except_fd && link.rank >= 0) link.put(kCause, cause);
   }
 }
 
-void WatchTree::put(Link& link, char kind, const std::string& text) {
-  const auto size = static_cast<uint32_t>(std::min(text.size(), kLongest));
-  link.out += kind;
-  for (int shift = 0; shift < 32; shift += 8) link.out += static_cast<char>(size >> shift & 0xff);
-  link.out += text.substr(0, size);
-}
-
-void WatchTree::flush(int fd, Link& link) {
+void WatchTree::flush(int fd, WatchLink& link) {
   while (!link.out.empty()) {
     const ssize_t sent = ::send(fd, link.out.data(), link.out.size(), MSG_NOSIGNAL);
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
@@ -150,8 +150,8 @@ void WatchTree::settle() {
   said_done_ = true;
   over_ = options_.rank == 0;
   for (auto& [fd, link] : links_) {
-    if (over_) put(link, kOver, "");
-    else if (link.rank == tree_parent(options_.rank)) put(link, kDone, "");
+    if (over_) link.put(kOver, "");
+    else if (link.rank == tree_parent(options_.rank)) link.put(kDone, "");
   }
 }
 
@@ -159,18 +159,20 @@ void WatchTree::work() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
     settle();
-    std::vector<pollfd> waiting{{wake_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}};
+    turn_strangers_away();
+    std::vector<pollfd> waiting{{wake_fd_, POLLIN, 0}, {accepting() ? listen_fd_ : -1, POLLIN, 0}};
     for (auto& [fd, link] : links_) {
       flush(fd, link);
       waiting.push_back({fd, static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
     }
+    const int patience = num_strangers() > 0 || out_of_files_ ? static_cast<int>(kPause.count()) : -1;
     changed_.notify_all();
     lock.unlock();
     if (heard_) {  // after it was handed on
       options_.on_failure(*heard_);
       heard_.reset();
     }
-    ::poll(waiting.data(), waiting.size(), -1);
+    ::poll(waiting.data(), waiting.size(), patience);
     lock.lock();
     uint64_t count = 0;
     if (waiting[0].revents != 0) [[maybe_unused]]
@@ -182,9 +184,36 @@ void WatchTree::work() {
   }
 }
 
+std::ptrdiff_t WatchTree::num_strangers() const {
+  return std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.rank < 0; });
+}
+
+bool WatchTree::accepting() const {
+  return listen_fd_ >= 0 && num_strangers() < kMostStrangers && (!out_of_files_ || Clock::now() >= *out_of_files_);
+}
+
+// Strangers that said nothing in their time; all of them, and the port with them, once every child is here.
+void WatchTree::turn_strangers_away() {
+  const bool all_here = joined_.size() == children_.size();
+  const bool crowd = num_strangers() >= kMostStrangers || out_of_files_;
+  const auto time = crowd ? kHelloTimeInACrowd : kHelloTime;
+  for (auto entry = links_.begin(); entry != links_.end();) {
+    const auto [fd, link] = *entry++;
+    if (link.rank < 0 && (all_here || Clock::now() - link.since > time)) drop(fd);
+  }
+  if (out_of_files_ && Clock::now() >= *out_of_files_) out_of_files_.reset();
+  if (!all_here || listen_fd_ < 0) return;
+  ::close(listen_fd_);
+  listen_fd_ = -1;
+}
+
 void WatchTree::accept_child() {
   const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) return;
+  if (fd < 0) {
+    const bool passing = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;
+    if (!passing) out_of_files_ = Clock::now() + kPause;  // the connection stays and would wake us at once again
+    return;
+  }
   prepare_socket(fd, kSilence);
   links_[fd] = {};
 }
@@ -192,22 +221,18 @@ void WatchTree::accept_child() {
 void WatchTree::read_from(int fd) {
   const auto found = links_.find(fd);
   if (found == links_.end()) return;
-  Link& link = found->second;
+  WatchLink& link = found->second;
   char buffer[4096];
   ssize_t size = 0;
-  while ((size = ::recv(fd, buffer, sizeof buffer, 0)) > 0) link.in.append(buffer, static_cast<size_t>(size));
-  const bool ended = size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-  while (link.in.size() >= kHead) {
-    uint32_t length = 0;
-    for (int byte = 0; byte < 4; ++byte)
-      length |= static_cast<uint32_t>(static_cast<unsigned char>(link.in[1 + static_cast<size_t>(byte)])) << 8 * byte;
-    if (length > kLongest) return drop(fd);
-    if (link.in.size() < kHead + length) break;
-    const char kind = link.in[0];
-    const std::string text = link.in.substr(kHead, length);
-    link.in.erase(0, kHead + length);
-    if (!handle(fd, link, kind, text)) return drop(fd);
+  while ((size = ::recv(fd, buffer, std::min(sizeof buffer, link.room()), 0)) > 0) {
+    link.in.append(buffer, static_cast<size_t>(size));
+    bool refused = false;
+    while (const auto message = link.take(refused)) {
+      if (!handle(fd, link, *message)) return drop(fd);
+    }
+    if (refused) return drop(fd);
   }
+  const bool ended = size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
   if (!ended) return;
   const int rank = link.rank;
   drop(fd);
@@ -223,24 +248,26 @@ void WatchTree::drop(int fd) {
 }
 
 // False: this is none of our ranks.
-bool WatchTree::handle(int fd, Link& link, char kind, const std::string& text) {
+bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
   if (link.rank < 0) {
-    const std::string world = "/" + std::to_string(options_.world_size);
     for (const int child : children_) {
-      if (kind == kHello && text == std::to_string(child) + world) link.rank = child;
+      const std::string hello = secret_ + " " + std::to_string(child) + "/" + std::to_string(options_.world_size);
+      if (message.kind != kHello || !equal_secrets(message.text, hello) || joined_.contains(child)) continue;
+      link.rank = child;
+      joined_.insert(child);
     }
-    if (link.rank >= 0 && cause_) put(link, kCause, *cause_);
+    if (link.rank >= 0 && cause_) link.put(kCause, *cause_);
     return link.rank >= 0;
   }
-  if (kind == kCause && !cause_) {
-    spread(text, fd);
-    heard_ = text;
-  } else if (kind == kDone) {
+  if (message.kind == kCause && !cause_) {
+    spread(message.text, fd);
+    heard_ = message.text;
+  } else if (message.kind == kDone) {
     link.done = true;
-  } else if (kind == kOver) {
+  } else if (message.kind == kOver) {
     over_ = true;
     for (auto& [other, child] : links_) {
-      if (other != fd && child.rank >= 0) put(child, kOver, "");
+      if (other != fd && child.rank >= 0) child.put(kOver, "");
     }
   }
   return true;

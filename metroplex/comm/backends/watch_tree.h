@@ -3,7 +3,9 @@
 // and a machine that falls silent is given up by the kernel after kSilence: the neighbours name it and pass it on,
 // and so does a rank that fails by itself with its cause. The ranks also leave together through the tree.
 //
-// Nobody polls: without a failure the connections carry one message when the run begins and two when it ends.
+// The port of a rank is open until its children are there. Who comes without the secret, which the store tells, is
+// sent away; neither what it says nor how many come is kept. Without a failure the connections then carry one message
+// when the run begins and two when it ends.
 #pragma once
 
 #include <chrono>
@@ -12,10 +14,12 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/backends/watch_link.h"
 #include "comm/failure.h"
 
 namespace metroplex::comm {
@@ -52,25 +56,23 @@ class WatchTree {
   static constexpr std::chrono::seconds kSilence{20};
 
  private:
-  struct Link {
-    int rank = -1;  // -1: has not said who it is
-    std::string in, out;
-    bool done = false;  // a child whose whole subtree is leaving
-  };
+  using Clock = std::chrono::steady_clock;
 
   void listen();
   void join_parent();
   void stop();
   // Of the watching thread, under the lock.
   void work();
+  std::ptrdiff_t num_strangers() const;
+  bool accepting() const;
+  void turn_strangers_away();
   void accept_child();
   void read_from(int fd);
-  bool handle(int fd, Link& link, char kind, const std::string& text);
+  bool handle(int fd, WatchLink& link, const WatchMessage& message);
   void drop(int fd);
   void spread(const std::string& cause, int except_fd);
   void settle();
-  void put(Link& link, char kind, const std::string& text);
-  void flush(int fd, Link& link);
+  void flush(int fd, WatchLink& link);
   void wake();
   bool flushed() const;
 
@@ -79,10 +81,13 @@ class WatchTree {
   int listen_fd_ = -1, wake_fd_ = -1;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Link> links_;                                                  // by socket
+  std::map<int, WatchLink> links_;                                             // by socket
   bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over: all are leaving
   std::optional<std::string> cause_;
-  std::optional<std::string> heard_;  // the watching thread's own: to be given to on_failure
+  std::optional<std::string> heard_;               // the watching thread's own: to be given to on_failure
+  std::string secret_;                             // of the hellos; published beside the port
+  std::set<int> joined_;                           // children that came
+  std::optional<Clock::time_point> out_of_files_;  // until then nobody is accepted
   std::thread thread_;
 };
 

@@ -1,0 +1,271 @@
+// The watch over the other ranks, its trees in one process around a store that is a map.
+#include "comm/backends/watch_tree.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/network.h"
+
+namespace metroplex::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+class WatchWorld {
+ public:
+  explicit WatchWorld(int size) : size_(size), heard_(static_cast<size_t>(size)) {}
+  std::unique_ptr<WatchTree> join(int rank) {
+    WatchOptions options;
+    options.rank = rank;
+    options.world_size = size_;
+    options.address = "127.0.0.1";
+    options.timeout = 20s;
+    options.publish = [this](const std::string& key, const std::string& value) {
+      const std::lock_guard lock(mutex_);
+      store_[key] = value;
+    };
+    options.look_up = [this](const std::string& key) -> std::optional<std::string> {
+      const std::lock_guard lock(mutex_);
+      const auto found = store_.find(key);
+      return found == store_.end() ? std::nullopt : std::optional(found->second);
+    };
+    options.on_failure = [this, rank](const std::string& cause) {
+      const std::lock_guard lock(mutex_);
+      heard_[static_cast<size_t>(rank)].push_back(cause);
+    };
+    return std::make_unique<WatchTree>(std::move(options));
+  }
+  // What `rank` has heard, once there is something or two seconds have passed.
+  std::vector<std::string> heard(int rank) {
+    for (int i = 0; i < 200; ++i) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (!heard_[static_cast<size_t>(rank)].empty()) return heard_[static_cast<size_t>(rank)];
+      }
+      std::this_thread::sleep_for(10ms);
+    }
+    return {};
+  }
+  std::vector<std::string> heard_so_far(int rank) {
+    const std::lock_guard lock(mutex_);
+    return heard_[static_cast<size_t>(rank)];
+  }
+  uint16_t port_of(int rank) {
+    const std::lock_guard lock(mutex_);
+    std::istringstream words(store_.at("watch/" + std::to_string(rank)));
+    std::string address;
+    int port = 0;
+    words >> address >> port;
+    return static_cast<uint16_t>(port);
+  }
+
+ private:
+  const int size_;
+  std::mutex mutex_;
+  std::map<std::string, std::string> store_;
+  std::vector<std::vector<std::string>> heard_;
+};
+
+using Causes = std::vector<std::string>;
+
+int stranger_at(uint16_t port) {
+  std::string error;
+  return connect_to("127.0.0.1", port, 2s, error);
+}
+
+void say(int fd, const std::string& bytes) {
+  [[maybe_unused]] const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+// Whether the other side has closed, waiting a second for it.
+bool turned_away(int fd) {
+  for (int i = 0; i < 100; ++i) {
+    char byte = 0;
+    const ssize_t size = ::recv(fd, &byte, 1, MSG_DONTWAIT);
+    if (size == 0 || (size < 0 && errno != EAGAIN)) return true;
+    std::this_thread::sleep_for(10ms);
+  }
+  return false;
+}
+
+std::string message(char kind, const std::string& text) {
+  WatchLink link;
+  link.put(kind, text);
+  return link.out;
+}
+
+// Two ranks join the first, all leave, and nobody has failed.
+void expect_a_whole_run(WatchWorld& world, WatchTree& first) {
+  const auto one = world.join(1), two = world.join(2);
+  std::thread a([&] { one->leave(); }), b([&] { two->leave(); });
+  first.leave();
+  a.join();
+  b.join();
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{}) << rank;
+}
+
+TEST(WatchPort, WhoDoesNotKnowTheSecretIsTurnedAwayAndTheRunGoesOn) {
+  WatchWorld world(3);
+  const auto first = world.join(0);
+  const uint16_t port = world.port_of(0);
+  const std::string hello = message('h', base::concat(std::string(32, '0'), " 1/3"));
+  for (const std::string& bytes :
+       {hello, message('h', "1/3"), message('c', "rank 1 failed"), std::string("h\xff\xff\xff\x7f"),
+        std::string("h\x61\0\0\0", 5), std::string("GET / HTTP/1.1\r\n\r\n")}) {
+    const int fd = stranger_at(port);
+    ASSERT_GE(fd, 0);
+    say(fd, bytes);
+    EXPECT_TRUE(turned_away(fd)) << testing::PrintToString(bytes);
+    ::close(fd);
+  }
+  const int half = stranger_at(port);
+  say(half, hello.substr(0, 7));
+  const int gone = stranger_at(port);
+  say(gone, hello.substr(0, 7));
+  ::close(gone);
+  expect_a_whole_run(world, *first);
+  EXPECT_TRUE(turned_away(half));
+  ::close(half);
+}
+
+TEST(WatchPort, IsClosedOnceTheChildrenAreThere) {
+  WatchWorld world(3);
+  const auto first = world.join(0);
+  const uint16_t port = world.port_of(0);
+  const auto one = world.join(1), two = world.join(2);
+  int fd = 0;
+  for (int i = 0; i < 200 && fd >= 0; ++i) {
+    fd = stranger_at(port);
+    if (fd >= 0) ::close(fd);
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_LT(fd, 0);
+  std::thread a([&] { one->leave(); }), b([&] { two->leave(); });
+  first->leave();
+  a.join();
+  b.join();
+}
+
+struct FileLimit {
+  rlimit before{};
+  FileLimit() { ::getrlimit(RLIMIT_NOFILE, &before); }
+  ~FileLimit() { set(before.rlim_cur); }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+  void set(rlim_t soft) const {
+    const rlimit limit{soft, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+};
+
+size_t resident_kib() {
+  FILE* const file = std::fopen("/proc/self/statm", "r");
+  long all = 0, resident = 0;
+  const int read = std::fscanf(file, "%ld %ld", &all, &resident);
+  std::fclose(file);
+  return read == 2 ? static_cast<size_t>(resident) * 4 : 0;
+}
+
+TEST(WatchPort, TwoThousandConnectionsAndAFloodAreBorne) {
+  const FileLimit limit;
+  limit.set(std::min<rlim_t>(limit.before.rlim_max, 8192));
+  WatchWorld world(3);
+  const auto first = world.join(0);
+  const uint16_t port = world.port_of(0);
+  const size_t before = resident_kib();
+  std::vector<int> strangers;
+  for (int i = 0; i < 2000; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ASSERT_GE(fd, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+    say(fd, std::string(60000, 'x'));
+    strangers.push_back(fd);
+  }
+  std::this_thread::sleep_for(200ms);
+  EXPECT_LT(resident_kib(), before + 32 * 1024);
+  for (const int fd : strangers) ::close(fd);
+  expect_a_whole_run(world, *first);
+}
+
+double processor_seconds() {
+  rusage use{};
+  ::getrusage(RUSAGE_SELF, &use);
+  return static_cast<double>(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+         1e-6 * static_cast<double>(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+TEST(WatchPort, WithoutFilesLeftItWaitsInsteadOfSpinning) {
+  WatchWorld world(3);
+  const auto first = world.join(0);
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(world.port_of(0));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  {
+    const FileLimit limit;
+    limit.set(3);
+    ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(600ms);
+    EXPECT_LT(processor_seconds() - before, 0.2);
+  }
+  ::close(fd);
+  expect_a_whole_run(world, *first);
+}
+
+TEST(WatchTree, OfTwoFailuresEveryRankHearsTheFirstOnce) {
+  WatchWorld world(10);
+  std::vector<std::unique_ptr<WatchTree>> trees;
+  for (int rank = 0; rank < 10; ++rank) trees.push_back(world.join(rank));
+  trees[9]->tell("rank 9 failed");
+  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard(rank), Causes{"rank 9 failed"}) << rank;
+  trees[3]->tell("rank 3 failed too");
+  trees[9].reset();
+  trees[1].reset();  // one that dies of it
+  std::this_thread::sleep_for(200ms);
+  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{"rank 9 failed"}) << rank;
+  EXPECT_EQ(world.heard_so_far(9), Causes{});
+  trees[0]->leave();  // does not wait for anybody
+}
+
+TEST(WatchTree, WhoJoinsLateHearsOfAFailureBeforeIt) {
+  WatchWorld world(10);
+  std::vector<std::unique_ptr<WatchTree>> trees;
+  for (int rank = 0; rank < 9; ++rank) trees.push_back(world.join(rank));
+  trees[2]->tell("rank 2 failed");
+  EXPECT_EQ(world.heard(8), Causes{"rank 2 failed"});
+  const auto late = world.join(9);
+  EXPECT_EQ(world.heard(9), Causes{"rank 2 failed"});
+}
+
+TEST(WatchTree, AFailureBelowARankThatHasNotJoinedYetGoesUpWhenItJoins) {
+  WatchWorld world(10);
+  std::unique_ptr<WatchTree> eight;
+  std::thread joining([&] { eight = world.join(8); });  // waits for rank 0
+  {
+    const auto nine = world.join(9);
+    nine->tell("rank 9 failed");
+  }
+  EXPECT_EQ(world.heard(8), Causes{"rank 9 failed"});
+  const auto zero = world.join(0);
+  joining.join();
+  EXPECT_EQ(world.heard(0), Causes{"rank 9 failed"});
+}
+
+}  // namespace
+}  // namespace metroplex::comm
