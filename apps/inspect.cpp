@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
+#include "files/json_text.h"
 #include "files/safetensors.h"
 #include "parse.h"
 
@@ -80,15 +81,20 @@ OrderedJson describe_checkpoint(const files::Manifest& manifest, const std::stri
   return json;
 }
 
+// As a file may hold anything: without what a terminal would obey.
+std::string shown(const OrderedJson& entry, const char* key) {
+  return files::printable(entry.at(key).get_ref<const std::string&>());
+}
+
 void print_tensors(const OrderedJson& tensors) {
   size_t name_width = 4, kind_width = 4;
   for (const OrderedJson& tensor : tensors) {
-    name_width = std::max(name_width, tensor.at("name").get_ref<const std::string&>().size());
-    kind_width = std::max(kind_width, tensor.at("kind").get_ref<const std::string&>().size());
+    name_width = std::max(name_width, shown(tensor, "name").size());
+    kind_width = std::max(kind_width, shown(tensor, "kind").size());
   }
   for (const OrderedJson& tensor : tensors) {
-    std::cout << "  " << pad(tensor.at("name"), name_width) << "  " << pad(tensor.at("kind"), kind_width) << "  "
-              << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
+    std::cout << "  " << pad(shown(tensor, "name"), name_width) << "  " << pad(shown(tensor, "kind"), kind_width)
+              << "  " << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
     if (tensor.contains("pieces"))
       std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");
     std::cout << '\n';
@@ -104,8 +110,8 @@ void print_checkpoint(const OrderedJson& json, bool with_config) {
             << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
             << json.at("files").size() << " files, " << bytes_text(json.at("bytes").get<double>()) << '\n';
   for (const OrderedJson& file : json.at("files")) {
-    std::cout << "  " << file.at("name").get<std::string>() << "  " << bytes_text(file.at("bytes").get<double>())
-              << "  " << file.at("checksum").get<std::string>() << '\n';
+    std::cout << "  " << shown(file, "name") << "  " << bytes_text(file.at("bytes").get<double>()) << "  "
+              << file.at("checksum").get<std::string>() << '\n';
   }
   print_tensors(json.at("tensors"));
   if (with_config) print_config(json);
@@ -257,7 +263,7 @@ int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) 
                     {"max_absolute",
                      std::isfinite(row.max_absolute) ? OrderedJson(row.max_absolute) : OrderedJson("infinite")}});
     if (options.json || same) continue;
-    std::cout << "  " << row.name << " (" << row.kind << "): ";
+    std::cout << "  " << files::printable(row.name) << " (" << files::printable(row.kind) << "): ";
     if (row.problem.empty()) {
       std::cout << row.different_elements << " of " << row.elements << " elements differ, at most by "
                 << row.max_absolute << '\n';

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <thread>
 
@@ -14,6 +13,8 @@
 #include "apps/parse.h"
 #include "base/error.h"
 #include "data/preprocess.h"
+#include "files/checksum.h"
+#include "files/file_system.h"
 #include "text/load_tokenizer.h"
 
 namespace metroplex::apps {
@@ -55,6 +56,7 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--vocab-file", a.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
   app.add_option("--merge-file", a.merge_file, "GPT-2's merges.txt")->type_name("PATH");
   app.add_flag("--append-eod", a.options.append_eod, "put the end-of-document token behind every document");
+  app.add_flag("--overwrite", a.options.overwrite, "replace a dataset of other input or options");
   app.add_option("--workers", a.options.workers, "threads; all cores where left out")->check(CLI::PositiveNumber);
   app.add_option("--partition", a.partition,
                  "take only the I-th of N shares of the input, counted from 0; --merge joins them")
@@ -102,19 +104,30 @@ class ProgressLine {
   Clock::time_point start_ = Clock::now(), last_ = start_;
 };
 
-data::Encoder encoder_of(const text::Tokenizer& tokenizer, const Arguments& a) {
+// A checksum of what is in a file, or in the files of a folder: a tokenizer trained anew in the same place is another
+// job. Of folders in it nothing is read (text/load_tokenizer.h).
+std::string content_of(files::FileSystem& disk, const std::string& path) {
+  if (path.empty() || !disk.exists(path)) return "";
+  if (!disk.is_directory(path)) {
+    const files::Bytes bytes = disk.map(path);
+    return files::to_hex(files::checksum(bytes.data, bytes.size));
+  }
+  std::string all;
+  for (const std::string& name : disk.list(path)) {
+    const std::string file = files::join_path(path, name);
+    if (!disk.is_directory(file) && disk.exists(file)) all += name + " " + content_of(disk, file) + "\n";
+  }
+  return all;
+}
+
+data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokenizer, const Arguments& a) {
   data::Encoder encoder;
   encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
   encoder.vocab_size = tokenizer.vocab_size();
   encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
-  // The files' sizes stand for their content: a tokenizer trained anew in the same place is another job.
   encoder.description = tokenizer.name() + " " + a.tokenizer_type;
-  for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file}) {
-    std::error_code error;
-    const auto size = std::filesystem::is_regular_file(path, error) ? std::filesystem::file_size(path, error) : 0;
-    const auto time = size > 0 ? std::filesystem::last_write_time(path, error).time_since_epoch().count() : 0;
-    encoder.description += fmt::format(" '{}' {} {}", path, size, time);
-  }
+  for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file})
+    encoder.description += fmt::format(" '{}' {}", path, content_of(disk, path));
   return encoder;
 }
 
@@ -130,6 +143,11 @@ int run_preprocess(const std::vector<std::string>& arguments) {
 
   files::PosixFileSystem disk;
   if (!a.merge.empty()) {
+    for (const char* end : {".bin", ".idx"}) {
+      const std::string file = a.options.output_prefix + end;
+      MPX_CHECK(a.options.overwrite || !disk.exists(file), "data", "'", file,
+                "' is there already; choose another --output-prefix, or give --overwrite to replace that dataset");
+    }
     data::merge_datasets(disk, a.merge, a.options.output_prefix);
     std::cout << fmt::format("{}.bin and .idx: {} datasets joined\n", a.options.output_prefix, a.merge.size());
     return 0;
@@ -143,7 +161,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   const auto tokenizer = text::load_tokenizer(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file);
   ProgressLine line;
   a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
-  const auto done = data::preprocess(disk, a.options, encoder_of(*tokenizer, a));
+  const auto done = data::preprocess(disk, a.options, encoder_of(disk, *tokenizer, a));
   line.end();
   const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
   if (done.bytes_resumed > 0)

@@ -22,6 +22,10 @@ void collect(files::FileSystem& disk, const std::string& path, TextFormat format
     for (const std::string& name : disk.list(path)) collect(disk, files::join_path(path, name), format, out);
     return;
   }
+  MPX_CHECK(
+      format != TextFormat::by_name || !(ends_with(path, ".bin") || ends_with(path, ".idx")), "data", "'", path,
+      "' is a file of a token dataset by its name, not text; join finished datasets with --merge PREFIXES, or give "
+      "--format text if it is text all the same");
   const bool named = ends_with(path, ".jsonl") || ends_with(path, ".ndjson") || ends_with(path, ".json");
   out.push_back({path, format == TextFormat::jsonl || (format == TextFormat::by_name && named), disk.map(path)});
 }

@@ -44,6 +44,8 @@ class Job {
   }
 
   PreprocessProgress run() {
+    check_folder();
+    check_output();
     disk_.make_directories(directory_);
     const auto lock = disk_.try_lock(path("lock"));
     MPX_CHECK(lock != nullptr, "data", "another run of preprocess works on '", options_.output_prefix,
@@ -91,6 +93,29 @@ class Job {
     }
     return job.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
+
+  // The folder of the parts is emptied and removed: all in it must be ours.
+  void check_folder() const {
+    if (!disk_.exists(directory_)) return;
+    for (const std::string& name : disk_.list(directory_)) {
+      const bool ours = name == "lock" || name.starts_with("part-") || name.starts_with("job.json");
+      MPX_CHECK(ours, "data", "'", path(name), "' is nothing that preprocess made; move '", directory_,
+                "' away, or choose another --output-prefix");
+    }
+  }
+  // What is there under the output's name must be of this job, finished or not, or is asked to be replaced.
+  void check_output() const {
+    if (options_.overwrite) return;
+    for (const char* end : {".bin", ".idx"}) {
+      const std::string file = options_.output_prefix + end;
+      MPX_CHECK(
+          !disk_.exists(file) || describes_us(path("job.json")) || describes_us(record()), "data", "'", file,
+          "' is there already and was not made by this job; choose another --output-prefix, or give --overwrite "
+          "to replace that dataset");
+    }
+  }
+  bool describes_us(const std::string& file) const { return disk_.exists(file) && disk_.read(file) == description(); }
+  std::string record() const { return directory_ + ".json"; }
 
   // Takes up the whole parts of an earlier run of the same job; of any other job clears the table.
   DocumentPosition resume() {
@@ -207,6 +232,7 @@ class Job {
     std::vector<std::string> parts;
     for (int64_t i = 0; i < num_parts_; ++i) parts.push_back(part(i));
     merge_datasets(disk_, parts, options_.output_prefix);
+    disk_.replace_file(record(), description());
     disk_.remove_tree(directory_);
   }
 

@@ -1,7 +1,7 @@
 // Text in, indexed dataset out. The input is cut into parts of some megabytes; all cores tokenize one part, and it is
 // kept under PREFIX.preprocess/ with a note of where it ended. At the end the parts become PREFIX.bin and PREFIX.idx.
 // A run that was killed goes on behind the last whole part, and its result is the same to the byte; notes of another
-// job are dropped.
+// job are dropped. PREFIX.preprocess.json says beside the result which job it is of.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,7 @@ struct PreprocessOptions {
   std::string json_key = "text";
   bool split_documents = false;  // text files: a blank line ends a document
   bool append_eod = false;
+  bool overwrite = false;  // a dataset of another job under the prefix; else an error
   int workers = 1;
   // Of several runs on the same input, each takes the documents that begin in its share of the bytes; merged in order
   // their results are what one run gives.
@@ -44,7 +45,8 @@ struct PreprocessOptions {
 };
 
 // Documents without a token are left out and counted. Throws base::Error, leaving no output, when the input has no
-// token at all, is not UTF-8 or not JSON, or when another run works on the same prefix.
+// token at all, is not UTF-8 or not JSON, when another run works on the same prefix, or when
+// a dataset of another job is there.
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
 
 // PREFIXES one behind the other as a new dataset; all of one token type.

@@ -109,6 +109,7 @@ void FileSystem::make_directories(const std::string& path) {
   sync_directory(parent);
 }
 
+// For a disk without links.
 void FileSystem::remove_tree(const std::string& path) {
   if (is_directory(path)) {
     for (const std::string& name : list(path)) remove_tree(join_path(path, name));

@@ -64,8 +64,9 @@ class FileSystem {
 
   // All levels of `path`, each made durable in its parent.
   void make_directories(const std::string& path);
-  // A file, or a directory with all that is in it.
-  void remove_tree(const std::string& path);
+  // A file, or a directory with all that is in it. A symbolic link is removed, as `path` and anywhere in it, and
+  // never what it points to.
+  virtual void remove_tree(const std::string& path);
   std::string read(const std::string& path);
   // `path` holds either its old content or all of `text`, at every moment and after any crash: written beside it as
   // <path>.part, synced, renamed, parent synced.
@@ -84,6 +85,7 @@ class PosixFileSystem final : public FileSystem {
   void make_directory(const std::string& path) override;
   void sync_directory(const std::string& path) override;
   std::unique_ptr<FileLock> try_lock(const std::string& path) override;
+  void remove_tree(const std::string& path) override;
 };
 
 // "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/".

@@ -95,9 +95,12 @@ ManifestTensor parse_tensor(const Parsed& json, const Manifest& manifest, const 
             printable(dtype), "'");
   tensor.dtype = *known;
   tensor.shape = json_counts(json, "shape", what);
-  MPX_CHECK(tensor.shape.size() <= kMaxDims && element_count(tensor.shape) >= 0, "files", what, " has a shape of ",
-            tensor.shape.size(), " dimensions that is too large; at most ", kMaxDims,
-            " dimensions and 2^62 elements");
+  // In bytes, so that no product behind this can overflow: a piece is no larger than its tensor.
+  constexpr int64_t kMaxBytes = int64_t{1} << 62;
+  const int64_t elements = element_count(tensor.shape);
+  MPX_CHECK(tensor.shape.size() <= kMaxDims && elements >= 0 && elements <= kMaxBytes / (dtype_bits(*known) / 8),
+            "files", what, " has a shape of ", tensor.shape.size(), " dimensions that is too large; at most ",
+            kMaxDims, " dimensions and 2^62 bytes");
   for (const Parsed& item : json_array(json, "pieces", what)) {
     ManifestPiece piece = parse_piece(item, tensor, base::concat(what, ", piece ", tensor.pieces.size()));
     MPX_CHECK(piece.file < static_cast<int64_t>(manifest.files.size()), "files", what, " names file ", piece.file,

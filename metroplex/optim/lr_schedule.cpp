@@ -111,10 +111,18 @@ ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved,
     };
     agree("optim.lr", own.max_lr, saved.max_lr);
     agree("optim.min_lr", own.min_lr, saved.min_lr);
+    agree("optim.lr_warmup_init", own.init_lr, saved.init_lr);
     agree("optim.lr_warmup_iters (or _samples, _fraction)", own.lr_warmup_steps, saved.lr_warmup_steps, " samples");
     agree("optim.lr_decay_iters (or _samples; the length of the run where neither is given)", own.lr_decay_steps,
           saved.lr_decay_steps, " samples");
     agree("optim.lr_decay_style", own.lr_decay_style, saved.lr_decay_style);
+    const auto style = [](const ScheduleArgs& a) {
+      return a.lr_wsd_decay_style ? a.lr_wsd_decay_style->text() : "none";
+    };
+    if (own.lr_decay_style == LrDecay::WSD || saved.lr_decay_style == LrDecay::WSD) {
+      agree("optim.lr_wsd_decay_iters (or _samples)", own.wsd_decay_steps, saved.wsd_decay_steps, " samples");
+      agree("optim.lr_wsd_decay_style", style(own), style(saved));
+    }
     agree("optim.start_weight_decay (or weight_decay)", own.start_wd, saved.start_wd);
     agree("optim.end_weight_decay (or weight_decay)", own.end_wd, saved.end_wd);
     agree("train.train_iters (or _samples), over which the weight decay changes", own.wd_incr_steps,

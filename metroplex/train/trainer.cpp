@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "checkpoint/folder_lock.h"
 #include "config/experts.h"
 #include "cuda/device.h"
 #include "files/file_system.h"
@@ -361,10 +362,8 @@ RunSummary Job::train() {
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   for (const std::string& line : scope_lines(*a_)) say(line);
   load();
-  if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0) {
-    disk.make_directories(a_->config.checkpoint.save);  // a wrong path is found before a day has gone by
+  if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
     say(" configuration: " + write_run_config(a_->config, disk));
-  }
   const config::Train& t = a_->config.train;
   if (t.eval_interval > 0 && !data_.has(kValid)) {
     warn(
@@ -398,7 +397,13 @@ RunSummary Job::evaluate_only() {
 
 RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
                         const TrainerEnvironment& environment) {
-  if (world.rank() == 0) check_save_folder(config);
+  files::PosixFileSystem disk;
+  std::optional<checkpoint::FolderLock> lock;
+  if (world.rank() == 0) {
+    check_save_folder(config);
+    // Before anything else is made: it also finds a wrong path before a day has gone by.
+    if (!config.checkpoint.save.empty()) lock.emplace(disk, config.checkpoint.save);
+  }
   return Job(config, world, tokenizer, environment, false).train();
 }
 

@@ -162,6 +162,19 @@ run 0 train "${tiny[@]}" --nproc 1 --save fresh --load fresh --save-interval 8 -
 prints 'loaded checkpoint fresh/iter_0000008 at iteration 8'
 holds "a foreign folder, a file, a typo with --finetune and a foreign save folder are refused; --save X --load X begins and goes on"
 
+echo "A folder belongs to one run at a time"
+long=("${tiny[@]}" --nproc 1 --save shared --load shared --save-interval 1 --checkpoint.keep_last=1 --train.train_iters=100000)
+"$metroplex" train "${long[@]}" > long.out 2>&1 &
+first=$!
+for _ in $(seq 600); do grep -q 'saved checkpoint shared/iter_0000002' long.out && break || sleep 0.1; done
+run 3 train "${long[@]}" --train.metrics_file=second.jsonl
+warns "shared is in use by another run .*process $first"
+[ ! -e second.jsonl ] || fail "the refused run made a file"
+kill -KILL $first && wait $first || true
+run 0 train "${long[@]}" --train.exit_interval=1
+prints 'loaded checkpoint shared/iter_'
+holds "the second run is refused (exit 3) and told which process holds the folder; a killed run holds nothing"
+
 echo "The iteration that is asked for, and a tokenizer that comes along"
 mkdir -p away
 run 0 tokenizer train --input text/*.txt --output away/words --vocab-size 300 --model-type bpe

@@ -52,6 +52,12 @@ run 3 inspect no_such_data
 warns "no_such_data'"
 holds "cut short, too long, wrong magic, a negative length, no .bin, nothing at all: exit 3 with the file's name, nothing on stdout"
 
+echo "A tensor's name is printed without what a terminal would obey"
+run 0 inspect control.safetensors
+prints 'owned.*name +I8'
+! LC_ALL=C grep -q "$(printf '[\033\007]')" out || fail "control characters came through: $(cat -v out)"
+holds "escape, bell and newline of a name are escaped; --json escapes them as JSON does"
+
 echo "A safetensors file"
 run 0 inspect by_hand.safetensors --json
 json "(it['kind'], it['metadata']) == ('safetensors', {'made by': 'hand'})"

@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "checkpoint/retention.h"
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
+#include "support/folder.h"
 
 namespace metroplex::checkpoint::history_test {
 namespace {
@@ -127,6 +130,29 @@ TEST(Fallback, GoesToThePastBeforeItGoesToABranchThatWasLeft) {
     }
     EXPECT_EQ(used, on == 6 ? (Numbers{6, 5, 4, 3, 2, 1, 10}) : (Numbers{12, 5, 4, 3, 2, 1, 10}));
   }
+}
+
+// A checkpoint moved to an archive with a link in its place, and leftovers that are links.
+TEST(History, RetentionAndSweepingRemoveALinkAndNotTheArchiveBehindIt) {
+  namespace fs = std::filesystem;
+  const test::Folder folder;
+  files::PosixFileSystem disk;
+  const std::string root = folder.at("ckpt"), archive = folder.at("archive");
+  const auto save_here = [&](int64_t iteration) {
+    ASSERT_TRUE(save_model(disk, {.iteration = iteration, .root = root}).ok);
+  };
+  save_here(1);
+  fs::rename(root + "/iter_0000001", archive);
+  fs::create_directory_symlink(archive, root + "/iter_0000001");
+  fs::create_directory_symlink(archive, root + "/.tmp-x");
+  fs::create_directory_symlink(archive, root + "/.delete-iter_0000001");
+  const std::vector<std::string> kept = disk.list(archive);
+  save_here(2);
+  EXPECT_FALSE(disk.exists(root + "/.tmp-x"));
+  ASSERT_EQ(disk.list(archive), kept) << "the sweep followed a link";
+  EXPECT_TRUE(apply_retention(disk, root, {1, 0}).problems.empty());
+  EXPECT_EQ(iterations(list_checkpoints(disk, root)), (Numbers{2}));
+  EXPECT_EQ(disk.list(archive), kept) << "the retention followed a link";
 }
 
 }  // namespace

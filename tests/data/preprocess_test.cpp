@@ -1,6 +1,7 @@
 #include "data/preprocess.h"
 
 #include <csignal>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -81,6 +82,7 @@ TEST(Preprocess, GivesTheSameBytesWithAnyNumberOfWorkersAndPartSizes) {
       PreprocessOptions options = options_of("/in.txt", "/out");
       options.workers = workers;
       options.part_bytes = part;
+      options.overwrite = true;
       const auto done = preprocess(disk, options, word_lengths());
       EXPECT_EQ(done.documents, 200);
       const Output now = output_of(disk, "/out");
@@ -142,7 +144,9 @@ TEST(Preprocess, KeepsTheOldResultWhenTheNewOneFails) {
   preprocess(disk, options_of("/in.txt", "/out"), word_lengths());
   const Output before = output_of(disk, "/out");
   write_memory(disk, "/bad.txt", some_text(20) + "\xff");
-  EXPECT_THROW(preprocess(disk, options_of("/bad.txt", "/out"), word_lengths()), base::Error);
+  PreprocessOptions bad = options_of("/bad.txt", "/out");
+  bad.overwrite = true;
+  EXPECT_THROW(preprocess(disk, bad, word_lengths()), base::Error);
   EXPECT_TRUE(output_of(disk, "/out") == before);
 }
 
@@ -196,16 +200,88 @@ TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
   EXPECT_GT(resumed, counter.calls()) << "more than half of the runs go on, they do not begin again";
 }
 
-TEST(Preprocess, BeginsAgainWhenTheJobIsAnother) {
-  files::MemoryFileSystem disk;
-  write_memory(disk, "/in.txt", some_text(90));
-  const PreprocessOptions options = options_of("/in.txt", "/out");
-  files::FaultFileSystem dying(disk, {.crash_at_call = 40});
+// Every option that the bytes depend on is part of the job; of a job half done, and of one that has ended.
+TEST(Preprocess, BeginsAgainWhenTheJobIsAnotherAndReplacesADatasetOnlyWhenAsked) {
+  using Change = std::function<void(PreprocessOptions&, Encoder&)>;
+  const std::pair<const char*, Change> changes[] = {
+      {"encoder", [](auto&, auto& e) { e.description = "another tokenizer"; }},
+      {"vocab_size", [](auto&, auto& e) { e.vocab_size = 100000; }},
+      {"eod", [](auto&, auto& e) { e.eod = 998; }},
+      {"append_eod", [](auto& o, auto&) { o.append_eod = false; }},
+      {"split_documents", [](auto& o, auto&) { o.split_documents = false; }},
+      {"json_key", [](auto& o, auto&) { o.json_key = "body"; }},
+      {"format", [](auto& o, auto&) { o.format = TextFormat::text; }},
+      {"partition", [](auto& o, auto&) { o.num_partitions = 2; }},
+      {"inputs", [](auto& o, auto&) { o.inputs = {"/b.jsonl"}; }}};
+  const std::string line = "{\"text\": \"one two\", \"body\": \"three\"}\n";
+  std::string lines;
+  for (int i = 0; i < 400; ++i) lines += line;
+  files::MemoryFileSystem half, whole;
+  for (files::MemoryFileSystem* disk : {&half, &whole}) {
+    write_memory(*disk, "/a.jsonl", lines);
+    write_memory(*disk, "/b.jsonl", lines);
+  }
+  const PreprocessOptions options = options_of("/a.jsonl", "/out");
+  files::FaultFileSystem dying(half, {.crash_at_call = 60});
   EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
-  const auto after = disk.after_kill();
-  Encoder other = word_lengths();
-  other.description = "another tokenizer";
-  EXPECT_EQ(preprocess(*after, options, other).bytes_resumed, 0);
+  EXPECT_GT(preprocess(*half.after_kill(), options, word_lengths()).bytes_resumed, 0);
+  preprocess(whole, options, word_lengths());
+  EXPECT_NO_THROW(preprocess(whole, options, word_lengths())) << "the same job gives the same dataset";
+  const Output before = output_of(whole, "/out");
+  for (const auto& [name, change] : changes) {
+    PreprocessOptions other = options;
+    Encoder encoder = word_lengths();
+    change(other, encoder);
+    EXPECT_EQ(preprocess(*half.after_kill(), other, encoder).bytes_resumed, 0) << name;
+    const auto disk = whole.after_kill();
+    EXPECT_THROW(preprocess(*disk, other, encoder), base::Error) << name;
+    EXPECT_TRUE(output_of(*disk, "/out") == before) << name;
+    other.overwrite = true;
+    EXPECT_NO_THROW(preprocess(*disk, other, encoder)) << name;
+  }
+}
+
+TEST(Preprocess, CountsTheEmptyDocumentsOfAnEarlierRunOnce) {
+  files::MemoryFileSystem disk;
+  std::string lines;
+  for (int i = 0; i < 300; ++i) lines += i % 3 == 0 ? "{\"text\": \" \"}\n" : "{\"text\": \"one two three\"}\n";
+  write_memory(disk, "/in.jsonl", lines);
+  const PreprocessOptions options = options_of("/in.jsonl", "/out");
+  const auto apart = disk.after_kill();
+  files::FaultFileSystem counter(*apart, {});
+  const auto whole = preprocess(counter, options, word_lengths());
+  EXPECT_EQ(whole.empty_documents, 100);
+  EXPECT_EQ(whole.documents, 200);
+  for (const int64_t call : {counter.calls() / 4, counter.calls() / 3, counter.calls() / 2}) {
+    const auto once = disk.after_kill();
+    files::FaultFileSystem dying(*once, {.crash_at_call = call});
+    EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
+    const auto resumed = preprocess(*once->after_kill(), options, word_lengths());
+    EXPECT_GT(resumed.bytes_resumed, 0);
+    EXPECT_EQ(resumed.empty_documents, 100) << "killed at call " << call;
+    EXPECT_EQ(resumed.documents, 200) << "killed at call " << call;
+    EXPECT_EQ(resumed.tokens, whole.tokens) << "killed at call " << call;
+  }
+}
+
+TEST(Preprocess, LeavesAloneWhatItDidNotMakeAndRefusesTokenDatasetsAsText) {
+  files::MemoryFileSystem disk;
+  write_memory(disk, "/in.txt", "a bb");
+  disk.make_directory("/out.preprocess");
+  write_memory(disk, "/out.preprocess/thesis.tex", "years of work");
+  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error);
+  EXPECT_EQ(disk.read("/out.preprocess/thesis.tex"), "years of work");
+  write_memory(disk, "/data.bin", "looks like text");
+  try {
+    preprocess(disk, options_of("/data.bin", "/other"), word_lengths());
+    FAIL() << "accepted";
+  } catch (const base::Error& error) {
+    for (const char* word : {"/data.bin", "--merge", "--format text"})
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+  PreprocessOptions forced = options_of("/data.bin", "/other");
+  forced.format = TextFormat::text;
+  EXPECT_EQ(preprocess(disk, forced, word_lengths()).documents, 1);
 }
 
 TEST(Preprocess, StopsOnAFullDiskAndGoesOnLater) {

@@ -72,6 +72,37 @@ TEST(FileSystem, TheRealDiskAndTheOneInMemoryBehaveAlike) {
   exercise(memory, "/r");
 }
 
+TEST(FileSystem, RemovingATreeRemovesLinksAndNeverWhatTheyPointTo) {
+  namespace fs = std::filesystem;
+  TemporaryDirectory directory;
+  PosixFileSystem disk;
+  const std::string archive = directory.path + "/archive", tree = directory.path + "/tree",
+                    link = directory.path + "/link";
+  const auto archive_is_whole = [&] {
+    return disk.read(archive + "/inner/two") == "2" && disk.read(archive + "/one") == "1";
+  };
+  disk.make_directories(archive + "/inner");
+  put(disk, archive + "/one", "1");
+  put(disk, archive + "/inner/two", "2");
+  for (const char* end : {"", "/", "//"}) {
+    fs::create_directory_symlink(archive, link);
+    disk.remove_tree(link + end);
+    EXPECT_FALSE(disk.exists(link)) << "'" << end << "'";
+    ASSERT_TRUE(archive_is_whole()) << "'" << end << "'";
+  }
+  disk.make_directories(tree + "/a/b");
+  put(disk, tree + "/a/.hidden", "h");
+  fs::create_directory_symlink(archive, tree + "/a/folder");
+  fs::create_directory_symlink("..", tree + "/a/b/up");
+  fs::create_symlink(archive + "/one", tree + "/a/file");
+  fs::create_symlink(directory.path + "/nowhere", tree + "/dangling");
+  disk.remove_tree(tree + "/");
+  EXPECT_FALSE(disk.exists(tree));
+  EXPECT_TRUE(archive_is_whole());
+  EXPECT_EQ(disk.list(directory.path), std::vector<std::string>{"archive"});
+  EXPECT_THROW(disk.remove_tree(tree), base::Error) << "nothing is there";
+}
+
 TEST(FileSystem, AnErrorNamesPathAndCause) {
   PosixFileSystem disk;
   try {

@@ -94,6 +94,12 @@ TEST(Manifest, RefusesWhatItsOwnSumCannotTell) {
   expect_refused("two pieces", [](Manifest& m) { m.tensors[0].pieces[1].file = 0; });
   expect_refused("names file 2", [](Manifest& m) { m.tensors[0].pieces[1].file = 2; });
   expect_refused("dimension 0", [](Manifest& m) { m.tensors[0].pieces[1].offset[0] = 61; });
+  // 2^61 elements of fp64 are 2^64 bytes, which is 0 for a product that overflows.
+  expect_refused("too large", [](Manifest& m) {
+    m.tensors[2].shape = m.tensors[2].pieces[0].size = {int64_t{1} << 61};
+    m.tensors[2].pieces[0].offset = {0};
+    m.tensors[2].pieces[0].end = int64_t{1} << 61;
+  });
   expect_refused("dimensions", [](Manifest& m) { m.tensors[0].pieces[1].offset.push_back(0); });
   expect_refused("range", [](Manifest& m) { m.tensors[1].pieces[0].end = 11; });
   expect_refused("range", [](Manifest& m) { m.tensors[1].pieces[0].begin = 4; });

@@ -166,6 +166,9 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
   const std::pair<const char*, std::function<void(optim::ScheduleArgs&)>> changes[] = {
       {"optim.lr:", [](auto& a) { a.max_lr *= 2; }},
       {"optim.min_lr:", [](auto& a) { a.min_lr /= 2; }},
+      {"optim.lr_warmup_init:", [](auto& a) { a.init_lr = 1e-4; }},
+      {"optim.lr_wsd_decay_iters (", [](auto& a) { a.lr_decay_style = "WSD", a.wsd_decay_steps = 7; }},
+      {"optim.lr_wsd_decay_style:", [](auto& a) { a.lr_decay_style = "WSD", a.lr_wsd_decay_style = "minus_sqrt"; }},
       {"optim.lr_warmup_iters (", [](auto& a) { ++a.lr_warmup_steps; }},
       {"optim.lr_decay_iters (", [](auto& a) { ++a.lr_decay_steps; }},
       {"optim.lr_decay_style:", [](auto& a) { a.lr_decay_style = "cosine"; }},
@@ -186,6 +189,23 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
     EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::override_checkpoint), own);
     EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::use_checkpoint), saved);
   }
+}
+
+TEST(MergeSchedules, OfTwoWsdSchedulesLengthAndStyleOfTheAnnealingAgree) {
+  optim::ScheduleArgs saved = optim::schedule_args(in_iterations());
+  saved.lr_decay_style = "WSD";
+  saved.wsd_decay_steps = 80;
+  saved.lr_wsd_decay_style = "linear";
+  optim::ScheduleArgs own = saved;
+  EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree), saved);
+  own.wsd_decay_steps = 160;
+  own.lr_wsd_decay_style = "minus_sqrt";
+  const std::string message = refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+  for (const char* word : {"optim.lr_wsd_decay_iters (or _samples): 160 samples here, 80 samples there",
+                           "optim.lr_wsd_decay_style: minus_sqrt here, linear there"})
+    EXPECT_NE(message.find(word), std::string::npos) << message;
+  own.lr_decay_style = saved.lr_decay_style = "cosine";  // whose schedule has no annealing
+  EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree), saved);
 }
 
 TEST(MergeSchedules, ALongerRunIsToldWhatDiffersInKeysAndSamples) {

@@ -96,10 +96,16 @@ Json modern_state(Json state, const Json& args) {
   return state;
 }
 
+// The recorded class takes the checkpoint's values where it is not told; a run of ours wants to be told.
+optim::ScheduleSource source_of(const Json& args) {
+  if (args.value("override_opt_param_scheduler", false)) return optim::ScheduleSource::override_checkpoint;
+  return args.value("use_checkpoint_opt_param_scheduler", true) ? optim::ScheduleSource::use_checkpoint
+                                                                : optim::ScheduleSource::must_agree;
+}
+
 std::string check_load(const Json& item) {
   const Json state = modern_state(item.at("state_dict"), item.at("args"));
-  const bool keep_own = item.at("args").value("override_opt_param_scheduler", false);
-  const auto source = keep_own ? optim::ScheduleSource::override_checkpoint : optim::ScheduleSource::use_checkpoint;
+  const optim::ScheduleSource source = source_of(item.at("args"));
   const auto merged = optim::merge_schedules(read_args(item.at("args")), read_args(state), source);
   for (const auto& [key, got] :
        std::initializer_list<std::pair<const char*, Json>>{{"max_lr", merged.max_lr},
