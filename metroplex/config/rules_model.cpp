@@ -47,10 +47,10 @@ static void check_ffn(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp(), ffn = ffn_width(m);
   if (m.moe_ffn_hidden_size > 0 && all_layers_have_experts(m)) return;
-  rules.require(
-      ffn > 0, "model.ffn_hidden_size", ffn,
-      concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size), " / 64) * 64, which is 0"),
-      "give it");
+  rules.require(ffn > 0, "model.ffn_hidden_size", ffn,
+                concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size),
+                       " / 64) * 64, which is 0"),
+                "give it");
   rules.require(ffn % tp == 0, "model.ffn_hidden_size", ffn,
                 "must be a multiple of " + key_is("parallel.tensor_model_parallel_size", tp),
                 "choose a width that divides over the tensor-parallel ranks");
