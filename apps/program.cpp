@@ -20,7 +20,7 @@ namespace {
 
 void print_usage(const Program& program, std::ostream& out) {
   out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
-         "metroplex COMMAND --help\n\n";
+         "metroplex help COMMAND; metroplex --version\n\n";
   for (const Command& command : program.commands) {
     out << "  " << command.name << std::string(14 - std::strlen(command.name), ' ') << command.summary << "\n";
   }
@@ -43,7 +43,13 @@ void keep_freed_memory() {
 }
 
 int run(const Program& program, int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "--help";
+  static char help[] = "--help";
+  const bool topic = argc == 3 && std::string(argv[1]) == "help";  // "help train" is "train --help"
+  if (topic) {
+    argv[1] = argv[2];
+    argv[2] = help;
+  }
+  const std::string name = argc > 1 ? argv[1] : help;
   if (name == "--help" || name == "-h" || name == "help") {
     print_usage(program, std::cout);
     return kExitOk;

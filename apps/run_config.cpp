@@ -65,6 +65,27 @@ std::string joined(const std::vector<std::string>& words) {
 
 std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
 
+// What every command with ranks calls so.
+constexpr struct {
+  const char* name;
+  const char* key;
+} kShortForms[] = {{"--nproc", "run.nproc"},
+                   {"--nproc-per-node", "run.nproc"},
+                   {"--nproc_per_node", "run.nproc"},
+                   {"--backend", "run.backend"},
+                   {"--tp", "parallel.tensor_model_parallel_size"},
+                   {"--pp", "parallel.pipeline_model_parallel_size"},
+                   {"--vpp", "parallel.virtual_pipeline_model_parallel_size"},
+                   {"--cp", "parallel.context_parallel_size"},
+                   {"--ep", "parallel.expert_model_parallel_size"},
+                   {"--etp", "parallel.expert_tensor_parallel_size"}};
+
+const char* key_of_short_form(const std::string& name) {
+  const auto found =
+      std::find_if(std::begin(kShortForms), std::end(kShortForms), [&](const auto& form) { return name == form.name; });
+  return found == std::end(kShortForms) ? nullptr : found->key;
+}
+
 constexpr const char* kIgnore = "--ignore-unknown-flags";
 // Between our own processes: PATH, the number of ARGUMENTS, and the words of megatron::to_words.
 constexpr const char* kScriptRead = "--launch-script-read";
@@ -178,10 +199,8 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace" || name == kIgnore) {
       // program.cpp's: errors with a stack trace; looked for above
-    } else if (name == "--nproc" || name == "--nproc-per-node" || name == "--nproc_per_node") {
-      overrides.push_back("run.nproc=" + words.value(word));
-    } else if (name == "--backend") {
-      overrides.push_back("run.backend=" + words.value(word));
+    } else if (const char* key = key_of_short_form(name)) {
+      overrides.push_back(base::concat(key, "=", words.value(word)));
     } else if (name == "--config") {
       draft.merge_file(words.value(word));
     } else if (word == kScriptRead) {

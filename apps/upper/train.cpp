@@ -22,8 +22,8 @@ namespace metroplex::apps {
 namespace {
 
 constexpr const char* kTrainUsage =
-    R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--backend threads|gloo|nccl] [--section.key=value
-                       ...]
+    R"(Usage: metroplex train [CONFIG.yaml ...] [--nproc N] [--tp N] [--pp N] [--backend threads|gloo|nccl]
+                       [--section.key=value ...]
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
@@ -77,6 +77,8 @@ std::string end_of_stopped(const train::RunSummary& summary) {
 }  // namespace
 
 int run_train(const std::vector<std::string>& arguments) {
+  MPX_CHECK(!arguments.empty(), "config",
+            "train needs a configuration: a YAML file, options, or Megatron's flags; metroplex train --help");
   TrainFlags flags;
   const RunArguments parsed = parse_run_arguments(arguments, flags.own_flags());
   if (parsed.help) {

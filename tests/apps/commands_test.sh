@@ -65,6 +65,14 @@ run 0 train printed.yaml --print-config
 diff -q out printed.yaml || fail "--print-config prints another configuration than the run wrote"
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=2 --train.metrics_file= --train.tensorboard_dir= --quiet
 [ ! -s out ] || fail "--quiet prints to stdout"
+run 2 train
+warns 'train needs a configuration: a YAML file'
+for command in ranks train; do
+  run 0 help "$command"
+  prints "^Usage: |Usage:"
+done
+run 0 train "${tiny[@]}" --nproc 2 --tp 2 --print-config
+prints '^  tensor_model_parallel_size: 2'
 run 0 --version
 prints '^metroplex [0-9]+\.[0-9]+\.[0-9]+$'
 holds "--print-config, --quiet and --version"
