@@ -1,6 +1,6 @@
 // Graphs of a GPU on a GPU: replays against the same calls as they are, pools, random numbers, and what a capture
 // that failed leaves.
-#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include "cuda/device.h"
 #include "cuda/graph/cuda_graph.h"
@@ -123,7 +123,7 @@ TEST(GraphOnGpu, AfterAFailedCaptureTheGpuIsAsBefore) {
 
 TEST(GraphOnGpu, AGeneratorThatIsRegisteredDrawsAnewInEveryReplay) {
   MPX_NEED_GPU();
-  auto generator = at::cuda::detail::createCUDAGenerator(0);
+  auto generator = at::detail::getCUDAHooks().getNewGenerator(0);
   generator.set_current_seed(5);
   const auto device = make_cuda_graph_device(make_cuda_graph_calls(), {generator});
   const auto graph = device->make_graph(device->make_pool());
