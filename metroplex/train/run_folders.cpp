@@ -43,7 +43,9 @@ std::string some_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool same_folder(const std::string& a, const std::string& b) { return plain(a) == plain(b); }
+bool same_folder(const std::string& a, const std::string& b) {
+  return !a.empty() && !b.empty() && plain(a) == plain(b);
+}
 
 bool goes_on_in_place(const config::Checkpoint& c) {
   if (c.load.empty() || c.save.empty()) return false;
@@ -52,6 +54,12 @@ bool goes_on_in_place(const config::Checkpoint& c) {
 
 void check_save_folder(const config::Config& config) {
   const config::Checkpoint& c = config.checkpoint;
+  // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
+  // removes.
+  MPX_CHECK(!c.finetune || !goes_on_in_place(c), "config",
+            "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
+            " is where checkpoint.load = ", c.load,
+            " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
   files::PosixFileSystem disk;
   if (c.save.empty() || goes_on_in_place(c) || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
@@ -75,6 +83,10 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
             ", and checkpoint.finetune wants the weights of one; is the path right?");
   MPX_CHECK(!c.exit_on_missing_checkpoint, "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
             "; give another folder, or unset checkpoint.exit_on_missing_checkpoint to start from scratch");
+  MPX_CHECK(
+      !c.save.empty(), "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
+      ", and without checkpoint.save this is not the first start of a run that goes on there; is the path right? "
+      "Leave checkpoint.load out to start anew");
 }
 
 }  // namespace metroplex::train

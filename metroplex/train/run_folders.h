@@ -9,14 +9,15 @@
 
 namespace metroplex::train {
 
-// Whether two paths name the same folder, which need not exist.
+// Whether two paths name the same folder, which need not exist; an empty path names none.
 bool same_folder(const std::string& a, const std::string& b);
 
 // Whether checkpoint.load is checkpoint.save, or one of the checkpoints in it.
 bool goes_on_in_place(const config::Checkpoint& checkpoint);
 
-// Throws base::Error when checkpoint.save holds something and nothing of it is to be loaded. Hidden names and what
-// this run itself writes there (train.tensorboard_dir, ...) do not count.
+// Throws base::Error when checkpoint.save holds something and nothing of it is to be loaded, and when a new run
+// (checkpoint.finetune) would save over the one it comes from. Hidden names and what this run itself writes there
+// (train.tensorboard_dir, ...) do not count.
 void check_save_folder(const config::Config& config);
 
 // checkpoint.load has no checkpoint; `others`: what is there instead. Throws base::Error unless this may be the first

@@ -156,6 +156,10 @@ run 3 train "${tiny[@]}" --nproc 2 --checkpoint.save=made --checkpoint.save_inte
 warns 'checkpoint.save = made is not empty .*checkpoint.load'
 run 3 train "${tiny[@]}" --nproc 1 --checkpoint.save=foreign --checkpoint.save_interval=4
 run 3 train "${tiny[@]}" --nproc 1 --checkpoint.save=made --checkpoint.save_interval=4 --finetune --load fp32
+run 3 train "${tiny[@]}" --nproc 1 --load made_typo
+warns 'no checkpoint in checkpoint.load = made_typo'
+run 2 train "${tiny[@]}" --nproc 1 --save made --load made --save-interval 4 --finetune
+warns 'checkpoint.finetune .*checkpoint.save = made .*checkpoint.load = made'
 run 0 train "${tiny[@]}" --nproc 1 --save fresh --load fresh --save-interval 8
 prints 'no checkpoint in fresh: starting from scratch'
 run 0 train "${tiny[@]}" --nproc 1 --save fresh --load fresh --save-interval 8 --train.train_iters=9 --optim.override_opt_param_scheduler=true

@@ -44,6 +44,13 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   std::filesystem::create_directory_symlink(save, folder.at("link"));
   config.checkpoint.load = folder.at("link");
   EXPECT_EQ(check(), "accepted") << "the same through a link";
+  config.checkpoint.finetune = true;
+  for (const std::string& load : {save, save + "/iter_0000005", folder.at("link")}) {
+    config.checkpoint.load = load;
+    for (const char* word : {"checkpoint.finetune", "checkpoint.save = ", "checkpoint.load = "})
+      EXPECT_NE(check().find(word), std::string::npos) << load << ": " << check();
+  }
+  config.checkpoint.finetune = false;
   config.checkpoint.load = folder.at("another");
   EXPECT_NE(check(), "accepted");
   config.checkpoint.save = "";
@@ -61,6 +68,10 @@ TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   config.train.expert_trace_file = "runs/a/experts.jsonl";
   EXPECT_EQ(check({"metrics.jsonl", "experts.jsonl"}), "accepted");
   EXPECT_NE(check({"metrics.jsonl", "mp_rank_00"}).find("(mp_rank_00)"), std::string::npos);
+  config.checkpoint.save = "";
+  EXPECT_NE(check({}).find("checkpoint.load = runs/a"), std::string::npos) << "nothing will ever be saved there";
+  EXPECT_FALSE(train::same_folder("runs/a", ""));
+  EXPECT_FALSE(train::same_folder("", ""));
   config.checkpoint.finetune = true;
   EXPECT_NE(check({}).find("finetune"), std::string::npos);
 }

@@ -284,7 +284,8 @@ TEST(TrainingState, GoingBackLeavesABranchAndSaysSo) {
 TEST(TrainingState, NoCheckpointIsAFreshStartOrAnErrorAsAsked) {
   const Folder folder;
   config::Config config = small_gpt();
-  EXPECT_FALSE(run_leg(config, {{}, folder.at("none"), "", 0, 0}).loaded.loaded);
+  EXPECT_FALSE(run_leg(config, {{}, folder.at("none"), folder.at("new"), 0, 0}).loaded.loaded);
+  EXPECT_NE(refusal([&] { run_leg(config, {{}, folder.at("none"), "", 0, 0}); }), "accepted") << "it saves nowhere";
   config.checkpoint.exit_on_missing_checkpoint = true;
   const std::string message = refusal([&] { run_leg(config, {kFour, folder.at("none"), "", 0, 0}); });
   EXPECT_NE(message.find(folder.at("none")), std::string::npos) << message;
