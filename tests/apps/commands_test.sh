@@ -342,3 +342,19 @@ run 0 preprocess --merge part0 part1 --output-prefix merged
 run 0 inspect merged --json
 python3 -c 'import json; assert json.load(open("out"))["documents"] == 40' || fail "merged"
 holds "encode and decode are inverse; 1 and 2 workers give the same files; partitions merge"
+run 3 preprocess --merge part0 part1 --output-prefix merged
+warns "merged.bin' is there already.*--overwrite"
+run 0 preprocess --merge part0 part1 --output-prefix merged --overwrite
+mkdir -p hf && cp words.model hf/tokenizer.model
+by_folder=(preprocess --input text --tokenizer-model hf --append-eod --output-prefix by_folder)
+run 0 "${by_folder[@]}"
+run 0 "${by_folder[@]}"
+run 0 tokenizer train --input text/00*.txt --output hf/tokenizer --vocab-size 300 --model-type bpe
+run 3 "${by_folder[@]}"
+warns "by_folder.bin' is there already.*--overwrite"
+cmp by_folder.bin words.bin || fail "the refused job changed the dataset"
+run 0 "${by_folder[@]}" --overwrite
+cmp -s by_folder.bin words.bin && fail "both tokenizers give one dataset: the comparison says nothing"
+run 3 preprocess --input words.bin --tokenizer-type bytes --output-prefix never
+warns "words.bin' is a file of a token dataset.*--merge"
+holds "another tokenizer in the same folder is another job, whose dataset is replaced only with --overwrite; .bin is no text"
