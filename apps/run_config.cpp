@@ -81,8 +81,8 @@ constexpr struct {
                    {"--etp", "parallel.expert_tensor_parallel_size"}};
 
 const char* key_of_short_form(const std::string& name) {
-  const auto found =
-      std::find_if(std::begin(kShortForms), std::end(kShortForms), [&](const auto& form) { return name == form.name; });
+  const auto found = std::find_if(std::begin(kShortForms), std::end(kShortForms),
+                                  [&](const auto& form) { return name == form.name; });
   return found == std::end(kShortForms) ? nullptr : found->key;
 }
 

@@ -1,5 +1,6 @@
 // The configuration of a run from a command line, the same for train, eval, verify and generate: a YAML file,
-// --section.key=value, Megatron's own flags and launch scripts, and the short forms --nproc, --backend, --tp, --pp, --vpp, --cp, --ep, --etp.
+// --section.key=value, Megatron's own flags and launch scripts, and the short forms --nproc, --backend, --tp, --pp,
+// --vpp, --cp, --ep, --etp.
 #pragma once
 
 #include <string>

@@ -23,7 +23,7 @@ namespace metroplex::parity {
 namespace {
 
 using Json = nlohmann::json;
-using Tensors = std::map<std::string, at::Tensor>;
+using NamedTensors = std::map<std::string, at::Tensor>;
 
 struct Worst {
   double ratio = 0, difference = 0;  // ratio to the tolerance
@@ -53,7 +53,7 @@ void compare_tensor(const std::string& name, const at::Tensor& flat, const Json&
     see(flat.numel() - static_cast<int64_t>(last.size()) + static_cast<int64_t>(i), last[i]);
 }
 
-bool compare_all(const char* what, const Tensors& tensors, const Json& expected,
+bool compare_all(const char* what, const NamedTensors& tensors, const Json& expected,
                  const std::function<double(const std::string&)>& tolerance) {
   Worst worst;
   for (const auto& [name, values] : expected.items()) {

@@ -21,25 +21,25 @@ void refuse_unknown(const Json& object, const std::set<std::string>& known, cons
   }
 }
 
-const std::set<std::string> kModelKeys = {"num_layers",
-                                          "hidden_size",
-                                          "num_attention_heads",
-                                          "num_query_groups",
-                                          "kv_channels",
-                                          "ffn_hidden_size",
-                                          "tied",
-                                          "activation",
-                                          "position_embedding_type",
-                                          "normalization",
-                                          "gated_linear_unit",
-                                          "add_bias_linear",
-                                          "add_qkv_bias",
-                                          "qk_layernorm",
-                                          "rotary_base",
-                                          "rotary_percent",
-                                          "layernorm_epsilon",
-                                          "kind",
-                                          "max_position_embeddings"};
+const std::set<std::string> kSpecModelKeys = {"num_layers",
+                                              "hidden_size",
+                                              "num_attention_heads",
+                                              "num_query_groups",
+                                              "kv_channels",
+                                              "ffn_hidden_size",
+                                              "tied",
+                                              "activation",
+                                              "position_embedding_type",
+                                              "normalization",
+                                              "gated_linear_unit",
+                                              "add_bias_linear",
+                                              "add_qkv_bias",
+                                              "qk_layernorm",
+                                              "rotary_base",
+                                              "rotary_percent",
+                                              "layernorm_epsilon",
+                                              "kind",
+                                              "max_position_embeddings"};
 
 void read_model(const Json& m, config::Config& c) {
   const std::string kind = m.value("kind", "gpt");
@@ -67,7 +67,7 @@ void read_model(const Json& m, config::Config& c) {
   out.layernorm_epsilon = m.value("layernorm_epsilon", 1e-5);
   out.make_vocab_size_divisible_by = 1;
   Json rest = m;  // Megatron's other options may stand here too
-  for (const std::string& key : kModelKeys) rest.erase(key);
+  for (const std::string& key : kSpecModelKeys) rest.erase(key);
   apply_cfg(rest, c, "config.model");
 }
 

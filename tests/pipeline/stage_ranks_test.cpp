@@ -56,8 +56,8 @@ struct Diary final : nn::Moments {
 // Toy layers 0 to 7, of which 1 to 6 are blocks.
 std::string chunks_of(const config::Memory& memory) {
   std::string text;
-  for (const auto& [begin, end] : nn::recomputed_chunks(memory, toy_blocks()))
-    text += "[" + std::to_string(begin) + "," + std::to_string(end) + ")";
+  for (const nn::RecomputedChunk& chunk : nn::recomputed_chunks(memory, toy_blocks()))
+    text += "[" + std::to_string(chunk.begin) + "," + std::to_string(chunk.end) + ")";
   return text;
 }
 
