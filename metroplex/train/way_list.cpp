@@ -63,13 +63,13 @@ bool recomputable(const config::Model& m, const std::string& module) {
 }
 
 void add_selective(const config::Config& c, WayList& list) {
-  static const std::vector<std::set<std::string>> kSets = {
-      {"layernorm"},
-      {"activation", "moe_act"},
-      {"core_attn"},
-      {"activation", "core_attn", "layernorm", "moe_act"},
-      {"layernorm", "mlp", "moe", "shared_experts"},
-      {"core_attn", "layernorm", "mlp", "moe", "shared_experts"}};
+  static const std::vector<std::set<std::string>> kSets = {{"layernorm"},
+                                                           {"activation", "moe_act"},
+                                                           {"core_attn"},
+                                                           {"activation", "core_attn", "layernorm", "moe_act"},
+                                                           {"layernorm", "moe_act", "shared_experts"},
+                                                           {"layernorm", "mlp", "moe"},
+                                                           {"core_attn", "layernorm", "mlp", "moe"}};
   const std::set<std::string> already(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
   std::set<std::string> seen{joined(already)};
   for (std::set<std::string> modules : kSets) {

@@ -183,8 +183,8 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
       options.consumed_samples = 12;
       train::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,
                                 kVocabulary, world.groups().batch, at::kFloat);
-      EXPECT_EQ(stream.next({{12, 1}}).size(), 1U);
-      stream.next({{13, 1}});
+      EXPECT_EQ(stream.next({{12, 1, kStep}}).size(), 1U);
+      stream.next({{13, 1, kStep}});
     });
   } catch (const base::Error& error) { message = error.what(); }
   EXPECT_NE(message.find("sample 13 is unlucky"), std::string::npos) << message;

@@ -88,6 +88,7 @@ std::vector<Finding> CheckedGraphs::findings(std::vector<size_t> replays) const 
     const bool alone = std::count_if(graphs_.begin(), graphs_.end(),
                                      [&](const auto& other) { return other->pool == graph->pool; }) == 1;
     for (const Captured& capture : graph->all) {
+      if (capture.form != form_) continue;
       add(check_tape({capture.tape, *capture.pool}, alone));
       const Captured& first = *std::find_if(graph->all.begin(), graph->all.end(),
                                             [&](const Captured& other) { return other.form == capture.form; });
@@ -95,7 +96,7 @@ std::vector<Finding> CheckedGraphs::findings(std::vector<size_t> replays) const 
     }
   }
   if (arena_) add(arena_->findings());
-  else add(check_shared_pools(replays));
+  else if (form_ == 0) add(check_shared_pools(replays));
   return found;
 }
 

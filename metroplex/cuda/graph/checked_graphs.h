@@ -28,10 +28,12 @@ class CheckedGraphs final : public GraphDevice {
   TapeRecorder* recorder() override { return &recorder_; }
   void run_aside(const std::function<void()>& work) override { work(); }
 
-  // What is captured from here on has another form, of other inputs, and is compared among itself.
+  // What is captured from here on has another form, of other inputs, and is compared among itself; of what was
+  // captured before, whose inputs may go, findings tells no more.
   void next_form() { ++form_; }
-  // Of all captures so far. `replays`: in which order the graphs, counted as they were made, will be replayed; where
-  // it is empty, as they were captured, again and again.
+  // Of all captures of this form; how graphs share a pool is looked at in the first one. `replays`: in which order
+  // the graphs, counted as they were made, will be replayed; where it is empty, as they were captured, again and
+  // again.
   std::vector<Finding> findings(std::vector<size_t> replays = {}) const;
   // Communication of the latest capture of each graph, one graph behind the other.
   RankCalls calls() const;
