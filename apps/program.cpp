@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -31,6 +32,15 @@ void print_usage(const Program& program, std::ostream& out) {
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+}
+
+// A file takes the lowest free number: where a standard stream is closed, the first file opened would be written to
+// by all that prints. The executables and ranks started from here inherit these.
+void fill_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) == -1 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);
+  }
 }
 
 // Same process, same arguments, another executable.
@@ -82,6 +92,7 @@ int exit_code_of(const std::exception& error) {
 }
 
 int run_program(const Program& program, int argc, char** argv) {
+  fill_closed_streams();
   keep_freed_memory();
   explain_bus_errors();
   try {

@@ -19,6 +19,7 @@
 #include "cuda/device.h"
 #include "cuda/kernels/compiled.h"
 #include "program.h"
+#include "train/same_config.h"
 #include "upper/stop_signal.h"
 
 namespace metroplex::apps {
@@ -84,7 +85,14 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   options.interface = config.run.network_interface;
   options.on_stuck = end_stuck_process;
   options.exit_code = code_of;
-  comm::run_process(launch, grid, options, body);
+  std::string difference;
+  comm::run_process(launch, grid, options, [&](const comm::World& world) {
+    difference = train::config_difference(config, world);
+    if (difference.empty()) body(world);
+  });
+  // Thrown by a rank it would be a failure of its peers'.
+  MPX_CHECK(difference.empty(), "config", "the ranks were started with different configurations: ", difference,
+            "; give all of them the same files, options and environment");
   return kExitOk;
 }
 

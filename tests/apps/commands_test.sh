@@ -191,6 +191,18 @@ for command in "ranks --nproc 4" "generate --load ck --prompt a --max-new-tokens
 done
 holds "a NUL in the text stays; output that cannot be written is exit code 3"
 
+echo "Closed standard streams"
+closed=("${tiny[@]}" "${mock[@]}" --train.train_iters=3 --optim.lr_warmup_iters=0)
+"$metroplex" train "${closed[@]}" --train.metrics_file=closed1.jsonl >&- 2> err || fail "train with stdout closed ended with $?"
+"$metroplex" train "${closed[@]}" --train.metrics_file=closed2.jsonl <&- >&- 2>&- || fail "train with all of them closed ended with $?"
+"$metroplex" train "${closed[@]}" --train.metrics_file=closed3.jsonl --nproc 2 --backend gloo <&- >&- 2>&- ||
+  fail "train on two processes with all of them closed ended with $?"
+for file in closed1 closed2 closed3; do
+  python3 -c 'import json, sys; assert [json.loads(line)["iteration"] for line in open(sys.argv[1])] == [1, 2, 3]' $file.jsonl ||
+    fail "$file.jsonl holds: $(head -n 3 $file.jsonl)"
+done
+holds "what is printed to a closed stream does not land in a file of the run"
+
 echo "A launcher of one's own: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 base=("${tiny[@]}" --train.train_iters=5)

@@ -58,6 +58,34 @@ by_hand "Slurm, a step of a larger job" SLURM_PROCID=R SLURM_NTASKS=8 SLURM_STEP
 by_hand "Open MPI" OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=2 \
   "MASTER_PORT=$(free_port)"
 
+# apart NAME CODE OPTION0 OPTION1: two ranks by hand with an option of their own; each ends with the code.
+apart() {
+  local rank code port
+  port=$(free_port)
+  for rank in 0 1; do
+    local option=$((rank + 3))
+    env "${around[@]}" RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+      timeout -k 5 60 "$metroplex" train "${run_options[@]}" "${!option}" > out$rank 2> err$rank &
+    pids[rank]=$!
+  done
+  for rank in 0 1; do
+    code=0
+    wait "${pids[rank]}" || code=$?
+    cp err$rank err
+    [ $code = "$2" ] || fail "$1: rank $rank ended with $code, not $2"
+    held
+  done
+}
+apart "other rates" 2 --optim.lr=0.01 --optim.lr=0.02
+for rank in 0 1; do
+  grep -q 'optim.lr = 0.01 on rank 0 and 0.02 on rank 1' err$rank || fail "rank $rank does not say what differs: $(cat err$rank)"
+  ! grep -q ' iteration ' out$rank || fail "rank $rank trained"
+done
+apart "other lengths" 2 --train.train_iters=2 --train.train_iters=3
+warns 'train.train_iters = 2 on rank 0 and 3 on rank 1'
+apart "what is a machine's own" 0 --run.threads_per_rank=1 --run.threads_per_rank=2
+holds "ranks by hand with different configurations: all end with 2 and name the keys, both values and both ranks"
+
 # In sbatch without srun there is one process, whatever the job's number of tasks.
 rm -f batch.jsonl
 env "${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=8 SLURM_JOB_NODELIST=localhost \

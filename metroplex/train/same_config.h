@@ -1,0 +1,18 @@
+// Ranks that a launcher starts apart read their own files, options and environment. Two learning rates would train
+// without a word, two lengths of the run would wait for each other: before anything else the ranks compare.
+#pragma once
+
+#include <string>
+
+#include "comm/world.h"
+#include "config/config.h"
+
+namespace metroplex::train {
+
+// Collective over all ranks, which take the same layout. "" where their configurations say the same, else, the
+// same on every rank, the first keys in which the lowest such rank differs from rank 0, with both values.
+// Left out are keys of one machine (CPU threads, network interface, memory, folder and threads beside it), run.nproc,
+// which says who starts the ranks, and what rank 0 alone shows or writes.
+std::string config_difference(const config::Config& mine, const comm::World& world);
+
+}  // namespace metroplex::train
