@@ -3,7 +3,7 @@ metroplex/config/rules_*.cpp ask of several keys together is kept here by constr
 refused by the program, which a walk counts."""
 from walk.case import Case
 
-# Keys that no draw sets, each with its reason. tests/apps/random_runs_test.sh holds the tables to the two together.
+# Keys that no draw sets, each with its reason. tests/apps/wrong_inputs_test.sh holds the tables to the two together.
 NOT_DRAWN = {
     "files and folders, which the checks name": [
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
