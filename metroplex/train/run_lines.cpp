@@ -56,7 +56,7 @@ std::string data_line(const Assembly& a, const RunLength& length, files::FileSys
 }
 
 std::string device_line(const Assembly& a) {
-  const std::string dtype = c10::toString(a.dtype);
+  const std::string dtype = a.config.precision.params_dtype.text();
   if (!a.world->device().is_cpu()) return concat(" device: ", a.world->device().str(), ", ", dtype);
   return concat(" device: cpu, ", at::get_num_threads(), " threads a rank, ", dtype);
 }

@@ -120,9 +120,10 @@ warns 'mtp-num-layers 8'
 warns 'ignore-unknown-flags'
 run 0 train --from-megatron-args mtp.sh 2 3 --ignore-unknown-flags
 warns 'ignored: --mtp-num-layers 8'
+prints 'iteration +3/ +3 '
+run 0 train --from-megatron-args mtp.sh 2 3 --ignore-unknown-flags --print-config
 prints '^  num_layers: 2$'
 prints '^  nproc: 2$'
-prints 'iteration +3/ +3 '
 run 2 train --from-megatron-args mtp.sh
 warns 'reads \$1 to \$2'
 holds "a script with another loss is refused unless told otherwise; its arguments and its launcher's number of ranks count"
