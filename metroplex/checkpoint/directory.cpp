@@ -61,7 +61,7 @@ std::vector<std::string> other_entries(files::FileSystem& disk, const std::strin
   std::vector<std::string> names;
   if (!disk.is_directory(root)) return names;
   for (const std::string& entry : disk.list(root)) {
-    if (entry[0] != '.' && entry != kLatest && !parse_name(entry)) names.push_back(entry);
+    if (entry[0] != '.' && entry != kLatest && entry != kRunConfig && !parse_name(entry)) names.push_back(entry);
   }
   return names;
 }

@@ -27,6 +27,9 @@ std::optional<CheckpointName> parse_name(const std::string& text);
 // Of all complete checkpoints (their soundness is not looked at), oldest first. Empty when `root` does not exist.
 std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std::string& root);
 
+// The configuration of the run that saves into a folder.
+inline constexpr const char* kRunConfig = "run.yaml";
+
 // Names in `root` that are nothing of ours and not hidden. Empty when `root` does not exist.
 std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root);
 

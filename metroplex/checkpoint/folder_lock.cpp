@@ -1,11 +1,13 @@
 #include "checkpoint/folder_lock.h"
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include <pwd.h>
@@ -21,6 +23,11 @@ namespace {
 
 using files::join_path;
 using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+// A run that was killed may take a moment to end with all its processes.
+constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::milliseconds kPause{50};
 
 // Field 22 of /proc/PID/stat; behind the name, which may hold blanks and brackets. 0: no such process, or no /proc.
 int64_t start_ticks(int64_t pid) {
@@ -97,16 +104,22 @@ FolderLock::FolderLock(files::FileSystem& disk, const std::string& folder)
     : disk_(disk), folder_(folder), path_(join_path(folder, kRunLock)) {
   made_folder_ = !disk_.is_directory(folder);
   disk_.make_directories(folder);
-  lock_ = disk_.try_lock(path_);
-  const std::optional<Holder> holder = parse_holder(disk_.read(path_));
-  if (!lock_) refuse(folder, holder);
   const Holder me = this_process();
-  const bool own = holder && holder->host == me.host && holder->pid == me.pid;
-  if (holder && !own && lives(*holder, me.host)) refuse(folder, holder);
+  for (const auto begin = Clock::now(); !take(me); std::this_thread::sleep_for(kPause)) {
+    if (Clock::now() - begin > kPatience) refuse(folder, parse_holder(disk_.read(path_)));
+  }
   const auto file = disk_.create(path_);  // the same file, cut to nothing: the lock stays on it
   const std::string text = to_text(me);
   file->write(text.data(), text.size());
   file->close();
+}
+
+bool FolderLock::take(const Holder& me) {
+  if (!lock_) lock_ = disk_.try_lock(path_);
+  if (!lock_) return false;
+  const std::optional<Holder> holder = parse_holder(disk_.read(path_));
+  const bool own = holder && holder->host == me.host && holder->pid == me.pid;
+  return !holder || own || !lives(*holder, me.host);
 }
 
 FolderLock::~FolderLock() {

@@ -31,7 +31,8 @@ std::optional<Holder> parse_holder(const std::string& text);
 bool lives(const Holder& holder, const std::string& host);
 
 // Held from its construction, which makes the folder where there is none, to its end, which removes such a folder
-// again when nothing came into it. Throws base::Error("checkpoint") that names who holds it.
+// again when nothing came into it. Waits some seconds for a run that is ending; then throws base::Error("checkpoint")
+// that names who holds it.
 class FolderLock {
  public:
   FolderLock(files::FileSystem& disk, const std::string& folder);
@@ -40,6 +41,8 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
+  bool take(const Holder& me);
+
   files::FileSystem& disk_;
   std::string folder_, path_;
   bool made_folder_ = false;

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "checkpoint/directory.h"
 #include "config/load.h"
 #include "data/token_count.h"
 
@@ -69,7 +70,7 @@ std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, f
 
 std::string write_run_config(const config::Config& config, files::FileSystem& disk) {
   if (config.checkpoint.save.empty()) return "";
-  const std::string path = files::join_path(config.checkpoint.save, "run.yaml");
+  const std::string path = files::join_path(config.checkpoint.save, checkpoint::kRunConfig);
   disk.replace_file(path, config::dump(config));
   return path;
 }
