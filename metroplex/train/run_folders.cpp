@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "checkpoint/directory.h"
 #include "files/file_system.h"
 
 namespace metroplex::train {
@@ -64,7 +65,7 @@ void check_save_folder(const config::Config& config) {
   if (c.save.empty() || goes_on_in_place(c) || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
   for (const std::string& name : disk.list(c.save)) {
-    if (name[0] != '.' && !own_output(config, c.save, name)) names.push_back(name);
+    if (name[0] != '.' && name != checkpoint::kRunConfig && !own_output(config, c.save, name)) names.push_back(name);
   }
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
             ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",

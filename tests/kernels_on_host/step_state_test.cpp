@@ -48,13 +48,12 @@ TEST(StepStateOnHost, JudgementsHaveTheBitsOfTheCpu) {
 TEST(StepStateOnHost, SumsFactorsAndCopiesHaveTheBitsOfTheCpu) {
   for (const int64_t n : {0, 1, 300}) {
     const std::vector<double> losses = made<double>(n, 0.7), tokens(losses.size(), 7);
-    std::vector<int64_t> places;
-    for (int64_t i = 0; i < n; ++i) places.insert(places.end(), {i % 2, i});
+    const std::vector<int64_t> reported{1};  // the second term, once in each microbatch
     const LossFactorShape shape{n, 3, false};
     const StepValues values{.loss_scale = 3};
     const double stop = 1;
     std::vector<double> sums(5), terms(2), own(losses.size()), factors(losses.size());
-    own_sums({n, losses.data(), tokens.data(), &stop, n, losses.data(), places.data(), false, true, true, true},
+    own_sums({n, losses.data(), tokens.data(), &stop, 1, losses.data(), reported.data(), false, true, true, true},
              {reinterpret_cast<StepSums*>(sums.data()), terms.data(), 2, own.data()});
     loss_factors(&values, tokens.data(), factors.data(), shape);
     const auto got = in_all_orders([&] {
@@ -62,9 +61,9 @@ TEST(StepStateOnHost, SumsFactorsAndCopiesHaveTheBitsOfTheCpu) {
           gstop({stop}, Use::in, "stop"), gsums(sums, Use::out, "sums"), gterms(terms, Use::out, "terms"),
           gown(own, Use::out, "own"), gfactors(factors, Use::out, "factors"),
           gvalues(as_numbers(values), Use::in, "values");
-      const DeviceArray<int64_t> gplaces(places, Use::in, "places");
-      own_sums_cuda({n, glosses.data(), gtokens.data(), gstop.data(), n, glosses.data(), gplaces.data(), false, true,
-                     true, true},
+      const DeviceArray<int64_t> greported(reported, Use::in, "reported");
+      own_sums_cuda({n, glosses.data(), gtokens.data(), gstop.data(), 1, glosses.data(), greported.data(), false,
+                     true, true, true},
                     {reinterpret_cast<StepSums*>(gsums.data()), gterms.data(), 2, gown.data()}, nullptr);
       loss_factors_cuda(reinterpret_cast<const StepValues*>(gvalues.data()), gtokens.data(), gfactors.data(), shape,
                         nullptr);
