@@ -91,9 +91,9 @@ scmp_filter_ctx make_trial_filter(int hand_over) {
   ask_for_opens_that_change(rules);
   separate_memories(rules);
   for (const scmp_datum_t question : {TCGETS, FIONREAD, TIOCGWINSZ, TIOCGPGRP})
-    rules.add(SCMP_ACT_ALLOW, "ioctl", {SCMP_CMP(1, SCMP_CMP_EQ, question)});
-  rules.add(SCMP_ACT_ALLOW, "prlimit64", {SCMP_CMP(2, SCMP_CMP_EQ, 0)});  // to ask, not to set
-  rules.add(SCMP_ACT_ALLOW, "sendmsg", {SCMP_CMP(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(hand_over))});
+    rules.add(SCMP_ACT_ALLOW, "ioctl", {SCMP_CMP(1, SCMP_CMP_EQ, question, 0)});
+  rules.add(SCMP_ACT_ALLOW, "prlimit64", {SCMP_CMP(2, SCMP_CMP_EQ, 0, 0)});  // to ask, not to set
+  rules.add(SCMP_ACT_ALLOW, "sendmsg", {SCMP_CMP(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(hand_over), 0)});
   if (rules.ok()) return filter;
   seccomp_release(filter);
   return nullptr;

@@ -176,7 +176,7 @@ TEST_F(LaunchScripts, AreRefusedWhereThereIsNoFilter) {
   if (child == 0) {
     scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ALLOW);
     seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(seccomp), 0);
-    seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(prctl), 1, SCMP_A0(SCMP_CMP_EQ, 22));
+    seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(prctl), 1, SCMP_A0(SCMP_CMP_EQ, 22, 0));
     if (seccomp_load(filter) != 0) _exit(3);
     const std::string error = refused("/usr/bin/touch made\n\ntorchrun \\\n p.py --a 1\n");
     const bool told = error.find("[config] run.sh: the filter") == 0 && error.find("by hand") != std::string::npos &&
