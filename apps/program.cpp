@@ -38,8 +38,7 @@ void keep_freed_memory() {
 // by all that prints. The executables and ranks started from here inherit these.
 void fill_closed_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (fcntl(stream, F_GETFD) == -1 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);
+    if (fcntl(stream, F_GETFD) == -1 && errno == EBADF && open("/dev/null", O_RDWR) != stream) std::_Exit(kExitData);
   }
 }
 

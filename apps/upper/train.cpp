@@ -27,7 +27,7 @@ constexpr const char* kTrainUsage =
 
 Trains a model. Later settings win: files first, then options. Megatron-LM's own flags are understood too
 (--tensor-model-parallel-size 2 --num-layers 24 ...), and --from-megatron-args FILE [ARGUMENTS] reads a whole launch
-script with its arguments: bash tries it, behind a filter that lets it start and write nothing (docs/config.md).
+script with its arguments: bash tries it, behind a filter that lets it start tools that read and write nothing (docs/config.md).
 
   metroplex train examples/llama_tiny.yaml --nproc 8
   torchrun --no-python --nproc-per-node 8 metroplex train run.yaml

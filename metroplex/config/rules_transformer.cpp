@@ -283,6 +283,10 @@ TransformerSettings transformer_settings(const Config& config) {
   return s;
 }
 
+bool among(const std::string& word, const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 std::vector<Violation> transformer_violations(const TransformerSettings& settings) {
   std::vector<Violation> list = SettingsChecker(settings).run();
   for (const auto& found : {expert_violations(settings), graph_violations(settings)}) {

@@ -13,6 +13,8 @@
 
 namespace metroplex::config {
 
+bool among(const std::string& word, const std::vector<std::string>& words);
+
 // Of models with experts.
 struct ExpertSettings {
   std::optional<int64_t> num_moe_experts;

@@ -10,10 +10,6 @@ using base::concat;
 
 namespace {
 
-bool among(const std::string& word, const std::vector<std::string>& words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
-
 class ExpertChecker {
  public:
   explicit ExpertChecker(const TransformerSettings& settings) : s_(settings), e_(settings.experts) {}

@@ -8,6 +8,8 @@
 
 namespace metroplex::megatron {
 
+using config::among;
+
 using base::concat;
 using config::CudaGraphImpl;
 using enum config::CudaGraphModule;
@@ -16,10 +18,6 @@ using Words = std::vector<std::string>;
 static constexpr const char* kImpl = "cuda_graph_impl";
 static constexpr const char* kScope = "cuda_graph_modules";
 static constexpr const char* kInference = "inference_cuda_graph_scope";
-
-static bool is_among(const std::string& word, const Words& words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
 
 static bool is_none_or(const std::optional<std::string>& scope, const char* word) { return !scope || *scope == word; }
 
@@ -35,11 +33,11 @@ static void migrate_switches(CudaGraphOptions& o, std::vector<config::Violation>
   o.enable_cuda_graph = o.external_cuda_graph = false;
 }
 
-// A word is_among the modules that says which implementation, or what generation captures.
+// A word among the modules that says which implementation, or what generation captures.
 static void migrate_word(const std::string& word, CudaGraphOptions& o, std::vector<config::Violation>& list) {
   const bool iteration = word == "full_iteration";
   const Words impls = iteration ? Words{"none", "local", "full_iteration"} : Words{"none", "local"};
-  if (!is_among(o.impl, impls)) refuse(list, kScope, word, concat("excludes ", kImpl, " = ", o.impl), "keep one");
+  if (!among(o.impl, impls)) refuse(list, kScope, word, concat("excludes ", kImpl, " = ", o.impl), "keep one");
   if (!is_none_or(o.inference_scope, iteration ? "none" : "block"))
     refuse(list, kScope, word, concat("excludes ", kInference, " = ", *o.inference_scope), "keep one");
   if (iteration) o.impl = word;
@@ -55,7 +53,7 @@ CudaGraphOptions migrated(CudaGraphOptions o, std::vector<config::Violation>& li
     o.modules = *std::move(o.scope);
     o.scope.reset();
   }
-  if (is_among("full", o.modules)) {
+  if (among("full", o.modules)) {
     if (o.modules.size() > 1) refuse(list, kScope, "full", "stands alone", "leave the list empty for whole layers");
     o.modules.clear();
   }
@@ -63,7 +61,7 @@ CudaGraphOptions migrated(CudaGraphOptions o, std::vector<config::Violation>& li
   Words older;
   for (const std::string& word : given) {
     const bool migrates = word == "full_iteration" || word == "full_iteration_inference";
-    if (migrates && !is_among(word, older)) older.push_back(word);
+    if (migrates && !among(word, older)) older.push_back(word);
     if (!migrates) o.modules.push_back(word);
   }
   if (older.size() > 1)
@@ -126,7 +124,7 @@ class GraphChecker {
     const bool whole = s_.cuda_graphs.modules.empty(), attention = whole || modules_.has(attn),
                dense = whole || modules_.has(mlp), experts = whole || modules_.has(moe);
     const auto forbid = [&](bool holds, const char* module, const char* rule) {
-      if (holds && is_among(module, modules)) refuse(list_, "recompute_modules", module, rule, "leave it out");
+      if (holds && among(module, modules)) refuse(list_, "recompute_modules", module, rule, "leave it out");
     };
     forbid(impl_ == CudaGraphImpl::transformer_engine && modules_.has(moe_router), "moe",
            "excludes moe_router captured");
@@ -142,8 +140,8 @@ class GraphChecker {
       if (!holds) refuse(list_, "fine_grained_activation_offloading", "true", rule, "turn it off");
     };
     const Words& moved = s_.offload_modules;
-    const bool of_experts = std::all_of(moved.begin(), moved.end(),
-                                        [](const std::string& module) { return is_among(module, kOfExperts); });
+    const bool of_experts =
+        std::all_of(moved.begin(), moved.end(), [](const std::string& module) { return among(module, kOfExperts); });
     if (impl_ == CudaGraphImpl::local) {
       require(of_experts, "moves what lies in experts alone with cuda_graph_impl = local");
       require(!s_.cuda_graphs.modules.empty(), "excludes whole layers with cuda_graph_impl = local");
@@ -170,7 +168,7 @@ std::vector<config::Violation> graph_violations(const TransformerConfig& setting
   std::vector<config::Violation> list;
   if (!impl) return list;  // config::graph_violations has it
   const Words scopes = impl == CudaGraphImpl::local ? Words{"layer", "block"} : Words{"none"};
-  if (o.inference_scope && !is_among(*o.inference_scope, scopes))
+  if (o.inference_scope && !among(*o.inference_scope, scopes))
     refuse(list, kInference, *o.inference_scope, concat("excludes ", kImpl, " = ", o.impl), "leave it out");
   if (impl == CudaGraphImpl::none) return list;
   for (config::Violation& violation : GraphChecker(settings).run()) list.push_back(std::move(violation));

@@ -7,11 +7,9 @@
 
 namespace metroplex::megatron {
 
-namespace {
+using config::among;
 
-bool among(const std::string& word, const std::vector<std::string>& words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
+namespace {
 
 // The rules about what only Megatron has.
 class Checker {

@@ -47,18 +47,12 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Calls body(T{}) with the type of logits.
-template <class Body>
-void dispatch_wide(const at::Tensor& logits, const Body& body) {
-  logits.scalar_type() == at::kDouble ? body(double{}) : body(float{});
-}
-
 at::Tensor sums_gradient(const cuda::Target& target, const at::Tensor& dsums, const at::Tensor& logits,
                          const kernels::BalanceShape& shape) {
   const at::NoGradGuard no_grad;
   const at::Tensor given = dsums.contiguous();
   at::Tensor dlogits = at::empty_like(logits);
-  dispatch_wide(logits, [&](auto zero) {
+  nn::dispatch_wide(logits, [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(target, {"balance_backward", {&logits, &given}, {&dlogits}}, kernels::balance_backward<T>,
                  kernels::balance_backward_cuda<T>, static_cast<const T*>(nn::elements<T>(logits)),
@@ -89,7 +83,7 @@ at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, co
     const at::NoGradGuard no_grad;
     sums = at::empty({shape.sums()}, x.options().dtype(at::kDouble));
     lines = at::empty({kernels::balance_chunks(shape), shape.sums()}, sums.options());
-    dispatch_wide(x, [&](auto zero) {
+    nn::dispatch_wide(x, [&](auto zero) {
       using T = decltype(zero);
       cuda::launch(target, {"balance", {&x}, {&sums, &lines}}, kernels::balance_forward<T>,
                    kernels::balance_forward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),

@@ -41,18 +41,12 @@ kernels::RouteShape route_shape(const at::Tensor& logits, const TopKRule& rule) 
   return shape;
 }
 
-// Calls body(T{}) with the type of logits.
-template <class Body>
-void dispatch_probs(const at::Tensor& logits, const Body& body) {
-  logits.scalar_type() == at::kDouble ? body(double{}) : body(float{});
-}
-
 at::Tensor probs_gradient(const cuda::Target& target, const Routing& saved, const at::Tensor& logits,
                           const kernels::RouteShape& shape) {
   const at::NoGradGuard no_grad;
   const at::Tensor dprobs = saved.probs.contiguous();
   at::Tensor dlogits = at::empty_like(logits);
-  dispatch_probs(logits, [&](auto zero) {
+  nn::dispatch_wide(logits, [&](auto zero) {
     using T = decltype(zero);
     const kernels::RouteBackward<T> operands{nn::elements<T>(dprobs), nn::elements<T>(logits),
                                              static_cast<const int64_t*>(saved.experts.const_data_ptr()),
@@ -115,7 +109,7 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
     if (!shape.chosen) routing.experts = at::empty({shape.tokens, shape.k}, x.options().dtype(at::kLong));
     routing.experts = routing.experts.contiguous();
     routing.probs = at::empty({shape.tokens, shape.k}, x.options());
-    dispatch_probs(x, [&](auto zero) {
+    nn::dispatch_wide(x, [&](auto zero) {
       using T = decltype(zero);
       const kernels::RouteForward<T> operands{nn::elements<T>(x), nn::elements<T>(bias),
                                               static_cast<int64_t*>(routing.experts.mutable_data_ptr()),

@@ -8,11 +8,10 @@
 
 #include "base/error.h"
 #include "nn/fused_attention_meta.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
-
-bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16; }
 
 // Each head of k or v as often as queries share it.
 at::Tensor repeated(const at::Tensor& x, int64_t heads) {

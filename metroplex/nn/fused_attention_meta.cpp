@@ -7,8 +7,6 @@
 namespace metroplex::nn {
 namespace {
 
-bool is_narrow(const at::Tensor& x) { return wide_type(x.scalar_type()) != x.scalar_type(); }
-
 int64_t rounded_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // [b, s, heads, d] for [b, heads, s, d], as the kernels see it.
@@ -74,11 +72,11 @@ FusedGradients efficient_backward(const FusedInputs& in, const FusedResult& r) {
 }  // namespace
 
 std::pair<at::Tensor, at::Tensor> fused_attention_on_meta(const FusedInputs& in) {
-  return is_narrow(in.q) ? flash_forward(in) : efficient_forward(in);
+  return is_half(in.q) ? flash_forward(in) : efficient_forward(in);
 }
 
 FusedGradients fused_attention_backward_on_meta(const FusedInputs& in, const FusedResult& result) {
-  return is_narrow(in.q) ? flash_backward(in, result) : efficient_backward(in, result);
+  return is_half(in.q) ? flash_backward(in, result) : efficient_backward(in, result);
 }
 
 }  // namespace metroplex::nn

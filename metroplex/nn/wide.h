@@ -13,6 +13,14 @@ inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDoubl
 
 inline at::Tensor to_wide(const at::Tensor& x) { return x.defined() ? x.to(wide_type(x.scalar_type())) : x; }
 
+inline bool is_half(const at::Tensor& x) { return wide_type(x.scalar_type()) != x.scalar_type(); }
+
+// Calls body(T{}) with the type of what is held in at least fp32.
+template <class Body>
+void dispatch_wide(const at::Tensor& x, const Body& body) {
+  x.scalar_type() == at::kDouble ? body(double{}) : body(float{});
+}
+
 // Calls body(T{}) with the element type of a tensor as kernels know it.
 template <class Body>
 void dispatch_element(at::ScalarType type, const Body& body) {

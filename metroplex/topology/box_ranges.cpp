@@ -82,10 +82,6 @@ size_t last_not(const std::vector<LocalDim>& dims, const Plain& plain) {
   return split;
 }
 
-int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 }  // namespace
 
 std::vector<BoxRange> box_ranges(const std::vector<int64_t>& global_shape, const Placement& placement, int64_t begin,
@@ -96,7 +92,7 @@ std::vector<BoxRange> box_ranges(const std::vector<int64_t>& global_shape, const
   const std::vector<LocalDim> dims = local_dims(global_shape, placement);
   Walk walk(dims, last_not(dims, [](const LocalDim& dim) { return dim.contiguous(); }), begin, end);
   walk.run([&](int64_t first) {
-    const int64_t from = std::max(begin, first), to = std::min(end, first + product(walk.size));
+    const int64_t from = std::max(begin, first), to = std::min(end, first + numel(walk.size));
     if (from < to) boxes.push_back({walk.offset, walk.size, from - first, to - first, from});
   });
   return boxes;
@@ -106,12 +102,12 @@ void for_each_run(const std::vector<int64_t>& global_shape, const Placement& pla
                   const std::function<void(int64_t local, int64_t global, int64_t count)>& visit) {
   if (global_shape.empty()) return visit(0, 0, 1);
   const std::vector<LocalDim> dims = local_dims(global_shape, placement);
-  const int64_t numel = product(local_shape(global_shape, placement));
-  Walk walk(dims, last_not(dims, [](const LocalDim& dim) { return dim.uncut(); }), 0, numel);
+  const int64_t elements = numel(local_shape(global_shape, placement));
+  Walk walk(dims, last_not(dims, [](const LocalDim& dim) { return dim.uncut(); }), 0, elements);
   walk.run([&](int64_t first) {
     int64_t global = 0;
     for (size_t d = 0; d < dims.size(); ++d) global = global * global_shape[d] + walk.offset[d];
-    visit(first, global, product(walk.size));
+    visit(first, global, numel(walk.size));
   });
 }
 

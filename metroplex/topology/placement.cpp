@@ -9,10 +9,6 @@
 namespace metroplex::topology {
 namespace {
 
-int64_t elements_of(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 AxisSet axes_of(Grid grid) {
   AxisSet axes;
   for (const AxisInfo& axis : kAxes) {
@@ -22,6 +18,10 @@ AxisSet axes_of(Grid grid) {
 }
 
 }  // namespace
+
+int64_t numel(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
 
 int64_t Cut::valid_rows() const {
   return std::accumulate(ranges.begin(), ranges.end(), int64_t{0},
@@ -89,7 +89,7 @@ std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placem
 int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement) {
   std::vector<int64_t> valid = global_shape;
   for (const Cut& cut : placement.cuts) valid.at(static_cast<size_t>(cut.dim)) = cut.valid_rows();
-  return elements_of(local_shape(global_shape, placement)) - elements_of(valid);
+  return numel(local_shape(global_shape, placement)) - numel(valid);
 }
 
 }  // namespace metroplex::topology

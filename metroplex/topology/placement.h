@@ -84,6 +84,8 @@ bool decays(const Placement& placement, size_t num_dims);
 // parts that are matrices of their own. Embeddings, the output layer, norms and biases are none.
 bool has_matrices(const Placement& placement, size_t num_dims);
 
+int64_t numel(const std::vector<int64_t>& shape);
+
 std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placement& placement);
 // Elements of the local tensor that are padding.
 int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement);

@@ -174,7 +174,10 @@ for _ in $(seq 600); do grep -q 'saved checkpoint shared/iter_0000002' long.out 
 run 3 train "${long[@]}" --train.metrics_file=second.jsonl
 warns "shared is in use by another run .*process $first"
 [ ! -e second.jsonl ] || fail "the refused run made a file"
-kill -KILL $first && wait $first || true
+kill -KILL $first
+code=0
+wait $first || code=$?
+[ $code = 137 ] || fail "the run that held the folder had ended with $code before it was killed"
 run 0 train "${long[@]}" --train.exit_interval=1
 prints 'loaded checkpoint shared/iter_'
 holds "the second run is refused (exit 3) and told which process holds the folder; a killed run holds nothing"
