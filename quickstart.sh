@@ -95,15 +95,17 @@ config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_
 done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
 target=$((${done_so_far:-0} >= 200 ? done_so_far + 20 : 200))
 step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
-"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200 --train.log_interval=20
+"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200 --train.log_interval=25
 
 step "6/7 Resume from the checkpoint for ten more steps"
-"$metroplex" train "${config[@]}" "--train.train_iters=$((target + 10))" --optim.lr_decay_iters=200 --train.eval_interval=0
+mkdir -p "$dir/logs"
+"$metroplex" train "${config[@]}" "--train.train_iters=$((target + 10))" --optim.lr_decay_iters=200 --train.eval_interval=0 |
+  tee "$dir/logs/resume.log" | grep -E '^ (loaded|saved) checkpoint|^ \[.*\] iteration'
 
 step "7/7 Generate"
 prompt='#include <'
 [ -z "$(cat "$dir/text")" ] || prompt=$(first_words "${text[@]}")
-"$metroplex" generate --load "$dir/checkpoints" --prompt "$prompt" --max-new-tokens 120 --temperature 0.7 --top-k 40
+"$metroplex" generate --load "$dir/checkpoints" --prompt "$prompt" --max-new-tokens 60 --temperature 0.7 --top-k 40
 
 cat <<END
 
