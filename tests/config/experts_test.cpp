@@ -300,6 +300,19 @@ TEST(ExpertRules, RefuseInADenseModelWhatIsSaidOfExperts) {
     expect_refused(wrong);
 }
 
+// Three ranks share an expert's gradient: two instances of the optimizer would not be alike.
+TEST(ExpertRules, InstancesOfTheOptimizerDivideTheRanksOfAnExpert) {
+  const auto problems = [](const std::string& instances) {
+    return described(violations(good(with_experts({"parallel.expert_model_parallel_size=4",
+                                                   "parallel.num_distributed_optimizer_instances=" + instances,
+                                                   "parallel.data_parallel_sharding_strategy=optim"})),
+                                3 * kWorld));
+  };
+  EXPECT_NE(problems("2").find("must divide the 3 ranks that share an expert's gradient"), std::string::npos)
+      << problems("2");
+  EXPECT_EQ(problems("3").find("share an expert's gradient"), std::string::npos) << problems("3");
+}
+
 // int(8/3 * 16 / 64) * 64 is 0: only a dense layer misses its width.
 TEST(ExpertRules, OnlyDenseLayersNeedAWidthOfTheirOwn) {
   const auto problems = [](const std::string& freq, const std::string& family) {

@@ -28,6 +28,9 @@ TEST(BatchSteps, AreSortedAndCountedInSamplesOfTheSequenceLength) {
   ASSERT_TRUE(steps && steps->size() == 2) << problem;
   EXPECT_EQ((*steps)[1].first_sample, 61035156);
   EXPECT_EQ((*steps)[1].global_batch_size, 1536);
+  const auto shrinking = read_batch_steps("8K:16 4K:32 0:64", 1, problem);
+  ASSERT_TRUE(shrinking && shrinking->size() == 3) << "by their thresholds, whatever the sizes: " << problem;
+  EXPECT_EQ((*shrinking)[1].global_batch_size, 32);
   EXPECT_EQ(read_batch_steps("0:8 4095:16", 4096, problem), std::nullopt);
   EXPECT_NE(problem.find("same threshold, 0 samples"), std::string::npos);
 }

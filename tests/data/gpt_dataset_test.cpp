@@ -121,6 +121,30 @@ TEST(GptDataset, RefusesTokensOutsideTheVocabulary) {
   EXPECT_THROW(for (int64_t i = 0; i < dataset.size(); ++i) dataset.get(i, sample), base::Error);
 }
 
+// What one dataset left in the cache is no other's.
+TEST(GptDataset, TakesFromTheCacheOnlyItsOwnOrder) {
+  const Scratch scratch;
+  const auto source = source_of(scratch, {5, 9, 30, 1, 2, 14, 40});
+  files::PosixFileSystem disk;
+  const std::vector<int32_t> documents{0, 1, 2, 3, 4, 5, 6};
+  const auto order = [&](const GptOptions& options, const std::string& folder) {
+    const GptDataset dataset(source, documents, options, IndexCache(disk, folder));
+    return std::pair(std::vector<int64_t>(dataset.shuffle_index().begin(), dataset.shuffle_index().end()),
+                     std::vector<int64_t>(dataset.sample_index().begin(), dataset.sample_index().end()));
+  };
+  const GptOptions first = options_of(4, 60);
+  GptOptions seed = first, length = first, samples = first;
+  seed.index.seed = first.index.seed + 1;
+  length.index.sequence_length = 5;
+  samples.index.num_samples = 70;
+  const auto kept = order(first, scratch / "cache");
+  for (const GptOptions& other : {seed, length, samples}) {
+    EXPECT_NE(order(other, ""), kept);
+    EXPECT_EQ(order(other, scratch / "cache"), order(other, ""));
+  }
+  EXPECT_EQ(order(first, scratch / "cache"), kept);
+}
+
 TEST(GptIndex, ShufflesAThinLastEpochApart) {
   const std::vector<int32_t> lengths(10, 10), documents{0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
   GptIndexOptions options;

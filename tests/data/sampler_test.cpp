@@ -100,6 +100,18 @@ TEST(Sampler, EndsTheSingleWalk) {
   EXPECT_FALSE(sampler.next(batch));
 }
 
+// 3 of 7 samples are left: a whole batch for the first of two ranks, none for the second.
+TEST(Sampler, EndsForAllRanksWhereOneHasNoWholeBatch) {
+  for (const int64_t rank : {0, 1}) {
+    auto options = options_of(SamplerType::single, 7, 4, 2, 2);
+    options.dp_index = rank;
+    std::vector<int64_t> batch;
+    EXPECT_FALSE(Sampler(options).next(batch)) << rank;
+    options.drop_last = false;
+    EXPECT_TRUE(Sampler(options).next(batch)) << rank;
+  }
+}
+
 TEST(Sampler, RefusesWhatCannotBe) {
   EXPECT_THROW(Sampler(options_of(SamplerType::single, 0, 0, 1, 1)), base::Error);
   EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 10, 1, 1)), base::Error);

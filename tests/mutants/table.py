@@ -71,7 +71,6 @@ MUTANTS = [
     ("own_share_of_the_rest", "data/sampler.cpp", "order[static_cast<size_t>(in_epoch + o.dp_index + i * o.dp_size)]", "order[static_cast<size_t>(o.dp_index + i * o.dp_size)]", "data_test"),
     ("last_batch_of_a_rank", "data/sampler.cpp", "left < step && o.drop_last", "left < o.micro_batch_size && o.drop_last", "data_test"),
     ("cache_ignores_seed", "data/gpt_dataset.cpp", '"\\nseed ", index.seed,', '"\\nseed ", 0,', "data_test"),
-    ("cache_ignores_split", "data/gpt_dataset.cpp", '"\\nsplit ", options.split,', '"\\nsplit ", 0,', "data_test"),
     ("cache_ignores_length", "data/gpt_dataset.cpp", "index.sequence_length,", "0,", "data_test"),
     ("document_numbers", "data/gpt_dataset.cpp", "    ++document;\n", "", "data_test"),
     ("kept_for_good", "checkpoint/retention.cpp", "name.iteration % retention.retain_interval == 0", "name.iteration >= retention.retain_interval", "checkpoint_test"),
@@ -86,4 +85,28 @@ MUTANTS = [
     ("warmup_to_the_groups_rate", "optim/lr_schedule.cpp", "(max_lr - args_.init_lr) * done", "(args_.max_lr - args_.init_lr) * done", "optim_test"),
     ("wsd_start", "optim/lr_schedule.cpp", "if (num_steps <= anneal_start) return max_lr;", "if (num_steps < anneal_start) return min_lr;", "optim_test"),
     ("verify_keeps_wsd", "train/verify.cpp", "  config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;\n", "", "metroplex"),
+    # Processes, and who talks to them.
+    ("any_secret_will_do", "comm/backends/watch_link.cpp", "return difference == 0;", "return true;", "comm_test WatchPort*"),
+    ("strangers_talk_long", "comm/backends/watch_link.cpp", "refused = length > (rank < 0 ? kLongestHello : kLongest);", "refused = length > kLongest;", "comm_test WatchPort*"),
+    ("spins_without_files", "comm/backends/watch_tree.cpp", "if (!passing) out_of_files_ = Clock::now() + kPause;", "(void)passing;", "comm_test WatchPort*"),
+    ("late_joiner_hears_nothing", "comm/backends/watch_tree.cpp", "if (link.rank >= 0 && cause_) link.put(kCause, *cause_);", "", "comm_test WatchTree*"),
+    ("failure_before_joining", "comm/backends/watch_tree.cpp", "if (cause_) link.put(kCause, *cause_);  // of a child", "// of a child", "comm_test WatchTree*"),
+    ("second_cause_spreads", "comm/backends/watch_tree.cpp", "if (message.kind == kCause && !cause_) {", "if (message.kind == kCause) {", "comm_test WatchTree*"),
+    # Graphs.
+    ("strides_not_compared", "cuda/graph/tape_compare.cpp", "!same_form(a[t], b[t]) || a[t].strides() != b[t].strides()", "!same_form(a[t], b[t])", "cuda_test TapeFindings*"),
+    ("handler_on_any_stack", "cuda/graph/guarded_arena.cpp", "SA_SIGINFO | SA_NODEFER | SA_ONSTACK", "SA_SIGINFO | SA_NODEFER", "cuda_test GuardedArena*"),
+    ("term_out_of_range", "cuda/kernels/step_state_math.h", "own.terms[i] >= 0 && own.terms[i] < place.num_terms", "own.terms[i] >= 0", "cuda_test StepState*"),
+    ("gathers_into_the_capture", "train/step_graphs.cpp", "  a_.families.settle();\n  a_.step_inputs", "  a_.step_inputs", "train_test StepGraphs*"),
+    ("terms_written_in_the_capture", "train/loss_terms.cpp", "if (!on_device_.defined()) {", "if (true) {", "train_test StepGraphs*"),
+    # Experts, and how a run is cut.
+    ("capacity_without_limit", "config/experts.cpp", "asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens", "static_cast<int64_t>(asked)", "config_test"),
+    ("alone_and_sharded", "distributed/families.cpp", "family.key.clones || family.data_parallel.shard.size() == 1 ?", "family.key.clones ?", "distributed_test"),
+    ("moe_not_recomputed", "nn/recompute.cpp", 'if (memory.recomputes("moe")) return layers_of_experts(blocks);', "", "train_test ExpertsMemoryRanks*"),
+    ("samples_without_a_step", "train/batch.cpp", 'MPX_ASSERT(batch.numbers.step >= 0, "a microbatch has samples and no step");', "", "train_test StackSamples*"),
+    ("rate_by_the_last_batch", "train/run_length.cpp", "if (c.train.step_batch_size_schedule.empty() || c.train.train_samples > 0) return c;", "return c;", "train_test RunLength*"),
+    # Folders.
+    ("lock_of_another_ignored", "checkpoint/folder_lock.cpp", "if (!lock_) return false;", "", "checkpoint_test FolderLock*"),
+    ("holder_not_looked_for", "checkpoint/folder_lock.cpp", "return !holder || own || !lives(*holder, me.host);", "return true;", "checkpoint_test FolderLock*"),
+    ("link_is_followed", "files/remove_tree.cpp", "::fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)", "::fstatat(parent, name, &info, 0)", "files_test FileSystem*"),
+    ("run_yaml_is_foreign", "train/run_folders.cpp", "name != checkpoint::kRunConfig && ", "", "train_test RunFolders*"),
 ]

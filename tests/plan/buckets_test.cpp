@@ -24,6 +24,13 @@ TEST(Buckets, LayParametersOutInReverseAndCloseWhenFull) {
   EXPECT_EQ(plan.num_elements, 15000);
 }
 
+TEST(Buckets, CloseAtExactlyTheirSize) {
+  const auto plan = plan_buckets(params({3000, 3000, 5000}), {.bucket_size = 8000});
+  ASSERT_EQ(plan.buckets.size(), 2u);
+  EXPECT_EQ(plan.buckets[0].params, (std::vector<int>{2, 1}));
+  EXPECT_EQ(plan.buckets[1].params, (std::vector<int>{0}));
+}
+
 TEST(Buckets, AreOneWithoutASize) {
   const auto plan = plan_buckets(params({10, 20, 30}), {});
   ASSERT_EQ(plan.buckets.size(), 1u);

@@ -70,6 +70,8 @@ TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
   EXPECT_EQ(whole.batches, 3000);
   EXPECT_EQ(whole.peak, 7 + 3000 + 50);
   EXPECT_EQ(whole.use.workspace, 3020);
+  trace.tables = 400;
+  EXPECT_EQ(plan::predict_memory(trace, one_f_one_b(1, 3), 0).peak, whole.peak + 400);
 }
 
 // The first of two stages has two microbatches under way and, beside them, outputs that may not have been sent.
@@ -78,6 +80,7 @@ TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
   EXPECT_EQ(peaks.activations, 60);
   EXPECT_GE(peaks.borders, 10);
   EXPECT_LE(peaks.borders, 40);
+  EXPECT_EQ(plan::predict_memory(trace_of(1), one_f_one_b(2, 4), 0).use.activations, 60 + peaks.borders);
 }
 
 // A bucket of 100 bytes comes with the gradient and is there until the next one leaves; without overlap it goes at

@@ -1,11 +1,13 @@
 // What the vectors do not say: other steps of a tokenizer.json, errors, text that is not UTF-8, threads, training.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <thread>
 
 #include <sentencepiece_processor.h>
 
+#include "text/added_tokens.h"
 #include "text/bpe_merges.h"
 #include "text/json_tokenizer.h"
 #include "text/load_tokenizer.h"
@@ -274,6 +276,44 @@ TEST(Training, RefusesWhatCannotBe) {
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.txt", "fine\nnot \xFF fine\n");
   EXPECT_NE(error_of([&] { train_sentencepiece_on_files({}, {bad}); }).find("byte 9"), std::string::npos);
+}
+
+// Leftmost first, the longest there; one behind another without text between them.
+TEST(AddedTokens, TheLongestIsTakenAndNeighboursAreTwo) {
+  AddedTokenFinder finder;
+  for (const auto& [id, content] : {std::pair{7, "<a>"}, {8, "<a>b"}, {9, "a>b"}})
+    finder.add({.id = id, .content = content}, content);
+  const auto ids = [&](std::string_view text) {
+    std::vector<AddedSplit> parts;
+    finder.split(text, parts);
+    std::vector<int32_t> found;
+    for (const AddedSplit& part : parts) found.push_back(part.id);
+    return found;
+  };
+  EXPECT_EQ(ids("<a>b"), (std::vector<int32_t>{8}));
+  EXPECT_EQ(ids("<a>c"), (std::vector<int32_t>{7, -1}));
+  EXPECT_EQ(ids("<a><a>b<a>"), (std::vector<int32_t>{7, 8, 7}));
+  EXPECT_EQ(ids("x<aa>b"), (std::vector<int32_t>{-1, 9}));
+}
+
+// A token that stands alone is none inside a word, at its beginning or at its end.
+TEST(AddedTokens, ASingleWordIsNotFoundInsideAnother) {
+  AddedTokenFinder finder;
+  finder.add({.id = 7, .content = "ab", .single_word = true}, "ab");
+  for (const auto& [text, found] : {std::pair{"ab", 1},
+                                    {" ab ", 1},
+                                    {"ab.", 1},
+                                    {"abc", 0},
+                                    {"cab", 0},
+                                    {"ab_", 0},
+                                    {"\xC3\xA9"
+                                     "ab",
+                                     0}}) {
+    std::vector<AddedSplit> parts;
+    finder.split(text, parts);
+    EXPECT_EQ(std::count_if(parts.begin(), parts.end(), [](const AddedSplit& part) { return part.id == 7; }), found)
+        << text;
+  }
 }
 
 }  // namespace

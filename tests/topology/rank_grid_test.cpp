@@ -131,8 +131,13 @@ TEST(RankGrid, ZeroNegativeAndHugeDegreesAreRefusedByKey) {
   config::Parallel huge = layout(1, 1, 1);
   huge.tensor_model_parallel_size = int64_t{1} << 62;
   EXPECT_NE(refusal(8, huge).find("tensor_model_parallel_size"), std::string::npos);
+  for (const int64_t degree : {int64_t{1} << 30, int64_t{1} << 31, int64_t{1} << 40}) {
+    huge.tensor_model_parallel_size = degree;
+    EXPECT_NE(refusal(8, huge).find("; a degree is a whole number"), std::string::npos) << degree;
+  }
   EXPECT_NE(refusal(0, layout(1, 1, 1)).find("0 ranks"), std::string::npos);
-  EXPECT_NE(refusal(8, layout(1 << 20, 1 << 20, 1 << 20)).find("not a multiple"), std::string::npos);
+  for (const int degree : {1 << 20, 1 << 29})
+    EXPECT_NE(refusal(8, layout(degree, degree, degree)).find("not a multiple"), std::string::npos) << degree;
 }
 
 TEST(RankGrid, AnOrderThatIsIncompleteUnknownOrRepeatedIsRefused) {

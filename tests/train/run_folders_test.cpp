@@ -29,6 +29,7 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   EXPECT_EQ(check(), "accepted") << "not there yet";
   disk.make_directories(save);
   disk.replace_file(save + "/.lock", "");
+  disk.replace_file(save + "/run.yaml", "");
   disk.make_directories(save + "/tb");
   config.train.tensorboard_dir = save + "/tb/";
   EXPECT_EQ(check(), "accepted") << "nothing but what the run writes itself";
