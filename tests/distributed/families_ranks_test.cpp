@@ -105,6 +105,57 @@ TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
   }
 }
 
+// One leaves while the next is filled.
+TEST(ParamFamilies, TwoTransientBucketsAtATimeAreEachSummed) {
+  config::Parallel parallel;
+  parallel.ddp_bucket_size = 6;
+  for (const bool overlap : {true, false}) {
+    SCOPED_TRACE(overlap);
+    parallel.overlap_grad_reduce = overlap;
+    run_experts(2, parallel, [&](const comm::World& world) {
+      std::vector<nn::Param> params;
+      for (int i = 0; i < 4; ++i) params.push_back(make_param("p" + std::to_string(i), values({8}, i)));
+      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true, true}));
+      const distributed::GradBuffer& gradients = *families.all().front().gradients;
+      ASSERT_EQ(gradients.layout().buckets().size(), 4u);
+      const int64_t bucket = gradients.layout().buckets()[0].end * 8;
+      for (int step = 0; step < 2; ++step) {
+        families.begin_step(2);
+        for (int microbatch = 0; microbatch < 2; ++microbatch) {
+          for (size_t i = params.size(); i-- > 0;) {
+            params[i].accumulate([&](at::Tensor& grad) {
+              EXPECT_EQ(gradients.passing_bytes(), bucket * (overlap && (microbatch > 0 || i < 3) ? 2 : 1));
+              grad.add_(static_cast<double>((world.rank() + 1) * 100) + static_cast<double>(i));
+            });
+          }
+        }
+        families.finish_gradients();
+        EXPECT_EQ(gradients.passing_bytes(), 0);
+        for (const distributed::Slice& slice : families.slices()) {
+          const auto i = static_cast<double>(slice.param - params.data());
+          EXPECT_TRUE(at::all(slice.gradient == 2 * (300 + 2 * i)).item<bool>()) << slice.param->name;
+        }
+      }
+    });
+  }
+}
+
+// Megatron's default grows with the data-parallel ranks of a family: 48M elements on 48 of them.
+TEST(ParamFamilies, TheSizeOfABucketIsThatOfTheirOwnRanks) {
+  config::Parallel parallel;
+  parallel.overlap_grad_reduce = true;
+  run_experts(48, parallel, [&](const comm::World& world) {
+    std::vector<nn::Param> params;
+    for (int i = 0; i < 3; ++i) {
+      params.push_back(make_param("p" + std::to_string(i), at::empty({20'500'000}, at::device(at::kMeta))));
+    }
+    distributed::FamilyOptions options = options_of(parallel, {});
+    options.device = at::kMeta;
+    distributed::ParamFamilies families(world, pointers(params), options);
+    EXPECT_EQ(families.all().front().gradients->layout().buckets().size(), 1u);
+  });
+}
+
 TEST(ParamFamilies, ACloneHasValuesAndItsOwnGradientAndNothingElse) {
   const config::Parallel parallel = parallel_of(2);
   for (const config::Sharding& sharding : kStages) {

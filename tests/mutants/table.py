@@ -98,6 +98,14 @@ MUTANTS = [
     ("term_out_of_range", "cuda/kernels/step_state_math.h", "own.terms[i] >= 0 && own.terms[i] < place.num_terms", "own.terms[i] >= 0", "cuda_test StepState*"),
     ("gathers_into_the_capture", "train/step_graphs.cpp", "  a_.families.settle();\n  a_.step_inputs", "  a_.step_inputs", "train_test StepGraphs*"),
     ("terms_written_in_the_capture", "train/loss_terms.cpp", "if (!on_device_.defined()) {", "if (true) {", "train_test StepGraphs*"),
+    ("second_recording_not_compared", "cuda/graph/checked_graphs.cpp", "if (&capture != &first && !arena_) add(", "if (false) add(", "cuda_test; train_test GraphFindings*"),
+    ("rounds_share_memory", "cuda/graph/checked_graphs.cpp", "return rounds_[number];", "return rounds_[0];", "cuda_test; train_test GraphFindings*"),
+    # The second of two, with tensors.
+    ("main_noise_is_the_moments", "cuda/kernels/optimizer_step_cpu.cpp", "drawn(r, ~r.noise_key,", "drawn(r, r.noise_key,", "cuda_test Optimizer*; kernels_on_host"),
+    ("copies_nan_unseen", "optim/clip.cpp", "  numbers.narrow(0, 1, 1).add_(others.numbers().narrow(0, 1, 1));\n", "", "optim_test GradientNorm*"),
+    ("second_bucket_over_first", "distributed/grad_buffer.cpp", "void GradBuffer::take_off(size_t b) {\n  land();\n", "void GradBuffer::take_off(size_t b) {\n", "distributed_test"),
+    ("buckets_of_one_rank", "distributed/families.cpp", "sharding, family.data_parallel.size());", "sharding, 1);", "distributed_test"),
+    ("keys_in_order_only", "cuda/kernels/blocked_attention_cpu.cpp", "if (element / 4 != drawn) bits", "if (element / 4 > drawn) bits", "kernels_on_host AttentionOnHost*"),
     # Experts, and how a run is cut.
     ("capacity_without_limit", "config/experts.cpp", "asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens", "static_cast<int64_t>(asked)", "config_test"),
     ("alone_and_sharded", "distributed/families.cpp", "family.key.clones || family.data_parallel.shard.size() == 1 ?", "family.key.clones ?", "distributed_test"),

@@ -106,6 +106,23 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
   });
 }
 
+// The norm is over parameters that count; a copy that does not would go on, and its rank with it.
+TEST(GradientNorm, ANanInACopyThatDoesNotCountReachesAllOfThem) {
+  run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
+    std::vector<nn::Param> params = part_of(2, world.groups().tp.index(), 1, 0);
+    nn::Param& bias = params[1];
+    if (!bias.counts(world.coordinates())) {
+      bias.main_grad = bias.data.clone();
+      bias.main_grad[0] = std::numeric_limits<double>::quiet_NaN();
+    }
+    EXPECT_EQ(bias.counts(world.coordinates()), world.rank() == 0);
+    const auto slices = whole_slices(pointers(params));
+    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
+    EXPECT_EQ(stats.num_nonfinite, 1);
+    EXPECT_TRUE(std::isfinite(stats.norm));
+  });
+}
+
 TEST(ClipCoefficient, IsTheLimitOverTheNormOnlyAboveTheLimit) {
   EXPECT_DOUBLE_EQ(cuda::kernels::clip_factor(2.0, 1.0), 0.499999750000125);
   EXPECT_DOUBLE_EQ(cuda::kernels::clip_factor(10.0, 0.1), 0.009999999000000101);

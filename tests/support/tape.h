@@ -63,6 +63,8 @@ class Tape final : public cuda::Recorder {
   }
 
  private:
+  static constexpr uint8_t kAtRest = 0x5A;
+
   static bool starts(const cuda::Operation& o) { return !o.group.empty() && o.name != "wait" && o.name != "barrier"; }
   static std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all;
@@ -73,6 +75,10 @@ class Tape final : public cuda::Recorder {
     const at::Tensor left = a.contiguous(), right = b.contiguous();
     return left.nbytes() == right.nbytes() &&
            (left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0);
+  }
+  static bool at_rest(const at::Tensor& bytes) {
+    const auto* const data = bytes.const_data_ptr<uint8_t>();
+    return data[0] == kAtRest && std::memcmp(data, data + 1, bytes.nbytes() - 1) == 0;
   }
   // The wait of call `start`: the next one for what it writes.
   const Kept& wait_of(size_t start) const {
@@ -105,11 +111,18 @@ class Tape final : public cuda::Recorder {
     const Kept& kept = operations_[i];
     const cuda::Operation& o = kept.operation;
     SCOPED_TRACE(testing::Message() << "operation " << i << ": " << o.name << " " << o.group);
-    if (memory_.empty()) memory_ = memory();
-    for (auto& [where, bytes] : memory_) bytes.fill_(0x5A);
+    if (memory_.empty()) {
+      memory_ = memory();
+      for (auto& [where, bytes] : memory_) bytes.fill_(kAtRest);
+    }
     for (size_t r = 0; r < o.reads.size(); ++r) at::Tensor(o.reads[r]).copy_(kept.reads[r]);
-    std::map<const void*, at::Tensor> before;
-    for (const auto& [where, bytes] : memory_) before[where] = bytes.clone();
+    std::map<const void*, at::Tensor> before;  // of what it works on; all else is at rest
+    for (const auto* tensors : {&o.reads, &o.writes}) {
+      for (const at::Tensor& tensor : *tensors) {
+        const auto own = memory_.find(tensor.storage().data());
+        if (own != memory_.end()) before[own->first] = own->second.clone();
+      }
+    }
     const std::vector<at::Tensor> unwritten = copies(o.writes);
     o.run();
     const Kept& end = starts(o) ? wait_of(i) : kept;
@@ -118,8 +131,12 @@ class Tape final : public cuda::Recorder {
       EXPECT_TRUE(same_bits(o.writes[w], end.results.at(w))) << "result " << w << " is another one";
       at::Tensor(o.writes[w]).copy_(unwritten[w]);
     }
-    for (const auto& [where, bytes] : memory_)
-      EXPECT_TRUE(same_bits(bytes, before.at(where))) << "wrote to what is not among its writes";
+    for (auto& [where, bytes] : memory_) {
+      const auto own = before.find(where);
+      EXPECT_TRUE(own == before.end() ? at_rest(bytes) : same_bits(bytes, own->second))
+          << "wrote to what is not among its writes";
+      if (own != before.end()) bytes.fill_(kAtRest);
+    }
   }
 
   std::vector<Kept> operations_;

@@ -1,70 +1,11 @@
 #include <ATen/Parallel.h>
 
-#include "cuda/kernels/activation.h"
-#include "cuda/kernels/vector_activation.h"
+#include "cuda/kernels/activation_rows.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
 namespace metroplex::cuda::kernels {
 namespace {
-
-template <Activation kind, class T>
-MPX_INLINE T value(T x) {
-  return activation_value<kind, VectorMath>(x);
-}
-template <Activation kind, class T>
-MPX_INLINE T slope(T x) {
-  return activation_slope<kind, VectorMath>(x);
-}
-
-template <Activation kind, bool gated, class T>
-MPX_INLINE void forward_row(T* __restrict x, const Wide<T>* __restrict bias, T* __restrict out, int64_t width) {
-  if constexpr (kIsHalf<T>) {
-    if (bias == nullptr) {
-      for (int64_t i = 0; i < width; ++i) {
-        const float y = value<kind>(load(x[i]));
-        out[i] = store<T>(gated ? y * load(x[width + i]) : y);
-      }
-      return;
-    }
-    for (int64_t i = 0; i < width; ++i) {
-      const float y = value<kind>(load(x[i]) + bias[i]);
-      out[i] = store<T>(gated ? y * (load(x[width + i]) + bias[width + i]) : y);
-    }
-  } else {
-    if (bias != nullptr) {
-      for (int64_t i = 0; i < (gated ? 2 * width : width); ++i) x[i] += bias[i];
-    }
-    for (int64_t i = 0; i < width; ++i) out[i] = gated ? value<kind>(x[i]) * x[width + i] : value<kind>(x[i]);
-  }
-}
-
-// `x` and `up` are in arithmetic types.
-template <Activation kind, bool gated, class T, class A>
-MPX_INLINE void gradient(A dy, A x, A up, T* __restrict dx, int64_t i, int64_t width) {
-  if constexpr (gated) {
-    dx[i] = store<T>(dy * up * slope<kind>(x));
-    dx[width + i] = store<T>(dy * value<kind>(x));
-  } else {
-    dx[i] = store<T>(dy * slope<kind>(x));
-  }
-}
-
-template <Activation kind, bool gated, class T>
-MPX_INLINE void backward_row(const T* __restrict dy, const T* __restrict x, const Wide<T>* __restrict bias,
-                             T* __restrict dx, int64_t width) {
-  if (kIsHalf<T> && bias != nullptr) {
-    for (int64_t i = 0; i < width; ++i) {
-      const Wide<T> up = gated ? load(x[width + i]) + bias[width + i] : Wide<T>(0);
-      gradient<kind, gated>(load(dy[i]), load(x[i]) + bias[i], up, dx, i, width);
-    }
-  } else {
-    for (int64_t i = 0; i < width; ++i) {
-      const Wide<T> up = gated ? load(x[width + i]) : Wide<T>(0);
-      gradient<kind, gated>(load(dy[i]), load(x[i]), up, dx, i, width);
-    }
-  }
-}
 
 template <class T>
 struct Operands {
@@ -72,43 +13,67 @@ struct Operands {
   const Wide<T>* bias;
   const T *dy, *saved;
 };
+template <class T>
+struct Buffers {
+  alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
+};
 
-template <bool forward, Activation kind, bool gated, class T>
-MPX_INLINE void rows_loop(const Operands<T>& o, int64_t width, int64_t begin, int64_t end) {
-  const int64_t wide = gated ? 2 * width : width;
-  for (int64_t row = begin; row < end; ++row) {
-    if constexpr (forward) {
-      forward_row<kind, gated>(o.x + row * wide, o.bias, o.out + row * width, width);
-    } else {
-      backward_row<kind, gated>(o.dy + row * width, o.saved + row * wide, o.bias, o.out + row * wide, width);
-    }
-  }
+template <class T>
+MPX_INLINE const Wide<T>* at_or_null(const Wide<T>* bias, int64_t at) {
+  return kIsHalf<T> && bias != nullptr ? bias + at : nullptr;
 }
 
-template <bool forward, class T>
-MPX_INLINE void dispatch(const Operands<T>& o, const ActivationShape& shape, int64_t begin, int64_t end) {
-#define MPX_KIND(kind)                                                                          \
-  case Activation::kind:                                                                        \
-    return shape.gated ? rows_loop<forward, Activation::kind, true>(o, shape.width, begin, end) \
-                       : rows_loop<forward, Activation::kind, false>(o, shape.width, begin, end)
-  switch (shape.kind) {
-    MPX_KIND(gelu);
-    MPX_KIND(gelu_tanh);
-    MPX_KIND(quick_gelu);
-    MPX_KIND(silu);
-    MPX_KIND(relu);
-    MPX_KIND(squared_relu);
+template <class T>
+MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const ActivationShape& shape) {
+  const int64_t width = shape.width;
+  if constexpr (!kIsHalf<T>) {
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < (shape.gated ? 2 * width : width); ++i) x[i] += bias[i];
+    }
   }
-#undef MPX_KIND
+  Buffers<T> b;
+  for_chunks(width, [&](int64_t at, int64_t n) {
+    activation_values(shape.kind, with_bias(x + at, at_or_null<T>(bias, at), n, b.x), n, b.y);
+    if (shape.gated) {
+      const Wide<T>* const up = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i]);
+    }
+  });
+}
+
+template <class T>
+MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* bias, T* __restrict dx,
+                             const ActivationShape& shape) {
+  const int64_t width = shape.width;
+  Buffers<T> b;
+  for_chunks(width, [&](int64_t at, int64_t n) {
+    activation_slopes(shape.kind, with_bias(x + at, at_or_null<T>(bias, at), n, b.x), n, b.y, b.slope);
+    if (shape.gated) {
+      const Wide<T>* const up = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      for (int64_t i = 0; i < n; ++i) {
+        const Wide<T> g = load(dy[at + i]);
+        dx[at + i] = store<T>(g * up[i] * b.slope[i]);
+        dx[width + at + i] = store<T>(g * b.y[i]);
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) dx[at + i] = store<T>(load(dy[at + i]) * b.slope[i]);
+    }
+  });
 }
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(clones, T)                                                                         \
-  clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t b, int64_t e) {  \
-    dispatch<true>(o, s, b, e);                                                                     \
-  }                                                                                                 \
-  clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t b, int64_t e) { \
-    dispatch<false>(o, s, b, e);                                                                    \
+#define MPX_ROWS(clones, T)                                                                                         \
+  clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {            \
+    const int64_t wide = s.gated ? 2 * s.width : s.width;                                                           \
+    for (int64_t row = begin; row < end; ++row) forward_row<T>(o.x + row * wide, o.bias, o.out + row * s.width, s); \
+  }                                                                                                                 \
+  clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {           \
+    const int64_t wide = s.gated ? 2 * s.width : s.width;                                                           \
+    for (int64_t row = begin; row < end; ++row) {                                                                   \
+      backward_row<T>(o.dy + row * s.width, o.saved + row * wide, o.bias, o.out + row * wide, s);                   \
+    }                                                                                                               \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)

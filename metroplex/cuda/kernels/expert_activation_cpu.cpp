@@ -1,5 +1,6 @@
+#include "cuda/kernels/activation_rows.h"
 #include "cuda/kernels/expert_spans.h"
-#include "cuda/kernels/vector_activation.h"
+#include "cuda/kernels/vector_math.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
@@ -15,82 +16,73 @@ struct Operands {
   Wide<T>* dprobs;
 };
 
-template <Activation kind, bool gated, class T>
-MPX_INLINE void forward_row(const T* __restrict x, const T* __restrict bias, Wide<T> prob, T* __restrict out,
-                            int64_t width) {
-  using W = Wide<T>;
-  for (int64_t i = 0; i < width; ++i) {
-    const W y = activation_value<kind, VectorMath>(load(x[i]) + (bias != nullptr ? load(bias[i]) : W(0)));
-    if constexpr (gated) {
-      out[i] = store<T>(y * (load(x[width + i]) + (bias != nullptr ? load(bias[width + i]) : W(0))) * prob);
+template <class T>
+struct Buffers {
+  alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
+};
+
+template <class T>
+MPX_INLINE const T* behind(const T* bias, int64_t at) {
+  return bias != nullptr ? bias + at : nullptr;
+}
+
+template <class T>
+MPX_INLINE void forward_row(const T* x, const T* bias, Wide<T> prob, T* __restrict out, const ExpertShape& shape) {
+  Buffers<T> b;
+  for_chunks(shape.width, [&](int64_t at, int64_t n) {
+    activation_values(shape.kind, with_bias(x + at, behind(bias, at), n, b.x), n, b.y);
+    if (shape.gated) {
+      const int64_t second = shape.width + at;
+      const Wide<T>* const up = with_bias(x + second, behind(bias, second), n, b.up);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i] * prob);
     } else {
-      out[i] = store<T>(y * prob);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * prob);
     }
-  }
+  });
 }
 
-// Element i; what it adds to the gradient of the probability.
-template <Activation kind, bool gated, class T>
-MPX_INLINE Wide<T> gradient(const T* dy, const T* x, const T* bias, Wide<T> prob, T* dx, int64_t i, int64_t width) {
-  using W = Wide<T>;
-  const W a = load(x[i]) + (bias != nullptr ? load(bias[i]) : W(0)), g = load(dy[i]);
-  const W y = activation_value<kind, VectorMath>(a);
-  if constexpr (gated) {
-    const W up = load(x[width + i]) + (bias != nullptr ? load(bias[width + i]) : W(0));
-    dx[i] = store<T>(g * prob * up * activation_slope<kind, VectorMath>(a));
-    dx[width + i] = store<T>(g * prob * y);
-    return g * y * up;
-  } else {
-    dx[i] = store<T>(g * prob * activation_slope<kind, VectorMath>(a));
-    return g * y;
-  }
-}
-
-template <Activation kind, bool gated, class T>
-MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* __restrict x, const T* __restrict bias, Wide<T> prob,
-                                T* __restrict dx, int64_t width) {
-  return lane_sum<Wide<T>>(width, [&](int64_t i) { return gradient<kind, gated>(dy, x, bias, prob, dx, i, width); });
-}
-
-template <bool forward, Activation kind, bool gated, class T>
-MPX_INLINE void rows_loop(const Operands<T>& o, int64_t width, int64_t begin, int64_t end) {
-  const int64_t wide = gated ? 2 * width : width;
-  for (int64_t row = begin; row < end; ++row) {
-    const Wide<T> prob = o.probs != nullptr ? o.probs[row] : Wide<T>(1);
-    if constexpr (forward) {
-      forward_row<kind, gated>(o.x + row * wide, o.bias, prob, o.out + row * width, width);
+// dx; the gradient of the probability.
+template <class T>
+MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* x, const T* bias, Wide<T> prob, T* __restrict dx,
+                                const ExpertShape& shape) {
+  Buffers<T> b;
+  Wide<T> sum = 0;
+  for_chunks(shape.width, [&](int64_t at, int64_t n) {
+    activation_slopes(shape.kind, with_bias(x + at, behind(bias, at), n, b.x), n, b.y, b.slope);
+    const T* const g = dy + at;
+    if (shape.gated) {
+      const int64_t second = shape.width + at;
+      const Wide<T>* const up = with_bias(x + second, behind(bias, second), n, b.up);
+      for (int64_t i = 0; i < n; ++i) {
+        dx[at + i] = store<T>(load(g[i]) * prob * up[i] * b.slope[i]);
+        dx[second + i] = store<T>(load(g[i]) * prob * b.y[i]);
+      }
+      sum += lane_sum<Wide<T>>(n, [&](int64_t i) { return load(g[i]) * b.y[i] * up[i]; });
     } else {
-      const Wide<T> sum =
-          backward_row<kind, gated>(o.dy + row * width, o.x + row * wide, o.bias, prob, o.out + row * wide, width);
-      if (o.dprobs != nullptr) o.dprobs[row] = sum;
+      for (int64_t i = 0; i < n; ++i) dx[at + i] = store<T>(load(g[i]) * prob * b.slope[i]);
+      sum += lane_sum<Wide<T>>(n, [&](int64_t i) { return load(g[i]) * b.y[i]; });
     }
-  }
-}
-
-template <bool forward, class T>
-MPX_INLINE void dispatch(const Operands<T>& o, const ExpertShape& shape, int64_t begin, int64_t end) {
-#define MPX_KIND(kind)                                                                          \
-  case Activation::kind:                                                                        \
-    return shape.gated ? rows_loop<forward, Activation::kind, true>(o, shape.width, begin, end) \
-                       : rows_loop<forward, Activation::kind, false>(o, shape.width, begin, end)
-  switch (shape.kind) {
-    MPX_KIND(gelu);
-    MPX_KIND(gelu_tanh);
-    MPX_KIND(quick_gelu);
-    MPX_KIND(silu);
-    MPX_KIND(relu);
-    MPX_KIND(squared_relu);
-  }
-#undef MPX_KIND
+  });
+  return sum;
 }
 
 // Not templates: the clones are made from these.
-#define MPX_ROWS(clones, T)                                                                     \
-  clones void forward_rows(const Operands<T>& o, const ExpertShape& s, int64_t b, int64_t e) {  \
-    dispatch<true>(o, s, b, e);                                                                 \
-  }                                                                                             \
-  clones void backward_rows(const Operands<T>& o, const ExpertShape& s, int64_t b, int64_t e) { \
-    dispatch<false>(o, s, b, e);                                                                \
+#define MPX_ROWS(clones, T)                                                                             \
+  clones void forward_rows(const Operands<T>& o, const ExpertShape& s, int64_t begin, int64_t end) {    \
+    const int64_t wide = s.gated ? 2 * s.width : s.width;                                               \
+    for (int64_t row = begin; row < end; ++row) {                                                       \
+      const Wide<T> prob = o.probs != nullptr ? o.probs[row] : Wide<T>(1);                              \
+      forward_row<T>(o.x + row * wide, o.bias, prob, o.out + row * s.width, s);                         \
+    }                                                                                                   \
+  }                                                                                                     \
+  clones void backward_rows(const Operands<T>& o, const ExpertShape& s, int64_t begin, int64_t end) {   \
+    const int64_t wide = s.gated ? 2 * s.width : s.width;                                               \
+    for (int64_t row = begin; row < end; ++row) {                                                       \
+      const Wide<T> prob = o.probs != nullptr ? o.probs[row] : Wide<T>(1);                              \
+      const Wide<T> sum =                                                                               \
+          backward_row<T>(o.dy + row * s.width, o.x + row * wide, o.bias, prob, o.out + row * wide, s); \
+      if (o.dprobs != nullptr) o.dprobs[row] = sum;                                                     \
+    }                                                                                                   \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)

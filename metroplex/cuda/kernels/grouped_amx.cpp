@@ -131,44 +131,35 @@ MPX_DOTS void four_tiles_by_dots(const uint16_t* left, const uint16_t* right, in
 using Pairs = VectorOf<uint32_t, 16>::Type;
 using Halves = VectorOf<uint16_t, 16>::Type;
 
-// 16 columns of rows `row` and `row` + 1 side by side; what is outside [rows, columns] is 0.
-MPX_INLINE Pairs two_rows(const uint16_t* source, int64_t ld, int64_t row, int64_t rows, int64_t columns) {
-  if (row + 2 <= rows && columns >= 16) {
-    const Halves low = *reinterpret_cast<const Halves*>(source + row * ld),
-                 high = *reinterpret_cast<const Halves*>(source + (row + 1) * ld);
-    return __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
-  }
-  Pairs pairs{};
-  for (int64_t i = 0; i < std::min<int64_t>(16, columns) && row < rows; ++i) {
-    pairs[i] = source[row * ld + i];
-    if (row + 1 < rows) pairs[i] |= static_cast<uint32_t>(source[(row + 1) * ld + i]) << 16;
-  }
-  return pairs;
+// 16 columns of two rows side by side.
+MPX_INLINE Pairs two_rows(const uint16_t* source, int64_t ld) {
+  const Halves low = *reinterpret_cast<const Halves*>(source), high = *reinterpret_cast<const Halves*>(source + ld);
+  return __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
 }
 
-// 32 elements of a row of [rows, columns] from `column` on, as 16 pairs.
-MPX_INLINE Pairs one_row(const uint16_t* source, int64_t ld, int64_t row, int64_t rows, int64_t columns) {
-  const uint16_t* const from = source + row * ld;
-  if (row < rows && columns >= 32) return *reinterpret_cast<const Pairs*>(from);
-  Pairs pairs{};
-  for (int64_t i = 0; i < std::min<int64_t>(32, columns) && row < rows; ++i) {
-    pairs[i / 2] |= static_cast<uint32_t>(from[i]) << (i % 2 * 16);
-  }
-  return pairs;
+// out [32][32] = source [rows][columns], and 0 around it.
+__attribute__((noinline)) void pad(const uint16_t* source, int64_t ld, int64_t rows, int64_t columns, uint16_t* out) {
+  std::fill_n(out, 32 * 32, uint16_t{0});
+  for (int64_t i = 0; i < rows; ++i) std::copy_n(source + i * ld, columns, out + i * 32);
 }
 
-// One tile from [rows, columns] at `source`, a tile's worth or less. Tiles of left operands have a row of m and 32 of
-// k in a line; those of right ones 16 columns of n, two of k beside each other.
+// One tile from [rows, columns] at `source`, a tile's worth or less: what is outside is 0. Tiles of left operands
+// have a row of m and 32 of k in a line; those of right ones 16 columns of n, two of k beside each other.
 enum class Reads { rows_of_32, rows_of_32_transposed, pairs_of_rows, pairs_of_rows_transposed };
 
 template <Reads reads>
 MPX_INLINE void pack_tile(const uint16_t* source, int64_t ld, int64_t rows, int64_t columns, uint16_t* tile) {
+  constexpr bool single = reads == Reads::rows_of_32 || reads == Reads::rows_of_32_transposed;
+  constexpr int64_t kRows = single ? 16 : 32, kColumns = single ? 32 : 16;
+  uint16_t padded[32 * 32];
+  if (rows < kRows || columns < kColumns) {
+    pad(source, ld, std::clamp<int64_t>(rows, 0, kRows), std::clamp<int64_t>(columns, 0, kColumns), padded);
+    source = padded, ld = 32;
+  }
   Pairs lines[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    lines[i] = reads == Reads::rows_of_32 || reads == Reads::rows_of_32_transposed
-                   ? one_row(source, ld, i, rows, columns)
-                   : two_rows(source, ld, 2 * i, rows, columns);
+    lines[i] = single ? *reinterpret_cast<const Pairs*>(source + i * ld) : two_rows(source + 2 * i * ld, ld);
   }
   if constexpr (reads == Reads::rows_of_32_transposed || reads == Reads::pairs_of_rows_transposed) {
     transpose<Pairs, 16>(lines);
@@ -180,20 +171,20 @@ MPX_INLINE void pack_tile(const uint16_t* source, int64_t ld, int64_t rows, int6
 // The tiles of an operand, for each 16 of its own dim those along k; `own` x `depth` elements at source, which is
 // [k, own] where it is `by_k` and [own, k] where not.
 template <Reads along, Reads across>
-MPX_INLINE void pack_tiles(const uint16_t* source, int64_t ld, bool by_k, int64_t own, int64_t depth, uint16_t* out) {
+MPX_TILES __attribute__((noinline)) void pack_tiles(const uint16_t* source, int64_t ld, bool by_k, int64_t own,
+                                                    int64_t depth, uint16_t* out) {
   const int64_t tiles = (depth + 31) / 32, all = round_up(own, 32);
   if (by_k) {  // in the order of memory
     for (int64_t k = 0; k < depth; k += 32) {
       for (int64_t i = 0; i < all; i += 16) {
-        pack_tile<across>(source + k * ld + i, ld, depth - k, std::max<int64_t>(0, own - i),
-                          out + (i / 16 * tiles + k / 32) * kTile);
+        pack_tile<across>(source + k * ld + i, ld, depth - k, own - i, out + (i / 16 * tiles + k / 32) * kTile);
       }
     }
     return;
   }
   for (int64_t i = 0; i < all; i += 16) {
     for (int64_t k = 0; k < depth; k += 32, out += kTile) {
-      pack_tile<along>(source + i * ld + k, ld, std::max<int64_t>(0, own - i), depth - k, out);
+      pack_tile<along>(source + i * ld + k, ld, own - i, depth - k, out);
     }
   }
 }

@@ -41,6 +41,15 @@ struct Panels {
   const A* next;  // the right operand of the call after this one; null when there is none, or it is near already
 };
 
+// to [rows, n] = or += edge [rows][width]. Not inlined: once for all sizes of the inner loop.
+template <class A>
+__attribute__((noinline)) void store_edge(const A* edge, int64_t width, A* to, int64_t ld, int rows, int64_t n,
+                                          bool adds) {
+  for (int i = 0; i < rows; ++i, edge += width, to += ld) {
+    for (int64_t j = 0; j < n; ++j) to[j] = adds ? to[j] + edge[j] : edge[j];
+  }
+}
+
 // result [kRows, n] = or += left [kRows, k] times panel [k][kVectors * kLanes].
 template <class A, int kLanes, int kRows, int kVectors, bool kByK>
 MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* result, int64_t ld, bool adds,
@@ -90,10 +99,7 @@ MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* re
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(&edge[i][v * kLanes]) = sums[i][v];
   }
-  for (int i = 0; i < kRows; ++i) {
-    A* const to = result + i * ld;
-    for (int64_t j = 0; j < n; ++j) to[j] = adds ? to[j] + edge[i][j] : edge[i][j];
-  }
+  store_edge(&edge[0][0], kWidth, result, ld, kRows, n, adds);
 }
 
 template <class A, class Set, int kRows, bool kByK>
@@ -112,9 +118,12 @@ MPX_INLINE void panel_rows(const Panels<A>& p, int64_t column, int64_t columns, 
     inner_columns<A, Set, n, kByK>(p, p.left + row * kRow, p.result + row * p.ld_result + column, columns, ahead); \
   }
   MPX_ROWS(Set::kRows)
-  if constexpr (Set::kRows > 8) MPX_ROWS(8)
-  MPX_ROWS(4)
-  MPX_ROWS(2)
+  // The last rows in fewer pieces only where speed is asked for: each size is another loop to compile.
+  if constexpr (sizeof(A) == sizeof(float) && Set::kBytes > 16) {
+    if constexpr (Set::kRows > 8) MPX_ROWS(8)
+    MPX_ROWS(4)
+    MPX_ROWS(2)
+  }
   MPX_ROWS(1)
 #undef MPX_ROWS
 }

@@ -8,14 +8,6 @@
 
 #include "cuda/kernels/number.h"
 
-// As MPX_VECTOR_CLONES, for loops over half types: these want the 16-bit operations that avx512f alone lacks.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__CUDACC__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define MPX_HALF_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
-#else
-#define MPX_HALF_CLONES
-#endif
-
 namespace metroplex::cuda::kernels {
 
 struct Bf16 {

@@ -1,5 +1,7 @@
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "cuda/kernels/optimizer_math.h"
 #include "cuda/kernels/optimizer_tile.h"
 
@@ -43,24 +45,23 @@ MPX_INLINE T* opened_main(const OptimizerRange& r, int64_t at, int64_t n, T* buf
   return opened(r.main, r.main_number, at, n, buffer);
 }
 
-template <bool is_signed, class T>
-MPX_INLINE T* opened_moment(const MomentArray& moment, int64_t at, int64_t n, T* buffer) {
+template <class T>
+MPX_INLINE T* opened_moment(const MomentArray& moment, bool is_signed, int64_t at, int64_t n, T* buffer) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (moment.number == Number::block8) {
-      decode_block8<is_signed>(static_cast<const uint8_t*>(moment.data) + at, moment.scales[at / kBlock8], n, buffer);
+      decode_block8(static_cast<const uint8_t*>(moment.data) + at, moment.scales[at / kBlock8], n, is_signed, buffer);
       return buffer;
     }
   }
   return opened(moment.data, moment.number, at, n, buffer);
 }
 
-template <bool is_signed>
-MPX_INLINE void close_moment(const MomentArray& moment, int64_t at, int64_t n, const float* values,
+MPX_INLINE void close_moment(const MomentArray& moment, bool is_signed, int64_t at, int64_t n, const float* values,
                              NoiseWords noise) {
   if (moment.number == Number::block8) {
-    moment.scales[at / kBlock8] = encode_block8<is_signed>(values, n, noise, static_cast<uint8_t*>(moment.data) + at);
+    moment.scales[at / kBlock8] = encode_block8(values, n, is_signed, noise, static_cast<uint8_t*>(moment.data) + at);
   } else if (moment.number == Number::bf16) {
-    floats_to_bf16<is_signed>(values, n, noise, static_cast<uint16_t*>(moment.data) + at);
+    floats_to_bf16(values, n, is_signed, noise, static_cast<uint16_t*>(moment.data) + at);
   }
 }
 
@@ -75,7 +76,7 @@ MPX_INLINE void close_main(const OptimizerRange& r, int64_t at, int64_t n, float
   if (r.remainder != nullptr) return split_tile(values, n, static_cast<uint16_t*>(r.param) + at, r.remainder + at);
   if (r.main_number == Number::bf16) {
     const NoiseWords noise = drawn(r, ~r.noise_key, at, n, words);
-    floats_to_bf16<true>(values, n, noise, static_cast<uint16_t*>(r.main) + at);
+    floats_to_bf16(values, n, true, noise, static_cast<uint16_t*>(r.main) + at);
     bf16_to_floats(static_cast<const uint16_t*>(r.main) + at, n, values);
   }
   if (r.param == nullptr) return;
@@ -105,24 +106,24 @@ MPX_INLINE void update_tiles(const OptimizerRange& r, const Update& update, int6
     const T* grad = opened(r.grad, r.grad_number, at, n, b.grad);
     T* main = opened_main(r, at, n, b.main);
     T *first = nullptr, *second = nullptr;
-    if constexpr (Update::kMoments > 0) first = opened_moment<true>(r.first, at, n, b.first);
-    if constexpr (Update::kMoments > 1) second = opened_moment<false>(r.second, at, n, b.second);
+    if constexpr (Update::kMoments > 0) first = opened_moment(r.first, true, at, n, b.first);
+    if constexpr (Update::kMoments > 1) second = opened_moment(r.second, false, at, n, b.second);
     update_tile(update, n, grad, main, first, second);
     if constexpr (sizeof(T) == sizeof(float)) {
       const bool narrow = (Update::kMoments > 0 && r.first.number != Number::f32) ||
                           (Update::kMoments > 1 && r.second.number != Number::f32);
       const NoiseWords noise = narrow ? drawn(r, r.noise_key, at, n, b.noise) : nullptr;
-      if constexpr (Update::kMoments > 0) close_moment<true>(r.first, at, n, first, noise);
-      if constexpr (Update::kMoments > 1) close_moment<false>(r.second, at, n, second, noise);
+      if constexpr (Update::kMoments > 0) close_moment(r.first, true, at, n, first, noise);
+      if constexpr (Update::kMoments > 1) close_moment(r.second, false, at, n, second, noise);
       close_main(r, at, n, main, b.noise);
     }
   }
 }
 
 // Not templates: the clones are made from these.
-#define MPX_STEP(...)                                                                                    \
-  MPX_NARROW_CLONES void run(const OptimizerRange& r, const __VA_ARGS__& update, int64_t b, int64_t e) { \
-    update_tiles<__VA_ARGS__::Scalar>(r, update, b, e);                                                  \
+#define MPX_STEP(...)                                                                                  \
+  MPX_HALF_CLONES void run(const OptimizerRange& r, const __VA_ARGS__& update, int64_t b, int64_t e) { \
+    update_tiles<__VA_ARGS__::Scalar>(r, update, b, e);                                                \
   }
 MPX_STEP(AdamUpdate<float>)
 MPX_STEP(AdamUpdate<double>)

@@ -3,25 +3,10 @@
 #include "cuda/kernels/optimizer_storage.h"
 #include "cuda/kernels/optimizer_tile.h"
 
-#pragma GCC optimize("O3,no-math-errno,no-trapping-math")
-
 namespace metroplex::cuda::kernels {
 namespace {
 
 constexpr int64_t kGrain = 64;  // tiles
-
-MPX_NARROW_CLONES float encode_one(const float* from, int64_t n, bool is_signed, uint8_t* codes) {
-  return is_signed ? encode_block8<true>(from, n, nullptr, codes) : encode_block8<false>(from, n, nullptr, codes);
-}
-MPX_NARROW_CLONES void decode_one(const uint8_t* codes, float scale, int64_t n, bool is_signed, float* to) {
-  is_signed ? decode_block8<true>(codes, scale, n, to) : decode_block8<false>(codes, scale, n, to);
-}
-MPX_NARROW_CLONES void split_one(const float* from, int64_t n, uint16_t* param, uint16_t* remainder) {
-  split_tile(from, n, param, remainder);
-}
-MPX_NARROW_CLONES void join_one(const uint16_t* param, const uint16_t* remainder, int64_t n, float* to) {
-  join_tile(param, remainder, n, to);
-}
 
 // work(tile, first element, elements)
 template <class Work>
@@ -35,20 +20,21 @@ void for_tiles(int64_t n, const Work& work) {
 
 void block8_encode(const float* values, int64_t n, bool is_signed, uint8_t* codes, float* scales) {
   for_tiles(n, [&](int64_t tile, int64_t at, int64_t count) {
-    scales[tile] = encode_one(values + at, count, is_signed, codes + at);
+    scales[tile] = encode_block8(values + at, count, is_signed, nullptr, codes + at);
   });
 }
 void block8_decode(const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* values) {
   for_tiles(n, [&](int64_t tile, int64_t at, int64_t count) {
-    decode_one(codes + at, scales[tile], count, is_signed, values + at);
+    decode_block8(codes + at, scales[tile], count, is_signed, values + at);
   });
 }
 void split_floats(const float* values, int64_t n, uint16_t* param, uint16_t* remainder) {
   for_tiles(n,
-            [&](int64_t, int64_t at, int64_t count) { split_one(values + at, count, param + at, remainder + at); });
+            [&](int64_t, int64_t at, int64_t count) { split_tile(values + at, count, param + at, remainder + at); });
 }
 void join_floats(const uint16_t* param, const uint16_t* remainder, int64_t n, float* values) {
-  for_tiles(n, [&](int64_t, int64_t at, int64_t count) { join_one(param + at, remainder + at, count, values + at); });
+  for_tiles(n,
+            [&](int64_t, int64_t at, int64_t count) { join_tile(param + at, remainder + at, count, values + at); });
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -64,7 +64,7 @@ MPX_INLINE void for_tiles(const void* grad, Number number, int64_t begin, int64_
   }
 }
 
-MPX_NARROW_CLONES void sum_block(const void* grad, Number number, int64_t begin, int64_t end, GradientSums& out) {
+MPX_HALF_CLONES void sum_block(const void* grad, Number number, int64_t begin, int64_t end, GradientSums& out) {
   double lanes[kLanes] = {};
   for_tiles(
       grad, number, begin, end, [&](const auto* x, int64_t n) __attribute__((always_inline)) {

@@ -11,15 +11,11 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-MPX_HALF_CLONES void draw_bits(uint64_t key, uint64_t first, uint64_t counter, uint32_t* bits) {
-  philox_blocks(key, first, counter, bits);
-}
-
 template <class T>
 void random_row(T* out, Noise noise, const DropoutShape& s, const DropoutRow& row) {
   uint32_t bits[kDrawn];
   for (int64_t first = -(row.start % 4); first < s.width; first += kDrawn) {
-    draw_bits(s.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
+    philox_blocks(s.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
     const int64_t begin = std::max<int64_t>(0, first), end = std::min(s.width, first + kDrawn);
     for (int64_t i = begin; i < end; ++i) {
       const double u = uniform_double(bits[i - first]);

@@ -1,17 +1,12 @@
-// For CPU kernels: elementary functions that compilers turn into vector code, and the attribute that compiles a loop
-// for several instruction sets at once and picks one at start. Float versions are good to 2 ulp or so; other types
-// use the standard library.
+// For CPU kernels: elementary functions that compilers turn into vector code. Float versions are good to 2 ulp or so;
+// other types use the standard library.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define MPX_VECTOR_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define MPX_VECTOR_CLONES
-#endif
+#include "cuda/kernels/clones.h"
+
 #define MPX_INLINE inline __attribute__((always_inline))
 
 namespace metroplex::cuda::kernels {

@@ -1,0 +1,43 @@
+// For CPU kernels with activation functions: values and slopes of short rows in arithmetic types, the only loops that
+// are made for every function; what stands around them is made for every element type.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/kernels/activation.h"
+
+namespace metroplex::cuda::kernels {
+
+constexpr int64_t kActivationChunk = 256;  // elements: three buffers stay in the first-level cache
+
+// y[i] = f(x[i])
+void activation_values(Activation kind, const float* x, int64_t n, float* y);
+void activation_values(Activation kind, const double* x, int64_t n, double* y);
+// and slope[i] = f'(x[i])
+void activation_slopes(Activation kind, const float* x, int64_t n, float* y, float* slope);
+void activation_slopes(Activation kind, const double* x, int64_t n, double* y, double* slope);
+
+// x[0, n) + bias[0, n) in arithmetic types: x itself where there is nothing to do, else `buffer`. bias may be null.
+template <class T, class B>
+MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict bias, int64_t n,
+                                    Wide<T>* __restrict buffer) {
+  if (bias != nullptr) {
+    for (int64_t i = 0; i < n; ++i) buffer[i] = load(x[i]) + load(bias[i]);
+    return buffer;
+  }
+  if constexpr (kIsHalf<T>) {
+    for (int64_t i = 0; i < n; ++i) buffer[i] = load(x[i]);
+    return buffer;
+  } else {
+    return x;
+  }
+}
+
+// body(at, n) for each chunk of a row.
+template <class Body>
+MPX_INLINE void for_chunks(int64_t width, const Body& body) {
+  for (int64_t at = 0; at < width; at += kActivationChunk) body(at, std::min(kActivationChunk, width - at));
+}
+
+}  // namespace metroplex::cuda::kernels

@@ -1,0 +1,30 @@
+// Walks over hundreds of cases: every day a share of them, all of them with METROPLEX_WHOLE_WALKS=1, as
+// scripts/nightly.sh runs them.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+#include <vector>
+
+namespace metroplex::test {
+
+// One in `share` of the cases, in their order. Drawn, with a fixed seed: each k-th would always meet the same values
+// of the innermost loop that made them.
+template <class T>
+std::vector<T> everyday(const std::vector<T>& all, size_t share) {
+  const char* const whole = std::getenv("METROPLEX_WHOLE_WALKS");
+  if (whole != nullptr && *whole != '\0') return all;
+  std::vector<size_t> places(all.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  std::mt19937 draw(20250701);
+  for (size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[draw() % i]);
+  places.resize((all.size() + share - 1) / share);
+  std::sort(places.begin(), places.end());
+  std::vector<T> some;
+  for (const size_t place : places) some.push_back(all[place]);
+  return some;
+}
+
+}  // namespace metroplex::test
