@@ -38,6 +38,19 @@ TEST(Verify, KeepsEachOfTheDocumentMasks) {
   EXPECT_GT(std::abs(run(attention, {}).losses[0] - run(positions, {}).losses[0]), 1e-9) << "attention sees it all";
 }
 
+TEST(Verify, ComparesTheBatchThatRunsWhereTheLayoutMakesItSmaller) {
+  config::Config asked = small_gpt();
+  asked.train.global_batch_size = 7;
+  asked.train.micro_batch_size = 1;
+  EXPECT_EQ(train::with_running_batch(asked, 3).train.global_batch_size, 7) << "it must divide";
+  asked.train.decrease_batch_size_if_needed = true;
+  EXPECT_EQ(train::with_running_batch(asked, 3).train.global_batch_size, 6);
+  EXPECT_EQ(train::with_running_batch(asked, 1).train.global_batch_size, 7);
+  EXPECT_EQ(train::with_running_batch(asked, 8).train.global_batch_size, 7) << "too small: that is refused";
+  const Lines lines = train::left_out(asked, train::with_running_batch(asked, 3));
+  EXPECT_EQ(lines, Lines{"train.global_batch_size: 7 (6 in the comparison)"});
+}
+
 TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   config::Config asked = small_gpt();
   asked.optim.lr_warmup_iters = 0;
