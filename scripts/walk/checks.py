@@ -14,7 +14,7 @@ from walk.case import Case
 
 CRASH = re.compile(r"terminate called|Segmentation fault|AddressSanitizer|ThreadSanitizer|LeakSanitizer|runtime error:|MPX_ASSERT|internal error")
 NAMES_KEY = re.compile(r"\b(model|parallel|train|optim|memory|precision|data|checkpoint|run)\.\w+")
-VARYING = re.compile(r"time|second|throughput|tokens_per|per_s|tflop|elapsed|memory|mfu")  # of a line of metrics
+VARYING = re.compile(r"time|second|throughput|tokens_per|per_s|tflop|elapsed|memory|mfu|\bms$")  # of a line of metrics
 EPSILON = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": 2.0**-52}
 
 
@@ -110,6 +110,13 @@ def finite(base):
     return None
 
 
+def steady(value):
+    """Of a line of metrics, what is the same in every run."""
+    if isinstance(value, list):
+        return [steady(part) for part in value]
+    return {field: steady(part) for field, part in value.items() if not VARYING.search(field)} if isinstance(value, dict) else value
+
+
 def same_end(base, name, since=0):
     """The last checkpoint and the metrics of another run against the base's: tensors bit for bit, numbers exactly."""
     last = base.saves[-1]
@@ -123,14 +130,14 @@ def same_end(base, name, since=0):
         one, two = (json.loads((base.bench.folder / f"{n}.ck" / last / "manifest.json").read_text())[what] for n in ("base", name))
         if one != two:
             return f"manifest differs: {what}: {one} and {two}"[:400]
-    there = metrics(base.bench, name)
+    there = {place: steady(line) for place, line in metrics(base.bench, name).items()}
     for place, line in base.metrics.items():
         if place[1] <= since:
             continue
         if place not in there:
             return f"metrics lack: {place}"
-        for field, value in line.items():
-            if not VARYING.search(field) and there[place].get(field) != value:
+        for field, value in steady(line).items():
+            if there[place].get(field) != value:
                 return f"metrics differ: {field} of {place} is {there[place].get(field)}, not {value}"
     return None
 
