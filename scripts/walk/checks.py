@@ -83,6 +83,8 @@ def train(bench, case, name, **more):
     for key, value in (("train.tensorboard_dir", f"{name}.tb"), ("train.expert_trace_file", f"{name}.trace")):
         if key in case.keys:
             where[key.replace(".", "__")] = value
+    for path in bench.folder.glob(f"{name}.*"):  # of a check that has the name too
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return bench.train(case, **{**where, **more})
 
 
