@@ -174,6 +174,9 @@ config::Config one_rank_config(config::Config config) {
   config.parallel = {};
   config.memory = {};
   config.train.global_batch_size = global_batch_size;
+  // It sends over nodes, of which there is one: the same rows come by alltoall.
+  if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
+    config.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
   config.run.nproc = 1;
   return config;
 }
