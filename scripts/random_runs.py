@@ -9,6 +9,7 @@ import argparse
 import collections
 import concurrent.futures
 import random
+import resource
 import shlex
 import sys
 import time
@@ -107,9 +108,9 @@ def main():
             if result.problem:
                 failed += 1
                 tell(options, result)
-    seconds = time.monotonic() - start
+    seconds, used = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     share = len(refused) / (len(refused) + options.runs)
-    print(f"{options.runs} runs in {seconds:.0f} s: " + ", ".join(f"{count} {name}" for name, count in sorted(done.items())) +
+    print(f"{options.runs} runs in {seconds:.0f} s, {used.ru_utime + used.ru_stime:.0f} CPU seconds: " + ", ".join(f"{count} {name}" for name, count in sorted(done.items())) +
           f"; {len(refused)} draws refused ({share:.0%}); {failed} failed")
     reasons = collections.Counter(line.strip().split(" = ")[0] for text in refused for line in text.splitlines() if " = " in line)
     print("  refused for: " + ", ".join(f"{key} {count}" for key, count in reasons.most_common(8)))

@@ -22,13 +22,11 @@ train::TokenizerFacts tokenizer_facts(config::Config& config) {
   if (tokenizer) {
     const int64_t size = tokenizer->vocab_size();
     if (config.model.vocab_size == 0) config.model.vocab_size = size;
-    MPX_CHECK(config.model.vocab_size >= size, "config", "model.vocab_size = ", config.model.vocab_size,
-              " is smaller than the tokenizer's ", size, "; leave it 0 to take the tokenizer's");
+    MPX_CHECK(config.model.vocab_size < 0 || config.model.vocab_size >= size, "config",
+              "model.vocab_size = ", config.model.vocab_size, " is smaller than the tokenizer's ", size,
+              "; leave it 0 to take the tokenizer's");
     if (tokenizer->eod()) facts.eod = *tokenizer->eod();
   }
-  MPX_CHECK(config.model.vocab_size > 0, "config",
-            "model.vocab_size is 0 and there is no tokenizer to take it from; set model.vocab_size, or "
-            "data.tokenizer_type and data.tokenizer_model");
   facts.vocab_size = config.model.vocab_size;
   // Without a tokenizer the last id ends a document, as Megatron's NullTokenizer has it.
   if (!tokenizer) facts.eod = facts.vocab_size - 1;

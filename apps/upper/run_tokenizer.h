@@ -15,7 +15,8 @@ std::unique_ptr<text::Tokenizer> load_run_tokenizer(const config::Data& data);
 // The files that it was loaded from, for the checkpoints.
 std::shared_ptr<const text::TokenizerFiles> run_tokenizer_files(const config::Data& data);
 
-// Fills model.vocab_size from the tokenizer when it is 0; throws when both are given and the tokenizer's is larger.
+// Fills model.vocab_size from the tokenizer when it is 0; throws when both are given and the tokenizer's is larger. A
+// size that cannot be is left to config::check, which says it with all else that is wrong.
 train::TokenizerFacts tokenizer_facts(config::Config& config);
 
 }  // namespace metroplex::apps

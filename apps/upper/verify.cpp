@@ -53,9 +53,10 @@ int run_verify(const std::vector<std::string>& arguments) {
   const int64_t world_size = planned_world_size(config.run);
   MPX_CHECK(world_size > 1, "config", "run.nproc is ", config.run.nproc,
             ": verify compares a layout with one rank, and this is one rank: nothing was compared; give --nproc N");
-  const config::Config compared = train::verification_config(config, steps);
-  const std::vector<std::string> others = train::left_out(config, compared);
-  config = checked_config(compared, world_size);
+  const config::Config asked = train::verification_config(config, steps);
+  const config::Config checked = checked_config(asked, world_size);
+  const std::vector<std::string> others = train::left_out(config, train::with_running_batch(asked, world_size));
+  config = train::with_running_batch(checked, world_size);
   const std::vector<std::string> dependent = train::layout_dependent(config, world_size);
   std::string reasons;
   for (const std::string& line : dependent) reasons += "\n  " + line;

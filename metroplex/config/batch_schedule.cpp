@@ -48,7 +48,8 @@ std::optional<int64_t> read_count(const std::string& text, std::string& problem)
   return static_cast<int64_t>(count);
 }
 
-static std::optional<BatchStep> read_step(const std::string& entry, int64_t seq_length, std::string& problem) {
+// Its threshold as it is written.
+static std::optional<BatchStep> read_step(const std::string& entry, std::string& problem) {
   const size_t colon = entry.find(':');
   if (colon == std::string::npos || entry.find(':', colon + 1) != std::string::npos) {
     problem = "'" + entry + "' is not THRESHOLD:BATCH_SIZE, like 250B:1536";
@@ -61,7 +62,7 @@ static std::optional<BatchStep> read_step(const std::string& entry, int64_t seq_
     problem = "'" + entry + "': a batch size is between 1 and 1000000000";
     return std::nullopt;
   }
-  return BatchStep{seq_length > 0 ? *threshold / seq_length : *threshold, *size};
+  return BatchStep{*threshold, *size};
 }
 
 std::optional<std::vector<BatchStep>> read_batch_steps(const std::string& text, int64_t seq_length,
@@ -71,7 +72,7 @@ std::optional<std::vector<BatchStep>> read_batch_steps(const std::string& text, 
   std::istringstream stream(spaced);
   std::vector<BatchStep> steps;
   for (std::string entry; stream >> entry;) {
-    const auto step = read_step(entry, seq_length, problem);
+    const auto step = read_step(entry, problem);
     if (!step) return std::nullopt;
     steps.push_back(*step);
   }
@@ -81,6 +82,7 @@ std::optional<std::vector<BatchStep>> read_batch_steps(const std::string& text, 
     problem = "the first step must begin at 0";
     return std::nullopt;
   }
+  for (BatchStep& step : steps) step.first_sample /= std::max<int64_t>(seq_length, 1);
   for (size_t i = 1; i < steps.size(); ++i) {
     if (steps[i - 1].first_sample == steps[i].first_sample) {
       problem = concat("two steps begin at the same threshold, ", steps[i].first_sample, " samples");

@@ -107,6 +107,14 @@ config::Config verification_config(config::Config config, int64_t steps) {
   return config;
 }
 
+config::Config with_running_batch(config::Config config, int64_t world_size) {
+  config::Train& t = config.train;
+  const int64_t unit = t.micro_batch_size * config::data_parallel_size(config.parallel, world_size);
+  if (t.decrease_batch_size_if_needed && unit > 0 && t.global_batch_size >= unit)
+    t.global_batch_size -= t.global_batch_size % unit;
+  return config;
+}
+
 std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared) {
   static constexpr const char* kNoMatter[] = {
       "run.",
@@ -166,6 +174,9 @@ config::Config one_rank_config(config::Config config) {
   config.parallel = {};
   config.memory = {};
   config.train.global_batch_size = global_batch_size;
+  // It sends over nodes, of which there is one: the same rows come by alltoall.
+  if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
+    config.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
   config.run.nproc = 1;
   return config;
 }

@@ -22,6 +22,9 @@ struct LayoutRun {
 // The config in float64 for the comparison: same model, batch and document masks, made-up tokens, no files, optimizer
 // from the first step on at a constant rate.
 config::Config verification_config(config::Config config, int64_t steps);
+// The batch size that runs where train.decrease_batch_size_if_needed makes it smaller on `world_size` ranks: one rank
+// would take the whole of it.
+config::Config with_running_batch(config::Config config, int64_t world_size);
 // What of `asked` the comparison leaves out or changes: "key: its value (VALUE in the comparison)"; files, logs and
 // the number of steps, which no layout can change, are not told.
 std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared);

@@ -2,7 +2,7 @@
 import dataclasses
 import shlex
 
-# What every run here has: made-up tokens, one thread a rank, a quiet console.
+# What every run here has: made-up tokens (Bench.train puts a small dataset in their place), one thread a rank, a quiet console.
 FIXED = {
     "data.mock_data": "true",
     "run.device": "cpu",

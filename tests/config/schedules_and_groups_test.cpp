@@ -33,6 +33,8 @@ TEST(BatchSteps, AreSortedAndCountedInSamplesOfTheSequenceLength) {
   EXPECT_EQ((*shrinking)[1].global_batch_size, 32);
   EXPECT_EQ(read_batch_steps("0:8 4095:16", 4096, problem), std::nullopt);
   EXPECT_NE(problem.find("same threshold, 0 samples"), std::string::npos);
+  EXPECT_EQ(read_batch_steps("5:8", 128, problem), std::nullopt) << "nobody says what the first sample is in";
+  EXPECT_NE(problem.find("must begin at 0"), std::string::npos);
 }
 
 TEST(BatchRampup, SaysWhatIsWrongWithIt) {

@@ -117,6 +117,18 @@ TEST(TapeFindings, AStaleNumberOfTheHostIsNamed) {
                  Kind::stale_number, "scale", "layer 1", "factor = 0.1, and factor = 0.2");
 }
 
+// Counts of one expert are one element, and a kernel may fill them behind the view.
+TEST(TapeFindings, AViewOfAnElementThatNothingHasWrittenYetReadsNoNumber) {
+  Work work;
+  EXPECT_EQ(report(work.twice([&](int time) {
+              at::Tensor one = at::empty({1}, at::kDouble);
+              *one.mutable_data_ptr<double>() = time == 0 ? 0.1 : 0.2;
+              work.kept.push_back(one.detach());
+              work.kept.push_back(one.view({1, 1}));
+            })),
+            "");
+}
+
 TEST(TapeFindings, ANumberThatALaunchDoesNotNameIsFoundAmongItsArguments) {
   Work work;
   const auto found =

@@ -2,6 +2,7 @@
 room), the exact text that it stands in for, the text, and the suites that should notice, "SUITE [FILTER]"."""
 
 FLAGS = "megatron/flag_table.cpp"
+WALK = "train_test *StateWalk*"
 
 
 def neighbour(flag, key, other):
@@ -44,7 +45,7 @@ MUTANTS = [
     # Sizes that are derived, and limits.
     ("count_of_kilo", "config/batch_schedule.cpp", "return 1e3;", "return 1024;", "config_test"),
     ("count_of_tera", "config/batch_schedule.cpp", "return 1e12;", "return 1e9;", "config_test"),
-    ("threshold_in_tokens", "config/batch_schedule.cpp", "seq_length > 0 ? *threshold / seq_length : *threshold", "*threshold", "config_test; plan_test"),
+    ("threshold_in_tokens", "config/batch_schedule.cpp", "step.first_sample /= std::max<int64_t>(seq_length, 1);", "step.first_sample /= std::max<int64_t>(seq_length, 1) * 0 + 1;", "config_test; plan_test"),
     ("ramp_must_arrive", "config/batch_schedule.cpp", "if (grow < 1 || grow % r.increment != 0) {", "if (grow < 1) {", "config_test"),
     ("gated_width", "config/derived.cpp", "8 * model.hidden_size / 3 / 64 * 64", "8 * model.hidden_size / 3", "config_test; metroplex_vectors"),
     ("bucket_by_dp", "config/derived.cpp", "1'000'000 * dp", "1'000'000", "config_test; plan_test"),
@@ -77,7 +78,7 @@ MUTANTS = [
     ("one_more_is_kept", "checkpoint/retention.cpp", "for (size_t i = kept; i < history.past.size(); ++i)", "for (size_t i = kept + 1; i < history.past.size(); ++i)", "checkpoint_test"),
     ("branches_stay", "checkpoint/retention.cpp", "for (const CheckpointName& name : history.left) add(name);", "", "checkpoint_test"),
     # Upper floor: state through resume, the rate's schedule.
-    ("hysteresis_from_growth", "optim/grad_scaler.cpp", "values.hysteresis_tracker = static_cast<double>(state.hysteresis_tracker);", "values.hysteresis_tracker = static_cast<double>(state.growth_tracker);", "optim_test GradScaler*"),
+    ("hysteresis_from_growth", "optim/grad_scaler.cpp", "values.hysteresis_tracker = static_cast<double>(state.hysteresis_tracker);", "values.hysteresis_tracker = static_cast<double>(state.growth_tracker);", "optim_test GradScaler*; train_test *StateWalk*"),
     ("hysteresis_refilled", "optim/grad_scaler.cpp", "std::min(state.hysteresis_tracker, args_.hysteresis)}", "args_.hysteresis}", "optim_test GradScaler*"),
     ("scale_of_a_constant", "optim/grad_scaler.cpp", "if (args_.constant) return start();", "", "optim_test GradScaler*"),
     ("window_is_hysteresis", "optim/grad_scaler.cpp", "args.growth_interval = precision.loss_scale_window;", "args.growth_interval = precision.hysteresis;", "optim_test"),
@@ -85,6 +86,17 @@ MUTANTS = [
     ("warmup_to_the_groups_rate", "optim/lr_schedule.cpp", "(max_lr - args_.init_lr) * done", "(args_.max_lr - args_.init_lr) * done", "optim_test"),
     ("wsd_start", "optim/lr_schedule.cpp", "if (num_steps <= anneal_start) return max_lr;", "if (num_steps < anneal_start) return min_lr;", "optim_test"),
     ("verify_keeps_wsd", "train/verify.cpp", "  config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;\n", "", "metroplex"),
+    # A run's state through resume and finetune.
+    ("main_left_by_finetune", "train/state.cpp", "if (!main && !moments) continue;", "if (!moments) continue;", WALK),
+    ("main_not_from_the_parameter", "optim/elementwise.cpp", "if (!item.in_place) set_main(item, item.slice.values);", "(void)item;", WALK),
+    ("scheduled_are_consumed", "train/state.cpp", 'extra.value("scheduled_samples", consumed)', "consumed", WALK),
+    ("skipped_steps_move_rates", "train/trainer.cpp", "  if (outcome.updated) {\n    position_.scheduled_samples += global_batch_size_;\n", "  position_.scheduled_samples += global_batch_size_;\n  if (outcome.updated) {\n", WALK),
+    ("finetune_keeps_iteration", "train/trainer.cpp", "if (!a_->config.checkpoint.finetune) position_ = outcome.position;", "position_ = outcome.position;", WALK),
+    ("finetune_keeps_samples", "train/trainer.cpp", "if (!a_->config.checkpoint.finetune) position_ = outcome.position;", "position_.consumed_train_samples = outcome.position.consumed_train_samples;\n  if (!a_->config.checkpoint.finetune) position_ = outcome.position;", WALK),
+    ("parent_across_folders", "train/state.cpp", 'state.parent = same ? files::base_name', 'state.parent = same || true ? files::base_name', WALK),
+    ("parent_not_recorded", "train/state.cpp", 'state.parent = same ? files::base_name', 'state.parent = same && false ? files::base_name', WALK),
+    ("update_count_lost", "train/state.cpp", "  step.steps = static_cast<double>(steps);\n", "", WALK),
+    ("loss_scale_lost", "optim/grad_scaler.cpp", "  values.loss_scale = state.scale;\n", "", WALK),
     # Processes, and who talks to them.
     ("any_secret_will_do", "comm/backends/watch_link.cpp", "return difference == 0;", "return true;", "comm_test WatchPort*"),
     ("strangers_talk_long", "comm/backends/watch_link.cpp", "refused = length > (rank < 0 ? kLongestHello : kLongest);", "refused = length > kLongest;", "comm_test WatchPort*"),

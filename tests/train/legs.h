@@ -37,13 +37,17 @@ inline Outcome run_leg(const config::Config& base, const Leg& leg) {
     train::LoadOutcome loaded;
     if (!leg.load.empty()) loaded = train::load_state(*a, leg.load);
     std::vector<double> losses, norms;
-    for (int64_t step = leg.from; step < leg.to; ++step) {
-      const auto result = step_at(*a, step);
+    const int64_t batch = config.train.global_batch_size;
+    train::Position at{leg.from, leg.from * batch, leg.from * batch};
+    if (loaded.loaded && !config.checkpoint.finetune) at.scheduled_samples = loaded.position.scheduled_samples;
+    for (; at.iteration < leg.to; ++at.iteration, at.consumed_train_samples += batch) {
+      const auto result = step_at(*a, at.iteration, at.scheduled_samples);
       losses.push_back(result.loss);
       norms.push_back(result.grad_norm);
+      (result.updated ? at.scheduled_samples : at.skipped_iterations) += result.updated ? batch : 1;
     }
     if (!leg.save.empty()) {
-      const auto saved = train::save_state(*a, {leg.to, leg.to * config.train.global_batch_size, 0});
+      const auto saved = train::save_state(*a, at);
       EXPECT_TRUE(saved.saved) << saved.problem;
     }
     State state = whole_state(*a);

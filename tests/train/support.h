@@ -97,9 +97,13 @@ inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t 
   return batches;
 }
 
-// Step number `step`, from 0.
+// Step number `step`, from 0; `scheduled` are the samples of the updates before it.
+inline train::StepOutcome step_at(train::Assembly& a, int64_t step, int64_t scheduled) {
+  return train::train_step(a, {batches_of(a, step), step + 1, scheduled, false, {}});
+}
+// Where none was skipped.
 inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {
-  return train::train_step(a, {batches_of(a, step), step + 1, step * a.config.train.global_batch_size, false, {}});
+  return step_at(a, step, step * a.config.train.global_batch_size);
 }
 
 // Whole tensors on rank 0: parameters and state without gradient under their names, optimizer state under "name

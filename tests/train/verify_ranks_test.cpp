@@ -38,6 +38,30 @@ TEST(Verify, KeepsEachOfTheDocumentMasks) {
   EXPECT_GT(std::abs(run(attention, {}).losses[0] - run(positions, {}).losses[0]), 1e-9) << "attention sees it all";
 }
 
+TEST(Verify, ComparesTheBatchThatRunsWhereTheLayoutMakesItSmaller) {
+  config::Config asked = small_gpt();
+  asked.train.global_batch_size = 7;
+  asked.train.micro_batch_size = 1;
+  EXPECT_EQ(train::with_running_batch(asked, 3).train.global_batch_size, 7) << "it must divide";
+  asked.train.decrease_batch_size_if_needed = true;
+  EXPECT_EQ(train::with_running_batch(asked, 3).train.global_batch_size, 6);
+  EXPECT_EQ(train::with_running_batch(asked, 1).train.global_batch_size, 7);
+  EXPECT_EQ(train::with_running_batch(asked, 8).train.global_batch_size, 7) << "too small: that is refused";
+  const Lines lines = train::left_out(asked, train::with_running_batch(asked, 3));
+  EXPECT_EQ(lines, Lines{"train.global_batch_size: 7 (6 in the comparison)"});
+}
+
+TEST(Verify, OneRankCanRunWhatWasSentOverNodes) {
+  config::Config asked = config::parse(
+      "model: {family: mixtral, num_layers: 2, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
+      " vocab_size: 50, num_moe_experts: 4, moe_token_dispatcher_type: hierarchical}\n"
+      "parallel: {expert_model_parallel_size: 4, expert_ranks_per_node: 2}\n"
+      "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 2}\n"
+      "optim: {lr: 1.0e-2}\ndata: {mock_data: true}\n");
+  config::check(asked, 4);
+  EXPECT_NO_THROW(config::check(train::one_rank_config(asked), 1));
+}
+
 TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   config::Config asked = small_gpt();
   asked.optim.lr_warmup_iters = 0;

@@ -178,6 +178,13 @@ std::string unfit_for_graph(const c10::OperatorHandle& op) {
   return "";
 }
 
+bool makes_views(const c10::OperatorHandle& op) {
+  const std::vector<c10::Argument>& returns = op.schema().returns();
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
 bool computes_nothing(const LibraryCall& call) {
   const FunctionSchema& schema = call.op.schema();
   if (schema.is_mutable()) return false;

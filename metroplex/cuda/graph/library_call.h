@@ -23,6 +23,9 @@ std::string name_of(const c10::OperatorHandle& op);
 // Why it cannot be in a graph: the host would see values, or shapes follow from values; empty: it can.
 std::string unfit_for_graph(const c10::OperatorHandle& op);
 
+// Whether every result is a view of an argument: it reads no value.
+bool makes_views(const c10::OperatorHandle& op);
+
 // Whether it only looks at memory anew, or only takes some: nothing to run again.
 bool computes_nothing(const LibraryCall& call);
 

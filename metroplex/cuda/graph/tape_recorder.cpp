@@ -126,8 +126,9 @@ void TapeRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const size_t count = op.schema().arguments().size();
   LibraryCall call{op, {stack.end() - static_cast<int64_t>(count), stack.end()}, {}};
   std::vector<TapeScalar> constants;
+  const bool reads = !makes_views(op);
   for (c10::IValue& argument : call.arguments) {
-    if (!argument.isTensor() || !recording_->host_made(argument.toTensor())) continue;
+    if (!reads || !argument.isTensor() || !recording_->host_made(argument.toTensor())) continue;
     unseen([&] {
       const TapeHooks outside(nullptr, nullptr);
       const at::Tensor& x = argument.toTensor();
