@@ -8,6 +8,7 @@
 #include "moe/load_meter.h"
 #include "support/call_log.h"
 #include "train/metrics.h"
+#include "train/run_lines.h"
 #include "train/support.h"
 
 namespace metroplex::test::expert_loads_ranks_test {
@@ -270,6 +271,23 @@ TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
     EXPECT_NE(train::assemble(counted, world, kVocab)->experts->meter, nullptr);
     EXPECT_EQ(train::assemble(counted, world, kVocab, /*forward_only=*/true)->experts->meter, nullptr);
   });
+}
+
+TEST(ExpertLoads, OfARunThatNothingKeepsEvenAreWarnedOf) {
+  config::Model m = config_of(kAlone).model;
+  EXPECT_NE(train::unbalanced_experts(m).find("model.moe_aux_loss_coeff (0.01 is usual)"), std::string::npos);
+  const auto quiet = [&m](auto change) {
+    config::Model with = m;
+    change(with);
+    return train::unbalanced_experts(with).empty();
+  };
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_aux_loss_coeff = "0.01"; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_enable_expert_bias = true; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_load_balancing_type = "sinkhorn"; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_force_load_balancing = true; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.num_moe_experts = 0; }));
+  EXPECT_FALSE(quiet([](config::Model& with) { with.moe_z_loss_coeff = 0.001; }))
+      << "it keeps logits small, not loads even";
 }
 
 // As Megatron-LM shows them: without the coefficient, a mean over layers.
