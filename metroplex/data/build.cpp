@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
+#include "data/text_given.h"
 
 namespace metroplex::data {
 
@@ -83,6 +84,8 @@ class Builder {
 
  private:
   std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
+    const std::string way = way_from_text(disk_, prefix, config_);
+    MPX_CHECK(way.empty(), "data", way);
     return std::make_shared<IndexedSource>(disk_, prefix);
   }
 

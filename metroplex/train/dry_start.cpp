@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/load.h"
 #include "config/validate.h"
+#include "data/text_given.h"
 #include "data/token_count.h"
 #include "train/run_data.h"
 #include "train/run_folders.h"
@@ -17,6 +19,10 @@ namespace {
 void check_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                 files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
+  for (const data::SourceTokens& source : sources) {
+    const std::string way = data::way_from_text(disk, source.prefix, config.data);
+    MPX_CHECK(way.empty(), "data", way);
+  }
   const bool readable = std::all_of(sources.begin(), sources.end(),
                                     [](const data::SourceTokens& source) { return source.problem.empty(); });
   if (!readable) return;

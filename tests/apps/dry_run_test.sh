@@ -77,6 +77,13 @@ refused_alike 3 --data.split=99.99,0.01,0 --train.eval_interval=4 --train.eval_i
 run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8 --dry-run
 warns 'checkpoint.save = out/below: .*/out is no folder'
 run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8
+refused_alike 3 --data.data_path=text/001.txt
+warns '  metroplex preprocess --input text/001.txt --tokenizer-type bytes --append-eod --output-prefix text/001_document'
+$(grep -o 'metroplex preprocess .*' err | sed "s:^metroplex:$metroplex:") > out
+run 0 train "${tiny[@]}" --data.data_path=text/001_document --data.split=1 --checkpoint.save=ended --data.num_workers=0
+prints '^ saved checkpoint ended/iter_0000008'
+[ "$(ls -d ended/iter_* | wc -l)" = 1 ] || fail "checkpoint.save without an interval saves at the end"
+holds "text is no dataset, the line that makes one runs; without an interval a run saves at its end"
 run 0 train "${tiny[@]}" "${save[@]}" --checkpoint.load=saved --dry-run --json
 says 'd["refused"]' None
 run 3 train "${tiny[@]}" "${save[@]}" --dry-run --json
