@@ -41,13 +41,19 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
   const std::vector<int64_t> tokens = files::tokens_of_layer(trace, steps, layer);
   const std::vector<int64_t> ranks = files::tokens_of_ranks(tokens, trace.head.ep);
   const files::LoadQuantiles q = files::quantiles(tokens);
+  const files::Imbalance of_experts = files::imbalance_of_layer(trace, steps, layer),
+                         of_ranks = files::imbalance_of_layer_ranks(trace, steps, layer);
   return {{"layer", trace.head.layers[layer]},
           {"tokens", tokens},
           {"ranks", ranks},
           {"dropped", files::dropped_of_layer(steps, layer)},
           {"quantiles", {{"min", q.least}, {"p10", q.p10}, {"p50", q.p50}, {"p90", q.p90}, {"max", q.most}}},
-          {"experts_max_over_mean", files::imbalance(tokens)},
-          {"ranks_max_over_mean", files::imbalance(ranks)}};
+          {"experts_max_over_mean", of_experts.together},
+          {"experts_max_over_mean_of_a_step", of_experts.mean},
+          {"experts_max_over_mean_of_the_worst_step", of_experts.worst},
+          {"ranks_max_over_mean", of_ranks.together},
+          {"ranks_max_over_mean_of_a_step", of_ranks.mean},
+          {"ranks_max_over_mean_of_the_worst_step", of_ranks.worst}};
 }
 
 // By layer, and of one layer by iteration too.

@@ -12,6 +12,7 @@
 #include "numbers.h"
 #include "program.h"
 #include "train/dry_run.h"
+#include "train/dry_start.h"
 #include "train/start_check.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
@@ -56,15 +57,17 @@ double gib_of(const std::string& text) {
       "config", "--device-memory '" + text + "' is not a size; write it like 80GiB, or with MiB, TiB, MB, GB or TB");
 }
 
-// The vocabulary of the run. A tokenizer that is not on this machine is no obstacle where the config says the size.
-int64_t vocab_size_of(config::Config& config, std::vector<std::string>& notes) {
-  if (config.model.vocab_size == 0) return tokenizer_facts(config).vocab_size;
+// A tokenizer that is not on this machine is no obstacle where the config says the size of the vocabulary.
+train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
+  if (config.model.vocab_size == 0) return tokenizer_facts(config);
   try {
-    return tokenizer_facts(config).vocab_size;
+    return tokenizer_facts(config);
   } catch (const base::Error& error) {
     if (error.room() == "config") throw;
     notes.push_back(std::string("the tokenizer was not looked at: ") + error.what());
-    return config.model.vocab_size;
+    train::TokenizerFacts facts;
+    facts.vocab_size = config.model.vocab_size;
+    return facts;
   }
 }
 
@@ -95,23 +98,30 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   config::Config config = given;
   const int64_t world_size = planned_world_size(config.run);
   std::vector<std::string> notes = parsed.notes;
-  const int64_t vocab_size = vocab_size_of(config, notes);
+  const train::TokenizerFacts tokenizer = tokenizer_of(config, notes);
   config = checked_config(config, world_size);
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
   files::PosixFileSystem disk;
   train::DryRun run = train::dry_run(
-      {config, static_cast<int>(world_size), vocab_size, places_of(config, placing, world_size)}, disk);
+      {config, static_cast<int>(world_size), tokenizer.vocab_size, places_of(config, placing, world_size)}, disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
   if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
     run.notes.push_back(
         "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
         "CPU; --run.device=cuda is for GPUs");
+  std::optional<base::Error> refused;
+  try {
+    train::check_start(config, tokenizer, world_size, disk);
+  } catch (const base::Error& error) {
+    refused = error;
+    run.refused = error.what();
+  }
   print(run, flags.json);
-  if (run.fits()) return kExitOk;
   std::cout.flush();
-  std::cerr << "metroplex: [config] this run cannot fit" << std::endl;
-  return kExitConfig;
+  MPX_CHECK(run.fits(), "config", "this run cannot fit");
+  if (refused) throw *refused;
+  return kExitOk;
 }
 
 StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t vocab_size, base::Log& log)

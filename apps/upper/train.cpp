@@ -38,8 +38,9 @@ script with its arguments: bash tries it, behind a filter that lets it start too
 --print-config prints the configuration with everything that was derived, and ends; a run that saves writes it into
 run.yaml of its folder. --quiet leaves warnings and errors on the console.
 
---dry-run says what the run would be, and ends with 0, or with 2 where it cannot fit: parameters, operations, bytes of
-every pipeline rank beside what there is, bubble, tokens and epochs; with --json for programs. --device-memory SIZE
+--dry-run says what the run would be, and ends with 0, with 2 where it cannot fit, or with what its start would end with
+(save folder, checkpoint, data): parameters, operations, bytes of every pipeline rank beside what there is, bubble,
+tokens and epochs; with --json for programs. --device-memory SIZE
 (memory.device_memory_gib) tells what a GPU, or a machine, has. A run that cannot fit is refused before it starts.
 
 Exit codes: 0 finished, 2 configuration, 3 data or checkpoint, 4 another rank failed, 5 NaN or Inf, 6 the last save

@@ -100,6 +100,16 @@ bool lives(const Holder& holder, const std::string& host) {
   return found == 0 || holder.start_ticks == 0 || found == holder.start_ticks;
 }
 
+void check_unlocked(files::FileSystem& disk, const std::string& folder) {
+  const std::string path = join_path(folder, kRunLock);
+  if (!disk.exists(path)) return;
+  const auto lock = disk.try_lock(path);
+  const std::optional<Holder> holder = parse_holder(disk.read(path));
+  const Holder me = this_process();
+  const bool own = holder && holder->host == me.host && holder->pid == me.pid;
+  if (!lock || (holder && !own && lives(*holder, me.host))) refuse(folder, holder);
+}
+
 FolderLock::FolderLock(files::FileSystem& disk, const std::string& folder)
     : disk_(disk), folder_(folder), path_(join_path(folder, kRunLock)) {
   made_folder_ = !disk_.is_directory(folder);

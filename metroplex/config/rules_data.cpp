@@ -125,8 +125,6 @@ static void check_allow(Rules& rules) {
 void check_checkpoint(Rules& rules) {
   check_allow(rules);
   const Checkpoint& c = rules.config.checkpoint;
-  rules.require(c.save.empty() || c.save_interval > 0, "checkpoint.save_interval", c.save_interval,
-                "must be above 0 with checkpoint.save = " + c.save, "say how often to save");
   rules.require(c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
                 "checkpoint.save_retain_interval", c.save_retain_interval,
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
+#include "data/text_given.h"
 
 namespace metroplex::data {
 
@@ -28,6 +29,22 @@ class Builder {
       if (bounds[i]) out[i] = one_split(source, *bounds[i], i, sizes[i]);
     }
     return out;
+  }
+
+  // What from_blend() would refuse of documents that it finds none of.
+  void look(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
+    std::vector<std::array<int64_t, 3>> wanted(blend.prefixes.size(), {-1, -1, -1});
+    if (blend.prefixes.size() == 1 && !blend.weights) wanted[0] = sizes;
+    if (blend.weights) {
+      check_weights(blend, bounds, sizes);
+      wanted = sizes_per_dataset(normalize(*blend.weights), sizes, kSurplus);
+    }
+    for (size_t d = 0; d < blend.prefixes.size(); ++d) {
+      const auto source = open(blend.prefixes[d]);
+      for (size_t i = 0; i < 3; ++i) {
+        if (bounds[i]) documents_of(source, *bounds[i], i, wanted[d][i]);
+      }
+    }
   }
 
   Datasets from_blend(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
@@ -67,6 +84,8 @@ class Builder {
 
  private:
   std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
+    const std::string way = way_from_text(disk_, prefix, config_);
+    MPX_CHECK(way.empty(), "data", way);
     return std::make_shared<IndexedSource>(disk_, prefix);
   }
 
@@ -90,9 +109,9 @@ class Builder {
     return "make more and shorter documents (metroplex preprocess --split-documents ends one at a blank line)" + none;
   }
 
-  std::shared_ptr<const Dataset> one_split(const std::shared_ptr<const TokenSource>& source,
-                                           const std::pair<double, double>& bounds, size_t split,
-                                           int64_t size) const {
+  // Of a split; none where it has no tokens. Throws where `size` samples of it are wanted then.
+  std::vector<int32_t> documents_of(const std::shared_ptr<const TokenSource>& source,
+                                    const std::pair<double, double>& bounds, size_t split, int64_t size) const {
     const auto [begin, end] = split_range(bounds, source->num_sequences());
     MPX_CHECK(source->num_sequences() <= 0x7fffffff, "data", "'", source->name(), "' has ", source->num_sequences(),
               " documents, at most 2147483647 are possible");
@@ -100,12 +119,18 @@ class Builder {
     std::iota(documents.begin(), documents.end(), static_cast<int32_t>(begin));
     const bool has_tokens =
         std::any_of(documents.begin(), documents.end(), [&](int32_t d) { return source->length(d) > 0; });
-    if (!has_tokens) {
-      MPX_CHECK(size <= 0, "data", "split ", kSplitNames[split], " of '", source->name(), "' has ", documents.size(),
-                " of its ", source->num_sequences(), " documents and no token, and ", size, " samples are wanted; ",
-                way_to_fill(split, source->num_sequences()));
-      return nullptr;
-    }
+    MPX_CHECK(has_tokens || size <= 0, "data", "split ", kSplitNames[split], " of '", source->name(), "' has ",
+              documents.size(), " of its ", source->num_sequences(), " documents and no token, and ", size,
+              " samples are wanted; ", way_to_fill(split, source->num_sequences()));
+    if (!has_tokens) documents.clear();
+    return documents;
+  }
+
+  std::shared_ptr<const Dataset> one_split(const std::shared_ptr<const TokenSource>& source,
+                                           const std::pair<double, double>& bounds, size_t split,
+                                           int64_t size) const {
+    const std::vector<int32_t> documents = documents_of(source, bounds, split, size);
+    if (documents.empty()) return nullptr;
     GptOptions gpt;
     gpt.index = {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), true, true};
     gpt.split = kSplitNames[split];
@@ -174,6 +199,30 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
         builder.from_blend(*parse_blend(config.data_path), split_bounds(parse_split(config.split)), options.sizes);
   }
   return {datasets[0], datasets[1], datasets[2]};
+}
+
+void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  if (config.mock_data) return;
+  const Builder builder(config, options, disk, IndexCache(disk, ""));
+  const std::array<const std::vector<std::string>*, 3> own{&config.train_data_path, &config.valid_data_path,
+                                                           &config.test_data_path};
+  bool trains = false;
+  if (const auto all = parse_blend(config.data_path)) {
+    const SplitBounds bounds = split_bounds(parse_split(config.split));
+    builder.look(*all, bounds, options.sizes);
+    trains = bounds[0].has_value();
+  } else {
+    for (size_t i = 0; i < 3; ++i) {
+      auto blend = parse_blend(*own[i]);
+      if (!blend) continue;
+      if (blend->prefixes.size() == 1) blend->weights.reset();
+      std::array<int64_t, 3> sizes{};
+      sizes[i] = options.sizes[i];
+      builder.look(*blend, all_of(i), sizes);
+      trains = trains || i == 0;
+    }
+  }
+  MPX_CHECK(trains, "data", "the training split has no samples; give it a share in data.split");
 }
 
 Splits build_datasets(const config::Data& config, int64_t sequence_length, uint64_t seed,

@@ -7,6 +7,7 @@
 
 #include "config/data.h"
 #include "data/sample.h"
+#include "files/file_system.h"
 
 namespace metroplex::data {
 
@@ -26,6 +27,10 @@ struct BuildOptions {
 // Opens the datasets, builds or reads their index files (safe when ranks do so at once), and blends. Throws
 // base::Error naming the key or file, the value and the way out.
 Splits build_datasets(const config::Data& config, const BuildOptions& options);
+
+// Throws what build_datasets() would for a split without a document, and where there is none to train on; builds
+// nothing.
+void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
 
 // The short form: no end-of-document token and no bound on tokens.
 Splits build_datasets(const config::Data& config, int64_t sequence_length, uint64_t seed,

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "data/blend.h"
+#include "data/text_given.h"
 #include "data/token_source.h"
 
 namespace metroplex::data {
@@ -13,9 +14,12 @@ void count(const TokenSource& source, const std::pair<double, double>& bounds, S
   for (int64_t document = begin; document < end; ++document) out.tokens += source.length(document);
 }
 
-SourceTokens look_at(files::FileSystem& disk, const std::string& prefix, const std::pair<double, double>& bounds) {
+SourceTokens look_at(files::FileSystem& disk, const config::Data& config, const std::string& prefix,
+                     const std::pair<double, double>& bounds) {
   SourceTokens out;
   out.prefix = prefix;
+  out.problem = way_from_text(disk, prefix, config);
+  if (!out.problem.empty()) return out;
   if (!disk.exists(prefix + ".idx")) {
     out.problem = "there is no " + prefix + ".idx here";
     return out;
@@ -56,7 +60,7 @@ std::vector<SourceTokens> training_tokens(const config::Data& config, files::Fil
   const SplitBounds bounds = split_bounds(parse_split(own ? "1" : config.split));
   std::vector<SourceTokens> sources;
   if (!bounds[0]) return sources;
-  for (const std::string& prefix : blend->prefixes) sources.push_back(look_at(disk, prefix, *bounds[0]));
+  for (const std::string& prefix : blend->prefixes) sources.push_back(look_at(disk, config, prefix, *bounds[0]));
   share_out(*blend, sources);
   return sources;
 }

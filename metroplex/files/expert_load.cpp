@@ -25,6 +25,20 @@ double imbalance(const std::vector<int64_t>& tokens) {
   return most * static_cast<double>(tokens.size()) / static_cast<double>(sum);
 }
 
+Imbalance imbalance_of_steps(const std::vector<std::vector<int64_t>>& steps) {
+  MPX_ASSERT(!steps.empty(), "no steps");
+  std::vector<int64_t> sums(steps[0].size());
+  Imbalance out{1, 0, 1};
+  for (const std::vector<int64_t>& step : steps) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += step[i];
+    const double here = imbalance(step);
+    out.mean += here / static_cast<double>(steps.size());
+    out.worst = std::max(out.worst, here);
+  }
+  out.together = imbalance(sums);
+  return out;
+}
+
 std::vector<int64_t> tokens_of_ranks(const std::vector<int64_t>& tokens, int64_t ep) {
   const auto each = static_cast<int64_t>(tokens.size()) / ep;
   std::vector<int64_t> ranks;

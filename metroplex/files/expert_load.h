@@ -15,6 +15,14 @@ LoadQuantiles quantiles(std::vector<int64_t> tokens);  // of at least one expert
 // Largest over mean; 1 where there is nothing.
 double imbalance(const std::vector<int64_t>& tokens);
 
+// Largest over mean, of several steps. The load of a step may be far more uneven than that of many together.
+struct Imbalance {
+  double together = 1;  // of the sums over the steps
+  double mean = 1;      // of the single steps, their mean
+  double worst = 1;     // of the single steps, the largest
+};
+Imbalance imbalance_of_steps(const std::vector<std::vector<int64_t>>& steps);  // at least one, equally long
+
 // Of each of `ep` ranks: the tokens of its experts, [r E / ep, (r + 1) E / ep).
 std::vector<int64_t> tokens_of_ranks(const std::vector<int64_t>& tokens, int64_t ep);
 

@@ -47,17 +47,20 @@ std::string range_of(const Steps& steps) {
   return first == last ? std::to_string(first) : concat(first, "-", last);
 }
 
-std::string remark(const ExpertTrace& trace, const std::vector<int64_t>& tokens, int64_t dropped) {
-  const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) + dropped);
-  return number("%7.3f", imbalance(tokens)) + number("  %7.3f", imbalance(tokens_of_ranks(tokens, trace.head.ep))) +
-         number("  %6.2f%%", all > 0 ? 100 * static_cast<double>(dropped) / all : 0);
+std::string words(const Imbalance& of) {
+  return number("%7.3f", of.together) + number(" %7.3f", of.mean) + number(" %7.3f", of.worst);
 }
 
-constexpr const char* kRemarks = "experts    ranks  dropped";
+constexpr const char* kRemarks = "experts    step   worst    ranks    step   worst  dropped";
 
 Heat::Row expert_row(const ExpertTrace& trace, const Steps& steps, size_t layer, const std::string& label) {
   const std::vector<int64_t> tokens = tokens_of_layer(trace, steps, layer);
-  return {label, remark(trace, tokens, dropped_of_layer(steps, layer)), over_mean(tokens)};
+  const int64_t dropped = dropped_of_layer(steps, layer);
+  const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) + dropped);
+  const std::string remark = words(imbalance_of_layer(trace, steps, layer)) + "  " +
+                             words(imbalance_of_layer_ranks(trace, steps, layer)) +
+                             number("  %6.2f%%", all > 0 ? 100 * static_cast<double>(dropped) / all : 0);
+  return {label, remark, over_mean(tokens)};
 }
 
 size_t index_of(const ExpertTrace& trace, int64_t layer) {
@@ -80,7 +83,8 @@ std::string layer_name(const ExpertTrace& trace, size_t layer) {
   return "layer " + std::to_string(trace.head.layers[layer]);
 }
 
-// How uneven the load was, over the iterations: of ranks where experts are on several, else of experts.
+// How uneven the load of an iteration was, over the iterations: of ranks where experts are on several, else of
+// experts.
 Heat times_heat(const ExpertTrace& trace, const Steps& steps, const std::vector<size_t>& layers) {
   const bool ranks = trace.head.ep > 1;
   Heat heat{concat("largest over mean of the ", ranks ? "ranks" : "experts", ", iterations ", range_of(steps)),
@@ -89,10 +93,9 @@ Heat times_heat(const ExpertTrace& trace, const Steps& steps, const std::vector<
             {}};
   for (const size_t layer : layers) {
     Heat::Row row{layer_name(trace, layer), "", {}};
-    for (const Steps& piece : pieces(steps, kMostTimes)) {
-      const std::vector<int64_t> tokens = tokens_of_layer(trace, piece, layer);
-      row.cells.push_back(imbalance(ranks ? tokens_of_ranks(tokens, trace.head.ep) : tokens));
-    }
+    for (const Steps& piece : pieces(steps, kMostTimes))
+      row.cells.push_back(
+          (ranks ? imbalance_of_layer_ranks(trace, piece, layer) : imbalance_of_layer(trace, piece, layer)).mean);
     heat.rows.push_back(row);
   }
   return heat;
@@ -104,11 +107,10 @@ Heat ranks_heat(const ExpertTrace& trace, const Steps& steps, const std::vector<
             "rank",
             {}};
   for (const size_t layer : layers) {
-    const auto cells = over_mean(tokens_of_ranks(tokens_of_layer(trace, steps, layer), trace.head.ep));
-    heat.rows.push_back(
-        {layer_name(trace, layer), number("%7.3f", *std::max_element(cells.begin(), cells.end())), cells});
+    heat.rows.push_back({layer_name(trace, layer), words(imbalance_of_layer_ranks(trace, steps, layer)),
+                         over_mean(tokens_of_ranks(tokens_of_layer(trace, steps, layer), trace.head.ep))});
   }
-  heat.remarks = "largest";
+  heat.remarks = "largest    step   worst";
   return heat;
 }
 
@@ -133,6 +135,19 @@ std::vector<int64_t> tokens_of_layer(const ExpertTrace& trace, const Steps& step
       tokens[static_cast<size_t>(e)] += trace.tokens(*step, layer, e);
   }
   return tokens;
+}
+
+Imbalance imbalance_of_layer(const ExpertTrace& trace, const Steps& steps, size_t layer) {
+  std::vector<std::vector<int64_t>> each;
+  for (const ExpertTraceStep* step : steps) each.push_back(tokens_of_layer(trace, {step}, layer));
+  return imbalance_of_steps(each);
+}
+
+Imbalance imbalance_of_layer_ranks(const ExpertTrace& trace, const Steps& steps, size_t layer) {
+  std::vector<std::vector<int64_t>> each;
+  for (const ExpertTraceStep* step : steps)
+    each.push_back(tokens_of_ranks(tokens_of_layer(trace, {step}, layer), trace.head.ep));
+  return imbalance_of_steps(each);
 }
 
 int64_t dropped_of_layer(const Steps& steps, size_t layer) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "files/expert_load.h"
 #include "files/expert_trace.h"
 
 namespace metroplex::files {
@@ -48,6 +49,11 @@ std::vector<const ExpertTraceStep*> chosen_steps(const ExpertTrace& trace, const
 // Of one layer (an index of head.layers), summed over `steps`: by expert, and what was dropped.
 std::vector<int64_t> tokens_of_layer(const ExpertTrace& trace, const std::vector<const ExpertTraceStep*>& steps,
                                      size_t layer);
+// Of its experts, and of the `ep` ranks that they are dealt to.
+Imbalance imbalance_of_layer(const ExpertTrace& trace, const std::vector<const ExpertTraceStep*>& steps,
+                             size_t layer);
+Imbalance imbalance_of_layer_ranks(const ExpertTrace& trace, const std::vector<const ExpertTraceStep*>& steps,
+                                   size_t layer);
 int64_t dropped_of_layer(const std::vector<const ExpertTraceStep*>& steps, size_t layer);
 
 }  // namespace metroplex::files

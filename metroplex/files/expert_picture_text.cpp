@@ -81,7 +81,9 @@ std::string draw_text(const ExpertTrace& trace, const ExpertPictureOptions& opti
   for (const Heat& heat : expert_heats(trace, options)) out += "\n" + heat_text(heat, options);
   out += "\nload over the mean of its row:";
   for (const Level& level : kLevels) out += concat("  [", inked(level, 1, options.ink), "] ", level.words);
-  return out + "\nexperts, ranks: the most loaded one over the mean\n";
+  return out +
+         "\nexperts, ranks: the most loaded one over the mean, of all iterations together;"
+         "\nstep: of each iteration, their mean; worst: of the worst iteration\n";
 }
 
 }  // namespace metroplex::files

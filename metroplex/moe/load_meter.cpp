@@ -11,8 +11,9 @@ LoadMeter::Layer& LoadMeter::layer(int64_t number) {
   const auto [at, fresh] = layers_.try_emplace(number);
   if (fresh) {
     const auto options = at::TensorOptions().dtype(at::kLong).device(target_.memory());
-    at->second.tokens = at::zeros({num_experts_}, options);
-    at->second.dropped = at::zeros({1}, options);
+    at->second.counts = at::zeros({num_experts_ + 1}, options);
+    at->second.tokens = at->second.counts.narrow(0, 0, num_experts_);
+    at->second.dropped = at->second.counts.narrow(0, num_experts_, 1);
   }
   return at->second;
 }
@@ -26,8 +27,7 @@ void LoadMeter::count(int64_t number, const at::Tensor& experts) {
 
 void LoadMeter::reset() {
   for (auto& [number, of] : layers_) {
-    of.tokens.zero_();
-    of.dropped.zero_();
+    of.counts.zero_();
     of.dispatch_ms = of.combine_ms = 0;
   }
 }

@@ -14,8 +14,9 @@ namespace metroplex::moe {
 class LoadMeter {
  public:
   struct Layer {
-    at::Tensor tokens;                       // [E] int64: assignments of tokens to experts that were kept
-    at::Tensor dropped;                      // [1] int64: assignments that were not
+    at::Tensor counts;                       // [E + 1] int64, of which the next two are parts
+    at::Tensor tokens;                       // [E]: assignments of tokens to experts that were kept
+    at::Tensor dropped;                      // [1]: assignments that were not
     double dispatch_ms = 0, combine_ms = 0;  // on the host's clock
   };
 

@@ -86,8 +86,8 @@ void BpeModel::add_merges(const BpeSpec& spec) {
   }
 }
 
-// Unknown characters that fuse or are dropped, and byte tokens that merge, are joined by more than the spelling
-// tells.
+// Unknown characters that fuse or are dropped, or that stand behind the byte tokens that follow them (as in
+// tokenizers), and byte tokens that merge, are joined by more than the spelling tells.
 void BpeModel::find_cuts(const BpeSpec& spec) {
   std::unordered_set<std::string> apart;
   bool all_bytes = byte_fallback_;
@@ -96,7 +96,7 @@ void BpeModel::find_cuts(const BpeSpec& spec) {
     all_bytes = all_bytes && id(byte_piece(static_cast<unsigned char>(byte)));
   }
   if (spec.unk_token) apart.insert(*spec.unk_token);
-  if (ignore_merges_ || (!all_bytes && (unk_ < 0 || fuse_unk_))) return;
+  if (ignore_merges_ || (!all_bytes && (unk_ < 0 || fuse_unk_ || byte_fallback_))) return;
   for (const auto& [left, right] : spec.merges) {
     if (apart.contains(left) || apart.contains(right)) return;
     size_t begin = 0;
@@ -121,7 +121,7 @@ BpeModel::Entry BpeModel::enter(std::string_view character) const {
 
 void BpeModel::fill_symbols(std::string_view part, std::vector<int32_t>& symbols) const {
   symbols.clear();
-  bool unknown = false;  // one that waits to be fused with the next
+  bool unknown = false;  // one that waits for the next that is no byte tokens
   Entry made;
   for (size_t position = 0; position < part.size();) {
     const auto lead = static_cast<unsigned char>(part[position]);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "config/param_groups.h"
 #include "models/registry.h"
 #include "moe/load_meter.h"
 #include "nn/param_init.h"
@@ -158,7 +159,30 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   }
 }
 
+// A pattern that fits no parameter of any stage is misspelt.
+void check_param_groups(const Assembly& a) {
+  const std::vector<config::ParamGroupRule> rules = config::param_group_rules(a.config.optim);
+  if (rules.empty() || (a.world->target().meta && a.groups().pp.size() > 1)) return;
+  std::string fits(rules.size(), ' ');
+  for (size_t i = 0; i < rules.size(); ++i) {
+    for (const nn::Param* param : a.params) {
+      if (rules[i].match(param->name)) fits[i] = 'x';
+    }
+  }
+  const std::vector<std::string> stages = comm::all_gather_strings(fits, a.groups().pp);
+  for (size_t i = 0; i < rules.size(); ++i) {
+    const bool any =
+        std::any_of(stages.begin(), stages.end(), [i](const std::string& stage) { return stage[i] == 'x'; });
+    MPX_CHECK(
+        any, "config", "optim.param_groups: '", a.config.optim.param_groups[i], "': no parameter has a name that '",
+        rules[i].pattern,
+        "' fits as a whole; names are like decoder.layers.0.mlp.linear_fc1.weight (metroplex inspect shows those "
+        "of a checkpoint). Correct it, or leave it out");
+  }
+}
+
 void make_optimizer(Assembly& a) {
+  check_param_groups(a);
   std::vector<nn::Param*> updated;
   std::copy_if(a.params.begin(), a.params.end(), std::back_inserter(updated),
                [](const nn::Param* param) { return !param->clone; });

@@ -41,6 +41,7 @@ struct DryRun {
   PipelineOutlook pipeline;
   std::vector<data::SourceTokens> sources;
   std::vector<std::string> notes;  // what could not be found out, and the like
+  std::string refused;             // why a start would be refused for another reason than memory (dry_start.h)
 
   int64_t all_tokens() const { return length.samples * request.config.train.seq_length; }
   // Of a source; nothing where its tokens are not known.

@@ -97,6 +97,7 @@ std::string json(const DryRun& run) {
   const config::Config& c = run.request.config;
   OrderedJson out{{"run", c.run.name}, {"ranks", run.request.world_size}};
   out["fits"] = run.fit.have ? OrderedJson(run.fits()) : OrderedJson(nullptr);
+  out["refused"] = run.refused.empty() ? OrderedJson(nullptr) : OrderedJson(run.refused);
   out["layout"] = layout_of(run);
   out["parameters"] = {{"all", run.num_params}};
   out["operations"] = {{"step", run.step_flops},

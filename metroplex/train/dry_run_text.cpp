@@ -209,7 +209,8 @@ std::string text(const DryRun& run) {
   for (const auto& [name, value] : lines) out += "  " + name + std::string(12 - name.size(), ' ') + value + "\n";
   out += "memory\n" + memory_table(run.fit) + "  " + verdict(run) + "\n";
   if (run.request.places.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
-  return run.ways ? out + ways_text(*run.ways) : out;
+  if (run.ways) out += ways_text(*run.ways);
+  return run.refused.empty() ? out : out + "a start would be refused: " + run.refused + "\n";
 }
 
 std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most, const Predictor& predict) {

@@ -2,6 +2,8 @@
 // train.log_experts_interval and the lines of train.expert_trace_file.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,6 +14,7 @@
 #include "files/expert_trace.h"
 #include "train/assemble.h"
 #include "train/metrics.h"
+#include "train/stage_loads.h"
 
 namespace metroplex::train {
 
@@ -28,29 +31,22 @@ class ExpertLoads {
   // base::Error("files") where that is another's.
   ExpertLoads(const Assembly& a, base::Log& log);
 
-  // Behind a step. Collective over the world where something is due, else nothing is read or sent. On rank 0 the
-  // layers of the table where it is due; nothing otherwise.
+  // Behind a step. Collective over the world where something is due, else nothing is read, and nothing sent but what
+  // StageLoads adds up ahead in a long interval. On rank 0 the layers of the table where it is due; nothing
+  // otherwise.
   std::vector<ExpertMetrics> after_step(int64_t iteration);
 
  private:
-  // Since the meter was last reset, on rank 0.
-  struct Totals {
-    std::vector<int64_t> tokens;   // [layer, source, expert]; without a trace the sources are one
-    std::vector<int64_t> dropped;  // [layer]
-    // [layer]: tokens of the most loaded rank, and milliseconds of the slowest.
-    std::vector<double> most_of_ranks, dispatch_ms, combine_ms;
-  };
-  std::optional<Totals> read();
-  void write_trace(int64_t iteration, const Totals& totals);
-  std::vector<ExpertMetrics> table(const Totals& totals) const;
+  void write_trace(int64_t iteration);
+  std::vector<ExpertMetrics> table();
+  at::Tensor all_layers(const at::Tensor& stage) const;
 
   const Assembly& a_;
   base::Log& log_;
   files::ExpertTraceHead head_;
   std::optional<files::ExpertTraceWriter> trace_;  // rank 0
-  bool by_source_;
-  files::ExpertTraceStep traced_;  // what the lines since the last reset hold together
-  int64_t steps_ = 0;              // since the last reset
+  bool traces_;
+  StageLoads loads_;  // since the last table
 };
 
 }  // namespace metroplex::train

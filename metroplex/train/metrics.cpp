@@ -42,13 +42,18 @@ std::string json_number(double value) {
 using Numbers = std::vector<std::pair<std::string, double>>;
 
 Numbers numbers_of(const ExpertMetrics& m) {
-  return {{"tokens min", m.least},
+  return {{"steps", static_cast<double>(m.steps)},
+          {"tokens min", m.least},
           {"tokens p10", m.p10},
           {"tokens p50", m.p50},
           {"tokens p90", m.p90},
           {"tokens max", m.most},
-          {"experts max over mean", m.experts_max_over_mean},
-          {"ranks max over mean", m.ranks_max_over_mean},
+          {"experts max over mean", m.experts.together},
+          {"experts max over mean of a step", m.experts.mean},
+          {"experts max over mean of the worst step", m.experts.worst},
+          {"ranks max over mean", m.ranks.together},
+          {"ranks max over mean of a step", m.ranks.mean},
+          {"ranks max over mean of the worst step", m.ranks.worst},
           {"dropped", m.dropped},
           {"dispatch ms", m.dispatch_ms},
           {"combine ms", m.combine_ms}};
@@ -102,14 +107,19 @@ std::string iteration_line(const IterationMetrics& m) {
 }
 
 std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers) {
+  const int64_t steps = layers.empty() ? 1 : layers[0].steps;
   std::vector<std::string> lines{
-      " experts: tokens of an expert in a step, percentiles      | max / mean over   | dropped | slowest rank, ms",
-      " layer      min      p10      p50      p90      max       | experts    ranks  |         | dispatch  combine"};
+      format(" %-57s| experts, max / mean     | ranks, max / mean       | dropped | slowest rank, ms",
+             format("experts: tokens of an expert, mean of %ld step%s", steps, steps == 1 ? "" : "s").c_str()),
+      " layer      min      p10      p50      p90      max       | overall a step  worst   | overall a step  worst   "
+      "|"
+      "         | dispatch  combine"};
   for (const ExpertMetrics& m : layers) {
     std::string line =
         format(" %5ld %8.0f %8.0f %8.0f %8.0f %8.0f       |", m.layer, m.least, m.p10, m.p50, m.p90, m.most);
-    line += format(" %7.3f  %7.3f  | %6.2f%% | %8.2f %8.2f", m.experts_max_over_mean, m.ranks_max_over_mean,
-                   100 * m.dropped, m.dispatch_ms, m.combine_ms);
+    for (const files::Imbalance& of : {m.experts, m.ranks})
+      line += format(" %7.3f %7.3f %7.3f |", of.together, of.mean, of.worst);
+    line += format(" %6.2f%% | %8.2f %8.2f", 100 * m.dropped, m.dispatch_ms, m.combine_ms);
     lines.push_back(line);
   }
   return lines;

@@ -10,15 +10,16 @@
 
 #include "base/log.h"
 #include "config/config.h"
+#include "files/expert_load.h"
 
 namespace metroplex::train {
 
-// The load of the experts of one layer, over the steps since the last table; tokens and times are those of a step.
+// The load of the experts of one layer, over the steps since the last table; tokens and times are means of them.
 struct ExpertMetrics {
-  int64_t layer = 0;
+  int64_t layer = 0, steps = 1;
   double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens of an expert, over the experts
-  double experts_max_over_mean = 1;
-  double ranks_max_over_mean = 1;          // tokens of a rank's experts, over the ranks that hold experts
+  files::Imbalance experts = {};                          // tokens of an expert
+  files::Imbalance ranks = {};             // tokens of a rank's experts, over the ranks that hold experts
   double dropped = 0;                      // share of the assignments
   double dispatch_ms = 0, combine_ms = 0;  // of the slowest rank, on the host's clock
 };

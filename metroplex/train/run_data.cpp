@@ -30,15 +30,21 @@ RunData::RunData(const Assembly& a, const RunLength& length, const TokenizerFact
   tell_peers();
 }
 
-void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only) {
-  const config::Config& config = a_.config;
-  const data::SampleCounts counts = wanted_samples(config, length, forward_only);
+data::BuildOptions build_options(const config::Config& config, const RunLength& length,
+                                 const TokenizerFacts& tokenizer, bool evaluate_only) {
+  const data::SampleCounts counts = wanted_samples(config, length, evaluate_only);
   data::BuildOptions options;
   options.sequence_length = config.train.seq_length;
   options.seed = static_cast<uint64_t>(config.run.seed);
   options.sizes = {counts.train, counts.valid, counts.test};
   options.eod = tokenizer.eod;
   options.vocab_size = tokenizer.vocab_size;
+  return options;
+}
+
+void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only) {
+  const config::Config& config = a_.config;
+  const data::BuildOptions options = build_options(config, length, tokenizer, forward_only);
   const auto splits = std::make_shared<data::Splits>();
   do_with_peers(
       [splits, options, data = config.data, reads = reads()] {

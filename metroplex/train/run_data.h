@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "data/build.h"
 #include "data/sample.h"
 #include "nn/microbatch.h"
 #include "train/assemble.h"
@@ -18,6 +19,10 @@ namespace metroplex::train {
 
 enum Split { kTrain, kValid, kTest };
 inline constexpr const char* kSplitNames[] = {"training", "validation", "test"};
+
+// What the datasets of a run of that length are built by.
+data::BuildOptions build_options(const config::Config& config, const RunLength& length,
+                                 const TokenizerFacts& tokenizer, bool evaluate_only);
 
 class RunData {
  public:

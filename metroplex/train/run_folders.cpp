@@ -1,7 +1,11 @@
 #include "train/run_folders.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+
+#include <unistd.h>
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
@@ -70,6 +74,16 @@ void check_save_folder(const config::Config& config) {
   MPX_CHECK(names.empty(), "checkpoint", "checkpoint.save = ", c.save, " is not empty (", some_of(names),
             ") and nothing is loaded from it: the checkpoints of two runs would mix there. Add checkpoint.load = ",
             c.save, " to go on with that run, choose another checkpoint.save, or move that folder away");
+}
+
+void check_writable(const std::string& save) {
+  fs::path there = plain(save);
+  std::error_code none;
+  while (!fs::exists(fs::symlink_status(there, none)) && there.has_relative_path()) there = there.parent_path();
+  MPX_CHECK(fs::is_directory(there, none), "files", "checkpoint.save = ", save, ": ", there.string(),
+            " is no folder; choose another checkpoint.save");
+  MPX_CHECK(::access(there.c_str(), W_OK | X_OK) == 0, "files", "checkpoint.save = ", save, ": cannot write in ",
+            there.string(), " (", std::strerror(errno), "); choose another checkpoint.save");
 }
 
 void check_fresh_start(const config::Config& config, const std::vector<std::string>& others) {

@@ -20,6 +20,9 @@ bool goes_on_in_place(const config::Checkpoint& checkpoint);
 // (train.tensorboard_dir, ...) do not count.
 void check_save_folder(const config::Config& config);
 
+// Throws base::Error where checkpoint.save, or what of its path is there, is no folder or may not be written in.
+void check_writable(const std::string& save);
+
 // checkpoint.load has no checkpoint; `others`: what is there instead. Throws base::Error unless this may be the first
 // start of a run.
 void check_fresh_start(const config::Config& config, const std::vector<std::string>& others);

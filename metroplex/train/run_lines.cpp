@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "config/experts.h"
 #include "config/load.h"
 #include "data/token_count.h"
 
@@ -66,6 +67,16 @@ std::string device_line(const Assembly& a) {
 
 std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, files::FileSystem& disk) {
   return {layout_line(a), batch_line(a, length), data_line(a, length, disk), device_line(a)};
+}
+
+std::string unbalanced_experts(const config::Model& m) {
+  const bool forced =
+      m.moe_router_force_load_balancing || m.moe_router_force_skew > 0 || !m.moe_router_force_trace.empty();
+  const bool balanced = !config::aux_losses(m).empty() || config::sinkhorn(m) || m.moe_router_enable_expert_bias;
+  if (!m.has_experts() || forced || balanced) return "";
+  return "nothing keeps the load of the experts even: a few of them may come to get nearly all tokens. Set "
+         "model.moe_aux_loss_coeff (0.01 is usual), model.moe_router_enable_expert_bias = true, or "
+         "model.moe_router_load_balancing_type = sinkhorn";
 }
 
 std::string write_run_config(const config::Config& config, files::FileSystem& disk) {

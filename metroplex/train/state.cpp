@@ -237,6 +237,15 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
   return outcome;
 }
 
+std::vector<Difference> check_loadable(const config::Config& config, const text::TokenizerFiles* tokenizer,
+                                       const files::Manifest& manifest, const std::string& path, bool trains) {
+  std::vector<Difference> allowed = check_compatible(config, tokenizer, manifest, path);
+  if (!trains) return allowed;
+  check_seed(Json::parse(manifest.extra), config, path);
+  if (!config.checkpoint.finetune && !config.checkpoint.no_load_optim) check_optimizer(config, manifest, path);
+  return allowed;
+}
+
 LoadOutcome load_state(Assembly& a, const std::string& directory) {
   GroupExchange exchange(a.groups().world);
   const config::Checkpoint& c = a.config.checkpoint;
@@ -252,12 +261,11 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   }
   checkpoint::Reader& reader = *found.reader;
   outcome.path = reader.directory();
-  const auto allowed = check_compatible(a.config, a.tokenizer.get(), reader.manifest(), outcome.path);
+  const auto allowed =
+      check_loadable(a.config, a.tokenizer.get(), reader.manifest(), outcome.path, a.optimizer != nullptr);
   for (const Difference& d : allowed) add_line(outcome.notes, d.key + " is " + d.here + " here and was " + d.there);
   const Json extra = Json::parse(reader.manifest().extra);
-  if (a.optimizer) check_seed(extra, a.config, outcome.path);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
-  if (with_optimizer) check_optimizer(a.config, reader.manifest(), outcome.path);
   a.families.settle();  // own values are read while a gather is under way
   load_weights(a, reader);
   load_buffers(a, reader);

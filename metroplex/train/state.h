@@ -6,6 +6,7 @@
 
 #include "comm/world.h"
 #include "train/assemble.h"
+#include "train/compatible.h"
 
 namespace metroplex::train {
 
@@ -29,6 +30,11 @@ struct SaveOutcome {
 // kHostBufferBytes (held.h). A failed save, for want of memory too, leaves older checkpoints and the run alone and
 // says why.
 SaveOutcome save_state(Assembly& assembly, const Position& position);
+
+// What load_state() finds out ahead of the tensors: throws where the checkpoint is of another model, or a run that
+// trains cannot go on from it; returns the differences that checkpoint.allow names.
+std::vector<Difference> check_loadable(const config::Config& config, const text::TokenizerFiles* tokenizer,
+                                       const files::Manifest& manifest, const std::string& path, bool trains);
 
 // Collective. Loads checkpoint.load (the newest good checkpoint of a directory, or checkpoint.ckpt_step) into the
 // assembly, whatever layout wrote it. False when there is none and a run may begin there (run_folders.h); else that

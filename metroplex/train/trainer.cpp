@@ -360,6 +360,7 @@ RunSummary Job::train() {
     for (const std::string& line : run_lines(*a_, length_, disk)) say(line);
   }
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
+  if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
   for (const std::string& line : scope_lines(*a_)) say(line);
   load();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)

@@ -1,9 +1,11 @@
 #include "train/ways_out.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "config/load.h"
@@ -16,10 +18,25 @@ namespace {
 
 using Chosen = std::map<WayKind, const WayLevel*>;
 
+// Of a rank, on its place, by what they are for.
+using Bytes = std::array<double, 8>;
+constexpr size_t kActivations = 4;
+
+Bytes bytes_of(const RankFigures& rank, bool gpu) {
+  const plan::MemoryUse& use = rank.prediction.memory.use;
+  Bytes out;
+  size_t i = 0;
+  for (const int64_t bytes : {use.parameters, use.gradients, use.main_parameters, use.moments, use.activations,
+                              use.communication, use.workspace, gpu ? 0 : use.host})
+    out[i++] = static_cast<double>(bytes);
+  return out;
+}
+
 struct Tried {
   WayOut way;
   WayKind kind = WayKind::recompute;
   const WayLevel* level = nullptr;
+  Bytes bytes{};  // of the rank that holds most now
 };
 
 class Search {
@@ -36,13 +53,14 @@ class Search {
   WaysOut run() {
     for (const WayList& list : lists_) {
       for (const WayLevel& level : list.levels) {
-        if (auto way = attempt({{list.kind, &level}})) tried_.push_back({*way, list.kind, &level});
+        Bytes bytes{};
+        if (auto way = attempt({{list.kind, &level}}, &bytes)) tried_.push_back({*way, list.kind, &level, bytes});
       }
     }
     WaysOut out;
     out.single = best_of_kinds();
     const bool enough = !out.single.empty() && out.single.front().fits;
-    out.together = cheapest_pair(enough ? out.single.front().cost : std::numeric_limits<double>::infinity());
+    out.together = cheapest_several(enough ? out.single.front().cost : std::numeric_limits<double>::infinity());
     if (enough || out.together) return out;
     out.together = together();
     return out;
@@ -62,8 +80,9 @@ class Search {
     return out;
   }
 
-  // Looks at a few ranks only. Nothing for what is refused or saves less than a thousandth.
-  std::optional<WayOut> attempt(const Chosen& chosen) {
+  // Looks at a few ranks only; `bytes` are those of the rank that holds most now. Nothing for what is refused or
+  // saves less than a thousandth.
+  std::optional<WayOut> attempt(const Chosen& chosen, Bytes* bytes = nullptr) {
     WayOut way;
     const auto request = changed(chosen, way);
     if (!request) return std::nullopt;
@@ -73,7 +92,9 @@ class Search {
       before += static_cast<double>(rank->peak);
       after += static_cast<double>(then.peak);
       way.need = std::max(way.need, then.peak);
-      if (rank == &now_.worst_rank()) way.cost = added_cost(request_, *rank, *request, then);
+      if (rank != &now_.worst_rank()) continue;
+      way.cost = added_cost(request_, *rank, *request, then);
+      if (bytes != nullptr) *bytes = bytes_of(then, request_.places.gpu);
     }
     if (request_.places.ranks_each > 1) way.need = std::llround(static_cast<double>(now_.need) * after / before);
     return judged(way) ? std::optional(way) : std::nullopt;
@@ -173,42 +194,77 @@ class Search {
     return best;
   }
 
-  struct Pair {
-    const Tried *a, *b;
-    double cost() const { return a->way.cost + b->way.cost; }
+  struct Several {
+    std::vector<const Tried*> taken;
+    double cost = 0, need = 0;  // estimated from what each does alone
   };
-  // Of two kinds, neither enough alone, whose savings may add up; by the sum of their costs.
-  std::vector<Pair> pairs() const {
-    std::vector<Pair> all;
-    const int64_t missing = now_.have ? now_.need - *now_.have : 0;
-    for (auto a = tried_.begin(); a != tried_.end(); ++a) {
-      for (auto b = a + 1; b != tried_.end(); ++b) {
-        const bool may = a->kind != b->kind && !a->way.fits && !b->way.fits;
-        if (may && a->way.saves + b->way.saves >= missing / 2) all.push_back({&*a, &*b});
-      }
+
+  // Of every kind of bytes each setting leaves its share, whatever the others leave. Moving activations away costs by
+  // what of them is left to move.
+  Several estimated(std::vector<const Tried*> taken) const {
+    const Bytes before = bytes_of(now_.worst_rank(), request_.places.gpu);
+    Bytes after = before;
+    for (const Tried* one : taken) {
+      for (size_t i = 0; i < after.size(); ++i)
+        before[i] > 0 ? after[i] *= one->bytes[i] / before[i] : after[i] += one->bytes[i];
     }
-    std::stable_sort(all.begin(), all.end(), [](const Pair& x, const Pair& y) { return x.cost() < y.cost(); });
-    return all;
+    Several out{std::move(taken)};
+    for (const Tried* one : out.taken) {
+      const double alone = one->bytes[kActivations] / std::max(1.0, before[kActivations]);
+      const double others = alone > 0 ? after[kActivations] / std::max(1.0, before[kActivations]) / alone : 0;
+      out.cost += one->way.cost * (one->kind == WayKind::activation_offload ? others : 1);
+    }
+    const double all = std::accumulate(before.begin(), before.end(), 0.0);
+    out.need = static_cast<double>(now_.need) * std::accumulate(after.begin(), after.end(), 0.0) / std::max(1.0, all);
+    return out;
   }
 
-  // Two settings that fit together for less than `most` of a step. What two cost together is not the sum of what each
-  // does (both may drop the same), so of the cheapest by the sum the first few are predicted.
-  std::optional<WayOut> cheapest_pair(double most) {
-    constexpr int kLooks = 20;
+  // Every choice of one setting each of two or more kinds.
+  std::vector<Several> all_of_several() const {
+    std::vector<std::vector<const Tried*>> chosen{{}};
+    for (const WayList& list : lists_) {
+      const size_t before = chosen.size();
+      for (size_t i = 0; i < before; ++i) {
+        for (const Tried& one : tried_) {
+          if (one.kind != list.kind) continue;
+          chosen.push_back(chosen[i]);
+          chosen.back().push_back(&one);
+        }
+      }
+    }
+    std::vector<Several> out;
+    for (auto& taken : chosen) {
+      if (taken.size() > 1) out.push_back(estimated(std::move(taken)));
+    }
+    return out;
+  }
+
+  // Several settings that fit together for less than `most` of a step. Of those that are estimated to fit, nearly,
+  // the first few by their estimated cost are predicted.
+  std::optional<WayOut> cheapest_several(double most) {
+    constexpr int kLooks = 24;
+    constexpr double kNearly = 1.05, kDearer = 1.3;  // what one setting costs may fall by another
+    if (!now_.have) return std::nullopt;
+    std::vector<Several> candidates = all_of_several();
+    std::erase_if(candidates, [&](const Several& s) { return s.need > kNearly * static_cast<double>(*now_.have); });
+    std::stable_sort(candidates.begin(), candidates.end(), [](const Several& x, const Several& y) {
+      return x.cost != y.cost ? x.cost < y.cost : x.taken.size() < y.taken.size();
+    });
     std::optional<WayOut> best;
-    Chosen chosen;
+    Chosen best_chosen;
     int looks = 0;
-    for (const Pair& pair : pairs()) {
-      if (looks == kLooks || std::max(pair.a->way.cost, pair.b->way.cost) >= most) continue;
+    for (const Several& several : candidates) {
+      if (looks == kLooks || several.cost >= kDearer * most) break;
       ++looks;
-      const Chosen both{{pair.a->kind, pair.a->level}, {pair.b->kind, pair.b->level}};
-      const auto way = attempt(both);
+      Chosen chosen;
+      for (const Tried* one : several.taken) chosen[one->kind] = one->level;
+      const auto way = attempt(chosen);
       if (!way || !way->fits || way->cost >= most) continue;
       most = way->cost;
       best = way;
-      chosen = both;
+      best_chosen = chosen;
     }
-    if (best) best = confirmed(*best, chosen);
+    if (best) best = confirmed(*best, best_chosen);
     return best && best->fits ? best : std::nullopt;
   }
 

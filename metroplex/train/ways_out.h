@@ -23,7 +23,7 @@ struct WayOut {
 
 struct WaysOut {
   std::vector<WayOut> single;  // at most three: those that fit, else those that save most for their cost
-  // Two that fit for less than any that fits alone; where none does, the cheapest several that do, or all that help.
+  // Several that fit for less than any that fits alone; where none do that are looked at, all that help.
   std::optional<WayOut> together;
 };
 

@@ -308,8 +308,8 @@ experts=(--nproc 2 --model.num_moe_experts=4 --parallel.expert_model_parallel_si
 mkdir moe
 run 0 train "${tiny[@]}" "${experts[@]}" --train.exit_interval=4 --checkpoint.save=moe/ck --checkpoint.save_interval=4
 prints 'iteration +4/ +8 .* lm loss: [0-9.E+]+ \| load_balancing_loss: [0-9.E+-]+ \| loss scale'
-prints '^ experts: tokens of an expert in a step'
-[ "$(grep -cE '^ +[01]( +[0-9]+){5} +\| +[0-9.]+ +[0-9.]+ +\| +0.00% \| +[0-9.]+ +[0-9.]+$' out)" = 2 ] || fail "no table of two layers"
+prints '^ experts: tokens of an expert, mean of 4 steps'
+[ "$(grep -cE '^ +[01]( +[0-9]+){5} +\|(( +[0-9]+\.[0-9]{3}){3} \|){2} +0.00% \| +[0-9.]+ +[0-9.]+$' out)" = 2 ] || fail "no table of two layers"
 run 0 train "${tiny[@]}" "${experts[@]}" --checkpoint.load=moe/ck
 python3 - << 'PYTHON' || fail "the trace or the metrics are not what the model routes"
 import json
@@ -324,6 +324,10 @@ assert all(0.5 < line["load_balancing_loss"] < 4 for line in lines)
 for row, layer in enumerate(lines[3]["experts"]):
     sums = [sum(step["tokens"][row][source][e] for step in steps[:4] for source in (0, 1)) for e in range(4)]
     assert layer["layer"] == row and layer["tokens max"] == max(sums) / 4 and layer["tokens min"] == min(sums) / 4
+    each = [[sum(step["tokens"][row][source][e] for source in (0, 1)) for e in range(4)] for step in steps[:4]]
+    uneven = [max(loads) * 4 / sum(loads) for loads in each]
+    assert layer["steps"] == 4 and abs(layer["experts max over mean of a step"] - sum(uneven) / 4) < 1e-9
+    assert abs(layer["experts max over mean of the worst step"] - max(uneven)) < 1e-9
 PYTHON
 holds "a table every 4 iterations, the losses of the router, a trace that a restarted run goes on with"
 run 0 experts moe --svg experts.svg

@@ -54,6 +54,50 @@ run 3 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_mo
 run 0 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --model.vocab_size=300 --dry-run
 prints 'tokenizer was not looked at'
 
+echo "What a start would refuse"
+# refused_alike CODE ARGUMENTS...: the dry run ends as the start does, with the same words.
+refused_alike() {
+  local expected=$1
+  shift
+  run "$expected" train "${tiny[@]}" "$@" --dry-run
+  prints '^a start would be refused: '
+  grep '^metroplex: ' err > refused
+  run "$expected" train "${tiny[@]}" "$@"
+  diff <(grep '^metroplex: ' err | sed 's/rank 0 (tp 0 pp 0 dp 0) failed: //') refused > compared || fail "$*: the dry run says something else than the start: $(cat compared)"
+  held
+}
+save=(--checkpoint.save=saved --checkpoint.save_interval=8)
+run 0 train "${tiny[@]}" "${save[@]}"
+refused_alike 3 "${save[@]}"
+refused_alike 3 "${save[@]}" --checkpoint.load=saved --model.hidden_size=64
+refused_alike 3 "${save[@]}" --checkpoint.load=saved --run.seed=99
+refused_alike 3 --checkpoint.load=nothing_here
+refused_alike 3 --data.split=0,50,50
+refused_alike 3 --data.split=99.99,0.01,0 --train.eval_interval=4 --train.eval_iters=1
+run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8 --dry-run
+warns 'checkpoint.save = out/below: .*/out is no folder'
+run 3 train "${tiny[@]}" --checkpoint.save=out/below --checkpoint.save_interval=8
+refused_alike 3 --data.data_path=text/001.txt
+warns '  metroplex preprocess --input text/001.txt --tokenizer-type bytes --append-eod --output-prefix text/001_document'
+$(grep -o 'metroplex preprocess .*' err | sed "s:^metroplex:$metroplex:") > out
+run 0 train "${tiny[@]}" --data.data_path=text/001_document --data.split=1 --checkpoint.save=ended --data.num_workers=0
+prints '^ saved checkpoint ended/iter_0000008'
+[ "$(ls -d ended/iter_* | wc -l)" = 1 ] || fail "checkpoint.save without an interval saves at the end"
+holds "text is no dataset, the line that makes one runs; without an interval a run saves at its end"
+run 0 train "${tiny[@]}" "${save[@]}" --checkpoint.load=saved --dry-run --json
+says 'd["refused"]' None
+run 3 train "${tiny[@]}" "${save[@]}" --dry-run --json
+says '"is not empty" in d["refused"] and d["fits"]' True
+"$metroplex" train "${tiny[@]}" --train.train_iters=1000000 --checkpoint.save=living --checkpoint.save_interval=1000000 > living.out 2>&1 < /dev/null &
+living=$!
+for _ in $(seq 100); do grep -q '"pid"' living/.run 2> no_matter && break; sleep 0.1; done
+run 3 train "${tiny[@]}" --checkpoint.save=living --checkpoint.save_interval=8 --checkpoint.load=living --dry-run
+warns "checkpoint.save = living is in use by another run .*process $living,"
+kill -9 $living
+wait $living || true
+run 0 train "${tiny[@]}" --checkpoint.save=living --checkpoint.save_interval=8 --checkpoint.load=living --dry-run
+holds "a folder that is taken, not empty or no folder, another model or seed, an empty split: the dry run ends as the start"
+
 echo "A GPU, whether one is here or not"
 run 0 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
   --run.device=cuda --device-memory 80GiB --dry-run --json

@@ -23,6 +23,10 @@ for run in llama_bf16 llama_1; do
   done
 done
 
+replays 0 --yardstick
+[ "$(grep -c '^yardstick: .* ok$' out)" = 13 ] || fail "the yardstick was not held against 13 kinds of programs"
+holds "the yardstick passes right programs, whatever their errors have in common, and no wrong one"
+
 replay_with() { # KEY VALUE: llama_1 with another option of config.cfg
   python3 - "$golden/llama_1.json" "$1" "$2" << 'PYTHON'
 import json, sys

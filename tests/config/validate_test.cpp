@@ -221,7 +221,7 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
       {{"data.dataloader_type=random"}, "data.dataloader_type", "one of single, cyclic"},
       {{"data.dataloader_type=cyclic", "checkpoint.load=x"}, "data.data_sharding", "cannot go on where it stopped"},
       {{"data.num_workers=-1"}, "data.num_workers", "at least 0"},
-      {{"checkpoint.save=x"}, "checkpoint.save_interval", "above 0"},
+      {{"checkpoint.save=x", "checkpoint.save_retain_interval=6"}, "checkpoint.save_retain_interval", "multiple of"},
       {{"checkpoint.save=x", "checkpoint.save_interval=4", "checkpoint.save_retain_interval=6"},
        "checkpoint.save_retain_interval",
        "multiple of checkpoint.save_interval = 4"},
@@ -261,11 +261,12 @@ TEST(Validate, KnowsMoreThanAHundredWaysToBeWrong) {
 
 TEST(Validate, ListsAllViolationsInOneError) {
   const std::string error = error_of([] {
-    check(good({"optim.min_lr=1", "data.split=a", "model.num_layers=7", "checkpoint.save=x"}), kWorld);
+    check(good({"optim.min_lr=1", "data.split=a", "model.num_layers=7", "checkpoint.save_retain_interval=6"}),
+          kWorld);
   });
   EXPECT_EQ(error.rfind("[config] ", 0), 0u) << error;
-  for (const char* key :
-       {"optim.min_lr = 1.0: ", "data.split = a: ", "model.num_layers = 7: ", "checkpoint.save_interval = 0: "}) {
+  for (const char* key : {"optim.min_lr = 1.0: ", "data.split = a: ", "model.num_layers = 7: ",
+                          "checkpoint.save_retain_interval = 6: "}) {
     EXPECT_NE(error.find(key), std::string::npos) << key << error;
   }
   EXPECT_NE(error.find("4 reasons"), std::string::npos) << error;

@@ -1,6 +1,7 @@
 #include "data/build.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
@@ -8,6 +9,7 @@
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/scratch.h"
+#include "data/text_given.h"
 
 namespace metroplex::data::build_test {
 namespace {
@@ -50,9 +52,43 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
     EXPECT_NE(share.find(word), std::string::npos) << share;
   write_corpus(scratch / "one", std::vector<int64_t>(1, 900));
   config.data_path = {scratch / "one"};
+  // The same of a look ahead, which makes no cache.
+  files::PosixFileSystem disk;
+  std::string looked;
+  config.data_cache_path = scratch / "of its own";
+  try {
+    check_splits(config, options, disk);
+  } catch (const base::Error& error) { looked = error.what(); }
+  EXPECT_FALSE(std::filesystem::exists(config.data_cache_path));
   const std::string documents = refusal(config, options);
+  EXPECT_EQ(looked, documents);
   for (const char* word : {"0 of its 1 documents", "--split-documents", "train.eval_iters 0"})
     EXPECT_NE(documents.find(word), std::string::npos) << documents;
+}
+
+// The line that is given runs as it stands.
+TEST_F(Build, TextIsNoDatasetAndTheWayToOneIsALine) {
+  std::ofstream(scratch / "my notes.txt") << "Once upon a time\n";
+  config.data_path = {scratch / "my notes.txt"};
+  config.tokenizer_type = config::TokenizerType::bytes;
+  const std::string text = refusal(config, options), prefix = scratch / "my notes_document";
+  EXPECT_NE(text.find("\n  metroplex preprocess --input '" + (scratch / "my notes.txt") +
+                      "' --tokenizer-type bytes --append-eod --output-prefix '" + prefix + "'\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("data.data_path = " + prefix), std::string::npos) << text;
+  EXPECT_EQ(text.find("data.tokenizer_type ="), std::string::npos) << text;
+  config.tokenizer_type = config::TokenizerType::sentencepiece;
+  config.tokenizer_model = "words.model";
+  EXPECT_NE(
+      refusal(config, options).find("--tokenizer-type sentencepiece --tokenizer-model words.model --append-eod"),
+      std::string::npos);
+  config.tokenizer_type = config::TokenizerType::none;
+  EXPECT_NE(refusal(config, options).find("with data.tokenizer_type = bytes"), std::string::npos);
+  files::PosixFileSystem disk;
+  EXPECT_EQ(way_from_text(disk, scratch / "a", config), "") << "a dataset";
+  EXPECT_EQ(way_from_text(disk, scratch / "a.bin", config), "");
+  EXPECT_EQ(way_from_text(disk, scratch / "nowhere", config), "");
 }
 
 TEST_F(Build, KeepsTheIndexInACacheBesideTheData) {

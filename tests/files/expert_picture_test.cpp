@@ -31,6 +31,18 @@ TEST(ExpertLoad, OfRanksIsThatOfTheirExperts) {
   EXPECT_DOUBLE_EQ(imbalance({0, 0}), 1);
 }
 
+// Two steps of which each sends everything to one expert are even together.
+TEST(ExpertLoad, OfStepsIsThatOfAllTogetherOfAStepAndOfTheWorst) {
+  const Imbalance even = imbalance_of_steps({{8, 0}, {0, 8}});
+  EXPECT_DOUBLE_EQ(even.together, 1);
+  EXPECT_DOUBLE_EQ(even.mean, 2);
+  EXPECT_DOUBLE_EQ(even.worst, 2);
+  const Imbalance uneven = imbalance_of_steps({{4, 4}, {6, 2}, {0, 0}});
+  EXPECT_DOUBLE_EQ(uneven.together, 1.25);
+  EXPECT_DOUBLE_EQ(uneven.mean, (1 + 1.5 + 1) / 3);
+  EXPECT_DOUBLE_EQ(uneven.worst, 1.5);
+}
+
 // Two layers, four experts on two ranks: layer 1 even, layer 2 more and more uneven; it drops what is beyond 40.
 ExpertTrace trace() {
   ExpertTrace trace{{4, 2, 2, 1, {1, 2}}, {}};
@@ -67,6 +79,17 @@ TEST(ExpertPicture, HeatIsLoadOverTheMeanOfItsRow) {
   EXPECT_EQ(heats[0].rows[0].cells, (std::vector<double>{1, 1, 1, 1}));
   EXPECT_EQ(heats[0].rows[1].cells, (std::vector<double>{40 * 4 / 60.0, 0, 20 * 4 / 60.0, 0}));
   EXPECT_EQ(heats[1].rows[1].cells, (std::vector<double>{40 * 2 / 60.0, 20 * 2 / 60.0}));
+}
+
+// Of 65 iterations two share a cell: it has the mean of what each was, not what both are together.
+TEST(ExpertPicture, ACellOfSeveralIterationsIsTheirMean) {
+  ExpertTrace turns{{2, 1, 1, 1, {0}}, {}};
+  for (int64_t i = 1; i <= 65; ++i) turns.steps.push_back({i, {8 * (i % 2), 8 * ((i + 1) % 2)}, {0}});
+  const std::vector<Heat> heats = expert_heats(turns, {});
+  ASSERT_EQ(heats.size(), 2U);
+  ASSERT_EQ(heats[1].rows[0].cells.size(), 64U);
+  for (const double cell : heats[1].rows[0].cells) EXPECT_DOUBLE_EQ(cell, 2);
+  EXPECT_EQ(heats[0].rows[0].remark, "  1.015   2.000   2.000    1.000   1.000   1.000    0.00%");
 }
 
 TEST(ExpertPicture, DrawsManyExpertsTogetherWhereTheLineIsShort) {

@@ -15,6 +15,7 @@ TEST(LoadMeter, SumsTokensAndDropsOfEachLayerUntilItIsReset) {
   ASSERT_EQ(meter.layers().size(), 2U);
   EXPECT_TRUE(meter.layer(3).tokens.equal(at::tensor({1, 1, 3, 0}, at::kLong)));
   EXPECT_EQ(meter.layer(3).dropped.item<int64_t>(), 3);
+  EXPECT_TRUE(meter.layer(3).counts.equal(at::tensor({1, 1, 3, 0, 3}, at::kLong)));
   EXPECT_TRUE(meter.layer(1).tokens.equal(at::tensor({1, 0, 0, 1}, at::kLong)));
   EXPECT_EQ(meter.layer(1).dropped.item<int64_t>(), 0);
   meter.layer(1).dispatch_ms = 2;

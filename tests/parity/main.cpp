@@ -17,6 +17,7 @@
 #include "parity/spec.h"
 #include "parity/tolerances.h"
 #include "parity/yardstick.h"
+#include "parity/yardstick_trial.h"
 #include "upper/launch.h"
 
 namespace metroplex::parity {
@@ -127,7 +128,9 @@ int run(int argc, char** argv) {
   CLI::App app("Replays a golden training run and compares it.", "metroplex_parity");
   std::string path, backend = "threads", device = "cpu", plant = "none";
   OtherLayout other;
-  app.add_option("spec", path, "golden run (JSON)")->required();
+  bool trial = false;
+  app.add_option("spec", path, "golden run (JSON)");
+  app.add_flag("--yardstick", trial, "no run: hold the yardstick of half precision against made-up programs");
   app.add_option("--backend", backend, "threads, gloo or nccl")->check(CLI::IsMember({"threads", "gloo", "nccl"}));
   app.add_option("--device", device, "cpu or cuda (with threads: all ranks on one GPU); nccl implies cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
@@ -147,6 +150,8 @@ int run(int argc, char** argv) {
                  "a mistake to make on purpose, which must not pass: no_update, learning_rate, zero_layer_gradient, "
                  "half_main_params or no_clip");
   CLI11_PARSE(app, argc, argv);
+  if (trial) return try_yardstick() ? 0 : 1;
+  MPX_CHECK(!path.empty(), "parity", "a golden run (JSON) is needed; --help");
   Spec spec = read_spec(path, other);
   spec.config.run.backend = backend;
   spec.config.run.device = backend == "nccl" ? "cuda" : device;

@@ -35,15 +35,75 @@ class Sum {
   int64_t count_ = 0;
 };
 
+// A number of one tensor: ours, the recorded, the exact.
+struct Number {
+  double ours = 0, recorded = 0, exact = 0;
+};
+
+// What is compared of one tensor. Of n elements with independent errors, sum / sqrt(n) and norm err as much as an
+// element does; with errors that hang together up to sqrt(n) times as much.
+struct Compared {
+  std::string name;
+  int64_t numel = 0;
+  Sum elements;
+  Number sum, norm;  // the sum by sqrt(n)
+};
+
 // Of one kind, gradients or parameters.
 struct Tensors {
-  std::vector<Distance> each;  // recorded elements, the sum and the norm of a tensor, each in units of an element
-  Distance elements;           // recorded elements of all tensors together
+  std::vector<Distance>
+      each;           // recorded elements, the sum and the norm of a tensor, each by the error expected of it
+  Distance elements;  // recorded elements of all tensors together
 };
+
+double expected_share(const std::vector<Compared>& tensors, Number Compared::*of) {
+  double excess = 0, most = 0;
+  for (const Compared& tensor : tensors) {
+    const Distance elements = tensor.elements.distance(tensor.name);
+    const auto n = static_cast<double>(tensor.numel), m = static_cast<double>(elements.count);
+    if (elements.theirs == 0 || m <= 2 || n <= 1) continue;
+    const double error = ((tensor.*of).recorded - (tensor.*of).exact) / elements.theirs;
+    // Over the mean square of m numbers it is an F number, whose mean is m / (m - 2).
+    excess += error * error * (m - 2) / m - 1;
+    most += n - 1;
+  }
+  return most > 0 ? std::clamp(excess / most, 0.0, 1.0) : 0;
+}
+
+// How many times the error of an element is expected of a tensor's sum or norm. How much elements' errors have in
+// common is estimated from the recorded run's, over all tensors of the kind: our run has no say in it.
+class Expected {
+ public:
+  Expected(const std::vector<Compared>& tensors, Number Compared::*of) : share_(expected_share(tensors, of)) {}
+  double errors(int64_t numel) const { return std::sqrt(1 + static_cast<double>(numel - 1) * share_); }
+
+ private:
+  double share_;
+};
+
+Compared compare_tensor(const std::string& name, const Json& recorded, const at::Tensor& ours,
+                        const at::Tensor& exact, Sum& all) {
+  const int64_t n = ours.numel();
+  Compared out{name, n, {}, {}, {}};
+  const auto element = [&](int64_t at, double value) {
+    out.elements.add(ours[at].item<double>(), value, exact[at].item<double>());
+    all.add(ours[at].item<double>(), value, exact[at].item<double>());
+  };
+  const auto first = recorded.value("first", std::vector<double>{}),
+             last = recorded.value("last", std::vector<double>{});
+  for (size_t i = 0; i < first.size(); ++i) element(static_cast<int64_t>(i), first[i]);
+  for (size_t i = 0; i < last.size(); ++i)
+    element(n - static_cast<int64_t>(last.size()) + static_cast<int64_t>(i), last[i]);
+  const double root = std::sqrt(static_cast<double>(n));
+  out.sum = {ours.sum().item<double>() / root, recorded.at("sum").get<double>() / root,
+             exact.sum().item<double>() / root};
+  out.norm = {ours.norm().item<double>(), recorded.at("l2").get<double>(), exact.norm().item<double>()};
+  return out;
+}
 
 Tensors compare_tensors(const std::string& kind, const Json& recorded, const std::map<std::string, at::Tensor>& ours,
                         const std::map<std::string, at::Tensor>& exact) {
-  Tensors result;
+  std::vector<Compared> compared;
   Sum all;
   for (const auto& [name, values] : recorded.items()) {
     const auto found = ours.find(name);
@@ -51,20 +111,16 @@ Tensors compare_tensors(const std::string& kind, const Json& recorded, const std
     const at::Tensor a = found->second.flatten(), b = exact.at(name).flatten();
     MPX_CHECK(a.numel() == values.at("numel").get<int64_t>(), "parity", name, " has ", a.numel(),
               " elements, the run had ", values.at("numel").dump());
-    Sum tensor;
-    const auto element = [&](int64_t at, double value) {
-      tensor.add(a[at].item<double>(), value, b[at].item<double>());
-      all.add(a[at].item<double>(), value, b[at].item<double>());
-    };
-    const auto first = values.value("first", std::vector<double>{}),
-               last = values.value("last", std::vector<double>{});
-    for (size_t i = 0; i < first.size(); ++i) element(static_cast<int64_t>(i), first[i]);
-    for (size_t i = 0; i < last.size(); ++i)
-      element(a.numel() - static_cast<int64_t>(last.size()) + static_cast<int64_t>(i), last[i]);
-    const double root = std::sqrt(static_cast<double>(a.numel()));
-    tensor.add(a.sum().item<double>() / root, values.at("sum").get<double>() / root, b.sum().item<double>() / root);
-    tensor.add(a.norm().item<double>(), values.at("l2").get<double>(), b.norm().item<double>());
-    result.each.push_back(tensor.distance(kind + " " + name));
+    compared.push_back(compare_tensor(name, values, a, b, all));
+  }
+  Tensors result;
+  const Expected of_sums(compared, &Compared::sum), of_norms(compared, &Compared::norm);
+  for (const Compared& of : compared) {
+    Sum tensor = of.elements;
+    const double sum = of_sums.errors(of.numel), norm = of_norms.errors(of.numel);
+    tensor.add(of.sum.ours / sum, of.sum.recorded / sum, of.sum.exact / sum);
+    tensor.add(of.norm.ours / norm, of.norm.recorded / norm, of.norm.exact / norm);
+    result.each.push_back(tensor.distance(kind + " " + of.name));
   }
   result.elements = all.distance(kind + "s, all recorded elements");
   return result;

@@ -13,7 +13,7 @@
 
 namespace metroplex::parity {
 
-// Numbers that are compared together, as root mean squares over `count` of them.
+// Numbers that are compared together, each by the error expected of it, as root mean squares over `count` of them.
 struct Distance {
   std::string what;     // "losses", "gradient of decoder.layers.0.mlp.linear_fc1.weight"
   double ours = 0;      // ours to the recorded

@@ -254,6 +254,30 @@ TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   EXPECT_EQ(error(piece("<unk>", 2) + piece(std::string(4096, 'a'), 1)), "");
   EXPECT_NE(error(piece("<unk>", 2) + piece(std::string(4097, 'a'), 1)).find("of 4097 bytes"), std::string::npos);
   EXPECT_NE(error(piece("<unk>", 2) + piece("a", 1) + piece("<0x41>", 6)).find("byte_fallback"), std::string::npos);
+  // trainer_spec.byte_fallback, field 35 of field 2: a piece for every byte, or the file is refused.
+  std::string model = field(2, std::string("\x98\x02\x01", 3)) + piece("<unk>", 2) + piece("a", 1);
+  for (int byte = 0; byte < 256; ++byte) {
+    if (byte == 255) {
+      EXPECT_NE(error(model).find("has 255 of the 256 byte pieces"), std::string::npos) << error(model);
+    }
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", byte);
+    model += piece(text, 6);
+  }
+  EXPECT_EQ(error(model), "");
+}
+
+// trainer_spec.model_type, field 3, is 3 for words; U+2581 stands for the space before one.
+TEST(SentencePieceWords, UnknownOnesSideBySideAreOne) {
+  const testing::TemporaryFolder folder;
+  const std::string space = "\xE2\x96\x81";
+  const std::string model = piece("<unk>", 2) + piece(space + "a", 1) + piece(space + "b", 1) +
+                            piece(space + "idle", 5) + field(2, std::string("\x18\x03", 2));
+  const auto tokenizer = load_tokenizer("sentencepiece", folder.write("words.model", model));
+  EXPECT_EQ(tokenizer->encode("a b a"), (Ids{1, 2, 1}));
+  EXPECT_EQ(tokenizer->encode("a zz b"), (Ids{1, 0, 2}));
+  EXPECT_EQ(tokenizer->encode("a zz yy b ww"), (Ids{1, 0, 2, 0}));
+  EXPECT_EQ(tokenizer->encode("a zz idle yy b"), (Ids{1, 0, 2})) << "a piece of type unused is unknown too";
 }
 
 }  // namespace

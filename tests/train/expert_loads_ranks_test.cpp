@@ -8,6 +8,7 @@
 #include "moe/load_meter.h"
 #include "support/call_log.h"
 #include "train/metrics.h"
+#include "train/run_lines.h"
 #include "train/support.h"
 
 namespace metroplex::test::expert_loads_ranks_test {
@@ -100,7 +101,9 @@ TEST(ExpertLoads, AreTheSameOnEveryLayout) {
       EXPECT_EQ(got.layer, one.layer);
       EXPECT_EQ(got.least, one.least);
       EXPECT_EQ(got.most, one.most);
-      EXPECT_EQ(got.experts_max_over_mean, one.experts_max_over_mean);
+      EXPECT_EQ(got.experts.together, one.experts.together);
+      EXPECT_EQ(got.experts.mean, one.experts.mean);
+      EXPECT_EQ(got.experts.worst, one.experts.worst);
     }
   }
 }
@@ -116,7 +119,8 @@ TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
   }
 }
 
-// The table covers two steps; on ep 4 the load of a rank is that of its expert.
+// The table covers two steps, and says beside the load of both together how uneven each was; on ep 4 the load of a
+// rank is that of its expert.
 TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
   const Folder folder;
   const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
@@ -127,8 +131,14 @@ TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
     const train::ExpertMetrics& m = seen.tables[3][layer];
     EXPECT_EQ(m.most, static_cast<double>(files::quantiles(both).most) / 2);
     EXPECT_EQ(m.p50, static_cast<double>(files::quantiles(both).p50) / 2);
-    EXPECT_DOUBLE_EQ(m.experts_max_over_mean, files::imbalance(both));
-    EXPECT_DOUBLE_EQ(m.ranks_max_over_mean, files::imbalance(both));
+    const files::Imbalance of_steps = files::imbalance_of_steps({tokens_of(seen.trace, 2, layer), last});
+    EXPECT_GT(of_steps.worst, of_steps.together) << "equal steps could not tell them apart";
+    EXPECT_EQ(m.steps, 2);
+    for (const files::Imbalance& of : {m.experts, m.ranks}) {
+      EXPECT_DOUBLE_EQ(of.together, files::imbalance(both));
+      EXPECT_DOUBLE_EQ(of.mean, of_steps.mean);
+      EXPECT_DOUBLE_EQ(of.worst, of_steps.worst);
+    }
     EXPECT_EQ(m.dropped, 0);
     EXPECT_GT(m.dispatch_ms, 0);
     EXPECT_GT(m.combine_ms, 0);
@@ -150,9 +160,58 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
     a->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
     const auto table = loads.after_step(1);
     if (world.rank() != 0) return;
-    EXPECT_DOUBLE_EQ(table.at(0).ranks_max_over_mean, 40 / (60.0 / 4));
+    EXPECT_DOUBLE_EQ(table.at(0).ranks.together, 40 / (60.0 / 4));
+    EXPECT_DOUBLE_EQ(table.at(0).ranks.mean, 40 / (60.0 / 4));
     EXPECT_EQ(table.at(0).dropped, 0.5);
-    EXPECT_EQ(table.at(1).ranks_max_over_mean, 1) << "nothing was counted";
+    EXPECT_EQ(table.at(1).ranks.worst, 1) << "nothing was counted";
+  });
+}
+
+// One group of two ep places, each two ranks of etp: each expert is counted once, for its place.
+TEST(ExpertLoads, RanksThatShareTheirExpertsAreOne) {
+  const Folder folder;
+  const Seen seen = train_on({{2, 1, 1, 2, true}, 2, 2}, folder.at("trace"));
+  for (size_t layer = 0; layer < 2; ++layer) {
+    std::vector<std::vector<int64_t>> steps;
+    for (const size_t step : {2, 3}) steps.push_back(files::tokens_of_ranks(tokens_of(seen.trace, step, layer), 2));
+    const files::Imbalance expected = files::imbalance_of_steps(steps);
+    EXPECT_GT(expected.together, 1.01);
+    EXPECT_DOUBLE_EQ(seen.tables[3][layer].ranks.together, expected.together);
+    EXPECT_DOUBLE_EQ(seen.tables[3][layer].ranks.mean, expected.mean);
+    EXPECT_DOUBLE_EQ(seen.tables[3][layer].ranks.worst, expected.worst);
+  }
+}
+
+// Loads that turn from rank to rank, in an interval of which three steps at most are kept.
+TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
+  const Experts layout{{1, 1, 1, 2, false}, 2, 1};
+  config::Config c = config_of(layout);
+  c.train.log_experts_interval = 7;
+  c = cut(c, layout.layout);
+  run_cut(c, layout.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(c, world, kVocab);
+    train::StageLoads loads(*a->experts, kExperts, 7, 3 * kExperts);
+    for (const int rounds : {1, 2}) {
+      for (int64_t step = 0; step < 7; ++step) {
+        moe::LoadMeter::Layer& layer = a->experts->meter->layer(1);
+        layer.tokens.select(0, step % kExperts).fill_(5);  // of both ranks
+        layer.dispatch_ms = 2 + world.rank();
+        loads.keep_step();
+        EXPECT_EQ(layer.tokens.sum().item<int64_t>(), 0);
+      }
+      EXPECT_EQ(loads.steps(), 7);
+      const at::Tensor row = loads.sums().select(0, 0);
+      const auto of = [&](int64_t i) { return row[i].item<double>(); };
+      EXPECT_EQ(of(0), 20) << rounds;  // steps 0 and 4
+      EXPECT_EQ(of(3), 10);            // step 3
+      EXPECT_EQ(of(kExperts + train::kMostOfRanks), 40);
+      EXPECT_EQ(of(kExperts + train::kExpertsSum), 7 * 4);
+      EXPECT_EQ(of(kExperts + train::kExpertsWorst), 4);
+      EXPECT_EQ(of(kExperts + train::kRanksSum), 7 * 2);
+      EXPECT_EQ(of(kExperts + train::kRanksWorst), 2);
+      EXPECT_EQ(of(kExperts + train::kDispatchMs), 7 * 3);
+      loads.reset();
+    }
   });
 }
 
@@ -212,6 +271,23 @@ TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
     EXPECT_NE(train::assemble(counted, world, kVocab)->experts->meter, nullptr);
     EXPECT_EQ(train::assemble(counted, world, kVocab, /*forward_only=*/true)->experts->meter, nullptr);
   });
+}
+
+TEST(ExpertLoads, OfARunThatNothingKeepsEvenAreWarnedOf) {
+  config::Model m = config_of(kAlone).model;
+  EXPECT_NE(train::unbalanced_experts(m).find("model.moe_aux_loss_coeff (0.01 is usual)"), std::string::npos);
+  const auto quiet = [&m](auto change) {
+    config::Model with = m;
+    change(with);
+    return train::unbalanced_experts(with).empty();
+  };
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_aux_loss_coeff = "0.01"; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_enable_expert_bias = true; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_load_balancing_type = "sinkhorn"; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_force_load_balancing = true; }));
+  EXPECT_TRUE(quiet([](config::Model& with) { with.num_moe_experts = 0; }));
+  EXPECT_FALSE(quiet([](config::Model& with) { with.moe_z_loss_coeff = 0.001; }))
+      << "it keeps logits small, not loads even";
 }
 
 // As Megatron-LM shows them: without the coefficient, a mean over layers.

@@ -65,6 +65,24 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
 }
 
+// The last of four that share state holds 40 less than the first: those between count as the smaller of the two.
+TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
+  const Planted planted{[](const train::RankRequest& request) {
+    const topology::RankGrid grid(request.world_size, request.config.parallel);
+    return grid.coordinates(request.rank).dp == 3 ? 60 : 100;
+  }};
+  FitRequest request = fit_request(4, {"parallel.data_parallel_sharding_strategy=optim"}, machine(4, 1000));
+  const Fit all = fit(request, planted);
+  EXPECT_EQ(all.need, 100 + 3 * 60);
+  EXPECT_EQ(all.worst_rank().rank, 0);
+  request.places = machine(2, 1000);  // 0 1, 2 3
+  EXPECT_EQ(fit(request, planted).need, 160);
+  EXPECT_EQ(fit(request, planted).place, 0);
+  request.places = gpus(1000);
+  EXPECT_EQ(fit(request, planted).need, 100);
+  EXPECT_EQ(fit(request, planted).place, 0);
+}
+
 TEST(Fit, HostMemoryDoesNotCountOnAGpu) {
   FitRequest request = fit_request(1, {"optim.optimizer_cpu_offload=true"}, machine(1, 1 << 30));
   const Fit on_cpu = fit(request);

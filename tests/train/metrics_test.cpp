@@ -296,16 +296,19 @@ TEST(IterationLine, HasOtherLossesBehindTheLoss) {
 train::StepMetrics step_of_experts() {
   train::StepMetrics m = some_step();
   m.terms = {{"z_loss", 0.5}};
-  m.experts = {{1, 10, 11, 12, 13, 14, 1.5, 1.25, 0.125, 2.5, 3.5}, {3, 1, 2, 3, 4, 5}};
+  m.experts = {{1, 20, 10, 11, 12, 13, 14, {1.5, 2.5, 3.75}, {1.25, 1.75, 12.5}, 0.125, 2.5, 3.5},
+               {3, 20, 1, 2, 3, 4, 5}};
   return m;
 }
 
 TEST(ExpertLines, HaveALineALayer) {
   const auto lines = train::expert_lines(step_of_experts().experts);
   ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0].substr(0, lines[0].find('|')), " experts: tokens of an expert, mean of 20 steps           ");
   EXPECT_EQ(
       lines[2],
-      "     1       10       11       12       13       14       |   1.500    1.250  |  12.50% |     2.50     3.50");
+      "     1       10       11       12       13       14       |   1.500   2.500   3.750 |   1.250   1.750  12.500 "
+      "|  12.50% |     2.50     3.50");
   const auto bars = [](const std::string& line) { return line.find('|') * 1000 + line.rfind('|'); };
   for (size_t i = 1; i < lines.size(); ++i) EXPECT_EQ(bars(lines[i]), bars(lines[0])) << lines[i];
 }
@@ -326,6 +329,13 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
   EXPECT_EQ(line["experts"][0].at("layer"), 1);
   EXPECT_EQ(line["experts"][0].at("tokens p90"), 13);
   EXPECT_EQ(line["experts"][0].at("dropped"), 0.125);
+  EXPECT_EQ(line["experts"][0].at("steps"), 20);
+  EXPECT_EQ(line["experts"][0].at("experts max over mean"), 1.5);
+  EXPECT_EQ(line["experts"][0].at("experts max over mean of a step"), 2.5);
+  EXPECT_EQ(line["experts"][0].at("experts max over mean of the worst step"), 3.75);
+  EXPECT_EQ(line["experts"][0].at("ranks max over mean"), 1.25);
+  EXPECT_EQ(line["experts"][0].at("ranks max over mean of a step"), 1.75);
+  EXPECT_EQ(line["experts"][0].at("ranks max over mean of the worst step"), 12.5);
   EXPECT_EQ(line["experts"][1].at("ranks max over mean"), 1);
   std::string points;
   for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) {

@@ -171,6 +171,19 @@ TEST(WaysOut, SeveralTogetherAreTriedWhereNoneIsEnough) {
   EXPECT_EQ(hopeless.together->need, 550000) << "all that helps";
 }
 
+// What a machine needs is the sum over its ranks, of ways alone and together: one rank would fit with anything.
+TEST(WaysOut, RanksOfAMachineCountTogether) {
+  const std::vector<std::string> settings = kFour;
+  const WaysOut found = ways(fit_request(4, settings, machine(4, 4 * 600000)), Planted{planted_peak});
+  ASSERT_FALSE(found.single.empty());
+  for (const WayOut& way : found.single) EXPECT_FALSE(way.fits) << way.what;
+  EXPECT_EQ(found.single[0].need, 4 * 700000);
+  EXPECT_EQ(found.single[0].saves, 4 * 300000);
+  ASSERT_TRUE(found.together.has_value());
+  EXPECT_TRUE(found.together->fits);
+  EXPECT_EQ(found.together->need, 4 * 600000);
+}
+
 // Recompute of whole layers fits alone and is dear; sequence parallelism and remainders fit together for less.
 TEST(WaysOut, TwoThatFitForLessThanOneAreOffered) {
   const train::Predictor planted = [](const train::RankRequest& request) {
@@ -193,6 +206,56 @@ TEST(WaysOut, TwoThatFitForLessThanOneAreOffered) {
   EXPECT_NEAR(found.together->cost, 0.2, 1e-3);  // and the gathers of a cut sequence
   // One of the two is enough alone: no pair has it.
   EXPECT_FALSE(ways(fit_request(4, kFour, machine(1, 860000)), planted).together.has_value());
+}
+
+// Each of three saves a little for little; of any two the savings are not enough, and what is enough alone is dear.
+TEST(WaysOut, ThreeThatFitForLessThanOneAreOffered) {
+  const train::Predictor planted = [](const train::RankRequest& request) {
+    const config::Config& c = request.config;
+    train::RankPrediction out;
+    plan::MemoryUse& use = out.memory.use;
+    const bool all = c.memory.recomputes_all(), cut = c.parallel.sequence_parallel,
+               rest = c.optim.store_param_remainders, shared = c.parallel.sharding().any();
+    use.activations = all ? 0 : cut ? 250000 : 400000;
+    use.main_parameters = rest ? 150000 : 300000;
+    use.moments = shared ? 150000 : 300000;
+    out.memory.peak = use.total();
+    out.model_flops = 1e12;
+    out.flops = 1e12 * (1 + (all ? 0.5 : 0) + (cut ? 0.1 : 0) + (rest ? 0.1 : 0) + (shared ? 0.1 : 0));
+    return out;
+  };
+  const WaysOut found = ways(fit_request(4, kFour, machine(1, 610000)), planted);
+  ASSERT_FALSE(found.single.empty());
+  EXPECT_TRUE(found.single[0].fits);
+  EXPECT_EQ(key_of(found.single[0].settings[0]), "memory.recompute_granularity");
+  ASSERT_TRUE(found.together.has_value());
+  EXPECT_TRUE(found.together->fits);
+  EXPECT_EQ(found.together->need, 550000);
+  EXPECT_LT(found.together->cost, 0.35);
+}
+
+// Recompute and an optimizer in host memory are enough, and cheaper beside ZeRO, which is dear alone: what several
+// cost is predicted and not added up.
+TEST(WaysOut, WhatSettingsCostTogetherIsLookedAt) {
+  const train::Predictor planted = [](const train::RankRequest& request) {
+    const config::Config& c = request.config;
+    train::RankPrediction out;
+    const bool all = c.memory.recomputes_all(), host = c.optim.optimizer_cpu_offload,
+               shared = c.parallel.sharding().any();
+    out.memory.use.activations = all ? 100000 : 500000;
+    out.memory.use.moments = host ? 100000 : shared ? 450000 : 500000;
+    out.memory.peak = out.memory.use.total();
+    out.model_flops = 1e12;
+    out.flops = 1e12 * (1 + (all ? 0.3 : 0) + (host && !shared ? 0.4 : 0) + (shared ? 0.05 : 0));
+    return out;
+  };
+  std::vector<std::string> settings = kFour;
+  settings.push_back("run.device=cuda");
+  const WaysOut found = ways(fit_request(4, settings, gpus(250000)), planted);
+  for (const WayOut& way : found.single) EXPECT_FALSE(way.fits) << way.what;
+  ASSERT_TRUE(found.together.has_value());
+  EXPECT_TRUE(found.together->fits);
+  EXPECT_LT(found.together->cost, 0.5) << found.together->what;
 }
 
 // A run that the ranks cannot hold by a little or by much asks about as often.

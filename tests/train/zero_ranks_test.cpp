@@ -1,5 +1,8 @@
 // Sharding state, gradients and parameters over data-parallel ranks changes nothing: every ZeRO stage on every kind
 // of layout equals one rank in float64, and the stages equal each other bit for bit where they add in the same order.
+#include <algorithm>
+#include <mutex>
+
 #include "base/error.h"
 #include "support/everyday.h"
 #include "train/support.h"
@@ -191,6 +194,31 @@ TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
   config.optim.decoupled_min_lr = 1e-3;
   config.optim.param_groups = {"*.linear_fc1.weight lr_mult=0.1 wd_mult=3", "*.bias lr_mult=2"};
   expect_equal_to_one_rank(config, {{{1, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
+}
+
+// Of two stages each has parameters that the other has not; what fits none of either is named.
+TEST(Zero, AParameterGroupThatFitsNothingIsAnError) {
+  const TestLayout layout{1, 2, 1, 1, false};
+  const auto error_of = [&](const std::vector<std::string>& groups) {
+    config::Config config = small_gpt();
+    config.optim.param_groups = groups;
+    config = cut(config, layout);
+    std::string error;
+    std::mutex mutex;
+    run_cut(config, layout, [&](const comm::World& world) {
+      try {
+        train::assemble(config, world, kVocab);
+      } catch (const base::Error& refused) {
+        const std::lock_guard lock(mutex);
+        error += refused.what() + std::string("\n");
+      }
+    });
+    return error;
+  };
+  EXPECT_EQ(error_of({"embedding.* wd_mult=0", "decoder.final_layernorm.* lr_mult=2"}), "");
+  const std::string error = error_of({"*.bias lr_mult=2", "*.baes wd_mult=0"});
+  EXPECT_NE(error.find("[config] optim.param_groups: '*.baes wd_mult=0': no parameter"), std::string::npos) << error;
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 2) << "both ranks refuse";
 }
 
 // One microbatch a step: each gradient is then one sum over the data-parallel ranks, in group order, at every stage.

@@ -1,0 +1,56 @@
+#include "train/dry_start.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/folder_lock.h"
+#include "checkpoint/load.h"
+#include "config/validate.h"
+#include "data/text_given.h"
+#include "data/token_count.h"
+#include "train/run_data.h"
+#include "train/run_folders.h"
+#include "train/state.h"
+
+namespace metroplex::train {
+namespace {
+
+void check_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
+                files::FileSystem& disk) {
+  const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
+  for (const data::SourceTokens& source : sources) {
+    const std::string way = data::way_from_text(disk, source.prefix, config.data);
+    MPX_CHECK(way.empty(), "data", way);
+  }
+  const bool readable = std::all_of(sources.begin(), sources.end(),
+                                    [](const data::SourceTokens& source) { return source.problem.empty(); });
+  if (!readable) return;
+  const int64_t dp = config::data_parallel_size(config.parallel, world_size);
+  const RunLength length = run_length(config, microbatch_schedule(config, dp));
+  data::check_splits(config.data, build_options(config, length, tokenizer, false), disk);
+}
+
+void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, files::FileSystem& disk) {
+  const config::Checkpoint& c = config.checkpoint;
+  if (c.load.empty()) return;
+  checkpoint::Alone alone;
+  const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
+  if (!found.reader) return check_fresh_start(config, found.others);
+  check_loadable(config, tokenizer.files.get(), found.reader->manifest(), found.reader->directory(), true);
+}
+
+}  // namespace
+
+void check_start(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
+                 files::FileSystem& disk) {
+  check_save_folder(config);
+  if (!config.checkpoint.save.empty()) {
+    check_writable(config.checkpoint.save);
+    checkpoint::check_unlocked(disk, config.checkpoint.save);
+  }
+  check_data(config, tokenizer, world_size, disk);
+  check_checkpoint(config, tokenizer, disk);
+}
+
+}  // namespace metroplex::train
