@@ -58,14 +58,14 @@ by_hand "Slurm, a step of a larger job" SLURM_PROCID=R SLURM_NTASKS=8 SLURM_STEP
 by_hand "Open MPI" OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=2 \
   "MASTER_PORT=$(free_port)"
 
-# apart NAME CODE OPTION0 OPTION1: two ranks by hand with an option of their own; each ends with the code.
+# apart NAME CODE OPTIONS0 OPTIONS1: two ranks by hand with options of their own; each ends with the code.
 apart() {
   local rank code port
   port=$(free_port)
   for rank in 0 1; do
-    local option=$((rank + 3))
+    local options=$((rank + 3))
     env "${around[@]}" RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-      timeout -k 5 60 "$metroplex" train "${run_options[@]}" "${!option}" > out$rank 2> err$rank &
+      timeout -k 5 60 "$metroplex" train "${run_options[@]}" ${!options} > out$rank 2> err$rank &
     pids[rank]=$!
   done
   for rank in 0 1; do
@@ -83,6 +83,12 @@ for rank in 0 1; do
 done
 apart "other lengths" 2 --train.train_iters=2 --train.train_iters=3
 warns 'train.train_iters = 2 on rank 0 and 3 on rank 1'
+apart "other layouts" 2 --parallel.tensor_model_parallel_size=2 \
+  "--parallel.tensor_model_parallel_size=1 --parallel.pipeline_model_parallel_size=2"
+for rank in 0 1; do
+  grep -q 'parallel.tensor_model_parallel_size = 2 on rank 0 and 1 on rank 1' err$rank ||
+    fail "rank $rank does not say which layouts: $(cat err$rank)"
+done
 apart "what is a machine's own" 0 --run.threads_per_rank=1 --run.threads_per_rank=2
 holds "ranks by hand with different configurations: all end with 2 and name the keys, both values and both ranks"
 
