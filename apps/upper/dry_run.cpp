@@ -68,6 +68,15 @@ int64_t vocab_size_of(config::Config& config, std::vector<std::string>& notes) {
   }
 }
 
+// Why the data would not be put in order here; "": it would.
+std::string too_many_samples(const train::DryRun& run) {
+  const auto free = base::free_memory();
+  if (!free || run.order_bytes() <= static_cast<double>(free->bytes)) return "";
+  return base::concat("to put ", run.length.samples, " samples in order takes ", std::llround(run.order_bytes()),
+                      " bytes of memory, and ", free->bytes, " are free (", free->from,
+                      "); ask for fewer (train.train_iters, train.train_samples)");
+}
+
 void print(const train::DryRun& run, bool json) {
   if (json) {
     std::cout << train::json(run) << "\n";
@@ -107,10 +116,13 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     run.notes.push_back(
         "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
         "CPU; --run.device=cuda is for GPUs");
+  const std::string order = too_many_samples(run);
+  if (!order.empty() && placing.gpu) run.notes.push_back("on a machine like this one, " + order);
   print(run, flags.json);
-  if (run.fits()) return kExitOk;
+  const bool refused = !order.empty() && !placing.gpu;
+  if (run.fits() && !refused) return kExitOk;
   std::cout.flush();
-  std::cerr << "metroplex: [config] this run cannot fit" << std::endl;
+  std::cerr << "metroplex: [config] " << (run.fits() ? order : "this run cannot fit") << std::endl;
   return kExitConfig;
 }
 
