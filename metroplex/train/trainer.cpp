@@ -116,6 +116,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only) {
   a_->tokenizer = tokenizer.files;
+  position_.data = data_.train_sources();
   if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
   if (!forward_only && counts_experts(config)) experts_.emplace(*a_, *environment_.log);
   if (a_->optimizer) {
@@ -149,7 +150,7 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
-  const LoadOutcome outcome = timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory); });
+  const LoadOutcome outcome = timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory, position_.data); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";
