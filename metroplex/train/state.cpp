@@ -298,6 +298,9 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, const std::str
   }
   a.families.updated();
   outcome.loaded = true;
+  const config::Train saved = config::parse_saved(reader.manifest().config_yaml).train;
+  outcome.metrics_file = saved.metrics_file;
+  outcome.expert_trace_file = saved.expert_trace_file;
   if (exchange.rank() == 0 && a.optimizer) outcome.branch_left = branch_left_here(disk, c, outcome.path);
   return outcome;
 }

@@ -40,6 +40,7 @@ struct LoadOutcome {
   bool loaded = false;
   std::string path;
   std::string notes;
+  std::string metrics_file, expert_trace_file;  // of the run that saved it
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };

@@ -62,7 +62,8 @@ cp corpus.bin corpus.idx moved
 run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.data_path=moved/corpus --train.metrics_file=moved.jsonl
 same_losses data.jsonl moved.jsonl 0 5
 [ "$(losses data.jsonl | wc -l)" = 8 ] || fail "the resumed run did not go on in its metrics file"
-run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.split=9,1,0
+run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.split=9,1,0 --train.metrics_file=moved.jsonl
+prints 'train.metrics_file = moved.jsonl held what another run wrote: it is moved.jsonl.1 now'
 holds "the same documents under another path, and the same shares, go on: same losses"
 "$metroplex" preprocess --input text/001.txt --input text/002.txt --tokenizer-type bytes --append-eod --output-prefix "$work/few" > /dev/null
 # other KEYS-SAID OPTIONS...: refused without a word of consent, and what follows is said with it.
