@@ -105,6 +105,7 @@ int run_program(const Program& program, int argc, char** argv) {
     const bool trace = std::find(argv, argv + argc, std::string("--trace")) != argv + argc;
     // One write: ranks that are processes share the stream, and theirs would come between the parts of a line.
     std::fputs(("metroplex: " + program.message_of(error, trace) + "\n").c_str(), stderr);
+    if (program.tell_others) program.tell_others(error);
     // Peers wait to hear of a failure: libtorch's own teardown would keep them a second or more.
     std::_Exit(exit_code_of(error));
   }

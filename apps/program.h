@@ -21,6 +21,8 @@ struct Program {
   std::span<const Command> commands;  // in the order of --help
   // What is said of an error: one line, or with `trace` all that is known of where it comes from.
   std::string (*message_of)(const std::exception& error, bool trace);
+  // Once that is said: who else has to hear of it. May be null.
+  void (*tell_others)(const std::exception& error) = nullptr;
 };
 
 // The body of main(): runs the command argv[1], and turns what it throws into a message on stderr and an exit code.

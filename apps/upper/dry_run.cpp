@@ -71,6 +71,15 @@ train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::stri
   }
 }
 
+// Why the data would not be put in order here; "": it would.
+std::string too_many_samples(const train::DryRun& run) {
+  const auto free = base::free_memory();
+  if (!free || run.order_bytes() <= static_cast<double>(free->bytes)) return "";
+  return base::concat("to put ", run.length.samples, " samples in order takes ", std::llround(run.order_bytes()),
+                      " bytes of memory, and ", free->bytes, " are free (", free->from,
+                      "); ask for fewer (train.train_iters, train.train_samples)");
+}
+
 void print(const train::DryRun& run, bool json) {
   if (json) {
     std::cout << train::json(run) << "\n";
@@ -110,8 +119,11 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
     run.notes.push_back(
         "run.device is auto and there are no GPUs for these ranks here: all of them are on this machine's "
         "CPU; --run.device=cuda is for GPUs");
+  const std::string order = too_many_samples(run);
+  if (!order.empty() && placing.gpu) run.notes.push_back("on a machine like this one, " + order);
   std::optional<base::Error> refused;
   try {
+    MPX_CHECK(order.empty() || placing.gpu, "config", order);
     train::check_start(config, tokenizer, world_size, disk);
   } catch (const base::Error& error) {
     refused = error;

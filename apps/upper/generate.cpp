@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <memory>
 
 #include "base/error.h"
 #include "numbers.h"
@@ -63,70 +64,102 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
   return config;
 }
 
+// The values of the options.
+struct GenerateFlags {
+  std::string max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
+  std::vector<std::string> prompts, prompt_files;
+  std::vector<OwnFlag> own_flags() {
+    return {{"--prompt", nullptr, &prompts},
+            {"--prompt-file", nullptr, &prompt_files},
+            {"--max-new-tokens", &max_new},
+            {"--temperature", &temperature},
+            {"--top-k", &top_k},
+            {"--top-p", &top_p},
+            {"--seed", &seed}};
+  }
+};
+
+struct GenerateCommand {
+  RunArguments parsed;
+  SavedRun saved;
+  config::Config config;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::shared_ptr<const text::TokenizerFiles> files;
+  std::vector<std::vector<int64_t>> texts;
+  train::GenerateOptions options;
+};
+
+std::vector<std::vector<int64_t>> encoded(const GenerateFlags& flags, const text::Tokenizer& tokenizer) {
+  std::vector<std::string> prompts = flags.prompts;
+  for (const std::string& file : flags.prompt_files) prompts.push_back(read_file(file));
+  if (prompts.empty()) prompts.emplace_back();
+  std::vector<std::vector<int64_t>> texts;
+  for (const std::string& prompt : prompts) {
+    const std::vector<int32_t> ids = tokenizer.encode(prompt);
+    std::vector<int64_t>& tokens = texts.emplace_back(ids.begin(), ids.end());
+    if (tokens.empty() && tokenizer.eod()) tokens.push_back(*tokenizer.eod());  // an empty prompt starts a document
+  }
+  return texts;
+}
+
+// `first`: parsed to find what to load; the checkpoint's config comes before the options.
+GenerateCommand generate_command(const RunArguments& first) {
+  const config::Checkpoint& asked = first.config.checkpoint;
+  MPX_CHECK(!asked.load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
+  GenerateCommand command;
+  command.saved = open_saved_run(asked.load, asked.ckpt_step);
+  GenerateFlags flags;
+  command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
+  config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
+  config.checkpoint.allow = asked.allow;
+  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(command.saved, config.data);
+
+  command.tokenizer = load_run_tokenizer(config.data);
+  MPX_CHECK(command.tokenizer != nullptr, "config",
+            "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+  command.files = run_tokenizer_files(config.data);
+  command.texts = encoded(flags, *command.tokenizer);
+
+  train::GenerateOptions& options = command.options;
+  options.max_new_tokens = whole_number("--max-new-tokens", flags.max_new);
+  options.temperature = real_number("--temperature", flags.temperature);
+  options.top_k = whole_number("--top-k", flags.top_k);
+  options.top_p = real_number("--top-p", flags.top_p);
+  options.seed = static_cast<uint64_t>(whole_number("--seed", flags.seed));
+  if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
+  return command;
+}
+
 }  // namespace
 
 int run_generate(const std::vector<std::string>& arguments) {
-  std::string max_new = "64", temperature = "1", top_k = "0", top_p = "0", seed = "1234";
-  std::vector<std::string> prompts, prompt_files;
-  const std::vector<OwnFlag> flags{{"--prompt", nullptr, &prompts},
-                                   {"--prompt-file", nullptr, &prompt_files},
-                                   {"--max-new-tokens", &max_new},
-                                   {"--temperature", &temperature},
-                                   {"--top-k", &top_k},
-                                   {"--top-p", &top_p},
-                                   {"--seed", &seed}};
-  // To find what to load; the checkpoint's config comes before the options.
-  const RunArguments first = parse_run_arguments(arguments, flags);
+  GenerateFlags flags;
+  RunArguments first;
+  before_ranks([&] { first = parse_run_arguments(arguments, flags.own_flags()); });
   if (first.help) {
     std::cout << kGenerateUsage;
     return kExitOk;
   }
-  const config::Checkpoint& asked = first.config.checkpoint;
-  MPX_CHECK(!asked.load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
-  const SavedRun saved = open_saved_run(asked.load, asked.ckpt_step);
-  prompts.clear();
-  prompt_files.clear();
-  const RunArguments parsed = parse_run_arguments(first.arguments, flags, saved.config_yaml);
-  config::Config config = generation_config(parsed, saved.directory);
-  config.checkpoint.allow = asked.allow;
-  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
-
-  const auto tokenizer = load_run_tokenizer(config.data);
-  MPX_CHECK(tokenizer != nullptr, "config",
-            "the checkpoint names no tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
-  const auto files = run_tokenizer_files(config.data);
-  for (const std::string& file : prompt_files) prompts.push_back(read_file(file));
-  if (prompts.empty()) prompts.emplace_back();
-  std::vector<std::vector<int64_t>> texts;
-  for (const std::string& prompt : prompts) {
-    const std::vector<int32_t> ids = tokenizer->encode(prompt);
-    std::vector<int64_t>& tokens = texts.emplace_back(ids.begin(), ids.end());
-    if (tokens.empty() && tokenizer->eod()) tokens.push_back(*tokenizer->eod());  // an empty prompt starts a document
-  }
-
-  train::GenerateOptions options;
-  options.max_new_tokens = whole_number("--max-new-tokens", max_new);
-  options.temperature = real_number("--temperature", temperature);
-  options.top_k = whole_number("--top-k", top_k);
-  options.top_p = real_number("--top-p", top_p);
-  options.seed = static_cast<uint64_t>(whole_number("--seed", seed));
-  if (tokenizer->eod()) options.stop_token = *tokenizer->eod();
-
-  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
-  return launch_ranks(config, command_line("generate", parsed.arguments), [&](const comm::World& world) {
-    const auto assembly = train::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
-    assembly->tokenizer = files;
+  GenerateCommand command;
+  before_ranks([&] { command = generate_command(first); });
+  const std::vector<std::string> line = command_line("generate", command.parsed.arguments);
+  return launch_ranks(command.config, line, [&](const comm::World& world) {
+    const SavedRun& saved = command.saved;
+    const auto assembly =
+        train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true);
+    assembly->tokenizer = command.files;
     const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory);
     if (world.rank() == 0) {
       for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
       if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
     }
-    for (const std::vector<int64_t>& tokens : texts) {
-      const std::vector<int64_t> made = train::generate(*assembly, tokens, options);
+    for (const std::vector<int64_t>& tokens : command.texts) {
+      const std::vector<int64_t> made = train::generate(*assembly, tokens, command.options);
       if (world.rank() != 0) continue;
       std::vector<int32_t> all(tokens.begin(), tokens.end());
       all.insert(all.end(), made.begin(), made.end());
-      std::cout << tokenizer->decode(all) << std::endl;  // it may hold a NUL
+      std::cout << command.tokenizer->decode(all) << std::endl;  // it may hold a NUL
     }
   });
 }

@@ -71,12 +71,12 @@ void make_deterministic() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over every new tensor
 }
 
-int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
-             const comm::RankBody& body) {
+comm::ProcessOptions process_options(const config::Config& config, const comm::LaunchEnvironment& launch,
+                                     int64_t world_size) {
   MPX_CHECK(config.run.backend != config::Backend::threads, "config",
             "run.backend threads makes all ranks in one process, but ", launch.launcher, " started this one as rank ",
             launch.rank, " of ", launch.world_size, "; use gloo or nccl, or start metroplex without it");
-  const config::DeviceChoice where = device_choice(config.run, launch, grid.world_size());
+  const config::DeviceChoice where = device_choice(config.run, launch, world_size);
   comm::ProcessOptions options;
   options.backend = where.backend == config::Backend::nccl ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
   options.gpu = static_cast<int>(where.gpu);
@@ -85,6 +85,11 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   options.interface = config.run.network_interface;
   options.on_stuck = end_stuck_process;
   options.exit_code = code_of;
+  return options;
+}
+
+int run_here(const config::Config& config, const topology::RankGrid& grid, const comm::LaunchEnvironment& launch,
+             const comm::ProcessOptions& options, const comm::RankBody& body) {
   std::string difference;
   comm::run_process(launch, grid, options, [&](const comm::World& world) {
     difference = train::config_difference(config, world);
@@ -96,10 +101,13 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   return kExitOk;
 }
 
-// The outer launcher that made this process a rank. A batch script of Slurm is one process whatever the job's number
-// of tasks: with run.nproc it starts its ranks itself.
+// The outer launcher that made this process a rank. A batch script of Slurm is one process, and what it was to be of
+// a job of several tasks has to be said.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
-  if (run.nproc > 0 && comm::in_slurm_batch_script()) return std::nullopt;
+  const int tasks = comm::tasks_of_slurm_batch();
+  MPX_CHECK(run.nproc > 0 || tasks <= 1, "config", "run.nproc is 0 in a batch script of a Slurm job of ", tasks,
+            " tasks (SLURM_NTASKS), where nothing has started ranks: put srun before metroplex, which starts one a "
+            "task, or give --nproc N for N ranks on this machine");
   return comm::launch_from_environment();
 }
 
@@ -121,6 +129,27 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
 }
 
 }  // namespace
+
+void before_ranks(const std::function<void()>& prepare) {
+  try {
+    prepare();
+  } catch (const base::Error& error) {
+    const std::string prefix = "[" + error.room() + "] ";
+    const std::string text = error.what();
+    throw NotStarted(error.room(), text.substr(text.rfind(prefix, 0) == 0 ? prefix.size() : 0));
+  }
+}
+
+void tell_ranks(const std::exception& error) {
+  if (!dynamic_cast<const NotStarted*>(&error)) return;
+  std::optional<comm::LaunchEnvironment> launch;
+  try {
+    launch = comm::launch_from_environment();
+  } catch (const base::Error&) {
+    return;  // half a launcher's environment leads nowhere
+  }
+  if (launch) comm::refuse_to_start(*launch, error.what());
+}
 
 int64_t planned_world_size(const config::Run& run) {
   if (const auto launch = outer_launch(run)) return launch->world_size;
@@ -161,23 +190,29 @@ void take_script_ranks(config::Run& run, int64_t script_ranks) {
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,
                  const std::function<void(const comm::World&)>& body) {
-  const auto launch = outer_launch(config.run);
-  if (!config.run.network_interface.empty())
-    comm::addresses_of(config.run.network_interface, "run.network_interface");
-  const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
+  std::optional<comm::LaunchEnvironment> launch;
+  std::optional<topology::RankGrid> grid;
+  comm::ProcessOptions process;
+  before_ranks([&] {
+    launch = outer_launch(config.run);
+    if (!config.run.network_interface.empty())
+      comm::addresses_of(config.run.network_interface, "run.network_interface");
+    const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
+    MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",
+              config.run.nproc, ", but ", launch ? launch->launcher : "", " started ", world_size,
+              " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
+    grid.emplace(static_cast<int>(world_size), config.parallel);
+    if (launch) process = process_options(config, *launch, world_size);
+  });
   if (config.run.deterministic_mode) make_deterministic();
-  MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",
-            config.run.nproc, ", but ", launch ? launch->launcher : "", " started ", world_size,
-            " ranks; leave run.nproc at 0 there, or unset the launcher's variables (RANK, SLURM_PROCID, ...)");
-  const topology::RankGrid grid(static_cast<int>(world_size), config.parallel);
-  if (launch) return run_here(config, grid, *launch, body);
-  const config::DeviceChoice where = device_choice(config.run, launch, world_size);
-  if (where.backend != config::Backend::threads) return spawn_here(config, grid, command_line);
+  if (launch) return run_here(config, *grid, *launch, process, body);
+  const config::DeviceChoice where = device_choice(config.run, launch, grid->world_size());
+  if (where.backend != config::Backend::threads) return spawn_here(config, *grid, command_line);
   comm::ThreadsOptions options;
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
-  options.threads_per_rank = threads_per_rank(config.run, world_size);
-  comm::run_threads(static_cast<int>(world_size), grid, options, body);
+  options.threads_per_rank = threads_per_rank(config.run, grid->world_size());
+  comm::run_threads(grid->world_size(), *grid, options, body);
   return kExitOk;
 }
 

@@ -2,14 +2,27 @@
 // rank that torchrun, Slurm or Open MPI started. The body is the same in all three.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/world.h"
 #include "config/config.h"
 
 namespace metroplex::apps {
+
+// An error before the ranks have met, of one that another launcher started: the others are waiting for it.
+class NotStarted final : public base::Error {
+ public:
+  using base::Error::Error;
+};
+// Runs what a command does before launch_ranks; throws its errors as NotStarted. launch_ranks does so for its own
+// part.
+void before_ranks(const std::function<void()>& prepare);
+// Tells the other ranks of a NotStarted, so that they end too; takes no longer than 20 s.
+void tell_ranks(const std::exception& error);
 
 // Number of ranks this command will run with: the launcher's environment, else run.nproc, else 1.
 int64_t planned_world_size(const config::Run& run);

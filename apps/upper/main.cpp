@@ -35,5 +35,6 @@ std::vector<Command> with_bodies() {
 
 int main(int argc, char** argv) {
   const auto commands = metroplex::apps::with_bodies();
-  return metroplex::apps::run_program({commands, metroplex::apps::message_of}, argc, argv);
+  return metroplex::apps::run_program({commands, metroplex::apps::message_of, metroplex::apps::tell_ranks}, argc,
+                                      argv);
 }

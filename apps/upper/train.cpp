@@ -3,6 +3,7 @@
 
 #include <iostream>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/launch.h"
@@ -69,6 +70,26 @@ StopOptions stop_options(const config::Config& config, int rank) {
   return options;
 }
 
+// Puts what the options of the command say into the config, and returns the number of ranks.
+int64_t take_command_line(const RunArguments& parsed, const TrainFlags& flags, config::Config& config) {
+  take_script_ranks(config.run, parsed.script_ranks);
+  flags.take_into(config);
+  return planned_world_size(config.run);
+}
+
+// --dry-run and --print-config.
+int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
+  MPX_CHECK(!flags.print_config || !flags.dry_run, "config",
+            "--dry-run prints the configuration too; give one of --dry-run and --print-config");
+  config::Config config = parsed.config;
+  const int64_t world_size = take_command_line(parsed, flags, config);
+  if (flags.dry_run) return run_dry(parsed, config, flags);
+  tokenizer_facts(config);
+  config = checked_config(config, world_size);
+  if (wished_placing(config.run, world_size).rank == 0) std::cout << config::dump(config);
+  return kExitOk;
+}
+
 std::string end_of_stopped(const train::RunSummary& summary) {
   std::string line = " stopped as asked after iteration " + std::to_string(summary.iteration);
   if (!summary.last_checkpoint.empty()) line += "; start again with checkpoint.load = " + summary.last_checkpoint;
@@ -81,28 +102,26 @@ int run_train(const std::vector<std::string>& arguments) {
   MPX_CHECK(!arguments.empty(), "config",
             "train needs a configuration: a YAML file, options, or Megatron's flags; metroplex train --help");
   TrainFlags flags;
-  const RunArguments parsed = parse_run_arguments(arguments, flags.own_flags());
+  RunArguments parsed;
+  before_ranks([&] { parsed = parse_run_arguments(arguments, flags.own_flags()); });
   if (parsed.help) {
     print_help(parsed.help_topic);
     return kExitOk;
   }
+  if (flags.dry_run || flags.print_config) return run_without_ranks(parsed, flags);
+
   config::Config config = parsed.config;
-  take_script_ranks(config.run, parsed.script_ranks);
-  flags.take_into(config);
-  MPX_CHECK(!flags.print_config || !flags.dry_run, "config",
-            "--dry-run prints the configuration too; give one of --dry-run and --print-config");
-  if (flags.dry_run) return run_dry(parsed, config, flags);
-  const int64_t world_size = planned_world_size(config.run);
-  const train::TokenizerFacts tokenizer = tokenizer_facts(config);
-  config = checked_config(config, world_size);
-
-  if (flags.print_config) {
-    if (wished_placing(config.run, world_size).rank == 0) std::cout << config::dump(config);
-    return kExitOk;
-  }
-
-  ConsoleLog log(config.train.progress, flags.quiet);
-  StartCheck start(config, world_size, tokenizer.vocab_size, log);
+  train::TokenizerFacts tokenizer;
+  std::optional<ConsoleLog> console;
+  std::optional<StartCheck> start;
+  before_ranks([&] {
+    const int64_t world_size = take_command_line(parsed, flags, config);
+    tokenizer = tokenizer_facts(config);
+    config = checked_config(config, world_size);
+    console.emplace(config.train.progress, flags.quiet);
+    start.emplace(config, world_size, tokenizer.vocab_size, *console);
+  });
+  ConsoleLog& log = *console;
   std::once_flag starts;
   train::RunSummary summary;  // of rank 0
   std::mutex mutex;
@@ -112,7 +131,7 @@ int run_train(const std::vector<std::string>& arguments) {
     if (world.rank() == 0) {
       for (const std::string& note : parsed.notes) log.warn(note);
     }
-    if (!start.on_rank(world)) return;
+    if (!start->on_rank(world)) return;
     train::TrainerEnvironment environment;
     environment.log = &log;
     environment.stop_requested = stop_requested;
@@ -123,14 +142,46 @@ int run_train(const std::vector<std::string>& arguments) {
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
   });
-  start.throw_refusal();
+  start->throw_refusal();
   if (code != kExitOk) return code;
   if (summary.last_save_failed) return kExitUnsaved;
   return summary.ending == train::Ending::stopped ? kExitStopped : kExitOk;
 }
 
+namespace {
+
+struct EvalCommand {
+  RunArguments parsed;
+  config::Config config;
+  train::TokenizerFacts tokenizer;
+};
+
+EvalCommand eval_command(const RunArguments& first) {
+  const config::Checkpoint& from = first.config.checkpoint;
+  MPX_CHECK(!from.load.empty(), "config",
+            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate; metroplex eval --help");
+  const SavedRun saved = open_saved_run(from.load, from.ckpt_step);
+  EvalCommand command;
+  command.parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
+  config::Config& config = command.config = command.parsed.config;
+  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
+  config.checkpoint.load = from.load;
+  config.checkpoint.ckpt_step = from.ckpt_step;
+  config.checkpoint.exit_on_missing_checkpoint = true;
+  config.checkpoint.save.clear();
+  config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
+  config.train.tensorboard_dir = first.config.train.tensorboard_dir;
+  take_script_ranks(config.run, command.parsed.script_ranks);
+  command.tokenizer = tokenizer_facts(config);
+  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
+  return command;
+}
+
+}  // namespace
+
 int run_eval(const std::vector<std::string>& arguments) {
-  const RunArguments first = parse_run_arguments(arguments);
+  RunArguments first;
+  before_ranks([&] { first = parse_run_arguments(arguments); });
   if (first.help) {
     std::cout << "Usage: metroplex eval --load DIR [CONFIG.yaml] [as for train]\n\n"
                  "Loss and perplexity of a checkpoint on the validation and test sets, train.eval_iters batches of\n"
@@ -139,30 +190,17 @@ int run_eval(const std::vector<std::string>& arguments) {
                  "  metroplex eval --load checkpoints --nproc 4 --parallel.tensor_model_parallel_size=2\n";
     return kExitOk;
   }
-  const config::Checkpoint& from = first.config.checkpoint;
-  MPX_CHECK(!from.load.empty(), "config",
-            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate; metroplex eval --help");
-  const SavedRun saved = open_saved_run(from.load, from.ckpt_step);
-  const RunArguments parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
-  config::Config config = parsed.config;
-  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
-  config.checkpoint.load = from.load;
-  config.checkpoint.ckpt_step = from.ckpt_step;
-  config.checkpoint.exit_on_missing_checkpoint = true;
-  config.checkpoint.save.clear();
-  config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
-  config.train.tensorboard_dir = first.config.train.tensorboard_dir;
-  take_script_ranks(config.run, parsed.script_ranks);
-  const train::TokenizerFacts tokenizer = tokenizer_facts(config);
-  config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
+  EvalCommand command;
+  before_ranks([&] { command = eval_command(first); });
   ConsoleLog log(false);
-  return launch_ranks(config, command_line("eval", parsed.arguments), [&](const comm::World& world) {
+  const std::vector<std::string> line = command_line("eval", command.parsed.arguments);
+  return launch_ranks(command.config, line, [&](const comm::World& world) {
     if (world.rank() == 0) {
-      for (const std::string& note : parsed.notes) log.warn(note);
+      for (const std::string& note : command.parsed.notes) log.warn(note);
     }
     train::TrainerEnvironment environment;
     environment.log = &log;
-    train::run_evaluation(config, world, tokenizer, environment);
+    train::run_evaluation(command.config, world, command.tokenizer, environment);
   });
 }
 

@@ -113,8 +113,8 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
-GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOptions& options,
-                            const DescribeRank& describe) {
+// What leads to the store.
+GlooOptions store_options(const LaunchEnvironment& launch) {
   GlooOptions gloo;
   gloo.rank = launch.rank;
   gloo.world_size = launch.world_size;
@@ -123,6 +123,13 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
   gloo.listen_fd = launch.listen_fd;
   gloo.agent_store = launch.agent_store;
   gloo.attempt = launch.attempt;
+  gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the others of a rank that cannot start
+  return gloo;
+}
+
+GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOptions& options,
+                            const DescribeRank& describe) {
+  GlooOptions gloo = store_options(launch);
   gloo.full_mesh = options.backend == ProcessBackend::gloo;
   gloo.interface = options.interface.empty() ? launch.interface : options.interface;
   gloo.interface_source = options.interface.empty() ? "GLOO_SOCKET_IFNAME" : "run.network_interface";
@@ -139,6 +146,11 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
 }
 
 }  // namespace
+
+void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause) {
+  const GlooOptions options = store_options(launch);
+  if (options.meet_first && launch.world_size > 1) tell_refusal(options, cause);
+}
 
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body) {

@@ -51,12 +51,13 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 std::optional<std::string> process_environment(const std::string& name);
 
 // Looks for METROPLEX_RANK, RANK (torchrun), OMPI_COMM_WORLD_RANK, SLURM_PROCID, in this order. Nothing when there is
-// no launcher; base::Error("comm", ...) naming the variables that are missing or wrong when there is half of one.
+// no launcher, and in a batch script of Slurm; base::Error("comm", ...) naming the variables that are missing or
+// wrong when there is half of one.
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment = process_environment);
 
-// Slurm's variables, but no srun around this process: a batch script (or the shell of salloc), which is one process
-// whatever the job's number of tasks.
-bool in_slurm_batch_script(const Environment& environment = process_environment);
+// Slurm's variables, but no srun around this process: a batch script, or the shell of salloc. It is one process,
+// whatever the job's number of tasks, which is returned. 0: this is none.
+int tasks_of_slurm_batch(const Environment& environment = process_environment);
 
 enum class ProcessBackend { gloo, nccl };
 
@@ -79,6 +80,11 @@ struct ProcessOptions {
 // communicators destroyed, which may block, and the failure is thrown as with_rank.
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body);
+
+// Instead of run_process, by a rank that cannot start: the others, who wait for it, throw PeerFailure with the cause.
+// Does nothing where our own launcher watches, or nobody waits. Rank 0 stays until the others have heard it, or 20 s.
+// Throws nothing.
+void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause);
 
 // The settings of a rank's thread: `num_threads` for operators, backward in the calling thread, the device.
 void prepare_rank_thread(int num_threads, c10::Device device = c10::kCPU);

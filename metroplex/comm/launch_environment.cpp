@@ -159,6 +159,21 @@ LaunchEnvironment read_slurm(const Environment& environment) {
   return launch;
 }
 
+// A batch script bears the variables of the job's first task. What srun starts has a step besides; the last ids are
+// those of steps that Slurm makes by itself, for batch scripts, shells of salloc and what is outside of the job.
+bool is_task_of_srun(const Environment& environment) {
+  constexpr int64_t kLastStep = 0xfffffff0;
+  if (environment("SLURM_PROCID") != "0") return true;
+  for (const char* const name : {"SLURM_STEP_ID", "SLURM_STEPID"}) {
+    const std::optional<std::string> step = environment(name);
+    if (!step) continue;
+    int64_t number = -1;
+    std::from_chars(step->data(), step->data() + step->size(), number);
+    return number >= 0 && number <= kLastStep;
+  }
+  return environment("SLURM_STEP_NUM_TASKS").has_value();
+}
+
 struct Launcher {
   const char* marker;
   LaunchEnvironment (*read)(const Environment&);
@@ -175,18 +190,19 @@ std::optional<std::string> process_environment(const std::string& name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
-bool in_slurm_batch_script(const Environment& environment) {
+int tasks_of_slurm_batch(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     if (!environment(launcher.marker)) continue;
-    return launcher.read == read_slurm && !environment("SLURM_STEP_NUM_TASKS") && !environment("SLURM_STEP_ID") &&
-           !environment("SLURM_STEPID");
+    if (launcher.read != read_slurm || is_task_of_srun(environment)) return 0;
+    return Variables("Slurm", environment).number_or("SLURM_NTASKS", 1, kMaxRanks);
   }
-  return false;
+  return 0;
 }
 
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     if (!environment(launcher.marker)) continue;
+    if (launcher.read == read_slurm && !is_task_of_srun(environment)) return std::nullopt;
     LaunchEnvironment launch = launcher.read(environment);
     launch.interface = environment("GLOO_SOCKET_IFNAME").value_or("");
     MPX_CHECK(launch.rank < launch.world_size, "comm", launch.launcher, " calls this rank ", launch.rank, " of ",

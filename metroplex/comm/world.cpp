@@ -62,6 +62,11 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
     return make(name, grid.group_of(rank, axes));
   };
   Groups groups;
+  // First, so that its communicator bears this name in every layout: ranks that were given different layouts by hand
+  // meet in it, and find out. Groups of the same members share it.
+  std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
+  for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
+  groups.world = make("world", everyone);
   groups.tp = family("tp", Axis::tp);
   groups.cp = family("cp", Axis::cp);
   groups.dp = family("dp", Axis::dp);
@@ -87,9 +92,6 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   groups.embedding = chosen("embd", topology::embedding_ranks(groups.pp.ranks()));
   groups.position_embedding = chosen("pos_embd", topology::position_embedding_ranks(groups.pp.ranks()));
   groups.batch = family("batch", Axis::tp);
-  std::vector<int> everyone(static_cast<size_t>(grid.world_size()));
-  for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
-  groups.world = make("world", everyone);
   groups.etp = family("etp", Axis::etp);
   groups.ep = family("ep", Axis::ep);
   groups.edp = family("edp", Axis::edp);

@@ -131,7 +131,8 @@ void check_checkpoint(Rules& rules) {
   const std::pair<const char*, bool> need_load[] = {
       {"checkpoint.finetune", c.finetune},
       {"checkpoint.ckpt_step", c.ckpt_step > 0},
-      {"checkpoint.exit_on_missing_checkpoint", c.exit_on_missing_checkpoint}};
+      {"checkpoint.exit_on_missing_checkpoint", c.exit_on_missing_checkpoint},
+      {"checkpoint.resume_with_other_data", c.resume_with_other_data}};
   for (const auto& [key, set] : need_load) {
     rules.require(!set || !c.load.empty(), key, "given", "needs checkpoint.load",
                   "say what to load, or leave it out");
@@ -139,6 +140,8 @@ void check_checkpoint(Rules& rules) {
   rules.require(c.ckpt_step == 0 || !c.finetune, "checkpoint.ckpt_step", c.ckpt_step,
                 "excludes checkpoint.finetune, which starts from the latest",
                 "name that one checkpoint in checkpoint.load");
+  rules.require(!c.resume_with_other_data || !c.finetune, "checkpoint.resume_with_other_data", "true",
+                "excludes checkpoint.finetune, which begins at sample 0 of whatever data", "leave it out");
 }
 
 }  // namespace metroplex::config

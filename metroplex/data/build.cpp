@@ -8,6 +8,7 @@
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/text_given.h"
+#include "files/checksum.h"
 
 namespace metroplex::data {
 
@@ -159,6 +160,23 @@ std::string cache_directory(const config::Data& config) {
   return "";
 }
 
+// Blends that are equal so have samples of equal numbers from equal places.
+std::string identity(const Blend& blend, files::FileSystem& disk) {
+  std::string text;
+  for (size_t d = 0; d < blend.prefixes.size(); ++d) {
+    text += IndexedSource(disk, blend.prefixes[d]).fingerprint();
+    if (blend.weights && blend.prefixes.size() > 1) text += base::concat(" ", normalize(*blend.weights)[d]);
+    text += "\n";
+  }
+  return files::to_hex(files::checksum(text.data(), text.size()));
+}
+
+std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  if (config.mock_data) return MockSource(options.vocab_size, options.eod).fingerprint();
+  const auto blend = parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
+  return blend ? identity(*blend, disk) : "none";
+}
+
 SplitBounds all_of(size_t split) {
   SplitBounds bounds;
   bounds[split] = {0.0, 1.0};
@@ -198,7 +216,7 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
     datasets =
         builder.from_blend(*parse_blend(config.data_path), split_bounds(parse_split(config.split)), options.sizes);
   }
-  return {datasets[0], datasets[1], datasets[2]};
+  return {datasets[0], datasets[1], datasets[2], train_sources(config, options, disk)};
 }
 
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {

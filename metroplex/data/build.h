@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "config/data.h"
 #include "data/sample.h"
@@ -14,6 +15,9 @@ namespace metroplex::data {
 // Null where there is no sample, or where a blend is asked for none.
 struct Splits {
   std::shared_ptr<const Dataset> train, valid, test;
+  // Of what the training samples are cut: the documents of its sources, in their order and by their weights, wherever
+  // their files lie. Which of them are for training data.split says.
+  std::string train_sources;
 };
 
 struct BuildOptions {

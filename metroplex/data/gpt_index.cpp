@@ -1,6 +1,7 @@
 #include "data/gpt_index.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/error.h"
@@ -71,6 +72,17 @@ std::vector<int64_t> build_shuffle_index(int64_t first, int64_t total, RandomSta
   random.shuffle(out.data(), first);
   random.shuffle(out.data() + first, total - first);
   return out;
+}
+
+IndexNeed index_need(int64_t documents, int64_t tokens, const GptIndexOptions& options) {
+  const auto per_epoch = static_cast<double>(tokens), step = static_cast<double>(options.sequence_length);
+  IndexNeed need;
+  if (tokens <= 0 || options.sequence_length <= 0) return need;
+  if (options.num_samples > 0)
+    need.epochs = std::max(1.0, std::ceil((static_cast<double>(options.num_samples) * step + 1) / per_epoch));
+  need.samples = std::floor(need.epochs * per_epoch / step);
+  need.bytes = 40 * need.samples + 4 * need.epochs * static_cast<double>(documents);
+  return need;
 }
 
 GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,

@@ -29,6 +29,13 @@ struct GptIndex {
   std::vector<int64_t> shuffle_index;  // [samples]
 };
 
+// The memory that making the index takes, for so many documents and tokens of a split: 24 bytes a sample and 4 a
+// document and epoch for the index, and 16 a sample more on the way. In double: it may be beyond all bounds.
+struct IndexNeed {
+  double epochs = 1, samples = 0, bytes = 0;
+};
+IndexNeed index_need(int64_t documents, int64_t tokens, const GptIndexOptions& options);
+
 // `lengths[d]` is the number of tokens of document d, of all documents of the corpus; `documents` are those of the
 // split. Throws base::Error when they hold no token.
 GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,

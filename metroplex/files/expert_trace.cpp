@@ -160,6 +160,12 @@ std::string find_expert_trace(const std::string& run) {
     if (begin.find(std::string("\"") + kFormat + "\"") != std::string::npos) found.push_back(entry.path().string());
   }
   std::sort(found.begin(), found.end());
+  // FILE.1, FILE.2, ... are those of earlier runs.
+  std::erase_if(found, [all = found](const std::string& path) {
+    const size_t dot = path.rfind('.');
+    return dot != std::string::npos && path.find_first_not_of("0123456789", dot + 1) == std::string::npos &&
+           std::find(all.begin(), all.end(), path.substr(0, dot)) != all.end();
+  });
   MPX_CHECK(!found.empty(), "files", "'", run,
             "' holds no expert trace; train with train.expert_trace_file, or name the file");
   MPX_CHECK(found.size() == 1, "files", "'", run, "' holds ", found.size(), " expert traces, '", found[0], "' and '",

@@ -40,7 +40,8 @@ struct ExpertTrace {
 // out.
 ExpertTrace read_expert_trace(const std::string& path);
 
-// `run` itself, or the only trace in the folder `run`. Throws base::Error("files").
+// `run` itself, or the only trace in the folder `run`, beside which those of earlier runs may lie as FILE.N. Throws
+// base::Error("files").
 std::string find_expert_trace(const std::string& run);
 
 class ExpertTraceWriter {

@@ -52,6 +52,7 @@ void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bo
       },
       *a_.world);
   datasets_ = {splits->train, splits->valid, splits->test};
+  train_sources_ = splits->train_sources;
 }
 
 void RunData::tell_peers() {

@@ -30,8 +30,18 @@ bool lies_in(const std::string& path, const fs::path& entry) {
   return std::mismatch(entry.begin(), entry.end(), full.begin(), full.end()).first == entry.end();
 }
 
+// `name` without the number that set_aside() put behind it.
+std::string without_number(const std::string& name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  const bool numbered = digits > 1 && digits < name.size() && name[digits - 1] == '.';
+  return numbered ? name.substr(0, digits - 1) : name;
+}
+
 bool own_output(const config::Config& config, const std::string& folder, const std::string& name) {
-  const fs::path entry = plain(folder) / name;
+  const fs::path entry = plain(folder) / name, before = plain(folder) / without_number(name);
+  for (const std::string& path : {config.train.metrics_file, config.train.expert_trace_file}) {
+    if (!path.empty() && plain(path) == before) return true;
+  }
   for (const std::string& path :
        {config.train.tensorboard_dir, config.train.metrics_file, config.train.expert_trace_file,
         config.data.data_cache_path, config.memory.offload_directory}) {
@@ -102,6 +112,19 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
       !c.save.empty(), "checkpoint", "there is no checkpoint in checkpoint.load = ", c.load,
       ", and without checkpoint.save this is not the first start of a run that goes on there; is the path right? "
       "Leave checkpoint.load out to start anew");
+}
+
+std::string set_aside(const std::string& path) {
+  std::error_code error;
+  if (path.empty() || !fs::is_regular_file(path, error) || fs::file_size(path, error) == 0) return "";
+  for (int number = 1;; ++number) {
+    const std::string other = path + "." + std::to_string(number);
+    if (fs::exists(fs::symlink_status(other, error))) continue;
+    fs::rename(path, other, error);
+    MPX_CHECK(!error, "files", "'", path, "' holds what another run wrote, and cannot be renamed to ", other, " (",
+              error.message(), "); choose another path");
+    return other;
+  }
 }
 
 }  // namespace metroplex::train

@@ -9,7 +9,7 @@
 
 namespace metroplex::train {
 
-// Collective over all ranks, which take the same layout. "" where their configurations say the same, else, the
+// Collective over all ranks, whatever layout each was told. "" where their configurations say the same, else, the
 // same on every rank, the first keys in which the lowest such rank differs from rank 0, with both values.
 // Left out are keys of one machine (CPU threads, network interface, memory, folder and threads beside it), run.nproc,
 // which says who starts the ranks, and what rank 0 alone shows or writes.

@@ -15,6 +15,7 @@
 #include "train/compatible.h"
 #include "train/held.h"
 #include "train/run_folders.h"
+#include "train/same_data.h"
 
 namespace metroplex::train {
 namespace {
@@ -152,6 +153,23 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
             ", or checkpoint.no_load_rng to go on with another");
 }
 
+// What rank 0 finds, on all ranks.
+void check_data(Assembly& a, const checkpoint::Reader& reader, const std::string& data,
+                checkpoint::Exchange& exchange, LoadOutcome& outcome) {
+  if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
+  const std::string saved = Json::parse(reader.manifest().extra).value("train_sources", "");
+  const config::Config there = config::parse_saved(reader.manifest().config_yaml);
+  const std::string told =
+      exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, data}, {there, saved}) : "");
+  const std::string other =
+      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, data}, {there, saved}) : "");
+  if (!told.empty()) add_line(outcome.notes, told);
+  if (other.empty()) return;
+  check_consent(a.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
+  add_line(outcome.notes, "going on at sample " + std::to_string(outcome.position.consumed_train_samples) +
+                              " of other training data:" + other);
+}
+
 optim::ScheduleSource schedule_source(const config::Optim& o) {
   if (o.override_opt_param_scheduler) return optim::ScheduleSource::override_checkpoint;
   return o.use_checkpoint_opt_param_scheduler ? optim::ScheduleSource::use_checkpoint
@@ -174,6 +192,7 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
              {"grad_scaler", scaler_json(a, step)},
+             {"train_sources", position.data},
              {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
              {"schedule", schedule_json(a.schedule->args())}};
   if (a.tokenizer) {
@@ -246,7 +265,7 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
   return allowed;
 }
 
-LoadOutcome load_state(Assembly& a, const std::string& directory) {
+LoadOutcome load_state(Assembly& a, const std::string& directory, const std::string& data) {
   GroupExchange exchange(a.groups().world);
   const config::Checkpoint& c = a.config.checkpoint;
   files::PosixFileSystem disk;
@@ -265,6 +284,14 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
       check_loadable(a.config, a.tokenizer.get(), reader.manifest(), outcome.path, a.optimizer != nullptr);
   for (const Difference& d : allowed) add_line(outcome.notes, d.key + " is " + d.here + " here and was " + d.there);
   const Json extra = Json::parse(reader.manifest().extra);
+  const int64_t consumed = reader.manifest().consumed_samples;
+  outcome.position = {reader.manifest().iteration,
+                      consumed,
+                      extra.value("scheduled_samples", consumed),
+                      extra.value("skipped_iterations", int64_t{0}),
+                      outcome.path,
+                      data};
+  check_data(a, reader, data, exchange, outcome);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   a.families.settle();  // own values are read while a gather is under way
   load_weights(a, reader);
@@ -279,9 +306,9 @@ LoadOutcome load_state(Assembly& a, const std::string& directory) {
   }
   a.families.updated();
   outcome.loaded = true;
-  const int64_t consumed = reader.manifest().consumed_samples;
-  outcome.position = {reader.manifest().iteration, consumed, extra.value("scheduled_samples", consumed),
-                      extra.value("skipped_iterations", int64_t{0}), outcome.path};
+  const config::Train saved = config::parse_saved(reader.manifest().config_yaml).train;
+  outcome.metrics_file = saved.metrics_file;
+  outcome.expert_trace_file = saved.expert_trace_file;
   if (exchange.rank() == 0 && a.optimizer) outcome.branch_left = branch_left_here(disk, c, outcome.path);
   return outcome;
 }

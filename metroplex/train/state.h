@@ -17,6 +17,7 @@ struct Position {
   int64_t scheduled_samples = 0;  // of successful updates: where learning rate and weight decay stand
   int64_t skipped_iterations = 0;
   std::string checkpoint = "";  // that it went on from or was saved to last, a path; empty: none
+  std::string data = "";        // on rank 0: RunData::train_sources; empty: not known
 };
 
 struct SaveOutcome {
@@ -39,14 +40,16 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
 // Collective. Loads checkpoint.load (the newest good checkpoint of a directory, or checkpoint.ckpt_step) into the
 // assembly, whatever layout wrote it. False when there is none and a run may begin there (run_folders.h); else that
 // is an error, and so is another model (compatible.h) and a tensor that no rank has a place for. `notes` tells what
-// was passed over (damaged checkpoints, by name), and which differences were allowed.
+// was passed over (damaged checkpoints, by name), and which differences were allowed. A run that goes on, on other
+// data than `data` of rank 0 (Position::data), is refused (same_data.h).
 struct LoadOutcome {
   bool loaded = false;
   std::string path;
   std::string notes;
+  std::string metrics_file, expert_trace_file;  // of the run that saved it
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };
-LoadOutcome load_state(Assembly& assembly, const std::string& directory);
+LoadOutcome load_state(Assembly& assembly, const std::string& directory, const std::string& data = "");
 
 }  // namespace metroplex::train

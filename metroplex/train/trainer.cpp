@@ -53,6 +53,7 @@ class Job {
   void report_memory(size_t num_microbatches);
   void report_graphs(size_t num_microbatches);
   void load();
+  void open_outputs();
   void save();
   void report_step(const StepOutcome& outcome, double seconds);
   void log_interval(const StepOutcome& last);
@@ -78,6 +79,7 @@ class Job {
   Timers timers_;
   plan::MicrobatchSchedule microbatches_;
   Position position_;
+  std::string past_metrics_file_, past_trace_file_;  // of the run that this one goes on from
   RunSummary summary_;
   RunLength length_;
   RunData data_;
@@ -116,8 +118,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only) {
   a_->tokenizer = tokenizer.files;
-  if (world.rank() == 0) metrics_.emplace(config.train, *environment_.log);
-  if (!forward_only && counts_experts(config)) experts_.emplace(*a_, *environment_.log);
+  position_.data = data_.train_sources();
   if (a_->optimizer) {
     a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
@@ -149,20 +150,41 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
-  const LoadOutcome outcome = timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory); });
+  const LoadOutcome outcome =
+      timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory, position_.data); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";
     same_folder(directory, a_->config.checkpoint.save) ? say(" " + line) : warn(line);
     return;
   }
-  if (!a_->config.checkpoint.finetune) position_ = outcome.position;
+  if (!a_->config.checkpoint.finetune) {
+    position_ = outcome.position;
+    past_metrics_file_ = outcome.metrics_file;
+    past_trace_file_ = outcome.expert_trace_file;
+  }
   position_.checkpoint = outcome.path;
   if (goes_on_in_place(a_->config.checkpoint) && !a_->config.checkpoint.finetune)
     saved_iteration_ = position_.iteration;
   if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
+}
+
+// A run goes on with the files of the run that it goes on from, and with no others.
+void Job::open_outputs() {
+  const config::Train& t = a_->config.train;
+  const auto make_way = [this](const char* key, const std::string& path, const std::string& past) {
+    const std::string aside = path == past ? "" : set_aside(path);
+    if (!aside.empty())
+      say(base::concat(" ", key, " = ", path, " held what another run wrote: it is ", aside, " now"));
+  };
+  if (a_->world->rank() == 0) {
+    make_way("train.metrics_file", t.metrics_file, past_metrics_file_);
+    make_way("train.expert_trace_file", t.expert_trace_file, past_trace_file_);
+    metrics_.emplace(t, *environment_.log);
+  }
+  if (counts_experts(a_->config)) experts_.emplace(*a_, *environment_.log);
 }
 
 void Job::save() {
@@ -363,6 +385,7 @@ RunSummary Job::train() {
   if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
   for (const std::string& line : scope_lines(*a_)) say(line);
   load();
+  open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
     say(" configuration: " + write_run_config(a_->config, disk));
   const config::Train& t = a_->config.train;
@@ -386,6 +409,7 @@ RunSummary Job::train() {
 
 RunSummary Job::evaluate_only() {
   load();
+  if (a_->world->rank() == 0) metrics_.emplace(a_->config.train, *environment_.log);
   MPX_CHECK(data_.has(kValid) || data_.has(kTest), "data",
             "neither the validation nor the test split has samples; give them a share in data.split");
   if (data_.has(kValid)) summary_.validation_loss = evaluate(kValid, 0).value_or(-1);

@@ -12,7 +12,8 @@ NOT_DRAWN = {
         "model.moe_router_force_trace"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
-        "checkpoint.allow", "optim.override_opt_param_scheduler", "optim.use_checkpoint_opt_param_scheduler"],
+        "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
+        "optim.use_checkpoint_opt_param_scheduler"],
     "a run without optimizer state cannot resume exactly": ["checkpoint.no_save_optim"],
     "the same in every run here": [
         "data.mock_data", "run.device", "run.nproc", "run.threads_per_rank", "run.master_port", "run.network_interface",

@@ -53,6 +53,49 @@ run 0 train "${tiny[@]}" "${dropout[@]}" --nproc 1 --checkpoint.load=fp32 --chec
 python3 "$apps/metrics.py" compare fp32.jsonl other.jsonl 1e-3 5 > compared && fail "finetune should see other losses: $(cat compared)"
 holds "the comparison can fail: finetune (weights only, data anew) has other losses"
 
+echo "A run that goes on reads on where it stopped: another order of samples is refused"
+data=("${tiny[@]}" --nproc 1 --data.split=90,10 --checkpoint.save_interval=4)
+run 0 train "${data[@]}" --checkpoint.save=data --train.exit_interval=4 --train.metrics_file=data.jsonl
+run 0 train "${data[@]}" --checkpoint.save=data --checkpoint.load=data --train.metrics_file=data.jsonl
+mkdir moved
+cp corpus.bin corpus.idx moved
+run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.data_path=moved/corpus --train.metrics_file=moved.jsonl
+same_losses data.jsonl moved.jsonl 0 5
+[ "$(losses data.jsonl | wc -l)" = 8 ] || fail "the resumed run did not go on in its metrics file"
+run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --data.split=9,1,0 --train.metrics_file=moved.jsonl
+prints 'train.metrics_file = moved.jsonl held what another run wrote: it is moved.jsonl.1 now'
+holds "the same documents under another path, and the same shares, go on: same losses"
+"$metroplex" preprocess --input text/001.txt --input text/002.txt --tokenizer-type bytes --append-eod --output-prefix "$work/few" > /dev/null
+# other KEYS-SAID OPTIONS...: refused without a word of consent, and what follows is said with it.
+other() {
+  local said=$1
+  shift
+  run 3 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 "$@"
+  warns "stands at sample 16 of other training data"
+  warns "$said"
+  warns 'read twice and some never.*checkpoint.finetune.*checkpoint.resume_with_other_data=true'
+  run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.ckpt_step=4 --checkpoint.resume_with_other_data=true "$@"
+  warns 'warning: going on at sample 16 of other training data'
+  warns "$said"
+  run 0 train "${data[@]}" --checkpoint.load=data --checkpoint.finetune=true "$@"
+  ! grep -q 'other training data' err || fail "finetune $*: $(cat err)"
+}
+other 'data.data_path is ".*few" here and was ".*corpus"' --data.data_path=few
+other 'data.data_path is "3 .*corpus 1 .*few" here and was ".*corpus"' "--data.data_path=3,$work/corpus,1,few"
+other 'data.split is "80,20" here and was "90,10"' --data.split=80,20
+other 'train.seq_length is 32 here and was 16' --train.seq_length=32
+other 'data.mock_data is true here, and it was data.data_path = ".*corpus"' --data.data_path= --data.mock_data=true
+other 'data.dataloader_type is cyclic here and was single' --data.dataloader_type=cyclic --data.data_sharding=false
+cp few.bin moved/corpus.bin
+cp few.idx moved/corpus.idx
+run 0 train "${data[@]}" --checkpoint.save=here --train.exit_interval=4
+cp corpus.bin corpus.bin.kept; cp corpus.idx corpus.idx.kept
+cp few.bin corpus.bin; cp few.idx corpus.idx
+run 3 train "${data[@]}" --checkpoint.load=here
+warns 'data.data_path is ".*corpus" as it was, but holds other documents'
+mv corpus.bin.kept corpus.bin; mv corpus.idx.kept corpus.idx
+holds "other documents, weights, split, length or loader: refused with key and values; consent goes on and says so; finetune is free"
+
 echo "A flipped bit in each file is found by inspect --verify and training falls back to the checkpoint before"
 run 0 train "${tiny[@]}" --nproc 2 --parallel.tensor_model_parallel_size=2 --checkpoint.save=good --checkpoint.save_interval=4
 run 0 inspect good --verify

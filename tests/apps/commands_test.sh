@@ -61,6 +61,15 @@ cp ck/run.yaml printed.yaml
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
 same_losses metrics.jsonl again.jsonl 0
 holds "the configuration beside the checkpoints loads back: same losses bit for bit"
+cp again.jsonl first.jsonl
+for number in 1 2; do
+  run 0 train printed.yaml --checkpoint.save= --train.train_iters=$((number + 1)) --train.metrics_file=again.jsonl --train.tensorboard_dir=
+  prints "^ train.metrics_file = again.jsonl held what another run wrote: it is again.jsonl.$number now"
+  [ "$(losses again.jsonl | wc -l)" = $((number + 1)) ] || fail "the metrics file is not the run's own: $(cat again.jsonl)"
+done
+cmp first.jsonl again.jsonl.1 || fail "the first run's metrics changed"
+[ "$(losses again.jsonl.2 | wc -l)" = 2 ] || fail "the second run's metrics changed"
+holds "a fresh run sets another run's metrics aside"
 run 0 train printed.yaml --print-config
 diff -q out printed.yaml || fail "--print-config prints another configuration than the run wrote"
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=2 --train.metrics_file= --train.tensorboard_dir= --quiet

@@ -51,4 +51,14 @@ run 0 train "$repository/examples/mixtral_tiny.yaml" "${mock[@]}" --data.tokeniz
 prints '^ layer +min'
 run 0 experts experts.jsonl
 prints '^4 layers of 8 experts, 2 for a token; ep 2, etp 1; 21 iterations'
-holds "the example trains and shows its experts"
+cp experts.jsonl first
+run 0 train "$repository/examples/mixtral_tiny.yaml" "${mock[@]}" --data.tokenizer_model= --train.train_iters=2 --train.seq_length=32 --optim.lr_warmup_iters=0
+prints '^ train.expert_trace_file = experts.jsonl held what another run wrote: it is experts.jsonl.1 now'
+run 0 experts experts.jsonl
+prints '; 2 iterations'
+cmp first experts.jsonl.1 || fail "the first run's trace changed"
+mkdir traces
+mv experts.jsonl experts.jsonl.1 traces
+run 0 experts traces
+prints '; 2 iterations'
+holds "the example trains and shows its experts; another run's trace is set aside"

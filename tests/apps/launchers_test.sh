@@ -2,6 +2,7 @@
 # Two processes with the variables of torchrun, Slurm and Open MPI train as two threads do; so do the launchers
 # themselves where they are installed.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
 run_options=("${tiny[@]}" "${mock[@]}" --train.train_iters=2 --optim.lr_warmup_iters=0 --parallel.tensor_model_parallel_size=2)
 run 0 train "${run_options[@]}" --nproc 2 --train.metrics_file=threads.jsonl
 [ "$(losses threads.jsonl | wc -l)" = 2 ] || fail "2 iterations were not run"
@@ -51,21 +52,21 @@ echo "With a launcher's variables, over gloo"
 by_hand "torchrun" RANK=R WORLD_SIZE=2 LOCAL_RANK=R LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "MASTER_PORT=$(free_port)"
 job=$(($(free_port) - 20000)) # the port follows from the job's number
 by_hand "Slurm, a job" SLURM_PROCID=R SLURM_NTASKS=2 SLURM_LOCALID=R SLURM_NODEID=0 SLURM_TASKS_PER_NODE=2 \
-  SLURM_JOB_NODELIST=localhost SLURM_JOB_ID=$job
+  SLURM_JOB_NODELIST=localhost SLURM_JOB_ID=$job SLURM_STEP_ID=0
 by_hand "Slurm, a step of a larger job" SLURM_PROCID=R SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=R SLURM_NODEID=0 \
   SLURM_TASKS_PER_NODE="4(x2)" SLURM_STEP_TASKS_PER_NODE=2 SLURM_JOB_NODELIST=no-such-node SLURM_STEP_NODELIST="localhost,no-such-node" \
   "MASTER_PORT=$(free_port)"
 by_hand "Open MPI" OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=2 \
   "MASTER_PORT=$(free_port)"
 
-# apart NAME CODE OPTION0 OPTION1: two ranks by hand with an option of their own; each ends with the code.
+# apart NAME CODE OPTIONS0 OPTIONS1: two ranks by hand with options of their own; each ends with the code.
 apart() {
   local rank code port
   port=$(free_port)
   for rank in 0 1; do
-    local option=$((rank + 3))
+    local options=$((rank + 3))
     env "${around[@]}" RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-      timeout -k 5 60 "$metroplex" train "${run_options[@]}" "${!option}" > out$rank 2> err$rank &
+      timeout -k 5 60 "$metroplex" train "${run_options[@]}" ${!options} > out$rank 2> err$rank &
     pids[rank]=$!
   done
   for rank in 0 1; do
@@ -83,16 +84,77 @@ for rank in 0 1; do
 done
 apart "other lengths" 2 --train.train_iters=2 --train.train_iters=3
 warns 'train.train_iters = 2 on rank 0 and 3 on rank 1'
+apart "other layouts" 2 --parallel.tensor_model_parallel_size=2 \
+  "--parallel.tensor_model_parallel_size=1 --parallel.pipeline_model_parallel_size=2"
+for rank in 0 1; do
+  grep -q 'parallel.tensor_model_parallel_size = 2 on rank 0 and 1 on rank 1' err$rank ||
+    fail "rank $rank does not say which layouts: $(cat err$rank)"
+done
 apart "what is a machine's own" 0 --run.threads_per_rank=1 --run.threads_per_rank=2
 holds "ranks by hand with different configurations: all end with 2 and name the keys, both values and both ranks"
 
+# ends RANK CODE SECONDS: of a process in pids, from `began` on.
+ends() {
+  local code=0 took
+  wait "${pids[$1]}" || code=$?
+  took=$((($(date +%s%N) - began) / 1000000))
+  cp "err$1" err
+  [ $code = "$2" ] || fail "rank $1 ended with $code, not $2"
+  [ $took -lt $(($3 * 1000)) ] || fail "rank $1 ended after $took ms"
+  held
+}
+
+# refused COMMAND-AND-OPTIONS OF RANK 0, OF RANK 1, OF RANK 2: three ranks by hand, of which some cannot start.
+refused() {
+  local rank port
+  port=$(free_port)
+  began=$(date +%s%N)
+  for rank in 0 1 2; do
+    local line=$((rank + 1))
+    env "${around[@]}" RANK=$rank WORLD_SIZE=3 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+      timeout -k 5 60 "$metroplex" ${!line} > out$rank 2> err$rank &
+    pids[rank]=$!
+  done
+}
+three="train ${tiny[*]} ${mock[*]} --train.global_batch_size=6"
+for rank in 0 2; do
+  lines=("$three" "$three" "$three")
+  lines[rank]="$three --train.no_such_key=1"
+  refused "${lines[@]}"
+  for other in 0 1 2; do
+    if [ $other = $rank ]; then ends $other 2 15; else ends $other 4 15; fi
+    [ $other = $rank ] || warns "rank $rank could not start: \[config\].*no_such_key"
+  done
+done
+refused "$three --data.tokenizer_type=gpt2bpe" "$three" "$three --optim.lr=fast"
+ends 0 2 15
+ends 1 4 15
+warns 'rank [02] could not start'
+ends 2 2 15
+warns 'optim.lr'
+refused "generate --load nothing-there" "generate --load nothing-there" "generate --load nothing-there"
+for rank in 0 1 2; do ends $rank 3 15; done
+holds "ranks by hand of which some cannot start: the others end too and name the rank and why"
+
 # In sbatch without srun there is one process, whatever the job's number of tasks.
+batch=("${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=8 SLURM_JOB_NODELIST=localhost
+  SLURM_JOB_ID=$job)
 rm -f batch.jsonl
-env "${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=8 SLURM_JOB_NODELIST=localhost \
-  SLURM_JOB_ID=$job timeout -k 5 60 "$metroplex" train "${run_options[@]}" --nproc 2 --train.metrics_file=batch.jsonl > out 2> err ||
+env "${batch[@]}" timeout -k 5 60 "$metroplex" train "${run_options[@]}" --nproc 2 --train.metrics_file=batch.jsonl > out 2> err ||
   fail "a batch script without srun ended with $?"
 same_losses threads.jsonl batch.jsonl 0
-holds "Slurm, a batch script without srun: --nproc starts the ranks there"
+run 0 train "${run_options[@]}" --nproc 2 --checkpoint.save=saved --checkpoint.save_interval=2 --data.mock_data=false "--data.data_path=$work/corpus" --data.tokenizer_type=bytes \
+  --model.vocab_size=0
+for command in "train ${run_options[*]}" "generate --load saved --prompt Document --max-new-tokens 4" "eval --load saved"; do
+  code=0
+  env "${batch[@]}" timeout -k 5 15 "$metroplex" $command > out 2> err || code=$?
+  [ $code = 2 ] || fail "$command in a batch script without srun ended with $code"
+  warns 'batch script of a Slurm job of 8 tasks.*srun.*--nproc N'
+done
+env "${batch[@]}" timeout -k 5 30 "$metroplex" generate --load saved --prompt Document --max-new-tokens 4 --nproc 1 > out 2> err ||
+  fail "generate with --nproc 1 in a batch script ended with $?"
+prints '^Document'
+holds "Slurm, a batch script without srun: --nproc starts the ranks there, and is asked for"
 
 # Nobody but the ranks themselves notices here that one is killed.
 port=$(free_port)

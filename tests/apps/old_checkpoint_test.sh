@@ -19,6 +19,7 @@ goes_on() {
   rm -rf copy other.jsonl
   cp -r "$vectors/$name" copy
   run 0 train "${base[@]}" "$@" --checkpoint.load=copy --checkpoint.ckpt_step=2 --train.metrics_file=other.jsonl
+  warns 'does not say which documents it was trained on: data.mock_data = true is taken for the same'
   same_losses "$vectors/$name.jsonl" other.jsonl "$tolerance" 3
   [ "$(losses other.jsonl | wc -l)" = 4 ] || fail "$name did not run steps 3 to 6 with $*"
   holds "$name goes on with $*"
@@ -37,6 +38,12 @@ goes_on llama_fp64 $fp64 --nproc 1 "${llama[@]}"
 goes_on llama_fp64 $fp64 --nproc 4 "${llama[@]}" --parallel.tensor_model_parallel_size=2 $sharded=optim_grads_params
 goes_on gpt_fp32 $fp32 --nproc 2 $sharded=optim_grads
 goes_on gpt_fp32 $fp32 --nproc 4 "${cut[@]}"
+
+rm -rf copy
+cp -r "$vectors/llama_fp64" copy
+run 3 train "${base[@]}" "${llama[@]}" --nproc 1 --checkpoint.load=copy --checkpoint.ckpt_step=2 --train.seq_length=32
+warns 'train.seq_length is 32 here and was 8'
+holds "what an old checkpoint's configuration says of its data is compared"
 
 # differs RUN TOLERANCE ARGUMENT...: a fault that is planted moves the losses by more.
 differs() {

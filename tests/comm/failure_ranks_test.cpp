@@ -81,7 +81,7 @@ TEST(ThreadFailure, WaitingForARankThatHasFinishedFailsWithoutATimeout) {
     if (world.rank() == 0) return;
     barrier(world.groups().tp);
   });
-  expect_contains(message, "barrier number 0 of group tp");
+  expect_contains(message, "barrier number 0 of group world");
   expect_contains(message, "rank 0 (tp 0 pp 0 dp 0) has finished its work without taking part");
 }
 

@@ -173,7 +173,7 @@ TEST(GlooFailure, ATimeoutNamesTheOperationAndWhoDidNotCome) {
       options);
   if (!result) return;
   EXPECT_EQ(result->rank, 0);
-  expect_contains(result->message, "all_reduce of group dp");
+  expect_contains(result->message, "all_reduce of group world");
   expect_contains(result->message, "did not complete within 1 s; missing: rank 1 (tp 0 pp 0 dp 1)");
 }
 

@@ -129,18 +129,34 @@ TEST(LaunchEnvironment, ReadsTheInterfaceThatTheEnvironmentChooses) {
 }
 
 TEST(LaunchEnvironment, TellsABatchScriptOfSlurmFromATaskOfSrun) {
-  const auto in_batch_script = [](const std::map<std::string, std::string>& variables) {
-    return in_slurm_batch_script([&](const std::string& name) -> std::optional<std::string> {
+  using Variables = std::map<std::string, std::string>;
+  const auto tasks = [](Variables variables) {
+    return tasks_of_slurm_batch([&](const std::string& name) -> std::optional<std::string> {
       const auto found = variables.find(name);
       return found == variables.end() ? std::nullopt : std::optional(found->second);
     });
   };
-  EXPECT_FALSE(in_batch_script({}));
-  EXPECT_TRUE(in_batch_script({{"SLURM_PROCID", "0"}}));
-  for (const char* const name : {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID"})
-    EXPECT_FALSE(in_batch_script({{"SLURM_PROCID", "0"}, {name, "0"}})) << name;
+  const auto with = [](Variables variables, const std::string& name, const std::string& value) {
+    variables[name] = value;
+    return variables;
+  };
+  const Variables batch{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"},         {"SLURM_LOCALID", "0"},
+                        {"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", "8"}, {"SLURM_JOB_NODELIST", "localhost"}};
+  EXPECT_EQ(tasks({}), 0);
+  EXPECT_EQ(tasks(batch), 8);
+  EXPECT_FALSE(read(batch).has_value());
+  EXPECT_EQ(tasks({{"SLURM_PROCID", "0"}}), 1);
+  for (const char* const name : {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID"}) {
+    EXPECT_EQ(tasks(with(batch, name, "3")), 0) << name;
+    EXPECT_TRUE(read(with(batch, name, "3")).has_value()) << name;
+  }
+  for (const char* const own : {"4294967291", "4294967290", "batch"}) {  // the second: the shell of salloc
+    EXPECT_EQ(tasks(with(with(batch, "SLURM_STEP_NUM_TASKS", "1"), "SLURM_STEP_ID", own)), 8) << own;
+    EXPECT_FALSE(read(with(batch, "SLURM_STEPID", own)).has_value()) << own;
+  }
+  EXPECT_EQ(tasks(with(batch, "SLURM_PROCID", "1")), 0);
   for (const char* const name : {"METROPLEX_RANK", "RANK", "OMPI_COMM_WORLD_RANK"})
-    EXPECT_FALSE(in_batch_script({{"SLURM_PROCID", "0"}, {name, "0"}})) << name;
+    EXPECT_EQ(tasks(with(batch, name, "0")), 0) << name;
 }
 
 }  // namespace

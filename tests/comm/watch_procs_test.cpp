@@ -188,5 +188,68 @@ TEST(HostGroups, DoWithoutAMeshOfTheWorldWhatIsAskedOfThem) {
   if (result) { EXPECT_EQ(result->rank, -1) << result->message; }
 }
 
+// Three ranks, each with variables of its own; what each says, and ends with 3.
+std::vector<std::string> said_by_three(const Notes& notes, const std::function<test::Variables(int rank)>& own) {
+  const int port = test::free_port();
+  const std::vector<Ended> ended = test::run_by_hand(3, [&](int rank) {
+    test::Variables variables = test::as_torchrun(rank, 3, port);
+    for (const std::string& variable : own(rank)) variables.push_back(variable);
+    return variables;
+  });
+  std::vector<std::string> said;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(ended[static_cast<size_t>(rank)].code, 3) << rank;
+    said.push_back(notes.read(rank).second);
+  }
+  return said;
+}
+
+void say_why_it_ended(const Notes& notes, const ProcessOptions& options) {
+  const LaunchEnvironment launch = *launch_from_environment();
+  try {
+    run_process(launch, test::grid_of(3, {.dp = 3}), options,
+                [](const World& world) { barrier(world.groups().world); });
+  } catch (const std::exception& error) {
+    notes.write(launch.rank, error.what());
+    ::_exit(3);
+  }
+}
+
+TEST(Meeting, ARankWithoutItsInterfaceIsHeardOfByTheOthers) {
+  const Notes notes("meeting_interface");
+  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  const auto said = said_by_three(notes, [](int rank) -> test::Variables {
+    return {rank == 1 ? "GLOO_SOCKET_IFNAME=eth77" : "GLOO_SOCKET_IFNAME=lo"};
+  });
+  expect_contains(said[1], "[config]");
+  for (const int rank : {0, 2}) {
+    expect_contains(said[rank], "[comm] rank 1 (tp 0 pp 0 dp 1) could not start: [config]");
+    expect_contains(said[rank], "GLOO_SOCKET_IFNAME is 'eth77'");
+  }
+}
+
+TEST(Meeting, RanksThatTakeOtherBackendsDoNotWaitForEachOther) {
+  const Notes notes("meeting_backends");
+  if (launch_from_environment()) {
+    ProcessOptions options;
+    if (launch_from_environment()->rank != 1) options.backend = ProcessBackend::nccl;
+    options.make_nccl = [](GlooContext& control) { return std::make_shared<HostOnly>(control); };
+    return say_why_it_ended(notes, options);
+  }
+  const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
+  for (const std::string& text : said) expect_contains(text, "this rank takes the backend ");
+}
+
+TEST(Meeting, WhoDoesNotComeIsNamed) {
+  const Notes notes("meeting_missing");
+  if (const auto launch = launch_from_environment()) {
+    if (launch->rank != 1) return say_why_it_ended(notes, {.timeout = 2s});
+    notes.write(1, "ended by itself");
+    ::_exit(3);
+  }
+  const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
+  expect_contains(said[0], "[comm] rank 0 (tp 0 pp 0 dp 0) failed: rank 1 (tp 0 pp 0 dp 1) did not start within 2 s");
+}
+
 }  // namespace
 }  // namespace metroplex::comm::watch_procs_test

@@ -26,12 +26,12 @@ std::vector<std::string> made_on(int num_ranks, const test::Layout& layout, Grou
 TEST(World, GroupsOfEqualMembersShareACommunicator) {
   Groups groups;
   EXPECT_EQ(made_on(8, {.tp = 2, .pp = 2, .dp = 2}, groups),
-            (std::vector<std::string>{"tp", "dp", "pp", "tp-pp", "embd", "batch", "world"}));
+            (std::vector<std::string>{"world", "tp", "dp", "pp", "tp-pp", "embd", "batch"}));
   EXPECT_EQ(&groups.dp.backend(), &groups.dp_cp.backend());
   EXPECT_EQ(groups.dp.name(), "dp");
   EXPECT_EQ(groups.dp_cp.name(), "dp-cp");
 
-  EXPECT_EQ(made_on(4, {.tp = 4}, groups), (std::vector<std::string>{"tp", "batch"}));
+  EXPECT_EQ(made_on(4, {.tp = 4}, groups), (std::vector<std::string>{"world", "batch"}));
   EXPECT_EQ(&groups.tp.backend(), &groups.world.backend());
   EXPECT_EQ(&groups.tp.backend(), &groups.model_parallel.backend());
 }

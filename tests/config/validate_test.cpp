@@ -232,6 +232,10 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
       {{"checkpoint.exit_on_missing_checkpoint=true"},
        "checkpoint.exit_on_missing_checkpoint",
        "needs checkpoint.load"},
+      {{"checkpoint.resume_with_other_data=true"}, "checkpoint.resume_with_other_data", "needs checkpoint.load"},
+      {{"checkpoint.load=x", "checkpoint.finetune=true", "checkpoint.resume_with_other_data=true"},
+       "checkpoint.resume_with_other_data",
+       "excludes checkpoint.finetune"},
   };
   return kCases;
 }

@@ -159,6 +159,36 @@ TEST(GptIndex, ShufflesAThinLastEpochApart) {
   EXPECT_FALSE(build_gpt_index(lengths, documents, options).separate_final_epoch);
 }
 
+TEST(GptIndex, WhatItTakesIsKnownBeforehand) {
+  const std::vector<int32_t> lengths{10, 7, 30, 1}, documents{0, 1, 2, 3};
+  for (const int64_t samples : {-1, 3, 5, 40, 1000}) {
+    GptIndexOptions options;
+    options.sequence_length = 8;
+    options.num_samples = samples;
+    const GptIndex index = build_gpt_index(lengths, documents, options);
+    const IndexNeed need = index_need(4, 48, options);
+    EXPECT_EQ(need.epochs, static_cast<double>(index.num_epochs)) << samples;
+    EXPECT_NEAR(need.samples, static_cast<double>(index.shuffle_index.size()), 1) << samples;
+    const size_t bytes =
+        4 * index.document_index.size() + 8 * index.sample_index.size() + 8 * index.shuffle_index.size();
+    EXPECT_NEAR(need.bytes, static_cast<double>(bytes + 16 * index.shuffle_index.size()), 80) << samples;
+  }
+}
+
+TEST(GptDataset, RefusesAtOnceMoreSamplesThanTheMemoryHasRoomToOrder) {
+  const Scratch scratch;
+  const auto source = source_of(scratch, {5, 9, 30});
+  for (const int64_t samples : {int64_t{1} << 42, int64_t{1} << 62}) {
+    try {
+      dataset_of(source, options_of(4, samples));
+      ADD_FAILURE() << samples << " samples were accepted";
+    } catch (const base::Error& error) {
+      for (const char* word : {"[config] split train of", "bytes of memory", "are free", "train.train_iters"})
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(GptIndex, RefusesDocumentsWithoutTokens) {
   const std::vector<int32_t> lengths(3, 0), documents{0, 1, 2};
   GptIndexOptions options;

@@ -58,6 +58,33 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   EXPECT_EQ(check(), "accepted");
 }
 
+TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
+  const Folder folder;
+  files::PosixFileSystem disk;
+  const std::string path = folder.at("metrics.jsonl");
+  EXPECT_EQ(train::set_aside(""), "");
+  EXPECT_EQ(train::set_aside(path), "") << "not there";
+  disk.replace_file(path, "");
+  EXPECT_EQ(train::set_aside(path), "") << "empty";
+  EXPECT_EQ(train::set_aside("/dev/null"), "") << "no file";
+  disk.replace_file(path, "one");
+  disk.replace_file(path + ".2", "older");
+  EXPECT_EQ(train::set_aside(path), path + ".1");
+  EXPECT_FALSE(disk.exists(path));
+  disk.replace_file(path, "two");
+  EXPECT_EQ(train::set_aside(path), path + ".3");
+  EXPECT_EQ(disk.read(path + ".1"), "one");
+  EXPECT_EQ(disk.read(path + ".2"), "older");
+  EXPECT_EQ(disk.read(path + ".3"), "two");
+  config::Config config;
+  config.checkpoint.save = folder.at("");
+  EXPECT_NE(refusal([&] { train::check_save_folder(config); }), "accepted");
+  config.train.metrics_file = path;
+  EXPECT_EQ(refusal([&] { train::check_save_folder(config); }), "accepted") << "they do not count as content";
+  disk.replace_file(path + ".old", "");
+  EXPECT_NE(refusal([&] { train::check_save_folder(config); }).find(".old"), std::string::npos);
+}
+
 TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   config::Config config;
   config.checkpoint.load = config.checkpoint.save = "runs/a";

@@ -28,6 +28,7 @@ struct GlooOptions {
   int listen_fd = -1;        // rank 0: an open listening socket of master_port, -1: the store opens one
   bool agent_store = false;  // the launcher serves the store: rank 0 is a client too
   int64_t attempt = 0;       // of the launcher, whose store may outlive one
+  bool meet_first = false;   // before anything else all ranks wait for each other, or for the refusal of one
   bool full_mesh = true;
   // Network interfaces, "eth0" or "eth0,eth1"; "": the loopback for a master there, else the one that leads to it.
   std::string interface;
@@ -50,6 +51,10 @@ std::string group_key(const std::string& name, const std::vector<int>& ranks);
 // tree of such groups (backends/tree.h), so that a rank of 16,384 holds some tens of connections and most hold one.
 std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
                                                 const GroupFactory& make_small);
+
+// Instead of a GlooContext with meet_first, by a rank that cannot start: the others' constructors throw `cause`.
+// Rank 0 returns when they have heard of it, or after 20 s. Throws nothing.
+void tell_refusal(GlooOptions options, const std::string& cause);
 
 class GlooState;
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "comm/backends/store.h"
 #include "comm/network.h"
 
 namespace metroplex::comm {
@@ -13,14 +14,6 @@ namespace {
 
 // What a lost connection waits for: the cause may be on its way through the tree.
 constexpr auto kHearsay = std::chrono::milliseconds(300);
-
-std::vector<uint8_t> as_bytes(const std::string& text) { return {text.begin(), text.end()}; }
-
-std::optional<std::string> look_up(c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) return std::nullopt;
-  const std::vector<uint8_t> bytes = store.get(key);
-  return std::string(bytes.begin(), bytes.end());
-}
 
 }  // namespace
 
@@ -38,8 +31,14 @@ int GroupNumbers::of(const std::string& name) const {
 }
 
 GlooState::GlooState(GlooOptions options) : options_(std::move(options)) {
-  choose_addresses();
-  connect_store();
+  store_ = open_store(options_);
+  try {
+    choose_addresses();
+  } catch (const base::Error& error) {
+    if (options_.meet_first) refuse(*store_, options_, error.what());
+    throw;
+  }
+  if (options_.meet_first) meet(*store_, options_);
   monitor_ = std::thread([this] { monitor(); });
   try {
     join_watch();
@@ -72,31 +71,6 @@ void GlooState::choose_addresses() {
     addresses_ = {"127.0.0.1"};
   } else {
     addresses_ = {address_towards(options_.master_addr, options_.other_machines)};
-  }
-}
-
-void GlooState::connect_store() {
-  c10d::TCPStoreOptions store;
-  store.port = options_.master_port;
-  store.isServer = options_.rank == 0 && !options_.agent_store;
-  store.waitWorkers = false;
-  store.multiTenant = true;
-  store.timeout = options_.timeout;
-  if (store.isServer && options_.listen_fd >= 0) store.masterListenFd = options_.listen_fd;
-  const std::string where = options_.master_addr + ":" + std::to_string(options_.master_port);
-  try {
-    // An agent's store outlives an attempt: the next one must not read what the last one wrote.
-    store_ = c10::make_intrusive<c10d::PrefixStore>(base::concat("metroplex/attempt_", options_.attempt),
-                                                    c10::make_intrusive<c10d::TCPStore>(options_.master_addr, store));
-  } catch (const std::exception&) {
-    const std::string error = cause_of(std::current_exception());
-    const bool in_use =
-        error.find("EADDRINUSE") != std::string::npos || error.find("already in use") != std::string::npos;
-    MPX_CHECK(!in_use, "comm", "port ", options_.master_port, " of ", options_.master_addr,
-              " is in use by another program; choose another master port, or leave it out where this program starts "
-              "the ranks itself");
-    throw base::Error("comm", base::concat("no connection to the rendezvous store of rank 0 at ", where, " within ",
-                                           options_.timeout.count() / 1000.0, " s: ", error.substr(0, 300)));
   }
 }
 

@@ -54,7 +54,6 @@ class GlooState {
   [[noreturn]] void lost(int peer, const std::string& what, const std::string& error);
 
  private:
-  void connect_store();
   void choose_addresses();
   void join_watch();
   void close();

@@ -1,0 +1,27 @@
+// Whether a run that goes on finds, at the sample where the one before it stopped, the order of samples that led
+// there. The first so many of another order are not those that were read.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+
+namespace metroplex::train {
+
+struct DataOfRun {
+  const config::Config& config;
+  std::string sources;  // data::Splits::train_sources; empty: not known
+};
+
+// A line for each key in which the order of the training samples differs, with both values; "" where it is the same.
+// Sources are the same where their documents are, under whatever path; where one side's are not known they are not
+// compared.
+std::string data_differences(const DataOfRun& here, const DataOfRun& there);
+// What could not be compared and may differ, in a line; "" for nothing.
+std::string data_note(const DataOfRun& here, const DataOfRun& there);
+
+// Throws base::Error with `differences` unless checkpoint.resume_with_other_data is set.
+void check_consent(const config::Checkpoint& checkpoint, const std::string& differences, const std::string& path,
+                   int64_t consumed_samples);
+
+}  // namespace metroplex::train

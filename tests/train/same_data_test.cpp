@@ -1,0 +1,86 @@
+// Whether a run that goes on reads the order of samples that its checkpoint came by.
+#include "train/same_data.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/error.h"
+
+namespace metroplex::test::same_data_test {
+namespace {
+
+config::Config text_corpus() {
+  config::Config config;
+  config.data.data_path = {"a/text"};
+  config.data.split = "90, 10";
+  return config;
+}
+
+// Between a run on text_corpus() and one that `change` has touched, whose sources are `here`.
+std::string difference(const std::function<void(config::Config&)>& change, const std::string& here = "sum 1") {
+  config::Config mine = text_corpus(), saved = text_corpus();
+  change(mine);
+  return train::data_differences({mine, here}, {saved, "sum 1"});
+}
+
+TEST(SameData, TheSameDocumentsMayLieElsewhereAndSharesMayBeWrittenOtherwise) {
+  EXPECT_EQ(difference([](config::Config&) {}), "");
+  EXPECT_EQ(difference([](config::Config& c) { c.data.data_path = {"elsewhere/text"}; }), "");
+  for (const char* split : {"90,10", "9,1,0", "0.9, 0.1"})
+    EXPECT_EQ(difference([&](config::Config& c) { c.data.split = split; }), "") << split;
+  EXPECT_EQ(difference([](config::Config& c) { c.data.valid_data_path = {"b"}; }), "") << "no sample of training";
+}
+
+TEST(SameData, EveryOtherOrderIsNamedByItsKeyWithBothValues) {
+  EXPECT_EQ(difference([](config::Config& c) { c.train.seq_length = 32; }),
+            "\n  train.seq_length is 32 here and was " + std::to_string(text_corpus().train.seq_length));
+  EXPECT_EQ(difference([](config::Config& c) { c.data.split = "80,20"; }),
+            "\n  data.split is \"80,20\" here and was \"90, 10\"");
+  EXPECT_EQ(difference([](config::Config& c) { c.data.dataloader_type = config::Dataloader::cyclic; }),
+            "\n  data.dataloader_type is cyclic here and was single");
+  EXPECT_EQ(difference(
+                [](config::Config& c) {
+                  c.data.data_path = {"3", "a/text", "1", "b"};
+                },
+                "sum 2"),
+            "\n  data.data_path is \"3 a/text 1 b\" here and was \"a/text\"");
+  EXPECT_EQ(difference([](config::Config&) {}, "sum 2"),
+            "\n  data.data_path is \"a/text\" as it was, but holds other documents");
+  const auto mock = [](config::Config& c) { c.data.data_path.clear(), c.data.mock_data = true; };
+  EXPECT_EQ(difference(mock, "mock"), "\n  data.mock_data is true here, and it was data.data_path = \"a/text\"");
+  const auto own = [](config::Config& c) { c.data.data_path.clear(), c.data.train_data_path = {"b"}; };
+  EXPECT_EQ(difference(own, "sum 2"),
+            "\n  data.train_data_path is \"b\" here, and it was data.data_path = \"a/text\"");
+}
+
+TEST(SameData, WhatACheckpointDoesNotSayIsTakenForTheSameInALine) {
+  config::Config mine = text_corpus(), saved = text_corpus();
+  mine.data.data_path = {"b"};
+  EXPECT_EQ(train::data_differences({mine, "sum 2"}, {saved, ""}), "");
+  EXPECT_EQ(train::data_note({mine, "sum 2"}, {saved, ""}),
+            "the checkpoint does not say which documents it was trained on: data.data_path = \"b\" is taken for "
+            "data.data_path = \"a/text\"");
+  EXPECT_EQ(train::data_note({mine, "sum 2"}, {saved, "sum 1"}), "");
+  mine.train.seq_length = 7;
+  EXPECT_NE(train::data_differences({mine, "sum 2"}, {saved, ""}), "") << "its configuration says so";
+}
+
+TEST(SameData, OnlyAWordOfConsentLetsADifferencePass) {
+  config::Checkpoint checkpoint;
+  try {
+    train::check_consent(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
+    ADD_FAILURE() << "accepted";
+  } catch (const base::Error& error) {
+    EXPECT_EQ(error.room(), "checkpoint");
+    for (const char* word :
+         {"'runs/iter_5' stands at sample 20", "a.key is 1 here and was 2", "read twice and some never",
+          "checkpoint.finetune", "checkpoint.resume_with_other_data=true"})
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+  checkpoint.resume_with_other_data = true;
+  train::check_consent(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
+}
+
+}  // namespace
+}  // namespace metroplex::test::same_data_test
