@@ -21,7 +21,7 @@ namespace {
 
 void print_usage(const Program& program, std::ostream& out) {
   out << "metroplex: training of large Transformers in any parallel layout\n\nUsage: metroplex COMMAND [options]; "
-         "metroplex help COMMAND; metroplex --version\n\n";
+         "metroplex help COMMAND|KEY; metroplex --version\n\n";
   for (const Command& command : program.commands) {
     out << "  " << command.name << std::string(14 - std::strlen(command.name), ' ') << command.summary << "\n";
   }
@@ -51,14 +51,23 @@ void fill_closed_streams() {
                                  "); it belongs beside metroplex: copy both, or build again");
 }
 
-int run(const Program& program, int argc, char** argv) {
-  static char help[] = "--help";
-  const bool topic = argc == 3 && std::string(argv[1]) == "help";  // "help train" is "train --help"
-  if (topic) {
-    argv[1] = argv[2];
-    argv[2] = help;
-  }
-  const std::string name = argc > 1 ? argv[1] : help;
+// "help train" is "train --help", and "help optim.lr", where no command is called so, "train --help optim.lr".
+void take_help_topic(const Program& program, std::vector<char*>& words) {
+  static char help[] = "--help", train[] = "train";
+  if (words.size() != 3 || std::strcmp(words[1], "help") != 0) return;
+  const bool command = std::any_of(program.commands.begin(), program.commands.end(),
+                                   [&](const Command& c) { return std::strcmp(c.name, words[2]) == 0; });
+  words =
+      command ? std::vector<char*>{words[0], words[2], help} : std::vector<char*>{words[0], train, help, words[2]};
+}
+
+int run(const Program& program, int argc, char** given) {
+  std::vector<char*> words(given, given + argc);
+  take_help_topic(program, words);
+  argc = static_cast<int>(words.size());
+  words.push_back(nullptr);
+  char** const argv = words.data();
+  const std::string name = argc > 1 ? argv[1] : "--help";
   if (name == "--help" || name == "-h" || name == "help") {
     print_usage(program, std::cout);
     return kExitOk;

@@ -171,12 +171,6 @@ std::string identity(const Blend& blend, files::FileSystem& disk) {
   return files::to_hex(files::checksum(text.data(), text.size()));
 }
 
-std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
-  if (config.mock_data) return MockSource(options.vocab_size, options.eod).fingerprint();
-  const auto blend = parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
-  return blend ? identity(*blend, disk) : "none";
-}
-
 SplitBounds all_of(size_t split) {
   SplitBounds bounds;
   bounds[split] = {0.0, 1.0};
@@ -217,6 +211,12 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
         builder.from_blend(*parse_blend(config.data_path), split_bounds(parse_split(config.split)), options.sizes);
   }
   return {datasets[0], datasets[1], datasets[2], train_sources(config, options, disk)};
+}
+
+std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  if (config.mock_data) return MockSource(options.vocab_size, options.eod).fingerprint();
+  const auto blend = parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
+  return blend ? identity(*blend, disk) : "none";
 }
 
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {

@@ -32,6 +32,9 @@ struct BuildOptions {
 // base::Error naming the key or file, the value and the way out.
 Splits build_datasets(const config::Data& config, const BuildOptions& options);
 
+// Splits::train_sources alone; reads index files.
+std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
+
 // Throws what build_datasets() would for a split without a document, and where there is none to train on; builds
 // nothing.
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);

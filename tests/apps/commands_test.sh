@@ -24,6 +24,10 @@ for section in $(cat sections); do prints "^Sections:.* $section( |\$)"; done
 holds "train --help all lists the keys"
 run 2 train --help optim.lrr
 warns 'optim.lr'
+run 0 help optim
+prints 'lr_decay_style'
+run 2 help optim.lrr
+warns 'optim.lr'
 holds "help for an unknown key names the nearest"
 
 echo "What a run prints and writes"

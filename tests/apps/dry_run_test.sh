@@ -67,10 +67,13 @@ refused_alike() {
   held
 }
 save=(--checkpoint.save=saved --checkpoint.save_interval=8)
+"$metroplex" preprocess --input text/001.txt text/002.txt --tokenizer-type bytes --append-eod --output-prefix other > out
 run 0 train "${tiny[@]}" "${save[@]}"
 refused_alike 3 "${save[@]}"
 refused_alike 3 "${save[@]}" --checkpoint.load=saved --model.hidden_size=64
 refused_alike 3 "${save[@]}" --checkpoint.load=saved --run.seed=99
+refused_alike 3 "${save[@]}" --checkpoint.load=saved --train.seq_length=8
+refused_alike 3 "${save[@]}" --checkpoint.load=saved --data.data_path=other
 refused_alike 3 --checkpoint.load=nothing_here
 refused_alike 3 --data.split=0,50,50
 refused_alike 3 --data.split=99.99,0.01,0 --train.eval_interval=4 --train.eval_iters=1
@@ -96,7 +99,7 @@ warns "checkpoint.save = living is in use by another run .*process $living,"
 kill -9 $living
 wait $living || true
 run 0 train "${tiny[@]}" --checkpoint.save=living --checkpoint.save_interval=8 --checkpoint.load=living --dry-run
-holds "a folder that is taken, not empty or no folder, another model or seed, an empty split: the dry run ends as the start"
+holds "a folder that is taken, not empty or no folder, another model, seed or data, an empty split: the dry run ends as the start"
 
 echo "A GPU, whether one is here or not"
 run 0 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
