@@ -173,12 +173,17 @@ std::string find_expert_trace(const std::string& run) {
   return found[0];
 }
 
+void check_place_of_trace(const std::string& path) {
+  std::error_code code;
+  const bool something = std::filesystem::exists(path, code) && std::filesystem::file_size(path, code) > 0;
+  MPX_CHECK(!something || look_at(path).end > 0, "files", "'", path,
+            "' is no expert trace: it has no whole line; choose another train.expert_trace_file");
+}
+
 ExpertTraceWriter::ExpertTraceWriter(const std::string& path, const ExpertTraceHead& head) : head_(head) {
+  check_place_of_trace(path);
   std::error_code code;
   const Found found = look_at(path);
-  const bool something = std::filesystem::exists(path, code) && std::filesystem::file_size(path, code) > 0;
-  MPX_CHECK(!something || found.end > 0, "files", "'", path,
-            "' is no expert trace: it has no whole line; choose another train.expert_trace_file");
   if (found.end > 0) {
     MPX_CHECK(found.head == head, "files", "'", path, "' is a trace of other experts, layers or ranks (",
               text_of(found.head), ", this run: ", text_of(head), "); choose another train.expert_trace_file");

@@ -44,6 +44,9 @@ ExpertTrace read_expert_trace(const std::string& path);
 // base::Error("files").
 std::string find_expert_trace(const std::string& run);
 
+// base::Error("files", ...) where `path` holds something that is no expert trace, which nobody may lose by it.
+void check_place_of_trace(const std::string& path);
+
 class ExpertTraceWriter {
  public:
   // Goes on behind what is in the file. Throws base::Error("files") where that is no trace of the same head, or

@@ -9,6 +9,7 @@
 #include "checkpoint/folder_lock.h"
 #include "config/experts.h"
 #include "cuda/device.h"
+#include "files/expert_trace.h"
 #include "files/file_system.h"
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
@@ -180,6 +181,7 @@ void Job::open_outputs() {
       say(base::concat(" ", key, " = ", path, " held what another run wrote: it is ", aside, " now"));
   };
   if (a_->world->rank() == 0) {
+    if (!t.expert_trace_file.empty()) files::check_place_of_trace(t.expert_trace_file);
     make_way("train.metrics_file", t.metrics_file, past_metrics_file_);
     make_way("train.expert_trace_file", t.expert_trace_file, past_trace_file_);
     metrics_.emplace(t, *environment_.log);

@@ -12,7 +12,7 @@ done
 sed -n '/^## Your own run/,/^## /s/^    //p' "$repository/README.md" > printed
 [ "$(grep -c '^build/bin/metroplex' printed)" -ge 5 ] || fail "README prints other lines: $(cat printed)"
 grep -q 'llama_tiny.yaml --nproc 8$' printed || fail "README trains otherwise: $(cat printed)"
-sed 's/llama_tiny.yaml --nproc 8$/& --train.exit_interval=2/' printed > lines
+sed 's/llama_tiny.yaml --nproc 8$/& --train.exit_interval=2 --train.log_interval=1/' printed > lines
 code=0
 timeout -k 5 300 bash -e lines > out 2> err < /dev/null || code=$?
 [ $code = 0 ] || fail "they end with $code: $(tail -n 5 err)"

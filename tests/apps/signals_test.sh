@@ -109,7 +109,7 @@ done
 
 echo "A second signal says what it does, and ends the run at once"
 # Steps of some seconds, so that the first signal is still waited for.
-slow=("${long[@]}" --train.global_batch_size=4000 --train.log_interval=1)
+slow=("${tiny[@]}" --train.train_iters=1000 --optim.lr_decay_iters=1000 --train.global_batch_size=4000 --train.log_interval=1)
 for form in threads gloo; do
   for target in group launcher rank; do
     [ "$form $target" != "threads rank" ] || continue
