@@ -97,7 +97,9 @@ for _ in $(seq 100); do grep -q '"pid"' living/.run 2> no_matter && break; sleep
 run 3 train "${tiny[@]}" --checkpoint.save=living --checkpoint.save_interval=8 --checkpoint.load=living --dry-run
 warns "checkpoint.save = living is in use by another run .*process $living,"
 kill -9 $living
-wait $living || true
+code=0
+wait $living || code=$?
+[ $code = 137 ] || fail "the run was not living any more: it ended with $code"
 run 0 train "${tiny[@]}" --checkpoint.save=living --checkpoint.save_interval=8 --checkpoint.load=living --dry-run
 holds "a folder that is taken, not empty or no folder, another model, seed or data, an empty split: the dry run ends as the start"
 
