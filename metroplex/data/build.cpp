@@ -177,11 +177,36 @@ SplitBounds all_of(size_t split) {
   return bounds;
 }
 
+std::array<const std::vector<std::string>*, 3> own_paths(const config::Data& config) {
+  return {&config.train_data_path, &config.valid_data_path, &config.test_data_path};
+}
+
+// A blend, the splits that are cut of it, and how many samples of each.
+struct Part {
+  Blend blend;
+  SplitBounds bounds;
+  std::array<int64_t, 3> sizes{};
+};
+
+// One for all three splits, or one for each that has paths of its own.
+std::vector<Part> parts_of(const config::Data& config, const BuildOptions& options) {
+  if (auto all = parse_blend(config.data_path))
+    return {{std::move(*all), split_bounds(parse_split(config.split)), options.sizes}};
+  std::vector<Part> parts;
+  for (size_t i = 0; i < 3; ++i) {
+    auto blend = parse_blend(*own_paths(config)[i]);
+    if (!blend) continue;
+    if (blend->prefixes.size() == 1) blend->weights.reset();
+    Part& part = parts.emplace_back(Part{std::move(*blend), all_of(i)});
+    part.sizes[i] = options.sizes[i];
+  }
+  return parts;
+}
+
 }  // namespace
 
 Splits build_datasets(const config::Data& config, const BuildOptions& options) {
-  const std::array<const std::vector<std::string>*, 3> own{&config.train_data_path, &config.valid_data_path,
-                                                           &config.test_data_path};
+  const auto own = own_paths(config);
   const bool per_split = std::any_of(own.begin(), own.end(), [](const auto* words) { return !words->empty(); });
   MPX_CHECK(options.seed <= 0xffffffffu, "data", "run.seed = ", options.seed,
             ": the order of the data takes seeds of 32 bits");
@@ -197,18 +222,12 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
   if (config.mock_data) {
     const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
     datasets = builder.from_source(source, split_bounds(parse_split("1,1,1")), options.sizes);
-  } else if (per_split) {
+  }
+  for (const Part& part : parts_of(config, options)) {
+    const Datasets made = builder.from_blend(part.blend, part.bounds, part.sizes);
     for (size_t i = 0; i < 3; ++i) {
-      auto blend = parse_blend(*own[i]);
-      if (!blend) continue;
-      if (blend->prefixes.size() == 1) blend->weights.reset();
-      std::array<int64_t, 3> sizes{};
-      sizes[i] = options.sizes[i];
-      datasets[i] = builder.from_blend(*blend, all_of(i), sizes)[i];
+      if (part.bounds[i]) datasets[i] = made[i];
     }
-  } else {
-    datasets =
-        builder.from_blend(*parse_blend(config.data_path), split_bounds(parse_split(config.split)), options.sizes);
   }
   return {datasets[0], datasets[1], datasets[2], train_sources(config, options, disk)};
 }
@@ -222,23 +241,10 @@ std::string train_sources(const config::Data& config, const BuildOptions& option
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
   if (config.mock_data) return;
   const Builder builder(config, options, disk, IndexCache(disk, ""));
-  const std::array<const std::vector<std::string>*, 3> own{&config.train_data_path, &config.valid_data_path,
-                                                           &config.test_data_path};
   bool trains = false;
-  if (const auto all = parse_blend(config.data_path)) {
-    const SplitBounds bounds = split_bounds(parse_split(config.split));
-    builder.look(*all, bounds, options.sizes);
-    trains = bounds[0].has_value();
-  } else {
-    for (size_t i = 0; i < 3; ++i) {
-      auto blend = parse_blend(*own[i]);
-      if (!blend) continue;
-      if (blend->prefixes.size() == 1) blend->weights.reset();
-      std::array<int64_t, 3> sizes{};
-      sizes[i] = options.sizes[i];
-      builder.look(*blend, all_of(i), sizes);
-      trains = trains || i == 0;
-    }
+  for (const Part& part : parts_of(config, options)) {
+    builder.look(part.blend, part.bounds, part.sizes);
+    trains = trains || part.bounds[0].has_value();
   }
   MPX_CHECK(trains, "data", "the training split has no samples; give it a share in data.split");
 }

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/load.h"
-#include "config/load.h"
 #include "config/validate.h"
 #include "data/text_given.h"
 #include "data/token_count.h"
@@ -40,9 +37,7 @@ std::string checked_data(const config::Config& config, const TokenizerFacts& tok
 
 void check_same_data(const DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
   if (here.config.checkpoint.finetune || manifest.consumed_samples == 0) return;
-  const config::Config there = config::parse_saved(manifest.config_yaml);
-  const auto sources = nlohmann::json::parse(manifest.extra).value("train_sources", "");
-  const std::string other = data_differences(here, {there, sources});
+  const std::string other = data_differences(here, saved_data(manifest).run());
   if (!other.empty()) check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 

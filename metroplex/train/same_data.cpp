@@ -1,6 +1,9 @@
 #include "train/same_data.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
+#include "config/load.h"
 #include "data/blend.h"
 
 namespace metroplex::train {
@@ -35,6 +38,11 @@ std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
 }
 
 }  // namespace
+
+SavedData saved_data(const files::Manifest& manifest) {
+  return {config::parse_saved(manifest.config_yaml),
+          nlohmann::json::parse(manifest.extra).value("train_sources", "")};
+}
 
 std::string data_differences(const DataOfRun& here, const DataOfRun& there) {
   const config::Config &mine = here.config, &theirs = there.config;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "files/manifest.h"
 
 namespace metroplex::train {
 
@@ -12,6 +13,14 @@ struct DataOfRun {
   const config::Config& config;
   std::string sources;  // data::Splits::train_sources; empty: not known
 };
+
+// What a checkpoint says of the data that it came by.
+struct SavedData {
+  config::Config config;
+  std::string sources;
+  DataOfRun run() const { return {config, sources}; }
+};
+SavedData saved_data(const files::Manifest& manifest);
 
 // A line for each key in which the order of the training samples differs, with both values; "" where it is the same.
 // Sources are the same where their documents are, under whatever path; where one side's are not known they are not

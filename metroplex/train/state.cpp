@@ -157,12 +157,10 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
 void check_data(Assembly& a, const checkpoint::Reader& reader, const std::string& data,
                 checkpoint::Exchange& exchange, LoadOutcome& outcome) {
   if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
-  const std::string saved = Json::parse(reader.manifest().extra).value("train_sources", "");
-  const config::Config there = config::parse_saved(reader.manifest().config_yaml);
-  const std::string told =
-      exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, data}, {there, saved}) : "");
+  const SavedData saved = saved_data(reader.manifest());
+  const std::string told = exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, data}, saved.run()) : "");
   const std::string other =
-      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, data}, {there, saved}) : "");
+      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, data}, saved.run()) : "");
   if (!told.empty()) add_line(outcome.notes, told);
   if (other.empty()) return;
   check_consent(a.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);

@@ -13,6 +13,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "data/gpt_dataset.h"
+#include "plan/microbatches.h"
 #include "train/batch.h"
 #include "train/gather.h"
 #include "train/step.h"
@@ -109,9 +110,10 @@ config::Config verification_config(config::Config config, int64_t steps) {
 
 config::Config with_running_batch(config::Config config, int64_t world_size) {
   config::Train& t = config.train;
-  const int64_t unit = t.micro_batch_size * config::data_parallel_size(config.parallel, world_size);
-  if (t.decrease_batch_size_if_needed && unit > 0 && t.global_batch_size >= unit)
-    t.global_batch_size -= t.global_batch_size % unit;
+  if (!t.decrease_batch_size_if_needed || t.global_batch_size == 0) return config;  // 0: a microbatch for each rank
+  const int64_t dp = config::data_parallel_size(config.parallel, world_size);
+  const auto schedule = plan::MicrobatchSchedule::constant(t.global_batch_size, {t.micro_batch_size, dp, true});
+  t.global_batch_size = schedule.at(0).running_global_batch_size;
   return config;
 }
 

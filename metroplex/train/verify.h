@@ -23,7 +23,7 @@ struct LayoutRun {
 // from the first step on at a constant rate.
 config::Config verification_config(config::Config config, int64_t steps);
 // The batch size that runs where train.decrease_batch_size_if_needed makes it smaller on `world_size` ranks: one rank
-// would take the whole of it.
+// would take the whole of it. base::Error("plan") where not one microbatch is left.
 config::Config with_running_batch(config::Config config, int64_t world_size);
 // What of `asked` the comparison leaves out or changes: "key: its value (VALUE in the comparison)"; files, logs and
 // the number of steps, which no layout can change, are not told.

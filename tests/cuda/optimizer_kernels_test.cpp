@@ -189,6 +189,24 @@ TEST(OptimizerStep, EveryUpdateDrawsItsOwnNoise) {
   EXPECT_FALSE(same_bits(results[0], results[2]));
 }
 
+// A number midway between two of bf16 is rounded up or down as its noise says, in main parameters otherwise than in
+// moments: alike in half of the elements, a binomial number of 4096 with a deviation of 32; five of these.
+TEST(OptimizerStep, MainParametersAndMomentsDrawDifferentNoise) {
+  const size_t n = 4096;
+  const double midway = 1 + 0x1p-8;
+  Arrays arrays({Number::f32, Main::bf16, {}, Number::bf16, Number::bf16, true},
+                {Values(n, midway), Values(n, 0.0), Values(n, 0.0), Values(n, 0.0)});
+  step(arrays.range(), SgdCase{1, 0.9, 0, 1, true});  // the moment is the gradient, the parameter minus the moment
+  const Contents after = arrays.contents();
+  int64_t up = 0, alike = 0;
+  for (size_t i = 0; i < n; ++i) {
+    up += after.first[i] > midway;
+    alike += (after.first[i] > midway) == (after.main[i] < -midway);
+  }
+  EXPECT_NEAR(up, 2048, 160);
+  EXPECT_NEAR(alike, 2048, 160);
+}
+
 TEST(OptimizerStep, GivesTheSameBitsInAnyPieces) {
   for (const Storage& storage : some_storage(0)) {
     const bool blocks = storage.first == Number::block8;

@@ -46,7 +46,10 @@ TEST(Verify, ComparesTheBatchThatRunsWhereTheLayoutMakesItSmaller) {
   asked.train.decrease_batch_size_if_needed = true;
   EXPECT_EQ(train::with_running_batch(asked, 3).train.global_batch_size, 6);
   EXPECT_EQ(train::with_running_batch(asked, 1).train.global_batch_size, 7);
-  EXPECT_EQ(train::with_running_batch(asked, 8).train.global_batch_size, 7) << "too small: that is refused";
+  config::Config unsaid = asked;
+  unsaid.train.global_batch_size = 0;
+  EXPECT_EQ(train::with_running_batch(unsaid, 3).train.global_batch_size, 0);
+  EXPECT_THROW(train::with_running_batch(asked, 8), base::Error) << "too small";
   const Lines lines = train::left_out(asked, train::with_running_batch(asked, 3));
   EXPECT_EQ(lines, Lines{"train.global_batch_size: 7 (6 in the comparison)"});
 }

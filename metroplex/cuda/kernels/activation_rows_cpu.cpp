@@ -36,15 +36,14 @@ MPX_INLINE void slopes(const A* __restrict x, int64_t n, A* __restrict y, A* __r
   }
 
 MPX_VECTOR_CLONES void activation_values(Activation kind, const float* x, int64_t n, float* y) {
-  MPX_KINDS(values, x, n, y)
+  MPX_KINDS(values, x, n, y);
 }
-void activation_values(Activation kind, const double* x, int64_t n,
-                       double* y){MPX_KINDS(values, x, n, y)} MPX_VECTOR_CLONES
-    void activation_slopes(Activation kind, const float* x, int64_t n, float* y, float* slope) {
-  MPX_KINDS(slopes, x, n, y, slope)
+void activation_values(Activation kind, const double* x, int64_t n, double* y) { MPX_KINDS(values, x, n, y); }
+MPX_VECTOR_CLONES void activation_slopes(Activation kind, const float* x, int64_t n, float* y, float* slope) {
+  MPX_KINDS(slopes, x, n, y, slope);
 }
 void activation_slopes(Activation kind, const double* x, int64_t n, double* y, double* slope) {
-  MPX_KINDS(slopes, x, n, y, slope)
+  MPX_KINDS(slopes, x, n, y, slope);
 }
 #undef MPX_KINDS
 #undef MPX_KIND
