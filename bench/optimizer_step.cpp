@@ -165,7 +165,7 @@ double copy_time(const at::Tensor& from, at::Tensor& to) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  metroplex::bench::as_metroplex_runs(argv);
   const double millions = argc > 1 ? std::atof(argv[1]) : 124.44;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
   const int threads = argc > 3 ? std::atoi(argv[3]) : static_cast<int>(std::thread::hardware_concurrency());
