@@ -68,6 +68,25 @@ moe_sigmoid_bias_shared --nproc 8 --tp 2 --pp 2 --ep 4 --etp 1 --data-parallel-s
 moe_capacity --nproc 4 --pp 2 --ep 2
 moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2
 LAYOUTS
+# In fp16 the scale moves with the number of a rank's microbatches, and the steps that overflow stay.
+while read -r run layout; do
+  # shellcheck disable=SC2086
+  replays 0 "$golden/$run.json" $layout
+  [ "$(grep -c ' skipped  ok$' out)" = "$(grep -o '"update_ok": false' "$golden/$run.json" | wc -l)" ] ||
+    fail "$run with $layout skipped other steps: $(cat out)"
+  holds "$run with $layout skips $(grep -c ' skipped  ok$' out) steps, those of the recorded run"
+done << 'LAYOUTS'
+llama_fp16_pp2_dp2_distopt --nproc 4 --tp 2 --pp 2
+llama_fp16_pp2_dp2_distopt --nproc 8 --tp 2 --pp 1
+llama_fp16_grads16 --nproc 4 --tp 2
+llama_fp16_pertoken_dp2 --nproc 4 --tp 2 --pp 2
+llama_tied_fp16_overflow --nproc 2 --tp 2
+llama_tied_fp16_overflow --nproc 4
+LAYOUTS
+replays 1 "$golden/llama_tied_fp16_overflow.json" --nproc 4 --tp 2 --pp 2
+warns 'tied = true in fp16 was recorded with pp 1, not with pp 2: .* replay it with --pp 1'
+holds "a tied table in fp16 is not replayed where its two gradients meet in fp32"
+
 for fault in no_update learning_rate zero_layer_gradient; do
   replays 1 "$golden/moe_sigmoid_bias_shared.json" --nproc 4 --ep 4 --plant "$fault"
   holds "moe_sigmoid_bias_shared with $fault fails"

@@ -72,7 +72,8 @@ bool compare_all(const char* what, const NamedTensors& tensors, const Json& expe
 
 // One iteration against its line of the history, in words on stdout. In half precision losses and norms are judged
 // all together, by the yardstick; whether to update, with what rate and scale, is equal in any precision.
-bool fits_history(const train::StepOutcome& outcome, const Json& line, bool half) {
+bool fits_history(const train::StepOutcome& outcome, const Json& line, const Spec& spec) {
+  const bool half = spec.config.precision.half();
   const double loss = line.at("loss");
   // Of a skipped update the run has no norm.
   const bool has_norm = line.contains("grad_norm") && line.at("grad_norm").is_number() && outcome.updated;
@@ -83,7 +84,8 @@ bool fits_history(const train::StepOutcome& outcome, const Json& line, bool half
   // The rate comes from the same formula in double: 1e-12 is room for another order of its operations.
   const bool fits = near && std::abs(outcome.lr - line.value("lr_used", outcome.lr)) <= 1e-12 &&
                     outcome.updated == line.value("update_ok", true) &&
-                    outcome.loss_scale == line.value("loss_scale_used", outcome.loss_scale);
+                    (!line.contains("loss_scale_used") ||
+                     outcome.loss_scale == line.at("loss_scale_used").get<double>() * spec.loss_scale_ratio);
   std::printf("iteration %2ld  loss %.7f (%+.1e)  grad norm %.6f (%+.1e relative)  lr %.6e  scale %g%s  %s\n",
               static_cast<long>(line.value("iter", 0)), outcome.loss, outcome.loss - loss, outcome.grad_norm,
               has_norm ? (outcome.grad_norm - norm) / norm : 0.0, outcome.lr, outcome.loss_scale,
@@ -120,7 +122,7 @@ bool compare_run(const Spec& spec, const comm::World& world, Fault fault) {
   const Trajectory exact = half ? replay(spec, world, {true, Fault::none}) : Trajectory{};
   if (world.rank() != 0) return true;
   bool good = true;
-  for (size_t i = 0; i < ours.steps.size(); ++i) good = fits_history(ours.steps[i], history[i], half) && good;
+  for (size_t i = 0; i < ours.steps.size(); ++i) good = fits_history(ours.steps[i], history[i], spec) && good;
   return (half ? fits_half(spec.json, ours, exact) : fits_fp32(spec, ours)) && good;
 }
 

@@ -77,6 +77,35 @@ Json parse_with_nan(std::istream& stream) {
   return Json::parse(std::regex_replace(text, std::regex("([:\\[,]\\s*)-?(NaN|Infinity)"), "$1null"));
 }
 
+bool is_fp16(const config::Config& c) { return c.precision.params_dtype == config::ParamsDtype::fp16; }
+
+// By which a rank divides the loss of a microbatch, where gradients can overflow.
+double loss_divisor(const config::Config& c, int64_t dp) {
+  if (!is_fp16(c) || c.train.calculate_per_token_loss) return 1;
+  return static_cast<double>(c.train.global_batch_size / (c.train.micro_batch_size * dp));
+}
+
+// `recorded` on the layout that it was recorded on.
+void apply_layout(const OtherLayout& other, const config::Config& recorded, int64_t recorded_nproc, Spec& spec) {
+  config::Config& c = spec.config;
+  other.apply(c.parallel);
+  other.apply(c.train);
+  if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
+  c.run.nproc = spec.nproc;
+  c = config::resolved(c, spec.nproc);
+  config::check(c, spec.nproc);
+  spec.loss_scale_ratio = loss_divisor(c, config::data_parallel_size(c.parallel, spec.nproc)) /
+                          loss_divisor(recorded, config::data_parallel_size(recorded.parallel, recorded_nproc));
+  c.precision.initial_loss_scale *= spec.loss_scale_ratio;
+  MPX_CHECK(!is_fp16(c) || c.model.untie_embeddings_and_output_weights ||
+                (c.parallel.pp() == 1) == (recorded.parallel.pp() == 1),
+            "parity", "config.model.tied = true in fp16 was recorded with pp ", recorded.parallel.pp(),
+            ", not with pp ", c.parallel.pp(),
+            ": the two gradients of a tied table are added in fp16 on one stage and in fp32 on two, so other steps "
+            "overflow; replay it with --pp ",
+            recorded.parallel.pp());
+}
+
 }  // namespace
 
 void OtherLayout::apply(config::Train& train) const {
@@ -178,12 +207,7 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   c.precision.min_loss_scale = j.value("min_loss_scale", c.precision.min_loss_scale);
   if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
   apply_cfg(j.value("cfg", Json::object()), c);
-  other.apply(c.parallel);
-  other.apply(c.train);
-  if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
-  c.run.nproc = spec.nproc;
-  c = config::resolved(c, spec.nproc);
-  config::check(c, spec.nproc);
+  apply_layout(other, config::Config(c), j.value("nproc", int64_t{1}), spec);
   return spec;
 }
 

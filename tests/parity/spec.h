@@ -17,6 +17,9 @@ struct Spec {
   int64_t nproc = 1;
   int64_t vocab = 0, seq = 0, mbs = 0, gbs = 0, iters = 0;
   int64_t mask_last = 0;  // loss mask 0 on the last n positions
+  // The loss scale of the replay over the recorded one. A rank divides the loss by the number of its microbatches, so
+  // in fp16 another dp meets the same gradients, and overflows in the same steps, at another scale.
+  double loss_scale_ratio = 1;
 };
 
 // Another layout than the run was recorded on; what is 0 or empty stays the run's. A changed size resets what was
@@ -32,7 +35,8 @@ struct OtherLayout {
   void apply(config::Train& train) const;
 };
 
-// Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for.
+// Throws base::Error naming a key that this build does not know, so that no run passes by ignoring what it asks for,
+// and where other steps than the recorded ones would overflow on the other layout.
 Spec read_spec(const std::string& path, const OtherLayout& other);
 
 // Value of element `index` (row-major, unsharded) of tensor `name`, before rounding to float.
