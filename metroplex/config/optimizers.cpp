@@ -11,10 +11,11 @@ const std::vector<OptimizerTraits>& optimizers() {
       {"sgd",
        "gradient descent with sgd_momentum",
        {{"momentum_buffer", &Optim::exp_avg_dtype, false, &Optim::sgd_momentum}}},
-      {"lion", "moves by signs", {{"exp_avg", &Optim::exp_avg_dtype}}},
+      {"lion", "moves by signs", {{"exp_avg", &Optim::exp_avg_dtype}}, false, true},
       {"muon",
        "orthogonalises the momentum of matrices and leaves embeddings, output layer, norms and biases to AdamW",
        {{"momentum_buffer", &Optim::exp_avg_dtype}},
+       false,
        false,
        "adam",
        5},  // Newton-Schulz: the matrix, two products and the result

@@ -24,6 +24,7 @@ struct OptimizerTraits {
   const char* help;
   std::vector<OptimizerMoment> moments;
   bool low_precision_state = false;  // takes moments and main parameters in fewer than 32 bits
+  bool takes_sign = false;           // of gradients: one that is zero but for rounding moves a parameter by chance
   // Set: updates only matrices (embeddings and output layer excepted), each as a whole, and leaves everything else to
   // the optimizer of this name. Its state is fp32 or fp64.
   const char* others = nullptr;

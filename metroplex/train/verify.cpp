@@ -9,8 +9,10 @@
 #include "base/philox.h"
 #include "config/batch_schedule.h"
 #include "config/experts.h"
+#include "config/family.h"
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/optimizers.h"
 #include "config/validate.h"
 #include "data/gpt_dataset.h"
 #include "plan/microbatches.h"
@@ -69,6 +71,41 @@ HostBatch synthetic_batch(const config::Config& config, int64_t first_sample, in
 double worse(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
+
+void experts_dependent(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
+  const config::Model& m = config.model;
+  const std::vector<config::AuxLoss> losses = config::aux_losses(m);
+  const bool global = std::any_of(losses.begin(), losses.end(), [](const config::AuxLoss& loss) {
+    return loss.type == config::AuxLossType::global_aux_loss;
+  });
+  if (global && config::data_parallel_size(config.parallel, world_size) > 1) {
+    found.push_back("model.moe_router_load_balancing_type = " + m.moe_router_load_balancing_type +
+                    ": counts the tokens of all data-parallel ranks; leave global_aux_loss out, or set "
+                    "model.moe_aux_loss_coeff to 0");
+  }
+  if (m.has_capacity() && config.parallel.tp() > 1) {
+    found.push_back(base::concat("model.moe_expert_capacity_factor = ", m.moe_expert_capacity_factor,
+                                 ": limits the tokens of one rank, which has a part of a microbatch with "
+                                 "parallel.tensor_model_parallel_size = ",
+                                 config.parallel.tp(), "; set it to 0"));
+  }
+}
+
+// The parameter whose gradient is zero in exact arithmetic, with the keys that make it; empty: there is none. A
+// softmax over one key is 1. What is added to every key alike leaves any softmax as it is, unless it is turned by
+// position or a norm comes behind it.
+std::string parameter_without_gradient(const config::Model& m) {
+  if (const config::Family* family = config::find_family(m.family); family != nullptr && family->top_query)
+    return "the first row of top_query_embeddings, which sees one key (model.family = " + m.family + ")";
+  const bool turned = m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1;
+  if (turned) return "";
+  if (m.qk_layernorm) {
+    const bool bias = m.normalization == config::Normalization::LayerNorm;
+    return bias ? "k_layernorm.bias (model.qk_layernorm = true, model.normalization = LayerNorm)" : "";
+  }
+  if (m.add_bias_linear) return "the keys' bias (model.add_bias_linear = true)";
+  return m.add_qkv_bias ? "the keys' bias (model.add_qkv_bias = true)" : "";
+}
 
 }  // namespace
 
@@ -151,22 +188,15 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
 
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size) {
   std::vector<std::string> found;
-  const config::Model& m = config.model;
-  if (!m.has_experts()) return found;
-  const std::vector<config::AuxLoss> losses = config::aux_losses(m);
-  const bool global = std::any_of(losses.begin(), losses.end(), [](const config::AuxLoss& loss) {
-    return loss.type == config::AuxLossType::global_aux_loss;
-  });
-  if (global && config::data_parallel_size(config.parallel, world_size) > 1) {
-    found.push_back("model.moe_router_load_balancing_type = " + m.moe_router_load_balancing_type +
-                    ": counts the tokens of all data-parallel ranks; leave global_aux_loss out, or set "
-                    "model.moe_aux_loss_coeff to 0");
-  }
-  if (m.has_capacity() && config.parallel.tp() > 1) {
-    found.push_back(base::concat("model.moe_expert_capacity_factor = ", m.moe_expert_capacity_factor,
-                                 ": limits the tokens of one rank, which has a part of a microbatch with "
-                                 "parallel.tensor_model_parallel_size = ",
-                                 config.parallel.tp(), "; set it to 0"));
+  if (config.model.has_experts()) experts_dependent(config, world_size, found);
+  const std::string noise = parameter_without_gradient(config.model);
+  const config::OptimizerTraits* optimizer = config::find_optimizer(config.optim.optimizer);
+  // pp alone leaves every bit as it is.
+  if (optimizer != nullptr && optimizer->takes_sign && !noise.empty() && world_size > config.parallel.pp()) {
+    found.push_back(base::concat("optim.optimizer = ", config.optim.optimizer,
+                                 ": steps by the sign of gradients, and that of ", noise,
+                                 " is zero but for rounding, which depends on the order of additions; set "
+                                 "optim.optimizer to adam"));
   }
   return found;
 }

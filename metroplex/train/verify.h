@@ -28,7 +28,8 @@ config::Config with_running_batch(config::Config config, int64_t world_size);
 // What of `asked` the comparison leaves out or changes: "key: its value (VALUE in the comparison)"; files, logs and
 // the number of steps, which no layout can change, are not told.
 std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared);
-// What gives another result on this layout than on one rank by what it means: "key = value: why; way out".
+// What gives another result on this layout than on one rank by what it means, or because rounding decides it: "key =
+// value: why; way out".
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size);
 // The same on one rank.
 config::Config one_rank_config(config::Config config);

@@ -255,6 +255,9 @@ run 0 verify "${tiny[@]}" "${mock[@]}" --nproc 2 --steps 1 --optim.lr_decay_styl
 prints 'lr_decay_style: WSD \(constant'
 run 2 verify "${tiny[@]}" "${mock[@]}"
 warns 'nothing was compared'
+run 2 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --optim.optimizer=lion --model.family=gpt
+warns 'depend on the layout, so nothing was compared'
+warns "^  optim.optimizer = lion: .* the keys' bias \(model.add_bias_linear = true\) .*; set optim.optimizer to adam"
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --cuda-graphs
 prints '^CAPTURABLE: a step of training is [0-9]{3,} operations on rank 0, one of evaluation [0-9]{2,}; 0 findings'
 experts=(--model.family=mixtral --model.num_moe_experts=4)

@@ -112,5 +112,65 @@ TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
   EXPECT_EQ(found(1, 1, 2), "");
 }
 
+// The verdict of layout_dependent against what two layouts do: where it names nothing they agree to the last digit.
+TEST(Verify, NamesTheGradientOfNothingWhoseSignAnOptimizerTakes) {
+  struct Case {
+    const char* what;
+    bool bias, qkv_bias, qk_norm;
+    const char *positions, *normalization;
+    double rotary_percent;
+    const char* named;
+    const char* family = "gpt";
+  };
+  for (const Case& it : {
+           Case{"biases", true, false, false, "learned_absolute", "LayerNorm", 1, "the keys' bias (model.add_bias"},
+           Case{"of q, k, v", false, true, false, "learned_absolute", "LayerNorm", 1,
+                "the keys' bias (model.add_qkv"},
+           Case{"half turned", true, false, false, "rope", "LayerNorm", 0.5, "the keys' bias"},
+           Case{"turned", true, false, false, "rope", "LayerNorm", 1, ""},
+           Case{"no bias", false, false, false, "learned_absolute", "LayerNorm", 1, ""},
+           Case{"norm with bias", true, false, true, "learned_absolute", "LayerNorm", 1, "k_layernorm.bias"},
+           Case{"turned norm", true, false, true, "rope", "LayerNorm", 1, ""},
+           Case{"norm without bias", true, false, true, "learned_absolute", "RMSNorm", 1, ""},
+           Case{"top query", false, false, false, "rope", "LayerNorm", 1, "the first row of top_query_embeddings",
+                "codegeex"},
+       }) {
+    config::Config c = small_gpt();
+    c.optim.optimizer = "lion";
+    c.model.family = it.family;
+    c.model.add_bias_linear = it.bias;
+    c.model.add_qkv_bias = it.qkv_bias;
+    c.model.qk_layernorm = it.qk_norm;
+    c.model.position_embedding_type = it.positions;
+    c.model.normalization = it.normalization;
+    c.model.rotary_percent = it.rotary_percent;
+    const auto difference = train::compare_runs(run(c, {2}), run(c, {}));
+    c.parallel.tensor_model_parallel_size = 2;
+    const Lines lines = train::layout_dependent(c, 2);
+    EXPECT_EQ(difference.parameter > train::kParameterTolerance, *it.named != 0)
+        << it.what << ": " << difference.parameter << " at " << difference.parameter_name;
+    ASSERT_EQ(lines.size(), *it.named != 0 ? 1U : 0U) << it.what;
+    if (*it.named != 0) {
+      EXPECT_TRUE(lines[0].starts_with("optim.optimizer = lion: ")) << lines[0];
+      EXPECT_NE(lines[0].find(std::string("that of ") + it.named), std::string::npos) << lines[0];
+    }
+  }
+}
+
+TEST(Verify, ComparesSignsWhereEveryBitStaysAndOtherOptimizersEverywhere) {
+  config::Config c = small_gpt();
+  const auto named = [&](const char* optimizer, int64_t pp, int64_t world) {
+    c.optim.optimizer = optimizer;
+    c.parallel.pipeline_model_parallel_size = pp;
+    return train::layout_dependent(c, world).size();
+  };
+  EXPECT_EQ(named("lion", 4, 4), 0U);
+  EXPECT_EQ(named("lion", 2, 4), 1U);
+  EXPECT_EQ(named("lion", 1, 3), 1U);
+  for (const char* other : {"adam", "sgd", "muon"}) EXPECT_EQ(named(other, 1, 4), 0U) << other;
+  c.optim.optimizer = "lion";
+  EXPECT_EQ(train::compare_runs(run(c, {1, 4}), run(c, {})).parameter, 0.0);
+}
+
 }  // namespace
 }  // namespace metroplex::test::verify_ranks_test
