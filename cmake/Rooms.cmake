@@ -1,10 +1,11 @@
 # A room is a folder of metroplex/, a static library metroplex_<room> and a test binary <room>_test.
-#   metroplex_room(topology LINKS metroplex_base)
+#   metroplex_room(topology [WIRING] LINKS metroplex_base)
+# WIRING: no loop over elements, tokens or samples is in it (METROPLEX_QUICK).
 # Sources are globbed: a new file needs no line here. Set-up scripts compile many files as one unit
 # (CMAKE_UNITY_BUILD): names in unnamed namespaces are unique in a room, and a test file has a namespace of its own.
 # The link lists are the layers of docs/tour.md, and scripts/check_layers.py holds the includes to the same lists.
 function(metroplex_room name)
-  cmake_parse_arguments(ROOM "TORCH" "" "LINKS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(ROOM "TORCH;WIRING" "" "LINKS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/${name}/*.cpp")
   foreach(pattern IN LISTS ROOM_EXCLUDE)
     list(FILTER sources EXCLUDE REGEX "${pattern}")
@@ -18,6 +19,9 @@ function(metroplex_room name)
   endif()
   target_include_directories(metroplex_${name} ${scope} "${CMAKE_SOURCE_DIR}/metroplex")
   target_link_libraries(metroplex_${name} ${scope} ${ROOM_LINKS} Threads::Threads)
+  if(ROOM_WIRING)
+    target_compile_options(metroplex_${name} PRIVATE ${METROPLEX_QUICK})
+  endif()
   if(ROOM_TORCH)
     target_link_libraries(metroplex_${name} ${scope} torch_base)
     if(sources)
@@ -46,7 +50,7 @@ function(metroplex_test target torch room)
   target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
   target_compile_definitions(${target} PRIVATE METROPLEX_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE ${room} GTest::gtest_main)
-  target_compile_options(${target} PRIVATE -O1)  # a quarter of the time to compile; what is tested keeps its own
+  target_compile_options(${target} PRIVATE ${METROPLEX_QUICK})
   if(torch)
     target_precompile_headers(${target} REUSE_FROM metroplex_pch)
   endif()

@@ -35,7 +35,7 @@ torch_root=$("$root/scripts/setup.sh" "${variant[@]}" | tail -n 1)
 configured=$(sed -n 's/^TORCH_ROOT:PATH=//p' "$dir/CMakeCache.txt" 2>/dev/null || true)
 if [ ! -e "$dir/build.ninja" ] || [ "$configured" != "$torch_root" ]; then
   part "configuring $dir" cmake -S "$root" -B "$dir" -G Ninja -DTORCH_ROOT="$torch_root" -DCMAKE_UNITY_BUILD=ON \
-    -DCMAKE_UNITY_BUILD_BATCH_SIZE=12
+    -DCMAKE_UNITY_BUILD_BATCH_SIZE=24
 fi
 jobs=$(nproc)
 [ "$jobs" -gt 2 ] && memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo) && [ "$memory_jobs" -lt "$jobs" ] && jobs=$((memory_jobs > 0 ? memory_jobs : 1))

@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 seconds=${1:-20}
 build=$root/build-asan
 cmake -S "$root" -B "$build" -G Ninja -DMETROPLEX_TORCH=OFF -DMETROPLEX_FUZZERS=ON -DCMAKE_CXX_COMPILER=clang++ \
-  -DMETROPLEX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 > /dev/null
+  -DMETROPLEX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=24 > /dev/null
 cmake --build "$build" -j2
 ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error
 # fuzz FUZZER: the last line says how many inputs it took.

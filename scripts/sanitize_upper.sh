@@ -15,7 +15,7 @@ under() {
   [ "$sanitizer" = thread ] || flags=address,undefined
   torch_root=$("$root/scripts/setup.sh" | tail -n 1)
   cmake -S "$root" -B "$build" -G Ninja -DTORCH_ROOT="$torch_root" -DMETROPLEX_CUDA=OFF -DMETROPLEX_SANITIZE="$flags" \
-    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 > /dev/null
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=24 > /dev/null
   cmake --build "$build" -j2 --target "$@"
   for suite in "$@"; do
     echo "--- $suite under -fsanitize=$flags"

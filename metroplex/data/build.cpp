@@ -27,7 +27,7 @@ class Builder {
                        const std::array<int64_t, 3>& sizes) const {
     Datasets out;
     for (size_t i = 0; i < 3; ++i) {
-      if (bounds[i]) out[i] = one_split(source, *bounds[i], i, sizes[i]);
+      if (bounds[i] && sizes[i] != 0) out[i] = one_split(source, *bounds[i], i, sizes[i]);
     }
     return out;
   }

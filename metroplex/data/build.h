@@ -12,7 +12,7 @@
 
 namespace metroplex::data {
 
-// Null where there is no sample, or where a blend is asked for none.
+// Null where there is no sample, or where none is asked for.
 struct Splits {
   std::shared_ptr<const Dataset> train, valid, test;
   // Of what the training samples are cut: the documents of its sources, in their order and by their weights, wherever

@@ -3,7 +3,10 @@
 // integers by Lemire's method) and torch.randperm on the CPU.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <utility>
 #include <vector>
@@ -35,10 +38,19 @@ class RandomState {
     return value;
   }
 
-  // RandomState.shuffle of a one-dimensional array.
+  // RandomState.shuffle of a one-dimensional array. Draws run ahead of the exchanges, so that a long array's places
+  // are on their way from memory.
   template <class T>
   void shuffle(T* values, int64_t count) {
-    for (int64_t i = count - 1; i > 0; --i) std::swap(values[i], values[interval(static_cast<uint64_t>(i))]);
+    std::array<uint64_t, 32> places;
+    for (int64_t i = count - 1; i > 0;) {
+      const int64_t drawn = std::min<int64_t>(i, std::ssize(places));
+      for (int64_t k = 0; k < drawn; ++k) {
+        places[static_cast<size_t>(k)] = interval(static_cast<uint64_t>(i - k));
+        __builtin_prefetch(values + places[static_cast<size_t>(k)], 1);
+      }
+      for (int64_t k = 0; k < drawn; ++k, --i) std::swap(values[i], values[places[static_cast<size_t>(k)]]);
+    }
   }
   template <class T>
   void shuffle(std::vector<T>& values) {

@@ -14,9 +14,9 @@ namespace {
 constexpr const char* kAround = "the step around its segments";
 
 // Tells the recorder whose turn it is. Every segment is an island, so that each has its name.
-class Places final : public nn::Moments {
+class OperationPlaces final : public nn::Moments {
  public:
-  Places(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
+  OperationPlaces(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
   void before(const nn::Turn& turn) override {
     const nn::Block& block = blocks_.at(static_cast<size_t>(turn.block));
     const nn::Segment& segment = *block.segments.at(static_cast<size_t>(turn.segment));
@@ -68,10 +68,10 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
   const cuda::TapeHooks hooks(nullptr, device.outside());
   const comm::World told = world.recorded(*device.recorder());
   const auto a = assemble(config, told, vocab_size, /*forward_only=*/false, build);
-  std::vector<std::unique_ptr<Places>> places;
+  std::vector<std::unique_ptr<OperationPlaces>> places;
   const bool parts = asked.train.captures_parts();
   for (const auto& stage : a->stages) {
-    places.push_back(std::make_unique<Places>(*device.recorder(), stage->blocks()));
+    places.push_back(std::make_unique<OperationPlaces>(*device.recorder(), stage->blocks()));
     stage->listen("places of operations", *places.back(), /*cuts=*/!parts);
   }
   device.recorder()->set_place(kAround);

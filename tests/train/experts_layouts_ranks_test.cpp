@@ -118,8 +118,8 @@ void walk(const config::Config& base, size_t share) {
   }
 }
 
-TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 3); }
-TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 6); }
+TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 6); }
+TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 10); }
 
 }  // namespace
 }  // namespace metroplex::train::experts_layouts_ranks_test

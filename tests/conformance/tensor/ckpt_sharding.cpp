@@ -169,7 +169,7 @@ int64_t rows_of(const Json& tensors, const std::string& key, int64_t otherwise) 
   return otherwise;
 }
 
-std::string run_case(const Json& run) {
+std::string ckpt_sharding_case(const Json& run) {
   const Json& given = run.at("config");
   const Json& tensors = run.at("tensors");
   config::Config c;
@@ -213,7 +213,8 @@ std::string run_case(const Json& run) {
 
 void run_ckpt_sharding(const Json& file, Report& report) {
   const Json runs = file.value("runs", Json::object());
-  for (const auto& [name, run] : runs.items()) report.check(name, run, [&, &one = run] { return run_case(one); });
+  for (const auto& [name, run] : runs.items())
+    report.check(name, run, [&, &one = run] { return ckpt_sharding_case(one); });
 }
 
 }  // namespace metroplex::conformance

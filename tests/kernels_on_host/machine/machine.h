@@ -32,6 +32,9 @@ struct Order {
   std::vector<uint64_t> only;
 };
 void set_order(Order order);
+// Seeds of the orders that results are compared in, ascending first. Under the sanitizers one: what they find does
+// not depend on the order, and the watched program tries the others.
+std::vector<uint64_t> orders_to_try();
 
 // Runs the whole grid. Returns what was found wrong, "" if nothing was: a launch that a GPU refuses, threads that
 // wait for ever, and what watch.h says. Behind the first finding nothing more of the launch runs.
