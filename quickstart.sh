@@ -95,7 +95,7 @@ config=(examples/llama_tiny.yaml "--data.data_path=$dir/data" "--data.tokenizer_
 done_so_far=$( (ls "$dir/checkpoints" 2>/dev/null || true) | sed -n 's/^iter_0*\([0-9][0-9]*\).*/\1/p' | sort -n | tail -n 1)
 target=$((${done_so_far:-0} >= 200 ? done_so_far + 20 : 200))
 step "5/7 Train a Llama on 8 ranks: tensor 2 x pipeline 2 (2 virtual stages each) x data 2, sequence parallel"
-"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200 --train.log_interval=10
+"$metroplex" train "${config[@]}" "--train.train_iters=$target" --optim.lr_decay_iters=200 --train.log_interval=20
 
 step "6/7 Resume from the checkpoint for ten more steps"
 mkdir -p "$dir/logs"

@@ -15,6 +15,7 @@ namespace metroplex::data {
 namespace {
 
 constexpr double kSurplus = 0.005;  // of samples built for each dataset of a blend, against rounding
+constexpr const char* kMockSplit = "1,1,1";
 using Datasets = std::array<std::shared_ptr<const Dataset>, 3>;
 
 class Builder {
@@ -34,12 +35,7 @@ class Builder {
 
   // What from_blend() would refuse of documents that it finds none of.
   void look(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
-    std::vector<std::array<int64_t, 3>> wanted(blend.prefixes.size(), {-1, -1, -1});
-    if (blend.prefixes.size() == 1 && !blend.weights) wanted[0] = sizes;
-    if (blend.weights) {
-      check_weights(blend, bounds, sizes);
-      wanted = sizes_per_dataset(normalize(*blend.weights), sizes, kSurplus);
-    }
+    const auto wanted = built_of(blend, bounds, sizes);
     for (size_t d = 0; d < blend.prefixes.size(); ++d) {
       const auto source = open(blend.prefixes[d]);
       for (size_t i = 0; i < 3; ++i) {
@@ -50,13 +46,12 @@ class Builder {
 
   Datasets from_blend(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
     if (blend.prefixes.size() == 1 && !blend.weights) return from_source(open(blend.prefixes[0]), bounds, sizes);
+    const auto built = built_of(blend, bounds, sizes);
     std::vector<double> weights;
-    std::vector<std::array<int64_t, 3>> wanted(blend.prefixes.size(), {-1, -1, -1}), built = wanted;
+    std::vector<std::array<int64_t, 3>> wanted(blend.prefixes.size(), {-1, -1, -1});
     if (blend.weights) {
-      check_weights(blend, bounds, sizes);
       weights = normalize(*blend.weights);
       wanted = sizes_per_dataset(weights, sizes, 0.0);
-      built = sizes_per_dataset(weights, sizes, kSurplus);
     }
     std::vector<Datasets> parts;
     for (size_t d = 0; d < blend.prefixes.size(); ++d)
@@ -83,7 +78,41 @@ class Builder {
     return out;
   }
 
+  // TrainOrder::epochs of one source.
+  std::string epochs(const TokenSource& source, const std::pair<double, double>& bounds, int64_t size) const {
+    const auto [begin, end] = split_range(bounds, source.num_sequences());
+    int64_t tokens = 0;
+    for (int64_t document = begin; document < end; ++document) tokens += source.length(document);
+    if (tokens == 0) return "0";
+    const EpochLayout layout = epoch_layout(tokens, index_options(size));
+    return base::concat(layout.num_epochs, layout.separate_final_epoch ? " (the last apart)" : "");
+  }
+
+  std::string epochs(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
+    if (!bounds[0]) return "";
+    const auto built = built_of(blend, bounds, sizes);
+    std::string text;
+    for (size_t d = 0; d < blend.prefixes.size(); ++d)
+      text += (d > 0 ? ", " : "") + epochs(*open(blend.prefixes[d]), *bounds[0], built[d][0]);
+    return text;
+  }
+
  private:
+  GptIndexOptions index_options(int64_t size) const {
+    return {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), true, true};
+  }
+
+  // Samples that are built of each dataset for each split.
+  static std::vector<std::array<int64_t, 3>> built_of(const Blend& blend, const SplitBounds& bounds,
+                                                      const std::array<int64_t, 3>& sizes) {
+    if (blend.weights) {
+      check_weights(blend, bounds, sizes);
+      return sizes_per_dataset(normalize(*blend.weights), sizes, kSurplus);
+    }
+    if (blend.prefixes.size() == 1) return {sizes};
+    return std::vector<std::array<int64_t, 3>>(blend.prefixes.size(), {-1, -1, -1});
+  }
+
   std::shared_ptr<const TokenSource> open(const std::string& prefix) const {
     const std::string way = way_from_text(disk_, prefix, config_);
     MPX_CHECK(way.empty(), "data", way);
@@ -133,7 +162,7 @@ class Builder {
     const std::vector<int32_t> documents = documents_of(source, bounds, split, size);
     if (documents.empty()) return nullptr;
     GptOptions gpt;
-    gpt.index = {options_.sequence_length, size, static_cast<uint32_t>(options_.seed), true, true};
+    gpt.index = index_options(size);
     gpt.split = kSplitNames[split];
     gpt.eod = options_.eod;
     gpt.reset_position_ids = config_.reset_position_ids;
@@ -221,7 +250,7 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
   Datasets datasets;
   if (config.mock_data) {
     const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
-    datasets = builder.from_source(source, split_bounds(parse_split("1,1,1")), options.sizes);
+    datasets = builder.from_source(source, split_bounds(parse_split(kMockSplit)), options.sizes);
   }
   for (const Part& part : parts_of(config, options)) {
     const Datasets made = builder.from_blend(part.blend, part.bounds, part.sizes);
@@ -229,13 +258,20 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
       if (part.bounds[i]) datasets[i] = made[i];
     }
   }
-  return {datasets[0], datasets[1], datasets[2], train_sources(config, options, disk)};
+  return {datasets[0], datasets[1], datasets[2], train_order(config, options, disk)};
 }
 
-std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
-  if (config.mock_data) return MockSource(options.vocab_size, options.eod).fingerprint();
-  const auto blend = parse_blend(config.train_data_path.empty() ? config.data_path : config.train_data_path);
-  return blend ? identity(*blend, disk) : "none";
+TrainOrder train_order(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
+  const Builder builder(config, options, disk, IndexCache(disk, ""));
+  if (config.mock_data) {
+    const MockSource source(options.vocab_size, options.eod);
+    return {source.fingerprint(),
+            builder.epochs(source, *split_bounds(parse_split(kMockSplit))[0], options.sizes[0])};
+  }
+  for (const Part& part : parts_of(config, options)) {
+    if (part.bounds[0]) return {identity(part.blend, disk), builder.epochs(part.blend, part.bounds, part.sizes)};
+  }
+  return {"none", "0"};
 }
 
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {

@@ -12,12 +12,19 @@
 
 namespace metroplex::data {
 
+// What the order of the training samples follows from, besides data.split, the seed and the sequence length.
+struct TrainOrder {
+  // The documents of the sources, in their order and by their weights, wherever their files lie. Empty: not known.
+  std::string sources;
+  // How often each source is laid out, "1" or "3 (the last apart)", in words for a message. Empty: not known.
+  std::string epochs;
+  bool operator==(const TrainOrder&) const = default;
+};
+
 // Null where there is no sample, or where none is asked for.
 struct Splits {
   std::shared_ptr<const Dataset> train, valid, test;
-  // Of what the training samples are cut: the documents of its sources, in their order and by their weights, wherever
-  // their files lie. Which of them are for training data.split says.
-  std::string train_sources;
+  TrainOrder train_order;
 };
 
 struct BuildOptions {
@@ -32,8 +39,8 @@ struct BuildOptions {
 // base::Error naming the key or file, the value and the way out.
 Splits build_datasets(const config::Data& config, const BuildOptions& options);
 
-// Splits::train_sources alone; reads index files.
-std::string train_sources(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
+// Splits::train_order alone; reads index files.
+TrainOrder train_order(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
 
 // Throws what build_datasets() would for a split without a document, and where there is none to train on; builds
 // nothing.

@@ -85,28 +85,32 @@ IndexNeed index_need(int64_t documents, int64_t tokens, const GptIndexOptions& o
   return need;
 }
 
+EpochLayout epoch_layout(int64_t tokens_per_epoch, const GptIndexOptions& options) {
+  const int64_t extra = options.add_extra_token ? 1 : 0, step = options.sequence_length;
+  EpochLayout out;
+  out.tokens_per_epoch = tokens_per_epoch;
+  if (options.num_samples > 0) {
+    const int64_t wanted = options.num_samples * step + extra;
+    out.num_epochs = (wanted + tokens_per_epoch - 1) / tokens_per_epoch;
+  }
+  if (out.num_epochs > 1) {
+    out.samples_sans_final_epoch = floor_divide((out.num_epochs - 1) * tokens_per_epoch - extra, step);
+    out.samples_per_epoch = floor_divide(tokens_per_epoch - extra, step);
+    const int64_t from_final = options.num_samples - out.samples_sans_final_epoch;
+    out.separate_final_epoch =
+        from_final < static_cast<int64_t>(kFinalEpochThreshold * static_cast<double>(out.samples_per_epoch));
+  }
+  return out;
+}
+
 GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,
                          const GptIndexOptions& options) {
   MPX_CHECK(options.sequence_length > 0, "data", "sequence length ", options.sequence_length, " must be positive");
-  GptIndex index;
-  for (const int32_t document : documents) index.tokens_per_epoch += lengths[static_cast<size_t>(document)];
-  MPX_CHECK(index.tokens_per_epoch > 0, "data", "the ", documents.size(), " documents hold no token");
+  int64_t per_epoch = 0;
+  for (const int32_t document : documents) per_epoch += lengths[static_cast<size_t>(document)];
+  MPX_CHECK(per_epoch > 0, "data", "the ", documents.size(), " documents hold no token");
 
-  const int64_t extra = options.add_extra_token ? 1 : 0, step = options.sequence_length;
-  const int64_t per_epoch = index.tokens_per_epoch;
-  index.num_epochs = 1;
-  if (options.num_samples > 0) {
-    const int64_t wanted = options.num_samples * step + extra;
-    index.num_epochs = (wanted + per_epoch - 1) / per_epoch;
-  }
-  if (index.num_epochs > 1) {
-    index.samples_sans_final_epoch = floor_divide((index.num_epochs - 1) * per_epoch - extra, step);
-    index.samples_per_epoch = floor_divide(per_epoch - extra, step);
-    const int64_t from_final = options.num_samples - index.samples_sans_final_epoch;
-    index.separate_final_epoch =
-        from_final < static_cast<int64_t>(kFinalEpochThreshold * static_cast<double>(index.samples_per_epoch));
-  }
-
+  GptIndex index{epoch_layout(per_epoch, options), {}, {}, {}};
   RandomState random(options.seed);
   index.document_index = build_document_index(documents, index.num_epochs, index.separate_final_epoch, random);
   index.sample_index = build_sample_index(lengths, index.document_index, index.num_epochs * per_epoch, options);

@@ -20,10 +20,15 @@ struct GptIndexOptions {
   bool drop_last_partial = true;
 };
 
-struct GptIndex {
-  int64_t tokens_per_epoch = 0, num_epochs = 0;
+// How often the documents are laid out. The order of all samples follows from it: other epochs, another order.
+struct EpochLayout {
+  int64_t tokens_per_epoch = 0, num_epochs = 1;
   bool separate_final_epoch = false;
   int64_t samples_sans_final_epoch = 0, samples_per_epoch = 0;  // only set with more than one epoch
+};
+EpochLayout epoch_layout(int64_t tokens_per_epoch, const GptIndexOptions& options);
+
+struct GptIndex : EpochLayout {
   std::vector<int32_t> document_index;
   std::vector<int64_t> sample_index;   // [samples + 1, 2]: position in document_index, token offset in that document
   std::vector<int64_t> shuffle_index;  // [samples]

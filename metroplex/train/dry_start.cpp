@@ -7,6 +7,7 @@
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/load.h"
 #include "config/validate.h"
+#include "data/build.h"
 #include "data/text_given.h"
 #include "data/token_count.h"
 #include "train/run_data.h"
@@ -17,9 +18,9 @@
 namespace metroplex::train {
 namespace {
 
-// Of what the training samples are cut; "" where no data is here to look at.
-std::string checked_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
-                         files::FileSystem& disk) {
+// Of the training samples; nothing where no data is here to look at.
+data::TrainOrder checked_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
+                              files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
   for (const data::SourceTokens& source : sources) {
     const std::string way = data::way_from_text(disk, source.prefix, config.data);
@@ -27,12 +28,12 @@ std::string checked_data(const config::Config& config, const TokenizerFacts& tok
   }
   const bool readable = std::all_of(sources.begin(), sources.end(),
                                     [](const data::SourceTokens& source) { return source.problem.empty(); });
-  if (!readable) return "";
+  if (!readable) return {};
   const int64_t dp = config::data_parallel_size(config.parallel, world_size);
   const RunLength length = run_length(config, microbatch_schedule(config, dp));
   const data::BuildOptions options = build_options(config, length, tokenizer, false);
   data::check_splits(config.data, options, disk);
-  return data::train_sources(config.data, options, disk);
+  return data::train_order(config.data, options, disk);
 }
 
 void check_same_data(const DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
@@ -41,7 +42,7 @@ void check_same_data(const DataOfRun& here, const files::Manifest& manifest, con
   if (!other.empty()) check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 
-void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, const std::string& sources,
+void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, const data::TrainOrder& order,
                       files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   if (c.load.empty()) return;
@@ -50,7 +51,7 @@ void check_checkpoint(const config::Config& config, const TokenizerFacts& tokeni
   if (!found.reader) return check_fresh_start(config, found.others);
   const files::Manifest& manifest = found.reader->manifest();
   check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
-  check_same_data({config, sources}, manifest, found.reader->directory());
+  check_same_data({config, order}, manifest, found.reader->directory());
 }
 
 }  // namespace

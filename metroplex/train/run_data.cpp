@@ -52,7 +52,7 @@ void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bo
       },
       *a_.world);
   datasets_ = {splits->train, splits->valid, splits->test};
-  train_sources_ = splits->train_sources;
+  train_order_ = splits->train_order;
 }
 
 void RunData::tell_peers() {

@@ -31,7 +31,7 @@ class RunData {
   RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only);
 
   bool has(Split split) const { return present_[split]; }
-  const std::string& train_sources() const { return train_sources_; }  // data::Splits', on reading ranks
+  const data::TrainOrder& train_order() const { return train_order_; }  // known on reading ranks
   // Throws base::Error("data") where the split has no samples.
   BatchStream stream(Split split, int64_t consumed_samples) const;
 
@@ -52,7 +52,7 @@ class RunData {
   const Assembly& a_;
   std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;  // on reading ranks
   std::array<bool, 3> present_{};                                 // on every rank
-  std::string train_sources_;
+  data::TrainOrder train_order_;
 };
 
 }  // namespace metroplex::train

@@ -37,19 +37,28 @@ std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
   return base::concat("\n  ", mine.key, " is ", mine.value, " here, and it was ", theirs.key, " = ", theirs.value);
 }
 
+std::string epochs_note(const data::TrainOrder& here, const data::TrainOrder& there) {
+  if (there.epochs.empty() || here.sources != there.sources || here.epochs == there.epochs) return "";
+  return base::concat(
+      "the training documents are laid out for so many epochs: ", here.epochs, ", and were for ", there.epochs,
+      ". Their samples come in another order, so some that were read may come again and "
+      "some never; as many iterations as before (train.train_iters, train.train_samples) keep the order");
+}
+
 }  // namespace
 
 SavedData saved_data(const files::Manifest& manifest) {
+  const auto extra = nlohmann::json::parse(manifest.extra);
   return {config::parse_saved(manifest.config_yaml),
-          nlohmann::json::parse(manifest.extra).value("train_sources", "")};
+          {extra.value("train_sources", ""), extra.value("train_epochs", "")}};
 }
 
 std::string data_differences(const DataOfRun& here, const DataOfRun& there) {
   const config::Config &mine = here.config, &theirs = there.config;
   std::string text =
       difference("train.seq_length", std::to_string(mine.train.seq_length), std::to_string(theirs.train.seq_length));
-  const bool known = !here.sources.empty() && !there.sources.empty();
-  if (known && here.sources != there.sources) text += source_difference(here, there);
+  const bool known = !here.order.sources.empty() && !there.order.sources.empty();
+  if (known && here.order.sources != there.order.sources) text += source_difference(here, there);
   if (cuts(mine.data) && cuts(theirs.data) &&
       data::split_bounds(data::parse_split(mine.data.split))[0] !=
           data::split_bounds(data::parse_split(theirs.data.split))[0])
@@ -59,7 +68,8 @@ std::string data_differences(const DataOfRun& here, const DataOfRun& there) {
 }
 
 std::string data_note(const DataOfRun& here, const DataOfRun& there) {
-  if (here.sources.empty() || !there.sources.empty()) return "";
+  if (here.order.sources.empty()) return "";
+  if (!there.order.sources.empty()) return epochs_note(here.order, there.order);
   const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
   const std::string text = "the checkpoint does not say which documents it was trained on: ";
   if (mine == theirs) return base::concat(text, mine.key, " = ", mine.value, " is taken for the same");

@@ -5,20 +5,21 @@
 #include <string>
 
 #include "config/config.h"
+#include "data/build.h"
 #include "files/manifest.h"
 
 namespace metroplex::train {
 
 struct DataOfRun {
   const config::Config& config;
-  std::string sources;  // data::Splits::train_sources; empty: not known
+  data::TrainOrder order;
 };
 
 // What a checkpoint says of the data that it came by.
 struct SavedData {
   config::Config config;
-  std::string sources;
-  DataOfRun run() const { return {config, sources}; }
+  data::TrainOrder order;
+  DataOfRun run() const { return {config, order}; }
 };
 SavedData saved_data(const files::Manifest& manifest);
 
@@ -26,7 +27,8 @@ SavedData saved_data(const files::Manifest& manifest);
 // Sources are the same where their documents are, under whatever path; where one side's are not known they are not
 // compared.
 std::string data_differences(const DataOfRun& here, const DataOfRun& there);
-// What could not be compared and may differ, in a line; "" for nothing.
+// What could not be compared and may differ, and epochs that do: a line each; "" for nothing. Epochs are no reason to
+// refuse: who asks for more of them wants to go on.
 std::string data_note(const DataOfRun& here, const DataOfRun& there);
 
 // Throws base::Error with `differences` unless checkpoint.resume_with_other_data is set.

@@ -154,7 +154,7 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
 }
 
 // What rank 0 finds, on all ranks.
-void check_data(Assembly& a, const checkpoint::Reader& reader, const std::string& data,
+void check_data(Assembly& a, const checkpoint::Reader& reader, const data::TrainOrder& data,
                 checkpoint::Exchange& exchange, LoadOutcome& outcome) {
   if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
   const SavedData saved = saved_data(reader.manifest());
@@ -190,7 +190,8 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
              {"grad_scaler", scaler_json(a, step)},
-             {"train_sources", position.data},
+             {"train_sources", position.data.sources},
+             {"train_epochs", position.data.epochs},
              {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
              {"schedule", schedule_json(a.schedule->args())}};
   if (a.tokenizer) {
@@ -263,7 +264,7 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
   return allowed;
 }
 
-LoadOutcome load_state(Assembly& a, const std::string& directory, const std::string& data) {
+LoadOutcome load_state(Assembly& a, const std::string& directory, const data::TrainOrder& data) {
   GroupExchange exchange(a.groups().world);
   const config::Checkpoint& c = a.config.checkpoint;
   files::PosixFileSystem disk;

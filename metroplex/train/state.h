@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/world.h"
+#include "data/build.h"
 #include "train/assemble.h"
 #include "train/compatible.h"
 
@@ -17,7 +18,7 @@ struct Position {
   int64_t scheduled_samples = 0;  // of successful updates: where learning rate and weight decay stand
   int64_t skipped_iterations = 0;
   std::string checkpoint = "";  // that it went on from or was saved to last, a path; empty: none
-  std::string data = "";        // on rank 0: RunData::train_sources; empty: not known
+  data::TrainOrder data = {};   // on rank 0: RunData::train_order
 };
 
 struct SaveOutcome {
@@ -50,6 +51,6 @@ struct LoadOutcome {
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };
-LoadOutcome load_state(Assembly& assembly, const std::string& directory, const std::string& data = "");
+LoadOutcome load_state(Assembly& assembly, const std::string& directory, const data::TrainOrder& data = {});
 
 }  // namespace metroplex::train

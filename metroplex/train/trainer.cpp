@@ -119,7 +119,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only) {
   a_->tokenizer = tokenizer.files;
-  position_.data = data_.train_sources();
+  position_.data = data_.train_order();
   if (a_->optimizer) {
     a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);

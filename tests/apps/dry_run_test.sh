@@ -121,9 +121,9 @@ run 0 train --help
 measured 0 train --help
 base=$(cat rss)
 for backend in threads gloo; do
-  measured 2 train "${gpt3[@]}" --nproc 2 --backend $backend --checkpoint.save=ck --checkpoint.save_interval=5
+  measured 2 train "${gpt3[@]}" --model.num_layers=24 --nproc 2 --backend $backend --checkpoint.save=ck --checkpoint.save_interval=5
   warns '^metroplex: \[config\] this run cannot fit: the 2 ranks of a machine are predicted to hold [0-9.]+ TiB'
-  warns ' main parameters  moments  activations '
+  warns ' main parameters +moments +activations '
   warns 'saves [0-9.]+ .iB'
   [ "$(grep -c '^metroplex: ' err)" = 1 ] || fail "more than one error"
   # One matrix of the model takes 300 MiB, a tenth of a layer's state.

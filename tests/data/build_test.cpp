@@ -66,6 +66,36 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
     EXPECT_NE(documents.find(word), std::string::npos) << documents;
 }
 
+// 124 samples an epoch; a last epoch of which less than 0.8 is wanted is shuffled apart.
+TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
+  config.data_path = {scratch / "a"};
+  config.split = "1";
+  const auto made = [&](int64_t samples) {
+    options.sizes = {samples, 0, 0};
+    const Splits splits = build_datasets(config, options);
+    EXPECT_EQ(splits.valid, nullptr) << "none is asked for";
+    std::vector<int64_t> first;
+    Sample sample;
+    for (int64_t i = 0; i < 20; ++i) {
+      splits.train->get(i, sample);
+      first.insert(first.end(), sample.tokens.begin(), sample.tokens.end());
+    }
+    return std::pair(splits.train_order.epochs, first);
+  };
+  const auto one = made(100);
+  EXPECT_EQ(one.first, "1");
+  EXPECT_EQ(made(120), one);
+  for (const auto& [samples, epochs] : std::vector<std::pair<int64_t, std::string>>{
+           {200, "2 (the last apart)"}, {240, "2"}, {400, "4 (the last apart)"}}) {
+    const auto longer = made(samples);
+    EXPECT_EQ(longer.first, epochs);
+    EXPECT_NE(longer.second, one.second) << samples;
+  }
+  config.data_path = {"1", scratch / "a", "1", scratch / "b"};
+  EXPECT_EQ(made(200).first, "1, 1");
+  EXPECT_EQ(made(300).first, "2 (the last apart), 2 (the last apart)");
+}
+
 // The line that is given runs as it stands.
 TEST_F(Build, TextIsNoDatasetAndTheWayToOneIsALine) {
   std::ofstream(scratch / "my notes.txt") << "Once upon a time\n";

@@ -21,7 +21,7 @@ config::Config text_corpus() {
 std::string difference(const std::function<void(config::Config&)>& change, const std::string& here = "sum 1") {
   config::Config mine = text_corpus(), saved = text_corpus();
   change(mine);
-  return train::data_differences({mine, here}, {saved, "sum 1"});
+  return train::data_differences({mine, {here, ""}}, {saved, {"sum 1", ""}});
 }
 
 TEST(SameData, TheSameDocumentsMayLieElsewhereAndSharesMayBeWrittenOtherwise) {
@@ -57,13 +57,27 @@ TEST(SameData, EveryOtherOrderIsNamedByItsKeyWithBothValues) {
 TEST(SameData, WhatACheckpointDoesNotSayIsTakenForTheSameInALine) {
   config::Config mine = text_corpus(), saved = text_corpus();
   mine.data.data_path = {"b"};
-  EXPECT_EQ(train::data_differences({mine, "sum 2"}, {saved, ""}), "");
-  EXPECT_EQ(train::data_note({mine, "sum 2"}, {saved, ""}),
+  EXPECT_EQ(train::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "");
+  EXPECT_EQ(train::data_note({mine, {"sum 2", "1"}}, {saved, {}}),
             "the checkpoint does not say which documents it was trained on: data.data_path = \"b\" is taken for "
             "data.data_path = \"a/text\"");
-  EXPECT_EQ(train::data_note({mine, "sum 2"}, {saved, "sum 1"}), "");
+  EXPECT_EQ(train::data_note({mine, {"sum 2", "2"}}, {saved, {"sum 1", "1"}}), "");
   mine.train.seq_length = 7;
-  EXPECT_NE(train::data_differences({mine, "sum 2"}, {saved, ""}), "") << "its configuration says so";
+  EXPECT_NE(train::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "") << "its configuration says so";
+}
+
+// Who trains for longer may need more epochs: no reason to refuse, but not the same order.
+TEST(SameData, OtherEpochsOfTheSameDocumentsAreTold) {
+  const config::Config text = text_corpus();
+  const auto note = [&](const std::string& here, const std::string& there) {
+    EXPECT_EQ(train::data_differences({text, {"sum 1", here}}, {text, {"sum 1", there}}), "");
+    return train::data_note({text, {"sum 1", here}}, {text, {"sum 1", there}});
+  };
+  EXPECT_EQ(note("2, 1", "2, 1"), "");
+  EXPECT_EQ(note("2", ""), "") << "an older checkpoint does not say";
+  const std::string told = note("3 (the last apart)", "2");
+  for (const char* word : {"3 (the last apart)", "were for 2", "another order", "train.train_iters"})
+    EXPECT_NE(told.find(word), std::string::npos) << told;
 }
 
 TEST(SameData, OnlyAWordOfConsentLetsADifferencePass) {
