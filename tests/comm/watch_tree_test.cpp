@@ -60,16 +60,19 @@ class WatchWorld {
     const std::lock_guard lock(mutex_);
     return heard_[static_cast<size_t>(rank)];
   }
-  uint16_t port_of(int rank) {
-    const std::lock_guard lock(mutex_);
-    std::istringstream words(store_.at("watch/" + std::to_string(rank)));
-    std::string address;
-    int port = 0;
-    words >> address >> port;
-    return static_cast<uint16_t>(port);
-  }
+  uint16_t port_of(int rank) { return static_cast<uint16_t>(std::stoi(word_of(rank, 1))); }
+  std::string secret_of(int rank) { return word_of(rank, 2); }
 
  private:
+  // Of its address, port and secret.
+  std::string word_of(int rank, int number) {
+    const std::lock_guard lock(mutex_);
+    std::istringstream words(store_.at("watch/" + std::to_string(rank)));
+    std::string word;
+    for (int i = 0; i <= number; ++i) words >> word;
+    return word;
+  }
+
   const int size_;
   std::mutex mutex_;
   std::map<std::string, std::string> store_;
@@ -241,6 +244,18 @@ TEST(WatchTree, OfTwoFailuresEveryRankHearsTheFirstOnce) {
   for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{"rank 9 failed"}) << rank;
   EXPECT_EQ(world.heard_so_far(9), Causes{});
   trees[0]->leave();  // does not wait for anybody
+}
+
+TEST(WatchTree, ASecondCauseFromBelowGoesNoFurther) {
+  WatchWorld world(3);
+  const auto first = world.join(0), one = world.join(1);
+  const int two = stranger_at(world.port_of(0));
+  say(two, message('h', world.secret_of(0) + " 2/3") + message('c', "the first") + message('c', "the second"));
+  EXPECT_EQ(world.heard(1), Causes{"the first"});
+  std::this_thread::sleep_for(100ms);  // in which the second would be heard too
+  EXPECT_EQ(world.heard_so_far(0), Causes{"the first"});
+  EXPECT_EQ(world.heard_so_far(1), Causes{"the first"});
+  ::close(two);
 }
 
 TEST(WatchTree, WhoJoinsLateHearsOfAFailureBeforeIt) {

@@ -124,6 +124,10 @@ TEST(GradScaler, IsMadeOnlyForRunsThatScale) {
   const auto dynamic = make_grad_scaler(precision);
   ASSERT_TRUE(dynamic && !dynamic->constant());
   EXPECT_EQ(dynamic->start(), (GradScalerState{4294967296.0, 0, 5}));
+  precision.loss_scale_window = 7;
+  const cuda::kernels::ScaleRule rule = make_grad_scaler(precision)->rule();
+  EXPECT_EQ(rule.growth_interval, 7);
+  EXPECT_EQ(rule.hysteresis, 5);
   precision.loss_scale = 1024;
   EXPECT_TRUE(make_grad_scaler(precision)->constant());
   precision.params_dtype = "bf16";

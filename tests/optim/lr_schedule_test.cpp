@@ -79,6 +79,18 @@ TEST(ScheduleArgs, WeightDecayHasOneValueUnlessAskedToGrow) {
   EXPECT_EQ(schedule.weight_decay(5000), 0.2);
 }
 
+TEST(LrSchedule, AWarmUpThenAStableRateThenADecay) {
+  config::Config config = in_iterations();
+  config.optim.lr_decay_style = "WSD";
+  config.optim.lr_wsd_decay_style = "linear";
+  config.optim.lr_wsd_decay_iters = 40;
+  const optim::LrSchedule schedule(optim::schedule_args(config));
+  for (const int64_t stable : {161, 500, 960}) EXPECT_EQ(schedule.lr(stable), 1e-2) << stable;
+  EXPECT_LT(schedule.lr(961), 1e-2);
+  EXPECT_DOUBLE_EQ(schedule.lr(1280), 5.5e-3);
+  EXPECT_DOUBLE_EQ(schedule.lr(1600), 1e-3);
+}
+
 TEST(LrSchedule, WarmsUpFromItsFirstRateAndEndsAtTheLowest) {
   config::Config config = in_iterations();
   config.optim.lr_warmup_init = 2e-3;
