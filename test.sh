@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up, builds, and runs every test that this machine can run. Ends with a count; fails when a test fails or when
-# fewer tests ran than tests/expected_counts.txt asks for.
+# Sets up, builds, and runs every test that this machine can run without a sanitizer (scripts/sanitize.sh). Ends with a
+# count; fails when a test fails or when fewer tests ran than tests/expected_counts.txt asks for.
 #   ./test.sh [--cpu | --cuda] [--update]      --update: take what ran now as what is expected
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

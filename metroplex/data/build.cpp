@@ -78,6 +78,20 @@ class Builder {
     return out;
   }
 
+  // Blends that are equal so have samples of equal numbers from equal places.
+  TrainOrder train_order(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
+    const auto built = built_of(blend, bounds, sizes);
+    std::string identity, laid_out;
+    for (size_t d = 0; d < blend.prefixes.size(); ++d) {
+      const auto source = open(blend.prefixes[d]);
+      identity += source->fingerprint();
+      if (blend.weights && blend.prefixes.size() > 1) identity += base::concat(" ", normalize(*blend.weights)[d]);
+      identity += "\n";
+      laid_out += (d > 0 ? ", " : "") + epochs(*source, *bounds[0], built[d][0]);
+    }
+    return {files::to_hex(files::checksum(identity.data(), identity.size())), laid_out};
+  }
+
   // TrainOrder::epochs of one source.
   std::string epochs(const TokenSource& source, const std::pair<double, double>& bounds, int64_t size) const {
     const auto [begin, end] = split_range(bounds, source.num_sequences());
@@ -86,15 +100,6 @@ class Builder {
     if (tokens == 0) return "0";
     const EpochLayout layout = epoch_layout(tokens, index_options(size));
     return base::concat(layout.num_epochs, layout.separate_final_epoch ? " (the last apart)" : "");
-  }
-
-  std::string epochs(const Blend& blend, const SplitBounds& bounds, const std::array<int64_t, 3>& sizes) const {
-    if (!bounds[0]) return "";
-    const auto built = built_of(blend, bounds, sizes);
-    std::string text;
-    for (size_t d = 0; d < blend.prefixes.size(); ++d)
-      text += (d > 0 ? ", " : "") + epochs(*open(blend.prefixes[d]), *bounds[0], built[d][0]);
-    return text;
   }
 
  private:
@@ -189,17 +194,6 @@ std::string cache_directory(const config::Data& config) {
   return "";
 }
 
-// Blends that are equal so have samples of equal numbers from equal places.
-std::string identity(const Blend& blend, files::FileSystem& disk) {
-  std::string text;
-  for (size_t d = 0; d < blend.prefixes.size(); ++d) {
-    text += IndexedSource(disk, blend.prefixes[d]).fingerprint();
-    if (blend.weights && blend.prefixes.size() > 1) text += base::concat(" ", normalize(*blend.weights)[d]);
-    text += "\n";
-  }
-  return files::to_hex(files::checksum(text.data(), text.size()));
-}
-
 SplitBounds all_of(size_t split) {
   SplitBounds bounds;
   bounds[split] = {0.0, 1.0};
@@ -269,7 +263,7 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
             builder.epochs(source, *split_bounds(parse_split(kMockSplit))[0], options.sizes[0])};
   }
   for (const Part& part : parts_of(config, options)) {
-    if (part.bounds[0]) return {identity(part.blend, disk), builder.epochs(part.blend, part.bounds, part.sizes)};
+    if (part.bounds[0]) return builder.train_order(part.blend, part.bounds, part.sizes);
   }
   return {"none", "0"};
 }

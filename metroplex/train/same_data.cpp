@@ -40,9 +40,9 @@ std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
 std::string epochs_note(const data::TrainOrder& here, const data::TrainOrder& there) {
   if (there.epochs.empty() || here.sources != there.sources || here.epochs == there.epochs) return "";
   return base::concat(
-      "the training documents are laid out for so many epochs: ", here.epochs, ", and were for ", there.epochs,
-      ". Their samples come in another order, so some that were read may come again and "
-      "some never; as many iterations as before (train.train_iters, train.train_samples) keep the order");
+      "epochs of the training documents: ", here.epochs, " here, ", there.epochs,
+      " before. Their samples come in another order: some that were read may come again, and some never; as many "
+      "iterations as before (train.train_iters, train.train_samples) keep the order");
 }
 
 }  // namespace

@@ -154,13 +154,13 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
 }
 
 // What rank 0 finds, on all ranks.
-void check_data(Assembly& a, const checkpoint::Reader& reader, const data::TrainOrder& data,
+void check_data(Assembly& a, const checkpoint::Reader& reader, const data::TrainOrder& order,
                 checkpoint::Exchange& exchange, LoadOutcome& outcome) {
   if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
   const SavedData saved = saved_data(reader.manifest());
-  const std::string told = exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, data}, saved.run()) : "");
+  const std::string told = exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, order}, saved.run()) : "");
   const std::string other =
-      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, data}, saved.run()) : "");
+      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, order}, saved.run()) : "");
   if (!told.empty()) add_line(outcome.notes, told);
   if (other.empty()) return;
   check_consent(a.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
@@ -190,8 +190,8 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
              {"grad_scaler", scaler_json(a, step)},
-             {"train_sources", position.data.sources},
-             {"train_epochs", position.data.epochs},
+             {"train_sources", position.train_order.sources},
+             {"train_epochs", position.train_order.epochs},
              {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
              {"schedule", schedule_json(a.schedule->args())}};
   if (a.tokenizer) {
@@ -264,7 +264,7 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
   return allowed;
 }
 
-LoadOutcome load_state(Assembly& a, const std::string& directory, const data::TrainOrder& data) {
+LoadOutcome load_state(Assembly& a, const std::string& directory, const data::TrainOrder& order) {
   GroupExchange exchange(a.groups().world);
   const config::Checkpoint& c = a.config.checkpoint;
   files::PosixFileSystem disk;
@@ -289,8 +289,8 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, const data::Tr
                       extra.value("scheduled_samples", consumed),
                       extra.value("skipped_iterations", int64_t{0}),
                       outcome.path,
-                      data};
-  check_data(a, reader, data, exchange, outcome);
+                      order};
+  check_data(a, reader, order, exchange, outcome);
   const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
   a.families.settle();  // own values are read while a gather is under way
   load_weights(a, reader);

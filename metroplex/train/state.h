@@ -17,8 +17,8 @@ struct Position {
   int64_t consumed_train_samples = 0;
   int64_t scheduled_samples = 0;  // of successful updates: where learning rate and weight decay stand
   int64_t skipped_iterations = 0;
-  std::string checkpoint = "";  // that it went on from or was saved to last, a path; empty: none
-  data::TrainOrder data = {};   // on rank 0: RunData::train_order
+  std::string checkpoint = "";        // that it went on from or was saved to last, a path; empty: none
+  data::TrainOrder train_order = {};  // on rank 0: RunData::train_order
 };
 
 struct SaveOutcome {
@@ -42,7 +42,7 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
 // assembly, whatever layout wrote it. False when there is none and a run may begin there (run_folders.h); else that
 // is an error, and so is another model (compatible.h) and a tensor that no rank has a place for. `notes` tells what
 // was passed over (damaged checkpoints, by name), and which differences were allowed. A run that goes on, on other
-// data than `data` of rank 0 (Position::data), is refused (same_data.h).
+// data than `order` of rank 0 (Position::train_order), is refused (same_data.h).
 struct LoadOutcome {
   bool loaded = false;
   std::string path;
@@ -51,6 +51,6 @@ struct LoadOutcome {
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };
-LoadOutcome load_state(Assembly& assembly, const std::string& directory, const data::TrainOrder& data = {});
+LoadOutcome load_state(Assembly& assembly, const std::string& directory, const data::TrainOrder& order = {});
 
 }  // namespace metroplex::train

@@ -119,7 +119,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       length_(run_length(config, microbatches_)),
       data_(*a_, length_, tokenizer, forward_only) {
   a_->tokenizer = tokenizer.files;
-  position_.data = data_.train_order();
+  position_.train_order = data_.train_order();
   if (a_->optimizer) {
     a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
       timers_.add(plan::action_name(action.kind), 2, seconds);
@@ -152,7 +152,7 @@ void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
   const LoadOutcome outcome =
-      timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory, position_.data); });
+      timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory, position_.train_order); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";

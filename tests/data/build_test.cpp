@@ -66,10 +66,10 @@ TEST_F(Build, ASplitWithoutADocumentNamesTheWayOut) {
     EXPECT_NE(documents.find(word), std::string::npos) << documents;
 }
 
-// 124 samples an epoch; a last epoch of which less than 0.8 is wanted is shuffled apart.
+// 122 samples an epoch (49 documents of 20 tokens); a last epoch of which less than 0.8 is wanted is shuffled apart.
 TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   config.data_path = {scratch / "a"};
-  config.split = "1";
+  config.split = "98,1,1";
   const auto made = [&](int64_t samples) {
     options.sizes = {samples, 0, 0};
     const Splits splits = build_datasets(config, options);
@@ -93,6 +93,9 @@ TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   }
   config.data_path = {"1", scratch / "a", "1", scratch / "b"};
   EXPECT_EQ(made(200).first, "1, 1");
+  config.data_path[0] = "3";
+  EXPECT_EQ(made(200).first, "2 (the last apart), 1");
+  config.data_path[0] = "1";
   EXPECT_EQ(made(300).first, "2 (the last apart), 2 (the last apart)");
 }
 

@@ -10,12 +10,16 @@
 
 namespace metroplex::test {
 
+inline bool whole_walks() {
+  const char* const whole = std::getenv("METROPLEX_WHOLE_WALKS");
+  return whole != nullptr && *whole != '\0';
+}
+
 // One in `share` of the cases, in their order. Drawn, with a fixed seed: each k-th would always meet the same values
 // of the innermost loop that made them.
 template <class T>
 std::vector<T> everyday(const std::vector<T>& all, size_t share) {
-  const char* const whole = std::getenv("METROPLEX_WHOLE_WALKS");
-  if (whole != nullptr && *whole != '\0') return all;
+  if (whole_walks()) return all;
   std::vector<size_t> places(all.size());
   std::iota(places.begin(), places.end(), size_t{0});
   std::mt19937 draw(20250701);

@@ -76,7 +76,8 @@ TEST(SameData, OtherEpochsOfTheSameDocumentsAreTold) {
   EXPECT_EQ(note("2, 1", "2, 1"), "");
   EXPECT_EQ(note("2", ""), "") << "an older checkpoint does not say";
   const std::string told = note("3 (the last apart)", "2");
-  for (const char* word : {"3 (the last apart)", "were for 2", "another order", "train.train_iters"})
+  for (const char* word :
+       {"epochs of the training documents: 3 (the last apart) here, 2 before", "another order", "train.train_iters"})
     EXPECT_NE(told.find(word), std::string::npos) << told;
 }
 

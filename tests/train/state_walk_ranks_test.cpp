@@ -244,7 +244,7 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
     const auto schedule = train::microbatch_schedule(config, kHere.dp);
     const train::RunData data(*a, train::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false);
     train::Position at = hand.start;
-    at.data = data.train_order();
+    at.train_order = data.train_order();
     train::BatchStream stream = data.stream(train::kTrain, at.consumed_train_samples);
     std::vector<Step> mine;
     while (at.iteration < kSteps) {
