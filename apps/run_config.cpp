@@ -126,7 +126,7 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
     if (another) out.notes.push_back("a GPT is trained, not the model of " + script.program);
     add_megatron(draft, megatron::parse_arguments(script.flags), out, false, ignore);
   } catch (const base::Error& error) {
-    const std::string text = std::string(error.what()).substr(error.room().size() + 3);
+    const std::string text = base::message_of(error);
     const std::string hint = script.arguments_named <= given
                                  ? ""
                                  : base::concat("\n(", path, " reads $1 to $", script.arguments_named,

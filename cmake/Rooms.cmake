@@ -39,7 +39,7 @@ function(metroplex_room name)
   if(procs)
     metroplex_test(${name}_procs_test "${ROOM_TORCH}" metroplex_${name} ${procs})
   endif()
-  if(gpu)  # ctest -L gpu runs what says the most on a machine with a GPU
+  if(gpu AND have_cuda)  # ctest -L gpu runs what says the most on a machine with a GPU; libtorch without CUDA sees none
     metroplex_test(${name}_gpu_test "${ROOM_TORCH}" metroplex_${name} ${gpu})
     set_tests_properties(${name}_gpu_test PROPERTIES LABELS gpu)
   endif()

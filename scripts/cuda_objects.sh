@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# What the CUDA variant holds and the CPU one does not: the rooms cuda and comm and the .cu files compile, their GPU
-# suites link, and the libraries define all that those of the CPU variant do, whose no_*.cpp stand in. The other rooms
-# are the same text in both.
+# What the CUDA variant holds and the CPU one does not: the rooms cuda and comm, the .cu files and all GPU suites compile,
+# the suites of the two rooms link, and the libraries define all that those of the CPU variant do, whose no_*.cpp stand
+# in. The other rooms are the same text in both.
 #   scripts/cuda_objects.sh [CPU_BUILD]      default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cpu=${1:-$root/build}
 cuda=$root/build-cuda
 "$root/scripts/build.sh" --cuda --dir "$cuda" --target metroplex_cuda --target metroplex_comm --target cuda_gpu_test --target comm_gpu_test
+mapfile -t suites < <(ninja -C "$cuda" -t targets all | sed -n 's/^\(CMakeFiles\/[a-z]*_gpu_test\.dir\/.*\.o\): .*/--target \1/p')
+[ "${#suites[@]}" -gt 5 ] || { echo "cuda_objects.sh: objects of the GPU suites of six rooms were expected, not ${#suites[@]}" >&2; exit 1; }
+"$root/scripts/build.sh" --cuda --dir "$cuda" ${suites[@]}
 [ -e "$cuda/libmetroplex_kernels.a" ] || { echo "cuda_objects.sh: no nvcc here, the .cu files were not compiled" >&2; exit 1; }
 defined() { nm -gC --defined-only "$@" 2> /dev/null | sed -n 's/^[0-9a-f]* [Ti] //p' | grep '^metroplex::' | sort -u; }
 missing=$(comm -23 <(defined "$cpu"/libmetroplex_{cuda,comm}.a) <(defined "$cuda"/libmetroplex_{cuda,comm,kernels}.a))

@@ -64,7 +64,7 @@ train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::stri
     return tokenizer_facts(config);
   } catch (const base::Error& error) {
     if (error.room() == "config") throw;
-    notes.push_back(std::string("the tokenizer was not looked at: ") + error.what());
+    notes.push_back(std::string("the tokenizer was not looked at: ") + base::message_of(error));
     train::TokenizerFacts facts;
     facts.vocab_size = config.model.vocab_size;
     return facts;

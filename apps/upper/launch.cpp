@@ -101,6 +101,11 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
   return kExitOk;
 }
 
+// srun is also how one program is started on a node: the one task of a step has ranks of its own if it asks for them.
+bool is_lone_task(const comm::LaunchEnvironment& launch) {
+  return launch.launcher == "Slurm" && launch.world_size == 1;
+}
+
 // The outer launcher that made this process a rank. A batch script of Slurm is one process, and what it was to be of
 // a job of several tasks has to be said.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
@@ -108,7 +113,9 @@ std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
   MPX_CHECK(run.nproc > 0 || tasks <= 1, "config", "run.nproc is 0 in a batch script of a Slurm job of ", tasks,
             " tasks (SLURM_NTASKS), where nothing has started ranks: put srun before metroplex, which starts one a "
             "task, or give --nproc N for N ranks on this machine");
-  return comm::launch_from_environment();
+  std::optional<comm::LaunchEnvironment> launch = comm::launch_from_environment();
+  if (launch && is_lone_task(*launch) && run.nproc > 1) launch.reset();
+  return launch;
 }
 
 int spawn_here(const config::Config& config, const topology::RankGrid& grid,
@@ -133,11 +140,7 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
 void before_ranks(const std::function<void()>& prepare) {
   try {
     prepare();
-  } catch (const base::Error& error) {
-    const std::string prefix = "[" + error.room() + "] ";
-    const std::string text = error.what();
-    throw NotStarted(error.room(), text.substr(text.rfind(prefix, 0) == 0 ? prefix.size() : 0));
-  }
+  } catch (const base::Error& error) { throw NotStarted(error.room(), base::message_of(error)); }
 }
 
 void tell_ranks(const std::exception& error) {
@@ -185,7 +188,9 @@ RankPlacing wished_placing(const config::Run& run, int64_t world_size) {
 }
 
 void take_script_ranks(config::Run& run, int64_t script_ranks) {
-  if (run.nproc == 0 && !comm::launch_from_environment()) run.nproc = script_ranks;
+  if (run.nproc != 0) return;
+  const auto launch = comm::launch_from_environment();
+  if (!launch || is_lone_task(*launch)) run.nproc = script_ranks;
 }
 
 int launch_ranks(const config::Config& config, const std::vector<std::string>& command_line,

@@ -9,6 +9,11 @@ namespace metroplex::base {
 Error::Error(std::string room, const std::string& message)
     : std::runtime_error("[" + room + "] " + message), room_(std::move(room)) {}
 
+std::string message_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  return std::string(error.what()).substr(ours ? ours->room().size() + 3 : 0);
+}
+
 void throw_error(const char* room, const std::string& message) { throw Error(room, message); }
 
 void throw_assert(const char* file, int line, const char* condition, const std::string& message) {

@@ -20,6 +20,9 @@ class Error : public std::runtime_error {
   std::string room_;
 };
 
+// what(), of an Error without the room: for a text that names one already.
+std::string message_of(const std::exception& error);
+
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;

@@ -178,7 +178,7 @@ std::unique_ptr<Reader> open_together(FileSystem& disk, const std::string& direc
       reader->verify_file(file);
     }
     if (exchange.rank() == 0) reader->verify_cover();
-  } catch (const std::exception& error) { mine = error.what(); }
+  } catch (const std::exception& error) { mine = base::message_of(error); }
   const std::vector<std::string> all = exchange.gather(mine);
   std::string first;
   for (const std::string& text : all) {
@@ -195,7 +195,7 @@ std::vector<std::string> lines_of_rank_0(Exchange& exchange, const std::function
   if (exchange.rank() == 0) {
     try {
       for (const std::string& line : work()) text += line + "\n";
-    } catch (const std::exception& error) { text = std::string("-") + error.what(); }
+    } catch (const std::exception& error) { text = "-" + base::message_of(error); }
   }
   text = exchange.broadcast(text);
   MPX_CHECK(text[0] == '+', "checkpoint", text.substr(1));

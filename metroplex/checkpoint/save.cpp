@@ -29,7 +29,7 @@ std::string outcome_of(const Work& work) {
   try {
     return kOk + work();
   } catch (const std::exception& error) {
-    const std::string text = error.what();
+    const std::string text = base::message_of(error);
     return text.substr(0, text.find('\n'));
   }
 }

@@ -11,6 +11,7 @@ import tempfile
 
 from walk import corpus
 from walk.case import Case
+from walk.said import said_twice
 
 CRASH = re.compile(r"terminate called|Segmentation fault|AddressSanitizer|ThreadSanitizer|LeakSanitizer|runtime error:|MPX_ASSERT|internal error")
 NAMES_KEY = re.compile(r"\b(model|parallel|train|optim|memory|precision|data|checkpoint|run)\.\w+")
@@ -61,7 +62,7 @@ class Outcome:
             return f"internal error: {tail}"
         if self.code == 2 and not NAMES_KEY.search(self.err):
             return f"refusal without a key: {tail}"
-        return None
+        return said_twice(self.err)
 
     def failed(self, expected=0):
         return self.broken() or (None if self.code == expected else f"exit {self.code}: " + " / ".join(self.err.strip().splitlines()[-3:])[:400])

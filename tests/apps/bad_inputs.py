@@ -2,8 +2,8 @@
 """Runs the table bad_inputs.txt: bad_inputs.py BINARY PORT TINY... (the tiny model's arguments), two cases at a time.
 
 Of each case: the exit code is the one given; stderr names what the table says and holds one error, the last thing
-that is said; nothing like a crash or a stack trace; it ends within 20 seconds (a loaded machine; usually below one); no file
-named out, out.*, and no .tmp-* or *.part, is left."""
+that is said; nothing is said twice; nothing like a crash or a stack trace; it ends within 20 seconds (a loaded machine;
+usually below one); no file named out, out.*, and no .tmp-* or *.part, is left."""
 import concurrent.futures
 import os
 import pathlib
@@ -12,6 +12,10 @@ import shlex
 import subprocess
 import sys
 import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from walk.said import said_twice  # noqa: E402
 
 CRASH = re.compile(r"terminate called|Segmentation|Aborted|AddressSanitizer|Exception raised from|frame #\d|std::|Traceback|core dumped")
 LIMIT = 20
@@ -45,6 +49,9 @@ def run_case(case, binary, port, tiny):
     errors = len(re.findall(r"^metroplex: (?!training of)", text, re.MULTILINE))  # an unknown command shows the usage too
     if errors != 1:
         problems.append(f"{errors} errors, not 1")
+    twice = said_twice(text)
+    if twice:
+        problems.append(twice)
     if len(text) > 4000:
         problems.append(f"{len(text)} characters are too many to read")
     if problems:

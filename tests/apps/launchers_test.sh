@@ -2,30 +2,11 @@
 # Two processes with the variables of torchrun, Slurm and Open MPI train as two threads do; so do the launchers
 # themselves where they are installed.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+. "$apps/running.sh"
 make_corpus
 run_options=("${tiny[@]}" "${mock[@]}" --train.train_iters=2 --optim.lr_warmup_iters=0 --parallel.tensor_model_parallel_size=2)
 run 0 train "${run_options[@]}" --nproc 2 --train.metrics_file=threads.jsonl
 [ "$(losses threads.jsonl | wc -l)" = 2 ] || fail "2 iterations were not run"
-
-# A port that nobody uses, in the range that Slurm's job numbers are mapped to.
-free_port() {
-  python3 - << 'PYTHON'
-import random, socket
-while True:
-    port = random.randrange(20000, 32000)
-    try:
-        with socket.socket() as s:
-            s.bind(("", port))
-        print(port)
-        break
-    except OSError:
-        pass
-PYTHON
-}
-
-# A job around this test has variables of its own.
-around=()
-for variable in $(compgen -e | grep -E '^(SLURM|OMPI)_' || true); do around+=(-u "$variable"); done
 
 # by_hand NAME VARIABLES...: two processes with these variables, in which R stands for the rank.
 by_hand() {
@@ -156,34 +137,23 @@ env "${batch[@]}" timeout -k 5 30 "$metroplex" generate --load saved --prompt Do
 prints '^Document'
 holds "Slurm, a batch script without srun: --nproc starts the ranks there, and is asked for"
 
-# Nobody but the ranks themselves notices here that one is killed.
-port=$(free_port)
-for rank in 0 1 2; do
-  env "${around[@]}" SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=$rank SLURM_STEP_TASKS_PER_NODE=3 SLURM_STEP_NODELIST=localhost \
-    MASTER_PORT=$port timeout -k 5 120 "$metroplex" train "${tiny[@]}" "${mock[@]}" --train.global_batch_size=6 \
-    --train.train_iters=1000000 > out$rank 2> err$rank &
-  pids[rank]=$!
-done
-for _ in $(seq 600); do
-  ! grep -q ' iteration ' out0 || break
-  sleep 0.1
-done
-grep -q ' iteration ' out0 || fail "three ranks of Slurm did not start to train"
-kill -9 "$(pgrep -P "${pids[1]}")" # the child of timeout
-killed=$(date +%s%N)
-for rank in 0 2; do
-  code=0
-  wait "${pids[rank]}" || code=$?
-  took=$((($(date +%s%N) - killed) / 1000000))
-  cp err$rank err
-  [ $code = 4 ] || fail "rank $rank ended with $code after rank 1 was killed"
-  [ $took -lt 2000 ] || fail "rank $rank needed $took ms to notice that rank 1 was killed"
-  grep -q 'rank 1 (tp 0 pp 0 dp 1) died' err$rank || fail "rank $rank does not name rank 1"
+# srun with one task is how one program is started on a node; the ranks there are ours to start.
+lone=("${around[@]}" SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=3 SLURM_LOCALID=0 SLURM_NODEID=0
+  SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=localhost SLURM_JOB_ID=$job)
+for backend in threads gloo; do
+  rm -f lone.jsonl
+  env "${lone[@]}" timeout -k 5 60 "$metroplex" train "${run_options[@]}" --nproc 2 --run.backend=$backend \
+    --train.metrics_file=lone.jsonl > out 2> err || fail "--nproc 2 in a step of one task ended with $?"
+  same_losses threads.jsonl lone.jsonl 0
 done
 code=0
-wait "${pids[1]}" || code=$?
-[ $code = 137 ] || fail "the killed rank ended with $code"
-holds "Slurm: a rank killed is named by the others within two seconds, exit code 4"
+env "${lone[@]}" timeout -k 5 30 "$metroplex" train "${run_options[@]}" > out 2> err || code=$?
+[ $code = 2 ] || fail "tp 2 in a step of one task without --nproc ended with $code"
+echo 'torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16
+  --max-position-embeddings 16 --micro-batch-size 1 --lr 0.01 --train-iters 2' | tr '\n' ' ' > lone.sh
+env "${lone[@]}" timeout -k 5 60 "$metroplex" train "${mock[@]}" --tp 2 --dry-run --from-megatron-args lone.sh > out 2> err ||
+  fail "a launch script in a step of one task ended with $?"
+holds "Slurm, a step of one task: --nproc and a launch script's ranks are started there"
 
 echo "The launchers themselves"
 # for_real COMMAND ARGUMENTS...: a launcher that starts two ranks of the program named behind its arguments

@@ -20,6 +20,11 @@ TEST(Error, NamesTheRoomAndBothValues) {
   }
 }
 
+TEST(Error, HasAMessageWithoutTheRoomForTextsThatNameOne) {
+  EXPECT_EQ(message_of(Error("files", "'x' is short")), "'x' is short");
+  EXPECT_EQ(message_of(std::runtime_error("[files] as it is")), "[files] as it is");
+}
+
 TEST(Error, SuggestsTheNearestNameAndNothingFarAway) {
   const std::vector<std::string> names{"hidden_size", "num_layers", "seq_length"};
   EXPECT_EQ(nearest_name("hiden_size", names), "hidden_size");

@@ -1,7 +1,7 @@
 #include "cuda/kernels/activation.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::activation_test {
 namespace {
 
 template <class T>
@@ -72,4 +72,4 @@ TEST(ActivationOnHost, EveryKindAndShapeIsAsItsCpuTwin) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::activation_test

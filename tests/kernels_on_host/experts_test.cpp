@@ -5,7 +5,7 @@
 #include "cuda/kernels/permutation.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::experts_test {
 namespace {
 
 const std::vector<int64_t> kCounts{3, 0, 7, 1, 9};  // of 16 rows: the last ones are cut
@@ -234,4 +234,4 @@ TEST(ExpertsOnHost, ProductsOfGroupsAreAsTheCpuTwins) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::experts_test

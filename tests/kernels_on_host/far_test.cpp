@@ -13,7 +13,7 @@
 #include "kernels_on_host/far_array.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::far_test {
 namespace {
 
 constexpr int64_t kFar = (int64_t{1} << 31) + 1000;
@@ -235,4 +235,4 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::far_test

@@ -8,7 +8,7 @@
 #include "cuda/kernels/rope.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::layer_test {
 namespace {
 
 // `shift`: of one array after the other.
@@ -200,6 +200,7 @@ TEST(LayersOnHost, RopeCrossEntropyAndRowsOfTablesAreAsTheirCpuTwins) {
   check_scatter<Table, Dout>({64, 768, 0}, 0)
   MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_SCATTER);
 }
+#undef MPX_CHECK_SCATTER
 
 TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
   for (const DropoutCase& c : {DropoutCase{1, 1, 0, 0.5, false, false},
@@ -223,6 +224,7 @@ TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
     }
   }
 }
+#undef MPX_CHECK_DROPOUT
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::layer_test

@@ -2,7 +2,7 @@
 #include "kernels_on_host/twins.h"
 #include "support/everyday.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::norm_test {
 namespace {
 
 constexpr uint64_t kKey = 0x123456789ABCDEF0ull;
@@ -183,7 +183,9 @@ void check_pair() {
     // sums' type, so every day one pair for each, and one of halves.
     const bool everyday = std::is_same_v<In, Out> && !std::is_same_v<In, F16>;
     if (!everyday && !test::whole_walks()) continue;
-    for (const int64_t width : {5128, 5121}) check<In, Out>({2, width, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
+    for (const int64_t width : {5128, 5121})
+      if (test::whole_walks() || rms == (width == 5128))
+        check<In, Out>({2, width, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
   }
   constexpr int kArrays = 12;
   for (int shifted = kNone; shifted < kArrays; ++shifted) check<In, Out>({3, 64, 1e-5, false}, 0.5, shifted);
@@ -209,4 +211,4 @@ TEST(NormOnHost, LinesOfManyRowsAreAddedUp) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::norm_test

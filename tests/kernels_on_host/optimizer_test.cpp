@@ -4,7 +4,7 @@
 #include "cuda/kernels/optimizer_sums.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::optimizer_test {
 namespace {
 
 // One step over n elements; the arrays are bytes, whatever they hold.
@@ -247,4 +247,4 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::optimizer_test

@@ -4,7 +4,7 @@
 #include "kernels_on_host/planted.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::planted_test {
 namespace {
 
 constexpr int64_t kCount = 512, kRows = 5, kStride = int64_t{1} << 29;
@@ -113,4 +113,4 @@ TEST(PlantedFaults, AccessesThatAGpuRefusesAreFound) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::planted_test

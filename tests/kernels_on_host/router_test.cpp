@@ -4,7 +4,7 @@
 #include "cuda/kernels/sinkhorn.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::router_test {
 namespace {
 
 template <class T>
@@ -122,4 +122,4 @@ TEST(RouterOnHost, ChoiceBalanceNoiseAndSinkhornAreAsTheirCpuTwins) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::router_test

@@ -6,7 +6,7 @@
 #include "kernels_on_host/far_array.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::scatter_test {
 namespace {
 
 constexpr int64_t kShort = 32;  // so often at most an index has the bits of the CPU twin
@@ -114,6 +114,7 @@ TEST(ScatterOnHost, RowsThatAreDrawnOftenAreSummedInWidePartsInOneOrder) {
   }
   MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_SCATTER)
 }
+#undef MPX_CHECK_SCATTER
 
 // So wide that the same block comes to the next 32 positions with the same columns.
 TEST(ScatterOnHost, ABlockThatSumsSeveralRunsKeepsThemApart) {
@@ -136,4 +137,4 @@ TEST(ScatterOnHost, ABlockThatSumsSeveralRunsKeepsThemApart) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::scatter_test

@@ -26,7 +26,7 @@
 #include "cuda/kernels/step_state.h"
 #include "kernels_on_host/twins.h"
 
-namespace metroplex::kernels_on_host {
+namespace metroplex::kernels_on_host::traffic_test {
 namespace {
 
 constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth, kExperts = 8;
@@ -204,4 +204,4 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
 }
 
 }  // namespace
-}  // namespace metroplex::kernels_on_host
+}  // namespace metroplex::kernels_on_host::traffic_test

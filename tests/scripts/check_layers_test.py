@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/check_layers.py finds what is planted: each breach in a copy of the tree's sources, and none without one."""
+"""scripts/check_layers.py finds what is planted: every breach in a copy of the tree's sources, and none without them."""
 import pathlib
 import shutil
 import subprocess
@@ -47,16 +47,14 @@ def run(tree):
 
 
 def plant(path, text):
-    """Returns what puts the file back."""
-    old = path.read_text() if path.exists() else None
     path.parent.mkdir(exist_ok=True)
+    old = path.read_text() if path.exists() else ""
     if " -> " in text:
         left, right = text.split(" -> ")
         assert left in old, f"{path} has no {left}"
         path.write_text(old.replace(left, right))
     else:
-        path.write_text((old or "") + text)
-    return (lambda: path.write_text(old)) if old is not None else path.unlink
+        path.write_text(old + text)
 
 
 def main():
@@ -68,12 +66,15 @@ def main():
         code, text = run(tree)
         if code != 0:
             wrong.append(f"the tree as it is: exit {code}\n{text}")
+        for file, planted, _ in BREACHES:
+            plant(tree / file, planted)
+        code, text = run(tree)
+        if code != 1:
+            wrong.append(f"the planted tree: exit {code}")
         for file, planted, words in BREACHES:
-            put_back = plant(tree / file, planted)
-            code, text = run(tree)
-            put_back()
-            if code != 1 or words not in text:
-                wrong.append(f"{file} with {planted.strip()[:70]!r}: expected '{words}', got exit {code}\n{text}")
+            # A breach of the link lists names the room, not the list.
+            if not any(words in line and (file.startswith("cmake/") or line.startswith(file)) for line in text.splitlines()):
+                wrong.append(f"{file} with {planted.strip()[:70]!r}: expected '{words}', got\n{text}")
     for line in wrong:
         print(line)
     print(f"check_layers_test: {len(BREACHES)} breaches, {len(wrong)} not found")

@@ -118,7 +118,7 @@ void walk(const config::Config& base, size_t share) {
   }
 }
 
-TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 6); }
+TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 10); }
 TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 10); }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "config/load.h"
 #include "config/validate.h"
+#include "support/everyday.h"
 #include "train/run_layouts.h"
 
 namespace metroplex::train::layouts_ranks_test {
@@ -79,7 +80,7 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
   std::map<int64_t, LayoutRun> references;  // by global batch size
   const auto layouts = all_layouts(num_layers, max_tp);
   ASSERT_GT(layouts.size(), 30u);
-  for (const Layout& layout : layouts) {
+  for (const Layout& layout : test::everyday(layouts, 2)) {
     SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
                  std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
     const config::Config config = with_layout(base, layout);

@@ -51,7 +51,7 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
     }
   }
   ASSERT_EQ(cases.size(), 3u * 4 * 10 * 2);
-  for (const auto& [c, name] : everyday(cases, 3)) {
+  for (const auto& [c, name] : everyday(cases, 5)) {
     SCOPED_TRACE(name);
     const config::Config config = peak_config(c);
     run_cut(config, c.cut,

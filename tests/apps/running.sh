@@ -1,0 +1,58 @@
+# Sourced behind common.sh by the scripts that hold running programs to what they do when they are told, or hurt.
+long=("${tiny[@]}" --train.train_iters=1000000 --optim.lr_decay_iters=1000000)
+
+# start NAME ARGUMENTS...: in the background; returns when the third iteration is printed. Sets $job.
+start() {
+  local name=$1
+  shift
+  rm -f "$name.out" # of a run before under this name
+  "$metroplex" train "$@" > "$name.out" 2> "$name.err" < /dev/null &
+  job=$!
+  for _ in $(seq 1 600); do
+    grep -qs 'iteration  *3/' "$name.out" && return
+    kill -0 $job 2> /dev/null || break
+    sleep 0.1
+  done
+  cp "$name.err" err
+  fail "$name did not come to iteration 3"
+}
+# ended_with CODE NAME SECONDS: waits for $job.
+ended_with() {
+  local code=0 begun
+  begun=$(date +%s%N)
+  wait $job || code=$?
+  took=$((($(date +%s%N) - begun) / 1000000))
+  cp "$2.out" out && cp "$2.err" err
+  [ $code = "$1" ] || fail "$2 ended with $code, not $1"
+  [ $took -le $(($3 * 1000)) ] || fail "$2 took $took ms to end"
+  held 2
+}
+
+# The rank processes that $job started.
+children() { grep -l "^PPid:[[:space:]]*$job$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3 || true; }
+# The first of its ranks, or the run itself where they are threads.
+first_rank() {
+  local ranks
+  ranks=$(children)
+  echo "${ranks%%$'\n'*}"
+}
+
+# A port that nobody uses, in the range that Slurm's job numbers are mapped to.
+free_port() {
+  python3 - << 'PYTHON'
+import random, socket
+while True:
+    port = random.randrange(20000, 32000)
+    try:
+        with socket.socket() as s:
+            s.bind(("", port))
+        print(port)
+        break
+    except OSError:
+        pass
+PYTHON
+}
+
+# A job around this test has variables of its own.
+around=()
+for variable in $(compgen -e | grep -E '^(SLURM|OMPI)_' || true); do around+=(-u "$variable"); done
