@@ -1,11 +1,11 @@
 // zero_traffic: calls and bytes of the data-parallel collectives of one training step at every ZeRO stage, counted on
-// one rank of many that is alone (comm/sim moves nothing, so any number of ranks costs the same), beside the formulas
-// of docs/optimizer.md, as a Markdown table. Exit code 1 where they differ.
+// one rank of many that is alone (comm/backends/counting moves nothing, so any number of ranks costs the same),
+// beside the formulas of docs/optimizer.md, as a Markdown table. Exit code 1 where they differ.
 #include <ATen/ATen.h>
 
 #include <cstdio>
 
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "comm/world.h"
 #include "config/load.h"
 #include "config/validate.h"

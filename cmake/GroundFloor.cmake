@@ -12,6 +12,13 @@ pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 metroplex_room(base)
 metroplex_room(config WIRING LINKS metroplex_base yaml-cpp nlohmann_json::nlohmann_json)
 metroplex_room(megatron WIRING LINKS metroplex_base metroplex_config PkgConfig::SECCOMP)
+# Megatron's rules whole, which ours are held to.
+file(GLOB oracle_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/megatron/oracle/*.cpp")
+add_library(megatron_oracle STATIC ${oracle_sources})
+target_include_directories(megatron_oracle PRIVATE "${CMAKE_SOURCE_DIR}/tests")
+target_compile_options(megatron_oracle PRIVATE ${METROPLEX_QUICK})
+target_link_libraries(megatron_oracle PUBLIC metroplex_megatron)
+target_link_libraries(megatron_test PRIVATE megatron_oracle)
 metroplex_room(files LINKS metroplex_base nlohmann_json::nlohmann_json PkgConfig::XXHASH)
 metroplex_room(text LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json PkgConfig::PCRE2
   PkgConfig::SENTENCEPIECE PkgConfig::UTF8PROC)
@@ -40,7 +47,7 @@ file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformanc
 add_executable(metroplex_vectors ${vector_runners})
 target_include_directories(metroplex_vectors PRIVATE "${CMAKE_SOURCE_DIR}/tests")
 target_compile_options(metroplex_vectors PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_vectors PRIVATE metroplex_megatron metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_sim metroplex_data)
+target_link_libraries(metroplex_vectors PRIVATE megatron_oracle metroplex_megatron metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_sim metroplex_data)
 add_test(NAME metroplex_vectors COMMAND metroplex_vectors "${CMAKE_SOURCE_DIR}/tests/vectors")
 find_program(PYTHON3 python3 REQUIRED)
 add_test(NAME metroplex_vectors_mutations COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/conformance/mutations_test.py"

@@ -22,23 +22,23 @@ namespace {
 
 constexpr double kGiB = 1073741824;
 
-// What the places of `placing` have: as told, or as found here.
-train::Places places_of(const config::Config& config, const RankPlacing& placing, int64_t world_size) {
-  train::Places places;
-  places.gpu = placing.gpu;
-  places.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
-  if (!placing.launcher.empty()) places.only = placing.rank;
+// What the memory domains of `placing` have: as told, or as found here.
+train::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing, int64_t world_size) {
+  train::MemoryDomains domains;
+  domains.gpu = placing.gpu;
+  domains.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
+  if (!placing.launcher.empty()) domains.only = placing.rank;
   if (config.memory.device_memory_gib > 0) {
-    places.bytes = std::llround(config.memory.device_memory_gib * kGiB);
-    places.from = "memory.device_memory_gib";
+    domains.bytes = std::llround(config.memory.device_memory_gib * kGiB);
+    domains.from = "memory.device_memory_gib";
   } else if (placing.gpu) {
-    if (const int64_t total = cuda::total_memory(); total > 0) places.bytes = total;
-    places.from = "all of the first one here";
+    if (const int64_t total = cuda::total_memory(); total > 0) domains.bytes = total;
+    domains.from = "all of the first one here";
   } else if (const auto found = base::free_memory()) {
-    places.bytes = found->bytes;
-    places.from = "free, by " + found->from;
+    domains.bytes = found->bytes;
+    domains.from = "free, by " + found->from;
   }
-  return places;
+  return domains;
 }
 
 // "80GiB", "0.5TB", or a number of GiB.
@@ -113,7 +113,8 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   if (placing.rank != 0) return kExitOk;
   files::PosixFileSystem disk;
   train::DryRun run = train::dry_run(
-      {config, static_cast<int>(world_size), tokenizer.vocab_size, places_of(config, placing, world_size)}, disk);
+      {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
+      disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
   if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
     run.notes.push_back(
@@ -141,7 +142,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_ = {config, static_cast<int>(world_size), vocab_size, {}};
   if (config.memory.check_fit == config::FitCheck::off) return;
   const RankPlacing placing = planned_placing(config.run, world_size);
-  request_.places = places_of(config, placing, world_size);
+  request_.domains = memory_domains_of(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
   fit_ = train::fit(request_);
@@ -151,7 +152,9 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   log.warn(refusal());
 }
 
-std::string StartCheck::refusal() const { return train::refusal(request_, fit_, train::ways_out(request_, fit_)); }
+std::string StartCheck::refusal() const {
+  return train::refusal(request_, fit_, train::memory_options(request_, fit_));
+}
 
 bool StartCheck::on_rank(const comm::World& world) {
   const config::FitCheck check = request_.config.memory.check_fit;

@@ -24,11 +24,11 @@ struct TrainFlags {
 int run_dry(const RunArguments& parsed, const config::Config& config, const TrainFlags& flags);
 
 // The check at the start of a run. Without a launcher, or under our own, it is made where the ranks are started from;
-// under another one every process looks at its own place, and the ranks decide together.
+// under another one every process looks at its own memory domain, and the ranks decide together.
 class StartCheck {
  public:
-  // Requires `config` resolved and checked. Throws base::Error("config") with the table of bytes and the ways out
-  // where the run cannot fit and nobody else has to hear of it.
+  // Requires `config` resolved and checked. Throws base::Error("config") with the table of bytes and the settings
+  // that hold less where the run cannot fit and nobody else has to hear of it.
   StartCheck(const config::Config& config, int64_t world_size, int64_t vocab_size, base::Log& log);
 
   // By every rank, ahead of everything else: decides with the others where that has to be, and tells on rank 0.

@@ -24,9 +24,6 @@ constexpr PhiloxBlock philox4x32(uint64_t key, uint64_t counter_low, uint64_t co
   return c;
 }
 
-// Uniform in [0, 1) with 24 random bits, exact in float.
-inline float uniform_float(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
 // Two independent standard normals out of one block (Box-Muller, in double so that float and double runs agree).
 inline std::array<double, 2> normal_pair(const PhiloxBlock& block) {
   const double u = (static_cast<double>(block[0]) + 1.0) * 0x1p-32;  // (0, 1]

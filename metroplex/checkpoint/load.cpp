@@ -23,7 +23,7 @@ Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory
   manifest_ = files::parse_manifest(disk_.map(path).text(), path);
   files_.resize(manifest_.files.size());
   covered_.resize(manifest_.tensors.size());
-  taken_.resize(manifest_.tensors.size());
+  read_.resize(manifest_.tensors.size());
   for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
     index_[{manifest_.tensors[i].name, manifest_.tensors[i].kind}] = i;
     checked_.emplace_back(manifest_.tensors[i].pieces.size());
@@ -35,19 +35,19 @@ const ManifestTensor* Reader::find(const std::string& name, const std::string& k
   return it == index_.end() ? nullptr : &manifest_.tensors[it->second];
 }
 
-void Reader::take(const std::string& name, const std::string& kind) {
+void Reader::mark_read(const std::string& name, const std::string& kind) {
   const auto it = index_.find({name, kind});
-  if (it != index_.end()) taken_[it->second] = true;
+  if (it != index_.end()) read_[it->second] = true;
 }
 
 // Ranks hold neighbours of the list: ranges are few.
-std::vector<std::string> Reader::untaken(Exchange& exchange) const {
+std::vector<std::string> Reader::unread(Exchange& exchange) const {
   std::ostringstream mine;
-  for (size_t begin = 0, end = 0; begin < taken_.size(); begin = end + 1) {
-    for (end = begin; end < taken_.size() && taken_[end]; ++end) {}
+  for (size_t begin = 0, end = 0; begin < read_.size(); begin = end + 1) {
+    for (end = begin; end < read_.size() && read_[end]; ++end) {}
     if (end > begin) mine << begin << ' ' << end << ' ';
   }
-  std::vector<bool> taken(taken_.size());
+  std::vector<bool> taken(read_.size());
   for (const std::string& text : exchange.gather(mine.str())) {
     std::istringstream ranges(text);
     for (size_t begin = 0, end = 0; ranges >> begin >> end;)
@@ -136,7 +136,7 @@ void Reader::fill(const Target& target) {
   MPX_CHECK(tensor.dtype == target.dtype, "checkpoint", what, " has dtype ", files::dtype_name(tensor.dtype),
             ", the run wants ", files::dtype_name(target.dtype));
   check_cover(it->second);
-  taken_[it->second] = true;
+  read_[it->second] = true;
   const Piece region = region_of(target);
   const int64_t element_bytes = files::dtype_bits(tensor.dtype) / 8;
   const std::vector<Piece> sources = pieces_of(tensor);

@@ -36,9 +36,9 @@ class Reader {
   const files::ManifestTensor* find(const std::string& name, const std::string& kind) const;
 
   // For a tensor that is left on purpose, as fill() does for one that it reads. No such tensor: nothing happens.
-  void take(const std::string& name, const std::string& kind);
+  void mark_read(const std::string& name, const std::string& kind);
   // Collective: every tensor that no rank has taken, as messages call it.
-  std::vector<std::string> untaken(Exchange& exchange) const;
+  std::vector<std::string> unread(Exchange& exchange) const;
 
   // Throws base::Error naming the tensor when it is missing, has another shape or dtype, is not covered exactly once
   // by its pieces, or when a piece is damaged (naming the file); target.data is then partly written.
@@ -62,7 +62,7 @@ class Reader {
   files::Manifest manifest_;
   std::map<std::pair<std::string, std::string>, size_t> index_;
   std::vector<std::unique_ptr<files::SafetensorsFile>> files_;
-  std::vector<bool> taken_;                 // tensors that somebody asked for
+  std::vector<bool> read_;                  // tensors that somebody asked for
   std::vector<std::vector<bool>> checked_;  // pieces whose sum was compared, by tensor
   mutable std::vector<bool> covered_;       // tensors whose cover was checked
 };

@@ -233,12 +233,6 @@ SaveResult decode(const std::string& text) {
 }  // namespace
 
 SaveResult save(FileSystem& disk, const std::string& root, const RunState& state,
-                const std::vector<LocalPiece>& pieces, Exchange& exchange) {
-  return save(
-      disk, root, state, [&] { return pieces; }, exchange);
-}
-
-SaveResult save(FileSystem& disk, const std::string& root, const RunState& state,
                 const std::function<std::vector<LocalPiece>()>& pieces, Exchange& exchange) {
   std::optional<Coordinator> coordinator;
   if (exchange.rank() == 0) coordinator.emplace(disk, root, state.iteration);

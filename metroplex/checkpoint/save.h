@@ -56,10 +56,8 @@ struct SaveResult {
 // Collective over `exchange`; every rank gets the same result. `state` counts on rank 0 only. A failure (full disk,
 // I/O error, pieces that do not fit together, another run saving here) is a result, not an exception; what
 // `exchange` throws passes through.
-SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
-                const std::vector<LocalPiece>& pieces, Exchange& exchange);
-// The same with pieces that are named when it is their turn; whatever that or their making throws (out of memory) is
-// a failed save too.
+// `pieces` are named when it is their turn; whatever that or their making throws (out of memory) is a failed save
+// too.
 SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
                 const std::function<std::vector<LocalPiece>()>& pieces, Exchange& exchange);
 

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "comm/backends/gloo.h"
 #include "comm/backends/nccl.h"
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "comm/backends/threads.h"
 #include "comm/report.h"
 #include "cuda/device.h"

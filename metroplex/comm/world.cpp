@@ -5,9 +5,9 @@
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
-#include "comm/backends/echo.h"
+#include "comm/backends/mirror.h"
 #include "comm/backends/recording.h"
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
@@ -128,10 +128,10 @@ World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& f
 }
 
 World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder) {
-  const auto echo = [recorder](const std::string& name, const std::vector<int>& ranks) {
-    return make_echo_backend(name, static_cast<int>(ranks.size()), recorder);
+  const auto mirror = [recorder](const std::string& name, const std::vector<int>& ranks) {
+    return make_mirror_backend(name, static_cast<int>(ranks.size()), recorder);
   };
-  World world(rank, grid, echo, device);
+  World world(rank, grid, mirror, device);
   world.target_.recorder = recorder;
   world.target_.meta = true;
   return world;
@@ -140,7 +140,7 @@ World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device devi
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {
   return [factory = std::move(factory), traffic = std::move(traffic)](const std::string& name,
                                                                       const std::vector<int>& ranks) {
-    return make_sim_backend(name, traffic, factory ? factory(name, ranks) : nullptr);
+    return make_counting_backend(name, traffic, factory ? factory(name, ranks) : nullptr);
   };
 }
 

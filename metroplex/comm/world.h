@@ -67,10 +67,11 @@ class World {
 };
 
 // One rank of `grid` without the others and without values: its tensors are on the meta device and take the paths of
-// `device`; every other rank is taken for its equal (backends/echo.h). `recorder` (may be null) is told of all calls.
+// `device`; every other rank is taken for its equal (backends/mirror.h). `recorder` (may be null) is told of all
+// calls.
 World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder);
 
-class Traffic;  // backends/sim.h
+class Traffic;  // backends/counting.h
 
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,

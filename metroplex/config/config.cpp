@@ -12,12 +12,12 @@ bool Memory::recomputes(const std::string& module) const {
   return std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
 }
 
-LeafSet Memory::recomputed_leaves() const {
-  LeafSet leaves;
+SavePointSet Memory::recomputed_save_points() const {
+  SavePointSet points;
   for (const Module& module : kModules) {
-    if (recomputes(module.name)) leaves |= module.leaves;
+    if (recomputes(module.name)) points |= module.points;
   }
-  return leaves;
+  return points;
 }
 
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tp) {

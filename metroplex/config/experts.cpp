@@ -240,4 +240,27 @@ TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {
   return expert_ranks == 1 ? TokenDispatcher::local : TokenDispatcher::alltoall;
 }
 
+namespace {
+
+// sends_counted_rows: messages between ranks are as long as what is sent, unless every expert is padded to its
+// capacity.
+struct DispatcherTraits {
+  TokenDispatcher type;
+  bool sends_counted_rows;
+};
+constexpr DispatcherTraits kDispatcherTraits[] = {{TokenDispatcher::local, false},
+                                                  {TokenDispatcher::allgather, false},
+                                                  {TokenDispatcher::alltoall, true},
+                                                  {TokenDispatcher::hierarchical, true}};
+
+}  // namespace
+
+bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks) {
+  const TokenDispatcher type = token_dispatcher(model, expert_ranks);
+  const auto* traits = std::find_if(std::begin(kDispatcherTraits), std::end(kDispatcherTraits),
+                                    [&](const DispatcherTraits& t) { return t.type == type; });
+  const bool pads = model.has_capacity() && model.moe_pad_expert_input_to_capacity;
+  return traits->sends_counted_rows && expert_ranks > 1 && !pads;
+}
+
 }  // namespace metroplex::config

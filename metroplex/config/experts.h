@@ -52,5 +52,7 @@ int64_t expert_capacity(const Model& model, int64_t tokens);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
 // share a layer's experts, etp * ep.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);
+// Whether that one has the host read, in every step, how many rows go to each rank: what is as long as its messages.
+bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks);
 
 }  // namespace metroplex::config

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/choice.h"
-#include "config/leaf.h"
+#include "config/save_point.h"
 
 namespace metroplex::config {
 
@@ -38,7 +38,7 @@ struct Memory {
 
   bool recomputes_all() const { return recompute_granularity == Recompute::full; }
   bool recomputes(const std::string& module) const;
-  LeafSet recomputed_leaves() const;  // of all modules that selective recomputes
+  SavePointSet recomputed_save_points() const;  // of all modules that selective recomputes
 };
 
 }  // namespace metroplex::config

@@ -1,5 +1,6 @@
 // Rules about graph capture beyond Megatron's (rules_transformer_graphs.cpp): what a replay here could not do, and
 // what would have no effect. Of training: what generates, or evaluates alone, heeds none of these.
+#include "config/experts.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -45,12 +46,18 @@ void check_iteration(Rules& rules) {
   const Train& t = rules.config.train;
   const Model& m = rules.config.model;
   const std::string captured = concat(kImpl, " = ", t.cuda_graph_impl.text());
-  const bool pads = m.has_capacity() && m.moe_pad_expert_input_to_capacity;
-  rules.require(!m.has_experts() || (pads && m.moe_grouped_gemm), kImpl, t.cuda_graph_impl,
-                concat("captures layers with experts (model.num_moe_experts = ", m.num_moe_experts,
-                       ") only where each gets as many rows in every step: ", kRowsAreRead, " otherwise"),
-                "set model.moe_expert_capacity_factor, moe_pad_expert_input_to_capacity and moe_grouped_gemm, or use "
+  const int64_t expert_ranks = rules.config.parallel.etp() * rules.config.parallel.expert_model_parallel_size;
+  const bool counts_are_read = m.has_experts() && dispatcher_reads_counts(m, expert_ranks);
+  rules.require(!counts_are_read, kImpl, t.cuda_graph_impl,
+                concat("captures layers with experts only where the host reads nothing: with ",
+                       "model.moe_token_dispatcher_type = ", text_of(token_dispatcher(m, expert_ranks)),
+                       " it reads how many rows go to each rank"),
+                "use allgather, set model.moe_expert_capacity_factor and moe_pad_expert_input_to_capacity, or use "
                 "transformer_engine with cuda_graph_modules = attn");
+  rules.require(!m.has_experts() || m.moe_grouped_gemm, kImpl, t.cuda_graph_impl,
+                concat("captures layers with experts only where the host reads nothing: with ",
+                       "model.moe_grouped_gemm = false ", kRowsAreRead),
+                "set moe_grouped_gemm, or use transformer_engine with cuda_graph_modules = attn");
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload != Offload::file, "memory.offload_activations", offload,
                 "writes and reads a file on the host, which " + captured + " leaves out of a step",

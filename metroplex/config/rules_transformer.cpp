@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "config/experts.h"
 #include "config/layout.h"
-#include "config/leaf.h"
+#include "config/save_point.h"
 
 namespace metroplex::config {
 

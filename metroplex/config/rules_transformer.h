@@ -1,6 +1,6 @@
 // The rules of Megatron's TransformerConfig that keys of ours fall under: the floor that the product's own stricter
 // rules (validate.h) stand on. Unset is not the same as a number here: a first stage of 0 layers is refused, none is
-// not. megatron/transformer_config.h adds what only Megatron has, and is compared with recorded cases.
+// not. tests/megatron/oracle/transformer_config.h adds what only Megatron has, and is compared with recorded cases.
 #pragma once
 
 #include <cstdint>

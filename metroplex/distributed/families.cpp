@@ -189,7 +189,8 @@ void ParamFamilies::settle() {
   }
 }
 
-std::unique_ptr<nn::Moments> ParamFamilies::make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const {
+std::unique_ptr<nn::StageObserver> ParamFamilies::make_gather(
+    const std::vector<std::vector<nn::Param*>>& blocks) const {
   std::vector<std::vector<ParamBucket>> gathered;
   bool any = false;
   for (const std::vector<nn::Param*>& params : blocks) {
@@ -224,8 +225,8 @@ int64_t ParamFamilies::gathered_bytes() const {
   return sum_over(families_, [](const ParamFamily& family) { return family.values->gathered_bytes(); });
 }
 
-int64_t ParamFamilies::passing_bytes() const {
-  return sum_over(families_, [](const ParamFamily& family) { return family.gradients->passing_bytes(); });
+int64_t ParamFamilies::transient_bytes() const {
+  return sum_over(families_, [](const ParamFamily& family) { return family.gradients->transient_bytes(); });
 }
 
 }  // namespace metroplex::distributed

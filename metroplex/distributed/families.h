@@ -70,12 +70,12 @@ class ParamFamilies {
   void updated();
   void settle();
   // Gathers of what the blocks of a stage read, a list of parameters each; null where nothing is gathered.
-  std::unique_ptr<nn::Moments> make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const;
+  std::unique_ptr<nn::StageObserver> make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const;
 
   int64_t values_bytes() const;     // kept all the time
   int64_t gradients_bytes() const;  // kept all the time
   int64_t gathered_bytes() const;
-  int64_t passing_bytes() const;
+  int64_t transient_bytes() const;
 
  private:
   DataParallel dense_, expert_;

@@ -58,7 +58,7 @@ void GradBuffer::stop_listening() {
   }
 }
 
-void GradBuffer::stand_aside() {
+void GradBuffer::detach_params() {
   stop_listening();
   for (nn::Param* param : layout_->params()) param->main_grad = at::zeros(param->local_shape, tensor_options());
 }
@@ -99,7 +99,7 @@ void GradBuffer::used(size_t param) {
 void GradBuffer::reduce(size_t b) {
   Bucket& bucket = buckets_[b];
   if (options_.transient_buckets) {
-    take_off(b);
+    start_reduce(b);
     return;
   }
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->zero_fresh();
@@ -112,23 +112,23 @@ void GradBuffer::reduce(size_t b) {
   }
 }
 
-void GradBuffer::take_off(size_t b) {
-  land();
-  flight_.bucket = b;
-  flight_.data = std::move(buckets_[b].data);
+void GradBuffer::start_reduce(size_t b) {
+  finish_reduce();
+  pending_.bucket = b;
+  pending_.data = std::move(buckets_[b].data);
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->main_grad = at::Tensor();
   if (dp_.shard.size() > 1) {
-    flight_.handle =
-        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(flight_.data, b), flight_.data, dp_.shard);
+    pending_.handle =
+        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(pending_.data, b), pending_.data, dp_.shard);
   }
-  if (!filling_.leaving()) land();
+  if (!filling_.leaving()) finish_reduce();
 }
 
-void GradBuffer::land() {
-  if (!flight_.data.defined()) return;
-  flight_.handle.wait();
-  layout_->own_part(kept_, flight_.bucket).add_(layout_->own_part_of_bucket(flight_.data, flight_.bucket));
-  flight_.data = at::Tensor();
+void GradBuffer::finish_reduce() {
+  if (!pending_.data.defined()) return;
+  pending_.handle.wait();
+  layout_->own_part(kept_, pending_.bucket).add_(layout_->own_part_of_bucket(pending_.data, pending_.bucket));
+  pending_.data = at::Tensor();
 }
 
 void GradBuffer::reduce_over_replicas() {
@@ -152,7 +152,7 @@ void GradBuffer::finish() {
       filling_.leave(b);
       reduce(b);
     }
-    land();
+    finish_reduce();
     reduce_over_replicas();
     return;
   }

@@ -53,7 +53,7 @@ class GradBuffer {
 
   // Gives every parameter a main_grad of its own and listens no more: for a trace of layers (train/trace.h), which
   // leaves it to the replay which buckets exist.
-  void stand_aside();
+  void detach_params();
 
   // One-dimensional views, one for each of layout().own_pieces().
   const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
@@ -62,8 +62,8 @@ class GradBuffer {
   // What is kept all the time: all buckets, or the own parts.
   const at::Tensor& kept() const { return kept_; }
   // Of transient buckets that are filled or reduced now.
-  int64_t passing_bytes() const {
-    int64_t bytes = flight_.data.defined() ? static_cast<int64_t>(flight_.data.nbytes()) : 0;
+  int64_t transient_bytes() const {
+    int64_t bytes = pending_.data.defined() ? static_cast<int64_t>(pending_.data.nbytes()) : 0;
     for (const Bucket& bucket : buckets_) {
       if (options_.transient_buckets && bucket.data.defined()) bytes += static_cast<int64_t>(bucket.data.nbytes());
     }
@@ -84,8 +84,8 @@ class GradBuffer {
   void make_bucket(size_t bucket);
   void used(size_t param);
   void reduce(size_t bucket);
-  void take_off(size_t bucket);
-  void land();
+  void start_reduce(size_t bucket);
+  void finish_reduce();
   void reduce_over_replicas();
 
   std::shared_ptr<const FlatLayout> layout_;
@@ -97,11 +97,11 @@ class GradBuffer {
   std::vector<at::Tensor> own_gradients_;
   std::vector<int64_t> uses_left_;  // by parameter, in this step
   // Transient: the one bucket whose reduction is under way; new gradients go into a new one meanwhile.
-  struct Flight {
+  struct PendingReduce {
     size_t bucket = 0;
     at::Tensor data;
     comm::Handle handle;
-  } flight_;
+  } pending_;
   bool armed_ = false;
 };
 

@@ -135,16 +135,16 @@ void ParamBuffer::settle() {
   }
 }
 
-void BlockGather::before(const nn::Turn& turn) {
-  if (!turn.enters_block) return;
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.block)]) of.buffer->acquire(of.bucket);
-  if (turn.next < 0) return;
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.next)]) of.buffer->prefetch(of.bucket);
+void BlockGather::before(const nn::IslandEvent& event) {
+  if (!event.enters_block) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(event.block)]) of.buffer->acquire(of.bucket);
+  if (event.next < 0) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(event.next)]) of.buffer->prefetch(of.bucket);
 }
 
-void BlockGather::after(const nn::Turn& turn) {
-  if (!turn.leaves_block) return;
-  for (const ParamBucket& of : buckets_[static_cast<size_t>(turn.block)]) of.buffer->release(of.bucket);
+void BlockGather::after(const nn::IslandEvent& event) {
+  if (!event.leaves_block) return;
+  for (const ParamBucket& of : buckets_[static_cast<size_t>(event.block)]) of.buffer->release(of.bucket);
 }
 
 }  // namespace metroplex::distributed

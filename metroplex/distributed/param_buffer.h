@@ -12,7 +12,7 @@
 #include "comm/collectives.h"
 #include "comm/group.h"
 #include "config/sharding.h"
-#include "nn/moments.h"
+#include "nn/stage_observer.h"
 #include "distributed/flat_layout.h"
 
 namespace metroplex::distributed {
@@ -84,11 +84,11 @@ struct ParamBucket {
 };
 
 // Hangs ParamBuffers on the moments of one stage. `buckets` lists those of each block.
-class BlockGather final : public nn::Moments {
+class BlockGather final : public nn::StageObserver {
  public:
   explicit BlockGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}
-  void before(const nn::Turn& turn) override;
-  void after(const nn::Turn& turn) override;
+  void before(const nn::IslandEvent& event) override;
+  void after(const nn::IslandEvent& event) override;
 
  private:
   std::vector<std::vector<ParamBucket>> buckets_;

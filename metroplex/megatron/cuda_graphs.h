@@ -10,8 +10,6 @@
 
 namespace metroplex::megatron {
 
-struct TransformerConfig;
-
 // modules may be {"full"}, the older spelling of an empty list.
 struct CudaGraphOptions : config::GraphSettings {
   int64_t warmup_steps = 3;
@@ -23,8 +21,5 @@ struct CudaGraphOptions : config::GraphSettings {
 // The same without earlier spellings: enable_cuda_graph, external_cuda_graph, scope unset, modules without full,
 // full_iteration and full_iteration_inference. What contradicts itself is added to `list`.
 CudaGraphOptions migrated(CudaGraphOptions options, std::vector<config::Violation>& list);
-
-// What TransformerConfig refuses of graphs beyond config::graph_violations. `settings` has been migrated.
-std::vector<config::Violation> graph_violations(const TransformerConfig& settings);
 
 }  // namespace metroplex::megatron

@@ -58,7 +58,7 @@ nn::VocabularyPart vocabulary_of(const ModelContext& context) {
 
 at::Tensor positions_of(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
-  const nn::SequenceRows rows = nn::rows_of(batch);
+  const nn::Positions rows = nn::sequence_positions(batch);
   if (rows.rows.defined()) return rows.rows.expand(batch.tokens.sizes());
   return at::arange(rows.first, rows.first + batch.tokens.size(1), batch.tokens.options())
       .expand(batch.tokens.sizes());

@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "config/experts.h"
+#include "moe/dispatch_values.h"
 #include "moe/dispatcher.h"
 #include "moe/load_meter.h"
+#include "moe/router.h"
 #include "moe/shared_experts.h"
 #include "moe/values.h"
 
@@ -47,7 +49,7 @@ struct ExpertsLayer {
 
   // Where this forward adds its times; null where it does not count.
   moe::LoadMeter::Layer* meter(const nn::SegmentContext& context) const {
-    return experts.meter && context.batch.training && !context.again ? &experts.meter->layer(number) : nullptr;
+    return experts.meter && context.batch.training && !context.is_recompute ? &experts.meter->layer(number) : nullptr;
   }
 
   int64_t number;
@@ -102,30 +104,60 @@ class RouterSegment final : public nn::Segment {
   moe::Router router_;
 };
 
-// The shared experts work here: before tokens are sent, or while they are on their way.
-class DispatchSegment final : public nn::Segment {
+// Where rows go, without any of them: integers of the device.
+class PlanSegment final : public nn::Segment {
  public:
-  DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
-      : layer_(std::move(layer)), name_(layer_->name + ".dispatch"), overlaps_(model.moe_shared_expert_overlap) {}
+  explicit PlanSegment(std::shared_ptr<ExpertsLayer> layer)
+      : layer_(std::move(layer)), name_(layer_->name + ".dispatch_plan") {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor& x_sbh = in.tensor(moe::kInput);
-    at::Tensor shared;
-    const auto run_shared = [&] { shared = layer_->shared->forward(in.at(moe::kInput).input()); };
-    const bool overlaps = layer_->shared && overlaps_;
-    if (layer_->shared && !overlaps) run_shared();
     moe::LoadMeter::Layer* const meter = layer_->meter(context);
-    const moe::Routing routing{in.tensor(moe::kTopExperts), in.tensor(moe::kTopProbs)};
-    moe::Dispatched sent;
+    const Stopwatch watch(meter != nullptr ? &meter->dispatch_ms : nullptr);
+    nn::Values out = without(in, {moe::kTopExperts});
+    moe::add_plan(out, layer_->dispatcher->plan(in.tensor(moe::kTopExperts)));
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>&) override {}
+  nn::SegmentTraits traits() const override {
+    return {.groups = {layer_->experts.experts}, .module = config::CudaGraphModule::moe_preprocess};
+  }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+};
+
+// The shared experts work here: before rows are sent, or while they are on their way.
+class DispatchSegment final : public nn::Segment {
+ public:
+  DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
+      : layer_(std::move(layer)),
+        name_(layer_->name + ".dispatch"),
+        topk_(model.moe_router_topk),
+        overlaps_(model.moe_shared_expert_overlap) {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    moe::LoadMeter::Layer* const meter = layer_->meter(context);
+    double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
+    const at::Tensor& x_sbh = in.tensor(moe::kInput);
+    nn::Values out = moe::without_dispatch_plan(without(in, {moe::kInput, moe::kTopProbs}));
+    at::Tensor shared;
+    if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(moe::kInput).input());
+    moe::DispatchUnderWay under_way;
     {
-      const Stopwatch watch(meter != nullptr ? &meter->dispatch_ms : nullptr);
-      sent = layer_->dispatcher->send(x_sbh.reshape({-1, x_sbh.size(-1)}), routing,
-                                      overlaps ? run_shared : std::function<void()>());
+      const Stopwatch watch(ms);
+      under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(moe::kTopProbs),
+                                                     moe::dispatch_plan_in(in, topk_));
     }
-    nn::Values out = without(in, {moe::kInput, moe::kTopExperts, moe::kTopProbs});
-    for (const nn::Values::Entry& entry : sent.state) out.add(entry.name, entry.value);
-    out.add(moe::kRows, sent.rows.x).add(moe::kRowProbs, sent.rows.probs).add(moe::kRowCounts, sent.rows.counts);
+    if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(moe::kInput).input());
+    const Stopwatch watch(ms);
+    const moe::Dispatched dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way));
+    moe::add_plan(out, dispatched.back);
+    const moe::ExpertRows& rows = dispatched.rows;
+    out.add(moe::kRows, rows.x).add(moe::kRowProbs, rows.probs).add(moe::kRowCounts, rows.counts);
     if (shared.defined()) out.add(moe::kSharedOutput, shared);
     return out;
   }
@@ -144,6 +176,7 @@ class DispatchSegment final : public nn::Segment {
  private:
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
+  int64_t topk_;
   bool overlaps_;
 };
 
@@ -176,6 +209,7 @@ class CombineSegment final : public nn::Segment {
                  const nn::LayerContext& context)
       : layer_(std::move(layer)),
         name_(layer_->name + ".combine"),
+        topk_(model.moe_router_topk),
         sp_(context.sp),
         dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target} {}
   const std::string& name() const override { return name_; }
@@ -186,7 +220,7 @@ class CombineSegment final : public nn::Segment {
     at::Tensor out;
     {
       const Stopwatch watch(meter != nullptr ? &meter->combine_ms : nullptr);
-      out = layer_->dispatcher->bring_back(in.tensor(moe::kRowOutput), in);
+      out = layer_->dispatcher->combine(in.tensor(moe::kRowOutput), moe::combine_plan_in(in, topk_));
     }
     out = out.view(residual.sizes());
     if (in.has(moe::kSharedOutput)) out = at::add(out, in.tensor(moe::kSharedOutput));
@@ -202,6 +236,7 @@ class CombineSegment final : public nn::Segment {
  private:
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
+  int64_t topk_;
   comm::Group sp_;
   nn::DropoutKey dropout_;
 };
@@ -217,6 +252,7 @@ void add_expert_segments(nn::Block& block, const LayerSpec& spec, const config::
                          const nn::LayerContext& context, const moe::ExpertContext& experts) {
   const auto layer = std::make_shared<ExpertsLayer>(spec, model, context, experts);
   block.segments.push_back(std::make_unique<RouterSegment>(layer, spec, model, context));
+  block.segments.push_back(std::make_unique<PlanSegment>(layer));
   block.segments.push_back(std::make_unique<DispatchSegment>(layer, model));
   block.segments.push_back(std::make_unique<ExpertsSegment>(layer, model, context));
   block.segments.push_back(std::make_unique<CombineSegment>(layer, spec, model, context));

@@ -157,7 +157,7 @@ void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& expe
 
 void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context) {
   at::Tensor tokens = own.tokens.sum(0), scores = own.scores.detach().sum(0);
-  if (!context.again) {
+  if (!context.is_recompute) {
     const at::Tensor packed = at::cat({tokens, scores});
     comm::all_reduce(packed, tp_dp_cp_);
     tokens = packed.narrow(0, 0, num_experts_);
@@ -174,7 +174,7 @@ at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::Segm
   const bool comes_back = !at::GradMode::is_enabled();  // this forward will be repeated
   const at::NoGradGuard no_grad;
   const at::Tensor& batch = context.batch.tokens;
-  if (context.again) {
+  if (context.is_recompute) {
     const auto seen =
         std::find_if(seen_.rbegin(), seen_.rend(), [&](const Seen& one) { return one.batch.is_same(batch); });
     MPX_ASSERT(seen != seen_.rend(), "a forward is repeated that has not been");

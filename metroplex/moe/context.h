@@ -18,10 +18,9 @@ class LoadMeter;  // load_meter.h
 using RecordedLoads = std::map<int64_t, std::vector<std::vector<int64_t>>>;
 
 struct ExpertContext {
-  // The ranks that tokens of a layer may visit: those that differ in etp and ep only. Member i holds part etp_of[i]
-  // of the experts [ep_of[i] E / ep, (ep_of[i] + 1) E / ep).
+  // The ranks that tokens of a layer may visit: those that differ in etp and ep only. Member i holds part i % etp of
+  // the experts [p E / ep, (p + 1) E / ep) with p = i / etp.
   comm::Group experts;
-  std::vector<int> etp_of{0}, ep_of{0};
   int etp = 1, ep = 1;  // sizes
   // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
   // at the same place of all nodes.

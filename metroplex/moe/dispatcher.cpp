@@ -29,7 +29,9 @@ int64_t DispatcherSpec::capacity(int64_t tokens) const {
 
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec) {
   for (const Row& row : kDispatchers) {
-    if (row.type == type) return row.make(std::move(spec));
+    if (row.type != type) continue;
+    spec.model.moe_token_dispatcher_type = type;
+    return row.make(std::move(spec));
   }
   MPX_ASSERT(false, "a token dispatcher that nobody has chosen: ", config::text_of(type));
 }

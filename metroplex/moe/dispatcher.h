@@ -5,16 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
+#include "config/experts.h"
 #include "config/model.h"
 #include "cuda/launch_point.h"
 #include "moe/context.h"
+#include "moe/exchange.h"
 #include "moe/experts.h"
-#include "moe/router.h"
-#include "nn/value.h"
+#include "moe/permutation.h"
 
 namespace metroplex::moe {
 
@@ -32,32 +32,54 @@ struct DispatcherSpec {
   int64_t capacity(int64_t tokens) const;
 };
 
-// What arrived, and what bring_back() needs of it: named values, integers all of them.
-struct Dispatched {
-  ExpertRows rows;
-  nn::Values state;
+// Where every assignment goes: integers of the device, known before a row moves.
+struct DispatchPlan {
+  Permutation permutation;  // of tokens to rows sorted by rank and expert
+  at::Tensor rank_counts;   // [ranks, E] int64: assignments of each rank, where rows are exchanged; else undefined
 };
 
+// Rows on their way to the ranks of their experts.
+struct DispatchUnderWay {
+  DispatchPlan plan;
+  at::Tensor x, probs;            // those that travel no further
+  RowsUnderWay rows, rows_probs;  // those that do
+  RowTable table{0};              // who sends how many to whom
+};
+
+// What combine() needs of a dispatch.
+struct CombinePlan {
+  Permutation permutation;  // without counts, and so is the next
+  Permutation regroup;      // of rows from several ranks to rows sorted by expert, where rows are exchanged
+  at::Tensor row_table;     // likewise, [ranks, ranks] int64 on the host: rows from each to each
+};
+
+struct Dispatched {
+  ExpertRows rows;
+  CombinePlan back;
+};
+
+// plan(), start_dispatch(), finish_dispatch() and combine(), in this order, are collective over the experts' ranks.
 class Dispatcher {
  public:
   explicit Dispatcher(DispatcherSpec spec) : spec_(std::move(spec)) {}
   virtual ~Dispatcher() = default;
-  // Whether send() waits for numbers of the device: at one point, as late as it can.
-  virtual bool needs_host() const = 0;
+  // Whether start_dispatch() waits for numbers of the device: at one point, as late as it can.
+  bool needs_host() const { return config::dispatcher_reads_counts(spec_.model, spec_.experts.experts.size()); }
 
-  // x [T, h], the tokens of this rank -> rows for the local experts. `meanwhile` (may be empty) is called once, after
-  // communication has begun where there is any. Differentiable in x and routing.probs. Collective over the experts'
-  // ranks.
-  virtual Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) = 0;
+  // experts [T, k] int64 of the tokens of this rank; -1: dropped.
+  virtual DispatchPlan plan(const at::Tensor& experts) const = 0;
+  // x [T, h], probs [T, k]. What does not need the rows runs between the two: the shared experts.
+  virtual DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const = 0;
+  // Rows for the local experts; differentiable in x and probs.
+  virtual Dispatched finish_dispatch(DispatchUnderWay under_way) const = 0;
   // y [R, h], of the local experts -> [T, h]: the sum of what the chosen experts of all ranks made of each token.
-  // `state` holds the values that send() returned, among others.
-  virtual at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) = 0;
+  virtual at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const = 0;
 
  protected:
   DispatcherSpec spec_;
 };
 
-// model.moe_token_dispatcher_type, which is not auto.
+// `type` is not auto, and takes the place of the model's.
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec);
 
 }  // namespace metroplex::moe

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
@@ -46,8 +48,9 @@ int64_t RowTable::received(int to) const {
   return sum;
 }
 
-at::Tensor exchange_directly(const at::Tensor& x, const RowTable& table, const ExpertContext& context,
-                             const std::function<void()>& meanwhile) {
+static size_t index(int i) { return static_cast<size_t>(i); }
+
+static comm::Exchange start_direct(const at::Tensor& x, const RowTable& table, const ExpertContext& context) {
   const comm::Group& group = context.experts;
   MPX_ASSERT(group.size() > 1, "an exchange of one rank with itself");
   std::vector<int64_t> in_splits, out_splits;
@@ -55,68 +58,88 @@ at::Tensor exchange_directly(const at::Tensor& x, const RowTable& table, const E
     in_splits.push_back(table.at(group.index(), i));
     out_splits.push_back(table.at(i, group.index()));
   }
-  comm::Exchange under_way = comm::all_to_all_async(x, out_splits, in_splits, group);
-  if (meanwhile) meanwhile();
-  return under_way.wait();
+  return comm::all_to_all_async(x, out_splits, in_splits, group);
 }
 
-at::Tensor exchange_by_node(const at::Tensor& x, const RowTable& table, const ExpertContext& context,
-                            const std::function<void()>& meanwhile) {
-  const int places = context.node.size(), nodes = context.across.size(), me = context.experts.index();
-  const int node = me / places, place = me % places;
-  const auto member = [&](int of_node, int of_place) { return of_node * places + of_place; };
-  const auto index = [&](int i) { return static_cast<size_t>(i); };
+static at::Tensor finish_direct(comm::Exchange started, const RowTable&, const ExpertContext&) {
+  return started.wait();
+}
 
-  // Inside the node: to its member at each place goes what is for that place on any node.
-  std::vector<int64_t> lengths, in_splits(index(places), 0), out_splits(index(places), 0);
+const RowExchange kDirectExchange{start_direct, finish_direct};
+
+namespace {
+
+// Where a rank stands among the nodes: members of the group come node by node.
+struct Grid {
+  explicit Grid(const ExpertContext& context)
+      : places(context.node.size()),
+        nodes(context.across.size()),
+        me(context.experts.index()),
+        node(me / places),
+        place(me % places) {}
+  int member(int of_node, int of_place) const { return of_node * places + of_place; }
+  int places, nodes, me, node, place;
+};
+
+}  // namespace
+
+// Inside the node: to its member at each place goes what is for that place on any node.
+static comm::Exchange start_by_node(const at::Tensor& x, const RowTable& table, const ExpertContext& context) {
+  const Grid grid(context);
+  std::vector<int64_t> lengths, in_splits(index(grid.places), 0), out_splits(index(grid.places), 0);
   std::vector<size_t> order;
-  for (int i = 0; i < table.members(); ++i) lengths.push_back(table.at(me, i));
-  for (int to = 0; to < places; ++to) {
-    for (int n = 0; n < nodes; ++n) {
-      order.push_back(index(member(n, to)));
-      in_splits[index(to)] += table.at(me, member(n, to));
-      out_splits[index(to)] += table.at(member(node, to), member(n, place));
+  for (int i = 0; i < table.members(); ++i) lengths.push_back(table.at(grid.me, i));
+  for (int to = 0; to < grid.places; ++to) {
+    for (int n = 0; n < grid.nodes; ++n) {
+      order.push_back(index(grid.member(n, to)));
+      in_splits[index(to)] += table.at(grid.me, grid.member(n, to));
+      out_splits[index(to)] += table.at(grid.member(grid.node, to), grid.member(n, grid.place));
     }
   }
-  const at::Tensor by_place = in_order(x, lengths, order);
-  comm::Exchange inside = comm::all_to_all_async(by_place, out_splits, in_splits, context.node);
-  if (meanwhile) meanwhile();
-  const at::Tensor collected = inside.wait();
-
-  // Across: what came from each member of the node, sorted by node.
-  lengths.clear();
-  order.clear();
-  std::vector<int64_t> across_in(index(nodes), 0), across_out(index(nodes), 0);
-  for (int from = 0; from < places; ++from) {
-    for (int n = 0; n < nodes; ++n) lengths.push_back(table.at(member(node, from), member(n, place)));
-  }
-  for (int n = 0; n < nodes; ++n) {
-    for (int from = 0; from < places; ++from) {
-      order.push_back(index(from * nodes + n));
-      across_in[index(n)] += table.at(member(node, from), member(n, place));
-      across_out[index(n)] += table.at(member(n, from), me);
-    }
-  }
-  const at::Tensor by_node = in_order(collected, lengths, order);
-  return comm::all_to_all_async(by_node, across_out, across_in, context.across).wait();
+  return comm::all_to_all_async(in_order(x, lengths, order), out_splits, in_splits, context.node);
 }
 
-at::Tensor exchange(const at::Tensor& x, const RowTable& table, const ExpertContext& context, ExchangeRows* way,
-                    const std::function<void()>& meanwhile) {
-  const bool differentiable = at::GradMode::is_enabled();
-  const auto as_outside = [&] {
-    const at::AutoGradMode mode(differentiable);
-    if (meanwhile) meanwhile();
-  };
+// Across: what came from each member of the node, sorted by node.
+static at::Tensor finish_by_node(comm::Exchange started, const RowTable& table, const ExpertContext& context) {
+  const Grid grid(context);
+  const at::Tensor collected = started.wait();
+  std::vector<int64_t> lengths, in_splits(index(grid.nodes), 0), out_splits(index(grid.nodes), 0);
+  std::vector<size_t> order;
+  for (int from = 0; from < grid.places; ++from) {
+    for (int n = 0; n < grid.nodes; ++n)
+      lengths.push_back(table.at(grid.member(grid.node, from), grid.member(n, grid.place)));
+  }
+  for (int n = 0; n < grid.nodes; ++n) {
+    for (int from = 0; from < grid.places; ++from) {
+      order.push_back(index(from * grid.nodes + n));
+      in_splits[index(n)] += table.at(grid.member(grid.node, from), grid.member(n, grid.place));
+      out_splits[index(n)] += table.at(grid.member(n, from), grid.me);
+    }
+  }
+  return comm::all_to_all_async(in_order(collected, lengths, order), out_splits, in_splits, context.across).wait();
+}
+
+const RowExchange kExchangeByNode{start_by_node, finish_by_node};
+
+RowsUnderWay::RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context,
+                           const RowExchange& how)
+    : x_(x), table_(table), context_(&context), how_(&how) {
+  const at::NoGradGuard no_grad;
+  started_ = how.start(x.detach().contiguous(), table, context);
+}
+
+at::Tensor RowsUnderWay::finish() {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    out = way(x.detach().contiguous(), table, context, as_outside);
+    out = how_->finish(std::exchange(started_, {}), table_, *context_);
   }
-  return comm::attach(out, {x}, [table, &context, way](const at::Tensor& dy) -> comm::Gradients {
-    const at::NoGradGuard no_grad;
-    return {way(dy.contiguous(), table.turned(), context, {})};
-  });
+  return comm::attach(out, {std::exchange(x_, {})},
+                      [table = table_, context = context_, how = how_](const at::Tensor& dy) -> comm::Gradients {
+                        const at::NoGradGuard no_grad;
+                        const RowTable back = table.turned();
+                        return {how->finish(how->start(dy.contiguous(), back, *context), back, *context)};
+                      });
 }
 
 }  // namespace metroplex::moe

@@ -5,9 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
+#include "comm/collectives.h"
 #include "moe/context.h"
 
 namespace metroplex::moe {
@@ -28,16 +28,32 @@ class RowTable {
   std::vector<int64_t> rows_;
 };
 
-// x, contiguous: rows for each member of context.experts, in their order -> rows of each. `meanwhile` (may be empty)
-// runs while they are on their way. Without autograd.
-using ExchangeRows = at::Tensor(const at::Tensor& x, const RowTable& table, const ExpertContext& context,
-                                const std::function<void()>& meanwhile);
-ExchangeRows exchange_directly;
+// How rows get from rank to rank, begun and ended apart so that other work lies between. Without autograd.
+struct RowExchange {
+  // x, contiguous: rows for each member of context.experts, in their order.
+  comm::Exchange (*start)(const at::Tensor& x, const RowTable& table, const ExpertContext& context);
+  // Rows of each member, in their order.
+  at::Tensor (*finish)(comm::Exchange started, const RowTable& table, const ExpertContext& context);
+};
+extern const RowExchange kDirectExchange;
 // First inside the node, then across nodes between equal places: each message across is that of a whole node.
-ExchangeRows exchange_by_node;
+extern const RowExchange kExchangeByNode;
 
-// Differentiable; backward goes the same way back. `context`, of two or more ranks, outlives it.
-at::Tensor exchange(const at::Tensor& x, const RowTable& table, const ExpertContext& context, ExchangeRows* way,
-                    const std::function<void()>& meanwhile);
+// Rows on their way to other ranks.
+class RowsUnderWay {
+ public:
+  RowsUnderWay() = default;
+  // `context`, of two or more ranks, outlives it and the gradients of what comes.
+  RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context, const RowExchange& how);
+  // What came; once. Differentiable in x: gradients go the same way back.
+  at::Tensor finish();
+
+ private:
+  at::Tensor x_;
+  RowTable table_{0};
+  const ExpertContext* context_ = nullptr;
+  const RowExchange* how_ = nullptr;
+  comm::Exchange started_;
+};
 
 }  // namespace metroplex::moe

@@ -82,7 +82,7 @@ void ExpertRowKernels::add_bias_probs(const at::Tensor& dprobs, const at::Tensor
 
 void ExpertRowKernels::add_sums(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& probs,
                                 const at::Tensor& counts) const {
-  const at::ScalarType wide = nn::wide_type(x.scalar_type());
+  const at::ScalarType wide = nn::acc_type(x.scalar_type());
   const bool direct = gradient.scalar_type() == wide;
   const at::Tensor sums = direct ? gradient : at::zeros(gradient.sizes(), gradient.options().dtype(wide));
   dispatch_element(x.scalar_type(), [&](auto zero) {

@@ -195,7 +195,7 @@ void Experts::State::weight_gradient(nn::Param& weight, const at::Tensor& dy, co
 at::Tensor Experts::State::forward(const ExpertRows& in) {
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
-  const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::wide_type(x.scalar_type()));
+  const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));
   const Counts counts = counts_of(in);
   const Factors factors{scales_input ? probs : at::Tensor(), scales_input ? at::Tensor() : probs};
   const at::Tensor inner = product(input(x, factors, counts), fc1, counts);
@@ -218,8 +218,8 @@ at::Tensor Experts::State::forward(const ExpertRows& in) {
 Experts::State::Kept Experts::State::keep(const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                                           const Factors& factors, const Counts& counts) const {
   Kept kept{saving.keep(x), saving.keep(inner), {}, factors, counts};
-  kept.activated = saving.remakes(nn::Leaf::expert_activation)
-                       ? nn::Saved::remade([this, again = kept.inner, factors, counts] {
+  kept.activated = saving.recomputes(nn::SavePoint::expert_activation)
+                       ? nn::Saved::recomputed([this, again = kept.inner, factors, counts] {
                            return activation(again.get(), factors, counts);
                          })
                        : saving.keep(activated);

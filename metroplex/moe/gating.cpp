@@ -12,7 +12,7 @@
 namespace metroplex::moe {
 
 at::ScalarType router_type(const config::Model& model, at::ScalarType parameters) {
-  return model.moe_router_dtype == config::RouterDtype::fp64 ? at::kDouble : nn::wide_type(parameters);
+  return model.moe_router_dtype == config::RouterDtype::fp64 ? at::kDouble : nn::acc_type(parameters);
 }
 
 Gating::Gating(const std::string& name, int64_t layer, const config::Model& model, const nn::LayerContext& context)

@@ -55,7 +55,7 @@ void GroupedProduct::add_weight_gradient(const at::Tensor& gradient, const at::T
 
 void GroupedProduct::run(const Call& call) const {
   const at::ScalarType type = call.a.scalar_type(), sum = call.c.scalar_type();
-  MPX_ASSERT(call.b.scalar_type() == type && (sum == type || sum == nn::wide_type(type)), "a grouped product of ",
+  MPX_ASSERT(call.b.scalar_type() == type && (sum == type || sum == nn::acc_type(type)), "a grouped product of ",
              at::toString(type), " and ", at::toString(call.b.scalar_type()), " into ", at::toString(sum));
   MPX_ASSERT(call.counts.numel() == arguments_.size(1), "counts of ", call.counts.numel(), " experts for ",
              arguments_.size(1));
@@ -64,7 +64,7 @@ void GroupedProduct::run(const Call& call) const {
   const kernels::GroupedSource source{operand(call.a), operand(call.b), operand(call.c), experts, rows};
   cuda::launch(target_, {"grouped_arguments", {&call.counts}, {&arguments_}}, kernels::grouped_arguments,
                kernels::grouped_arguments_cuda, integers(call.counts), source, integers(arguments_));
-  const kernels::GroupedShape shape{call.op, experts, rows, call.in, call.out, sum == nn::wide_type(type)};
+  const kernels::GroupedShape shape{call.op, experts, rows, call.in, call.out, sum == nn::acc_type(type)};
   const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(call.in) * static_cast<double>(call.out);
   nn::dispatch_element(type, [&](auto zero) {
     using T = decltype(zero);

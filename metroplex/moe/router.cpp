@@ -30,7 +30,7 @@ struct Router::State {
     bias.name = name;
     bias.global_shape = bias.local_shape = {model.num_moe_experts};
     const auto options = at::TensorOptions().device(context.target.memory());
-    bias.data = at::zeros(bias.local_shape, options.dtype(nn::wide_type(context.dtype)));
+    bias.data = at::zeros(bias.local_shape, options.dtype(nn::acc_type(context.dtype)));
     bias.pending = at::zeros(bias.local_shape, options.dtype(at::kLong));
     bias.apply = [group = experts.tp_dp_cp, rate = model.moe_router_bias_update_rate](nn::Buffer& buffer) {
       comm::all_reduce(buffer.pending, group);
@@ -92,7 +92,7 @@ Routing Router::forward(const nn::Input& in, nn::SegmentContext& context) {
     if (capacity < tokens) routing = drop(routing, s.model.num_moe_experts, capacity, s.model.moe_token_drop_policy);
   }
   if (batch.training && s.auxiliary.any()) s.auxiliary.add_terms(logits, best, samples, context);
-  if (batch.training && !context.again) s.count(routing.experts);
+  if (batch.training && !context.is_recompute) s.count(routing.experts);
   return routing;
 }
 

@@ -188,24 +188,6 @@ at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int
   return samples > 1 ? of_samples : of_samples.select(0, 0);
 }
 
-at::Tensor dense_probs(const Routing& routing, int64_t num_experts) {
-  const at::Tensor places = routing.experts + 1;
-  return at::zeros({places.size(0), num_experts + 1}, routing.probs.options())
-      .scatter(1, places, routing.probs)
-      .narrow(1, 1, num_experts);
-}
-
-at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
-  return at::zeros({experts.size(0), num_experts + 1}, experts.options().dtype(at::kBool))
-      .scatter_(1, experts + 1, true)
-      .narrow(1, 1, num_experts);
-}
-
-at::Tensor padded_map(const at::Tensor& map, int64_t multiple) {
-  const at::Tensor missing = map.sum(0).neg().remainder(multiple), zeros = map.eq(false);
-  return map.bitwise_or(zeros.bitwise_and(zeros.cumsum(0).le(missing)));
-}
-
 void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate) {
   const at::NoGradGuard no_grad;
   const at::Tensor below = counts.sum() - counts * counts.numel();

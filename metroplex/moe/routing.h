@@ -52,13 +52,6 @@ Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, conf
 // [E] int64: how often each expert occurs in `experts`; -1 is nobody. With `samples` > 1 token t belongs to sample t
 // % samples, and the counts of each are for themselves: [samples, E].
 at::Tensor tokens_per_expert(const at::Tensor& experts, int64_t num_experts, int64_t samples = 1);
-// Megatron-LM's forms: [T, E] of probabilities (differentiable), 0 elsewhere, and bool.
-at::Tensor dense_probs(const Routing& routing, int64_t num_experts);
-at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts);
-
-// Each column of the bool map [T, E] gets its first zeros set until it has a multiple of `multiple` ones, or no
-// zeros.
-at::Tensor padded_map(const at::Tensor& map, int64_t multiple);
 
 // bias [E] += rate sign(mean of counts - count), counts [E] int64; compared as whole numbers.
 void move_expert_bias(const at::Tensor& bias, const at::Tensor& counts, double rate);

@@ -18,11 +18,11 @@ config::Model shared_model(config::Model model) {
 
 // What recompute calls the places of this MLP.
 nn::LayerContext shared_context(nn::LayerContext context) {
-  nn::LeafSet remade = context.saving.remade;
-  nn::LeafSet own;
-  if (remade.has(nn::Leaf::shared_fc1)) own |= nn::LeafSet{nn::Leaf::fc1};
-  if (remade.has(nn::Leaf::shared_activation)) own |= nn::LeafSet{nn::Leaf::activation};
-  context.saving.remade = own;
+  nn::SavePointSet recomputed = context.saving.recomputed;
+  nn::SavePointSet own;
+  if (recomputed.has(nn::SavePoint::shared_fc1)) own |= nn::SavePointSet{nn::SavePoint::fc1};
+  if (recomputed.has(nn::SavePoint::shared_activation)) own |= nn::SavePointSet{nn::SavePoint::activation};
+  context.saving.recomputed = own;
   return context;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-bool is_wide(const at::Tensor& x) { return x.scalar_type() == wide_type(x.scalar_type()); }
+bool is_wide(const at::Tensor& x) { return x.scalar_type() == acc_type(x.scalar_type()); }
 
 at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
 

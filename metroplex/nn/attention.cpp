@@ -61,7 +61,7 @@ struct SelfAttention::AttentionSaved {
   Saved raw_q, raw_k;
   Saved q, k, v;  // as the core takes them
   Saved out, logsumexp;
-  CoreSaved again;  // where the core is remade, instead of the above, once it has been made
+  CoreSaved again;  // where the core is recomputed, instead of the above, once it has been made
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -106,8 +106,7 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
   return {q, k, v};
 }
 
-CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows,
-                                               AttentionSaved* saved) {
+CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const Positions& rows, AttentionSaved* saved) {
   CoreInputs in = raw;
   if (q_norm_) {
     in.q = q_norm_->apply(raw.q, saved ? &saved->q_norm : nullptr);
@@ -147,9 +146,9 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
   {
     const at::NoGradGuard no_grad;
     raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
-    const SequenceRows rows = rows_of(batch);
+    const Positions rows = sequence_positions(batch);
     const bool cached = batch.cache != nullptr;  // with the keys of all rows so far
-    saved->spec = {dropout_, first_head_, rows, cached ? SequenceRows() : rows, target_};
+    saved->spec = {dropout_, first_head_, rows, cached ? Positions() : rows, target_};
     saved->fused_sizes = fused.sizes().vec();
     CoreInputs in = normalize_and_rotate(raw, rows, keeps ? saved.get() : nullptr);
     if (cached) append_to_cache(in, *batch.cache);
@@ -160,8 +159,8 @@ Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, cons
   out = comm::attach(out, {fused, query}, [this, batch, saved](const at::Tensor& dout) -> comm::Gradients {
     return core_backward(dout, batch, *saved);
   });
-  if (!saving_.remakes(Leaf::core_attn)) return out;
-  return {out, Saved::remade([this, batch, saved] {
+  if (!saving_.recomputes(SavePoint::core_attn)) return out;
+  return {out, Saved::recomputed([this, batch, saved] {
             CoreInputs in{saved->q.get(), saved->k.get(), saved->v.get()};
             if (q_norm_) {
               in = normalize_and_rotate({saved->raw_q.get(), saved->raw_k.get(), in.v}, saved->spec.queries, nullptr);
@@ -177,12 +176,12 @@ void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& core, Attention
     saved.raw_q = saving_.keep(raw.q);
     saved.raw_k = saving_.keep(raw.k);
   }
-  if (!q_norm_ || !saving_.remakes(Leaf::core_attn)) {
+  if (!q_norm_ || !saving_.recomputes(SavePoint::core_attn)) {
     saved.q = saving_.keep(core.in.q);
     saved.k = saving_.keep(core.in.k);
   }
   saved.v = saving_.keep(core.in.v);
-  if (saving_.remakes(Leaf::core_attn)) return;
+  if (saving_.recomputes(SavePoint::core_attn)) return;
   saved.out = saving_.keep(core.out);
   saved.logsumexp = saving_.keep(core.logsumexp);
 }
@@ -191,7 +190,7 @@ std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, con
                                                      AttentionSaved& saved) {
   const at::NoGradGuard no_grad;
   CoreSaved core = std::move(saved.again);
-  if (!saving_.remakes(Leaf::core_attn)) {
+  if (!saving_.recomputes(SavePoint::core_attn)) {
     core = {{saved.q.get(), saved.k.get(), saved.v.get()}, saved.out.get(), saved.logsumexp.get()};
   }
   CoreInputs d = core_attention_backward(dout, saved.spec, batch, core);

@@ -52,7 +52,7 @@ class SelfAttention {
                 std::shared_ptr<RopeTable> rope);
 
   // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
-  // source of the queries where the spec says so. Where the core is remade its result is made again.
+  // source of the queries where the spec says so. Where the core is recomputed its result is made again.
   at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {});
   Param* output_bias() { return proj_.bias(); }
   void collect_params(std::vector<Param*>& params);
@@ -60,7 +60,7 @@ class SelfAttention {
  private:
   struct AttentionSaved;
   Input core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  CoreInputs normalize_and_rotate(const CoreInputs& raw, const SequenceRows& rows, AttentionSaved* saved);
+  CoreInputs normalize_and_rotate(const CoreInputs& raw, const Positions& rows, AttentionSaved* saved);
   void keep(const CoreInputs& raw, const CoreSaved& core, AttentionSaved& saved) const;
   std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, AttentionSaved& saved);
   CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;

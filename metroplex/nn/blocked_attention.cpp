@@ -12,7 +12,7 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-kernels::AttentionRows rows_for_kernel(const SequenceRows& rows) {
+kernels::AttentionRows rows_for_kernel(const Positions& rows) {
   return {rows.first, rows.rows.defined() ? static_cast<const int64_t*>(rows.rows.const_data_ptr()) : nullptr};
 }
 
@@ -86,7 +86,7 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
   const Mask mask = mask_of(in, spec, batch);
   const at::Tensor out = at::empty(in.q.sizes(), in.q.options());
   const at::Tensor logsumexp =
-      at::empty({in.q.size(1), in.q.size(2), in.q.size(0)}, in.q.options().dtype(wide_type(in.q.scalar_type())));
+      at::empty({in.q.size(1), in.q.size(2), in.q.size(0)}, in.q.options().dtype(acc_type(in.q.scalar_type())));
   dispatch_element(in.q.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const kernels::AttentionForward<T> operands{operand<const T>(in.q), operand<const T>(in.k),

@@ -25,7 +25,7 @@ struct CoreSaved {
 struct CoreSpec {
   DropoutKey dropout;
   int64_t first_head = 0;
-  SequenceRows queries, keys;
+  Positions queries, keys;
   cuda::Target target;
 };
 // -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.

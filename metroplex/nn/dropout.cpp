@@ -78,7 +78,7 @@ void run(const cuda::Target& target, const BiasDropoutAddOperands& pass, const D
 DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, const Microbatch& batch) {
   const int64_t width = x_sbh.size(-1);
   DropoutMask mask = make_mask(x_sbh.numel() / std::max<int64_t>(1, width), width, x_sbh.size(1), how.key, batch);
-  const SequenceRows rows = rows_of(batch);
+  const Positions rows = sequence_positions(batch);
   if (mask.counters.defined() && rows.rows.defined()) {
     choose_rows(mask, rows.rows.narrow(0, how.place.first_row, x_sbh.size(0)), rows.whole);
   } else {

@@ -71,7 +71,7 @@ DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, cons
 // unsharded tensor of a sample is [num_heads, whole sequence, keys].
 struct ProbabilityPlace {
   int64_t first_head = 0;
-  SequenceRows queries;
+  Positions queries;
 };
 DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
                              const ProbabilityPlace& place, const Microbatch& batch);

@@ -55,8 +55,8 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
       sum.out, {x_sbh, residual}, [saved, waiting](const at::Tensor& dh) { return backward(saved, *waiting, dh); },
       comm::WithoutGradient::call);
   Input out = leaving_gradient(normed, h, waiting);
-  if (how.saving.remakes(Leaf::norm))
-    out.again = Saved::remade([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
+  if (how.saving.recomputes(SavePoint::norm))
+    out.again = Saved::recomputed([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
 }
 
@@ -80,8 +80,8 @@ ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& 
       },
       comm::WithoutGradient::call);
   Input out = leaving_gradient(normed, residual, waiting);
-  if (saving.remakes(Leaf::norm))
-    out.again = Saved::remade([&norm, kept] { return norm.apply(kept.get(), nullptr); });
+  if (saving.recomputes(SavePoint::norm))
+    out.again = Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); });
   return {residual, out};
 }
 

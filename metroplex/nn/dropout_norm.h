@@ -12,7 +12,7 @@ namespace metroplex::nn {
 
 struct ResidualAndNorm {
   at::Tensor h;
-  Input normed;  // where the policy remakes norms, the layers behind it do not keep it
+  Input normed;  // where the policy recomputes norms, the layers behind it do not keep it
 };
 struct BiasDropoutAddNorm {
   BiasDropoutAdd add;

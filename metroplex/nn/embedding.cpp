@@ -60,7 +60,7 @@ class ScatterIndices {
 
 void scatter_add(const cuda::Target& target, Param& param, const at::Tensor& indices, const at::Tensor& dout) {
   param.accumulate([&](at::Tensor& main_grad) {
-    const bool half_rows = main_grad.scalar_type() == at::kFloat && wide_type(dout.scalar_type()) == at::kFloat;
+    const bool half_rows = main_grad.scalar_type() == at::kFloat && acc_type(dout.scalar_type()) == at::kFloat;
     const at::Tensor rows = (half_rows ? dout : dout.to(main_grad.scalar_type())).contiguous();
     const ScatterIndices scatter(target, indices);
     dispatch_element(rows.scalar_type(), [&](auto zero) {
@@ -119,7 +119,7 @@ std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, co
 VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part,
                                                const LayerContext& context)
     : sp_(context.sp),
-      tp_dense_(context.tp_dense),
+      tp_reduce_(context.tp_reduce),
       target_(context.target),
       part_(part),
       weight_(std::move(weight)) {}
@@ -130,7 +130,7 @@ at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
   gather(target_, weight_->data, local, out, false);
   out = comm::reduce_scatter(out, 0, sp_);
-  comm::all_reduce(out, tp_dense_);
+  comm::all_reduce(out, tp_reduce_);
   return out;
 }
 

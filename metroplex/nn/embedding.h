@@ -57,7 +57,7 @@ class VocabParallelEmbedding {
   const std::shared_ptr<Param>& shared_weight() const { return weight_; }
 
  private:
-  comm::Group sp_, tp_dense_;
+  comm::Group sp_, tp_reduce_;
   cuda::Target target_;
   VocabularyPart part_;
   std::shared_ptr<Param> weight_;

@@ -47,12 +47,6 @@ torch::autograd::Edge edge_of(const at::Tensor& x) {
   return x.requires_grad() ? torch::autograd::impl::gradient_edge(x) : torch::autograd::Edge();
 }
 
-// Without history, and in the pool where there is one.
-at::Tensor leaving(const at::Tensor& x, OutputPool* pool) {
-  at::Tensor out = x.detach();
-  return pool != nullptr ? pool->empty(out.sizes(), out.options()).copy_(out) : out;
-}
-
 void hand_over(LossTerms& terms, LossTerms* to) {
   if (to == nullptr) return;
   for (LossTerm& term : terms) to->push_back({std::move(term.name), term.sum.detach()});
@@ -88,13 +82,10 @@ Island make_island(const Block& block) {
 }
 
 Values run_forward(const Island& island, const Values& in, const IslandForward& how, IslandRun* run) {
-  SegmentContext context{how.batch, how.again, {}};
+  SegmentContext context{how.batch, how.is_recompute, {}};
   if (run == nullptr) {
     const at::NoGradGuard no_grad;
     Values out = through(island, in, context);
-    if (how.pool != nullptr) {
-      for (Values::Entry& entry : out) entry.value = leaving(entry.value.tensor(), how.pool);
-    }
     hand_over(context.terms, how.terms);
     return out;
   }
@@ -108,7 +99,7 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
     const at::Tensor& tensor = entry.value.tensor();
     run->outputs.push_back(edge_of(tensor));
     way_back = way_back || run->outputs.back().is_valid();
-    entry.value = leaving(tensor, how.pool);
+    entry.value = tensor.detach();
   }
   for (const LossTerm& term : context.terms) {
     run->terms.push_back({edge_of(term.sum), term.sum.scalar_type()});

@@ -45,19 +45,11 @@ struct IslandRun {
   SavedSet saved;           // what lies elsewhere until then
 };
 
-// Whose memory the tensors that leave an island lie in: a captured graph finds its outputs where they were.
-class OutputPool {
- public:
-  virtual ~OutputPool() = default;
-  virtual at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
-};
-
 struct IslandForward {
   const Microbatch& batch;
   ActivationStore* store = nullptr;  // what the layers keep through it is moved away before the return
-  OutputPool* pool = nullptr;        // null: outputs stay where the segments made them
   LossTerms* terms = nullptr;        // gets what the segments report, without a way back; null: not wanted
-  bool again = false;                // see SegmentContext
+  bool is_recompute = false;         // see SegmentContext
 };
 
 // Pending values among the results have been made. With `run`, the forward is differentiable and leaves its run

@@ -1,6 +1,6 @@
 // What every layer of a rank is made with. Layers gather over `sp`, and sum by a reduce-scatter over `sp` and an
-// all-reduce over `tp_dense`: of the two one is a group of one, which does nothing, so no layer asks whether sequence
-// parallelism is on.
+// all-reduce over `tp_reduce`: of the two one is a group of one, which does nothing, so no layer asks whether
+// sequence parallelism is on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ struct InitStreams;  // param_init.h
 struct LayerContext {
   comm::Group tp;             // for sizes and the vocabulary
   comm::Group sp;             // whose ranks split the sequence outside of attention and MLP: tp, or this rank alone
-  comm::Group tp_dense;       // tp where `sp` is this rank alone, this rank alone where it is tp
+  comm::Group tp_reduce;      // tp where `sp` is this rank alone, this rank alone where it is tp
   topology::AxisSet sp_axes;  // that `sp` spans: gradients of what sees a rank's rows only are partial over them
   comm::Group cp;             // whose ranks hold parts of the sequence (Microbatch::rows)
   at::ScalarType dtype = at::kFloat;
@@ -33,7 +33,7 @@ struct LayerContext {
   SavePolicy saving;                     // between forward and backward
 };
 
-// Sets tp, sp, tp_dense and sp_axes.
+// Sets tp, sp, tp_reduce and sp_axes.
 void set_tensor_parallel(LayerContext& context, const comm::Group& tp, bool sequence_parallel);
 
 }  // namespace metroplex::nn

@@ -33,8 +33,8 @@ InFlight start_gather(const at::Tensor& x, const comm::Group& sp) {
 }
 
 // The sum of x over both groups, of which one has one member, and this rank's part of it.
-InFlight start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_dense) {
-  if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_dense), {}};
+InFlight start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_reduce) {
+  if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_reduce), {}};
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[0] /= sp.size();
   InFlight flight{at::empty(sizes, x.options()), {}, x};
@@ -78,12 +78,10 @@ void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at:
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
       sp_(context.sp),
-      tp_dense_(context.tp_dense),
+      tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
-      gather_output_(spec.gather_output),
       skip_bias_add_(spec.skip_bias_add) {
-  MPX_ASSERT(!(spec.gather_output && spec.gated), "a gathered gated output would interleave gate and up");
   using topology::Role;
   weight_ = share({spec.name + ".weight",
                    {spec.out_features, spec.in_features},
@@ -99,7 +97,7 @@ ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerCo
 ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
     : tp_(context.tp),
       sp_(context.sp),
-      tp_dense_(context.tp_dense),
+      tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
       weight_(std::move(weight)) {}
@@ -111,18 +109,16 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
     out = linear_product(target_, whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
-    if (gather_output_) out = comm::all_gather(out, -1, tp_);
   }
   if (!at::GradMode::is_enabled()) return out;
   return comm::attach(out, {in.x},
-                      [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy_whole) -> comm::Gradients {
+                      [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
                         const at::NoGradGuard no_grad;
                         const at::Tensor x = saved.get();
                         InFlight input = start_gather(x, sp_);
-                        const at::Tensor dy = gather_output_ ? comm::own_slice(dy_whole, -1, tp_) : dy_whole;
                         at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
                         const at::Tensor whole = input.wait();
-                        InFlight reduced = start_reduce(dx, sp_, tp_dense_);
+                        InFlight reduced = start_reduce(dx, sp_, tp_reduce_);
                         accumulate_weight_gradient(target_, *weight_, dy, whole);
                         if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
                         return {reduced.wait()};
@@ -137,13 +133,10 @@ void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
 RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
     : tp_(context.tp),
       sp_(context.sp),
-      tp_dense_(context.tp_dense),
+      tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
-      input_is_parallel_(spec.input_is_parallel),
       skip_bias_add_(spec.skip_bias_add) {
-  MPX_CHECK(input_is_parallel_ || sp_.size() == 1, "nn", spec.name,
-            ": with sequence parallelism the input of a row-parallel layer must be split already");
   using topology::Role;
   const topology::Cut cut = topology::even_cut(1, topology::Axis::tp, spec.in_features, tp_.size(), tp_.index());
   weight_ =
@@ -156,26 +149,24 @@ RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext&
 }
 
 at::Tensor RowParallelLinear::forward(const Input& in) {
-  MPX_ASSERT(input_is_parallel_ || !in.again.defined(), weight_->name, ": an input that is split here is kept");
-  at::Tensor out, part;
+  at::Tensor out;
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    part = input_is_parallel_ ? in.x : comm::own_slice(in.x, -1, tp_);
-    out = linear_product(target_, part, weight_->data);
+    out = linear_product(target_, in.x, weight_->data);
     out = comm::reduce_scatter(out, 0, sp_);
-    comm::all_reduce(out, tp_dense_);
+    comm::all_reduce(out, tp_reduce_);
     if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const Saved saved = saving_.keep(Input{part, in.again});
+  const Saved saved = saving_.keep(in);
   return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = comm::all_gather(dy_local, 0, sp_);
     at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
     accumulate_weight_gradient(target_, *weight_, dy, saved.get());
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
-    return {input_is_parallel_ ? dx : comm::all_gather(dx, -1, tp_)};
+    return {dx};
   });
 }
 

@@ -25,8 +25,6 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and its gradient
   Init init = Init::normal;
-  bool gather_output = false;              // column: every rank gets all output features
-  bool input_is_parallel = true;           // row: the input is already split; false: each rank takes its slice
   bool gated = false;                      // column: the output is two halves [gate; up], each split over tp
   std::vector<topology::Part> parts = {};  // of the output features, named within weight and bias
 };
@@ -37,17 +35,17 @@ class ColumnParallelLinear {
   // Without bias, over an existing weight [rows of this rank, in] (the output layer; tied: the word embedding).
   ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
 
-  // in.x [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp], or [s, b, out] with gather_output.
+  // in.x [s (/tp with sequence parallelism), b, in] -> [s, b, out/tp].
   at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_, sp_, tp_dense_;
+  comm::Group tp_, sp_, tp_reduce_;
   cuda::Target target_;
   SavePolicy saving_;
-  bool gather_output_ = false, skip_bias_add_ = false;
+  bool skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 
@@ -55,7 +53,7 @@ class RowParallelLinear {
  public:
   RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
 
-  // in.x [s, b, in/tp] (or [s, b, in], see input_is_parallel) -> [s (/tp with sequence parallelism), b, out], summed
+  // in.x [s, b, in/tp] -> [s (/tp with sequence parallelism), b, out], summed
   // over the group; the bias is added once, after the sum.
   at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
@@ -63,10 +61,10 @@ class RowParallelLinear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_, sp_, tp_dense_;
+  comm::Group tp_, sp_, tp_reduce_;
   cuda::Target target_;
   SavePolicy saving_;
-  bool input_is_parallel_ = true, skip_bias_add_ = false;
+  bool skip_bias_add_ = false;
   std::shared_ptr<Param> weight_, bias_;
 };
 

@@ -31,7 +31,7 @@ Smoothing smoothing(const CrossEntropySpec& spec) {
 
 RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, const CrossEntropySpec& spec) {
   const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
-  const auto options = logits.options().dtype(wide_type(logits.scalar_type()));
+  const auto options = logits.options().dtype(acc_type(logits.scalar_type()));
   const at::Tensor maximum = at::empty({shape.rows}, options);
   const Smoothing smooth = smoothing(spec);
   const at::Tensor sums = at::zeros({3, shape.rows}, options);  // exp_sum, target logit, sum of logits

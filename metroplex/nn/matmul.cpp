@@ -70,7 +70,7 @@ void product(const cuda::Target& target, const at::Tensor& out, const at::Tensor
 // Where half rows can be added to fp32 ones as they are. (On a GPU the operators of libtorch read mixed types.)
 bool adds_halves(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && !target.gpu() &&
-         wide_type(x.scalar_type()) != x.scalar_type();
+         acc_type(x.scalar_type()) != x.scalar_type();
 }
 
 // Calls body(Bf16{}) or body(F16{}).

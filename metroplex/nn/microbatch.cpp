@@ -8,19 +8,19 @@
 
 namespace metroplex::nn {
 
-SequenceRows rows_of(const Microbatch& batch) {
+Positions sequence_positions(const Microbatch& batch) {
   if (!batch.rows.defined()) return {batch.cache != nullptr ? batch.cache->length : 0, {}, 0};
   MPX_ASSERT(batch.cache == nullptr, "generation continues one run of rows");
   int64_t count = 0;
   for (const RowRun& run : batch.row_runs) {
     count += run.count;
-    MPX_ASSERT(run.first >= 0 && run.first + run.count <= batch.whole_rows, "rows ", run.first, " to ",
-               run.first + run.count, " of a sequence of ", batch.whole_rows);
+    MPX_ASSERT(run.first >= 0 && run.first + run.count <= batch.full_seq_len, "rows ", run.first, " to ",
+               run.first + run.count, " of a sequence of ", batch.full_seq_len);
   }
   MPX_ASSERT(batch.rows.is_contiguous() && batch.rows.numel() == count && count == batch.tokens.size(1),
              "the rows of a microbatch: ", batch.rows.numel(), " numbers, runs of ", count, ", ",
              batch.tokens.size(1), " tokens");
-  return {0, batch.rows, batch.whole_rows};
+  return {0, batch.rows, batch.full_seq_len};
 }
 
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers) {

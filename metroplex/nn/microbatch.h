@@ -17,7 +17,7 @@ struct RowRun {
 
 // Where the s rows of a tensor lie in the whole sequence: row i is row first + i; or, where `rows` is defined,
 // rows[i].
-struct SequenceRows {
+struct Positions {
   int64_t first = 0;
   at::Tensor rows;    // [s] int64, in any order
   int64_t whole = 0;  // with `rows`: how many the whole sequence has
@@ -41,7 +41,7 @@ struct Microbatch {
   // the same for the host. Undefined and empty: row i is row i, after what the cache holds.
   at::Tensor rows;
   std::vector<RowRun> row_runs;
-  int64_t whole_rows = 0;  // of the whole sequence
+  int64_t full_seq_len = 0;  // of the whole sequence
 };
 
 // All tensors of a microbatch, under their names.
@@ -66,7 +66,7 @@ void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);
 at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers);
 
 // The rows of `batch`. Asserts that tensor and runs agree in length and stay inside the whole sequence.
-SequenceRows rows_of(const Microbatch& batch);
+Positions sequence_positions(const Microbatch& batch);
 
 // x.index_select(dim, rows), on the meta device too, where libtorch has none.
 at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows);

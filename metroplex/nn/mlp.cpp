@@ -49,16 +49,16 @@ at::Tensor Mlp::forward(const Input& in) {
   const at::Tensor x = fc1_.forward(kept);
   at::Tensor x_saved;
   at::Tensor out = apply_activation(x, bias, activation_, &x_saved);
-  const Saved saved = saving_.remakes(Leaf::fc1) ? Saved::remade([this, bias, input = kept.again] {
+  const Saved saved = saving_.recomputes(SavePoint::fc1) ? Saved::recomputed([this, bias, input = kept.again] {
     return activation_saved(fc1_.forward({input.get(), input}), bias);
   })
-                                                 : saving_.keep(x_saved);
+                                                         : saving_.keep(x_saved);
   out = comm::attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> comm::Gradients {
     return {activation_backward(dy, saved.get(), bias, activation_)};
   });
-  if (!saving_.remakes(Leaf::activation)) return fc2_.forward(out);
+  if (!saving_.recomputes(SavePoint::activation)) return fc2_.forward(out);
   return fc2_.forward(
-      {out, Saved::remade([this, bias, saved] { return activation_again(saved.get(), bias, activation_); })});
+      {out, Saved::recomputed([this, bias, saved] { return activation_again(saved.get(), bias, activation_); })});
 }
 
 void Mlp::collect_params(std::vector<Param*>& params) {

@@ -17,7 +17,7 @@ namespace kernels = cuda::kernels;
 
 // Half parameters give a half result even where the residual stream x is fp32.
 at::ScalarType out_type(const at::Tensor& x, const at::Tensor& weight) {
-  return wide_type(weight.scalar_type()) == weight.scalar_type() ? x.scalar_type() : weight.scalar_type();
+  return acc_type(weight.scalar_type()) == weight.scalar_type() ? x.scalar_type() : weight.scalar_type();
 }
 
 // Calls body(In{}, Out{}).
@@ -90,7 +90,7 @@ struct Norm::Backward {
 };
 
 Norm::Forward Norm::start_forward(const at::Tensor& x) const {
-  const auto statistics = x.options().dtype(wide_type(x.scalar_type()));
+  const auto statistics = x.options().dtype(acc_type(x.scalar_type()));
   Forward call{x, to_wide(weight_.data), to_wide(bias_.data), {}, {}, {}, {}};
   call.shape = {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
   call.out = at::empty(x.sizes(), x.options().dtype(out_type(x, weight_.data)));
@@ -226,8 +226,8 @@ Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {
     whole.x = kept.get();
     return {norm.backward(dy, whole)};
   });
-  if (!saving.remakes(Leaf::norm)) return out;
-  return {out, Saved::remade([&norm, kept] { return norm.apply(kept.get(), nullptr); })};
+  if (!saving.recomputes(SavePoint::norm)) return out;
+  return {out, Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); })};
 }
 
 }  // namespace metroplex::nn

@@ -59,7 +59,7 @@ class Norm {
   Param weight_, bias_;  // bias_ is empty with rms
 };
 
-// norm(x) as the input of the layers behind it, which do not keep it where the policy remakes norms.
+// norm(x) as the input of the layers behind it, which do not keep it where the policy recomputes norms.
 Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving);
 
 }  // namespace metroplex::nn

@@ -26,16 +26,16 @@ void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
 
 void RopeTable::reserve(int64_t positions, at::ScalarType type) {
   const at::NoGradGuard no_grad;
-  if (positions > 0) grow(positions, at::TensorOptions().dtype(wide_type(type)).device(target_.memory()));
+  if (positions > 0) grow(positions, at::TensorOptions().dtype(acc_type(type)).device(target_.memory()));
 }
 
-void RopeTable::rotate(const at::Tensor& x, const SequenceRows& rows, int direction) {
+void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction) {
   const at::NoGradGuard no_grad;
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= rotary_dims_, "heads of rotary embedding");
   const int64_t positions = x.size(0);
   const bool chosen = rows.rows.defined();
   grow(chosen ? rows.whole : rows.first + positions,
-       at::TensorOptions().dtype(wide_type(x.scalar_type())).device(x.device()));
+       at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
   const auto of_rows = [&](const at::Tensor& table) {
     return chosen ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
   };

@@ -22,7 +22,7 @@ class RopeTable {
 
   // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose rows have the positions
   // `rows`. direction +1 turns forward, -1 back (the gradient).
-  void rotate(const at::Tensor& x, const SequenceRows& rows, int direction);
+  void rotate(const at::Tensor& x, const Positions& rows, int direction);
 
  private:
   void grow(int64_t positions, const at::TensorOptions& options);

@@ -23,9 +23,9 @@ struct SavedStorage {
 
 namespace {
 
-class Remade final : public Saved::Source {
+class Recomputed final : public Saved::Source {
  public:
-  explicit Remade(std::function<at::Tensor()> make) : make_(std::move(make)) {}
+  explicit Recomputed(std::function<at::Tensor()> make) : make_(std::move(make)) {}
   at::Tensor get() override {
     if (make_) {
       const at::NoGradGuard no_grad;
@@ -63,7 +63,9 @@ class View final : public Saved::Source {
 
 }  // namespace
 
-Saved Saved::remade(std::function<at::Tensor()> make) { return Saved(std::make_shared<Remade>(std::move(make))); }
+Saved Saved::recomputed(std::function<at::Tensor()> make) {
+  return Saved(std::make_shared<Recomputed>(std::move(make)));
+}
 
 void SavedSet::prefetch() const {
   for (const auto& storage : storages_) {
@@ -125,7 +127,7 @@ std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& mem
 }
 
 SavePolicy save_policy(const config::Memory& memory, std::shared_ptr<ActivationStore> store) {
-  return {memory.recomputed_leaves(), std::move(store)};
+  return {memory.recomputed_save_points(), std::move(store)};
 }
 
 }  // namespace metroplex::nn

@@ -9,14 +9,14 @@
 #include <memory>
 #include <vector>
 
-#include "config/leaf.h"
+#include "config/save_point.h"
 #include "config/memory.h"
 #include "cuda/launch_point.h"
 
 namespace metroplex::nn {
 
-using config::Leaf;
-using config::LeafSet;
+using config::SavePoint;
+using config::SavePointSet;
 
 class Saved {
  public:
@@ -29,7 +29,7 @@ class Saved {
   explicit Saved(at::Tensor kept) : kept_(std::move(kept)) {}
   explicit Saved(std::shared_ptr<Source> source) : source_(std::move(source)) {}
   // `make` is called by the first get(), without autograd; copies share its result, which dies with the last of them.
-  static Saved remade(std::function<at::Tensor()> make);
+  static Saved recomputed(std::function<at::Tensor()> make);
 
   bool defined() const { return source_ != nullptr || kept_.defined(); }
   at::Tensor get() const { return source_ ? source_->get() : kept_; }
@@ -94,10 +94,10 @@ std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& mem
 
 // How layers keep what their backward needs.
 struct SavePolicy {
-  LeafSet remade;                          // not kept, but made again by backward
+  SavePointSet recomputed;                 // not kept, but made again by backward
   std::shared_ptr<ActivationStore> store;  // null: memory
 
-  bool remakes(Leaf leaf) const { return remade.has(leaf); }
+  bool recomputes(SavePoint point) const { return recomputed.has(point); }
   Saved keep(const at::Tensor& x) const { return store ? store->keep(x) : Saved(x.detach()); }
   Saved keep(const Input& in) const { return in.again.defined() ? in.again : keep(in.x); }
 };

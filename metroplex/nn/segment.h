@@ -28,8 +28,8 @@ using LossTerms = std::vector<LossTerm>;
 // What a forward is handed beside its values.
 struct SegmentContext {
   const Microbatch& batch;
-  bool again = false;  // backward repeats this forward: what is counted once has been counted
-  LossTerms terms;     // appended to by segments; backward enters each with the microbatch's factor
+  bool is_recompute = false;  // backward repeats this forward: what is counted once has been counted
+  LossTerms terms;            // appended to by segments; backward enters each with the microbatch's factor
 };
 
 // What must be known of a segment before it runs, so that it can be captured or run beside others.

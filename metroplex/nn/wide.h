@@ -9,11 +9,11 @@
 
 namespace metroplex::nn {
 
-inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType acc_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
-inline at::Tensor to_wide(const at::Tensor& x) { return x.defined() ? x.to(wide_type(x.scalar_type())) : x; }
+inline at::Tensor to_wide(const at::Tensor& x) { return x.defined() ? x.to(acc_type(x.scalar_type())) : x; }
 
-inline bool is_half(const at::Tensor& x) { return wide_type(x.scalar_type()) != x.scalar_type(); }
+inline bool is_half(const at::Tensor& x) { return acc_type(x.scalar_type()) != x.scalar_type(); }
 
 // Calls body(T{}) with the type of what is held in at least fp32.
 template <class Body>

@@ -103,7 +103,7 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
   nn::LossTerms terms;
   run_ = {};
   forward_size_ = capture(*forward_, "forward", [&] {
-    out = nn::run_forward(island_, in, {how.batch, nullptr, nullptr, &terms}, how.evaluates ? nullptr : &run_);
+    out = nn::run_forward(island_, in, {how.batch, nullptr, &terms}, how.evaluates ? nullptr : &run_);
   });
   outputs_ = {};
   terms_.clear();

@@ -82,15 +82,15 @@ Stage::Stage(nn::Blocks blocks, StageSaving saving)
   everywhere_ = islands_of(blocks_, saving_.recomputed, true, {});
 }
 
-void Stage::listen(std::string name, nn::Moments& moments, bool cuts) {
+void Stage::listen(std::string name, nn::StageObserver& moments, bool cuts) {
   listeners_.add(std::move(name), {&moments, cuts});
 }
 
 void Stage::unlisten(const std::string& name) { listeners_.remove(name); }
 
-const StageIslands& Stage::islands(bool all) const {
+const StageIslands& Stage::islands() const {
   const bool everywhere =
-      all || std::any_of(listeners_.begin(), listeners_.end(), [](const auto& entry) { return entry.listener.cuts; });
+      std::any_of(listeners_.begin(), listeners_.end(), [](const auto& entry) { return entry.listener.cuts; });
   return everywhere ? everywhere_ : whole_;
 }
 
@@ -115,17 +115,17 @@ LiveSet* Stage::begin_graphs(const StageIslands& islands, int live_set, const nn
   return &set;
 }
 
-void Stage::tell_before(const nn::Turn& turn) const {
-  for (const auto& [name, listener] : listeners_) listener.moments->before(turn);
+void Stage::tell_before(const nn::IslandEvent& event) const {
+  for (const auto& [name, listener] : listeners_) listener.moments->before(event);
 }
 
-void Stage::tell_after(const nn::Turn& turn) const {
-  for (auto entry = listeners_.rbegin(); entry != listeners_.rend(); ++entry) entry->listener.moments->after(turn);
+void Stage::tell_after(const nn::IslandEvent& event) const {
+  for (auto entry = listeners_.rbegin(); entry != listeners_.rend(); ++entry) entry->listener.moments->after(event);
 }
 
 nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms,
                           int live_set) {
-  ForwardCursor cursor(*this, std::move(x), {batch, run, terms, false, live_set});
+  ForwardCursor cursor(*this, std::move(x), {batch, run, terms, live_set});
   while (!cursor.done()) cursor.advance();
   return cursor.take();
 }

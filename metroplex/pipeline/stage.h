@@ -10,7 +10,7 @@
 #include "comm/group.h"
 #include "config/memory.h"
 #include "nn/island.h"
-#include "nn/moments.h"
+#include "nn/stage_observer.h"
 #include "nn/recompute.h"
 #include "pipeline/graph_scope.h"
 #include "pipeline/stage_graphs.h"
@@ -64,7 +64,7 @@ class Stage {
   // Told of every forward and backward of an island, with or without a run: `before` in order of joining, `after` in
   // reverse. Who only looks leaves islands whole; with `cuts` every border between segments is cut from the next
   // forward on, and no graph is run.
-  void listen(std::string name, nn::Moments& moments, bool cuts = false);
+  void listen(std::string name, nn::StageObserver& moments, bool cuts = false);
   void unlisten(const std::string& name);
 
   // What is in `scope` makes islands of its own, which can be graphs of `device`; it outlives the stage. Before the
@@ -84,19 +84,19 @@ class Stage {
 
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order, a shared one once
   const nn::Blocks& blocks() const { return blocks_; }
-  // How the next forward cuts the stage; every border with `all`.
-  const StageIslands& islands(bool all = false) const;
+  // How the next forward cuts the stage.
+  const StageIslands& islands() const;
   const StageSaving& saving() const { return saving_; }
 
   // For the cursors: the graphs of a forward over `islands` that begins; null where it runs as it is.
   LiveSet* begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates);
   // Around one island; for the cursors.
-  void tell_before(const nn::Turn& turn) const;
-  void tell_after(const nn::Turn& turn) const;
+  void tell_before(const nn::IslandEvent& event) const;
+  void tell_after(const nn::IslandEvent& event) const;
 
  private:
   struct Listener {
-    nn::Moments* moments;
+    nn::StageObserver* moments;
     bool cuts;
   };
   nn::Blocks blocks_;

@@ -5,7 +5,7 @@
 namespace metroplex::pipeline {
 namespace {
 
-nn::Turn turn_of(const StageIslands::Place& place, nn::Pass pass, int next) {
+nn::IslandEvent event_of(const StageIslands::Place& place, nn::Pass pass, int next) {
   const bool forward = pass == nn::Pass::forward;
   return {pass,
           place.block,
@@ -29,7 +29,7 @@ int block_after(const StageIslands& islands, size_t island, size_t end) {
 
 ForwardCursor::ForwardCursor(Stage& stage, nn::Values x, const Call& call)
     : stage_(stage),
-      islands_(stage.islands(call.every_segment)),
+      islands_(stage.islands()),
       call_(call),
       graphs_(stage.begin_graphs(islands_, call.live_set, call.batch, call.run == nullptr)),
       x_(std::move(x)) {
@@ -47,15 +47,15 @@ void ForwardCursor::advance() {
     island_run = &call_.run->spans[span_].run;
   }
   const int next = block_after(islands_, island_, islands_.places.size());
-  const nn::Turn turn = turn_of(place, nn::Pass::forward, next == place.block ? -1 : next);
-  stage_.tell_before(turn);
+  const nn::IslandEvent event = event_of(place, nn::Pass::forward, next == place.block ? -1 : next);
+  stage_.tell_before(event);
   if (graphs_ != nullptr && place.graph >= 0) {
     x_ = graphs_->forward(static_cast<size_t>(place.graph), x_, call_.terms);
   } else {
-    const nn::IslandForward how{call_.batch, stage_.saving().store.get(), nullptr, call_.terms};
+    const nn::IslandForward how{call_.batch, stage_.saving().store.get(), call_.terms};
     x_ = nn::run_forward(place.island, x_, how, island_run);
   }
-  stage_.tell_after(turn);
+  stage_.tell_after(event);
   if (++island_ == span.end) ++span_;
 }
 
@@ -104,12 +104,12 @@ void BackwardCursor::forward_again() {
   const size_t island = span_.begin + repeated_.size();
   const StageIslands::Place& place = run_.islands->places[island];
   // The last one's backward follows its forward.
-  nn::Turn turn = turn_of(place, nn::Pass::forward, block_after(*run_.islands, island, span_.end));
-  turn.enters_block = turn.enters_block || island == span_.begin;  // a chunk may begin inside its first block
+  nn::IslandEvent event = event_of(place, nn::Pass::forward, block_after(*run_.islands, island, span_.end));
+  event.enters_block = event.enters_block || island == span_.begin;  // a chunk may begin inside its first block
   repeated_.emplace_back();
-  stage_.tell_before(turn);
-  x_ = nn::run_forward(place.island, x_, {run_.batch, nullptr, nullptr, nullptr, true}, &repeated_.back());
-  stage_.tell_after(turn);
+  stage_.tell_before(event);
+  x_ = nn::run_forward(place.island, x_, {run_.batch, nullptr, nullptr, true}, &repeated_.back());
+  stage_.tell_after(event);
   if (island + 1 < span_.end) return;
   x_ = nn::Values();
   repeating_ = false;
@@ -120,12 +120,12 @@ void BackwardCursor::backward(nn::IslandRun* run, size_t island) {
   int next = place.block;
   for (size_t i = island; i > span_.begin && next == place.block; --i) next = run_.islands->places[i - 1].block;
   if (next == place.block) next = block_before(span_index_, place.block);
-  const nn::Turn turn = turn_of(place, nn::Pass::backward, next);
-  stage_.tell_before(turn);
+  const nn::IslandEvent event = event_of(place, nn::Pass::backward, next);
+  stage_.tell_before(event);
   const bool captured = run_.graphs != nullptr && place.graph >= 0;
   dy_ = captured ? run_.graphs->backward(static_cast<size_t>(place.graph), dy_, loss_factor_)
                  : nn::run_backward(std::move(*run), dy_, loss_factor_);
-  stage_.tell_after(turn);
+  stage_.tell_after(event);
 }
 
 // The block whose turn comes when `block`, which `span` begins with, is done; a chunk begins with its first block.

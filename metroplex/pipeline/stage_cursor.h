@@ -1,6 +1,5 @@
 // One microbatch on its way through a stage, an island at a time; Stage::forward and backward are these from end to
-// end. Whoever puts something between the segments (another microbatch, a capture) asks for `every_segment`: then
-// every border is cut, with the same bits.
+// end.
 #pragma once
 
 #include "pipeline/stage.h"
@@ -13,7 +12,6 @@ class ForwardCursor {
     const nn::Microbatch& batch;  // outlives the cursor
     StageRun* run = nullptr;      // null: evaluation
     nn::LossTerms* terms = nullptr;
-    bool every_segment = false;
     int live_set = -1;  // see Stage::forward
   };
   // `x` is empty on the first stage.

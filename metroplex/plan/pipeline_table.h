@@ -26,7 +26,6 @@ struct PipelineTable {
   int num_model_stages() const { return num_stages * num_chunks; }
   int stage_of(int rank, int chunk) const { return chunk * num_stages + rank; }
   int rank_of_stage(int stage) const { return stage % num_stages; }
-  int chunk_of_stage(int stage) const { return stage / num_stages; }
   bool is_first_stage(int rank, int chunk) const { return rank == 0 && chunk == 0; }
   bool is_last_stage(int rank, int chunk) const { return rank == num_stages - 1 && chunk == num_chunks - 1; }
   int next_rank(int rank) const { return (rank + 1) % num_stages; }

@@ -204,8 +204,8 @@ static void make_graph_device(Assembly& a, const comm::World& world) {
   if (a.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
   a.graph_device = cuda::make_graph_device(world.device());
   if (a.graph_device->recorder() == nullptr) return;
-  a.told_world.emplace(world.recorded(*a.graph_device->recorder()));
-  a.world = &*a.told_world;
+  a.recorded_world.emplace(world.recorded(*a.graph_device->recorder()));
+  a.world = &*a.recorded_world;
 }
 
 static void make_graphs(Assembly& a, bool forward_only) {

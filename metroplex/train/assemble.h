@@ -39,7 +39,7 @@ struct Assembly {
   config::Config config;  // resolved
   // Where train.cuda_graph_impl captures, ahead of all that it hangs at: what captures, and the world that tells it.
   std::unique_ptr<cuda::GraphDevice> graph_device;
-  std::optional<comm::World> told_world;
+  std::optional<comm::World> recorded_world;
   const comm::World* world;
   at::ScalarType dtype;
   int64_t vocab_size;                                     // unpadded
@@ -52,11 +52,11 @@ struct Assembly {
 
   std::optional<moe::ExpertContext> experts;  // of a model that has them; with a meter where the run wants to know
 
-  std::vector<nn::Buffer*> buffers;                   // state without gradient, of all stages
-  config::Sharding sharding;                          // nothing in a forward-only assembly
-  distributed::ParamFamilies families;                // with values and gradients
-  std::vector<std::unique_ptr<nn::Moments>> gathers;  // one a stage; null where nothing is gathered
-  std::vector<distributed::Slice> slices;             // what this rank updates; forward-only: all it has
+  std::vector<nn::Buffer*> buffers;                         // state without gradient, of all stages
+  config::Sharding sharding;                                // nothing in a forward-only assembly
+  distributed::ParamFamilies families;                      // with values and gradients
+  std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one a stage; null where nothing is gathered
+  std::vector<distributed::Slice> slices;                   // what this rank updates; forward-only: all it has
   // Null or empty in a forward-only assembly.
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;

@@ -111,7 +111,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
   const int64_t dp = config::data_parallel_size(c.parallel, request.world_size);
   DryRun run;
   run.request = request;
-  run.request.places.only.reset();
+  run.request.domains.only.reset();
   run.fit = fit(run.request, predict);
   run.num_params = whole_model(request, predict).num_params;
   const std::vector<const RankFigures*> stages = stages_of(run.fit);
@@ -125,7 +125,7 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
   run.length = run_length(c, microbatch_schedule(c, dp));
   run.pipeline = pipeline_of(run);
   run.sources = data::training_tokens(c.data, disk);
-  if (!run.fits()) run.ways = ways_out(run.request, run.fit, predict);
+  if (!run.fits()) run.memory_options = memory_options(run.request, run.fit, predict);
   return run;
 }
 

@@ -11,7 +11,7 @@
 #include "files/file_system.h"
 #include "train/fit.h"
 #include "train/run_length.h"
-#include "train/ways_out.h"
+#include "train/memory_options.h"
 
 namespace metroplex::train {
 
@@ -28,10 +28,10 @@ struct PipelineOutlook {
 struct DryRun {
   FitRequest request;
   Fit fit;
-  std::optional<WaysOut> ways;  // where it does not fit
-  int64_t num_params = 0;       // of the whole model, a shared one once
-  double step_flops = 0;        // of all ranks in the largest step, as they do them (RankPrediction)
-  double model_flops = 0;       // by the formula of sim/flops.h
+  std::optional<MemoryOptions> memory_options;  // where it does not fit
+  int64_t num_params = 0;                       // of the whole model, a shared one once
+  double step_flops = 0;                        // of all ranks in the largest step, as they do them (RankPrediction)
+  double model_flops = 0;                       // by the formula of sim/flops.h
   // Of models with experts: parameters that take part for one token, and operations of a token by the formula, as
   // they are and as they would be with all parameters.
   int64_t active_params = 0;
@@ -65,11 +65,11 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches);
 std::string text(const DryRun& run);
 std::string json(const DryRun& run);
 
-// The lines for the start of a run: model, pipeline, memory. `most`: bytes of the fullest of all places, where `fit`
+// The lines for the start of a run: model, pipeline, memory. `most`: bytes of the fullest of all domains, where `fit`
 // is of one. Asks `predict` once.
 std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most,
                                  const Predictor& predict = predict_rank);
-// Why a run that does not fit is refused: the table of bytes, and the ways out with what each saves.
-std::string refusal(const FitRequest& request, const Fit& fit, const WaysOut& ways);
+// Why a run that does not fit is refused: the table of bytes, and the settings that hold less with what each saves.
+std::string refusal(const FitRequest& request, const Fit& fit, const MemoryOptions& options);
 
 }  // namespace metroplex::train

@@ -53,12 +53,12 @@ OrderedJson rank_of(const RankFigures& figures) {
 }
 
 OrderedJson memory_json(const DryRun& run) {
-  const Places& places = run.request.places;
-  OrderedJson out{{"place", places.gpu ? "gpu" : "machine"},
-                  {"ranks_of_place", run.fit.place_ranks},
+  const MemoryDomains& domains = run.request.domains;
+  OrderedJson out{{"domain", domains.gpu ? "gpu" : "machine"},
+                  {"ranks_of_domain", run.fit.domain_ranks},
                   {"need", run.fit.need},
                   {"have", or_null(run.fit.have)},
-                  {"have_from", places.from},
+                  {"have_from", domains.from},
                   {"worst_rank", run.fit.worst_rank().rank}};
   OrderedJson& ranks = out["ranks"] = OrderedJson::array();
   for (const RankFigures& figures : run.fit.ranks) ranks.push_back(rank_of(figures));
@@ -78,16 +78,16 @@ OrderedJson data_of(const DryRun& run) {
   return sources;
 }
 
-OrderedJson way_of(const WayOut& way) {
-  return {{"settings", way.settings}, {"what", way.what}, {"need", way.need},
-          {"saves", way.saves},       {"fits", way.fits}, {"cost", way.cost}};
+OrderedJson option_json(const MemoryOption& option) {
+  return {{"settings", option.settings}, {"what", option.what}, {"need", option.need},
+          {"saves", option.saves},       {"fits", option.fits}, {"cost", option.cost}};
 }
 
-OrderedJson ways_of(const DryRun& run) {
-  if (!run.ways) return nullptr;
+OrderedJson options_json(const DryRun& run) {
+  if (!run.memory_options) return nullptr;
   OrderedJson out{{"single", OrderedJson::array()}, {"together", nullptr}};
-  for (const WayOut& way : run.ways->single) out["single"].push_back(way_of(way));
-  if (run.ways->together) out["together"] = way_of(*run.ways->together);
+  for (const MemoryOption& option : run.memory_options->single) out["single"].push_back(option_json(option));
+  if (run.memory_options->together) out["together"] = option_json(*run.memory_options->together);
   return out;
 }
 
@@ -118,7 +118,7 @@ std::string json(const DryRun& run) {
                    {"all", run.all_tokens()}};
   out["data"] = data_of(run);
   out["memory"] = memory_json(run);
-  out["ways_out"] = ways_of(run);
+  out["memory_options"] = options_json(run);
   out["notes"] = run.notes;
   out["config"] = config_of(c);
   return out.dump(2);

@@ -96,42 +96,42 @@ std::string memory_table(const Fit& fit) {
 
 // "rank 3 (pp 1) 1.2 GiB" or "the 8 ranks of this machine 9.6 GiB".
 std::string needed(const FitRequest& request, const Fit& fit) {
-  if (fit.place_ranks == 1)
+  if (fit.domain_ranks == 1)
     return concat(name_of(fit.worst_rank()), " is predicted to hold ", bytes(fit.need), " at most");
-  return concat("the ", fit.place_ranks, " ranks of a ", request.places.gpu ? "GPU" : "machine",
+  return concat("the ", fit.domain_ranks, " ranks of a ", request.domains.gpu ? "GPU" : "machine",
                 " are predicted to hold ", bytes(fit.need), " at most together");
 }
 
 std::string there_is(const FitRequest& request, const Fit& fit) {
-  const char* const place = request.places.gpu ? "a GPU" : "the machine";
+  const char* const place = request.domains.gpu ? "a GPU" : "the machine";
   if (!fit.have) return concat("what ", place, " has is not known: give --device-memory");
-  return concat(place, request.places.gpu ? " has " : " has ", bytes(*fit.have), " (", request.places.from, ")");
+  return concat(place, request.domains.gpu ? " has " : " has ", bytes(*fit.have), " (", request.domains.from, ")");
 }
 
-std::string settings_of(const WayOut& way) {
+std::string settings_of(const MemoryOption& option) {
   std::string text;
-  for (const std::string& setting : way.settings) text += " --" + setting;
+  for (const std::string& setting : option.settings) text += " --" + setting;
   return text.substr(1);
 }
 
-std::string lines_of(const WayOut& way) {
-  return concat("  ", way.what, ": saves ", bytes(way.saves), ", then ", bytes(way.need),
-                way.fits ? ", which fits" : ", still too much", "; costs about ", percent(way.cost),
-                " of a step\n    ", settings_of(way), "\n");
+std::string lines_of(const MemoryOption& option) {
+  return concat("  ", option.what, ": saves ", bytes(option.saves), ", then ", bytes(option.need),
+                option.fits ? ", which fits" : ", still too much", "; costs about ", percent(option.cost),
+                " of a step\n    ", settings_of(option), "\n");
 }
 
-std::string ways_text(const WaysOut& ways) {
+std::string options_text(const MemoryOptions& options) {
   std::string text;
-  if (ways.single.empty())
+  if (options.single.empty())
     return "no setting of recompute, sharding, microbatch size or offload would save anything\n";
-  const bool enough = ways.single.front().fits;
-  text += enough ? "ways out, the cheapest first:\n" : "what would save most, none of it enough alone:\n";
-  if (enough && ways.together) text += lines_of(*ways.together);
-  for (const WayOut& way : ways.single) text += lines_of(way);
+  const bool enough = options.single.front().fits;
+  text += enough ? "settings that fit, the cheapest first:\n" : "what would save most, none of it enough alone:\n";
+  if (enough && options.together) text += lines_of(*options.together);
+  for (const MemoryOption& option : options.single) text += lines_of(option);
   if (enough) return text;
-  if (ways.together)
-    text += (ways.together->fits ? "together:\n" : "all that helps, together:\n") + lines_of(*ways.together);
-  if (!ways.together || !ways.together->fits)
+  if (options.together)
+    text += (options.together->fits ? "together:\n" : "all that helps, together:\n") + lines_of(*options.together);
+  if (!options.together || !options.together->fits)
     text += "more ranks for tensor and pipeline parallelism, or a smaller model, are what is left\n";
   return text;
 }
@@ -208,8 +208,8 @@ std::string text(const DryRun& run) {
   std::string out = "dry run of " + run.request.config.run.name + ": nothing was started or written\n";
   for (const auto& [name, value] : lines) out += "  " + name + std::string(12 - name.size(), ' ') + value + "\n";
   out += "memory\n" + memory_table(run.fit) + "  " + verdict(run) + "\n";
-  if (run.request.places.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
-  if (run.ways) out += ways_text(*run.ways);
+  if (run.request.domains.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
+  if (run.memory_options) out += options_text(*run.memory_options);
   return run.refused.empty() ? out : out + "a start would be refused: " + run.refused + "\n";
 }
 
@@ -237,9 +237,9 @@ std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int6
   return lines;
 }
 
-std::string refusal(const FitRequest& request, const Fit& fit, const WaysOut& ways) {
+std::string refusal(const FitRequest& request, const Fit& fit, const MemoryOptions& options) {
   return concat("this run cannot fit: ", needed(request, fit), ", and ", there_is(request, fit), "\n",
-                memory_table(fit), ways_text(ways),
+                memory_table(fit), options_text(options),
                 "memory.check_fit = warn starts it all the same; metroplex train --dry-run says more");
 }
 

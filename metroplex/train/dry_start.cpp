@@ -23,8 +23,8 @@ data::TrainOrder checked_data(const config::Config& config, const TokenizerFacts
                               files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
   for (const data::SourceTokens& source : sources) {
-    const std::string way = data::way_from_text(disk, source.prefix, config.data);
-    MPX_CHECK(way.empty(), "data", way);
+    const std::string option = data::way_from_text(disk, source.prefix, config.data);
+    MPX_CHECK(option.empty(), "data", option);
   }
   const bool readable = std::all_of(sources.begin(), sources.end(),
                                     [](const data::SourceTokens& source) { return source.problem.empty(); });

@@ -44,15 +44,15 @@ class Sum {
     }
   }
 
-  int64_t place(int64_t number) const {
+  int64_t domain(int64_t number) const {
     int64_t sum = 0;
-    const int64_t begin = number * request_.places.ranks_each;
+    const int64_t begin = number * request_.domains.ranks_each;
     for (int64_t rank = begin; rank < begin + ranks_of(number); ++rank) sum += peak(static_cast<int>(rank));
     return sum;
   }
   int64_t ranks_of(int64_t number) const {
-    const int64_t begin = number * request_.places.ranks_each;
-    return std::min(request_.places.ranks_each, request_.world_size - begin);
+    const int64_t begin = number * request_.domains.ranks_each;
+    return std::min(request_.domains.ranks_each, request_.world_size - begin);
   }
 
  private:
@@ -67,34 +67,34 @@ class Sum {
   std::vector<Ends> ends_;
 };
 
-// The numbers of the places to look at: [begin, end).
+// The numbers of the domains to look at: [begin, end).
 struct Range {
   int64_t begin = 0, end = 0;
 };
-Range places_of(const FitRequest& request) {
-  const int64_t each = request.places.ranks_each;
-  if (!request.places.only) return {0, (request.world_size + each - 1) / each};
-  const int64_t number = *request.places.only / each;
+Range memory_domains_of(const FitRequest& request) {
+  const int64_t each = request.domains.ranks_each;
+  if (!request.domains.only) return {0, (request.world_size + each - 1) / each};
+  const int64_t number = *request.domains.only / each;
   return {number, number + 1};
 }
 
-// The pipeline ranks that have a rank on these places.
-std::set<int> pipeline_ranks(const FitRequest& request, const topology::RankGrid& grid, const Range& places) {
+// The pipeline ranks that have a rank on these domains.
+std::set<int> pipeline_ranks(const FitRequest& request, const topology::RankGrid& grid, const Range& domains) {
   std::set<int> found;
-  const int64_t end = std::min<int64_t>(places.end * request.places.ranks_each, request.world_size);
-  for (int64_t rank = places.begin * request.places.ranks_each; rank < end; ++rank)
+  const int64_t end = std::min<int64_t>(domains.end * request.domains.ranks_each, request.world_size);
+  for (int64_t rank = domains.begin * request.domains.ranks_each; rank < end; ++rank)
     found.insert(grid.coordinates(static_cast<int>(rank)).pp);
   return found;
 }
 
-void find_fullest(const FitRequest& request, const topology::RankGrid& grid, const Range& places, Fit& out) {
+void find_fullest(const FitRequest& request, const topology::RankGrid& grid, const Range& domains, Fit& out) {
   const Sum sum(request, grid, out.ranks);
-  for (int64_t number = places.begin; number < places.end; ++number) {
-    const int64_t need = sum.place(number);
-    if (need <= out.need && number > places.begin) continue;
+  for (int64_t number = domains.begin; number < domains.end; ++number) {
+    const int64_t need = sum.domain(number);
+    if (need <= out.need && number > domains.begin) continue;
     out.need = need;
-    out.place = number;
-    out.place_ranks = sum.ranks_of(number);
+    out.domain = number;
+    out.domain_ranks = sum.ranks_of(number);
   }
 }
 
@@ -120,8 +120,8 @@ RankFigures figures_of(const FitRequest& request, int rank, const Predictor& pre
   out.last = size > 1 && grid.index_in_group(rank, {Axis::dp, Axis::cp}) % size == size - 1;
   out.prediction = predict({request.config, request.world_size, rank, request.vocab_size,
                             most_microbatches(request.config, request.world_size),
-                            request.places.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
-  out.peak = out.prediction.memory.peak - (request.places.gpu ? out.prediction.memory.use.host : 0);
+                            request.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
+  out.peak = out.prediction.memory.peak - (request.domains.gpu ? out.prediction.memory.use.host : 0);
   return out;
 }
 
@@ -129,16 +129,16 @@ Fit fit(const FitRequest& request, const Predictor& predict) {
   const topology::RankGrid grid(request.world_size, request.config.parallel);
   const int64_t size = shard_size(request.config.parallel, grid);
   Fit out;
-  out.have = request.places.bytes;
-  const Range places = places_of(request);
-  for (const int pp : pipeline_ranks(request, grid, places)) {
+  out.have = request.domains.bytes;
+  const Range domains = memory_domains_of(request);
+  for (const int pp : pipeline_ranks(request, grid, domains)) {
     const topology::Ranks group = grid.group_of(grid.rank({.pp = pp}), {Axis::dp, Axis::cp});
     out.ranks.push_back(figures_of(request, group.front(), predict));
     if (size > 1) out.ranks.push_back(figures_of(request, group[static_cast<size_t>(size - 1)], predict));
   }
   const auto less = [](const RankFigures& a, const RankFigures& b) { return a.peak < b.peak; };
   out.worst = static_cast<size_t>(std::max_element(out.ranks.begin(), out.ranks.end(), less) - out.ranks.begin());
-  find_fullest(request, grid, places, out);
+  find_fullest(request, grid, domains, out);
   return out;
 }
 

@@ -1,5 +1,5 @@
-// Whether a configuration fits: what its ranks are predicted to hold at most, beside the memory of the places where
-// they compute. A place is a GPU, or a machine whose memory its ranks share.
+// Whether a configuration fits: what its ranks are predicted to hold at most, beside the memory domains where
+// they compute. A memory domain is a GPU, or a machine whose memory its ranks share.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace metroplex::train {
 
-struct Places {
+struct MemoryDomains {
   bool gpu = false;
-  int64_t ranks_each = 1;        // consecutive ranks that share a place; the last place may have fewer
-  std::optional<int64_t> bytes;  // that each place has; none: not known
+  int64_t ranks_each = 1;        // consecutive ranks that share a domain; the last domain may have fewer
+  std::optional<int64_t> bytes;  // that each domain has; none: not known
   std::string from;              // who says so, for messages: "/proc/meminfo"
-  std::optional<int64_t> only;   // look at the place of this rank alone; none: at all places
+  std::optional<int64_t> only;   // look at the domain of this rank alone; none: at all domains
 };
 
 struct FitRequest {
   config::Config config;  // resolved and checked for world_size ranks
   int world_size = 1;
   int64_t vocab_size = 0;  // unpadded
-  Places places;
+  MemoryDomains domains;
 };
 
 // One of the ranks that were asked for.
@@ -32,16 +32,16 @@ struct RankFigures {
   int rank = 0, pp = 0;
   bool last = false;  // of the ranks that share optimizer state; else the first of them
   RankPrediction prediction;
-  int64_t peak = 0;  // bytes on its place: on a GPU without what lies in host memory
+  int64_t peak = 0;  // bytes in its domain: on a GPU without what lies in host memory
 };
 
 // Ranks of one pipeline rank differ by what their sharding leaves them, least and most at its two ends: these are
 // asked for, and a rank in between counts as the smaller of them.
 struct Fit {
-  std::vector<RankFigures> ranks;      // pp ascending, of each the first and, where state is shared, the last
-  size_t worst = 0;                    // into ranks: the largest peak
-  int64_t need = 0;                    // bytes of the fullest place
-  int64_t place = 0, place_ranks = 1;  // which place that is, and how many ranks it has
+  std::vector<RankFigures> ranks;        // pp ascending, of each the first and, where state is shared, the last
+  size_t worst = 0;                      // into ranks: the largest peak
+  int64_t need = 0;                      // bytes of the fullest domain
+  int64_t domain = 0, domain_ranks = 1;  // which domain that is, and how many ranks it has
   std::optional<int64_t> have;
 
   const RankFigures& worst_rank() const { return ranks[worst]; }

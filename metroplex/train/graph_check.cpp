@@ -14,16 +14,16 @@ namespace {
 constexpr const char* kAround = "the step around its segments";
 
 // Tells the recorder whose turn it is. Every segment is an island, so that each has its name.
-class OperationPlaces final : public nn::Moments {
+class OperationPlaces final : public nn::StageObserver {
  public:
   OperationPlaces(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
-  void before(const nn::Turn& turn) override {
-    const nn::Block& block = blocks_.at(static_cast<size_t>(turn.block));
-    const nn::Segment& segment = *block.segments.at(static_cast<size_t>(turn.segment));
-    recorder_.set_place(base::concat(turn.pass == nn::Pass::forward ? "forward" : "backward", " of ", block.name,
+  void before(const nn::IslandEvent& event) override {
+    const nn::Block& block = blocks_.at(static_cast<size_t>(event.block));
+    const nn::Segment& segment = *block.segments.at(static_cast<size_t>(event.segment));
+    recorder_.set_place(base::concat(event.pass == nn::Pass::forward ? "forward" : "backward", " of ", block.name,
                                      ", ", segment.name()));
   }
-  void after(const nn::Turn&) override { recorder_.set_place(kAround); }
+  void after(const nn::IslandEvent&) override { recorder_.set_place(kAround); }
 
  private:
   cuda::TapeRecorder& recorder_;

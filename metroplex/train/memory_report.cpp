@@ -20,11 +20,11 @@ static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
 static constexpr const char* kReportListener = "memory report";
 
 // Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
-class MemoryReport::Sampler final : public nn::Moments {
+class MemoryReport::Sampler final : public nn::StageObserver {
  public:
   explicit Sampler(MemoryReport& report) : report_(report) {}
-  void before(const nn::Turn&) override { report_.sample(); }
-  void after(const nn::Turn&) override { report_.sample(); }
+  void before(const nn::IslandEvent&) override { report_.sample(); }
+  void after(const nn::IslandEvent&) override { report_.sample(); }
 
  private:
   MemoryReport& report_;
@@ -47,16 +47,16 @@ MemoryReport::~MemoryReport() {
 
 void MemoryReport::sample() {
   most_gathered_ = std::max(most_gathered_, a_.families.gathered_bytes());
-  most_passing_ = std::max(most_passing_, a_.families.passing_bytes());
+  most_transient_ = std::max(most_transient_, a_.families.transient_bytes());
 }
 
 int64_t MemoryReport::rest() const {
-  return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.passing_bytes();
+  return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.transient_bytes();
 }
 
 void MemoryReport::begin_step() {
   begun_ = true;
-  most_gathered_ = most_passing_ = 0;
+  most_gathered_ = most_transient_ = 0;
   at_ = 0;
   meter_.reset_peak();
   last_ = rest();
@@ -88,7 +88,7 @@ MeasuredMemory MemoryReport::end_step() const {
     out.borders = action.borders;
   }
   use.activations = most + out.borders;
-  use.communication = most_gathered_ + most_passing_;
+  use.communication = most_gathered_ + most_transient_;
   out.gathered = most_gathered_;
   out.peak = meter_.peak_bytes();
   use.workspace = std::max<int64_t>(0, out.peak - counted(use, a_));

@@ -36,7 +36,8 @@ void PartialGraphs::run(const plan::PipelineTable& table, const std::function<vo
   const config::Train& train = a_.config.train;
   if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return work(nullptr);
   int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
-  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) return device_.run_aside([&] { work(nullptr); });
+  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps))
+    return device_.run_on_capture_stream([&] { work(nullptr); });
   work(&plan_of(table));
 }
 

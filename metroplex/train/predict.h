@@ -1,5 +1,5 @@
 // What a configuration predicts of one rank before anything is made: its memory, its parameters, its operations.
-// Whoever asks for many configurations or ranks asks here (fit.h, ways_out.h, dry_run.h).
+// Whoever asks for many configurations or ranks asks here (fit.h, memory_options.h, dry_run.h).
 #pragma once
 
 #include <cstdint>

@@ -84,7 +84,7 @@ void load_weights(Assembly& a, checkpoint::Reader& reader) {
   for (const Held& held : held_weights(a)) {
     const bool exact = !a.config.precision.half() && reader.find(held.param->name, "main") != nullptr;
     fill(reader, held, held.values(), exact ? "main" : "weight");
-    for (const char* kind : {"weight", "main"}) reader.take(held.param->name, kind);  // one stands for the other
+    for (const char* kind : {"weight", "main"}) reader.mark_read(held.param->name, kind);  // one stands for the other
   }
 }
 
@@ -112,9 +112,9 @@ void check_all_taken(checkpoint::Reader& reader, checkpoint::Exchange& exchange,
                      LoadOutcome& outcome) {
   for (const files::ManifestTensor& tensor : reader.manifest().tensors) {
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
-      reader.take(tensor.name, tensor.kind);
+      reader.mark_read(tensor.name, tensor.kind);
   }
-  const std::vector<std::string> left = reader.untaken(exchange);
+  const std::vector<std::string> left = reader.unread(exchange);
   if (left.empty()) return;
   std::string list;
   for (size_t i = 0; i < left.size() && i < 3; ++i) list += (i == 0 ? "" : ", ") + left[i];

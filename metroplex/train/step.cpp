@@ -44,7 +44,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
   return {training_body(a, input.batches, {&input.timers, input.on_gradients})};
 }
 
-StepOutcome tell_step(Assembly& a, const StepInput& input, const EnqueuedStep& step) {
+StepOutcome read_outcome(Assembly& a, const StepInput& input, const EnqueuedStep& step) {
   const StepVector told = step.vector.on_host(a.world->target());
   const kernels::StepSums& sums = *told.sums();
   const kernels::StepVerdict& verdict = *told.verdict();
@@ -67,8 +67,8 @@ StepOutcome tell_step(Assembly& a, const StepInput& input, const EnqueuedStep& s
 }
 
 StepOutcome train_step(Assembly& a, const StepInput& input) {
-  const bool graph = a.graphs != nullptr && !input.on_gradients && !input.as_it_is;
-  return tell_step(a, input, graph ? a.graphs->train(input) : enqueue_step(a, input));
+  const bool graph = a.graphs != nullptr && !input.on_gradients && !input.eager;
+  return read_outcome(a, input, graph ? a.graphs->train(input) : enqueue_step(a, input));
 }
 
 LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {

@@ -22,7 +22,7 @@ struct StepInput {
   // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
   std::function<void(double)> on_gradients;
   Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
-  bool as_it_is = false;     // without its graph, where the assembly has one: somebody looks on
+  bool eager = false;        // without its graph, where the assembly has one: somebody looks on
 };
 
 struct StepOutcome {
@@ -57,7 +57,7 @@ void write_rates(Assembly& assembly, const StepInput& input);
 // terms.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
 // Waits for it, reads its vector, once, and throws or says how it went. `input` is the same.
-StepOutcome tell_step(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
+StepOutcome read_outcome(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
 // was asked to end.

@@ -25,9 +25,9 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 }
 
 // Writes what the meta device is asked for as the trace of one island after the other.
-class Tape final : public cuda::MetaMemory::Listener, public cuda::Recorder {
+class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Recorder {
  public:
-  explicit Tape(int64_t block) : block_(block) {}
+  explicit TraceRecorder(int64_t block) : block_(block) {}
 
   void allocated(int64_t bytes) override {
     live_ += rounded(bytes);
@@ -122,13 +122,13 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   return table;
 }
 
-class Tracer final : public nn::Moments {
+class Tracer final : public nn::StageObserver {
  public:
-  Tracer(Assembly& a, Tape& tape) : a_(a), tape_(tape) {
-    for (const distributed::ParamFamily& family : a.families.all()) family.gradients->stand_aside();
+  Tracer(Assembly& a, TraceRecorder& recorder) : a_(a), recorder_(recorder) {
+    for (const distributed::ParamFamily& family : a.families.all()) family.gradients->detach_params();
     for (size_t i = 0; i < a.params.size(); ++i) {
-      a.params[i]->before_use.add(kListener, [this, i] { tape_.end_step(TraceStep::End::opens, i); });
-      a.params[i]->on_use.add(kListener, [this, i] { tape_.end_step(TraceStep::End::used, i); });
+      a.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
+      a.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
     }
     for (const auto& stage : a.stages) stage->listen(kListener, *this);
     a.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
@@ -143,13 +143,13 @@ class Tracer final : public nn::Moments {
     }
   }
 
-  void before(const nn::Turn& turn) override {
-    tape_.begin_island({turn.block, turn.segment, turn.pass == nn::Pass::backward, {}, {}});
+  void before(const nn::IslandEvent& event) override {
+    recorder_.begin_island({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
     see_gathered();
   }
-  void after(const nn::Turn& /*turn*/) override {
+  void after(const nn::IslandEvent& /*event*/) override {
     see_gathered();
-    tape_.begin_island({});
+    recorder_.begin_island({});
   }
 
   std::vector<plan::ChunkTrace> chunks;  // of the last microbatch that was run
@@ -159,7 +159,7 @@ class Tracer final : public nn::Moments {
   void after_action(const plan::Action& action) {
     const int64_t border = a_.executor->border_bytes(), crossed = border - std::exchange(border_, border);
     plan::ActionTrace trace;
-    trace.islands = tape_.take();
+    trace.islands = recorder_.take();
     trace.added = net_of(trace.islands) - crossed;
     trace.gathered = std::exchange(gathered_, 0);
     plan::ChunkTrace& chunk = chunks.at(static_cast<size_t>(action.chunk));
@@ -168,7 +168,7 @@ class Tracer final : public nn::Moments {
   }
 
   Assembly& a_;
-  Tape& tape_;
+  TraceRecorder& recorder_;
   int64_t border_ = 0, gathered_ = 0;
 };
 
@@ -218,10 +218,10 @@ std::vector<plan::PassingFamily> passing_families(const Assembly& a) {
 
 plan::RankTrace trace_rank(const RankRequest& request) {
   const config::Config& config = request.config;
-  Tape tape(request.device.is_cuda() ? kGpuBlock : 1);
+  TraceRecorder recorder(request.device.is_cuda() ? kGpuBlock : 1);
   const topology::RankGrid grid(request.world_size, config.parallel);
-  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &tape);
-  const cuda::MetaMemory meter(tape);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
+  const cuda::MetaMemory meter(recorder);
   const auto a = assemble(config, world, request.vocab_size, false, request.build);
 
   plan::RankTrace out;
@@ -231,7 +231,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.main_parameters = state.main_params;
   out.moments = state.moments;
   out.host = state.host;
-  out.tables = tape.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
+  out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
   out.passing = passing_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : a->params)
@@ -242,15 +242,15 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.batch = bytes_of(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();
-  tape.start();
-  Tracer tracer(*a, tape);
+  recorder.start();
+  Tracer tracer(*a, recorder);
   a->executor->run(own_actions(*a, 2), batches,
                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
   out.chunks = std::move(tracer.chunks);
-  tape.take();
+  recorder.take();
   a->optimizer->step(a->step);
   a->families.updated();
-  for (plan::IslandTrace& part : tape.take()) out.update = std::move(part);
+  for (plan::IslandTrace& part : recorder.take()) out.update = std::move(part);
   size_t chunk = 0;
   for (const plan::StageLayers& layers : plan::split_stages(config.parallel, config.model.num_layers)) {
     if (layers.pp_rank == a->groups().pp.index()) out.chunks.at(chunk++).layers = layers;

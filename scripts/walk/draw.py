@@ -107,6 +107,7 @@ class Drawing:
         self.put("model.family", self.family)
         bare = self.family in ("mixtral", "qwen3_moe", "llama")
         self.experts = self.family in ("mixtral", "qwen3_moe") or (self.family != "codegeex" and self.chance(0.3))
+        self.expert_ranks = 1  # that share the experts of a layer
         rope = bare or self.chance(0.3)
         if not bare:
             self.put("model.position_embedding_type", "rope" if rope else self.one("learned_absolute", "learned_absolute", "none"))
@@ -216,6 +217,7 @@ class Drawing:
             self.maybe("model.moe_router_force_skew_period", 1, 2, odds=0.4)
 
     def capacity(self, layer_ranks):
+        self.expert_ranks = layer_ranks
         if self.keys["model.moe_router_load_balancing_type"] != "sinkhorn" and self.chance(0.35):
             self.put("model.moe_expert_capacity_factor", self.one(0.5, 1, 1.3, 2))
             self.maybe("model.moe_pad_expert_input_to_capacity", "true", odds=0.6)
@@ -391,9 +393,10 @@ class Drawing:
     def graphs(self):
         """Settings under which the same run may be captured: [] where none may."""
         ways = []
-        padded = "model.moe_pad_expert_input_to_capacity" in self.keys and "model.moe_grouped_gemm" not in self.keys
+        uncounted = ("model.moe_pad_expert_input_to_capacity" in self.keys or self.expert_ranks == 1 or
+                     self.keys.get("model.moe_token_dispatcher_type") == "allgather")
         stays = "memory.offload_activations" not in self.keys
-        if (not self.experts or padded) and stays and "optim.optimizer_cpu_offload" not in self.keys:
+        if (not self.experts or (uncounted and "model.moe_grouped_gemm" not in self.keys)) and stays and "optim.optimizer_cpu_offload" not in self.keys:
             ways.append(("full_iteration", None))
         whole = self.keys.get("memory.recompute_granularity") == "full"
         if stays and not whole and self.sharding in ("no_shard", "optim"):

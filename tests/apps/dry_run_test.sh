@@ -106,13 +106,13 @@ holds "a folder that is taken, not empty or no folder, another model, seed or da
 echo "A GPU, whether one is here or not"
 run 0 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
   --run.device=cuda --device-memory 80GiB --dry-run --json
-says 'd["memory"]["place"], d["memory"]["have"], d["memory"]["ranks_of_place"]' "('gpu', $((80 * 1024 ** 3)), 1)"
+says 'd["memory"]["domain"], d["memory"]["have"], d["memory"]["ranks_of_domain"]' "('gpu', $((80 * 1024 ** 3)), 1)"
 says 'len(d["memory"]["ranks"]), d["fits"]' "(16, True)"
 says '174e9 < d["parameters"]["all"] < 176e9' True
 run 2 train "${gpt3[@]}" --nproc 16384 --parallel.tensor_model_parallel_size=8 --parallel.pipeline_model_parallel_size=16 \
   --backend nccl --memory.device_memory_gib=20 --dry-run --json
-says 'd["fits"], len(d["ways_out"]["single"])' "(False, 3)"
-says 'all(w["need"] == d["memory"]["need"] - w["saves"] for w in d["ways_out"]["single"])' True
+says 'd["fits"], len(d["memory_options"]["single"])' "(False, 3)"
+says 'all(w["need"] == d["memory"]["need"] - w["saves"] for w in d["memory_options"]["single"])' True
 run 0 train "${gpt3[@]}" --nproc 64 --run.device=cuda --device-memory 100TB --dry-run
 holds "a GPU is told of, not looked for"
 
@@ -129,7 +129,7 @@ for backend in threads gloo; do
   # One matrix of the model takes 300 MiB, a tenth of a layer's state.
   [ $(($(cat rss) - base)) -lt 300000 ] || fail "took $(cat rss) KiB, $base without a run"
   [ ! -e ck ] || fail "a folder was made"
-  holds "$backend: refused with the table and the ways out, in $(cat rss) KiB ($base KiB for --help)"
+  holds "$backend: refused with the table and the memory options, in $(cat rss) KiB ($base KiB for --help)"
 done
 # A machine just large enough for one rank, of two.
 run 0 train "${tiny[@]}" --dry-run --json
@@ -146,7 +146,7 @@ holds "memory.check_fit = warn and off go on"
 run 0 train "${tiny[@]}" --train.micro_batch_size=4 --train.exit_interval=1 --dry-run --json
 need=$(json 'd["memory"]["need"] * 0.95 / 2**30')
 run 2 train "${tiny[@]}" --train.micro_batch_size=4 --memory.device_memory_gib="$need" --dry-run --json
-way=$(json '" ".join("--" + s for w in d["ways_out"]["single"] if w["fits"] for s in w["settings"][:9] if w is d["ways_out"]["single"][0])')
+way=$(json '" ".join("--" + s for w in d["memory_options"]["single"] if w["fits"] for s in w["settings"][:9] if w is d["memory_options"]["single"][0])')
 run 0 train "${tiny[@]}" --train.micro_batch_size=4 --memory.device_memory_gib="$need" $way --train.exit_interval=1
 holds "$way is enough"
 

@@ -335,17 +335,17 @@ TEST(Checkpoint, TensorsThatNobodyTookAreNamedOnEveryRank) {
   RankThreads group(2);
   group.run([&](Exchange& exchange) {
     Reader reader(disk, "/ckpt/iter_0000010");
-    EXPECT_EQ(reader.untaken(exchange).size(), model.size());
+    EXPECT_EQ(reader.unread(exchange).size(), model.size());
     if (exchange.rank() == 1) {
       float got[7];
       reader.fill({"decoder.final_layernorm.weight", "main", {7}, {0}, {7}, files::Dtype::kF32, got});
     }
     for (const ModelTensor& tensor : model) {
       const bool one = tensor.name == "optimizer.step";
-      if (exchange.rank() == 0 && !one && tensor.kind != "main") reader.take(tensor.name, tensor.kind);
+      if (exchange.rank() == 0 && !one && tensor.kind != "main") reader.mark_read(tensor.name, tensor.kind);
     }
-    reader.take("no such tensor", "weight");
-    EXPECT_EQ(reader.untaken(exchange), (std::vector<std::string>{"tensor 'optimizer.step' (count)"}));
+    reader.mark_read("no such tensor", "weight");
+    EXPECT_EQ(reader.unread(exchange), (std::vector<std::string>{"tensor 'optimizer.step' (count)"}));
   });
 }
 

@@ -19,6 +19,12 @@
 
 namespace metroplex::checkpoint {
 
+inline SaveResult save(files::FileSystem& disk, const std::string& root, const RunState& state,
+                       const std::vector<LocalPiece>& pieces, Exchange& exchange) {
+  return save(
+      disk, root, state, [&] { return pieces; }, exchange);
+}
+
 // Runs `work(exchange)` on `ranks` threads. A rank that leaves by an exception takes the others with it: their next
 // call throws SimulatedCrash, as when a process group dies. Returns whether any rank crashed.
 class RankThreads {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
 #include "topology/megatron_groups.h"
@@ -83,7 +83,7 @@ TEST(ThreadCollectives, TheEmbeddingGroupsAreMegatrons) {
   });
 }
 
-TEST(SimBackend, CountsCallsAndBytesOfEveryGroupAndMovesNothing) {
+TEST(CountingBackend, CountsCallsAndBytesOfEveryGroupAndMovesNothing) {
   auto traffic = std::make_shared<Traffic>();
   const topology::RankGrid grid = test::grid_of(8, {.tp = 2, .dp = 4});
   const World world = make_world(0, grid, counted({}, traffic));
@@ -98,7 +98,7 @@ TEST(SimBackend, CountsCallsAndBytesOfEveryGroupAndMovesNothing) {
   EXPECT_EQ(x.sum().item<float>(), 24.0F);
 }
 
-TEST(SimBackend, CountsAboveARealBackendToo) {
+TEST(CountingBackend, CountsAboveARealBackendToo) {
   auto traffic = std::make_shared<Traffic>();
   run_ranks(2, {.dp = 2},
             [](const World& world) {

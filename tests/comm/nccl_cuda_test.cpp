@@ -59,7 +59,7 @@ TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
     gathered = at::empty_like(x);
     backend->all_gather(gathered, x + beside)->wait();
   };
-  device->run_aside(step);
+  device->run_on_capture_stream(step);
   cuda::capture(*graph, step);
   EXPECT_GE(graph->size().nodes, 4);
   for (int replay = 0; replay < 3; ++replay) graph->replay();

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "comm/backends/gloo_state.h"
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "comm/backends/threads.h"
 #include "comm/backends/tree.h"
 #include "comm/collectives.h"
@@ -116,7 +116,7 @@ TEST(Scale, TheGroupsOfTwoThousandRanksHaveNumbersThatTellThemApart) {
       for (const int peer : ranks) {
         EXPECT_TRUE(peer == rank || same.insert(peer).second) << name << " and another group, rank " << rank;
       }
-      return make_sim_backend(name, std::make_shared<Traffic>());
+      return make_counting_backend(name, std::make_shared<Traffic>());
     });
     ASSERT_FALSE(testing::Test::HasFailure());
   }
@@ -140,7 +140,7 @@ Load load_of(int rank, int size, int64_t manifest_bytes) {
       make_host_backend("world", everyone, rank, [&](const std::string& name, const std::vector<int>& members) {
         parts[name] = members;
         load.connections += members.size() - 1;
-        return make_sim_backend(name, traffic);
+        return make_counting_backend(name, traffic);
       });
   load.connections += tree_children(rank, size).size() + (rank > 0 ? 1 : 0);
   const at::Tensor manifest = at::zeros({manifest_bytes}, at::kByte), answer = at::zeros({200}, at::kByte);

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "comm/backends/backend.h"
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::comm::world_test {
@@ -17,7 +17,7 @@ std::vector<std::string> made_on(int num_ranks, const test::Layout& layout, Grou
   std::vector<std::string> names;
   const GroupFactory factory = shared([&](const std::string& name, const std::vector<int>&) {
     names.push_back(name);
-    return make_sim_backend(name, std::make_shared<Traffic>());
+    return make_counting_backend(name, std::make_shared<Traffic>());
   });
   groups = make_groups(0, test::grid_of(num_ranks, layout), factory);
   return names;
@@ -69,7 +69,7 @@ TEST(World, TheDataAndThePipelineKeepCommunicatorsOfTheirOwn) {
 TEST(World, WhatASharedCommunicatorCarriesIsCountedUnderTheNameOfEachGroup) {
   const auto traffic = std::make_shared<Traffic>();
   const GroupFactory factory = counted(shared([](const std::string& name, const std::vector<int>&) {
-                                         return make_sim_backend(name, std::make_shared<Traffic>());
+                                         return make_counting_backend(name, std::make_shared<Traffic>());
                                        }),
                                        traffic);
   const Groups groups = make_groups(0, test::grid_of(2, {.dp = 2}), factory);

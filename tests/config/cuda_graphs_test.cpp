@@ -64,6 +64,9 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
   expect_accepted({kIteration, "parallel.data_parallel_sharding_strategy=optim_grads_params"});
   expect_accepted(experts(kIteration, {"model.moe_expert_capacity_factor=1", "model.moe_grouped_gemm=true",
                                        "model.moe_pad_expert_input_to_capacity=true"}));
+  expect_accepted(experts(kIteration, {"model.moe_token_dispatcher_type=allgather"}));
+  expect_accepted(
+      experts(kIteration, {"model.moe_expert_capacity_factor=1", "parallel.expert_tensor_parallel_size=1"}));
 }
 
 TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
@@ -86,8 +89,10 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {experts(kTe, {te_scope + "mlp"}), scope, "of dense layers"},
       {experts(kTe, {te_scope + "attn,moe_router"}), scope, "cannot be captured yet"},
       {experts(kTe), scope, "captures whole layers"},
-      {experts(kIteration), impl, "as many rows in every step"},
-      {experts(kIteration, {"model.moe_expert_capacity_factor=1"}), impl, "as many rows in every step"},
+      {experts(kIteration), impl, "alltoall it reads how many rows"},
+      {experts(kIteration, {"model.moe_expert_capacity_factor=1"}), impl, "alltoall it reads how many rows"},
+      {experts(kIteration, {"model.moe_token_dispatcher_type=allgather", "model.moe_grouped_gemm=false"}), impl,
+       "grouped_gemm = false the host reads"},
       {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
        impl,
        "runs whole layers again"},

@@ -6,7 +6,7 @@
 
 #include "config/experts.h"
 #include "conformance/report.h"
-#include "megatron/transformer_config.h"
+#include "megatron/oracle/transformer_config.h"
 
 namespace metroplex::conformance {
 

@@ -1,7 +1,6 @@
 // Graphs of a GPU as a list of calls: their order, what an exception leaves, and what is refused.
 #include "cuda/graph/cuda_graph.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/AutogradState.h>
 #include <gtest/gtest.h>
 
@@ -43,11 +42,10 @@ event of 7, 0 waits
 TEST(CudaGraphCalls, ACaptureIsTheseCallsInThisOrder) {
   const auto gpu = std::make_shared<FakeCuda>();
   {
-    const auto device =
-        make_cuda_graph_device(gpu, {at::detail::createCPUGenerator(41), at::detail::createCPUGenerator(42)});
+    const auto device = make_cuda_graph_device(gpu);
     EXPECT_EQ(device->recorder(), nullptr);
     const auto graph = device->make_graph(device->make_pool());
-    device->run_aside([&] { gpu->say("  warm-up"); });
+    device->run_on_capture_stream([&] { gpu->say("  warm-up"); });
     capture(*graph, [&] {
       gpu->say("  work");
       gpu->issue([&] { gpu->say("  kernel"); });
@@ -67,8 +65,6 @@ graph 1
 event of 0, 7 waits
 current stream 7
 host waits for 7
-generator 41
-generator 42
 begin capture of 7 into pool 1
   work
 end capture
@@ -104,7 +100,7 @@ TEST_F(CudaGraph, TwoGraphsOfOnePoolAreCapturedIntoItAndItGoesWithTheLast) {
 TEST_F(CudaGraph, TheEngineStaysOnTheThreadThatCapturesAndIsAsItWasBehindIt) {
   for (const bool before : {true, false}) {
     c10::AutogradState::get_tls_state().set_multithreading_enabled(before);
-    device->run_aside([] { EXPECT_FALSE(engine_threads()); });
+    device->run_on_capture_stream([] { EXPECT_FALSE(engine_threads()); });
     EXPECT_EQ(engine_threads(), before);
     capture(*graph, [] { EXPECT_FALSE(engine_threads()); });
     EXPECT_EQ(engine_threads(), before);
@@ -147,7 +143,7 @@ TEST_F(CudaGraph, AnErrorOnTheWayOutOfAnExceptionDoesNotHideIt) {
     EXPECT_EQ(gpu->current(), 0);
   };
   fails([&](const auto& work) { capture(*graph, work); });
-  fails([&](const auto& work) { device->run_aside(work); });
+  fails([&](const auto& work) { device->run_on_capture_stream(work); });
 }
 
 TEST(CudaGraphCalls, WhatCudaRefusesNamesTheReasonAndLeavesNothingBehind) {
@@ -193,7 +189,7 @@ TEST_F(CudaGraph, ACallOutOfTurnIsOurMistake) {
   EXPECT_ANY_THROW(graph->begin());
   EXPECT_ANY_THROW(graph->replay());
   EXPECT_ANY_THROW(device->make_graph(pool)->begin()) << "beside a capture of the same thread";
-  EXPECT_ANY_THROW(device->run_aside([] {}));
+  EXPECT_ANY_THROW(device->run_on_capture_stream([] {}));
   EXPECT_EQ(gpu->take_log(), kBegun) << "none of these has called CUDA";
   graph->end();
   EXPECT_ANY_THROW(graph->begin()) << "over a graph that is there";
@@ -239,7 +235,7 @@ TEST_F(CudaGraph, NodesAndBytesAreCounted) {
 
 TEST_F(CudaGraph, WarmUpRunsAsideAndBothStreamsWait) {
   int runs = 0;
-  device->run_aside([&] {
+  device->run_on_capture_stream([&] {
     EXPECT_EQ(gpu->current(), 7);
     gpu->issue([&] { ++runs; });
   });

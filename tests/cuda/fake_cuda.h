@@ -66,9 +66,6 @@ class FakeCuda final : public CudaGraphCalls {
   struct FakeGraph final : Graph {
     FakeGraph(FakeCuda& its_gpu, int its_number) : gpu(its_gpu), number(its_number) {}
     ~FakeGraph() override { gpu.log_ += base::concat("destroy graph ", number, "\n"); }
-    void register_generator(const at::Generator& generator) override {
-      gpu.say(base::concat("generator ", generator.current_seed()));
-    }
     void begin_capture(Pool pool) override {
       gpu.say(base::concat("begin capture of ", gpu.current_, " into pool ", pool.second));
       gpu.capturing_ = this;

@@ -1,7 +1,7 @@
 // Buffers that graphs share: whether the values of the capture are there in another order of replays.
 #include "cuda/graph/tape_buffers.h"
 
-#include "cuda/graph/logged_graphs.h"
+#include "support/logged_graphs.h"
 #include "support/record_tape.h"
 
 namespace metroplex::cuda::tape_buffers_test {

@@ -100,7 +100,7 @@ TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
       }
       ASSERT_EQ(expert.slices.size(), 1u);
       EXPECT_EQ(expert.slices[0].size(), 6);
-      EXPECT_EQ(families.gathered_bytes() + families.passing_bytes(), 0);
+      EXPECT_EQ(families.gathered_bytes() + families.transient_bytes(), 0);
     });
   }
 }
@@ -124,13 +124,13 @@ TEST(ParamFamilies, TwoTransientBucketsAtATimeAreEachSummed) {
         for (int microbatch = 0; microbatch < 2; ++microbatch) {
           for (size_t i = params.size(); i-- > 0;) {
             params[i].accumulate([&](at::Tensor& grad) {
-              EXPECT_EQ(gradients.passing_bytes(), bucket * (overlap && (microbatch > 0 || i < 3) ? 2 : 1));
+              EXPECT_EQ(gradients.transient_bytes(), bucket * (overlap && (microbatch > 0 || i < 3) ? 2 : 1));
               grad.add_(static_cast<double>((world.rank() + 1) * 100) + static_cast<double>(i));
             });
           }
         }
         families.finish_gradients();
-        EXPECT_EQ(gradients.passing_bytes(), 0);
+        EXPECT_EQ(gradients.transient_bytes(), 0);
         for (const distributed::Slice& slice : families.slices()) {
           const auto i = static_cast<double>(slice.param - params.data());
           EXPECT_TRUE(at::all(slice.gradient == 2 * (300 + 2 * i)).item<bool>()) << slice.param->name;

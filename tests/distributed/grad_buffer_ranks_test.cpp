@@ -1,7 +1,7 @@
 // Where gradients lie, when they are reduced, and that a wrong number of them is noticed.
 #include "distributed/grad_buffer.h"
 
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "distributed/tools.h"
 #include "plan/buckets.h"
 #include "support/run_ranks.h"
@@ -42,7 +42,7 @@ void add(nn::Param& param, double value) {
 // Two ranks of which only the first is there: what it asks for is counted, nothing moves.
 struct Counted {
   std::shared_ptr<comm::Traffic> traffic = std::make_shared<comm::Traffic>();
-  comm::Group group{"dp", {0, 1}, 0, comm::make_sim_backend("dp", traffic)};
+  comm::Group group{"dp", {0, 1}, 0, comm::make_counting_backend("dp", traffic)};
   comm::Traffic::Count reduced() const { return traffic->of("dp", "all_reduce"); }
 };
 

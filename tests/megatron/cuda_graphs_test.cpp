@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "config/validate.h"
-#include "megatron/transformer_config.h"
+#include "megatron/oracle/transformer_config.h"
 
 namespace metroplex::megatron::cuda_graphs_test {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "models/tools.h"
 #include "nn/recompute.h"
 #include "support/allocations.h"
@@ -168,7 +168,7 @@ TEST(MetaDevice, TensorParallelRanksHaveThemToo) {
     if (c.model.num_query_groups == 1) continue;
     for (const bool sequence_parallel : {false, true}) {
       c.sequence_parallel = sequence_parallel;
-      c.tp = comm::Group("tp", {0, 1}, 1, comm::make_sim_backend("tp", std::make_shared<comm::Traffic>()));
+      c.tp = comm::Group("tp", {0, 1}, 1, comm::make_counting_backend("tp", std::make_shared<comm::Traffic>()));
       expect_like_a_real_run(c);
       expect_like_a_real_run(with(c, "full"));
     }

@@ -10,6 +10,7 @@
 
 #include "base/philox.h"
 #include "moe/routing.h"
+#include "moe/dense_routing.h"
 
 namespace metroplex::test::deal_out_test {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
 #include "support/poisoned.h"
@@ -118,11 +118,10 @@ void run_case(const Case& c, TokenDispatcher type, const comm::World& world) {
   const auto dispatcher = make_dispatcher(type, {context, world.target(), config.model});
   const Tokens tokens = tokens_of(c, world.rank());
   const at::Tensor x = tokens.x.requires_grad_(), probs = tokens.probs.requires_grad_();
-  int calls = 0;
-  Dispatched sent = dispatcher->send(x, {tokens.experts, probs}, [&] { ++calls; });
-  EXPECT_EQ(calls, 1);
+  const Dispatched sent =
+      dispatcher->finish_dispatch(dispatcher->start_dispatch(x, probs, dispatcher->plan(tokens.experts)));
   const at::Tensor y = run_experts(sent.rows, context, c.num_experts / c.ep);
-  const at::Tensor out = dispatcher->bring_back(y, sent.state);
+  const at::Tensor out = dispatcher->combine(y, sent.back);
 
   const at::Tensor kept = tokens.experts.ge(0).to(at::kDouble);
   const at::Tensor weights = ((tokens.experts + 1).to(at::kDouble) * probs.detach() * kept).sum(1, true);
@@ -182,8 +181,9 @@ int64_t travelled(const Case& c, TokenDispatcher type) {
     comm::barrier(world.groups().world);
     if (world.rank() == 0) traffic->clear();
     comm::barrier(world.groups().world);
-    const Dispatched sent = dispatcher->send(tokens.x, {tokens.experts, tokens.probs}, {});
-    dispatcher->bring_back(run_experts(sent.rows, context, c.num_experts / c.ep), sent.state);
+    const Dispatched sent = dispatcher->finish_dispatch(
+        dispatcher->start_dispatch(tokens.x, tokens.probs, dispatcher->plan(tokens.experts)));
+    dispatcher->combine(run_experts(sent.rows, context, c.num_experts / c.ep), sent.back);
     comm::barrier(world.groups().world);
     if (world.rank() == 0) count_bytes = int64_t{8} * c.num_experts * context.experts.size() * c.ranks;
   });

@@ -32,7 +32,7 @@ std::vector<at::Tensor> run_on(const at::Device& device, const config::Model& mo
     return x.to(device);
   };
   const at::Tensor x = poisoned({kAll, model.hidden_size}, 1, type).requires_grad_(),
-                   probs = poisoned({kAll}, 2, nn::wide_type(type)).requires_grad_(),
+                   probs = poisoned({kAll}, 2, nn::acc_type(type)).requires_grad_(),
                    dy = poisoned({kAll, model.hidden_size}, 3, type);
   const at::Tensor y = experts.forward({x, probs, at::tensor(rows, at::kLong).to(device)});
   torch::autograd::backward({y}, {dy});

@@ -55,7 +55,7 @@ Input make_input(const std::vector<int64_t>& rows, int64_t padding, at::ScalarTy
   for (const int64_t n : rows) in.valid += n;
   const int64_t all = in.valid + padding;
   in.x = test::sample({all, kHidden}, 1, type);
-  in.probs = test::sample({all}, 2, nn::wide_type(type)).abs();
+  in.probs = test::sample({all}, 2, nn::acc_type(type)).abs();
   in.dy = test::sample({all, kHidden}, 3, type);
   for (const at::Tensor& x : {in.x, in.probs, in.dy}) x.narrow(0, in.valid, padding).fill_(kNan);
   in.counts = at::tensor(rows, at::kLong);
@@ -233,7 +233,7 @@ TEST(Experts, RecomputeChangesNoBit) {
         of.grouped = grouped;
         nn::LayerContext context = test::layer_context({}, false, type);
         const Results kept = run_experts(of, in, context);
-        context.saving.remade = {nn::Leaf::expert_activation};
+        context.saving.recomputed = {nn::SavePoint::expert_activation};
         expect_same_bits(run_experts(of, in, context), kept, at::toString(type));
       }
     }
@@ -244,9 +244,9 @@ TEST(Experts, RecomputeChangesNoBit) {
 TEST(Experts, RecomputeHoldsLess) {
   const Input in = make_input({60, 40}, 0, at::kFloat);
   const int64_t row = in.valid * kWidth * 4;
-  const auto held = [&](const nn::LeafSet& leaves) {
+  const auto held = [&](const nn::SavePointSet& leaves) {
     nn::LayerContext context = test::layer_context({}, false, at::kFloat);
-    context.saving.remade = leaves;
+    context.saving.recomputed = leaves;
     moe::Experts experts("mlp.experts", model_of({}, 2), context, {});
     const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
     const cuda::MemoryMeter meter;
@@ -254,7 +254,7 @@ TEST(Experts, RecomputeHoldsLess) {
     return meter.bytes() - static_cast<int64_t>(y.nbytes());
   };
   EXPECT_EQ(held({}), 3 * row);
-  EXPECT_EQ(held({nn::Leaf::expert_activation}), 2 * row);
+  EXPECT_EQ(held({nn::SavePoint::expert_activation}), 2 * row);
 }
 
 // Rank i of n has part i of every expert: the results are summands, and so are the gradients of what all see.
@@ -264,9 +264,6 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
       moe::ExpertContext at;
       at.experts = world.groups().tp;
       at.etp = etp;
-      at.etp_of.clear();
-      for (int i = 0; i < etp; ++i) at.etp_of.push_back(i);
-      at.ep_of.assign(static_cast<size_t>(etp), 0);
       for (const Kind& kind : kKinds) {
         const Input in = make_input({5, 0, 30, 2}, 7, at::kDouble);
         moe::Experts experts("mlp.experts", model_of(kind, 4), test::layer_context(), at);
@@ -294,8 +291,6 @@ TEST(Experts, OfAnExpertParallelRankAreItsOwn) {
     moe::ExpertContext part;
     part.experts = world.groups().tp;
     part.ep = 2;
-    part.ep_of = {0, 1};
-    part.etp_of = {0, 0};
     moe::Experts half("mlp.experts", model_of({}, 4), test::layer_context(), part);
     for (size_t i = 0; i < 2; ++i) {
       const nn::Param &own = *params_of(half)[i], &whole = *params_of(all)[i];

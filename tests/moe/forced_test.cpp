@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "moe/router_tools.h"
+#include "moe/dense_routing.h"
 
 namespace metroplex::test::forced_test {
 namespace {

@@ -56,7 +56,7 @@ Data make_data(const Case& c, at::ScalarType type, at::ScalarType gradient) {
 // Of sums of n products of values around 1: each product and partial sum is rounded, signs cancel (sqrt), and the
 // result is rounded once to `type`.
 double tolerance(int64_t n, at::ScalarType type) {
-  const double wide = nn::wide_type(type) == at::kDouble ? 0x1p-53 : 0x1p-24;
+  const double wide = nn::acc_type(type) == at::kDouble ? 0x1p-53 : 0x1p-24;
   const double own = type == at::kBFloat16 ? 0x1p-8 : type == at::kHalf ? 0x1p-11 : wide;
   const double size = 6 * std::sqrt(static_cast<double>(n) + 1);  // six deviations
   return size * (own + 2 * wide * static_cast<double>(n + 1));
@@ -104,7 +104,7 @@ TEST(GroupedProduct, EqualsOneProductAnExpert) {
   at::manual_seed(1);
   for (const at::ScalarType type : kTypes) {
     for (const Case& c : kCases) {
-      for (const at::ScalarType gradient : {nn::wide_type(type), type}) {
+      for (const at::ScalarType gradient : {nn::acc_type(type), type}) {
         const Data d = make_data(c, type, gradient);
         expect_right(d, run(d), std::string(at::toString(type)) + " " + std::to_string(c.in));
       }
@@ -142,7 +142,7 @@ TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
       EXPECT_EQ(choices.front()->name, moe::product_name({}, type));
       for (const kernels::GroupedChoice* choice : choices) {
         for (const Case& c : kCases) {
-          const Data d = make_data(c, type, nn::wide_type(type));
+          const Data d = make_data(c, type, nn::acc_type(type));
           expect_right(d, run_by<T>(*choice, d), std::string(at::toString(type)) + ", " + choice->name);
         }
       }

@@ -15,6 +15,7 @@
 #include "moe/load_meter.h"
 #include "moe/router.h"
 #include "nn/tools.h"
+#include "moe/dense_routing.h"
 
 namespace metroplex::test {
 
@@ -38,7 +39,7 @@ inline nn::Microbatch microbatch(int64_t s, int64_t b, int64_t first_sample = 0,
     mask = mask.index_select(1, rows);
     batch.tokens = batch.tokens.index_select(1, rows);
     batch.rows = rows;
-    batch.whole_rows = s;
+    batch.full_seq_len = s;
     for (int64_t i = 0; i < rows.numel(); ++i) batch.row_runs.push_back({rows[i].item<int64_t>(), 1});
   }
   batch.loss_mask = mask.contiguous();

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "moe/router_tools.h"
+#include "moe/dense_routing.h"
 
 namespace metroplex::test::routing_test {
 namespace {

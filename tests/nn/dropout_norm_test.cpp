@@ -213,7 +213,7 @@ TEST(DropoutNorm, EvaluationDropsNothingAndKeepsNoHistory) {
 TEST(DropoutNorm, ARecomputedNormIsMadeAgainOutOfTheSum) {
   Layer layer({6, 2, 40, true, true, 0.3, at::kFloat, at::kBFloat16});
   EXPECT_FALSE(layer.one_call().normed.again.defined());
-  layer.saving.remade = {nn::Leaf::norm};
+  layer.saving.recomputed = {nn::SavePoint::norm};
   const nn::ResidualAndNorm out = layer.one_call();
   ASSERT_TRUE(out.normed.again.defined());
   const at::Tensor again = out.normed.again.get();

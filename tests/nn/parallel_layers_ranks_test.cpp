@@ -55,34 +55,29 @@ void random_bias(nn::Param* bias) {
 
 TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
-    for (const bool gather : {false, true}) {
-      for (const bool skip_bias : {false, true}) {
-        nn::LinearSpec spec{"fc", 12, 24, true, skip_bias, nn::Init::normal, gather, true, false};
-        nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
-        std::vector<nn::Param*> params;
-        layer.collect_params(params);
-        give_main_grad(params);
-        random_bias(layer.bias());
-        const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
-        const Reference right =
-            reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
-        const at::Tensor input = leaf(local(x, tp, sequence_parallel)), out = layer.forward(input);
-        const at::Tensor mine = gather ? dy : comm::own_slice(dy, -1, tp).contiguous();
-        EXPECT_LT(relative_difference(out, gather ? right.out : comm::own_slice(right.out, -1, tp)), kTolerance);
-        const at::Tensor dx = torch::autograd::grad({out}, {input}, {mine})[0];
-        EXPECT_LT(relative_difference(dx, local(right.dx, tp, sequence_parallel)), kTolerance);
-        EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
-        if (!skip_bias) {
-          EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance);
-        }
-      }
+    for (const bool skip_bias : {false, true}) {
+      nn::LinearSpec spec{"fc", 12, 24, true, skip_bias, nn::Init::normal};
+      nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
+      std::vector<nn::Param*> params;
+      layer.collect_params(params);
+      give_main_grad(params);
+      random_bias(layer.bias());
+      const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
+      const Reference right =
+          reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
+      const at::Tensor input = leaf(local(x, tp, sequence_parallel)), out = layer.forward(input);
+      EXPECT_LT(relative_difference(out, comm::own_slice(right.out, -1, tp)), kTolerance);
+      const at::Tensor dx = torch::autograd::grad({out}, {input}, {comm::own_slice(dy, -1, tp).contiguous()})[0];
+      EXPECT_LT(relative_difference(dx, local(right.dx, tp, sequence_parallel)), kTolerance);
+      EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
+      if (!skip_bias) { EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance); }
     }
   });
 }
 
 TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
-    nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, false, true, true};
+    nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, /*gated=*/true};
     nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
     give_main_grad({&layer.weight()});
     const at::Tensor x = sample({4, 2, 12}, 1), weight = values_of(layer.weight(), tp);
@@ -96,23 +91,20 @@ TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
 
 TEST(RowParallelLinearRanks, EqualsTheUnshardedLayer) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
-    for (const bool parallel_input : {true, false}) {
-      if (!parallel_input && sequence_parallel) continue;
-      nn::LinearSpec spec{"proj", 24, 12, true, false, nn::Init::scaled_normal, false, parallel_input, false};
-      nn::RowParallelLinear layer(spec, layer_context(tp, sequence_parallel));
-      std::vector<nn::Param*> params;
-      layer.collect_params(params);
-      give_main_grad(params);
-      random_bias(layer.bias());
-      const at::Tensor x = sample({8, 3, 24}, 1), dy = sample({8, 3, 12}, 2);
-      const Reference right = reference(x, values_of(layer.weight(), tp), values_of(*layer.bias(), tp), dy);
-      const at::Tensor input = leaf(parallel_input ? comm::own_slice(x, -1, tp) : x), out = layer.forward(input);
-      EXPECT_LT(relative_difference(out, local(right.out, tp, sequence_parallel)), kTolerance);
-      const at::Tensor dx = torch::autograd::grad({out}, {input}, {local(dy, tp, sequence_parallel)})[0];
-      EXPECT_LT(relative_difference(dx, parallel_input ? comm::own_slice(right.dx, -1, tp) : right.dx), kTolerance);
-      EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
-      EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance);
-    }
+    nn::LinearSpec spec{"proj", 24, 12, true, false, nn::Init::scaled_normal};
+    nn::RowParallelLinear layer(spec, layer_context(tp, sequence_parallel));
+    std::vector<nn::Param*> params;
+    layer.collect_params(params);
+    give_main_grad(params);
+    random_bias(layer.bias());
+    const at::Tensor x = sample({8, 3, 24}, 1), dy = sample({8, 3, 12}, 2);
+    const Reference right = reference(x, values_of(layer.weight(), tp), values_of(*layer.bias(), tp), dy);
+    const at::Tensor input = leaf(comm::own_slice(x, -1, tp)), out = layer.forward(input);
+    EXPECT_LT(relative_difference(out, local(right.out, tp, sequence_parallel)), kTolerance);
+    const at::Tensor dx = torch::autograd::grad({out}, {input}, {local(dy, tp, sequence_parallel)})[0];
+    EXPECT_LT(relative_difference(dx, comm::own_slice(right.dx, -1, tp)), kTolerance);
+    EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
+    EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance);
   });
 }
 

@@ -13,7 +13,7 @@
 namespace metroplex::test {
 
 // [n] int64.
-inline at::Tensor places_of(const nn::SequenceRows& rows, int64_t n) {
+inline at::Tensor places_of(const nn::Positions& rows, int64_t n) {
   return rows.rows.defined() ? rows.rows : at::arange(rows.first, rows.first + n, at::kLong);
 }
 

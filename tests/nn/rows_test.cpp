@@ -37,7 +37,7 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const at::Tensor& rows) {
   nn::Microbatch part = whole;
   part.tokens = whole.tokens.index_select(1, rows);
   part.rows = rows;
-  part.whole_rows = kWhole;
+  part.full_seq_len = kWhole;
   for (int64_t i = 0; i < rows.numel(); ++i) part.row_runs.push_back({rows[i].item<int64_t>(), 1});
   return part;
 }
@@ -114,12 +114,12 @@ struct AttentionCase {
 };
 
 // Queries of some rows over the keys of others, of a rank that has heads 2 and 3 of the model.
-Attended attend(const AttentionCase& c, const nn::SequenceRows& queries, const nn::SequenceRows& keys) {
+Attended attend(const AttentionCase& c, const nn::Positions& queries, const nn::Positions& keys) {
   const int64_t b = 2, heads = 2, d = 6;
   nn::Microbatch batch = whole_batch();
   if (c.documents)
     batch.document_ids = at::arange(kWhole, at::kLong).div(5, "floor").expand({b, kWhole}).contiguous();
-  const auto cut = [](const at::Tensor& x, const nn::SequenceRows& rows) {
+  const auto cut = [](const at::Tensor& x, const nn::Positions& rows) {
     return rows.rows.defined() ? x.index_select(0, rows.rows) : x;
   };
   const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}}, 2, queries, keys, {}};
@@ -167,12 +167,12 @@ TEST(Rows, KeysInAnotherOrderAreTheSameKeys) {
 
 TEST(Rows, AMicrobatchWhoseRowsDoNotFitItsTokensIsRefused) {
   const nn::Microbatch part = part_of(whole_batch(), cuts()[0]);
-  EXPECT_NO_THROW(nn::rows_of(part));
+  EXPECT_NO_THROW(nn::sequence_positions(part));
   nn::Microbatch shorter = part, outside = part, unlike = part;
   shorter.tokens = shorter.tokens.narrow(1, 0, 5);
   outside.row_runs.back().first = kWhole;
   unlike.row_runs.pop_back();
-  for (const nn::Microbatch& wrong : {shorter, outside, unlike}) EXPECT_ANY_THROW(nn::rows_of(wrong));
+  for (const nn::Microbatch& wrong : {shorter, outside, unlike}) EXPECT_ANY_THROW(nn::sequence_positions(wrong));
 }
 
 TEST(RandomSites, NoTwoSitesOfTenThousandLayersShareAKey) {

@@ -27,7 +27,7 @@ TEST(Saved, IsMadeOnceForAllCopiesAndDiesWithTheLast) {
   int made = 0;
   const cuda::MemoryMeter meter;
   {
-    nn::Saved first = nn::Saved::remade([&] {
+    nn::Saved first = nn::Saved::recomputed([&] {
       ++made;
       return at::full({16}, 3.0, at::kDouble);
     });

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "pipeline/cutter.h"
 #include "pipeline/routed.h"
 #include "support/run_ranks.h"
 
@@ -22,14 +23,14 @@ struct Outcome {
 };
 
 // One routed block as a stage; dy is the input again.
-Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor, bool every_segment = false) {
+Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor) {
   nn::Microbatch batch = toy_batches(1)[0];
   batch.sample_counters.fill_(step);
   const at::Tensor x = routed_input();
   pipeline::StageRun run;
   Outcome outcome;
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
-  pipeline::ForwardCursor forward(stage, {nn::kHiddenStates, x}, {batch, &run, &outcome.terms, every_segment});
+  pipeline::ForwardCursor forward(stage, {nn::kHiddenStates, x}, {batch, &run, &outcome.terms});
   while (!forward.done()) forward.advance();
   outcome.y = forward.take().tensor(nn::kHiddenStates);
   pipeline::BackwardCursor backward(stage, std::move(run), {x}, at::full({}, factor, at::kDouble));
@@ -71,29 +72,6 @@ TEST(Islands, IntegersAndUnreadOutputsTakeNoGradientAndEveryParameterCountsOnce)
   EXPECT_TRUE(at::allclose(router.a.main_grad, x.square().sum(at::IntArrayRef{0, 1}), 1e-14, 0.0));
   EXPECT_EQ(router.b.main_grad.abs().max().item<double>(), 0.0);
   EXPECT_EQ(uses.of, (std::map<std::string, int>{{"a", 1}, {"b", 1}}));
-}
-
-TEST(Islands, WhatLeavesLiesWhereThePoolPutIt) {
-  struct Pool final : nn::OutputPool {
-    at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-      given.push_back(at::empty(sizes, options));
-      return given.back();
-    }
-    std::vector<at::Tensor> given;
-  } pool;
-  RouterSegment router;
-  const nn::Island island = nn::make_island({&router});
-  const nn::Microbatch batch = toy_batches(1)[0];
-  const nn::Values in(nn::kHiddenStates, routed_input());
-  const nn::Values plain = nn::run_forward(island, in, {batch}, nullptr);
-  nn::IslandRun run;
-  const nn::Values out = nn::run_forward(island, in, {batch, nullptr, &pool}, &run);
-  ASSERT_EQ(pool.given.size(), 3u);
-  size_t i = 0;
-  for (const auto& [name, value] : out) {
-    EXPECT_TRUE(value.tensor().is_alias_of(pool.given[i++])) << name;
-    EXPECT_TRUE(at::equal(value.tensor(), plain.tensor(name))) << name;
-  }
 }
 
 TEST(Islands, WithoutAnyGradientNothingRunsAndUsesStillCount) {
@@ -199,12 +177,12 @@ TEST(LossTerms, EnterWithTheFactorAndCountOnceUnderRecompute) {
 }
 
 // Tells its name around every island.
-struct Speaker final : nn::Moments {
+struct Speaker final : nn::StageObserver {
   Speaker(std::string name, std::string& text) : name(std::move(name)), text(text) {}
-  void before(const nn::Turn& turn) override {
-    text += (turn.enters_block ? " [" : " (") + name + std::to_string(turn.segment);
+  void before(const nn::IslandEvent& event) override {
+    text += (event.enters_block ? " [" : " (") + name + std::to_string(event.segment);
   }
-  void after(const nn::Turn& turn) override { text += " " + name + (turn.leaves_block ? "]" : ")"); }
+  void after(const nn::IslandEvent& event) override { text += " " + name + (event.leaves_block ? "]" : ")"); }
   std::string name;
   std::string& text;
 };
@@ -247,8 +225,13 @@ TEST(Cursor, EverySegmentBorderCutGivesTheBitsOfTheUncutStage) {
     pipeline::StageSaving saving;
     if (recompute) saving.recomputed = {{0, 1}};
     pipeline::Stage stage(one_block(), saving);
-    for (const int64_t step : {0, 1})
-      expect_same_outcome(run_stage(stage, step, 0.5, true), run_stage(stage, step, 0.5));
+    for (const int64_t step : {0, 1}) {
+      const Outcome whole = run_stage(stage, step, 0.5);
+      Cutter cutter;
+      stage.listen("cuts", cutter, true);
+      expect_same_outcome(run_stage(stage, step, 0.5), whole);
+      stage.unlisten("cuts");
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "pipeline/cutter.h"
 #include "pipeline/routed.h"
 
 namespace metroplex::test::stage_graphs_test {
@@ -229,10 +230,7 @@ TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
 
 // The memory report, another microbatch between the segments: nothing is replayed then.
 TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
-  struct Silent final : nn::Moments {
-    void before(const nn::Turn&) override {}
-    void after(const nn::Turn&) override {}
-  } silent;
+  Cutter silent;
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
   for (int64_t number = 0; number < 6; ++number) {
@@ -352,7 +350,9 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
     stage.capture_on(*device, scope, at::kCPU, std::make_shared<pipeline::GradientPlaces>());
     std::string text;
     int graphs = 0;
-    for (const auto& place : stage.islands(everywhere).places) {
+    Cutter cutter;
+    if (everywhere) stage.listen("cuts", cutter, true);
+    for (const auto& place : stage.islands().places) {
       text += text.empty() ? "" : "|";
       text += std::string(place.island.segments.size(), place.graph >= 0 ? 'c' : '-');
       if (place.graph >= 0) { EXPECT_EQ(place.graph, graphs++); }

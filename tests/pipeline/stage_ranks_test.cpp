@@ -44,13 +44,13 @@ at::Tensor gradients_of(pipeline::Stage& stage) {
   return at::stack(all);
 }
 
-struct Diary final : nn::Moments {
+struct Diary final : nn::StageObserver {
   std::string text;
-  void before(const nn::Turn& turn) override {
-    text +=
-        (turn.pass == nn::Pass::forward ? " F" : " B") + std::to_string(turn.block) + ">" + std::to_string(turn.next);
+  void before(const nn::IslandEvent& event) override {
+    text += (event.pass == nn::Pass::forward ? " F" : " B") + std::to_string(event.block) + ">" +
+            std::to_string(event.next);
   }
-  void after(const nn::Turn&) override { text += "."; }
+  void after(const nn::IslandEvent&) override { text += "."; }
 };
 
 // Toy layers 0 to 7, of which 1 to 6 are blocks.

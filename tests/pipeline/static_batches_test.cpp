@@ -33,7 +33,7 @@ nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at:
   nn::set_counters(batch, step, at::arange(first, first + kSamples, at::kLong));
   batch.rows = at::arange(kLength, at::kLong) + step;
   batch.row_runs = {{0, 2}, {7, 3}};
-  batch.whole_rows = 10;
+  batch.full_seq_len = 10;
   return batch;
 }
 
@@ -64,7 +64,7 @@ void expect_holds(const StaticBatches& held, const std::vector<nn::Microbatch>& 
       EXPECT_NE((got.*tensor).const_data_ptr(), (want[i].*tensor).const_data_ptr()) << name;
     }
     EXPECT_EQ(got.mask_sum, want[i].mask_sum);
-    EXPECT_EQ(got.whole_rows, want[i].whole_rows);
+    EXPECT_EQ(got.full_seq_len, want[i].full_seq_len);
     ASSERT_EQ(got.row_runs.size(), want[i].row_runs.size());
     for (size_t run = 0; run < want[i].row_runs.size(); ++run)
       EXPECT_EQ(got.row_runs[run].first, want[i].row_runs[run].first);
@@ -196,7 +196,7 @@ TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   differs("microbatch 1: row_runs: 0+2 6+3, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].first = 6; });
   differs("microbatch 1: row_runs: 0+2 7+4, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].count = 4; });
   differs("microbatch 1: row_runs: none, not 0+2 7+3", [](auto& next) { next[1].row_runs.clear(); });
-  differs("microbatch 0: whole_rows: 11, not 10", [](auto& next) { next[0].whole_rows = 11; });
+  differs("microbatch 0: full_seq_len: 11, not 10", [](auto& next) { next[0].full_seq_len = 11; });
   differs("microbatch 0: training: false, not true", [](auto& next) { next[0].training = false; });
   expect_holds(held, batches(1));
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {

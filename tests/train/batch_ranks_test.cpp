@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "data/loader.h"
 #include "nn/random_site.h"
 #include "support/run_ranks.h"

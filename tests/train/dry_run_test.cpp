@@ -109,8 +109,8 @@ TEST(DryRun, JsonHoldsTheTableInWholeBytes) {
       EXPECT_EQ(rank["bytes"][category.name], predicted.use.*category.bytes) << category.name;
     }
   }
-  EXPECT_EQ(out["ways_out"]["single"].size(), run.ways->single.size());
-  EXPECT_EQ(out["ways_out"]["single"][0]["saves"], run.ways->single[0].saves);
+  EXPECT_EQ(out["memory_options"]["single"].size(), run.memory_options->single.size());
+  EXPECT_EQ(out["memory_options"]["single"][0]["saves"], run.memory_options->single[0].saves);
   EXPECT_EQ(out["config"]["model"]["num_layers"], 8);
   EXPECT_EQ(out["config"]["precision"]["params_dtype"], "bf16");
   EXPECT_EQ(out["config"]["precision"]["grad_norm_skip_threshold"], "inf");
@@ -124,7 +124,7 @@ TEST(DryRun, WhatIsNotKnownIsNull) {
   const json out = json_of(dry(request));
   EXPECT_TRUE(out["fits"].is_null());
   EXPECT_TRUE(out["memory"]["have"].is_null());
-  EXPECT_TRUE(out["ways_out"].is_null());
+  EXPECT_TRUE(out["memory_options"].is_null());
   EXPECT_NE(train::text(dry(request)).find("is not known"), std::string::npos);
 }
 
@@ -180,7 +180,7 @@ TEST(DryRun, SixteenThousandRanksAreAFewPredictions) {
 TEST(DryRun, ARefusalHoldsTheTableTheWaysAndTheWayPastIt) {
   const FitRequest request = fit_request(8, kEight, machine(8, 1000));
   const train::Fit fit = train::fit(request);
-  const std::string text = train::refusal(request, fit, train::ways_out(request, fit));
+  const std::string text = train::refusal(request, fit, train::memory_options(request, fit));
   for (const char* word : {"this run cannot fit", "main parameters", "saves", "--", "memory.check_fit = warn"})
     EXPECT_NE(text.find(word), std::string::npos) << text;
   EXPECT_LT(text.size(), 4000u);

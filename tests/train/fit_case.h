@@ -24,13 +24,13 @@ inline config::Config fit_config(int ranks, const std::vector<std::string>& sett
 }
 
 inline train::FitRequest fit_request(int ranks, const std::vector<std::string>& settings = {},
-                                     train::Places places = {}) {
-  return {fit_config(ranks, settings), ranks, kFitVocab, std::move(places)};
+                                     train::MemoryDomains domains = {}) {
+  return {fit_config(ranks, settings), ranks, kFitVocab, std::move(domains)};
 }
 
 // A GPU a rank, or a machine for all ranks.
-inline train::Places gpus(int64_t bytes) { return {true, 1, bytes, "the test", {}}; }
-inline train::Places machine(int ranks, int64_t bytes) { return {false, ranks, bytes, "the test", {}}; }
+inline train::MemoryDomains gpus(int64_t bytes) { return {true, 1, bytes, "the test", {}}; }
+inline train::MemoryDomains machine(int ranks, int64_t bytes) { return {false, ranks, bytes, "the test", {}}; }
 
 // Predicts peak(request), and counts how often it is asked.
 struct Planted {

@@ -1,4 +1,4 @@
-// What a place needs is the sum of its ranks' peaks, asked for as seldom as possible.
+// What a memory domain needs is the sum of its ranks' peaks, asked for as seldom as possible.
 #include "train/fit.h"
 
 #include <gtest/gtest.h>
@@ -17,12 +17,12 @@ using train::FitRequest;
 TEST(Fit, OneRankNeedsItsPeakAndFitsInExactlyThat) {
   FitRequest request = fit_request(1);
   const int64_t peak = train::predict_memory({request.config, 1, 0, kFitVocab, 0}).peak;
-  request.places = machine(1, peak);
+  request.domains = machine(1, peak);
   EXPECT_EQ(fit(request).need, peak);
   EXPECT_TRUE(fit(request).fits());
-  request.places.bytes = peak - 1;
+  request.domains.bytes = peak - 1;
   EXPECT_FALSE(fit(request).fits());
-  request.places.bytes.reset();
+  request.domains.bytes.reset();
   EXPECT_TRUE(fit(request).fits()) << "what is not known refuses nothing";
 }
 
@@ -36,7 +36,7 @@ TEST(Fit, AMachineNeedsWhatAllItsRanksHold) {
     int64_t sum = 0;
     for (int rank = 0; rank < 8; ++rank) sum += train::predict_memory({request.config, 8, rank, kFitVocab, 0}).peak;
     EXPECT_EQ(fit(request).need, sum) << strategy;  // of two ranks that share state both are asked for
-    EXPECT_EQ(fit(request).place_ranks, 8);
+    EXPECT_EQ(fit(request).domain_ranks, 8);
   }
 }
 
@@ -52,15 +52,15 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   FitRequest request = fit_request(8, settings, gpus(1000));
   EXPECT_EQ(fit(request, planted).need, 101);
   EXPECT_EQ(fit(request, planted).worst_rank().rank, 3);
-  request.places = machine(2, 1000);  // ranks 0 1, 2 3, 4 5, 6 7: the second has the last one of the four
+  request.domains = machine(2, 1000);  // ranks 0 1, 2 3, 4 5, 6 7: the second has the last one of the four
   EXPECT_EQ(fit(request, planted).need, 201);
-  EXPECT_EQ(fit(request, planted).place, 1);
-  request.places = machine(3, 1000);  // 0 1 2, 3 4 5, 6 7
+  EXPECT_EQ(fit(request, planted).domain, 1);
+  request.domains = machine(3, 1000);  // 0 1 2, 3 4 5, 6 7
   EXPECT_EQ(fit(request, planted).need, 300);
-  request.places = machine(8, 1000);
+  request.domains = machine(8, 1000);
   EXPECT_EQ(fit(request, planted).need, 4 * 130 + 2);
-  request.places = machine(2, 1000);
-  request.places.only = 6;
+  request.domains = machine(2, 1000);
+  request.domains.only = 6;
   EXPECT_EQ(fit(request, planted).need, 61);
   EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
 }
@@ -75,19 +75,19 @@ TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
   const Fit all = fit(request, planted);
   EXPECT_EQ(all.need, 100 + 3 * 60);
   EXPECT_EQ(all.worst_rank().rank, 0);
-  request.places = machine(2, 1000);  // 0 1, 2 3
+  request.domains = machine(2, 1000);  // 0 1, 2 3
   EXPECT_EQ(fit(request, planted).need, 160);
-  EXPECT_EQ(fit(request, planted).place, 0);
-  request.places = gpus(1000);
+  EXPECT_EQ(fit(request, planted).domain, 0);
+  request.domains = gpus(1000);
   EXPECT_EQ(fit(request, planted).need, 100);
-  EXPECT_EQ(fit(request, planted).place, 0);
+  EXPECT_EQ(fit(request, planted).domain, 0);
 }
 
 TEST(Fit, HostMemoryDoesNotCountOnAGpu) {
   FitRequest request = fit_request(1, {"optim.optimizer_cpu_offload=true"}, machine(1, 1 << 30));
   const Fit on_cpu = fit(request);
   EXPECT_EQ(on_cpu.need, on_cpu.worst_rank().prediction.memory.peak);
-  request.places = gpus(1 << 30);
+  request.domains = gpus(1 << 30);
   const Fit on_gpu = fit(request);
   const plan::MemoryPrediction& predicted = on_gpu.worst_rank().prediction.memory;
   EXPECT_GT(predicted.use.host, 0);

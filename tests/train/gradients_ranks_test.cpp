@@ -1,5 +1,5 @@
 // Messages of gradients that several ranks have a part of.
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "train/support.h"
 
 namespace metroplex::test::gradients_ranks_test {

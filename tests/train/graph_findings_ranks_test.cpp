@@ -3,7 +3,7 @@
 
 #include "comm/collectives.h"
 #include "support/record_tape.h"
-#include "cuda/graph/logged_graphs.h"
+#include "support/logged_graphs.h"
 #include "train/graph_check.h"
 #include "train/partial_graphs.h"
 #include "train/planted_fault.h"

@@ -46,11 +46,11 @@ class MemoryWatch {
   std::vector<Moment> moments;
 
  private:
-  struct Around final : nn::Moments {
+  struct Around final : nn::StageObserver {
     explicit Around(MemoryWatch& watch) : watch(watch) {}
-    void before(const nn::Turn&) override { watch.see(); }
-    void after(const nn::Turn& turn) override {
-      watch.moments.push_back({watch.action_, static_cast<size_t>(turn.block), turn.pass == nn::Pass::backward,
+    void before(const nn::IslandEvent&) override { watch.see(); }
+    void after(const nn::IslandEvent& event) override {
+      watch.moments.push_back({watch.action_, static_cast<size_t>(event.block), event.pass == nn::Pass::backward,
                                watch.see() - watch.before_});
     }
     MemoryWatch& watch;

@@ -1,6 +1,6 @@
 // A recorder at the world (World::recorded) is told of every kernel and every communication call of whole training
 // steps, with all tensors that they touch.
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "nn/with_products.h"
 #include "support/tape.h"
 #include "train/support.h"

@@ -16,7 +16,7 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<nn::RowRun
   nn::Microbatch part = whole;
   part.rows = at::cat(rows);
   part.row_runs = runs;
-  part.whole_rows = whole.tokens.size(1);
+  part.full_seq_len = whole.tokens.size(1);
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask}) *x = x->index_select(1, part.rows).contiguous();
   part.position_ids = at::Tensor();  // the rows are the positions
   return part;

@@ -2,6 +2,7 @@
 #include "pipeline/stage_cursor.h"
 
 #include "models/tools.h"
+#include "pipeline/cutter.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::stage_cursor_ranks_test {
@@ -41,11 +42,11 @@ std::unique_ptr<pipeline::Stage> make_stage(const config::Model& model, const La
 }
 
 // Loss and gradients of one microbatch; `steps` counts what the cursors advanced.
-std::vector<at::Tensor> run(pipeline::Stage& stage, bool every_segment, int* steps) {
+std::vector<at::Tensor> run(pipeline::Stage& stage, int* steps) {
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
   const nn::Microbatch batch = small_batch(3, 8, kVocab);
   pipeline::StageRun run;
-  pipeline::ForwardCursor forward(stage, {}, {batch, &run, nullptr, every_segment});
+  pipeline::ForwardCursor forward(stage, {}, {batch, &run});
   *steps = 0;
   for (; !forward.done(); ++*steps) forward.advance();
   const at::Tensor loss = forward.take().tensor(nn::kLoss);
@@ -73,7 +74,10 @@ TEST(StageCursorRanks, OneSegmentAtATimeGivesTheBitsOfTheWholeStage) {
           for (const config::Memory& memory : {config::Memory(), full, modules}) {
             const auto stage = make_stage(model, {world.groups().tp, sequence_parallel, dtype}, memory);
             int whole = 0, steps = 0;
-            const auto expected = run(*stage, false, &whole), got = run(*stage, true, &steps);
+            const auto expected = run(*stage, &whole);
+            Cutter cutter;
+            stage->listen("cuts", cutter, true);
+            const auto got = run(*stage, &steps);
             const int blocks = static_cast<int>(stage->blocks().size()), top = model.family == "codegeex" ? 2 : 0;
             const int again = memory.recomputes_all() ? 2 : 0;  // layers, of two segments each
             EXPECT_EQ(whole, 2 * blocks + again);

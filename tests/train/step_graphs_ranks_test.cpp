@@ -137,6 +137,23 @@ config::Config experts_with_terms() {
   return config;
 }
 
+// Rows of experts change in number from step to step, and the graph holds room for all that can come.
+TEST(StepGraphs, ExpertsWhoseRowsTheHostDoesNotCountHaveTheBitsOfStepsWithoutThem) {
+  for (const double capacity : {0.0, 1.0}) {
+    for (const auto& [dispatcher, dp] : {std::pair{"local", int64_t{1}}, std::pair{"allgather", int64_t{2}}}) {
+      SCOPED_TRACE(::testing::Message() << dispatcher << " capacity " << capacity);
+      const TestLayout layout{1, 1, 1, dp, false};
+      config::Config config = experts_with_terms();
+      config.model.moe_token_dispatcher_type = dispatcher;
+      config.model.moe_expert_capacity_factor = capacity;
+      config.model.moe_pad_expert_input_to_capacity = false;
+      config.parallel.expert_model_parallel_size = dp;
+      config = test::cut(config, layout);
+      expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
+    }
+  }
+}
+
 // As a batch size that is ramped up.
 TEST(StepGraphs, LossTermsOfAGrowingBatchAreThoseOfStepsWithoutGraphs) {
   const config::Config config = test::cut(experts_with_terms(), {});
@@ -177,7 +194,7 @@ TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
         const auto a = train::assemble(config, world, test::kVocab);
         test::step_at(*a, 0);
         train::StepInput input{test::batches_of(*a, 1), 2, config.train.global_batch_size, false, {}};
-        input.as_it_is = true;
+        input.eager = true;
         if (between) train::train_step(*a, input);
         test::step_at(*a, 2);
         if (world.rank() == 0) operations[between ? 1 : 0] = a->graphs->sizes().training.nodes;

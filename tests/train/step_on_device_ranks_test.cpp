@@ -232,7 +232,7 @@ TEST(StepOnDevice, CountsItsStepsAndFindsItsRatesWithoutTheHost) {
           const train::StepInput input{batches, step + 1, told ? 8 * step : 0, false, {}};
           const train::EnqueuedStep enqueued = train::enqueue_step(*a, input);
           if (!told && step < 2) continue;
-          const auto outcome = train::tell_step(*a, input, enqueued);
+          const auto outcome = train::read_outcome(*a, input, enqueued);
           EXPECT_EQ(outcome.lr, a->schedule->lr(8 * step));
         }
         EXPECT_EQ(a->steps, 3);

@@ -145,7 +145,7 @@ class ToyRouter final : public ToySegment {
     const at::Tensor before = in.tensor(kExpertIndex).unsqueeze(-1).eq(at::arange(kExperts)).to(at::kDouble);
     const at::Tensor logits = at::mm(in.tensor("h"), leaf(weight_).to(at::kDouble)).mul(10.0);
     const at::Tensor shares = at::softmax(logits + bias_.data + 0.1 * before, -1);
-    if (context.batch.training && !context.again) bias_.pending.add_(shares.detach().sum(0));
+    if (context.batch.training && !context.is_recompute) bias_.pending.add_(shares.detach().sum(0));
     context.terms.push_back({"balance", comm::reduce_from_group(shares.square().sum(), sp_)});
     nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
     out.add("h", in.tensor("h")).add("shares", shares).add(kExpertIndex, shares.detach().argmax(-1));
@@ -192,7 +192,8 @@ class ToyExpertStack final : public ToySegment {
       const at::Tensor share = shares.select(1, first_ + e) + 0.5 * preferred.eq(first_ + e);
       sum = sum + share.unsqueeze(1) * at::mm(at::tanh(at::mm(tokens, w.t()).mul(10.0)), w);
     }
-    if (context.batch.training && !context.again) load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
+    if (context.batch.training && !context.is_recompute)
+      load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
     nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
     out.add(kExpertIndex, in.tensor(kExpertIndex));
     out.add("mixture", comm::reduce_scatter_to_group(sum, 0, group_));

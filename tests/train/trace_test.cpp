@@ -64,11 +64,11 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
 }
 
 // A copy that no layer asks for, made while a block runs and dropped behind it.
-struct StrayCopy final : nn::Moments {
-  void before(const nn::Turn& turn) override {
-    if (turn.block == 2) copy = at::empty({bytes}, at::kByte);
+struct StrayCopy final : nn::StageObserver {
+  void before(const nn::IslandEvent& event) override {
+    if (event.block == 2) copy = at::empty({bytes}, at::kByte);
   }
-  void after(const nn::Turn& /*turn*/) override { copy.reset(); }
+  void after(const nn::IslandEvent& /*event*/) override { copy.reset(); }
   int64_t bytes = 0;
   at::Tensor copy;
 };

@@ -1,5 +1,5 @@
 // Calls and bytes of every data-parallel collective of one step, against the formulas (docs/optimizer.md).
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 #include "train/support.h"
 
 namespace metroplex::test::zero_traffic_ranks_test {

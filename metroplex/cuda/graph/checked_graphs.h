@@ -26,7 +26,7 @@ class CheckedGraphs final : public GraphDevice {
   std::shared_ptr<GraphPool> make_pool() override;
   std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) override;
   TapeRecorder* recorder() override { return &recorder_; }
-  void run_aside(const std::function<void()>& work) override { work(); }
+  void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
   // What is captured from here on has another form, of other inputs, and is compared among itself; of what was
   // captured before, whose inputs may go, findings tells no more.

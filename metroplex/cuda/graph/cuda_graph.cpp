@@ -15,7 +15,6 @@ namespace {
 // What the device, its pools and its graphs share.
 struct Shared {
   std::shared_ptr<CudaGraphCalls> calls;
-  std::vector<at::Generator> generators;
   c10::Stream stream;  // where captures run, and warm-up
   bool capturing = false;
 };
@@ -89,7 +88,6 @@ class CudaGraph final : public Graph {
       live_before_ = pool_->bytes().live;
       aside_.emplace(*shared_);
       calls().synchronize(shared_->stream);
-      for (const at::Generator& generator : shared_->generators) graph_->register_generator(generator);
       meter_.emplace(MemoryMeter::Of::gpu);
       graph_->begin_capture(pool_->id());
     });
@@ -180,7 +178,7 @@ class CudaGraphDevice final : public GraphDevice {
     return std::make_unique<CudaGraph>(shared_, std::move(of_gpu));
   }
   Recorder* recorder() override { return nullptr; }
-  void run_aside(const std::function<void()>& work) override {
+  void run_on_capture_stream(const std::function<void()>& work) override {
     MPX_ASSERT(!shared_->capturing, "warm-up inside a capture");
     Aside aside(*shared_);
     work();
@@ -193,11 +191,9 @@ class CudaGraphDevice final : public GraphDevice {
 
 }  // namespace
 
-std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls,
-                                                    std::vector<at::Generator> generators) {
+std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls) {
   const c10::Stream stream = calls->make_stream();
-  return std::make_unique<CudaGraphDevice>(
-      std::make_shared<Shared>(Shared{std::move(calls), std::move(generators), stream}));
+  return std::make_unique<CudaGraphDevice>(std::make_shared<Shared>(Shared{std::move(calls), stream}));
 }
 
 }  // namespace metroplex::cuda

@@ -25,8 +25,6 @@ class CudaGraphCalls {
   class Graph {
    public:
     virtual ~Graph() = default;
-    // Before begin_capture; the GPU's default generator need not be told.
-    virtual void register_generator(const at::Generator& generator) = 0;
     // Of the current stream, not the default one; what other threads do meanwhile does not disturb
     // (cudaStreamCaptureModeThreadLocal).
     virtual void begin_capture(Pool pool) = 0;
@@ -58,9 +56,8 @@ class CudaGraphCalls {
 // Of the calling thread's GPU. Throws base::Error("cuda", ...) where there is none, or no CUDA in this build.
 std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls();
 
-// Captures draw from `generators` beside the GPU's default one. A graph's GraphSize::bytes are those of the GPU that
+// A graph's GraphSize::bytes are those of the GPU that
 // its instantiation took. A pool's peak counts what the capturing thread asked for, in the allocator's blocks.
-std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls = make_cuda_graph_calls(),
-                                                    std::vector<at::Generator> generators = {});
+std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls = make_cuda_graph_calls());
 
 }  // namespace metroplex::cuda

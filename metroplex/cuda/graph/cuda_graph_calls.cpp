@@ -60,7 +60,6 @@ class Captured final : public at::cuda::CUDAGraph {
 
 class GraphOfGpu final : public CudaGraphCalls::Graph {
  public:
-  void register_generator(const at::Generator& generator) override { graph_.register_generator_state(generator); }
   void begin_capture(CudaGraphCalls::Pool pool) override {
     graph_.capture_begin(id_of(pool), cudaStreamCaptureModeThreadLocal);
   }

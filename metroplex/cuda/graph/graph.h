@@ -63,7 +63,7 @@ class GraphDevice {
   virtual Recorder* recorder() = 0;
   // Runs `work` where captures run (on a GPU: another stream than the default one), and what comes behind waits for
   // it: warm-up.
-  virtual void run_aside(const std::function<void()>& work) = 0;
+  virtual void run_on_capture_stream(const std::function<void()>& work) = 0;
 };
 
 // On the calling thread's GPU, or on the CPU.

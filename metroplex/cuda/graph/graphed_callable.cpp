@@ -32,7 +32,7 @@ const GraphedCallable::Tensors& GraphedCallable::operator()(const Tensors& input
   if (graph_->captured()) {
     graph_->replay();
   } else if (calls_++ < options_.warmup) {
-    device_.run_aside([&] { outputs_ = callable_(inputs_); });
+    device_.run_on_capture_stream([&] { outputs_ = callable_(inputs_); });
   } else {
     outputs_.clear();
     if (options_.barrier) options_.barrier();

@@ -35,7 +35,7 @@ class TapeDevice final : public GraphDevice {
   std::shared_ptr<GraphPool> make_pool() override { return std::make_shared<TapePool>(); }
   std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) override;
   TapeRecorder* recorder() override { return &recorder_; }
-  void run_aside(const std::function<void()>& work) override { work(); }
+  void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
  private:
   TapeRecorder recorder_;

@@ -7,7 +7,6 @@
 #include "comm/autograd_node.h"
 #include "comm/collectives.h"
 #include "moe/dispatcher.h"
-#include "moe/permutation_values.h"
 
 namespace metroplex::moe {
 namespace {
@@ -32,24 +31,29 @@ at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
 class AllGatherDispatcher final : public Dispatcher {
  public:
   using Dispatcher::Dispatcher;
-  bool needs_host() const override { return false; }
 
-  Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
-    const comm::Group& group = spec_.experts.experts;
-    const at::Tensor tokens = gathered(x, group), probs = gathered(routing.probs, group),
-                     experts = comm::all_gather(routing.experts, 0, group);
-    if (meanwhile) meanwhile();
+  DispatchPlan plan(const at::Tensor& experts) const override {
     const int64_t local = spec_.local_experts();
-    const Permutation p = permutation(
-        spec_.target, experts,
-        {.first = spec_.experts.ep_rank() * local, .num_experts = local, .num_rows = most_rows(x.size(0))});
-    Dispatched out{{permute(spec_.target, tokens, p), permute_probs(spec_.target, probs, p), p.counts}, {}};
-    add_permutation(out.state, "dispatch", p);
-    return out;
+    return {
+        permutation(
+            spec_.target, comm::all_gather(experts, 0, spec_.experts.experts),
+            {.first = spec_.experts.ep_rank() * local, .num_experts = local, .num_rows = most_rows(experts.size(0))}),
+        {}};
   }
 
-  at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    return summed(unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk())), spec_.experts.experts);
+  DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
+    const comm::Group& group = spec_.experts.experts;
+    const at::Tensor tokens = gathered(x, group);
+    return {std::move(plan), tokens, gathered(probs, group), {}, {}};
+  }
+
+  Dispatched finish_dispatch(DispatchUnderWay way) const override {
+    const Permutation& p = way.plan.permutation;
+    return {{permute(spec_.target, way.x, p), permute_probs(spec_.target, way.probs, p), p.counts}, {p, {}, {}}};
+  }
+
+  at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
+    return summed(unpermute(spec_.target, y, back.permutation), spec_.experts.experts);
   }
 
  private:

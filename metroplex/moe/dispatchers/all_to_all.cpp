@@ -4,7 +4,7 @@
 namespace metroplex::moe {
 
 std::unique_ptr<Dispatcher> make_all_to_all(DispatcherSpec spec) {
-  return make_exchanging(std::move(spec), exchange_directly);
+  return make_exchanging(std::move(spec), kDirectExchange);
 }
 
 }  // namespace metroplex::moe

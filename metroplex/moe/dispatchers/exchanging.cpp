@@ -4,91 +4,92 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <optional>
+#include <utility>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "cuda/host_read.h"
-#include "moe/permutation_values.h"
 
 namespace metroplex::moe {
 namespace {
 
-constexpr const char* kRowTable = "dispatch_table";  // [ranks, ranks] int64 on the host: rows from each to each
-
 class ExchangingDispatcher final : public Dispatcher {
  public:
-  ExchangingDispatcher(DispatcherSpec spec, ExchangeRows* way) : Dispatcher(std::move(spec)), way_(way) {}
-  // Without padding the lengths of the messages are numbers of the device.
-  bool needs_host() const override { return !spec_.pads_to_capacity() && ranks() > 1; }
+  ExchangingDispatcher(DispatcherSpec spec, const RowExchange& how) : Dispatcher(std::move(spec)), how_(how) {}
 
-  Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
-    const int64_t tokens = x.size(0), capacity = spec_.pads_to_capacity() ? spec_.capacity(tokens) : 0;
-    Permutation p = permutation(spec_.target, routing.experts, permute_how(routing.experts, capacity));
-    const at::Tensor counts = all_counts(p.counts);
-    // What is dropped makes the rows to be sent fewer than there is room for: their number is asked for at once, and
-    // otherwise only when they are sent.
-    const bool early = capacity == 0 && spec_.model.has_capacity();
-    RowTable table(ranks());
-    if (early) {
-      table = row_table(counts, routing.experts.numel(), capacity);
-      p.source = p.source.narrow(0, 0, table.sent(rank()));
-    }
-    const at::Tensor rows = permute(spec_.target, x, p), probs = permute_probs(spec_.target, routing.probs, p);
-    if (!early) table = row_table(counts, routing.experts.numel(), capacity);
-
-    const at::Tensor came = sent(rows, table, meanwhile), probs_came = sent(probs, table, {});
-    const int64_t local = spec_.local_experts();
-    const Permutation sorted = regroup(spec_.target, counts.narrow(1, spec_.experts.ep_rank() * local, local),
-                                       {.capacity = capacity, .num_in = came.size(0), .num_out = came.size(0)});
-    Dispatched out{{permute(spec_.target, came, sorted),
-                    permute_probs(spec_.target, probs_came.view({-1, 1}), sorted), sorted.counts},
-                   {}};
-    add_permutation(out.state, "dispatch", p);
-    add_permutation(out.state, "regroup", sorted);
-    out.state.add(kRowTable, stored(table));
-    return out;
+  DispatchPlan plan(const at::Tensor& experts) const override {
+    const Permutation p = permutation(spec_.target, experts, permute_how(experts));
+    return {p, comm::all_gather(p.counts.view({1, -1}), 0, spec_.experts.experts)};
   }
 
-  at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    const Permutation p = permutation_in(state, "dispatch", spec_.topk()),
-                      sorted = permutation_in(state, "regroup", 1);
-    const RowTable table = loaded(state.tensor(kRowTable), p.rows.size(0) * spec_.topk());
-    return unpermute(spec_.target, sent(unpermute(spec_.target, y, sorted), table.turned(), {}), p);
+  DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
+    DispatchUnderWay way;
+    Permutation& p = plan.permutation;
+    // What is dropped makes the rows to be sent fewer than there is room for: their number is asked for at once, and
+    // otherwise only when they are sent.
+    const bool early = spec_.model.has_capacity() && !spec_.pads_to_capacity();
+    if (early) {
+      way.table = row_table(plan.rank_counts, x.size(0));
+      p.source = p.source.narrow(0, 0, way.table.sent(rank()));
+    }
+    way.x = permute(spec_.target, x, p);
+    way.probs = permute_probs(spec_.target, probs, p);
+    if (!early) way.table = row_table(plan.rank_counts, x.size(0));
+    way.plan = std::move(plan);
+    if (ranks() > 1) {
+      way.rows = RowsUnderWay(std::exchange(way.x, {}), way.table, spec_.experts, how_);
+      way.rows_probs = RowsUnderWay(std::exchange(way.probs, {}), way.table, spec_.experts, how_);
+    }
+    return way;
+  }
+
+  Dispatched finish_dispatch(DispatchUnderWay way) const override {
+    const at::Tensor came = ranks() > 1 ? way.rows.finish() : way.x,
+                     probs = ranks() > 1 ? way.rows_probs.finish() : way.probs;
+    const int64_t local = spec_.local_experts();
+    const Permutation sorted =
+        regroup(spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
+                {.capacity = padded_capacity(tokens_of(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
+    return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
+             sorted.counts},
+            {way.plan.permutation, sorted, stored(way.table)}};
+  }
+
+  at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
+    const at::Tensor rows = unpermute(spec_.target, y, back.regroup);
+    if (ranks() == 1) return unpermute(spec_.target, rows, back.permutation);
+    const RowTable table = loaded(back.row_table, back.permutation.rows.size(0)).turned();
+    return unpermute(spec_.target, RowsUnderWay(rows, table, spec_.experts, how_).finish(), back.permutation);
   }
 
  private:
   int ranks() const { return spec_.experts.experts.size(); }
   int rank() const { return spec_.experts.experts.index(); }
 
+  static int64_t tokens_of(const DispatchPlan& plan) { return plan.permutation.rows.size(0); }
+  // Rows of every expert from every rank, where they are padded to it; 0: as many as it has.
+  int64_t padded_capacity(int64_t tokens) const { return spec_.pads_to_capacity() ? spec_.capacity(tokens) : 0; }
+
   // Every part of an expert gets its rows: a copy for each rank of etp.
-  PermuteHow permute_how(const at::Tensor& experts, int64_t capacity) const {
+  PermuteHow permute_how(const at::Tensor& experts) const {
     PermuteHow how;
     how.num_experts = spec_.num_experts();
     how.chunk = spec_.local_experts();
     how.copies = spec_.experts.etp;
-    how.capacity = capacity;
-    how.num_rows = how.copies * (capacity > 0 ? spec_.num_experts() * capacity : experts.numel());
+    how.capacity = padded_capacity(experts.size(0));
+    how.num_rows = how.copies * (how.capacity > 0 ? spec_.num_experts() * how.capacity : experts.numel());
     return how;
   }
 
-  // [ranks, experts]: assignments of each rank.
-  at::Tensor all_counts(const at::Tensor& own) const {
-    return comm::all_gather(own.view({1, -1}), 0, spec_.experts.experts);
-  }
-
-  at::Tensor sent(const at::Tensor& x, const RowTable& table, const std::function<void()>& meanwhile) const {
-    if (ranks() > 1) return exchange(x, table, spec_.experts, way_, meanwhile);
-    if (meanwhile) meanwhile();
-    return x;
-  }
-
-  // The one point where the host waits. Values are missing on the meta device: there all experts get the same share.
-  RowTable row_table(const at::Tensor& counts, int64_t assignments, int64_t capacity) const {
-    const int64_t local = spec_.local_experts();
-    if (capacity > 0) return even_table(local * capacity, 0);
-    if (spec_.target.meta) {
-      const at::Tensor as_read = at::empty_like(counts);
-      return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
+  // The one point where the host waits.
+  RowTable row_table(const at::Tensor& counts, int64_t tokens) const {
+    if (const auto table = table_without_counts(tokens)) {
+      // What reading would make is made on the meta device too, whose bytes are counted.
+      if (!spec_.pads_to_capacity()) const at::Tensor as_read = at::empty_like(counts);
+      return *table;
     }
+    const int64_t local = spec_.local_experts();
     const at::Tensor on_host = cuda::read_on_host(spec_.target, counts);
     const int64_t* numbers = on_host.const_data_ptr<int64_t>();
     RowTable table(ranks());
@@ -99,6 +100,15 @@ class ExchangingDispatcher final : public Dispatcher {
       }
     }
     return table;
+  }
+
+  // Where it follows from the number of tokens: with padding; and on the meta device, which has no values, where all
+  // experts get the same share.
+  std::optional<RowTable> table_without_counts(int64_t tokens) const {
+    if (spec_.pads_to_capacity()) return even_table(spec_.local_experts() * spec_.capacity(tokens), 0);
+    if (!spec_.target.meta) return std::nullopt;
+    const int64_t assignments = tokens * spec_.topk();
+    return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
   }
 
   // The same number of rows to each, one more to the first `rest` ranks of ep.
@@ -122,13 +132,9 @@ class ExchangingDispatcher final : public Dispatcher {
     return out;
   }
 
-  RowTable loaded(const at::Tensor& stored, int64_t assignments) const {
+  RowTable loaded(const at::Tensor& stored, int64_t tokens) const {
+    if (spec_.target.meta) return *table_without_counts(tokens);
     const int n = ranks();
-    if (spec_.target.meta) {
-      if (spec_.pads_to_capacity())
-        return even_table(spec_.local_experts() * spec_.capacity(assignments / spec_.topk()), 0);
-      return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
-    }
     const int64_t* numbers = stored.const_data_ptr<int64_t>();
     RowTable table(n);
     for (int from = 0; from < n; ++from) {
@@ -137,13 +143,13 @@ class ExchangingDispatcher final : public Dispatcher {
     return table;
   }
 
-  ExchangeRows* way_;
+  const RowExchange& how_;
 };
 
 }  // namespace
 
-std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, ExchangeRows* way) {
-  return std::make_unique<ExchangingDispatcher>(std::move(spec), way);
+std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, const RowExchange& how) {
+  return std::make_unique<ExchangingDispatcher>(std::move(spec), how);
 }
 
 }  // namespace metroplex::moe

@@ -8,7 +8,7 @@
 
 namespace metroplex::moe {
 
-// `way`: how rows get from rank to rank.
-std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, ExchangeRows* way);
+// `how` outlives it.
+std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, const RowExchange& how);
 
 }  // namespace metroplex::moe

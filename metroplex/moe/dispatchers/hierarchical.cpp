@@ -4,7 +4,7 @@
 namespace metroplex::moe {
 
 std::unique_ptr<Dispatcher> make_hierarchical(DispatcherSpec spec) {
-  return make_exchanging(std::move(spec), exchange_by_node);
+  return make_exchanging(std::move(spec), kExchangeByNode);
 }
 
 }  // namespace metroplex::moe

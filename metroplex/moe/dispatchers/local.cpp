@@ -1,6 +1,5 @@
 // All experts are here: tokens are sorted by expert, and nothing travels. As many rows as there are assignments.
 #include "moe/dispatcher.h"
-#include "moe/permutation_values.h"
 
 namespace metroplex::moe {
 namespace {
@@ -8,19 +7,23 @@ namespace {
 class LocalDispatcher final : public Dispatcher {
  public:
   using Dispatcher::Dispatcher;
-  bool needs_host() const override { return false; }
 
-  Dispatched send(const at::Tensor& x, const Routing& routing, const std::function<void()>& meanwhile) override {
-    const Permutation p = permutation(spec_.target, routing.experts,
-                                      {.num_experts = spec_.num_experts(), .num_rows = routing.experts.numel()});
-    if (meanwhile) meanwhile();
-    Dispatched out{{permute(spec_.target, x, p), permute_probs(spec_.target, routing.probs, p), p.counts}, {}};
-    add_permutation(out.state, "dispatch", p);
-    return out;
+  DispatchPlan plan(const at::Tensor& experts) const override {
+    return {permutation(spec_.target, experts, {.num_experts = spec_.num_experts(), .num_rows = experts.numel()}),
+            {}};
   }
 
-  at::Tensor bring_back(const at::Tensor& y, const nn::Values& state) override {
-    return unpermute(spec_.target, y, permutation_in(state, "dispatch", spec_.topk()));
+  DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
+    return {std::move(plan), x, probs, {}, {}};
+  }
+
+  Dispatched finish_dispatch(DispatchUnderWay way) const override {
+    const Permutation& p = way.plan.permutation;
+    return {{permute(spec_.target, way.x, p), permute_probs(spec_.target, way.probs, p), p.counts}, {p, {}, {}}};
+  }
+
+  at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
+    return unpermute(spec_.target, y, back.permutation);
   }
 };
 

@@ -11,6 +11,7 @@
 #include "moe/balance.h"
 #include "moe/permutation.h"
 #include "moe/routing.h"
+#include "moe/dense_routing.h"
 
 namespace metroplex::conformance {
 namespace {

@@ -10,19 +10,27 @@
 
 namespace metroplex::train {
 
-enum class WayKind { sequence, remainders, sharding, micro_batch, recompute, optimizer_offload, activation_offload };
+enum class OptionKind {
+  sequence,
+  remainders,
+  sharding,
+  micro_batch,
+  recompute,
+  optimizer_offload,
+  activation_offload
+};
 
-struct WayLevel {
+struct OptionLevel {
   std::vector<std::string> settings;  // "parallel.sequence_parallel=true"
   std::string what;                   // in words
 };
 
-struct WayList {
-  WayKind kind;
-  std::vector<WayLevel> levels;
+struct OptionLevels {
+  OptionKind kind;
+  std::vector<OptionLevel> levels;
 };
 
 // What `config`, resolved, does not do already. `gpu`: where ranks compute.
-std::vector<WayList> way_lists(const config::Config& config, bool gpu);
+std::vector<OptionLevels> option_levels(const config::Config& config, bool gpu);
 
 }  // namespace metroplex::train

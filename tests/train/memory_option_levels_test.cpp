@@ -1,5 +1,5 @@
-// The ways out that are offered: of recomputation only what the model has and the rules allow.
-#include "train/way_list.h"
+// The options out that are offered: of recomputation only what the model has and the rules allow.
+#include "train/memory_option_levels.h"
 
 #include <algorithm>
 #include <set>
@@ -9,7 +9,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 
-namespace metroplex::test::way_list_test {
+namespace metroplex::test::memory_option_levels_test {
 namespace {
 
 config::Config with(const std::vector<std::string>& overrides) {
@@ -19,12 +19,12 @@ config::Config with(const std::vector<std::string>& overrides) {
       overrides);
 }
 
-// Modules of selective recomputation in any of the ways; each way must be a configuration that runs.
+// Modules of selective recomputation in any of the options; each option must be a configuration that runs.
 std::set<std::string> modules_offered(const std::vector<std::string>& overrides) {
   std::set<std::string> modules;
-  for (const train::WayList& list : train::way_lists(config::resolved(with(overrides), 1), false)) {
-    if (list.kind != train::WayKind::recompute) continue;
-    for (const train::WayLevel& level : list.levels) {
+  for (const train::OptionLevels& list : train::option_levels(config::resolved(with(overrides), 1), false)) {
+    if (list.kind != train::OptionKind::recompute) continue;
+    for (const train::OptionLevel& level : list.levels) {
       std::vector<std::string> all = overrides;
       all.insert(all.end(), level.settings.begin(), level.settings.end());
       const config::Config c = with(all);
@@ -37,7 +37,7 @@ std::set<std::string> modules_offered(const std::vector<std::string>& overrides)
 
 using Set = std::set<std::string>;
 
-TEST(WayList, OffersToRecomputeWhatTheModelHas) {
+TEST(OptionLevels, OffersToRecomputeWhatTheModelHas) {
   const Set dense{"activation", "core_attn", "layernorm", "mlp"};
   EXPECT_EQ(modules_offered({}), dense);
   EXPECT_EQ(modules_offered({"model.num_moe_experts=4"}), (Set{"core_attn", "layernorm", "moe", "moe_act"}));
@@ -50,4 +50,4 @@ TEST(WayList, OffersToRecomputeWhatTheModelHas) {
 }
 
 }  // namespace
-}  // namespace metroplex::test::way_list_test
+}  // namespace metroplex::test::memory_option_levels_test

@@ -1,4 +1,4 @@
-#include "train/way_list.h"
+#include "train/memory_option_levels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,18 +9,19 @@
 namespace metroplex::train {
 namespace {
 
-WayList sequence_ways(const config::Config& c) {
-  if (c.parallel.tp() == 1 || c.parallel.sequence_parallel) return {WayKind::sequence, {}};
-  return {WayKind::sequence, {{{"parallel.sequence_parallel=true"}, "cut the sequence over tensor-parallel ranks"}}};
+OptionLevels sequence_levels(const config::Config& c) {
+  if (c.parallel.tp() == 1 || c.parallel.sequence_parallel) return {OptionKind::sequence, {}};
+  return {OptionKind::sequence,
+          {{{"parallel.sequence_parallel=true"}, "cut the sequence over tensor-parallel ranks"}}};
 }
 
-WayList remainders_ways(const config::Config& c) {
-  if (c.optim.store_param_remainders) return {WayKind::remainders, {}};
-  return {WayKind::remainders, {{{"optim.store_param_remainders=true"}, "keep remainders for main parameters"}}};
+OptionLevels remainders_levels(const config::Config& c) {
+  if (c.optim.store_param_remainders) return {OptionKind::remainders, {}};
+  return {OptionKind::remainders, {{{"optim.store_param_remainders=true"}, "keep remainders for main parameters"}}};
 }
 
-WayList sharding_ways(const config::Config& c) {
-  WayList list{WayKind::sharding, {}};
+OptionLevels sharding_levels(const config::Config& c) {
+  OptionLevels list{OptionKind::sharding, {}};
   for (const auto& word : config::kWords<config::ShardingStrategy>) {
     const int stage = config::sharding_of(word.value).stage();
     if (stage <= c.parallel.sharding().stage()) continue;
@@ -31,11 +32,11 @@ WayList sharding_ways(const config::Config& c) {
 }
 
 // The batch stays: where it was left to follow from the microbatch, it is written out.
-WayList micro_batch_ways(const config::Config& c) {
-  WayList list{WayKind::micro_batch, {}};
+OptionLevels micro_batch_levels(const config::Config& c) {
+  OptionLevels list{OptionKind::micro_batch, {}};
   for (int64_t size = c.train.micro_batch_size; size > 1 && size % 2 == 0;) {
     size /= 2;
-    WayLevel level{{"train.micro_batch_size=" + std::to_string(size)}, "microbatches of " + std::to_string(size)};
+    OptionLevel level{{"train.micro_batch_size=" + std::to_string(size)}, "microbatches of " + std::to_string(size)};
     if (c.train.global_batch_size > 0)
       level.settings.push_back("train.global_batch_size=" + std::to_string(c.train.global_batch_size));
     list.levels.push_back(level);
@@ -62,7 +63,7 @@ bool recomputable(const config::Model& m, const std::string& module) {
   return true;
 }
 
-void add_selective(const config::Config& c, WayList& list) {
+void add_selective(const config::Config& c, OptionLevels& list) {
   static const std::vector<std::set<std::string>> kSets = {{"layernorm"},
                                                            {"activation", "moe_act"},
                                                            {"core_attn"},
@@ -86,16 +87,16 @@ void add_selective(const config::Config& c, WayList& list) {
 
 // Chunks of one layer keep the most inputs and make the least again at a time; those of the root of all balance the
 // two (Chen et al., arXiv:1604.06174).
-WayList recompute_ways(const config::Config& c) {
-  WayList list{WayKind::recompute, {}};
+OptionLevels recompute_levels(const config::Config& c) {
+  OptionLevels list{OptionKind::recompute, {}};
   if (!c.memory.recomputes_all()) add_selective(c, list);
   const auto layers = static_cast<double>(c.model.num_layers / (c.parallel.pp() * c.parallel.vpp()));
   for (const int64_t chunk : std::set<int64_t>{1, std::max<int64_t>(1, std::llround(std::sqrt(layers)))}) {
     for (const bool cut : {false, true}) {
       if (cut && (c.parallel.tp() == 1 || c.parallel.sequence_parallel)) continue;
-      WayLevel level{{"memory.recompute_granularity=full", "memory.recompute_method=uniform",
-                      "memory.recompute_num_layers=" + std::to_string(chunk)},
-                     "recompute whole layers"};
+      OptionLevel level{{"memory.recompute_granularity=full", "memory.recompute_method=uniform",
+                         "memory.recompute_num_layers=" + std::to_string(chunk)},
+                        "recompute whole layers"};
       if (chunk > 1) level.what += ", " + std::to_string(chunk) + " at a time";
       if (!c.memory.recompute_modules.empty()) level.settings.push_back("memory.recompute_modules=");
       if (cut) level.settings.push_back("memory.distribute_saved_activations=true");
@@ -106,13 +107,13 @@ WayList recompute_ways(const config::Config& c) {
   return list;
 }
 
-WayList optimizer_offload_ways(const config::Config& c, bool gpu) {
-  if (!gpu || c.optim.optimizer_cpu_offload) return {WayKind::optimizer_offload, {}};
-  return {WayKind::optimizer_offload, {{{"optim.optimizer_cpu_offload=true"}, "optimizer in host memory"}}};
+OptionLevels optimizer_offload_levels(const config::Config& c, bool gpu) {
+  if (!gpu || c.optim.optimizer_cpu_offload) return {OptionKind::optimizer_offload, {}};
+  return {OptionKind::optimizer_offload, {{{"optim.optimizer_cpu_offload=true"}, "optimizer in host memory"}}};
 }
 
-WayList activation_offload_ways(const config::Config& c) {
-  WayList list{WayKind::activation_offload, {}};
+OptionLevels activation_offload_levels(const config::Config& c) {
+  OptionLevels list{OptionKind::activation_offload, {}};
   if (c.memory.offload_activations != config::Offload::none) return list;
   list.levels = {{{"memory.offload_activations=host"}, "activations in host memory"},
                  {{"memory.offload_activations=file"}, "activations in a file"}};
@@ -121,10 +122,10 @@ WayList activation_offload_ways(const config::Config& c) {
 
 }  // namespace
 
-std::vector<WayList> way_lists(const config::Config& c, bool gpu) {
-  return {sequence_ways(c),          remainders_ways(c), sharding_ways(c),
-          micro_batch_ways(c),       recompute_ways(c),  optimizer_offload_ways(c, gpu),
-          activation_offload_ways(c)};
+std::vector<OptionLevels> option_levels(const config::Config& c, bool gpu) {
+  return {sequence_levels(c),          remainders_levels(c), sharding_levels(c),
+          micro_batch_levels(c),       recompute_levels(c),  optimizer_offload_levels(c, gpu),
+          activation_offload_levels(c)};
 }
 
 }  // namespace metroplex::train

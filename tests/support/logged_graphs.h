@@ -1,13 +1,41 @@
-#include "cuda/graph/logged_graphs.h"
+// Tapes that are captured once and replayed as ever, and remember in which order: whether graphs that share pools, as
+// those of live sets do, found in every replay what they found at the capture.
+#pragma once
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <set>
+#include <vector>
 
 #include "base/error.h"
 #include "cuda/graph/tape_buffers.h"
+#include "cuda/graph/tape_findings.h"
+#include "cuda/graph/tape_graph.h"
 
 namespace metroplex::cuda {
+
+class LoggedGraphs final : public GraphDevice {
+ public:
+  // `recorder` is told of what is captured, and outlives it.
+  explicit LoggedGraphs(TapeRecorder& recorder) : recorder_(recorder) {}
+
+  std::shared_ptr<GraphPool> make_pool() override { return std::make_shared<TapePool>(); }
+  std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) override;
+  TapeRecorder* recorder() override { return &recorder_; }
+  void run_on_capture_stream(const std::function<void()>& work) override { work(); }
+
+  // Of what each tape shows, and of the replays so far; while the graphs live. A graph that is captured again counts
+  // from then on.
+  std::vector<Finding> findings() const;
+  size_t replays() const { return replays_.size(); }
+
+ private:
+  class Logged;
+  TapeRecorder& recorder_;
+  std::vector<const Logged*> captured_;  // in order
+  std::vector<const Logged*> replays_;
+};
 
 class LoggedGraphs::Logged final : public Graph {
  public:
@@ -38,13 +66,13 @@ class LoggedGraphs::Logged final : public Graph {
   TapeGraph graph_;
 };
 
-std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
+inline std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
   auto tape_pool = std::dynamic_pointer_cast<TapePool>(std::move(pool));
   MPX_ASSERT(tape_pool, "a pool of another device");
   return std::make_unique<Logged>(*this, std::move(tape_pool));
 }
 
-std::vector<Finding> LoggedGraphs::findings() const {
+inline std::vector<Finding> LoggedGraphs::findings() const {
   std::vector<Finding> found;
   const auto add = [&](std::vector<Finding> more) {
     found.insert(found.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));

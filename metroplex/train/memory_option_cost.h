@@ -1,5 +1,5 @@
 // What another setting costs in time, about: the operations and the bytes of a step that it adds, as a share of the
-// step's operations. It orders ways out, no more.
+// step's operations. It orders memory options, no more.
 #pragma once
 
 #include "train/fit.h"

@@ -11,6 +11,6 @@
 namespace metroplex::comm {
 
 // `recorder` (may be null) is told of every call of the group, and of no wait: there is none.
-std::shared_ptr<GroupBackend> make_echo_backend(std::string group, int size, cuda::Recorder* recorder);
+std::shared_ptr<GroupBackend> make_mirror_backend(std::string group, int size, cuda::Recorder* recorder);
 
 }  // namespace metroplex::comm

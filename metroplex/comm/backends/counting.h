@@ -33,7 +33,7 @@ class Traffic {
 };
 
 // `inner` null: outputs stay as they are.
-std::shared_ptr<GroupBackend> make_sim_backend(std::string group, std::shared_ptr<Traffic> traffic,
-                                               std::shared_ptr<GroupBackend> inner = nullptr);
+std::shared_ptr<GroupBackend> make_counting_backend(std::string group, std::shared_ptr<Traffic> traffic,
+                                                    std::shared_ptr<GroupBackend> inner = nullptr);
 
 }  // namespace metroplex::comm

@@ -1,4 +1,4 @@
-#include "comm/backends/echo.h"
+#include "comm/backends/mirror.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -7,9 +7,9 @@
 namespace metroplex::comm {
 namespace {
 
-class EchoBackend final : public GroupBackend {
+class MirrorBackend final : public GroupBackend {
  public:
-  EchoBackend(std::string group, int size, cuda::Recorder* recorder)
+  MirrorBackend(std::string group, int size, cuda::Recorder* recorder)
       : group_(std::move(group)), size_(size), recorder_(recorder) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp /*op*/) override {
@@ -47,8 +47,8 @@ class EchoBackend final : public GroupBackend {
 
 }  // namespace
 
-std::shared_ptr<GroupBackend> make_echo_backend(std::string group, int size, cuda::Recorder* recorder) {
-  return std::make_shared<EchoBackend>(std::move(group), size, recorder);
+std::shared_ptr<GroupBackend> make_mirror_backend(std::string group, int size, cuda::Recorder* recorder) {
+  return std::make_shared<MirrorBackend>(std::move(group), size, recorder);
 }
 
 }  // namespace metroplex::comm

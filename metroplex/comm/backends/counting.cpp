@@ -1,4 +1,4 @@
-#include "comm/backends/sim.h"
+#include "comm/backends/counting.h"
 
 namespace metroplex::comm {
 
@@ -29,9 +29,9 @@ namespace {
 
 int64_t num_bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-class SimBackend final : public GroupBackend {
+class CountingBackend final : public GroupBackend {
  public:
-  SimBackend(std::string group, std::shared_ptr<Traffic> traffic, std::shared_ptr<GroupBackend> inner)
+  CountingBackend(std::string group, std::shared_ptr<Traffic> traffic, std::shared_ptr<GroupBackend> inner)
       : group_(std::move(group)), traffic_(std::move(traffic)), inner_(std::move(inner)) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -77,9 +77,9 @@ class SimBackend final : public GroupBackend {
 
 }  // namespace
 
-std::shared_ptr<GroupBackend> make_sim_backend(std::string group, std::shared_ptr<Traffic> traffic,
-                                               std::shared_ptr<GroupBackend> inner) {
-  return std::make_shared<SimBackend>(std::move(group), std::move(traffic), std::move(inner));
+std::shared_ptr<GroupBackend> make_counting_backend(std::string group, std::shared_ptr<Traffic> traffic,
+                                                    std::shared_ptr<GroupBackend> inner) {
+  return std::make_shared<CountingBackend>(std::move(group), std::move(traffic), std::move(inner));
 }
 
 }  // namespace metroplex::comm

@@ -1,4 +1,4 @@
-#include "train/ways_out.h"
+#include "train/memory_options.h"
 
 #include <algorithm>
 #include <array>
@@ -10,15 +10,15 @@
 
 #include "config/load.h"
 #include "config/validate.h"
-#include "train/way_cost.h"
-#include "train/way_list.h"
+#include "train/memory_option_cost.h"
+#include "train/memory_option_levels.h"
 
 namespace metroplex::train {
 namespace {
 
-using Chosen = std::map<WayKind, const WayLevel*>;
+using Chosen = std::map<OptionKind, const OptionLevel*>;
 
-// Of a rank, on its place, by what they are for.
+// Of a rank, in its domain, by what they are for.
 using Bytes = std::array<double, 8>;
 constexpr size_t kActivations = 4;
 
@@ -33,9 +33,9 @@ Bytes bytes_of(const RankFigures& rank, bool gpu) {
 }
 
 struct Tried {
-  WayOut way;
-  WayKind kind = WayKind::recompute;
-  const WayLevel* level = nullptr;
+  MemoryOption option;
+  OptionKind kind = OptionKind::recompute;
+  const OptionLevel* level = nullptr;
   Bytes bytes{};  // of the rank that holds most now
 };
 
@@ -46,18 +46,19 @@ class Search {
         now_(now),
         predict_(predict),
         yaml_(config::dump(request.config)),
-        lists_(way_lists(request.config, request.places.gpu)) {
+        lists_(option_levels(request.config, request.domains.gpu)) {
     for (const size_t i : std::set<size_t>{now.worst, 0, now.ranks.size() - 1}) sample_.push_back(&now.ranks[i]);
   }
 
-  WaysOut run() {
-    for (const WayList& list : lists_) {
-      for (const WayLevel& level : list.levels) {
+  MemoryOptions run() {
+    for (const OptionLevels& list : lists_) {
+      for (const OptionLevel& level : list.levels) {
         Bytes bytes{};
-        if (auto way = attempt({{list.kind, &level}}, &bytes)) tried_.push_back({*way, list.kind, &level, bytes});
+        if (auto option = attempt({{list.kind, &level}}, &bytes))
+          tried_.push_back({*option, list.kind, &level, bytes});
       }
     }
-    WaysOut out;
+    MemoryOptions out;
     out.single = best_of_kinds();
     const bool enough = !out.single.empty() && out.single.front().fits;
     out.together = cheapest_several(enough ? out.single.front().cost : std::numeric_limits<double>::infinity());
@@ -68,12 +69,12 @@ class Search {
 
  private:
   // The request with these settings; nothing where the rules refuse them.
-  std::optional<FitRequest> changed(const Chosen& chosen, WayOut& way) const {
+  std::optional<FitRequest> changed(const Chosen& chosen, MemoryOption& option) const {
     for (const auto& [kind, level] : chosen) {
-      way.settings.insert(way.settings.end(), level->settings.begin(), level->settings.end());
-      way.what += (way.what.empty() ? "" : "; ") + level->what;
+      option.settings.insert(option.settings.end(), level->settings.begin(), level->settings.end());
+      option.what += (option.what.empty() ? "" : "; ") + level->what;
     }
-    const config::Config config = config::parse(yaml_, way.settings);
+    const config::Config config = config::parse(yaml_, option.settings);
     if (!config::violations(config, request_.world_size).empty()) return std::nullopt;
     FitRequest out = request_;
     out.config = config::resolved(config, request_.world_size);
@@ -82,112 +83,114 @@ class Search {
 
   // Looks at a few ranks only; `bytes` are those of the rank that holds most now. Nothing for what is refused or
   // saves less than a thousandth.
-  std::optional<WayOut> attempt(const Chosen& chosen, Bytes* bytes = nullptr) {
-    WayOut way;
-    const auto request = changed(chosen, way);
+  std::optional<MemoryOption> attempt(const Chosen& chosen, Bytes* bytes = nullptr) {
+    MemoryOption option;
+    const auto request = changed(chosen, option);
     if (!request) return std::nullopt;
     double before = 0, after = 0;
     for (const RankFigures* rank : sample_) {
       const RankFigures then = figures_of(*request, rank->rank, predict_);
       before += static_cast<double>(rank->peak);
       after += static_cast<double>(then.peak);
-      way.need = std::max(way.need, then.peak);
+      option.need = std::max(option.need, then.peak);
       if (rank != &now_.worst_rank()) continue;
-      way.cost = added_cost(request_, *rank, *request, then);
-      if (bytes != nullptr) *bytes = bytes_of(then, request_.places.gpu);
+      option.cost = added_cost(request_, *rank, *request, then);
+      if (bytes != nullptr) *bytes = bytes_of(then, request_.domains.gpu);
     }
-    if (request_.places.ranks_each > 1) way.need = std::llround(static_cast<double>(now_.need) * after / before);
-    return judged(way) ? std::optional(way) : std::nullopt;
+    if (request_.domains.ranks_each > 1) option.need = std::llround(static_cast<double>(now_.need) * after / before);
+    return judged(option) ? std::optional(option) : std::nullopt;
   }
 
   // Looks at every rank: with other sharding these are others than those of the sample.
-  std::optional<WayOut> confirmed(WayOut way, const Chosen& chosen) const {
-    WayOut again;
-    way.need = fit(*changed(chosen, again), predict_).need;
-    return judged(way) ? std::optional(way) : std::nullopt;
+  std::optional<MemoryOption> confirmed(MemoryOption option, const Chosen& chosen) const {
+    MemoryOption again;
+    option.need = fit(*changed(chosen, again), predict_).need;
+    return judged(option) ? std::optional(option) : std::nullopt;
   }
 
-  bool judged(WayOut& way) const {
-    way.saves = now_.need - way.need;
-    way.fits = !now_.have || way.need <= *now_.have;
-    return way.saves > now_.need / 1000;
+  bool judged(MemoryOption& option) const {
+    option.saves = now_.need - option.need;
+    option.fits = !now_.have || option.need <= *now_.have;
+    return option.saves > now_.need / 1000;
   }
 
   static bool better(const Tried& a, const Tried& b) {
-    if (a.way.fits != b.way.fits) return a.way.fits;
-    if (a.way.fits && a.way.cost != b.way.cost) return a.way.cost < b.way.cost;
-    return a.way.need < b.way.need;
+    if (a.option.fits != b.option.fits) return a.option.fits;
+    if (a.option.fits && a.option.cost != b.option.cost) return a.option.cost < b.option.cost;
+    return a.option.need < b.option.need;
   }
 
   // The best of every kind ahead of the others of that kind.
-  std::vector<WayOut> best_of_kinds() {
+  std::vector<MemoryOption> best_of_kinds() {
     std::vector<Tried> sorted = tried_, first, second;
     std::stable_sort(sorted.begin(), sorted.end(), better);
-    std::set<WayKind> seen;
+    std::set<OptionKind> seen;
     for (const Tried& one : sorted) (seen.insert(one.kind).second ? first : second).push_back(one);
-    const auto split = std::stable_partition(first.begin(), first.end(), [](const Tried& t) { return t.way.fits; });
+    const auto split =
+        std::stable_partition(first.begin(), first.end(), [](const Tried& t) { return t.option.fits; });
     first.insert(split, second.begin(),
-                 std::find_if(second.begin(), second.end(), [](const Tried& t) { return !t.way.fits; }));
-    std::vector<WayOut> out;
+                 std::find_if(second.begin(), second.end(), [](const Tried& t) { return !t.option.fits; }));
+    std::vector<MemoryOption> out;
     for (const Tried& one : first) {
       if (out.size() == 3) break;
-      if (const auto way = confirmed(one.way, {{one.kind, one.level}})) out.push_back(*way);
+      if (const auto option = confirmed(one.option, {{one.kind, one.level}})) out.push_back(*option);
     }
-    std::stable_sort(out.begin(), out.end(), [](const WayOut& a, const WayOut& b) {
+    std::stable_sort(out.begin(), out.end(), [](const MemoryOption& a, const MemoryOption& b) {
       return a.fits != b.fits ? a.fits : a.fits && a.cost < b.cost;
     });
     return out;
   }
 
-  double cost_of(WayKind kind, const WayLevel* level) const {
+  double cost_of(OptionKind kind, const OptionLevel* level) const {
     for (const Tried& one : tried_) {
-      if (one.kind == kind && one.level == level) return one.way.cost;
+      if (one.kind == kind && one.level == level) return one.option.cost;
     }
     return 0;
   }
 
   // Takes of every kind what leaves least alone, in that order, as far as it helps beside what was taken before.
-  std::optional<WayOut> all_that_help(Chosen& chosen) {
+  std::optional<MemoryOption> all_that_help(Chosen& chosen) {
     std::vector<Tried> sorted = tried_;
     std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const Tried& a, const Tried& b) { return a.way.need < b.way.need; });
-    std::optional<WayOut> best;
+                     [](const Tried& a, const Tried& b) { return a.option.need < b.option.need; });
+    std::optional<MemoryOption> best;
     for (const Tried& one : sorted) {
       if (chosen.contains(one.kind) || (best && best->fits)) continue;
       Chosen more = chosen;
       more[one.kind] = one.level;
-      const auto way = attempt(more);
-      if (!way || (best && way->need >= best->need)) continue;
-      best = way;
+      const auto option = attempt(more);
+      if (!option || (best && option->need >= best->need)) continue;
+      best = option;
       chosen = more;
     }
     return best;
   }
 
   // Leaves out, or takes cheaper, what is not needed to fit; the dearest first.
-  WayOut relaxed(Chosen& chosen, WayOut best) {
-    std::vector<WayKind> kinds;
+  MemoryOption relaxed(Chosen& chosen, MemoryOption best) {
+    std::vector<OptionKind> kinds;
     for (const auto& [kind, level] : chosen) kinds.push_back(kind);
     std::stable_sort(kinds.begin(), kinds.end(),
-                     [&](WayKind a, WayKind b) { return cost_of(a, chosen.at(a)) > cost_of(b, chosen.at(b)); });
-    for (const WayKind kind : kinds) {
-      std::vector<const WayLevel*> levels{nullptr};
+                     [&](OptionKind a, OptionKind b) { return cost_of(a, chosen.at(a)) > cost_of(b, chosen.at(b)); });
+    for (const OptionKind kind : kinds) {
+      std::vector<const OptionLevel*> levels{nullptr};
       bool milder = true;  // levels stand in the order of what they do
       for (const Tried& one : tried_) {
         if (one.kind != kind) continue;
         milder = milder && one.level != chosen.at(kind);
         const double most = cost_of(kind, chosen.at(kind));
-        if (one.way.cost < most || (milder && one.way.cost == most)) levels.push_back(one.level);
+        if (one.option.cost < most || (milder && one.option.cost == most)) levels.push_back(one.level);
       }
-      std::stable_sort(levels.begin() + 1, levels.end(),
-                       [&](const WayLevel* a, const WayLevel* b) { return cost_of(kind, a) < cost_of(kind, b); });
-      for (const WayLevel* level : levels) {
+      std::stable_sort(levels.begin() + 1, levels.end(), [&](const OptionLevel* a, const OptionLevel* b) {
+        return cost_of(kind, a) < cost_of(kind, b);
+      });
+      for (const OptionLevel* level : levels) {
         Chosen less = chosen;
         level == nullptr ? static_cast<void>(less.erase(kind)) : static_cast<void>(less[kind] = level);
-        const auto way = attempt(less);
-        if (!way || !way->fits) continue;
+        const auto option = attempt(less);
+        if (!option || !option->fits) continue;
         chosen = less;
-        best = *way;
+        best = *option;
         break;
       }
     }
@@ -202,7 +205,7 @@ class Search {
   // Of every kind of bytes each setting leaves its share, whatever the others leave. Moving activations away costs by
   // what of them is left to move.
   Several estimated(std::vector<const Tried*> taken) const {
-    const Bytes before = bytes_of(now_.worst_rank(), request_.places.gpu);
+    const Bytes before = bytes_of(now_.worst_rank(), request_.domains.gpu);
     Bytes after = before;
     for (const Tried* one : taken) {
       for (size_t i = 0; i < after.size(); ++i)
@@ -212,7 +215,7 @@ class Search {
     for (const Tried* one : out.taken) {
       const double alone = one->bytes[kActivations] / std::max(1.0, before[kActivations]);
       const double others = alone > 0 ? after[kActivations] / std::max(1.0, before[kActivations]) / alone : 0;
-      out.cost += one->way.cost * (one->kind == WayKind::activation_offload ? others : 1);
+      out.cost += one->option.cost * (one->kind == OptionKind::activation_offload ? others : 1);
     }
     const double all = std::accumulate(before.begin(), before.end(), 0.0);
     out.need = static_cast<double>(now_.need) * std::accumulate(after.begin(), after.end(), 0.0) / std::max(1.0, all);
@@ -222,7 +225,7 @@ class Search {
   // Every choice of one setting each of two or more kinds.
   std::vector<Several> all_of_several() const {
     std::vector<std::vector<const Tried*>> chosen{{}};
-    for (const WayList& list : lists_) {
+    for (const OptionLevels& list : lists_) {
       const size_t before = chosen.size();
       for (size_t i = 0; i < before; ++i) {
         for (const Tried& one : tried_) {
@@ -241,7 +244,7 @@ class Search {
 
   // Several settings that fit together for less than `most` of a step. Of those that are estimated to fit, nearly,
   // the first few by their estimated cost are predicted.
-  std::optional<WayOut> cheapest_several(double most) {
+  std::optional<MemoryOption> cheapest_several(double most) {
     constexpr int kLooks = 24;
     constexpr double kNearly = 1.05, kDearer = 1.3;  // what one setting costs may fall by another
     if (!now_.have) return std::nullopt;
@@ -250,7 +253,7 @@ class Search {
     std::stable_sort(candidates.begin(), candidates.end(), [](const Several& x, const Several& y) {
       return x.cost != y.cost ? x.cost < y.cost : x.taken.size() < y.taken.size();
     });
-    std::optional<WayOut> best;
+    std::optional<MemoryOption> best;
     Chosen best_chosen;
     int looks = 0;
     for (const Several& several : candidates) {
@@ -258,39 +261,39 @@ class Search {
       ++looks;
       Chosen chosen;
       for (const Tried* one : several.taken) chosen[one->kind] = one->level;
-      const auto way = attempt(chosen);
-      if (!way || !way->fits || way->cost >= most) continue;
-      most = way->cost;
-      best = way;
+      const auto option = attempt(chosen);
+      if (!option || !option->fits || option->cost >= most) continue;
+      most = option->cost;
+      best = option;
       best_chosen = chosen;
     }
     if (best) best = confirmed(*best, best_chosen);
     return best && best->fits ? best : std::nullopt;
   }
 
-  std::optional<WayOut> together() {
+  std::optional<MemoryOption> together() {
     Chosen all;
     const auto most = all_that_help(all);
     if (!most || all.size() < 2) return std::nullopt;
     if (!most->fits) return confirmed(*most, all);
     Chosen fewer = all;
-    const WayOut least = relaxed(fewer, *most);
-    const auto way = confirmed(least, fewer);
-    return way && way->fits ? way : confirmed(*most, all);
+    const MemoryOption least = relaxed(fewer, *most);
+    const auto option = confirmed(least, fewer);
+    return option && option->fits ? option : confirmed(*most, all);
   }
 
   const FitRequest& request_;
   const Fit& now_;
   const Predictor& predict_;
   std::string yaml_;
-  std::vector<WayList> lists_;
+  std::vector<OptionLevels> lists_;
   std::vector<const RankFigures*> sample_;
   std::vector<Tried> tried_;
 };
 
 }  // namespace
 
-WaysOut ways_out(const FitRequest& request, const Fit& now, const Predictor& predict) {
+MemoryOptions memory_options(const FitRequest& request, const Fit& now, const Predictor& predict) {
   return Search(request, now, predict).run();
 }
 

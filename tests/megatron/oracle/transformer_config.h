@@ -64,6 +64,9 @@ struct TransformerConfig : config::TransformerSettings {
   ExpertOptions expert_options;
 };
 
+// What it refuses of graphs beyond config::graph_violations. `settings` has been migrated (megatron/cuda_graphs.h).
+std::vector<config::Violation> graph_violations(const TransformerConfig& settings);
+
 // All rules that it breaks.
 std::vector<config::Violation> violations(const TransformerConfig& settings);
 

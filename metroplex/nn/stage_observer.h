@@ -7,7 +7,7 @@ namespace metroplex::nn {
 enum class Pass { forward, backward };
 
 // Whose turn it is. A forward that backward repeats (recompute) is a forward.
-struct Turn {
+struct IslandEvent {
   Pass pass = Pass::forward;
   int block = 0;     // counted within one stage
   int next = -1;     // the block whose turn comes after this one in the same call of the stage; -1: none
@@ -17,11 +17,11 @@ struct Turn {
   bool enters_block = true, leaves_block = true;
 };
 
-class Moments {
+class StageObserver {
  public:
-  virtual ~Moments() = default;
-  virtual void before(const Turn& turn) = 0;
-  virtual void after(const Turn& turn) = 0;
+  virtual ~StageObserver() = default;
+  virtual void before(const IslandEvent& event) = 0;
+  virtual void after(const IslandEvent& event) = 0;
 };
 
 }  // namespace metroplex::nn

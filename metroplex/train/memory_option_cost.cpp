@@ -1,4 +1,4 @@
-#include "train/way_cost.h"
+#include "train/memory_option_cost.h"
 
 #include <algorithm>
 
@@ -81,7 +81,7 @@ double added_cost(const FitRequest& now, const RankFigures& before, const FitReq
       m.recompute_granularity != old.recompute_granularity || m.recompute_modules != old.recompute_modules;
   // What is made again is written and read once more.
   if (again) is.memory += 2 * less * static_cast<double>(most_microbatches(then.config, then.world_size));
-  const Rates& rates = now.places.gpu ? kGpuRates : kCpuRates;
+  const Rates& rates = now.domains.gpu ? kGpuRates : kCpuRates;
   const double more = after.prediction.flops - before.prediction.flops + is.operations(rates) - was.operations(rates);
   return std::max(0.0, more / std::max(1.0, before.prediction.flops));
 }

@@ -1,4 +1,4 @@
-#include "megatron/transformer_config.h"
+#include "megatron/oracle/transformer_config.h"
 
 #include <algorithm>
 

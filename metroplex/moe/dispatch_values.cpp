@@ -1,0 +1,61 @@
+#include "moe/dispatch_values.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+
+namespace metroplex::moe {
+namespace {
+
+constexpr const char *kPlanRows = "dispatch_plan_rows", *kPlanSource = "dispatch_plan_source",
+                     *kPlanCounts = "dispatch_plan_counts", *kRankCounts = "dispatch_rank_counts";
+constexpr const char *kRows = "combine_rows", *kSource = "combine_source", *kRegroupRows = "combine_regroup_rows",
+                     *kRegroupSource = "combine_regroup_source", *kRowTable = "combine_row_table";
+
+void add(nn::Values& values, const char* name, const at::Tensor& x) {
+  if (x.defined()) values.add(name, x);
+}
+
+at::Tensor found(const nn::Values& values, const char* name) {
+  return values.has(name) ? values.tensor(name) : at::Tensor();
+}
+
+}  // namespace
+
+void add_plan(nn::Values& values, const DispatchPlan& plan) {
+  add(values, kPlanRows, plan.permutation.rows);
+  add(values, kPlanSource, plan.permutation.source);
+  add(values, kPlanCounts, plan.permutation.counts);
+  add(values, kRankCounts, plan.rank_counts);
+}
+
+void add_plan(nn::Values& values, const CombinePlan& plan) {
+  add(values, kRows, plan.permutation.rows);
+  add(values, kSource, plan.permutation.source);
+  add(values, kRegroupRows, plan.regroup.rows);
+  add(values, kRegroupSource, plan.regroup.source);
+  add(values, kRowTable, plan.row_table);
+}
+
+DispatchPlan dispatch_plan_in(const nn::Values& values, int64_t topk) {
+  return {{found(values, kPlanRows), found(values, kPlanSource), found(values, kPlanCounts), topk},
+          found(values, kRankCounts)};
+}
+
+CombinePlan combine_plan_in(const nn::Values& values, int64_t topk) {
+  return {{found(values, kRows), found(values, kSource), {}, topk},
+          {found(values, kRegroupRows), found(values, kRegroupSource), {}, 1},
+          found(values, kRowTable)};
+}
+
+nn::Values without_dispatch_plan(const nn::Values& values) {
+  constexpr std::string_view kNames[] = {kPlanRows, kPlanSource, kPlanCounts, kRankCounts};
+  nn::Values out;
+  for (const nn::Values::Entry& entry : values) {
+    if (std::find(std::begin(kNames), std::end(kNames), entry.name) == std::end(kNames))
+      out.add(entry.name, entry.value);
+  }
+  return out;
+}
+
+}  // namespace metroplex::moe

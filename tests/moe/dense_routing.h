@@ -1,0 +1,31 @@
+// Megatron-LM's forms of a routing: a number or a bool for every token and expert.
+#pragma once
+
+#include <ATen/ops/zeros.h>
+
+#include "moe/routing.h"
+
+namespace metroplex::moe {
+
+// [T, E] of probabilities (differentiable), 0 elsewhere, and bool.
+inline at::Tensor dense_probs(const Routing& routing, int64_t num_experts) {
+  const at::Tensor places = routing.experts + 1;
+  return at::zeros({places.size(0), num_experts + 1}, routing.probs.options())
+      .scatter(1, places, routing.probs)
+      .narrow(1, 1, num_experts);
+}
+
+inline at::Tensor dense_map(const at::Tensor& experts, int64_t num_experts) {
+  return at::zeros({experts.size(0), num_experts + 1}, experts.options().dtype(at::kBool))
+      .scatter_(1, experts + 1, true)
+      .narrow(1, 1, num_experts);
+}
+
+// Each column of the bool map [T, E] gets its first zeros set until it has a multiple of `multiple` ones, or no
+// zeros.
+inline at::Tensor padded_map(const at::Tensor& map, int64_t multiple) {
+  const at::Tensor missing = map.sum(0).neg().remainder(multiple), zeros = map.eq(false);
+  return map.bitwise_or(zeros.bitwise_and(zeros.cumsum(0).le(missing)));
+}
+
+}  // namespace metroplex::moe
