@@ -44,8 +44,14 @@ class Job {
   std::optional<double> evaluate(Split split, int64_t consumed);
   void evaluate_at_end();
   void stop_here();
+  // Over all data-parallel ranks.
+  int64_t samples_of_microbatch() const { return a_->config.train.micro_batch_size * a_->groups().dp.size(); }
+  // Of a rank; a batch size that is no multiple is rounded down, as in training (decrease_batch_size_if_needed).
+  int64_t evaluated_microbatches() const {
+    return std::max<int64_t>(1, length_.full_batch_size / samples_of_microbatch());
+  }
   int64_t samples_evaluated(int64_t times) const {
-    return times * a_->config.train.eval_iters * length_.full_batch_size;
+    return times * a_->config.train.eval_iters * evaluated_microbatches() * samples_of_microbatch();
   }
   bool more() const { return more_steps(a_->config.train, position_); }
   StepOutcome step_once(BatchStream& batches);
@@ -129,12 +135,11 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
 
 // Nothing when the run was asked to end meanwhile.
 std::optional<double> Job::evaluate(Split split, int64_t consumed) {
-  const int64_t count =
-      std::max<int64_t>(1, length_.full_batch_size / (a_->config.train.micro_batch_size * a_->groups().dp.size()));
+  const int64_t count = evaluated_microbatches();
   BatchStream batches = data_.stream(split, consumed);
   LossSum sum;
   for (int64_t i = 0; i < a_->config.train.eval_iters; ++i) {
-    const int64_t first = consumed + i * count * a_->config.train.micro_batch_size * a_->groups().dp.size();
+    const int64_t first = consumed + i * count * samples_of_microbatch();
     auto micro = data_.next(batches, {count, first, position_.iteration, split});
     for (nn::Microbatch& batch : micro) batch.training = false;
     const bool asked = environment_.stop_requested && environment_.stop_requested();

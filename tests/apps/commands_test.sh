@@ -61,6 +61,13 @@ for timer in batch-generator forward-backward all-grads-sync optimizer-clip-main
   prints "^    $timer "
 done
 holds "timers are printed with timing_log_level: the parts of a step, evaluation, saving"
+
+# Evaluations go on where the last one ended: in whole microbatches, whatever the batch size.
+run 0 train "${tiny[@]}" --train.micro_batch_size=2 --train.global_batch_size=5 --train.decrease_batch_size_if_needed=true \
+  --train.train_iters=3 --train.eval_interval=1 --train.eval_iters=1 --data.split=80,10,10 --data.dataloader_type=cyclic \
+  --data.data_sharding=false
+[ "$(grep -c 'validation loss at iteration' out)" = 3 ] || fail "not three evaluations of a batch that is no multiple"
+holds "a batch size that is rounded down is so in evaluation, over and over"
 cp ck/run.yaml printed.yaml
 run 0 train printed.yaml --checkpoint.save= --train.train_iters=60 --train.metrics_file=again.jsonl --train.tensorboard_dir=
 same_losses metrics.jsonl again.jsonl 0

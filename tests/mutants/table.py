@@ -93,7 +93,7 @@ MUTANTS = [
     ("skipped_steps_move_rates", "train/trainer.cpp", "  if (outcome.updated) {\n    position_.scheduled_samples += global_batch_size_;\n", "  position_.scheduled_samples += global_batch_size_;\n  if (outcome.updated) {\n", WALK),
     ("finetune_keeps_iteration", "train/trainer.cpp", "  position_.checkpoint = outcome.path;\n", "  position_ = outcome.position;\n", WALK),
     ("finetune_keeps_samples", "train/trainer.cpp", "  position_.checkpoint = outcome.path;\n", "  position_.checkpoint = outcome.path;\n  position_.consumed_train_samples = outcome.position.consumed_train_samples;\n", WALK),
-    ("parent_across_folders", "train/state.cpp", 'state.parent = same ? files::base_name', 'state.parent = !position.checkpoint.empty() ? files::base_name', WALK),
+    ("parent_across_folders", "train/state.cpp", 'state.parent = same ? files::base_name', 'state.parent = same || !position.checkpoint.empty() ? files::base_name', WALK),
     ("parent_not_recorded", "train/state.cpp", 'state.parent = same ? files::base_name', 'state.parent = same && position.iteration < 0 ? files::base_name', WALK),
     ("update_count_lost", "train/state.cpp", "  step.steps = static_cast<double>(steps);\n", "", WALK),
     ("loss_scale_lost", "optim/grad_scaler.cpp", "  values.loss_scale = state.scale;\n", "", WALK),
