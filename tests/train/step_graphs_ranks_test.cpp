@@ -140,7 +140,8 @@ config::Config experts_with_terms() {
 // Rows of experts change in number from step to step, and the graph holds room for all that can come.
 TEST(StepGraphs, ExpertsWhoseRowsTheHostDoesNotCountHaveTheBitsOfStepsWithoutThem) {
   for (const double capacity : {0.0, 1.0}) {
-    for (const auto& [dispatcher, dp] : {std::pair{"local", int64_t{1}}, std::pair{"allgather", int64_t{2}}}) {
+    for (const auto& [dispatcher, dp] :
+         {std::pair{"local", int64_t{1}}, std::pair{"alltoall", int64_t{1}}, std::pair{"allgather", int64_t{2}}}) {
       SCOPED_TRACE(::testing::Message() << dispatcher << " capacity " << capacity);
       const TestLayout layout{1, 1, 1, dp, false};
       config::Config config = experts_with_terms();

@@ -27,17 +27,17 @@ class ExchangingDispatcher final : public Dispatcher {
     DispatchUnderWay way;
     Permutation& p = plan.permutation;
     // What is dropped makes the rows to be sent fewer than there is room for: their number is asked for at once, and
-    // otherwise only when they are sent.
-    const bool early = spec_.model.has_capacity() && !spec_.pads_to_capacity();
+    // otherwise only when they are sent. Alone, nothing is sent.
+    const bool sends = ranks() > 1, early = sends && spec_.model.has_capacity() && !spec_.pads_to_capacity();
     if (early) {
       way.table = row_table(plan.rank_counts, x.size(0));
       p.source = p.source.narrow(0, 0, way.table.sent(rank()));
     }
     way.x = permute(spec_.target, x, p);
     way.probs = permute_probs(spec_.target, probs, p);
-    if (!early) way.table = row_table(plan.rank_counts, x.size(0));
+    if (sends && !early) way.table = row_table(plan.rank_counts, x.size(0));
     way.plan = std::move(plan);
-    if (ranks() > 1) {
+    if (sends) {
       way.rows = RowsUnderWay(std::exchange(way.x, {}), way.table, spec_.experts, how_);
       way.rows_probs = RowsUnderWay(std::exchange(way.probs, {}), way.table, spec_.experts, how_);
     }
@@ -53,7 +53,7 @@ class ExchangingDispatcher final : public Dispatcher {
                 {.capacity = padded_capacity(tokens_of(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
     return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
              sorted.counts},
-            {way.plan.permutation, sorted, stored(way.table)}};
+            {way.plan.permutation, sorted, ranks() > 1 ? stored(way.table) : at::Tensor()}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
