@@ -1,4 +1,4 @@
-// The moments of an island of a stage: before and after its forward, before and after its backward. Whatever goes on
+// The events of an island of a stage: before and after its forward, before and after its backward. Whatever goes on
 // around computation hangs here, in one place: gathering sharded parameters ahead, and the memory report.
 #pragma once
 
@@ -6,11 +6,11 @@ namespace metroplex::nn {
 
 enum class Pass { forward, backward };
 
-// Whose turn it is. A forward that backward repeats (recompute) is a forward.
+// Which island begins or has ended. A forward that backward repeats (recompute) is a forward.
 struct IslandEvent {
   Pass pass = Pass::forward;
   int block = 0;     // counted within one stage
-  int next = -1;     // the block whose turn comes after this one in the same call of the stage; -1: none
+  int next = -1;     // the block that comes after this one in the same call of the stage; -1: none
   int segment = 0;   // of the block: where the island begins
   int segments = 1;  // in the island
   // The first and the last island of the block in this pass; both, unless a border inside the block is cut.

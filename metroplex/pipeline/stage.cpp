@@ -82,8 +82,8 @@ Stage::Stage(nn::Blocks blocks, StageSaving saving)
   everywhere_ = islands_of(blocks_, saving_.recomputed, true, {});
 }
 
-void Stage::listen(std::string name, nn::StageObserver& moments, bool cuts) {
-  listeners_.add(std::move(name), {&moments, cuts});
+void Stage::listen(std::string name, nn::StageObserver& observer, bool cuts) {
+  listeners_.add(std::move(name), {&observer, cuts});
 }
 
 void Stage::unlisten(const std::string& name) { listeners_.remove(name); }
@@ -116,11 +116,11 @@ LiveSet* Stage::begin_graphs(const StageIslands& islands, int live_set, const nn
 }
 
 void Stage::tell_before(const nn::IslandEvent& event) const {
-  for (const auto& [name, listener] : listeners_) listener.moments->before(event);
+  for (const auto& [name, listener] : listeners_) listener.observer->before(event);
 }
 
 void Stage::tell_after(const nn::IslandEvent& event) const {
-  for (auto entry = listeners_.rbegin(); entry != listeners_.rend(); ++entry) entry->listener.moments->after(event);
+  for (auto entry = listeners_.rbegin(); entry != listeners_.rend(); ++entry) entry->listener.observer->after(event);
 }
 
 nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms,

@@ -1,5 +1,5 @@
 // A stage is one model chunk of one pipeline rank: a list of blocks, whose segments run as islands one after another.
-// Around them hang, in this one place, the moments of an island, full recompute, offload and graphs.
+// Around them hang, in this one place, the observers of its islands, full recompute, offload and graphs.
 #pragma once
 
 #include <memory>
@@ -64,7 +64,7 @@ class Stage {
   // Told of every forward and backward of an island, with or without a run: `before` in order of joining, `after` in
   // reverse. Who only looks leaves islands whole; with `cuts` every border between segments is cut from the next
   // forward on, and no graph is run.
-  void listen(std::string name, nn::StageObserver& moments, bool cuts = false);
+  void listen(std::string name, nn::StageObserver& observer, bool cuts = false);
   void unlisten(const std::string& name);
 
   // What is in `scope` makes islands of its own, which can be graphs of `device`; it outlives the stage. Before the
@@ -96,7 +96,7 @@ class Stage {
 
  private:
   struct Listener {
-    nn::StageObserver* moments;
+    nn::StageObserver* observer;
     bool cuts;
   };
   nn::Blocks blocks_;
