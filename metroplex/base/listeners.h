@@ -1,5 +1,5 @@
-// Who wants to hear of something: any number of listeners, each under a name of its own, in the order in which they
-// joined. Of a pair of moments around something, the first is told in this order and the second in reverse.
+// Listeners of an event, each under a name of its own, in order of registration. Of a pair of events around something
+// the first is told in this order and the second in reverse.
 #pragma once
 
 #include <algorithm>

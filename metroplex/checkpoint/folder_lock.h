@@ -30,7 +30,7 @@ std::optional<Holder> parse_holder(const std::string& text);
 // Whether the process is known to live: it is of this machine and still the one that took the lock.
 bool lives(const Holder& holder, const std::string& host);
 
-// Throws what taking the lock would, without taking it, or waiting for whoever has it.
+// Throws what taking the lock would, without taking it, or waiting for its holder.
 void check_unlocked(files::FileSystem& disk, const std::string& folder);
 
 // Held from its construction, which makes the folder where there is none, to its end, which removes such a folder

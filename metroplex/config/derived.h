@@ -1,5 +1,5 @@
-// What a key left at 0 or auto stands for, one function each; resolved() (validate.h) writes it out, the rules and
-// whoever holds a configuration before that ask here.
+// What a key left at 0 or auto stands for, one function each; resolved() (validate.h) writes it out; the rules, and
+// code that sees a configuration before that, call these.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How the numbers of a device come to the host. Reading them waits for all that was enqueued before, so whoever does
-// it does it in one place, where a Recorder sees it; on the CPU too, where it is a copy.
+// How the numbers of a device come to the host. Reading them waits for all that was enqueued before, so all
+// reads go through this function, which a Recorder sees; on the CPU too, where it is a copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // Input files cut into documents. Text: a file is a document, or its parts between blank lines are. JSON lines: a
-// line is a document, the text of one key. Files are mapped and cut in order; decoding is left to whoever has a core
-// free.
+// line is a document, the text of one key. Files are mapped and cut in order; decoding runs on the worker
+// threads.
 #pragma once
 
 #include <cstdint>

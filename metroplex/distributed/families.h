@@ -57,7 +57,7 @@ class ParamFamilies {
 
   const std::vector<ParamFamily>& all() const { return families_; }
   const ParamFamily& of(const nn::Param& param) const;
-  // Who holds the same of a grid's tensors, parameters or not.
+  // The ranks that hold the same of a grid's tensors, parameters or not.
   const DataParallel& data_parallel(topology::Grid grid) const {
     return grid == topology::Grid::dense ? dense_ : expert_;
   }

@@ -48,8 +48,8 @@ class ParamBuffer {
   }
 
   // Own values have changed; what was gathered before, or is on its way, does not count any more. Collective over the
-  // shard group; so are the calls below, in the same order on every rank. Who writes own values at another moment
-  // than after a step calls settle() first: a gather that is under way reads them.
+  // shard group; so are the calls below, in the same order on every rank. Code that writes own values at another
+  // moment than after a step calls settle() first: a gather under way reads them.
   void updated();
   // Between acquire and release Param::data of the bucket is whole. prefetch starts what acquire will wait for.
   void acquire(size_t bucket);

@@ -18,8 +18,12 @@ struct SumNormSaved {
   NormSaved statistics;  // without x
 };
 
-// The two ways back meet: the norm's node points at that of h, so the engine runs it first; it leaves its gradient
-// here and hands on none.
+// h = residual + dropout(x + bias) and normed = norm(h), all [s (/tp), b, h], are made in one pass over memory, and
+// their gradients dh and dy are to be used in one pass too. Two nodes stand in for the node with two outputs that
+// autograd does not have here: that of normed, whose only input is h, and that of h. The engine runs a node after all
+// that depend on its output, so the node of normed always runs first: it stores dy here and returns no gradient. The
+// node of h then finds dy beside its own dh; WithoutGradient::call has it run even where nothing else reads h and no
+// dh comes.
 using Waiting = std::shared_ptr<at::Tensor>;
 
 at::Tensor leaving_gradient(const at::Tensor& normed, const at::Tensor& h, const Waiting& waiting) {

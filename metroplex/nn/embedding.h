@@ -50,7 +50,7 @@ class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, const LayerContext& context);
   // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. A token outside the vocabulary is a
-  // row of zeros: whoever makes a microbatch of tokens that a user brought refuses these (train/batch.h).
+  // row of zeros; microbatches of a user's tokens are checked where they are made (train/batch.h).
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }

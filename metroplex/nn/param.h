@@ -30,21 +30,21 @@ struct Param : NamedTensor {
   int calls_per_use = 1;        // calls of accumulate() that complete one segment's use
   int uses_per_microbatch = 1;  // segments that read it, see count_uses() (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. Whoever hears before_use
-  // first may make main_grad; on_use is told in reverse order of joining. An fp16 parameter's gradient of one
-  // microbatch is rounded to fp16, use by use and as their sum, before it is added: what fp16 cannot hold is an
-  // overflow, as in Megatron-LM, where autograd makes it.
+  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. The first
+  // before_use listener may allocate main_grad; on_use listeners are called in reverse order of registration. An fp16
+  // parameter's gradient of one microbatch is rounded to fp16, use by use and as their sum, before it is added: what
+  // fp16 cannot hold is an overflow, as in Megatron-LM, where autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
-  // A fresh main_grad becomes zeros: whoever reads or captures what adds to it calls this first.
+  // Zeroes a fresh main_grad. To be called before it is read, or an addition to it is captured.
   void zero_fresh();
   base::Listeners<std::function<void()>> before_use, on_use;
   void tell_before_use() const;
   void tell_use() const;
   // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
-  // not in full, count when it ends. With `tells` false nobody hears of them: whoever captures a backward tells them
-  // beside every run of it.
+  // not in full, count when it ends. With `tells` false the listeners are not called: a captured backward calls
+  // them beside every replay.
   void begin_backward(bool tells = true);
   void end_backward(int segments);
 

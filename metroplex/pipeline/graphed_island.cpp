@@ -63,8 +63,7 @@ cuda::GraphSize GraphedIsland::capture(cuda::Graph& graph, const char* pass,
     return graph.size();
   } catch (const base::Error& error) {
     if (error.room() != "cuda graph") throw;
-    const std::string message = std::string(error.what()).substr(error.room().size() + 3);
-    base::throw_error("cuda graph", base::concat(pass, " of ", name(), ": ", message));
+    base::throw_error("cuda graph", base::concat(pass, " of ", name(), ": ", base::message_of(error)));
   }
 }
 
@@ -84,6 +83,9 @@ nn::Values GraphedIsland::forward(const nn::Values& x, const Forward& how) {
   return out;
 }
 
+// An input that an earlier graph of the set left in the pool has the same address in every replay, and is read there.
+// Any other gets a place of its own, which forward() fills before each replay. Aliases are weak (cuda::weak_alias):
+// the pool may give their memory to graphs that replay later, as it did in the run that was captured.
 nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
   nn::Values in, out;
   const std::vector<Entry> before = std::exchange(inputs_, {});  // by who captures anew every time, to check it

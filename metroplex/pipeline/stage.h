@@ -61,9 +61,9 @@ class Stage {
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
-  // Told of every forward and backward of an island, with or without a run: `before` in order of joining, `after` in
-  // reverse. Who only looks leaves islands whole; with `cuts` every border between segments is cut from the next
-  // forward on, and no graph is run.
+  // Told of every forward and backward of an island, with or without a run: `before` in order of registration,
+  // `after` in reverse. An observer leaves islands whole; with `cuts` every border between segments is cut from the
+  // next forward on, and no graph is run.
   void listen(std::string name, nn::StageObserver& observer, bool cuts = false);
   void unlisten(const std::string& name);
 

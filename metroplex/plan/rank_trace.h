@@ -1,6 +1,6 @@
 // What one rank's share of the model takes and does, as plain data: recorded from the real layers, buffers and
 // optimizer, which run once on the meta device (train/trace.h). Nothing here knows a layer. plan/memory.h replays it
-// over the pipeline's table; so can whoever wants times instead of bytes.
+// over the pipeline's table; so could a prediction of times.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // How the tensor of one rank lies in the whole one, as a value of integers: which dims are cut over which axes, over
-// which axes the gradient has still to be summed, who else holds the same parameter. Who replicates, who counts and
-// who saves follow from it, by the functions below and nowhere else. What data-parallel ranks keep of a local tensor
-// (ZeRO) is no part of it: that is a flat range of the local tensor (box_ranges.h brings both together).
+// which axes the gradient has still to be summed, which ranks share the parameter. Which rank is a replica, which
+// counts and which saves follow from it, by the functions below and nowhere else. What data-parallel ranks keep of a
+// local tensor (ZeRO) is no part of it: that is a flat range of the local tensor (box_ranges.h brings both together).
 #pragma once
 
 #include <cstdint>

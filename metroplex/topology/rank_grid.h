@@ -1,7 +1,7 @@
-// Who is where. The world is cut twice: the dense grid (tp, cp, dp, pp) for everything but routed experts, and the
-// expert grid (etp, ep, edp, pp) for them, over the same ranks: tp*cp*dp*pp = etp*ep*edp*pp. dp and edp follow from
-// the number of ranks. A group is all ranks that differ only in a chosen set of axes of one grid; its members are
-// listed in the grid's order, and the place in that list is the rank's index in the group.
+// Ranks and their coordinates. The world is cut twice: the dense grid (tp, cp, dp, pp) for everything but routed
+// experts, and the expert grid (etp, ep, edp, pp) for them, over the same ranks: tp*cp*dp*pp = etp*ep*edp*pp. dp and
+// edp follow from the number of ranks. A group is all ranks that differ only in a chosen set of axes of one grid; its
+// members are listed in the grid's order, and the place in that list is the rank's index in the group.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ class Hub {
   Group group(const std::string& name, const std::vector<int>& ranks, int rank) const;
   // The first cause counts. All waits throw PeerFailure("<rank in words> failed: <cause>") from now on.
   void abort(int rank, const std::string& cause) const;
-  // This rank issues nothing any more: whoever waits for it fails at once instead of at the timeout.
+  // This rank issues nothing any more: ranks that wait for it fail at once instead of at the timeout.
   void leave(int rank) const;
 
  private:

@@ -3,9 +3,9 @@
 // and a machine that falls silent is given up by the kernel after kSilence: the neighbours name it and pass it on,
 // and so does a rank that fails by itself with its cause. The ranks also leave together through the tree.
 //
-// The port of a rank is open until its children are there. Who comes without the secret, which the store tells, is
-// sent away; neither what it says nor how many come is kept. Without a failure the connections then carry one message
-// when the run begins and two when it ends.
+// The port of a rank is open until its children are there. A connection without the secret, which the store
+// hands out, is closed; neither what it sends nor how many come is kept. Without a failure the connections then carry
+// one message when the run begins and two when it ends.
 #pragma once
 
 #include <chrono>

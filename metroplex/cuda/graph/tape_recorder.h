@@ -13,7 +13,7 @@
 
 namespace metroplex::cuda {
 
-// Told when an operation begins and ends to touch memory: whoever forbids all else to touch it.
+// Called before and after an operation touches memory; the guarded arena forbids all other accesses.
 class OperationWatch {
  public:
   virtual ~OperationWatch() = default;
