@@ -28,7 +28,6 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context) {
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
                                    std::shared_ptr<nn::RopeTable> rope)
     : name_(spec.name + ".self_attention"),
-      tp_(context.tp),
       sp_(context.sp),
       query_from_outside_(spec.query_from_outside),
       saving_(context.saving),
@@ -52,7 +51,6 @@ void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
 FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Model& model,
                                        const nn::LayerContext& context)
     : name_(spec.name + ".mlp"),
-      tp_(context.tp),
       sp_(context.sp),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},

@@ -37,11 +37,11 @@ class AttentionSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}, .module = config::CudaGraphModule::attn}; }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::attn}; }
 
  private:
   std::string name_;
-  comm::Group tp_, sp_;
+  comm::Group sp_;
   bool query_from_outside_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
@@ -55,11 +55,11 @@ class FeedForwardSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}, .module = config::CudaGraphModule::mlp}; }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::mlp}; }
 
  private:
   std::string name_;
-  comm::Group tp_, sp_;
+  comm::Group sp_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   nn::Norm norm_;

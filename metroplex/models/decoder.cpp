@@ -65,8 +65,7 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
-    : tp_(context.tp),
-      sp_(layer_context(context).sp),
+    : sp_(layer_context(context).sp),
       fp32_residual_(context.fp32_residual_connection),
       words_(make_word_embeddings(context), vocabulary_of(context), layer_context(context)),
       dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {

@@ -21,7 +21,6 @@ class EmbeddingSegment final : public nn::Segment {
  public:
   explicit EmbeddingSegment(const ModelContext& context);
   const std::string& name() const override { return name_; }
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
   // Takes no values; reads batch.tokens and position_ids (0, 1, ... when undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
@@ -29,7 +28,7 @@ class EmbeddingSegment final : public nn::Segment {
 
  private:
   std::string name_ = "embedding";
-  comm::Group tp_, sp_;
+  comm::Group sp_;
   bool fp32_residual_;
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_;
@@ -41,7 +40,6 @@ class HeadSegment final : public nn::Segment {
   // `tied` is the word embedding of the same stage, or null. Without `final_norm` the input is used as it is.
   HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm);
   const std::string& name() const override { return name_; }
-  nn::SegmentTraits traits() const override { return {.groups = {tp_}}; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
 

@@ -92,9 +92,7 @@ class RouterSegment final : public nn::Segment {
     router_.collect_params(params);
   }
   void collect_buffers(std::vector<nn::Buffer*>& buffers) override { router_.collect_buffers(buffers); }
-  nn::SegmentTraits traits() const override {
-    return {.groups = {layer_->experts.tp_dp_cp}, .module = config::CudaGraphModule::moe_router};
-  }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_router}; }
 
  private:
   std::shared_ptr<ExpertsLayer> layer_;
@@ -120,9 +118,7 @@ class PlanSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>&) override {}
-  nn::SegmentTraits traits() const override {
-    return {.groups = {layer_->experts.experts}, .module = config::CudaGraphModule::moe_preprocess};
-  }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_preprocess}; }
 
  private:
   std::shared_ptr<ExpertsLayer> layer_;
@@ -167,10 +163,7 @@ class DispatchSegment final : public nn::Segment {
   }
   nn::SegmentTraits traits() const override {
     const bool waits = layer_->dispatcher->needs_host();
-    return {.needs_host = waits,
-            .static_shapes = !waits,
-            .groups = {layer_->experts.experts},
-            .module = config::CudaGraphModule::moe};
+    return {.needs_host = waits, .static_shapes = !waits, .module = config::CudaGraphModule::moe};
   }
 
  private:
@@ -195,7 +188,7 @@ class ExpertsSegment final : public nn::Segment {
 
   void collect_params(std::vector<nn::Param*>& params) override { experts_.collect_params(params); }
   nn::SegmentTraits traits() const override {
-    return {.needs_host = experts_.needs_host(), .groups = {}, .module = config::CudaGraphModule::moe};
+    return {.needs_host = experts_.needs_host(), .module = config::CudaGraphModule::moe};
   }
 
  private:
@@ -229,9 +222,7 @@ class CombineSegment final : public nn::Segment {
   }
 
   void collect_params(std::vector<nn::Param*>&) override {}
-  nn::SegmentTraits traits() const override {
-    return {.groups = {layer_->experts.experts}, .module = config::CudaGraphModule::moe};
-  }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe}; }
 
  private:
   std::shared_ptr<ExpertsLayer> layer_;

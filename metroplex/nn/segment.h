@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/group.h"
 #include "config/cuda_graph.h"
 #include "nn/microbatch.h"
 #include "nn/param.h"
@@ -36,7 +35,6 @@ struct SegmentContext {
 struct SegmentTraits {
   bool needs_host = false;                             // the host reads results of the device
   bool static_shapes = true;                           // those of the outputs follow from those of the inputs
-  std::vector<comm::Group> groups;                     // that it speaks on
   std::optional<config::CudaGraphModule> module = {};  // the part of a layer that it is, for what names such parts
 };
 

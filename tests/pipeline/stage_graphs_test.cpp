@@ -314,8 +314,8 @@ class SaidSegment final : public nn::Segment {
 
 TEST(GraphScope, WhatCannotBeCapturedIsRefusedByNameWithTheReason) {
   nn::Param param = routed_param("table", 0);
-  SaidSegment reads("reading", {.needs_host = true, .groups = {}}, param),
-      grows("growing", {.static_shapes = false, .groups = {}}, param), fine("fine", {}, param);
+  SaidSegment reads("reading", {.needs_host = true}, param), grows("growing", {.static_shapes = false}, param),
+      fine("fine", {}, param);
   const auto refused = [](nn::Segment& segment, const std::vector<std::string>& parts) {
     expect_error([&] { pipeline::check_capturable(nn::make_island({&segment})); }, parts);
   };
@@ -338,9 +338,8 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
     const std::vector<std::optional<config::CudaGraphModule>> modules{attn, moe_router, std::nullopt, mlp, attn};
     for (const auto& module : modules)
       blocks.back().segments.push_back(
-          std::make_unique<SaidSegment>("part", nn::SegmentTraits{.groups = {}, .module = module}, param));
-    blocks.push_back(
-        one_segment(std::make_unique<SaidSegment>("top", nn::SegmentTraits{.groups = {}, .module = attn}, param)));
+          std::make_unique<SaidSegment>("part", nn::SegmentTraits{.module = module}, param));
+    blocks.push_back(one_segment(std::make_unique<SaidSegment>("top", nn::SegmentTraits{.module = attn}, param)));
     return blocks;
   };
   // One letter a segment: captured or not; a bar where islands meet.

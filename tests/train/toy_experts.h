@@ -199,7 +199,6 @@ class ToyExpertStack final : public ToySegment {
     out.add("mixture", comm::reduce_scatter_to_group(sum, 0, group_));
     return out;
   }
-  nn::SegmentTraits traits() const override { return {.groups = {group_}}; }
 
  private:
   comm::Group group_, edp_;
