@@ -235,6 +235,8 @@ int64_t expert_capacity(const Model& model, int64_t tokens) {
   return asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens;
 }
 
+bool pads_to_capacity(const Model& model) { return model.has_capacity() && model.moe_pad_expert_input_to_capacity; }
+
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {
   if (model.moe_token_dispatcher_type != TokenDispatcher::automatic) return model.moe_token_dispatcher_type;
   return expert_ranks == 1 ? TokenDispatcher::local : TokenDispatcher::alltoall;
@@ -259,8 +261,7 @@ bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks) {
   const TokenDispatcher type = token_dispatcher(model, expert_ranks);
   const auto* traits = std::find_if(std::begin(kDispatcherTraits), std::end(kDispatcherTraits),
                                     [&](const DispatcherTraits& t) { return t.type == type; });
-  const bool pads = model.has_capacity() && model.moe_pad_expert_input_to_capacity;
-  return traits->sends_counted_rows && expert_ranks > 1 && !pads;
+  return traits->sends_counted_rows && expert_ranks > 1 && !pads_to_capacity(model);
 }
 
 }  // namespace metroplex::config

@@ -49,6 +49,8 @@ int64_t expert_ffn_width(const Model& model);
 // Of `tokens` of a rank each expert takes at most ceil(tokens * topk / experts * factor), and no more than there are:
 // a token goes to an expert once. Requires: model.has_capacity().
 int64_t expert_capacity(const Model& model, int64_t tokens);
+// Every expert gets its capacity's rows from every rank, whatever was routed.
+bool pads_to_capacity(const Model& model);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
 // share a layer's experts, etp * ep.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);

@@ -41,6 +41,7 @@ struct ExpertsLayer {
                const moe::ExpertContext& expert_context)
       : number(spec.layer),
         name(spec.name + ".mlp"),
+        topk(model.moe_router_topk),
         experts(expert_context),
         dispatcher(moe::make_dispatcher(config::token_dispatcher(model, experts.experts.size()),
                                         {experts, context.target, model})) {
@@ -54,6 +55,7 @@ struct ExpertsLayer {
 
   int64_t number;
   std::string name;
+  int64_t topk;
   moe::ExpertContext experts;
   std::unique_ptr<moe::Dispatcher> dispatcher;
   std::optional<moe::SharedExperts> shared;
@@ -129,10 +131,7 @@ class PlanSegment final : public nn::Segment {
 class DispatchSegment final : public nn::Segment {
  public:
   DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
-      : layer_(std::move(layer)),
-        name_(layer_->name + ".dispatch"),
-        topk_(model.moe_router_topk),
-        overlaps_(model.moe_shared_expert_overlap) {}
+      : layer_(std::move(layer)), name_(layer_->name + ".dispatch"), overlaps_(model.moe_shared_expert_overlap) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
@@ -146,7 +145,7 @@ class DispatchSegment final : public nn::Segment {
     {
       const Stopwatch watch(ms);
       under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(moe::kTopProbs),
-                                                     moe::dispatch_plan_in(in, topk_));
+                                                     moe::dispatch_plan_in(in, layer_->topk));
     }
     if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(moe::kInput).input());
     const Stopwatch watch(ms);
@@ -169,7 +168,6 @@ class DispatchSegment final : public nn::Segment {
  private:
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  int64_t topk_;
   bool overlaps_;
 };
 
@@ -202,7 +200,6 @@ class CombineSegment final : public nn::Segment {
                  const nn::LayerContext& context)
       : layer_(std::move(layer)),
         name_(layer_->name + ".combine"),
-        topk_(model.moe_router_topk),
         sp_(context.sp),
         dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target} {}
   const std::string& name() const override { return name_; }
@@ -213,7 +210,7 @@ class CombineSegment final : public nn::Segment {
     at::Tensor out;
     {
       const Stopwatch watch(meter != nullptr ? &meter->combine_ms : nullptr);
-      out = layer_->dispatcher->combine(in.tensor(moe::kRowOutput), moe::combine_plan_in(in, topk_));
+      out = layer_->dispatcher->combine(in.tensor(moe::kRowOutput), moe::combine_plan_in(in, layer_->topk));
     }
     out = out.view(residual.sizes());
     if (in.has(moe::kSharedOutput)) out = at::add(out, in.tensor(moe::kSharedOutput));
@@ -227,7 +224,6 @@ class CombineSegment final : public nn::Segment {
  private:
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  int64_t topk_;
   comm::Group sp_;
   nn::DropoutKey dropout_;
 };

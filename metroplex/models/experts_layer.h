@@ -1,5 +1,5 @@
-// The feed-forward half of a layer of experts, as segments of its block: norm and router, plan of
-// the dispatch, dispatch, experts, combine. What passes between them: moe/values.h.
+// The feed-forward half of a layer of experts, as segments of its block: norm and router, dispatch
+// plan, dispatch, experts, combine. What passes between them: moe/values.h, moe/dispatch_values.h.
 #pragma once
 
 #include "config/model.h"

@@ -26,8 +26,7 @@ struct DispatcherSpec {
   int64_t num_experts() const { return model.num_moe_experts; }
   int64_t local_experts() const { return model.num_moe_experts / experts.ep; }
   int64_t topk() const { return model.moe_router_topk; }
-  // Every expert gets its capacity's rows from every rank, whatever was routed.
-  bool pads_to_capacity() const { return model.has_capacity() && model.moe_pad_expert_input_to_capacity; }
+  bool pads_to_capacity() const { return config::pads_to_capacity(model); }
   // Rows that an expert takes at most of the `tokens` tokens of one rank; 0: no limit.
   int64_t capacity(int64_t tokens) const;
 };

@@ -48,8 +48,8 @@ for victim in 1 2; do
   ranks=$(children)
   [ "$(wc -w <<< "$ranks")" = 4 ] || fail "there are not 4 ranks: $ranks"
   pid=$(for child in $ranks; do
-    tr '\0' '\n' < /proc/$child/environ | grep -qx "METROPLEX_RANK=$victim" && echo "$child"
-  done || true)
+    if grep -zqx "METROPLEX_RANK=$victim" /proc/$child/environ; then echo "$child"; fi
+  done)
   kill -KILL "$pid"
   ended_with 137 killed 3
   warns "rank $victim \\(tp $((victim % 2)) pp 0 dp $((victim / 2))\\).* signal 9"
@@ -63,9 +63,14 @@ echo "The launcher killed with SIGKILL takes its ranks along"
 start orphans "${long[@]}" --nproc 2 --backend gloo
 ranks=$(children)
 kill -KILL $job
-wait $job 2> /dev/null || true
+code=0
+wait $job || code=$?
+[ $code = 137 ] || fail "the killed launcher ended with $code"
 for _ in $(seq 1 30); do
-  left=$(for child in $ranks; do [ -d /proc/$child ] && ! grep -q '^State:.[ZX]' /proc/$child/status 2> /dev/null && echo "$child"; done || true)
+  # A rank that is gone, or that nobody has waited for yet, has ended.
+  left=$(for child in $ranks; do
+    if grep -qs '^State:.[^ZX]' /proc/$child/status; then echo "$child"; fi
+  done)
   [ -n "$left" ] || break
   sleep 0.1
 done

@@ -29,8 +29,8 @@ ended_with() {
 }
 
 # The rank processes that $job started.
-children() { grep -l "^PPid:[[:space:]]*$job$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3 || true; }
-# The first of its ranks, or the run itself where they are threads.
+children() { pgrep -P "$job"; }
+# The first of them.
 first_rank() {
   local ranks
   ranks=$(children)
@@ -55,4 +55,4 @@ PYTHON
 
 # A job around this test has variables of its own.
 around=()
-for variable in $(compgen -e | grep -E '^(SLURM|OMPI)_' || true); do around+=(-u "$variable"); done
+for variable in "${!SLURM_@}" "${!OMPI_@}"; do around+=(-u "$variable"); done

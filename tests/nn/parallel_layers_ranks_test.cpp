@@ -53,15 +53,20 @@ void random_bias(nn::Param* bias) {
   nn::fill(*bias, [](int64_t i) { return std::sin(static_cast<double>(i)); });
 }
 
+template <class Layer>
+void prepare(Layer& layer) {
+  std::vector<nn::Param*> params;
+  layer.collect_params(params);
+  give_main_grad(params);
+  random_bias(layer.bias());
+}
+
 TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
     for (const bool skip_bias : {false, true}) {
       nn::LinearSpec spec{"fc", 12, 24, true, skip_bias, nn::Init::normal};
       nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
-      std::vector<nn::Param*> params;
-      layer.collect_params(params);
-      give_main_grad(params);
-      random_bias(layer.bias());
+      prepare(layer);
       const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
       const Reference right =
           reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
@@ -93,10 +98,7 @@ TEST(RowParallelLinearRanks, EqualsTheUnshardedLayer) {
   over_layouts([](const comm::Group& tp, bool sequence_parallel) {
     nn::LinearSpec spec{"proj", 24, 12, true, false, nn::Init::scaled_normal};
     nn::RowParallelLinear layer(spec, layer_context(tp, sequence_parallel));
-    std::vector<nn::Param*> params;
-    layer.collect_params(params);
-    give_main_grad(params);
-    random_bias(layer.bias());
+    prepare(layer);
     const at::Tensor x = sample({8, 3, 24}, 1), dy = sample({8, 3, 12}, 2);
     const Reference right = reference(x, values_of(layer.weight(), tp), values_of(*layer.bias(), tp), dy);
     const at::Tensor input = leaf(comm::own_slice(x, -1, tp)), out = layer.forward(input);
