@@ -1,7 +1,12 @@
 // One file a command: apps/<name>.cpp, or apps/upper/<name>.cpp where it needs tensors, defines run_<name>.
 #pragma once
 
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <iostream>
 #include <string>
+#include <sys/ioctl.h>
+#include <unistd.h>
 #include <vector>
 
 namespace metroplex::apps {
@@ -15,5 +20,43 @@ struct Command {
   const char* summary;
   RunCommand run;
 };
+
+// What every command does with CLI11: parse, print --help, turn a wrong option into exit code 2.
+
+// Parses `arguments` into `app`. Returns false when the command should end at once with `exit_code` (help was
+// printed, or an error named on stderr).
+inline bool parse(CLI::App& app, std::vector<std::string> arguments, int& exit_code) {
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 consumes a vector from its end
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      exit_code = app.exit(error, std::cout, std::cerr);
+    } else {
+      std::cerr << "metroplex: [config] " << error.what() << "; see " << app.get_name() << " --help\n";
+      exit_code = 2;
+    }
+    return false;
+  }
+  return true;
+}
+
+// The terminal that a command draws on, if there is one, and what its user's environment says of it.
+
+struct Terminal {
+  bool there = false;   // stdout is one
+  bool colour = false;  // it is, and NO_COLOR is not set
+  int columns = 0;      // COLUMNS, or what the terminal says of itself; 0: nobody says
+};
+
+inline Terminal terminal_of_stdout() {
+  Terminal terminal;
+  terminal.there = isatty(STDOUT_FILENO) != 0;
+  terminal.colour = terminal.there && std::getenv("NO_COLOR") == nullptr;
+  if (const char* variable = std::getenv("COLUMNS")) terminal.columns = std::atoi(variable);
+  winsize size{};
+  if (terminal.columns <= 0) terminal.columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  return terminal;
+}
 
 }  // namespace metroplex::apps

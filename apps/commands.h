@@ -1,10 +1,10 @@
 // The table of all commands, and those without tensors. A new one: its file, its line here and in commands.cpp; one
-// with tensors has its line in commands.cpp and in upper/main.cpp.
+// with tensors has its line in commands.cpp and in upper/torch_program.cpp.
 #pragma once
 
 #include <span>
 
-#include "command.h"
+#include "apps/command.h"
 
 namespace metroplex::apps {
 

@@ -1,18 +1,11 @@
 // metroplex experts: what a run's expert trace shows.
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <cstdlib>
-
 #include <fstream>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
-#include "apps/parse.h"
 #include "base/error.h"
-#include "files/expert_load.h"
 #include "files/expert_picture.h"
 
 namespace metroplex::apps {
@@ -27,15 +20,6 @@ struct ExpertsOptions {
   bool json = false, no_color = false;
 };
 
-int line_columns(const ExpertsOptions& options) {
-  if (options.columns > 0) return options.columns;
-  if (const char* variable = std::getenv("COLUMNS")) {
-    if (const int columns = std::atoi(variable); columns > 0) return columns;
-  }
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 100;
-}
-
 Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
                 size_t layer) {
   const std::vector<int64_t> tokens = files::tokens_of_layer(trace, steps, layer);
@@ -47,7 +31,7 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
           {"tokens", tokens},
           {"ranks", ranks},
           {"dropped", files::dropped_of_layer(steps, layer)},
-          {"quantiles", {{"min", q.least}, {"p10", q.p10}, {"p50", q.p50}, {"p90", q.p90}, {"max", q.most}}},
+          {"quantiles", {{"min", q.min}, {"p10", q.p10}, {"p50", q.p50}, {"p90", q.p90}, {"max", q.max}}},
           {"experts_max_over_mean", of_experts.together},
           {"experts_max_over_mean_of_a_step", of_experts.mean},
           {"experts_max_over_mean_of_the_worst_step", of_experts.worst},
@@ -96,11 +80,11 @@ int run_experts(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
 
   const files::ExpertTrace trace = files::read_expert_trace(files::find_expert_trace(options.run));
-  options.picture.columns = line_columns(options);
-  if (isatty(STDOUT_FILENO) != 0) {
-    const bool colour = !options.no_color && std::getenv("NO_COLOR") == nullptr;
-    options.picture.ink = colour ? files::Ink::colour : files::Ink::blocks;
-  }
+  const Terminal terminal = terminal_of_stdout();
+  const int columns = terminal.columns > 0 ? terminal.columns : 100;
+  options.picture.columns = options.columns > 0 ? options.columns : columns;
+  if (terminal.there)
+    options.picture.ink = terminal.colour && !options.no_color ? files::Ink::colour : files::Ink::blocks;
   if (!options.svg.empty()) {
     const std::string svg = files::draw_svg(trace, options.picture);
     std::ofstream file(options.svg, std::ios::binary);

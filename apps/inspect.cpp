@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/foreign.h"
 #include "checkpoint/load.h"
 #include "checkpoint/pieces.h"
 #include "commands.h"
@@ -18,7 +17,7 @@
 #include "files/indexed_dataset.h"
 #include "files/json_text.h"
 #include "files/safetensors.h"
-#include "parse.h"
+#include "apps/command.h"
 
 namespace metroplex::apps {
 namespace {

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "apps/command.h"
-#include "apps/parse.h"
 #include "base/error.h"
 #include "data/preprocess.h"
 #include "files/checksum.h"

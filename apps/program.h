@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "command.h"
+#include "apps/command.h"
 
 namespace metroplex::apps {
 
@@ -25,7 +25,7 @@ struct Program {
   void (*tell_others)(const std::exception& error) = nullptr;
 };
 
-// The body of main(): runs the command argv[1], and turns what it throws into a message on stderr and an exit code.
-int run_program(const Program& program, int argc, char** argv);
+// Each executable has its own: ground_program.cpp, upper/torch_program.cpp. Both have the main() of main.cpp.
+Program this_program();
 
 }  // namespace metroplex::apps

@@ -1,7 +1,4 @@
 // metroplex ranks: the rank map of a layout, drawn or as JSON, and questions about it.
-#include <unistd.h>
-
-#include <cstdlib>
 #include <iostream>
 #include <optional>
 
@@ -9,7 +6,7 @@
 #include "commands.h"
 #include "config/parallel.h"
 #include "files/file_system.h"
-#include "parse.h"
+#include "apps/command.h"
 #include "topology/draw.h"
 #include "topology/megatron_groups.h"
 
@@ -135,7 +132,7 @@ int run_ranks(const std::vector<std::string>& arguments) {
   draw.gpus_per_node = o.gpus_per_node;
   draw.max_rows = o.max_rows;
   draw.max_columns = o.max_columns;
-  draw.colour = !o.no_color && std::getenv("NO_COLOR") == nullptr && isatty(STDOUT_FILENO) == 1;
+  draw.colour = !o.no_color && terminal_of_stdout().colour;
   if (o.rank) {
     (void)grid.coordinates(*o.rank);  // refuses a rank that does not exist
     draw.marked_rank = *o.rank;

@@ -198,7 +198,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       out.help = true;
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace" || name == kIgnore) {
-      // program.cpp's: errors with a stack trace; looked for above
+      // main.cpp's: errors with a stack trace; looked for above
     } else if (const char* key = key_of_short_form(name)) {
       overrides.push_back(base::concat(key, "=", words.value(word)));
     } else if (name == "--config") {

@@ -1,19 +1,13 @@
 // metroplex schedule: draws a pipeline schedule as it runs, with its bubble and its live activations.
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
-#include "apps/parse.h"
 #include "base/error.h"
 #include "plan/draw.h"
-#include "plan/draw_graphs.h"
 #include "plan/layout.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
@@ -36,15 +30,6 @@ struct ScheduleOptions {
 
   int64_t layer_bytes() const { return seq_length * micro_batch_size * hidden_size * bytes_per_element; }
 };
-
-// COLUMNS, or what the terminal on stdout says of itself; 0: there is none.
-int terminal_columns() {
-  if (const char* variable = std::getenv("COLUMNS")) {
-    if (const int columns = std::atoi(variable); columns > 0) return columns;
-  }
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
 
 void declare(CLI::App& app, ScheduleOptions& options) {
   auto& request = options.request;
@@ -107,7 +92,7 @@ struct Graphs {
 
 // [rank][chunk]
 std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, const ScheduleOptions& options) {
-  const auto stages = static_cast<size_t>(table.num_model_stages());
+  const auto stages = static_cast<size_t>(table.placement().stages());
   std::vector<int> of_stage(stages, 0);
   if (options.layout.empty()) {
     const auto chunks = static_cast<int>(stages);
@@ -129,7 +114,7 @@ std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, 
   }
   std::vector<std::vector<int>> layers(static_cast<size_t>(table.num_stages));
   for (size_t stage = 0; stage < stages; ++stage)
-    layers[static_cast<size_t>(table.rank_of_stage(static_cast<int>(stage)))].push_back(of_stage[stage]);
+    layers[static_cast<size_t>(table.placement().place_of(static_cast<int>(stage)).rank)].push_back(of_stage[stage]);
   return layers;
 }
 
@@ -247,11 +232,12 @@ int run_schedule(const std::vector<std::string>& arguments) {
     print_table(table);
     return 0;
   }
-  options.draw.color = !options.no_color && std::getenv("NO_COLOR") == nullptr && isatty(STDOUT_FILENO) != 0;
+  const Terminal terminal = terminal_of_stdout();
+  options.draw.color = !options.no_color && terminal.colour;
   if (options.columns > 0) {
     options.draw.max_columns = options.columns;
   } else {
-    options.draw.line_columns = terminal_columns();
+    options.draw.line_columns = terminal.columns;
   }
   std::cout << plan::draw_text(table, timeline, options.draw);
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
-#include "apps/parse.h"
 #include "base/error.h"
 #include "data/documents.h"
 #include "files/file_system.h"

@@ -36,12 +36,15 @@ struct Operands {
   nn::CoreInputs in;
   at::Tensor dy;
   nn::CoreSpec spec;
+  nn::CorePositions positions;
   nn::Microbatch batch;
 };
 
 Operands operands_of(const Case& c) {
   const auto random = [&](int64_t heads) { return at::randn({c.s, c.b, heads, c.d}).to(c.dtype); };
-  Operands o{{random(c.heads), random(c.groups), random(c.groups)}, random(c.heads), {}, {}};
+  Operands o{{random(c.heads), random(c.groups), random(c.groups)}, random(c.heads), {}, {}, {}};
+  o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = o.spec.v_head_dim = c.d;
+  o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
   o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}};
   o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong));
   if (c.document > 0) {
@@ -52,8 +55,8 @@ Operands operands_of(const Case& c) {
 
 void blocked(const Operands& o) {
   const at::NoGradGuard no_grad;
-  const auto [out, logsumexp] = nn::blocked_attention(o.in, o.spec, o.batch);
-  nn::blocked_attention_backward(o.dy, o.spec, o.batch, {o.in, out, logsumexp});
+  const nn::CoreCall call{o.spec, o.positions, o.batch};
+  nn::blocked_attention_backward(o.dy, o.in, nn::blocked_attention(o.in, call), call);
 }
 
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
@@ -80,8 +83,7 @@ void whole(const Operands& o) {
   const auto shared = [&](const at::Tensor& x) { return heads_first(nn::to_wide(x).repeat_interleave(each, 2)); };
   const at::Tensor q = heads_first(nn::to_wide(o.in.q)), k = shared(o.in.k), v = shared(o.in.v),
                    dy = heads_first(nn::to_wide(o.dy));
-  const double scale = 1 / std::sqrt(static_cast<double>(o.in.q.size(3)));
-  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(scale);
+  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(o.spec.softmax_scale);
   p.masked_fill_(hidden(o), -std::numeric_limits<float>::infinity());
   p = at::softmax(p, -1);
   const at::Tensor dropped = p.clone();
@@ -90,7 +92,7 @@ void whole(const Operands& o) {
   at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
   drop(dp, o);
   at::matmul(dropped.transpose(2, 3), dy);
-  const at::Tensor ds = at::_softmax_backward_data(dp, p, -1, at::kFloat).mul_(scale);
+  const at::Tensor ds = at::_softmax_backward_data(dp, p, -1, at::kFloat).mul_(o.spec.softmax_scale);
   at::matmul(ds, k);
   at::matmul(ds.transpose(2, 3), q);
 }

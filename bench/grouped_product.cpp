@@ -71,14 +71,15 @@ class Case {
   double flops() const { return flops_; }
   double weight_bytes() const { return static_cast<double>(weight_.nbytes()); }
   std::vector<std::function<void()>> ours() const {
-    return {[this] { product_.forward(x_, weight_, counts_); },
-            [this] { product_.input_gradient(dy_, weight_, counts_); },
-            [this] { product_.add_weight_gradient(gradient_, dy_, x_, counts_); }};
+    using cuda::kernels::GroupedOp;
+    return {[this] { product_.run(GroupedOp::forward, x_, weight_, at::empty_like(dy_), counts_); },
+            [this] { product_.run(GroupedOp::input_gradient, dy_, weight_, at::empty_like(x_), counts_); },
+            [this] { product_.run(GroupedOp::weight_gradient, dy_, x_, gradient_, counts_); }};
   }
   // All rows times one expert's weight.
   std::vector<std::function<void()>> large() const {
-    return {[this] { nn::linear_product({}, x_, weight_[0]); },
-            [this] { nn::linear_input_gradient({}, dy_, weight_[0]); },
+    return {[this] { nn::linear_product({}, x_, weight_[0].t()); },
+            [this] { nn::linear_product({}, dy_, weight_[0]); },
             [this] {
               at::Tensor gradient = gradient_[0];
               nn::put_linear_weight_gradient({}, gradient, dy_, x_, true);

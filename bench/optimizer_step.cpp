@@ -21,7 +21,6 @@
 
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/optimizer_sums.h"
 #include "timing.h"
 
 namespace {

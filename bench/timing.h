@@ -8,7 +8,7 @@
 #include <chrono>
 #include <vector>
 
-#include "base/omp_spins.h"
+#include "apps/omp_spins.h"
 
 namespace metroplex::bench {
 
@@ -23,11 +23,11 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// As `metroplex` starts metroplex-torch, and apps/program.cpp keeps memory. Begins the program again.
+// As `metroplex` starts metroplex-torch, and apps/main.cpp keeps memory. Begins the program again.
 inline void as_metroplex_runs(char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
-  if (base::spin_briefly()) execv("/proc/self/exe", argv);
+  if (apps::spin_briefly()) execv("/proc/self/exe", argv);
 }
 
 }  // namespace metroplex::bench

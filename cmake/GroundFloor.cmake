@@ -24,22 +24,24 @@ metroplex_room(text LINKS metroplex_base metroplex_files nlohmann_json::nlohmann
   PkgConfig::SENTENCEPIECE PkgConfig::UTF8PROC)
 metroplex_room(topology LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json)
 metroplex_room(plan LINKS metroplex_base metroplex_config metroplex_topology nlohmann_json::nlohmann_json)
-metroplex_room(sim LINKS metroplex_base metroplex_config metroplex_topology metroplex_plan)
 metroplex_room(checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
 metroplex_room(data LINKS metroplex_base metroplex_config metroplex_files metroplex_text)
 
 # The one binary; cmake/Apps.cmake has the part of it that needs tensors.
 file(GLOB app_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/apps/*.cpp")
-list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
+list(FILTER app_sources EXCLUDE REGEX "/(main|ground_program)\\.cpp$")
 add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
-target_compile_definitions(metroplex_apps PRIVATE METROPLEX_VERSION="${PROJECT_VERSION}" FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
+target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
 target_compile_options(metroplex_apps PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_sim metroplex_data metroplex_checkpoint CLI11::CLI11)
+target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_data metroplex_checkpoint CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
 metroplex_test(apps_test "" metroplex_apps ${app_cpp_tests})
-add_executable(metroplex apps/main.cpp)
-target_link_libraries(metroplex PRIVATE metroplex_apps)
+add_library(metroplex_main OBJECT apps/main.cpp)
+target_compile_definitions(metroplex_main PRIVATE METROPLEX_VERSION="${PROJECT_VERSION}")
+target_link_libraries(metroplex_main PUBLIC metroplex_apps)
+add_executable(metroplex apps/ground_program.cpp)
+target_link_libraries(metroplex PRIVATE metroplex_main)
 install(TARGETS metroplex)
 
 # metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
@@ -47,7 +49,7 @@ file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformanc
 add_executable(metroplex_vectors ${vector_runners})
 target_include_directories(metroplex_vectors PRIVATE "${CMAKE_SOURCE_DIR}/tests")
 target_compile_options(metroplex_vectors PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_vectors PRIVATE megatron_oracle metroplex_megatron metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_sim metroplex_data)
+target_link_libraries(metroplex_vectors PRIVATE megatron_oracle metroplex_megatron metroplex_files metroplex_text metroplex_topology metroplex_plan metroplex_data)
 add_test(NAME metroplex_vectors COMMAND metroplex_vectors "${CMAKE_SOURCE_DIR}/tests/vectors")
 find_program(PYTHON3 python3 REQUIRED)
 add_test(NAME metroplex_vectors_mutations COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/conformance/mutations_test.py"

@@ -17,7 +17,6 @@ GROUND = {
     "text": ["base", "files"],
     "topology": ["base", "config"],
     "plan": ["base", "config", "topology"],
-    "sim": ["base", "config", "topology", "plan"],
     "data": ["base", "config", "files", "text"],
     "checkpoint": ["base", "files"],
 }
@@ -30,21 +29,22 @@ UPPER = {
     "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn", "distributed"],
-    "train": ["base", "config", "files", "text", "topology", "plan", "sim", "data", "checkpoint", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
+    "train": ["base", "config", "files", "text", "topology", "plan", "data", "checkpoint", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
 }
+UPPER["preflight"] = ["train", *UPPER["train"]]
 ROOMS = GROUND | UPPER
 # What is no room, by folder, and the rooms it may include; the tests of a room may include what it may, and support.
 PROGRAMS = {
     "apps": [*GROUND],
-    "apps/upper": [*GROUND, "cuda", "comm", "train"],
+    "apps/upper": [*GROUND, "cuda", "comm", "train", "preflight"],
     "bench": ["train", *UPPER["train"]],
-    "tests/support": ["base", "config", "megatron", "topology", "plan", "sim", "cuda", "comm"],
+    "tests/support": ["base", "config", "megatron", "topology", "plan", "cuda", "comm"],
     "tests/apps": [*GROUND],
-    "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "sim", "data"],
-    "tests/conformance/tensor": [*ROOMS],
+    "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "data"],
+    "tests/conformance/tensor": [room for room in ROOMS if room != "preflight"],
     "tests/parity": [*ROOMS],
     "tests/fuzz": ["base", "files", "text", "data", "config"],
-    "tests/kernels_on_host": ["base", "cuda"],
+    "tests/kernels_on_host": ["base", "config", "plan", "cuda"],
 }
 # The target of each, for its link list: the name in CMake, and the file.
 TARGETS = {
@@ -189,6 +189,10 @@ def check_program_links(reach, breaches):
             breaches.append(f"cmake: {folder} ({key[0]}) may include {missing}, and is not linked with it")
 
 
+# A launcher's variables have one reader; oneDNN reads its own by itself, and kernels that replace its are held to it.
+READS_ENVIRONMENT = {"launch_environment.cpp", "grouped_product_cpu.cpp"}
+
+
 def check_shape(path, breaches):
     text = path.read_text()
     where = path.relative_to(ROOT)
@@ -205,6 +209,8 @@ def check_shape(path, breaches):
         for number, line in enumerate(text.splitlines(), 1):
             if re.search(r"\bthread_local\b", line) and path.name != "tape_hooks.cpp" and not line.strip().startswith("//"):
                 breaches.append(f"{where}:{number}: no thread_local state")
+            if re.search(r"\bgetenv\(", line) and path.parts[len(ROOT.parts)] == "metroplex" and path.name not in READS_ENVIRONMENT:
+                breaches.append(f"{where}:{number}: the environment is read in apps/ and handed in")
             if re.search(r"(?<![\w.:>_])_?exit\(", line) and path.parts[len(ROOT.parts)] == "metroplex" and not line.strip().startswith("//"):
                 breaches.append(f"{where}:{number}: only apps/ ends the process")
 

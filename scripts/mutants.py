@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 from table import MUTANTS  # noqa: E402
 
-GROUND = {"base", "config", "megatron", "files", "text", "topology", "plan", "sim", "data", "checkpoint"}
+GROUND = {"base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint"}
 
 
 class Mutant:

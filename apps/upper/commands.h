@@ -1,7 +1,7 @@
 // The commands with tensors. A new one: its file, its line here, in this folder's main.cpp and in ../commands.cpp.
 #pragma once
 
-#include "command.h"
+#include "apps/command.h"
 
 namespace metroplex::apps {
 

@@ -11,9 +11,8 @@
 #include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
-#include "train/dry_run.h"
-#include "train/dry_start.h"
-#include "train/start_check.h"
+#include "preflight/dry_run.h"
+#include "preflight/start_check.h"
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 
@@ -23,8 +22,9 @@ namespace {
 constexpr double kGiB = 1073741824;
 
 // What the memory domains of `placing` have: as told, or as found here.
-train::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing, int64_t world_size) {
-  train::MemoryDomains domains;
+preflight::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
+                                           int64_t world_size) {
+  preflight::MemoryDomains domains;
   domains.gpu = placing.gpu;
   domains.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
   if (!placing.launcher.empty()) domains.only = placing.rank;
@@ -72,7 +72,7 @@ train::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::stri
 }
 
 // Why the data would not be put in order here; "": it would.
-std::string too_many_samples(const train::DryRun& run) {
+std::string too_many_samples(const preflight::DryRun& run) {
   const auto free = base::free_memory();
   if (!free || run.order_bytes() <= static_cast<double>(free->bytes)) return "";
   return base::concat("to put ", run.length.samples, " samples in order takes ", std::llround(run.order_bytes()),
@@ -80,12 +80,12 @@ std::string too_many_samples(const train::DryRun& run) {
                       "); ask for fewer (train.train_iters, train.train_samples)");
 }
 
-void print(const train::DryRun& run, bool json) {
+void print(const preflight::DryRun& run, bool json) {
   if (json) {
-    std::cout << train::json(run) << "\n";
+    std::cout << preflight::json(run) << "\n";
     return;
   }
-  std::cout << config::dump(run.request.config) << "\n" << train::text(run);
+  std::cout << config::dump(run.request.config) << "\n" << preflight::text(run);
 }
 
 }  // namespace
@@ -112,7 +112,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   const RankPlacing placing = wished_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
   files::PosixFileSystem disk;
-  train::DryRun run = train::dry_run(
+  preflight::DryRun run = preflight::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
       disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
@@ -125,7 +125,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   std::optional<base::Error> refused;
   try {
     MPX_CHECK(order.empty() || placing.gpu, "config", order);
-    train::check_start(config, tokenizer, world_size, disk);
+    preflight::check_start(config, tokenizer, world_size, disk);
   } catch (const base::Error& error) {
     refused = error;
     run.refused = error.what();
@@ -145,7 +145,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_.domains = memory_domains_of(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
-  fit_ = train::fit(request_);
+  fit_ = preflight::fit(request_);
   together_ = !placing.launcher.empty() && !ours;
   if (together_ || ours || fit_.fits()) return;
   MPX_CHECK(config.memory.check_fit == config::FitCheck::warn, "config", refusal());
@@ -153,15 +153,15 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
 }
 
 std::string StartCheck::refusal() const {
-  return train::refusal(request_, fit_, train::memory_options(request_, fit_));
+  return preflight::refusal(request_, fit_, preflight::memory_options(request_, fit_));
 }
 
 bool StartCheck::on_rank(const comm::World& world) {
   const config::FitCheck check = request_.config.memory.check_fit;
   if (check == config::FitCheck::off) return true;
-  train::StartVerdict verdict{fit_.need, -1};
+  preflight::StartVerdict verdict{fit_.need, -1};
   if (together_) {
-    verdict = train::check_together(
+    verdict = preflight::check_together(
         fit_, world, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
     if (verdict.misfit >= 0 && check == config::FitCheck::refuse) {
       refused_by_ = verdict.misfit;
@@ -169,7 +169,7 @@ bool StartCheck::on_rank(const comm::World& world) {
     }
   }
   if (world.rank() != 0) return true;
-  for (const std::string& line : train::summary(request_, fit_, verdict.need)) log_.info(line);
+  for (const std::string& line : preflight::summary(request_, fit_, verdict.need)) log_.info(line);
   return true;
 }
 

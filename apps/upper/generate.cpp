@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "files/file_system.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
@@ -149,7 +150,8 @@ int run_generate(const std::vector<std::string>& arguments) {
     const auto assembly =
         train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true);
     assembly->tokenizer = command.files;
-    const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory);
+    files::PosixFileSystem disk;
+    const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory, disk);
     if (world.rank() == 0) {
       for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
       if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";

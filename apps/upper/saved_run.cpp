@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "checkpoint/foreign.h"
 #include "checkpoint/load.h"
 #include "config/load.h"
 #include "files/file_system.h"

@@ -9,6 +9,7 @@
 #include "comm/launch.h"
 #include "config/fields.h"
 #include "config/load.h"
+#include "files/file_system.h"
 #include "program.h"
 #include "run_config.h"
 #include "train/trainer.h"
@@ -134,6 +135,7 @@ int run_train(const std::vector<std::string>& arguments) {
     if (!start->on_rank(world)) return;
     train::TrainerEnvironment environment;
     environment.log = &log;
+    environment.disk = std::make_shared<files::PosixFileSystem>();
     environment.stop_requested = stop_requested;
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
     const train::RunSummary mine = train::run_training(config, world, tokenizer, environment);
@@ -200,6 +202,7 @@ int run_eval(const std::vector<std::string>& arguments) {
     }
     train::TrainerEnvironment environment;
     environment.log = &log;
+    environment.disk = std::make_shared<files::PosixFileSystem>();
     train::run_evaluation(command.config, world, command.tokenizer, environment);
   });
 }

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "cuda/graph/tape_calls.h"
+#include "cuda/graph/tape_findings.h"
 #include "program.h"
 #include "run_config.h"
 #include "train/graph_check.h"

@@ -12,14 +12,15 @@
 namespace metroplex::checkpoint {
 namespace {
 
-using files::ManifestTensor;
+using files::TensorForm;
 
 constexpr int64_t kSlabBytes = int64_t{64} << 20;
 
-std::vector<std::byte> read_slab(Reader& reader, const ManifestTensor& tensor, const Dims& offset, const Dims& size) {
+std::vector<std::byte> read_slab(TensorSource& source, const TensorForm& tensor, const Dims& offset,
+                                 const Dims& size) {
   const int64_t width = files::dtype_bits(tensor.dtype) / 8;
   std::vector<std::byte> data(static_cast<size_t>(files::element_count(size) * width));
-  reader.fill({tensor.name, tensor.kind, tensor.shape, offset, size, tensor.dtype, data.data()});
+  source.fill({tensor.name, tensor.kind, tensor.shape, offset, size, tensor.dtype, data.data()});
   return data;
 }
 
@@ -37,7 +38,7 @@ void compare_slab(files::Dtype a_type, const std::vector<std::byte>& a, files::D
   }
 }
 
-void compare_values(Reader& first, const ManifestTensor& a, Reader& second, const ManifestTensor& b,
+void compare_values(TensorSource& first, const TensorForm& a, TensorSource& second, const TensorForm& b,
                     TensorDifference& difference) {
   Dims offset(a.shape.size(), 0), size = a.shape;
   const int64_t width = std::max(files::dtype_bits(a.dtype), files::dtype_bits(b.dtype)) / 8;
@@ -55,16 +56,16 @@ void compare_values(Reader& first, const ManifestTensor& a, Reader& second, cons
 
 }  // namespace
 
-std::vector<TensorDifference> compare(Reader& first, Reader& second) {
+std::vector<TensorDifference> compare(TensorSource& first, TensorSource& second) {
   std::set<std::pair<std::string, std::string>> keys;
-  for (const Reader* reader : {&first, &second}) {
-    for (const ManifestTensor& tensor : reader->manifest().tensors) keys.emplace(tensor.name, tensor.kind);
+  for (const TensorSource* source : {&first, &second}) {
+    for (const TensorForm& tensor : source->tensors()) keys.emplace(tensor.name, tensor.kind);
   }
   std::vector<TensorDifference> differences;
   for (const auto& [name, kind] : keys) {
     TensorDifference difference{name, kind, "", 0, 0, 0};
-    const ManifestTensor* const a = first.find(name, kind);
-    const ManifestTensor* const b = second.find(name, kind);
+    const TensorForm* const a = first.find(name, kind);
+    const TensorForm* const b = second.find(name, kind);
     if (a == nullptr || b == nullptr) {
       difference.problem = a == nullptr ? "only in the second" : "only in the first";
     } else if (a->shape != b->shape) {

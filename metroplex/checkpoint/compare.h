@@ -1,4 +1,4 @@
-// Two checkpoints, tensor by tensor, whatever the layouts that wrote them.
+// Compares two checkpoints tensor by tensor, whatever layouts wrote them.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ struct TensorDifference {
   std::string name, kind;
   std::string problem;  // "only in the first", "shape [2] and [3]": then the values were not compared
   int64_t elements = 0;
-  int64_t different_elements = 0;  // whose values differ; NaN equals NaN, 0 equals -0
+  int64_t different_elements = 0;  // with different values; NaN equals NaN, 0 equals -0
   double max_absolute = 0;         // infinite where only one side is NaN
   bool operator==(const TensorDifference&) const = default;
 };
 
-// Every tensor of either, by name and kind. Reads both entirely, about 2 * 64 MiB at a time. Throws base::Error for a
-// damaged piece, and for dtypes that files::element_as_double cannot read when their bytes differ.
-std::vector<TensorDifference> compare(Reader& first, Reader& second);
+// One entry for each tensor of either, by name and kind. Reads both entirely, about 2 * 64 MiB at a time. Throws
+// base::Error for a damaged piece, and for dtypes that files::element_as_double cannot read when their bytes differ.
+std::vector<TensorDifference> compare(TensorSource& first, TensorSource& second);
 
 }  // namespace metroplex::checkpoint

@@ -3,7 +3,7 @@
 //   latest             the name of the newest complete one, with a checksum; replaced atomically
 //   .tmp-* .delete-*   leftovers of a save or removal that did not end, swept by the next save
 //   .lock              held while a save is under way
-// history.h says which of them are the past of the newest.
+// retention.h says which of them are the past of the newest.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@ struct CheckpointName {
 std::string to_string(const CheckpointName& name);
 std::optional<CheckpointName> parse_name(const std::string& text);
 
-// Of all complete checkpoints (their soundness is not looked at), oldest first. Empty when `root` does not exist.
+// The names of all complete checkpoints, oldest first, without verifying checksums. Empty when `root` does not exist.
 std::vector<CheckpointName> list_checkpoints(files::FileSystem& disk, const std::string& root);
 
 // The configuration of the run that saves into a folder.
 inline constexpr const char* kRunConfig = "run.yaml";
 
-// Names in `root` that are nothing of ours and not hidden. Empty when `root` does not exist.
+// Names in `root` that are neither hidden nor of this format. Empty when `root` does not exist.
 std::vector<std::string> other_entries(files::FileSystem& disk, const std::string& root);
 
 struct Latest {
@@ -40,10 +40,10 @@ struct Latest {
 Latest read_latest(files::FileSystem& disk, const std::string& root);
 void write_latest(files::FileSystem& disk, const std::string& root, const CheckpointName& name);
 
-// Removes leftovers. The caller holds the lock.
+// Removes the leftovers of saves and removals. The caller holds the lock.
 void sweep(files::FileSystem& disk, const std::string& root);
 
-// Renames out of sight, then deletes: a crash leaves a leftover, never half a checkpoint.
+// Renames it to a hidden name, then deletes: a crash leaves a leftover, never a partial checkpoint.
 void remove_checkpoint(files::FileSystem& disk, const std::string& root, const CheckpointName& name);
 
 inline constexpr const char* kTemporaryPrefix = ".tmp-";

@@ -25,7 +25,7 @@ using files::join_path;
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// A run that was killed may take a moment to end with all its processes.
+// A killed run may need a moment until all of its processes have ended.
 constexpr std::chrono::seconds kPatience{5};
 constexpr std::chrono::milliseconds kPause{50};
 

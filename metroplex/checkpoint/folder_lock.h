@@ -1,6 +1,6 @@
-// One run saves into a folder at a time: two would each take the other's checkpoints for a branch that was left, and
-// remove them. The lock is held as long as the run lives, the file says by whom. A kernel's lock ends with its
-// process in whatever way; where a file system has none, the process that the file names is looked for.
+// Only one run at a time may save into a folder: two would take each other's checkpoints for abandoned branches and
+// remove them. The lock is held for the whole run, and its file names the holder. An OS file lock ends with its
+// process; on file systems without locks, the lock is valid while the process named in the file lives.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace metroplex::checkpoint {
 
 inline constexpr const char* kRunLock = ".run";
 
-// A process as others can tell it from those that had its number before.
+// Identifies a process even if its pid is reused.
 struct Holder {
   std::string user, host;
   int64_t pid = 0;
@@ -25,17 +25,16 @@ struct Holder {
 
 Holder this_process();
 std::string to_text(const Holder& holder);
-// Empty for anything else, as of a run that was killed while it wrote it.
+// Empty for anything else, such as the text of a run that was killed while writing it.
 std::optional<Holder> parse_holder(const std::string& text);
-// Whether the process is known to live: it is of this machine and still the one that took the lock.
+// Whether the process is known to be alive: it is on this machine, and it is the one that took the lock.
 bool lives(const Holder& holder, const std::string& host);
 
-// Throws what taking the lock would, without taking it, or waiting for its holder.
+// Throws what taking the lock would throw, without taking it or waiting for its holder.
 void check_unlocked(files::FileSystem& disk, const std::string& folder);
 
-// Held from its construction, which makes the folder where there is none, to its end, which removes such a folder
-// again when nothing came into it. Waits some seconds for a run that is ending; then throws base::Error("checkpoint")
-// that names who holds it.
+// Held from construction, which creates a missing folder, to destruction, which removes such a folder if it is still
+// empty. Waits some seconds for a run that is ending, then throws base::Error("checkpoint") that names the holder.
 class FolderLock {
  public:
   FolderLock(files::FileSystem& disk, const std::string& folder);

@@ -1,4 +1,4 @@
-#include "checkpoint/foreign.h"
+#include "checkpoint/load.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "checkpoint/history.h"
+#include "checkpoint/retention.h"
 
 #include <algorithm>
 #include <optional>
@@ -20,7 +20,8 @@ std::optional<std::string> parent_of(files::FileSystem& disk, const std::string&
   } catch (const base::Error&) { return std::nullopt; }
 }
 
-// Everything from the newest down to, without them, iterations below `bound` is of another branch.
+// One step from a checkpoint to its parent. Remaining checkpoints of iterations at or above `bound` are on other
+// branches.
 struct Step {
   std::optional<CheckpointName> next;
   int64_t bound = 0;

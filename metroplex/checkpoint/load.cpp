@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <sstream>
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/history.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/part.h"
 #include "files/json_text.h"
 
@@ -18,52 +17,18 @@ using files::ManifestPiece;
 using files::ManifestTensor;
 using files::printable;
 
-Reader::Reader(FileSystem& disk, std::string directory) : disk_(disk), directory_(std::move(directory)) {
-  const std::string path = join_path(directory_, files::kManifestName);
+Reader::Reader(FileSystem& disk, std::string directory) : TensorSource(std::move(directory)), disk_(disk) {
+  const std::string path = join_path(this->directory(), files::kManifestName);
   manifest_ = files::parse_manifest(disk_.map(path).text(), path);
   files_.resize(manifest_.files.size());
   covered_.resize(manifest_.tensors.size());
-  read_.resize(manifest_.tensors.size());
-  for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
-    index_[{manifest_.tensors[i].name, manifest_.tensors[i].kind}] = i;
-    checked_.emplace_back(manifest_.tensors[i].pieces.size());
+  for (const ManifestTensor& tensor : manifest_.tensors) {
+    add(tensor);
+    checked_.emplace_back(tensor.pieces.size());
   }
 }
 
-const ManifestTensor* Reader::find(const std::string& name, const std::string& kind) const {
-  const auto it = index_.find({name, kind});
-  return it == index_.end() ? nullptr : &manifest_.tensors[it->second];
-}
-
-void Reader::mark_read(const std::string& name, const std::string& kind) {
-  const auto it = index_.find({name, kind});
-  if (it != index_.end()) read_[it->second] = true;
-}
-
-// Ranks hold neighbours of the list: ranges are few.
-std::vector<std::string> Reader::unread(Exchange& exchange) const {
-  std::ostringstream mine;
-  for (size_t begin = 0, end = 0; begin < read_.size(); begin = end + 1) {
-    for (end = begin; end < read_.size() && read_[end]; ++end) {}
-    if (end > begin) mine << begin << ' ' << end << ' ';
-  }
-  std::vector<bool> taken(read_.size());
-  for (const std::string& text : exchange.gather(mine.str())) {
-    std::istringstream ranges(text);
-    for (size_t begin = 0, end = 0; ranges >> begin >> end;)
-      std::fill(taken.begin() + static_cast<ptrdiff_t>(begin), taken.begin() + static_cast<ptrdiff_t>(end), true);
-  }
-  std::string left;
-  for (size_t i = 0; i < taken.size(); ++i) left += taken[i] ? '1' : '0';
-  left = exchange.broadcast(left);
-  std::vector<std::string> labels;
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i] == '0') labels.push_back(label(manifest_.tensors[i].name, manifest_.tensors[i].kind));
-  }
-  return labels;
-}
-
-std::string Reader::file_path(size_t file) const { return join_path(directory_, manifest_.files[file].name); }
+std::string Reader::file_path(size_t file) const { return join_path(directory(), manifest_.files[file].name); }
 
 files::Bytes Reader::map_file(size_t file) const {
   const files::Bytes bytes = disk_.map(file_path(file));
@@ -111,41 +76,22 @@ void Reader::check_cover(size_t tensor) const {
   if (covered_[tensor]) return;
   const ManifestTensor& entry = manifest_.tensors[tensor];
   const std::string problem = cover_problem(entry.shape, pieces_of(entry));
-  MPX_CHECK(problem.empty(), "checkpoint", "'", directory_, "', ", label(entry.name, entry.kind), ": ", problem);
+  MPX_CHECK(problem.empty(), "checkpoint", "'", directory(), "', ", label(entry.name, entry.kind), ": ", problem);
   covered_[tensor] = true;
 }
 
-void Reader::fill(const Target& target) {
-  const std::string what = base::concat("'", directory_, "', ", label(target.name, target.kind));
-  const auto it = index_.find({target.name, target.kind});
-  if (it == index_.end()) {
-    std::vector<std::string> names;
-    for (const auto& [key, i] : index_) {
-      if (key.second == target.kind) names.push_back(key.first);
-    }
-    const std::string near = base::nearest_name(target.name, names);
-    base::throw_error(
-        "checkpoint",
-        base::concat(what, " is not in the checkpoint, which has ", names.size(), " tensors of this kind",
-                     near.empty() ? "" : "; the nearest name is '" + printable(near) + "'"));
-  }
-  const ManifestTensor& tensor = manifest_.tensors[it->second];
-  MPX_CHECK(tensor.shape == target.global_shape, "checkpoint", what, " has shape ", describe_shape(tensor.shape),
-            ", the run wants ", describe_shape(target.global_shape),
-            "; set the model section as in the checkpoint's config");
-  MPX_CHECK(tensor.dtype == target.dtype, "checkpoint", what, " has dtype ", files::dtype_name(tensor.dtype),
-            ", the run wants ", files::dtype_name(target.dtype));
-  check_cover(it->second);
-  read_[it->second] = true;
-  const Piece region = region_of(target);
-  const int64_t element_bytes = files::dtype_bits(tensor.dtype) / 8;
-  const std::vector<Piece> sources = pieces_of(tensor);
+void Reader::read(size_t tensor, const Piece& region, void* data) {
+  check_cover(tensor);
+  const ManifestTensor& entry = manifest_.tensors[tensor];
+  const int64_t element_bytes = files::dtype_bits(entry.dtype) / 8;
+  const std::vector<Piece> sources = pieces_of(entry);
   int64_t filled = 0;
   for (size_t i = 0; i < sources.size() && filled < region.count(); ++i) {
     if (!boxes_meet(sources[i], region)) continue;
-    filled += copy_overlap(sources[i], checked_data(it->second, i), region, target.data, element_bytes);
+    filled += copy_overlap(sources[i], checked_data(tensor, i), region, data, element_bytes);
   }
-  MPX_ASSERT(filled == region.count(), what, ": ", filled, " of ", region.count(), " elements were found");
+  MPX_ASSERT(filled == region.count(), "'", directory(), "', ", label(entry.name, entry.kind), ": ", filled, " of ",
+             region.count(), " elements were found");
 }
 
 void Reader::verify_file(size_t file) {

@@ -1,5 +1,5 @@
-// From how others say which part of a tensor they mean (a caller's LocalPiece or Target, a manifest's entry) to a
-// Piece, checked; and what messages call a tensor.
+// Converts a caller's LocalPiece or Target, or a manifest's entry, to a Piece and checks it; and formats the name of
+// a tensor for messages.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ inline std::vector<Piece> pieces_of(const files::ManifestTensor& tensor) {
   return pieces;
 }
 
-// The elements [part.begin, part.end) of the box; what does not lie inside the tensor is our own mistake.
+// The elements [part.begin, part.end) of the box. A part that is not inside the tensor is a bug.
 template <class Part>
 Piece region_of(const Part& part) {
   const std::string what = label(part.name, part.kind);

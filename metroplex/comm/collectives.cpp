@@ -137,6 +137,41 @@ Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_s
   return exchange;
 }
 
+namespace {
+
+void check_rows(const CountedRows& at, const Group& group) {
+  MPX_ASSERT(at.rows.is_contiguous() && at.counts.is_contiguous(), "exchange_rows wants contiguous tensors");
+  MPX_ASSERT(at.rows.dim() > 0 && at.counts.numel() == group.size() && at.counts.scalar_type() == at::kLong &&
+                 at.counts.device() == at.rows.device(),
+             "exchange_rows wants int64 counts of ", group.size(), " members beside the rows");
+}
+
+// All that is lost is lost to `out`'s length or `capacity`, or was not there.
+void keep_rows(const CountedRows& out, const CountedRows& in, int64_t capacity, const at::Tensor& overflow) {
+  const int64_t most = std::min({capacity, in.rows.size(0), out.rows.size(0)});
+  out.rows.narrow(0, 0, most).copy_(in.rows.narrow(0, 0, most));
+  overflow.bitwise_or_(in.counts.gt(most).to(at::kInt).view_as(overflow));
+  out.counts.copy_(in.counts.clamp_max(most));
+}
+
+}  // namespace
+
+Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_t capacity,
+                           const at::Tensor& overflow, const Group& group) {
+  check_rows(out, group);
+  check_rows(in, group);
+  MPX_ASSERT(out.rows.sizes().slice(1) == in.rows.sizes().slice(1) && out.rows.dtype() == in.rows.dtype(),
+             "exchange_rows: rows of ", in.rows.sizes(), " ", in.rows.dtype(), " into ", out.rows.sizes(), " ",
+             out.rows.dtype());
+  MPX_ASSERT(capacity > 0 && overflow.numel() == 1 && overflow.scalar_type() == at::kInt,
+             "exchange_rows wants a capacity and a flag of int32");
+  const at::NoGradGuard no_grad;
+  const CountedRows to{out.rows.detach(), out.counts}, from{in.rows.detach(), in.counts};
+  if (group.size() > 1) return Handle(group.backend().exchange_rows(to, from, capacity, overflow));
+  keep_rows(to, from, capacity, overflow);
+  return Handle();
+}
+
 void barrier(const Group& group) {
   if (group.size() > 1) group.backend().barrier();
 }

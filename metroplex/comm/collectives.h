@@ -53,6 +53,11 @@ struct Exchange {
 };
 [[nodiscard]] Exchange all_to_all_async(const at::Tensor& x, const std::vector<int64_t>& out_splits,
                                         const std::vector<int64_t>& in_splits, const Group& group);
+// Rows that move by counts on the device, so that no size reaches the host: GroupBackend::exchange_rows says what is
+// delivered, and when `overflow` is set. Its backward is itself: gradients of out.rows with out.counts as they came
+// are `in`, and the counts that come are those that had been sent. A group of one copies.
+[[nodiscard]] Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_t capacity,
+                                         const at::Tensor& overflow, const Group& group);
 void barrier(const Group& group);
 
 // The own slice along `dim` of a tensor that every member holds whole. No communication.
@@ -65,5 +70,15 @@ std::vector<std::string> all_gather_strings(const std::string& mine, const Group
 std::vector<std::string> gather_strings(const std::string& mine, const Group& group);
 // Member 0's bytes on all.
 std::string broadcast_string(const std::string& text, const Group& group);
+
+// Point to point between the ranks of a group: the transfers of one call are issued together. pipeline/executor makes
+// of it what its table says. Forward and backward of a pipeline use channels of their own, so two ranks that are each
+// other's both neighbours never mix them up.
+
+// Tensors must be contiguous. An empty batch is nothing.
+[[nodiscard]] Handle batch_p2p(std::vector<P2pOp> ops, const Group& group);
+
+inline constexpr int kForwardChannel = 0;
+inline constexpr int kBackwardChannel = 1;
 
 }  // namespace metroplex::comm

@@ -6,12 +6,32 @@
 
 namespace metroplex::comm {
 
-Group::Group() : name_("self"), ranks_{0} {}
+const char* to_string(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::run:
+      return "run";
+    case Purpose::layers:
+      return "layers";
+    case Purpose::experts:
+      return "experts";
+    case Purpose::gradients:
+      return "gradients";
+    case Purpose::pipeline:
+      return "pipeline";
+    case Purpose::batch:
+      return "batch";
+    case Purpose::checkpoint:
+      return "checkpoint";
+  }
+  return "";
+}
 
-Group::Group(std::string name, std::vector<int> ranks, int index, std::shared_ptr<GroupBackend> backend)
-    : name_(std::move(name)), ranks_(std::move(ranks)), index_(index), backend_(std::move(backend)) {
-  MPX_ASSERT(index_ >= 0 && index_ < size(), "group ", name_, ": index ", index_, " of ", size(), " ranks");
-  MPX_ASSERT(size() == 1 || backend_, "group ", name_, " of ", size(), " ranks has no backend");
+Group::Group() : spec_{"self", Purpose::run, {0}} {}
+
+Group::Group(GroupSpec spec, int index, std::shared_ptr<GroupBackend> backend)
+    : spec_(std::move(spec)), index_(index), backend_(std::move(backend)) {
+  MPX_ASSERT(index_ >= 0 && index_ < size(), "group ", name(), ": index ", index_, " of ", size(), " ranks");
+  MPX_ASSERT(size() == 1 || backend_, "group ", name(), " of ", size(), " ranks has no backend");
 }
 
 GroupBackend& Group::backend() const {
@@ -22,8 +42,8 @@ GroupBackend& Group::backend() const {
 Group Group::recorded(cuda::Recorder& recorder) const {
   Group group = *this;
   if (!backend_) return group;
-  recorder.joins(name_, ranks_);
-  group.backend_ = make_recording_backend(name_, recorder, backend_);
+  recorder.joins(name(), to_string(purpose()), ranks());
+  group.backend_ = make_recording_backend(name(), recorder, backend_);
   return group;
 }
 

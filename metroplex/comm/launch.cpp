@@ -84,9 +84,7 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
   const auto run_rank = [&](int rank) {
     try {
       prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
-      GroupFactory factory = shared([&hub, rank](const std::string& name, const std::vector<int>& ranks) {
-        return hub.backend(name, ranks, rank);
-      });
+      GroupFactory factory = shared([&hub, rank](const GroupSpec& spec) { return hub.backend(spec, rank); });
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
       body(make_world(rank, grid, factory, device_of(options.gpu)));
       hub.leave(rank);
@@ -166,9 +164,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
       if (options.backend == ProcessBackend::nccl)
         nccl =
             options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
-      GroupFactory factory = shared([&](const std::string& name, const std::vector<int>& ranks) {
-        return nccl ? nccl->backend(name, ranks) : control.backend(name, ranks);
-      });
+      GroupFactory factory =
+          shared([&](const GroupSpec& spec) { return nccl ? nccl->backend(spec) : control.backend(spec); });
       if (options.traffic) factory = counted(std::move(factory), options.traffic);
       body(make_world(launch.rank, grid, factory, device_of(options.gpu)));
       if (nccl) nccl->shutdown();

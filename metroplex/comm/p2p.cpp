@@ -1,4 +1,4 @@
-#include "comm/p2p.h"
+#include "comm/collectives.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -16,26 +16,28 @@
 
 namespace metroplex::comm {
 
-// The groups of one rank. Names as Megatron's; `batch` has the members of tp on a communicator of its own, for the
-// broadcast of the data.
+// The groups of one rank. Names as Megatron's. Members that do several things together have a group for each purpose.
 struct Groups {
-  Group world, tp, cp, dp, pp, dp_cp, model_parallel /* tp-pp */;
+  Group world, checkpoint;  // all ranks
+  Group tp, cp;             // in layers
+  Group pp, stages;         // messages of the pipeline, and what its ranks agree on between steps
+  Group batch;              // of tp: the broadcast of the data
+  // All below carry gradients and what is done with them.
+  Group dp, dp_cp, model_parallel /* tp-pp */, tp_gradients;
   // dp_cp cut into parallel.num_distributed_optimizer_instances equal runs (Megatron's partial data parallel): the
   // own run, and the ranks at the same place of all runs. One instance: dp_cp itself and a group of one.
   Group intra_dp_cp, inter_dp_cp;
   // Whose stages hold a tied embedding (the first and the last), and the learned positions (the first), as topology
   // says; on all other stages a group of one, so what they reduce there stays as it is.
   Group embedding, position_embedding;
-  Group batch;
   Group etp, ep, edp;  // of the expert grid
 
-  // The group that spans `axes`, one of tp, cp, dp, pp, dp-cp, tp-pp, etp, ep, edp.
-  const Group& over(topology::AxisSet axes) const;
+  // The group for gradients that spans `axes`, one of tp, dp, dp-cp, tp-pp, etp, ep, edp.
+  const Group& gradients_over(topology::AxisSet axes) const;
 };
 
-// Makes the communicator of `ranks` (two or more, in group order) for the calling rank.
-using GroupFactory =
-    std::function<std::shared_ptr<GroupBackend>(const std::string& name, const std::vector<int>& ranks)>;
+// Makes the communicator of a group of two or more ranks for the calling one.
+using GroupFactory = std::function<std::shared_ptr<GroupBackend>(const GroupSpec& spec)>;
 
 class World {
  public:
@@ -46,9 +48,9 @@ class World {
   const topology::RankGrid& grid() const { return grid_; }
   topology::Coordinates coordinates() const { return grid_.coordinates(rank_); }
   const Groups& groups() const { return groups_; }
-  // A group of `ranks`, this one among them, beside those above. All of them make it, and in the same order where
-  // they make several.
-  Group make_group(const std::string& name, const std::vector<int>& ranks) const;
+  // A group beside those above, this rank among its members. All of them make it, and in the same order where they
+  // make several.
+  Group make_group(const GroupSpec& spec) const;
   // Where this rank's tensors live: the device that computes, which is the current one of the rank's thread, or meta.
   c10::Device device() const { return target_.memory(); }
   const cuda::Target& target() const { return target_; }
@@ -76,8 +78,7 @@ class Traffic;  // backends/counting.h
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,
                  c10::Device device = c10::kCPU);
-// Groups of equal members get one communicator, called by the name that asked first. Not pp, whose p2p the ranks
-// issue in an order of their own, and not batch, which must never queue behind a layer's collectives.
+// Groups of equal members and equal purpose get one communicator, called by the name that asked first.
 GroupFactory shared(GroupFactory factory);
 // Counts what passes through the groups; an empty `factory` makes groups that move nothing.
 GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic);

@@ -2,17 +2,108 @@
 // --section.key=value (load.h), and checked together (validate.h). A room takes its own section by const reference.
 #pragma once
 
-#include "config/checkpoint.h"
-#include "config/data.h"
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "config/choice.h"
+#include "config/cuda_graph.h"
 #include "config/memory.h"
 #include "config/model.h"
 #include "config/optim.h"
 #include "config/parallel.h"
-#include "config/precision.h"
-#include "config/run.h"
-#include "config/train.h"
 
 namespace metroplex::config {
+
+// The process side of a run: how many ranks, where, over what, seeded how.
+
+enum class Backend { automatic, threads, gloo, nccl };
+template <>
+inline constexpr Word<Backend> kWords<Backend>[] = {
+    {Backend::automatic, "auto"}, {Backend::threads, "threads"}, {Backend::gloo, "gloo"}, {Backend::nccl, "nccl"}};
+
+enum class Device { automatic, cpu, cuda };
+template <>
+inline constexpr Word<Device> kWords<Device>[] = {
+    {Device::automatic, "auto"}, {Device::cpu, "cpu"}, {Device::cuda, "cuda"}};
+
+// Its keys, each with type, default and help: run_keys.inc.
+struct Run {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/run_keys.inc"
+#undef KEY
+};
+
+// The loop: batch sizes, how long, what is printed and when.
+
+// Its keys, each with type, default and help: train_keys.inc.
+struct Train {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/train_keys.inc"
+#undef KEY
+
+  bool captures_parts() const;      // partial graphs: local, transformer_engine
+  bool captures_iteration() const;  // one graph: full_iteration
+  // The parts of layers that partial graphs hold: all where none is named. Empty without partial graphs.
+  CudaGraphModules captured_modules() const;
+};
+
+// Number formats, the loss scale, and what is checked of losses and gradients. "fp64" is a real training dtype:
+// layouts are compared in it.
+
+enum class ParamsDtype { fp32, fp64, bf16, fp16 };
+template <>
+inline constexpr Word<ParamsDtype> kWords<ParamsDtype>[] = {{ParamsDtype::fp32, "fp32"},
+                                                            {ParamsDtype::fp64, "fp64"},
+                                                            {ParamsDtype::bf16, "bf16"},
+                                                            {ParamsDtype::fp16, "fp16"}};
+
+enum class MainGradsDtype { automatic, fp32, params };
+template <>
+inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
+    {MainGradsDtype::automatic, "auto"}, {MainGradsDtype::fp32, "fp32"}, {MainGradsDtype::params, "params"}};
+
+// Its keys, each with type, default and help: precision_keys.inc.
+struct Precision {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/precision_keys.inc"
+#undef KEY
+
+  bool half() const { return params_dtype == ParamsDtype::bf16 || params_dtype == ParamsDtype::fp16; }
+  bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
+  bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
+};
+
+// Saving and loading.
+
+// Its keys, each with type, default and help: checkpoint_keys.inc.
+struct Checkpoint {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/checkpoint_keys.inc"
+#undef KEY
+};
+
+// Where samples come from, as in Megatron's GPT dataset.
+
+enum class TokenizerType { none, bytes, sentencepiece, bpe };
+template <>
+inline constexpr Word<TokenizerType> kWords<TokenizerType>[] = {{TokenizerType::none, "none"},
+                                                                {TokenizerType::bytes, "bytes"},
+                                                                {TokenizerType::sentencepiece, "sentencepiece"},
+                                                                {TokenizerType::bpe, "bpe"}};
+
+enum class Dataloader { single, cyclic };
+template <>
+inline constexpr Word<Dataloader> kWords<Dataloader>[] = {{Dataloader::single, "single"},
+                                                          {Dataloader::cyclic, "cyclic"}};
+
+// Its keys, each with type, default and help: data_keys.inc.
+struct Data {
+#define KEY(type, name, value, limits, help) type name = value;
+#include "config/data_keys.inc"
+#undef KEY
+};
 
 struct Config {
   Run run;

@@ -1,7 +1,7 @@
 #include "config/cuda_graph.h"
 
 #include "config/fields.h"
-#include "config/train.h"
+#include "config/config.h"
 
 namespace metroplex::config {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "config/run.h"
+#include "config/config.h"
 
 namespace metroplex::config {
 

@@ -237,6 +237,28 @@ int64_t expert_capacity(const Model& model, int64_t tokens) {
 
 bool pads_to_capacity(const Model& model) { return model.has_capacity() && model.moe_pad_expert_input_to_capacity; }
 
+// Of one rank to one rank, at most: a token goes to an expert once.
+static int64_t most_rows_of_pair(const Model& model, int64_t tokens, int64_t ep) {
+  return tokens * std::min(model.moe_router_topk, model.num_moe_experts / ep);
+}
+
+static int64_t share(double factor, int64_t rows, int64_t ep, int64_t most) {
+  const double asked = std::ceil(factor * static_cast<double>(rows) / static_cast<double>(ep));
+  return asked < static_cast<double>(most) ? static_cast<int64_t>(asked) : most;
+}
+
+int64_t rank_capacity(const Model& model, int64_t tokens, int64_t etp, int64_t ep) {
+  const int64_t ranks = etp * ep;
+  return share(model.moe_expert_rank_capacity_factor, ranks * tokens * model.moe_router_topk, ep,
+               ranks * most_rows_of_pair(model, tokens, ep));
+}
+
+int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep) {
+  const int64_t most = most_rows_of_pair(model, tokens, ep);
+  if (model.moe_rank_pair_capacity_factor == 0) return most;
+  return share(model.moe_rank_pair_capacity_factor, tokens * model.moe_router_topk, ep, most);
+}
+
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {
   if (model.moe_token_dispatcher_type != TokenDispatcher::automatic) return model.moe_token_dispatcher_type;
   return expert_ranks == 1 ? TokenDispatcher::local : TokenDispatcher::alltoall;
@@ -253,7 +275,8 @@ struct DispatcherTraits {
 constexpr DispatcherTraits kDispatcherTraits[] = {{TokenDispatcher::local, false},
                                                   {TokenDispatcher::allgather, false},
                                                   {TokenDispatcher::alltoall, true},
-                                                  {TokenDispatcher::hierarchical, true}};
+                                                  {TokenDispatcher::hierarchical, true},
+                                                  {TokenDispatcher::static_buffer, false}};
 
 }  // namespace
 

@@ -51,6 +51,10 @@ int64_t expert_ffn_width(const Model& model);
 int64_t expert_capacity(const Model& model, int64_t tokens);
 // Every expert gets its capacity's rows from every rank, whatever was routed.
 bool pads_to_capacity(const Model& model);
+// Of the dispatcher static_buffer, with `tokens` on each of the etp * ep ranks: rows that a rank has room for, and
+// that one rank sends to another at most. No more than can come.
+int64_t rank_capacity(const Model& model, int64_t tokens, int64_t etp, int64_t ep);
+int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
 // share a layer's experts, etp * ep.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);

@@ -281,10 +281,10 @@ Config Draft::finish() const {
   Config config = config_;
   const std::vector<Field> list = fields(config);
   const Family* family = find_family(config_.model.family);  // an unknown one is check()'s to refuse
-  for (const auto& [key, value] : family == nullptr ? std::vector<Preset>{} : family->presets) {
-    if (given_.contains(key)) continue;
-    const Field* field = find(list, key);
-    MPX_ASSERT(field != nullptr && assign_scalar(*field, value), "preset ", key);
+  for (const Preset& preset : family == nullptr ? std::vector<Preset>{} : family->presets) {
+    if (given_.contains(preset.key)) continue;
+    const Field* field = find(list, preset.key);
+    MPX_ASSERT(field != nullptr && assign_scalar(*field, preset.value), "preset ", preset.key);
   }
   return config;
 }

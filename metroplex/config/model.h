@@ -42,13 +42,29 @@ template <>
 inline constexpr Word<DropPolicy> kWords<DropPolicy>[] = {{DropPolicy::probs, "probs"},
                                                           {DropPolicy::position, "position"}};
 
-enum class TokenDispatcher { automatic, local, allgather, alltoall, hierarchical };
+enum class TokenDispatcher { automatic, local, allgather, alltoall, hierarchical, static_buffer };
 template <>
-inline constexpr Word<TokenDispatcher> kWords<TokenDispatcher>[] = {{TokenDispatcher::automatic, "auto"},
-                                                                    {TokenDispatcher::local, "local"},
-                                                                    {TokenDispatcher::allgather, "allgather"},
-                                                                    {TokenDispatcher::alltoall, "alltoall"},
-                                                                    {TokenDispatcher::hierarchical, "hierarchical"}};
+inline constexpr Word<TokenDispatcher> kWords<TokenDispatcher>[] = {
+    {TokenDispatcher::automatic, "auto"},
+    {TokenDispatcher::local, "local"},
+    {TokenDispatcher::allgather, "allgather"},
+    {TokenDispatcher::alltoall, "alltoall"},
+    {TokenDispatcher::hierarchical, "hierarchical"},
+    {TokenDispatcher::static_buffer, "static_buffer"}};
+
+// What a step does in which more rows come to a rank than its static buffer has room for.
+enum class OverflowPolicy { redo, drop, stop };
+template <>
+inline constexpr Word<OverflowPolicy> kWords<OverflowPolicy>[] = {
+    {OverflowPolicy::redo, "redo"}, {OverflowPolicy::drop, "drop"}, {OverflowPolicy::stop, "stop"}};
+
+// Who decides which experts get clones on which ranks (plan/echo.h).
+enum class EchoPlanner { greedy, binpack, capfill, exact };
+template <>
+inline constexpr Word<EchoPlanner> kWords<EchoPlanner>[] = {{EchoPlanner::greedy, "greedy"},
+                                                            {EchoPlanner::binpack, "binpack"},
+                                                            {EchoPlanner::capfill, "capfill"},
+                                                            {EchoPlanner::exact, "exact"}};
 
 // Its keys, each with type, default and help: model_keys.inc, and of the experts moe_keys.inc.
 struct Model {

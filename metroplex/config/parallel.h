@@ -5,9 +5,38 @@
 #include <string>
 
 #include "config/choice.h"
-#include "config/sharding.h"
 
 namespace metroplex::config {
+
+// What the data-parallel ranks share instead of each holding all of it: the stages of ZeRO (Rajbhandari et al.,
+// arXiv:1910.02054) as three policies, each of which takes in those before it. Whoever acts on a stage asks here.
+
+enum class ShardingStrategy { no_shard, optim, optim_grads, optim_grads_params };
+template <>
+inline constexpr Word<ShardingStrategy> kWords<ShardingStrategy>[] = {
+    {ShardingStrategy::no_shard, "no_shard"},
+    {ShardingStrategy::optim, "optim"},
+    {ShardingStrategy::optim_grads, "optim_grads"},
+    {ShardingStrategy::optim_grads_params, "optim_grads_params"}};
+
+struct Sharding {
+  bool optimizer_state = false;  // main parameters and moments: a rank updates its own slices only
+  bool gradients = false;        // of reduced ones a rank keeps its own slices only
+  bool parameters = false;       // between uses a rank keeps its own slices only
+
+  // Buckets are cut into own parts, aligned for it; off: all ranks hold and update everything.
+  bool any() const { return optimizer_state; }
+  // Parameters lie in one range that every rank holds whole; its buckets are gathered after an update.
+  bool gathers_updates() const { return optimizer_state && !parameters; }
+  // The parameters of a segment are a unit: made by themselves, in buckets of their own, gathered before forward and
+  // backward of the segment and freed after.
+  bool gathers_units() const { return parameters; }
+  // A bucket of gradients exists from the first one that goes into it until it is reduced, once a microbatch.
+  bool transient_gradients() const { return gradients; }
+  int stage() const { return int{optimizer_state} + int{gradients} + int{parameters}; }  // 0 to 3, for names
+};
+
+Sharding sharding_of(ShardingStrategy strategy);
 
 enum class Schedule { automatic, none, gpipe, one_f_one_b, interleaved };
 template <>

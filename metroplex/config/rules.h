@@ -12,7 +12,6 @@
 #include "config/config.h"
 #include "config/fields.h"
 #include "config/validate.h"
-#include "config/violation.h"
 
 namespace metroplex::config {
 

@@ -34,6 +34,31 @@ void check_dense(Rules& rules) {
   }
 }
 
+void check_static_buffer(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char *kFactor = "model.moe_expert_rank_capacity_factor",
+                              *kPair = "model.moe_rank_pair_capacity_factor", *kPolicy = "model.moe_overflow_policy";
+  const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
+  const double factor = m.moe_expert_rank_capacity_factor, pair = m.moe_rank_pair_capacity_factor;
+  if (dispatcher != TokenDispatcher::static_buffer) {
+    const std::string rule = "is for model.moe_token_dispatcher_type = static_buffer, not " + dispatcher;
+    rules.require(factor == 0, kFactor, factor, rule, "leave it out, or use static_buffer");
+    rules.require(pair == 0, kPair, pair, rule, "leave it out, or use static_buffer");
+    rules.require(m.moe_overflow_policy == OverflowPolicy::redo, kPolicy, m.moe_overflow_policy, rule,
+                  "leave it out, or use static_buffer");
+    return;
+  }
+  static constexpr const char* kLess = "a buffer smaller than the even load overflows in every step";
+  rules.require(factor >= 1, kFactor, factor,
+                concat("must be at least 1 with model.moe_token_dispatcher_type = static_buffer: ", kLess),
+                "give the largest load over the mean that is to find room, 1.5 say, or use alltoall");
+  rules.require(pair == 0 || pair >= 1, kPair, pair, concat("must be 0 or at least 1: ", kLess),
+                "set it to 0, or to 1 or more");
+  rules.require(!pads_to_capacity(m), "model.moe_pad_expert_input_to_capacity", "true",
+                "has no meaning with model.moe_token_dispatcher_type = static_buffer, whose sizes are fixed already",
+                "turn it off, or use alltoall");
+}
+
 void check_expert_ranks(Rules& rules) {
   const Model& m = rules.config.model;
   const Parallel& p = rules.config.parallel;
@@ -67,6 +92,7 @@ void check_expert_ranks(Rules& rules) {
   rules.require(dispatcher != TokenDispatcher::local || layer == 1, "model.moe_token_dispatcher_type", dispatcher,
                 concat("sends no tokens, but ", layer, " ranks share a layer's experts (", both, ")"),
                 "use auto, or one rank for all experts");
+  check_static_buffer(rules);
   const int64_t node = p.expert_ranks_per_node;
   static constexpr const char* kNode = "parallel.expert_ranks_per_node";
   rules.require(node == 0 || dispatcher == TokenDispatcher::hierarchical, kNode, node,

@@ -52,8 +52,8 @@ void check_iteration(Rules& rules) {
                 concat("captures layers with experts only where the host reads nothing: with ",
                        "model.moe_token_dispatcher_type = ", text_of(token_dispatcher(m, expert_ranks)),
                        " it reads how many rows go to each rank"),
-                "use allgather, set model.moe_expert_capacity_factor and moe_pad_expert_input_to_capacity, or use "
-                "transformer_engine with cuda_graph_modules = attn");
+                "use static_buffer or allgather, set model.moe_expert_capacity_factor and "
+                "moe_pad_expert_input_to_capacity, or use transformer_engine with cuda_graph_modules = attn");
   rules.require(!m.has_experts() || m.moe_grouped_gemm, kImpl, t.cuda_graph_impl,
                 concat("captures layers with experts only where the host reads nothing: with ",
                        "model.moe_grouped_gemm = false ", kRowsAreRead),

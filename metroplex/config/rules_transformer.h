@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "config/violation.h"
+#include "config/validate.h"
 
 namespace metroplex::config {
 

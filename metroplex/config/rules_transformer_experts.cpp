@@ -112,10 +112,10 @@ class ExpertChecker {
              "must be at least 1: shared experts times the width of one", "choose 1 or more");
     }
     // Which one auto becomes depends on the ranks alone, and one rank has nothing to overlap with.
-    static const std::vector<std::string> kSending{"alltoall", "flex", "hierarchical", "auto"};
+    static const std::vector<std::string> kSending{"alltoall", "flex", "hierarchical", "static_buffer", "auto"};
     if (e_.shared_overlap && !among(e_.dispatcher, kSending)) {
       refuse(list_, "model.moe_shared_expert_overlap", "true",
-             "needs model.moe_token_dispatcher_type = alltoall or hierarchical, not " + e_.dispatcher,
+             "needs model.moe_token_dispatcher_type = alltoall, hierarchical or static_buffer, not " + e_.dispatcher,
              "choose one of them or turn the overlap off");
     }
   }

@@ -1,4 +1,4 @@
-#include "config/sharding.h"
+#include "config/parallel.h"
 
 #include "base/error.h"
 

@@ -7,10 +7,27 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "config/config.h"
-#include "config/violation.h"
 
 namespace metroplex::config {
+
+// One broken rule, in the four parts a user needs.
+
+struct Violation {
+  std::string key;    // "parallel.tensor_model_parallel_size"
+  std::string value;  // what it is
+  std::string rule;   // what it must be, with the other values that matter
+  std::string fix;    // what to do
+};
+
+// Adds one to `list`. An empty value is written "(empty)": nothing would look like a mistake of the message.
+template <class Value>
+void refuse(std::vector<Violation>& list, const char* key, const Value& value, const std::string& rule,
+            const std::string& fix) {
+  const std::string text = base::concat(value);
+  list.push_back({key, text.empty() ? "(empty)" : text, rule, fix});
+}
 
 // What a configuration is asked to do: some of what training cannot do evaluation and generation can.
 enum class Use { training, evaluation };

@@ -42,7 +42,7 @@ struct Operation {
   std::string arguments{};       // of a kernel, all but tensors: argument_bytes
   // Instead of `run` in replays, where that one holds its memory: a call whose rank fails under way needs it until
   // the peers are done.
-  std::function<void()> again{};
+  std::function<void()> replay{};
   size_t scratch = 0;  // how many of the last in `writes` are room to work in: what is left there is nobody's result
 };
 
@@ -58,7 +58,9 @@ class Recorder {
   // not hold it.
   virtual at::Tensor held(const at::Tensor& x) { return x; }
   // Is told of a group that this rank speaks on and whose calls it will be told of: its global ranks, two or more.
-  virtual void joins(const std::string& /*group*/, const std::vector<int>& /*ranks*/) {}
+  // Groups of equal ranks and equal purpose share a communicator.
+  virtual void joins(const std::string& /*group*/, const std::string& /*purpose*/,
+                     const std::vector<int>& /*ranks*/) {}
   // Runs `host`, and again at this place of every replay.
   virtual void mark(std::function<void()> host) { host(); }
   // Is told of a product of libtorch (matrix product, attention) once its caller has issued it: `run` is empty.

@@ -1,4 +1,4 @@
-#include "cuda/meta_meter.h"
+#include "cuda/memory_meter.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>

@@ -1,6 +1,5 @@
 // A stream beside the current one of a GPU, for copies that computation need not wait for. On the CPU and the meta
-// device there is no such thing: what is run on it is done at once, and waiting is nothing. Virtual is what a test
-// wants to see the order of.
+// device there is no such thing: what is run on it is done at once, and waiting is nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,13 +14,12 @@ namespace metroplex::cuda {
 class SideStream {
  public:
   explicit SideStream(at::Device device);
-  virtual ~SideStream() = default;
 
   // What `work` enqueues goes to this stream, behind what it has already.
-  virtual void run(const std::function<void()>& work) const;
+  void run(const std::function<void()>& work) const;
   // This stream goes on when the current one has come to where it is now; and the other way round.
-  virtual void wait_for_current() const;
-  virtual void current_waits() const;
+  void wait_for_current() const;
+  void current_waits() const;
   // The memory of x, which was allocated on another stream, is not given to others before this stream has come to
   // where it is now.
   void uses(const at::Tensor& x) const;

@@ -1,4 +1,4 @@
-// Several datasets as one, in given proportions, and the arithmetic of splits: Megatron's rules, number for number.
+// A blend of datasets in given proportions, and the arithmetic of splits, exactly as in Megatron.
 #pragma once
 
 #include <array>
@@ -21,17 +21,17 @@ struct Blend {
   std::vector<std::string> prefixes;
   std::optional<std::vector<double>> weights;
 };
-// nullopt for an empty list. Throws base::Error when only some of the would-be weights are numbers.
+// nullopt for an empty list. Throws base::Error when only some of the words in the places of weights are numbers.
 std::optional<Blend> parse_blend(const std::vector<std::string>& words);
 
-// weights / sum, the sum taken in numpy's order so that the bits agree.
+// weights / sum, summed in numpy's order so that the bits agree.
 std::vector<double> normalize(const std::vector<double>& weights);
 
 // "969, 30, 1" -> shares of train, valid, test that add up to 1; missing ones are 0. Throws base::Error when all are
 // 0.
 std::array<double, 3> parse_split(const std::string& split);
 
-// Where each split begins and ends in [0, 1]; none where it is empty. With `other`: the overlap of two splits.
+// Begin and end of each split in [0, 1]; none for an empty split. With `other`: the overlap of two splits.
 using SplitBounds = std::array<std::optional<std::pair<double, double>>, 3>;
 SplitBounds split_bounds(const std::array<double, 3>& shares);
 SplitBounds split_bounds(const std::array<double, 3>& shares, const std::array<double, 3>& other);
@@ -46,9 +46,9 @@ struct BlendIndex {
   std::vector<int16_t> dataset;  // which dataset a sample comes from
   std::vector<int64_t> sample;   // and which of its samples
 };
-// Each next sample from the dataset furthest behind its share, the first of those equally far.
+// Takes each sample from the dataset that is furthest behind its share; of equal ones the first.
 BlendIndex build_blend_index(const std::vector<double>& weights, int64_t size);
-// Each dataset to its very end, in proportion on the way.
+// Uses every sample of every dataset, interleaved in proportion to their sizes.
 BlendIndex build_exhaustive_blend_index(const std::vector<int64_t>& sizes);
 
 class BlendedDataset final : public Dataset {

@@ -228,7 +228,7 @@ std::vector<Part> parts_of(const config::Data& config, const BuildOptions& optio
 
 }  // namespace
 
-Splits build_datasets(const config::Data& config, const BuildOptions& options) {
+Splits build_datasets(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
   const auto own = own_paths(config);
   const bool per_split = std::any_of(own.begin(), own.end(), [](const auto* words) { return !words->empty(); });
   MPX_CHECK(options.seed <= 0xffffffffu, "data", "run.seed = ", options.seed,
@@ -238,7 +238,6 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options) {
             "samples come from; ",
             config.mock_data + per_split + !config.data_path.empty(), " are set");
 
-  files::PosixFileSystem disk;
   // The datasets keep mapped bytes, not the disk: it may go when they are built.
   const Builder builder(config, options, disk, IndexCache(disk, cache_directory(config)));
   Datasets datasets;
@@ -277,15 +276,6 @@ void check_splits(const config::Data& config, const BuildOptions& options, files
     trains = trains || part.bounds[0].has_value();
   }
   MPX_CHECK(trains, "data", "the training split has no samples; give it a share in data.split");
-}
-
-Splits build_datasets(const config::Data& config, int64_t sequence_length, uint64_t seed,
-                      std::array<int64_t, 3> sizes) {
-  BuildOptions options;
-  options.sequence_length = sequence_length;
-  options.seed = seed;
-  options.sizes = sizes;
-  return build_datasets(config, options);
 }
 
 }  // namespace metroplex::data

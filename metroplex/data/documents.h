@@ -1,5 +1,5 @@
-// Input files cut into documents. Text: a file is a document, or its parts between blank lines are. JSON lines: a
-// line is a document, the text of one key. Files are mapped and cut in order; decoding runs on the worker
+// Splits input files into documents. Text: a file is a document, or each of its parts between blank lines. JSON
+// lines: each line is a document, the text of one key. Files are mapped and split in order; decoding runs on worker
 // threads.
 #pragma once
 
@@ -31,8 +31,7 @@ struct DocumentPosition {
   int64_t offset = 0;
 };
 
-// Directories stand for all files below them, in the order of their names. Throws base::Error for what cannot be
-// read.
+// A directory stands for all files below it, in the order of their names. Throws base::Error for what cannot be read.
 std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
                                          TextFormat format);
 
@@ -41,9 +40,9 @@ class DocumentReader {
   DocumentReader(const std::vector<DocumentFile>& files, bool split_at_blank_lines, DocumentPosition start)
       : files_(files), split_(split_at_blank_lines), at_(start) {}
 
-  // The next document, in order; false at the end. Blank lines of JSON files are no documents, empty files are.
+  // The next document, in order; false at the end. Blank lines of JSON files are not documents; empty files are.
   bool next(RawDocument& document);
-  // Where reading goes on.
+  // Where reading continues.
   DocumentPosition position() const { return at_; }
 
  private:
@@ -52,7 +51,7 @@ class DocumentReader {
   DocumentPosition at_;
 };
 
-// The text of a document as UTF-8. Throws base::Error naming file, line or byte, and what to do.
+// The text of a document as UTF-8. Throws base::Error naming file, line or byte, and a fix.
 std::string document_text(const std::vector<DocumentFile>& files, const RawDocument& document,
                           const std::string& json_key);
 

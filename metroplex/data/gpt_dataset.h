@@ -1,5 +1,6 @@
-// Samples of exactly sequence_length tokens out of documents, with labels shifted by one, loss mask and positions:
-// Megatron's GPTDataset. The order comes from gpt_index.h, through a cache of index files that ranks may race for.
+// Megatron's GPTDataset: samples of exactly sequence_length tokens from documents, with labels shifted by one, loss
+// mask and positions. The order comes from gpt_index.h, through a cache of index files that ranks may build
+// concurrently.
 #pragma once
 
 #include <array>
@@ -19,23 +20,22 @@ namespace metroplex::data {
 struct GptOptions {
   GptIndexOptions index;
   std::string split = "train";          // train | valid | test
-  int64_t eod = -1;                     // end-of-document token; needed by the three below it
-  bool reset_position_ids = false;      // positions start at 0 behind every eod
+  int64_t eod = -1;                     // end-of-document token; needed by the next three
+  bool reset_position_ids = false;      // positions restart at 0 after every eod
   bool reset_attention_mask = false;    // fills Sample::document_ids, counted by eod
   bool eod_mask_loss = false;           // no loss where the token is eod
-  bool inter_document_masking = false;  // both resets, at the borders of documents instead of at eod
-  int64_t pad = -1;                     // fills a last sample that is too short; masked, and replaced by 0
+  bool inter_document_masking = false;  // both resets, at document borders instead of at eod
+  int64_t pad = -1;                     // fills up a last sample that is too short; masked, and replaced by 0
   int64_t vocab_size = 0;               // every token must be below; 0: not checked
 };
 
-// Where the loss counts, positions and documents for one sequence of tokens. `sample.tokens` is read, the rest
-// written.
+// Fills in loss mask, positions and documents of one sequence. Reads `sample.tokens`, writes the rest.
 void fill_masks(const GptOptions& options, Sample& sample);
 
 class GptDataset final : public Dataset {
  public:
-  // `documents` [begin, end) are the split's part of the source. Throws base::Error when options need an eod that is
-  // not there, or the split holds no token.
+  // `documents` [begin, end) are the split's part of the source. Throws base::Error when options need an eod and
+  // there is none, or the split holds no token.
   GptDataset(std::shared_ptr<const TokenSource> source, std::span<const int32_t> documents, const GptOptions& options,
              const IndexCache& cache);
 
@@ -47,7 +47,7 @@ class GptDataset final : public Dataset {
   std::span<const int64_t> shuffle_index() const { return shuffle_index_; }
 
  private:
-  // The sequence_length (+ 1) tokens of a sample, padded; part_ends gets where each document's part ends.
+  // Reads the sequence_length (+ 1) tokens of a sample, padded; part_ends gets the end of each document's part.
   void read_tokens(int64_t sample, std::vector<int64_t>& text, std::vector<int64_t>& part_ends) const;
   void check_tokens(std::span<const int64_t> text, int64_t index) const;
 

@@ -1,7 +1,7 @@
-// The order of a GPT dataset, exactly Megatron's for a seed. The documents of as many epochs as are needed are laid
-// out in shuffled order (document index); the stream of their tokens is cut every sequence_length tokens (sample
-// index); the samples are shuffled (shuffle index). When the last epoch is used for less than 80 % it is shuffled
-// apart, so that it is not mixed into the others.
+// The order of a GPT dataset, exactly Megatron's for a seed. The documents of as many epochs as needed are put in
+// shuffled order (document index); the stream of their tokens is cut every sequence_length tokens (sample index); the
+// samples are shuffled (shuffle index). If less than 80 % of the last epoch is used it is shuffled separately, so
+// that it is not mixed into the others.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace metroplex::data {
 
 struct GptIndexOptions {
   int64_t sequence_length = 0;
-  int64_t num_samples = -1;  // at least so many; -1: one epoch
+  int64_t num_samples = -1;  // at least this many; -1: one epoch
   uint32_t seed = 1234;
   bool add_extra_token = true;  // neighbouring samples share one token, so that each has a label for every token
   bool drop_last_partial = true;
 };
 
-// How often the documents are laid out. The order of all samples follows from it: other epochs, another order.
+// The number of epochs. The order of all samples depends on it: other epochs, another order.
 struct EpochLayout {
   int64_t tokens_per_epoch = 0, num_epochs = 1;
   bool separate_final_epoch = false;
@@ -34,15 +34,16 @@ struct GptIndex : EpochLayout {
   std::vector<int64_t> shuffle_index;  // [samples]
 };
 
-// The memory that making the index takes, for so many documents and tokens of a split: 24 bytes a sample and 4 a
-// document and epoch for the index, and 16 a sample more on the way. In double: it may be beyond all bounds.
+// The memory needed to build the index of a split with this many documents and tokens: for the index 24 bytes per
+// sample and 4 per document and epoch, and temporarily 16 more per sample. In double, because it may exceed any
+// integer.
 struct IndexNeed {
   double epochs = 1, samples = 0, bytes = 0;
 };
 IndexNeed index_need(int64_t documents, int64_t tokens, const GptIndexOptions& options);
 
-// `lengths[d]` is the number of tokens of document d, of all documents of the corpus; `documents` are those of the
-// split. Throws base::Error when they hold no token.
+// `lengths[d]` is the number of tokens of document d of the whole corpus; `documents` are those of the split. Throws
+// base::Error when they hold no token.
 GptIndex build_gpt_index(std::span<const int32_t> lengths, std::span<const int32_t> documents,
                          const GptIndexOptions& options);
 
@@ -53,7 +54,7 @@ std::vector<int32_t> build_document_index(std::span<const int32_t> documents, in
 std::vector<int64_t> build_sample_index(std::span<const int32_t> lengths, std::span<const int32_t> document_index,
                                         int64_t num_tokens, const GptIndexOptions& options);
 
-// Shuffles [0, first) and [first, total) apart.
+// Shuffles [0, first) and [first, total) separately.
 std::vector<int64_t> build_shuffle_index(int64_t first, int64_t total, RandomState& random);
 
 }  // namespace metroplex::data

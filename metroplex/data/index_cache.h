@@ -1,8 +1,8 @@
-// Index files that are expensive to build are kept beside the data and shared by all ranks. An entry is named by the
-// hash of a description of everything it depends on: HASH-NAME-ARRAY.npy for each array, and
-// HASH-NAME-description.txt, written last, with the checksum of each array. Under a lock one rank builds and the
-// others wait; where locks do not work each builds and the atomic renames make that harmless. An entry that is
-// incomplete or altered is built again; where nothing can be written the arrays stay in memory.
+// A cache of index files, which are expensive to build, beside the data and shared by all ranks. An entry is named by
+// the hash of a description of everything it depends on: HASH-NAME-ARRAY.npy for each array, and
+// HASH-NAME-description.txt, written last, with the checksum of each array. One rank builds under a lock and the
+// others wait; where locks do not work each rank builds, which atomic renames make harmless. An incomplete or altered
+// entry is rebuilt; if nothing can be written the arrays stay in memory.
 #pragma once
 
 #include <cstdint>
@@ -39,20 +39,20 @@ class IndexCache {
 
   class Entry {
    public:
-    // Lives as long as the entry. Throws base::Error when there is no such array of this type.
+    // Valid as long as the entry. Throws base::Error when there is no such array of this type.
     template <class T>
     std::span<const T> array(const std::string& name) const {
       return arrays_.at(name).as<T>();
     }
-    bool built = false;  // by this call, instead of found
+    bool built = false;  // by this call, not found in the cache
 
    private:
     friend class IndexCache;
     std::map<std::string, files::NpyArray> arrays_;
   };
 
-  // Finds the arrays of `description`, or calls `build` and keeps what it returns. Safe for threads and processes at
-  // once.
+  // Finds the arrays of `description`, or calls `build` and stores the result. Safe for concurrent threads and
+  // processes.
   Entry get(const std::string& name, const std::string& description, const std::function<IndexArrays()>& build) const;
 
  private:

@@ -1,7 +1,7 @@
-// Text in, indexed dataset out. The input is cut into parts of some megabytes; all cores tokenize one part, and it is
-// kept under PREFIX.preprocess/ with a note of where it ended. At the end the parts become PREFIX.bin and PREFIX.idx.
-// A run that was killed goes on behind the last whole part, and its result is the same to the byte; notes of another
-// job are dropped. PREFIX.preprocess.json says beside the result which job it is of.
+// Tokenizes text into an indexed dataset. The input is cut into parts of some megabytes; all cores tokenize one part,
+// which is stored in PREFIX.preprocess/ with a note of where it ended. At the end the parts become PREFIX.bin and
+// PREFIX.idx. A run that was killed resumes after the last complete part, with a byte-identical result; notes of
+// another job are discarded. PREFIX.preprocess.json, beside the result, identifies its job.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ namespace metroplex::data {
 
 struct Encoder {
   std::function<std::vector<int32_t>(std::string_view)> encode;  // called from several threads at once
-  int64_t vocab_size = 0;                                        // decides the type of the tokens
+  int64_t vocab_size = 0;                                        // determines the dtype of the tokens
   int64_t eod = -1;                                              // -1: none
-  std::string description;                                       // a change of it makes another job
+  std::string description;                                       // a changed description is another job
 };
 
 struct PreprocessProgress {
@@ -35,21 +35,21 @@ struct PreprocessOptions {
   std::string json_key = "text";
   bool split_documents = false;  // text files: a blank line ends a document
   bool append_eod = false;
-  bool overwrite = false;  // a dataset of another job under the prefix; else an error
+  bool overwrite = false;  // replaces a dataset of another job under the prefix; else that is an error
   int workers = 1;
-  // Of several runs on the same input, each takes the documents that begin in its share of the bytes; merged in order
-  // their results are what one run gives.
+  // Several runs can share an input: each takes the documents that begin in its share of the bytes, and their
+  // results, merged in order, are those of one run.
   int64_t partition = 0, num_partitions = 1;
   int64_t part_bytes = 0;                                   // 0: by the size of the input, 8 to 128 MiB
-  std::function<void(const PreprocessProgress&)> progress;  // after every few documents, from one thread at a time
+  std::function<void(const PreprocessProgress&)> progress;  // after every few documents, by one thread at a time
 };
 
-// Documents without a token are left out and counted. Throws base::Error, leaving no output, when the input has no
-// token at all, is not UTF-8 or not JSON, when another run works on the same prefix, or when
-// a dataset of another job is there.
+// Documents without a token are skipped and counted. Throws base::Error, leaving no output, when the input has no
+// token at all, is not UTF-8 or not JSON, when another run works on the same prefix, or when a dataset of another job
+// exists.
 PreprocessProgress preprocess(files::FileSystem& disk, const PreprocessOptions& options, const Encoder& encoder);
 
-// PREFIXES one behind the other as a new dataset; all of one token type.
+// Concatenates datasets, all of one token dtype, into a new one.
 void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& prefixes,
                     const std::string& output_prefix);
 

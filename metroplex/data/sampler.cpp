@@ -35,8 +35,8 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   } else {
     // What the ranks together have taken so far is dropped, and the rest dealt out anew: so a resumed run may have
     // another number of ranks.
-    std::vector<int64_t> order = torch_randperm(o.total_samples / o.micro_batch_size * o.micro_batch_size,
-                                                o.seed + static_cast<uint64_t>(epoch_));
+    std::vector<int64_t> order =
+        torch_randperm(o.total_samples / o.micro_batch_size * o.micro_batch_size, static_cast<uint64_t>(epoch_));
     epoch_order_.clear();
     const int64_t own = (active - in_epoch) / o.dp_size;
     for (int64_t i = 0; i < own; ++i)
@@ -47,7 +47,7 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
 void Sampler::start_epoch() {
   const auto& o = options_;
   const int64_t step = o.micro_batch_size * o.dp_size, own = o.total_samples / step * o.micro_batch_size;
-  const uint64_t seed = o.seed + static_cast<uint64_t>(epoch_);
+  const auto seed = static_cast<uint64_t>(epoch_);
   position_ = 0;
   if (o.data_sharding) {
     epoch_order_ = torch_randperm(own, seed);
@@ -59,55 +59,30 @@ void Sampler::start_epoch() {
   for (int64_t i = 0; i < own; ++i) epoch_order_.push_back(order[static_cast<size_t>(o.dp_index + i * o.dp_size)]);
 }
 
-bool Sampler::at_epoch_end() const {
-  return options_.type == SamplerType::cyclic && position_ >= static_cast<int64_t>(epoch_order_.size());
-}
-
 bool Sampler::next(std::vector<int64_t>& indices) {
   indices.clear();
-  if (options_.type == SamplerType::single) return next_single(indices);
-  if (at_epoch_end()) {
+  const int64_t micro = options_.micro_batch_size;
+  if (options_.type == SamplerType::single) {
+    const int64_t step = micro * options_.dp_size, begin = position_ + options_.dp_index * micro;
+    if (options_.total_samples - position_ < step) return false;
+    for (int64_t i = begin; i < begin + micro; ++i) indices.push_back(i);
+    position_ += step;
+    return true;
+  }
+  if (position_ >= static_cast<int64_t>(epoch_order_.size())) {
     ++epoch_;
     start_epoch();
   }
   const auto begin = epoch_order_.begin() + position_;
-  indices.assign(begin, begin + options_.micro_batch_size);
-  position_ += options_.micro_batch_size;
-  return true;
-}
-
-bool Sampler::next_single(std::vector<int64_t>& indices) {
-  const auto& o = options_;
-  const int64_t step = o.micro_batch_size * o.dp_size, left = o.total_samples - position_;
-  if (left <= 0 || (left < step && o.drop_last)) return false;
-  const int64_t begin = position_ + o.dp_index * o.micro_batch_size;
-  const int64_t end = std::min(begin + o.micro_batch_size, o.total_samples);
-  for (int64_t i = begin; i < end; ++i) indices.push_back(i);
-  position_ += step;
+  indices.assign(begin, begin + micro);
+  position_ += micro;
   return true;
 }
 
 SampleCounts sample_counts(const SampleCountOptions& o) {
-  const int64_t eval_batch = o.eval_global_batch_size > 0 ? o.eval_global_batch_size : o.global_batch_size;
-  const int64_t total = o.train_samples > 0 ? o.train_samples : o.train_iters * o.global_batch_size;
-  SampleCounts counts{total, 0, o.eval_iters * eval_batch};
-  if (!o.phase_transition_iterations.empty()) {  // only the samples of the phase that `iteration` is in
-    int64_t begin = 0, end = total;
-    for (const int64_t iteration : o.phase_transition_iterations) {
-      const int64_t at = iteration * o.global_batch_size;
-      if (iteration <= o.iteration) begin = std::max(begin, at);
-      else end = std::min(end, at);
-    }
-    counts.train = end - begin;
-  }
-  if (o.full_validation) {
-    counts.valid = -1;
-  } else if (o.skip_train) {
-    counts.valid = o.eval_iters * eval_batch;
-  } else if (o.eval_interval > 0) {
-    const int64_t points = o.train_iters / o.eval_interval + 1 - o.start_eval_at_iter / o.eval_interval;
-    counts.valid = std::max<int64_t>(points, 0) * o.eval_iters * eval_batch;
-  }
+  const int64_t evaluation = o.eval_iters * o.global_batch_size;
+  SampleCounts counts{o.train_samples > 0 ? o.train_samples : o.train_iters * o.global_batch_size, 0, evaluation};
+  if (o.eval_interval > 0) counts.valid = (o.train_iters / o.eval_interval + 1) * evaluation;
   return counts;
 }
 

@@ -1,6 +1,6 @@
 // Which samples a data-parallel rank sees, and when: Megatron's samplers as pure functions of the number of samples
-// consumed so far, so a run can stop and go on anywhere. Single walks the dataset in order, once. Cyclic walks it in
-// a new order every epoch (torch.randperm seeded by the epoch) for ever.
+// consumed so far, so a run can stop and resume anywhere. Single reads the dataset in order, once. Cyclic reads it in
+// a new order every epoch (torch.randperm seeded by the epoch), endlessly.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,22 @@ struct SamplerOptions {
   int64_t dp_index = 0;
   int64_t dp_size = 1;
   SamplerType type = SamplerType::single;
-  // Cyclic: each rank permutes its own slice of the dataset, so a run can only go on with the same dp_size; without,
-  // one permutation is dealt round, and dp_size may change.
+  // Cyclic: each rank permutes its own slice of the dataset, so a run can resume only with the same dp_size. False:
+  // one permutation is distributed round-robin, and dp_size may change.
   bool data_sharding = true;
-  bool drop_last = true;  // single: leave out the last batch when it does not fill every rank
-  uint64_t seed = 0;      // cyclic: added to the epoch number; 0 is Megatron's order
 };
 
 class Sampler {
  public:
-  // Throws base::Error when the options make no sense or single has no samples left.
+  // Throws base::Error when the options are invalid or single has no samples left.
   explicit Sampler(const SamplerOptions& options);
 
-  // The next micro-batch of this rank. False when single has come to the end; cyclic goes on with the next epoch.
-  // Single without drop_last: the last batch may be shorter, or empty on some ranks.
+  // The next micro-batch of this rank. False when single has no batch left for all ranks; cyclic continues with the
+  // next epoch.
   bool next(std::vector<int64_t>& indices);
-
-  // Cyclic: true when the batch that `next` would give belongs to a later epoch than the one before.
-  bool at_epoch_end() const;
 
  private:
   void start_epoch();
-  bool next_single(std::vector<int64_t>& indices);
 
   SamplerOptions options_;
   int64_t position_ = 0;              // single: samples consumed; cyclic: own samples consumed in this epoch
@@ -46,17 +40,12 @@ class Sampler {
   std::vector<int64_t> epoch_order_;  // cyclic: this rank's samples of this epoch, whole batches only
 };
 
-// Samples to build for {train, valid, test}: Megatron's get_train_valid_test_num_samples. valid is -1 ("all of them")
-// with full_validation. train_samples wins over train_iters when it is not 0.
+// Samples to build for {train, valid, test}: Megatron's get_train_valid_test_num_samples. train_samples wins over
+// train_iters when it is not 0.
 struct SampleCountOptions {
   int64_t train_iters = 0, train_samples = 0;
   int64_t global_batch_size = 1;
-  int64_t eval_global_batch_size = 0;  // 0: global_batch_size
   int64_t eval_interval = 0, eval_iters = 0;
-  int64_t start_eval_at_iter = 0;
-  bool skip_train = false, full_validation = false;
-  std::vector<int64_t> phase_transition_iterations;
-  int64_t iteration = 0;
 };
 struct SampleCounts {
   int64_t train = 0, valid = 0, test = 0;

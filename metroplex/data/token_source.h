@@ -1,4 +1,4 @@
-// Where a GPT dataset takes documents from: an indexed dataset on disk, or mock documents made on the fly.
+// The documents of a GPT dataset: an indexed dataset on disk, or mock documents generated on the fly.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class TokenSource {
   virtual ~TokenSource() = default;
   virtual int64_t num_sequences() const = 0;
   virtual int32_t length(int64_t sequence) const = 0;
-  // Tokens [offset, offset + count) of a sequence, which has them. Safe from several threads.
+  // Copies tokens [offset, offset + count) of a sequence, which has that many. Thread-safe.
   virtual void read(int64_t sequence, int64_t offset, int64_t count, int64_t* out) const = 0;
   // For messages: the path prefix, or "mock".
   virtual std::string name() const = 0;
@@ -23,10 +23,10 @@ class TokenSource {
   virtual std::string fingerprint() const = 0;
 };
 
-// Each sequence of the set is a document.
+// Each sequence of the dataset is a document.
 class IndexedSource final : public TokenSource {
  public:
-  // Throws base::Error when the files are damaged or hold anything but whole numbers.
+  // Throws base::Error when the files are damaged or hold anything but integers.
   IndexedSource(files::FileSystem& disk, const std::string& prefix);
   int64_t num_sequences() const override { return dataset_.num_sequences(); }
   int32_t length(int64_t sequence) const override { return dataset_.length(sequence); }

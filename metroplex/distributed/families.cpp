@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <sstream>
-#include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -29,7 +29,8 @@ DataParallel cut_into_runs(const comm::World& world, const comm::Group& group, i
     if (i / run == at / run) own.push_back(rank);
     if (i % run == at % run) peers.push_back(rank);
   }
-  return {world.make_group("intra-edp", own), world.make_group("inter-edp", peers)};
+  return {world.make_group({"intra-edp", comm::Purpose::gradients, own}),
+          world.make_group({"inter-edp", comm::Purpose::gradients, peers})};
 }
 
 DataParallel data_parallel_of(const comm::World& world, Grid grid, const FamilyOptions& options) {
@@ -43,29 +44,29 @@ comm::Group model_parallel_of(const comm::World& world, Grid grid) {
   const comm::Group& dense = world.groups().model_parallel;
   if (grid == Grid::dense) return dense;
   const topology::Ranks ranks = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep, Axis::pp});
-  return ranks == dense.ranks() ? dense : world.make_group("etp-ep-pp", ranks);
+  return ranks == dense.ranks() ? dense : world.make_group({"etp-ep-pp", comm::Purpose::gradients, ranks});
 }
 
 // Those of all stages, in one order.
-std::vector<FamilyKey> find_keys(const comm::Group& pp, const std::vector<nn::Param*>& params) {
+std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn::Param*>& params) {
   std::ostringstream mine;
   std::vector<FamilyKey> keys;
   for (const nn::Param* param : params) {
     const FamilyKey key = family_of(*param);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     keys.push_back(key);
-    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.clones << '\n';
+    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << '\n';
   }
-  for (const std::string& text : comm::all_gather_strings(mine.str(), pp)) {
+  for (const std::string& text : comm::all_gather_strings(mine.str(), stages)) {
     std::istringstream lines(text);
     int grid = 0, dtype = 0;
-    for (bool clones = false; lines >> grid >> dtype >> clones;) {
-      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype), clones};
+    while (lines >> grid >> dtype) {
+      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype)};
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
     }
   }
   std::sort(keys.begin(), keys.end(), [](const FamilyKey& a, const FamilyKey& b) {
-    return std::tuple(a.clones, a.grid, a.dtype) < std::tuple(b.clones, b.grid, b.dtype);
+    return std::pair(a.grid, a.dtype) < std::pair(b.grid, b.dtype);
   });
   return keys;
 }
@@ -98,7 +99,7 @@ std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const c
 
 // A rank that shares with nobody would gather and reduce what it has.
 config::Sharding sharding_of(const ParamFamily& family, const FamilyOptions& options) {
-  return family.key.clones || family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
+  return family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
 }
 
 void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units) {
@@ -118,7 +119,7 @@ void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector
   gradients.overlap = p.overlap_grad_reduce;
   gradients.transient_buckets = sharding.transient_gradients();
   family.gradients = std::make_unique<GradBuffer>(layout, family.data_parallel, gradients);
-  if (!family.key.clones) family.slices = own_slices(*family.values, *family.gradients);
+  family.slices = own_slices(*family.values, *family.gradients);
 }
 
 template <class Add>
@@ -129,26 +130,25 @@ int64_t sum_over(const std::vector<ParamFamily>& families, const Add& add) {
 
 }  // namespace
 
-FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.clone}; }
+FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type()}; }
 
 ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params,
                              const FamilyOptions& options)
     : dense_(data_parallel_of(world, Grid::dense, options)), expert_(data_parallel_of(world, Grid::expert, options)) {
   for (nn::Param* param : params) param->dtype = param->scalar_type();
-  for (const FamilyKey& key : find_keys(world.groups().pp, params)) {
+  for (const FamilyKey& key : find_keys(world.groups().stages, params)) {
     ParamFamily& family = families_.emplace_back();
     family.key = key;
     std::copy_if(params.begin(), params.end(), std::back_inserter(family.params),
                  [&](const nn::Param* param) { return family_of(*param) == key; });
-    if (!key.clones) {
-      family.data_parallel = data_parallel(key.grid);
-      family.model_parallel = model_parallel_of(world, key.grid);
-    }
+    family.data_parallel = data_parallel(key.grid);
+    family.model_parallel = model_parallel_of(world, key.grid);
   }
   for (ParamFamily& family : families_) {
     if (options.forward_only) {
-      for (nn::Param* param : family.params)
-        if (!param->clone) family.slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
+      for (nn::Param* param : family.params) {
+        family.slices.push_back({param, 0, param->numel(), param->data.view(-1), {}});
+      }
       continue;
     }
     make_buffers(family, options, units_of(family, params, options.units));

@@ -13,11 +13,13 @@ FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& 
       index_(options.index),
       bucket_of_(params_.size()),
       offset_in_bucket_(params_.size()) {
-  MPX_ASSERT(options.sharded || options.parts == 1, "parts without sharding");
+  MPX_ASSERT(options.sharded || options.parts == 1, "a flat layout without sharding has one part, not ",
+             options.parts);
   std::vector<size_t> units = options.units;
   if (units.empty()) units.push_back(params_.size());
   size_t end = params_.size();
-  MPX_ASSERT(std::accumulate(units.begin(), units.end(), size_t{0}) == end, "units of other parameters");
+  MPX_ASSERT(std::accumulate(units.begin(), units.end(), size_t{0}) == end,
+             "the units of a flat layout do not add up to its ", end, " parameters");
   for (size_t u = units.size(); u-- > 0;) {  // the range runs from the last parameter to the first
     add_unit(end - units[u], units[u], options);
     end -= units[u];

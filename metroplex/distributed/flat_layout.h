@@ -1,6 +1,6 @@
-// Where the parameters of a rank lie in one flat range of elements, cut into buckets, and which part of every bucket
-// is this rank's own. The own part is what it keeps optimizer state for (ZeRO-1), reduced gradients (ZeRO-2), values
-// (ZeRO-3). Without sharding the group has one member and everything is its own.
+// The positions of a rank's parameters in one flat range of elements, which is cut into buckets, and this rank's own
+// part of each bucket: the shard whose optimizer state (ZeRO-1), reduced gradients (ZeRO-2) and values (ZeRO-3) it
+// keeps. Without sharding the group has one member, which owns everything.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace metroplex::distributed {
 
-// Own elements of one parameter: [begin, end) of its local tensor lie at `own` of the own parts put end to end.
+// Own elements of one parameter: [begin, end) of its local tensor, at offset `own` of the concatenated own parts.
 struct OwnPiece {
   nn::Param* param = nullptr;
   int64_t begin = 0, end = 0;
@@ -23,16 +23,16 @@ struct OwnPiece {
 
 struct FlatLayoutOptions {
   int64_t bucket_size = 0;   // elements; 0: one bucket
-  bool sharded = false;      // aligned as Megatron's distributed optimizer does it
+  bool sharded = false;      // aligned as in Megatron's distributed optimizer
   int parts = 1, index = 0;  // of the sharding group
-  // Parameters of a unit share no bucket with others; their number a unit, in order. Empty: one unit.
+  // How many parameters each ZeRO-3 unit has, in order; units share no bucket. Empty: one unit.
   std::vector<size_t> units;
 };
 
 struct FlatBucket {
   int64_t begin = 0, end = 0;  // of the whole range
   std::vector<size_t> params;  // indices, in the order of the range
-  int64_t own_begin = 0;       // of the own part, in the own parts put end to end
+  int64_t own_begin = 0;       // offset of the own part in the concatenated own parts
   int64_t own_size = 0;
 };
 
@@ -48,7 +48,7 @@ class FlatLayout {
   int64_t numel() const { return numel_; }  // padding included
   int64_t own_numel() const { return own_numel_; }
 
-  // Views. `whole` holds all buckets, `bucket_data` one, `own_data` the own parts; all one-dimensional.
+  // Views. `whole` is [numel()], `bucket_data` one bucket, `own_data` [own_numel()]: the concatenated own parts.
   at::Tensor bucket(const at::Tensor& whole, size_t bucket) const;
   at::Tensor own_part_of_bucket(const at::Tensor& bucket_data, size_t bucket) const;
   at::Tensor own_part(const at::Tensor& own_data, size_t bucket) const;

@@ -112,10 +112,10 @@ void GradBuffer::reduce(size_t b) {
   }
 }
 
-// ZeRO-2 and 3: the whole bucket [bucket elements] leaves the parameters, which get a new one with their next
-// gradient, and is on its way while backward goes on; finish_reduce() adds what came of it to the own part [elements
-// / shard size] and frees it. One bucket travels at a time, so at most two exist; without overlap the reduction is
-// waited for at once.
+// ZeRO-2 and 3: takes the bucket [bucket elements] away from its parameters, which get a new one with their next
+// gradient, and starts its reduce-scatter, which runs beside backward. finish_reduce() adds the result to the own
+// part [bucket elements / shard size] and frees the bucket. One reduction is in flight at a time; without overlap it
+// is waited for at once.
 void GradBuffer::start_reduce(size_t b) {
   finish_reduce();
   pending_.bucket = b;

@@ -1,9 +1,9 @@
-// Main gradients in contiguous buckets, in reverse order of the parameters, so that the bucket whose gradients are
-// final first is reduced over the data-parallel ranks while backward still runs. A gradient is final when all its
-// uses of the step (segments that share the parameter x microbatches) have been accumulated.
-// Up to ZeRO-1 the buckets stay and are reduced once a step. From ZeRO-2 on a bucket exists from the first gradient
-// that goes into it until all of its parameters have had a microbatch's worth; then it is reduced into the own part
-// and freed.
+// Main gradients in contiguous buckets, in reverse order of the parameters, so that a bucket whose gradients are
+// complete is reduced over the data-parallel ranks while backward still runs. A gradient is complete when all of its
+// uses in the step (segments that read the parameter x microbatches) have been accumulated.
+// Up to ZeRO-1 the buckets are permanent, [bucket elements] each, and are reduced once per step. From ZeRO-2 on a
+// bucket is allocated with its first gradient; when all of its parameters have the gradients of one microbatch, it is
+// reduce-scattered, added to the permanent own part [bucket elements / shard size], and freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@
 
 namespace metroplex::distributed {
 
-// The data-parallel ranks: those that share the state between them, and those that hold the same part of it.
+// The data-parallel ranks: the group that shards state, and the group whose members hold the same shard.
 struct DataParallel {
   comm::Group shard;     // without sharding a group of one
   comm::Group replicas;  // without sharding all data-parallel ranks
@@ -37,31 +37,31 @@ struct GradBufferOptions {
 
 class GradBuffer {
  public:
-  // Sets main_grad of every parameter of the layout, which outlives the buffer, and listens to its uses.
+  // Sets main_grad of every parameter of the layout and listens to its uses. The parameters outlive the buffer.
   GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options);
   ~GradBuffer();
   GradBuffer(const GradBuffer&) = delete;
   GradBuffer& operator=(const GradBuffer&) = delete;
 
-  // Forgets all gradients and arms the counters for a step of this many microbatches. (Zeros would be one more pass
-  // over the memory: the first gradient of a parameter is written over what lies there.)
+  // Discards all gradients and sets the counters for a step of this many microbatches. Permanent buckets are not
+  // zeroed, which would be one more pass over memory: Param::fresh makes the first gradient overwrite.
   void begin_step(int64_t num_microbatches);
-  // Collective over dp, once a step: reduces what is still unreduced and waits. Afterwards own_gradients() are final:
-  // sums over the data-parallel ranks (a mean is taken by whoever reads them, with the loss scale: unscale_of).
-  // Throws when a parameter has seen fewer uses than it declared.
+  // Collective over dp, once a step: reduces what is not reduced yet, and waits. Afterwards own_gradients() are
+  // final: sums over the data-parallel ranks. (Their mean is taken with the unscaling, see unscale_of.) Throws when a
+  // parameter had fewer uses than it declared.
   void finish();
 
-  // Gives every parameter a main_grad of its own and listens no more: for a trace of layers (train/trace.h), which
-  // leaves it to the replay which buckets exist.
+  // Gives every parameter a main_grad of its own and stops listening: for the trace of layers (train/trace.h), where
+  // the replay decides which buckets exist.
   void detach_params();
 
   // One-dimensional views, one for each of layout().own_pieces().
   const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
   const FlatLayout& layout() const { return *layout_; }
   const GradBufferOptions& options() const { return options_; }
-  // What is kept all the time: all buckets, or the own parts.
+  // The permanent memory: all buckets, or with transient buckets the own parts.
   const at::Tensor& kept() const { return kept_; }
-  // Of transient buckets that are filled or reduced now.
+  // Of the transient buckets that are being filled or reduced.
   int64_t transient_bytes() const {
     int64_t bytes = pending_.data.defined() ? static_cast<int64_t>(pending_.data.nbytes()) : 0;
     for (const Bucket& bucket : buckets_) {
@@ -96,7 +96,7 @@ class GradBuffer {
   plan::FillingBuckets filling_;
   std::vector<at::Tensor> own_gradients_;
   std::vector<int64_t> uses_left_;  // by parameter, in this step
-  // Transient: the one bucket whose reduction is under way; new gradients go into a new one meanwhile.
+  // Transient buckets: the one whose reduction is in flight. New gradients for it go into a newly allocated one.
   struct PendingReduce {
     size_t bucket = 0;
     at::Tensor data;

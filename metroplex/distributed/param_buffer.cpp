@@ -81,7 +81,7 @@ void ParamBuffer::finish(size_t b) {
 void ParamBuffer::updated() {
   if (!options_.sharding.gathers_updates()) return;
   for (Bucket& bucket : buckets_) {
-    bucket.handle.wait();  // of a gather that began with the values before: they are gathered once more
+    bucket.handle.wait();  // of a gather that was started with stale values: the bucket is gathered once more
     bucket.in_flight = false;
     bucket.stale = true;
   }

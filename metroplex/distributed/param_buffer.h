@@ -1,6 +1,7 @@
-// Parameters that the data-parallel ranks share between them. ZeRO-1 and 2: all values lie in one flat range; after
-// an update each bucket is gathered again, at the latest when a block needs it. ZeRO-3: only the own part stays;
-// the buckets of a block are gathered before its forward and its backward, one block ahead, and freed after.
+// Parameter values sharded over data-parallel ranks. ZeRO-1 and 2: every rank holds all values in one flat range and
+// updates its own part; after an update each bucket is all-gathered, at the latest when a block needs it. ZeRO-3: a
+// rank holds its own parts only; the buckets of a block are gathered before its forward and its backward, one block
+// ahead, and freed after it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,7 @@
 
 #include "comm/collectives.h"
 #include "comm/group.h"
-#include "config/sharding.h"
+#include "config/parallel.h"
 #include "nn/stage_observer.h"
 #include "distributed/flat_layout.h"
 
@@ -19,16 +20,16 @@ namespace metroplex::distributed {
 
 struct ParamBufferOptions {
   config::Sharding sharding;
-  // ZeRO-1 and 2: gather while the next forward runs, a bucket ahead of its use. `align`: all of them right after the
-  // update, so that every pipeline stage gathers at the same time.
+  // ZeRO-1 and 2. overlap: gather during the next forward, one bucket ahead of its use. align: gather all of them
+  // right after the update, so that every pipeline stage gathers at the same time.
   bool overlap = true, align = false;
   at::TensorOptions tensor;
 };
 
 class ParamBuffer {
  public:
-  // Takes the values of the layout's parameters over, making those that are deferred one by one. Without sharding
-  // parameters keep their own storage and everything below does nothing.
+  // Moves the values of the layout's parameters into its own memory; deferred ones are materialized one by one.
+  // Without sharding parameters keep their own storage, and everything below does nothing.
   ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group shard, ParamBufferOptions options);
   ~ParamBuffer();
   ParamBuffer(const ParamBuffer&) = delete;
@@ -37,9 +38,9 @@ class ParamBuffer {
   // One-dimensional views, one for each of layout().own_pieces(): what an update writes.
   const std::vector<at::Tensor>& own_values() const { return own_values_; }
   const FlatLayout& layout() const { return *layout_; }
-  // What is kept all the time: all buckets, or the own parts; undefined without sharding.
+  // The permanent memory: all buckets, or (ZeRO-3) the own parts; undefined without sharding.
   const at::Tensor& kept() const { return kept_; }
-  // Of buckets that are gathered, or being gathered, now (ZeRO-3).
+  // Of the buckets that are gathered or being gathered (ZeRO-3).
   int64_t gathered_bytes() const {
     int64_t bytes = 0;
     for (const Bucket& bucket : buckets_)
@@ -47,15 +48,15 @@ class ParamBuffer {
     return bytes;
   }
 
-  // Own values have changed; what was gathered before, or is on its way, does not count any more. Collective over the
-  // shard group; so are the calls below, in the same order on every rank. Code that writes own values at another
-  // moment than after a step calls settle() first: a gather under way reads them.
+  // Own values have changed: what was gathered before, or is in flight, is stale. This and the calls below are
+  // collective over the shard group, in the same order on every rank. Code that writes own values other than in a
+  // step calls settle() first, because a gather in flight reads them.
   void updated();
-  // Between acquire and release Param::data of the bucket is whole. prefetch starts what acquire will wait for.
+  // Between acquire and release the bucket's Param::data are complete. prefetch starts what acquire will wait for.
   void acquire(size_t bucket);
   void prefetch(size_t bucket);
   void release(size_t bucket);
-  // Waits until nothing is under way.
+  // Waits for all gathers in flight.
   void settle();
 
  private:
@@ -83,7 +84,7 @@ struct ParamBucket {
   bool operator==(const ParamBucket&) const = default;
 };
 
-// Hangs ParamBuffers on the moments of one stage. `buckets` lists those of each block.
+// Acquires, prefetches and releases buckets around the blocks of one stage. `buckets`: the buckets of each block.
 class BlockGather final : public nn::StageObserver {
  public:
   explicit BlockGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}

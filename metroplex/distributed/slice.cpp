@@ -15,7 +15,8 @@ int64_t Slice::padding() const {
 
 std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients) {
   const auto& pieces = params.layout().own_pieces();
-  MPX_ASSERT(&params.layout() == &gradients.layout(), "parameters and gradients of two layouts");
+  MPX_ASSERT(&params.layout() == &gradients.layout(),
+             "own_slices needs parameter and gradient buffers of the same layout");
   std::vector<Slice> slices;
   for (size_t i = 0; i < pieces.size(); ++i) {
     slices.push_back(

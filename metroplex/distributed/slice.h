@@ -1,5 +1,5 @@
-// What this rank updates of one parameter: a range of its local tensor, with the values that are written and the
-// final gradient. Without sharding the range is the whole local tensor.
+// The part of one parameter that this rank updates: a range of its local tensor, with the values to be written and
+// the final gradient. Without sharding the range is the whole local tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-#include "files/expert_load.h"
+#include "files/expert_picture.h"
 
 #include <algorithm>
 #include <cmath>

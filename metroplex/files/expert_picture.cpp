@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "files/expert_load.h"
 
 namespace metroplex::files {
 namespace {

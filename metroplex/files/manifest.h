@@ -26,11 +26,14 @@ struct ManifestPiece {
   Checksum checksum;  // of its bytes
 };
 
-struct ManifestTensor {
+struct TensorForm {
   std::string name;  // global: decoder.layers.3.mlp.linear_fc1.weight
   std::string kind;  // weight | main | exp_avg | exp_avg_sq | momentum_buffer | ...
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;  // of the whole tensor, unpadded
+};
+
+struct ManifestTensor : TensorForm {
   std::vector<ManifestPiece> pieces;
 };
 
@@ -43,10 +46,10 @@ struct ManifestFile {
 struct Manifest {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
-  // The checkpoint of the same folder that the run went on from, by name; "": none. Older programs did not say.
+  // The name of the previous checkpoint of the run in the same folder; "": none. Absent in those of older programs.
   std::optional<std::string> parent;
   std::string config_yaml;   // the resolved configuration of the run
-  std::string extra = "{}";  // JSON text: schedulers, random state, position in the data
+  std::string extra = "{}";  // JSON text: state of the trainer that is not a tensor
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;
 };

@@ -26,7 +26,8 @@ static void migrate_switches(CudaGraphOptions& o, std::vector<config::Violation>
     refuse(list, name, "true", concat("excludes ", kImpl, " = ", o.impl, ", whose older form it is"), "keep one");
   if (o.enable_cuda_graph && o.external_cuda_graph)
     refuse(list, name, "true", "excludes external_cuda_graph", "keep one");
-  o.impl = o.external_cuda_graph ? "transformer_engine" : "local";
+  const std::string key = concat("train.", o.external_cuda_graph ? "external_cuda_graph" : name);
+  o.impl = config::newer_keys(key, {"true"}).keys.front().second;
   o.enable_cuda_graph = o.external_cuda_graph = false;
 }
 

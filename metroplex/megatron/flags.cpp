@@ -251,10 +251,20 @@ class Parser {
     if (!list.empty()) set("memory.recompute_modules=$", list, "--recompute-modules");
   }
 
-  // Megatron's flex is a choice between libraries that send as alltoall does.
+  // Megatron's flex is a choice between libraries that send as alltoall does; hybridep with a capacity of a rank,
+  // into buffers of fixed size.
   void experts() {
     static constexpr const char* kDispatcher = "--moe-token-dispatcher-type";
-    if (later("dispatcher")) {
+    const bool fixed = later("flex_backend") && later_["flex_backend"] == "hybridep" && later("rank_capacity");
+    if (later("flex_backend") && !fixed)
+      out_.without_effect.push_back(
+          "--moe-flex-dispatcher-backend: ignored, rows are sent in one way; hybridep with "
+          "--moe-expert-rank-capacity-factor is static_buffer");
+    if (later("rank_capacity"))
+      set("model.moe_expert_rank_capacity_factor=$", later_["rank_capacity"], "--moe-expert-rank-capacity-factor");
+    if (later("dispatcher") && later_["dispatcher"] == "flex" && fixed) {
+      set("model.moe_token_dispatcher_type=static_buffer", "", kDispatcher);
+    } else if (later("dispatcher")) {
       const std::string& type = later_["dispatcher"];
       const bool sends = type == "flex" || type == "alltoall_seq";
       set("model.moe_token_dispatcher_type=$", sends ? "alltoall" : type, kDispatcher);

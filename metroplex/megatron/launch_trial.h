@@ -1,6 +1,6 @@
 // What bash reads before a launch script: every name of a command that would start something becomes a function that
 // writes down its words, so that the script goes on as if it had run. Builtins run as they are, and tools that only
-// read. None of this has to be tight: the filter (trial_filter.h) is.
+// read. None of this has to be tight: the filter (make_trial_filter) is.
 #pragma once
 
 namespace metroplex::megatron {

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "megatron/trial_process.h"
 
 namespace metroplex::megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/trial_filter.h"
+#include "megatron/trial.h"
 
 #include <cerrno>
 #include <initializer_list>

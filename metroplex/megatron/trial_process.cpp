@@ -1,4 +1,4 @@
-#include "megatron/trial_process.h"
+#include "megatron/trial.h"
 
 #include <array>
 #include <cerrno>
@@ -14,8 +14,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "megatron/trial.h"
-#include "megatron/trial_filter.h"
 
 extern char** environ;
 

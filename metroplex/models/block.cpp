@@ -3,7 +3,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "models/experts_layer.h"
+#include "config/experts.h"
+#include "moe/experts_layer.h"
 #include "nn/value.h"
 
 namespace metroplex::models {
@@ -69,13 +70,22 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   mlp_.collect_params(params);
 }
 
-void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& model,
-                        const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope) {
-  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model.model, context, std::move(rope)));
-  if (has_experts(model.model, spec.layer)) {
-    add_expert_segments(block, spec, model.model, context, model.experts);
+// What comes behind the last layer (CodeGeeX's) is dense.
+static bool has_experts(const config::Model& model, int64_t number) {
+  return model.has_experts() && number < model.num_layers && config::moe_layers(model)[static_cast<size_t>(number)];
+}
+
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
+                        std::shared_ptr<nn::RopeTable> rope) {
+  const config::Model& model = context.model;
+  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
+  if (has_experts(model, spec.layer)) {
+    const moe::ExpertsLayerSpec experts{spec.name + ".mlp", spec.layer,
+                                        norm_spec(spec.name + ".pre_mlp_layernorm", model, context)};
+    moe::add_expert_segments(block, std::make_shared<moe::ExpertsLayer>(experts, model, context, context.experts),
+                             model, context);
   } else {
-    block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model.model, context));
+    block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model, context));
   }
 }
 

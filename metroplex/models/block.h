@@ -18,8 +18,8 @@ namespace metroplex::models {
 
 // Of a norm over what the ranks of context.sp split.
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
-// Null where the model has no rotary positions. One table serves all layers of a stage; it holds what the context
-// says from the start.
+// Null where the model has no rotary positions. One table serves all layers of a stage; it covers the context's
+// positions from the start.
 std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context);
 
 struct LayerSpec {
@@ -67,7 +67,7 @@ class FeedForwardSegment final : public nn::Segment {
 };
 
 // Appends attention part and feed-forward part, dense or with experts as the model has it at this layer.
-void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& model,
-                        const nn::LayerContext& context, std::shared_ptr<nn::RopeTable> rope);
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
+                        std::shared_ptr<nn::RopeTable> rope);
 
 }  // namespace metroplex::models

@@ -10,11 +10,11 @@ namespace {
 // residual is h. The block replaces the final norm before the head.
 class TopQuerySegment final : public nn::Segment {
  public:
-  TopQuerySegment(const ModelContext& context, const nn::LayerContext& layer)
+  explicit TopQuerySegment(const ModelContext& context)
       : saving_(context.saving),
-        norm_(norm_spec("decoder.final_layernorm", context.model, layer), layer),
+        norm_(norm_spec("decoder.final_layernorm", context.model, context), context),
         queries_("decoder.top_query_embeddings", context.model.max_position_embeddings, context.model.hidden_size,
-                 topology::Role::weight, layer) {}
+                 topology::Role::weight, context) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
@@ -36,10 +36,9 @@ class TopQuerySegment final : public nn::Segment {
 };
 
 nn::Block top_query_layer(const ModelContext& context) {
-  const nn::LayerContext layer = layer_context(context);
   nn::Block block{"decoder.top_query_layer", false, {}};
-  block.segments.push_back(std::make_unique<TopQuerySegment>(context, layer));
-  add_layer_segments(block, {block.name, context.model.num_layers, true}, context, layer, nullptr);
+  block.segments.push_back(std::make_unique<TopQuerySegment>(context));
+  add_layer_segments(block, {block.name, context.model.num_layers, true}, context, nullptr);
   return block;
 }
 

@@ -5,10 +5,9 @@
 
 #include "base/error.h"
 #include "config/config.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "models/block.h"
-#include "nn/attention.h"
 #include "nn/value.h"
 #include "nn/wide.h"
 
@@ -17,7 +16,7 @@ namespace {
 
 std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role role, const ModelContext& context) {
   return nn::make_vocabulary_param({name, context.vocab_size, context.model.hidden_size, role},
-                                   vocabulary_of(context), layer_context(context));
+                                   vocabulary_of(context), context);
 }
 
 // Shared with the head of another stage where the two are tied.
@@ -35,21 +34,6 @@ std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std:
 
 }  // namespace
 
-nn::LayerContext layer_context(const ModelContext& context) {
-  nn::LayerContext layer;
-  nn::set_tensor_parallel(layer, context.tp, context.sequence_parallel);
-  layer.cp = context.cp;
-  layer.dtype = context.dtype;
-  layer.target = context.target;
-  layer.seed = context.seed;
-  layer.init_std = context.model.init_method_std;
-  layer.num_layers = context.model.num_layers;
-  layer.streams = context.init_streams;
-  layer.deferred = context.deferred_initialization;
-  layer.saving = context.saving;
-  return layer;
-}
-
 nn::VocabularyPart vocabulary_of(const ModelContext& context) {
   const int64_t padded =
       config::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
@@ -65,15 +49,14 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 }
 
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
-    : sp_(layer_context(context).sp),
+    : sp_(context.sp),
       fp32_residual_(context.fp32_residual_connection),
-      words_(make_word_embeddings(context), vocabulary_of(context), layer_context(context)),
+      words_(make_word_embeddings(context), vocabulary_of(context), context),
       dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
-  const nn::LayerContext layer = layer_context(context);
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
     positions_.emplace("embedding.position_embeddings", model.max_position_embeddings, model.hidden_size,
-                       topology::Role::embedding, layer);
+                       topology::Role::embedding, context);
   }
 }
 
@@ -89,7 +72,7 @@ nn::Values EmbeddingSegment::forward(const nn::Values&, nn::SegmentContext& cont
     if (positions_) positions_->add_to(out, positions);
     if (fp32_residual_) out = nn::to_wide(out);
   }
-  out = comm::attach(out, {}, [this, tokens = batch.tokens, positions](const at::Tensor& dout) -> comm::Gradients {
+  out = nn::attach(out, {}, [this, tokens = batch.tokens, positions](const at::Tensor& dout) -> nn::Gradients {
     const at::NoGradGuard no_grad;
     words_.add_gradient(dout, tokens);
     if (positions_) positions_->add_gradient(dout, positions);
@@ -108,9 +91,8 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
     : tp_(context.tp),
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
-      output_(output_weight(context, tied), layer_context(context)) {
-  const nn::LayerContext layer = layer_context(context);
-  if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, layer), layer);
+      output_(output_weight(context, tied), context) {
+  if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
 }
 
 nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
@@ -132,16 +114,6 @@ void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   output_.collect_params(params);
 }
 
-void require_llama_layers(const config::Model& model, bool fits, const std::string& also) {
-  MPX_CHECK(fits && model.normalization == config::Normalization::RMSNorm &&
-                model.position_embedding_type == config::PositionEmbedding::rope && model.gated_linear_unit &&
-                !model.add_bias_linear,
-            "models", "model.family = ", model.family,
-            " means normalization RMSNorm, position_embedding_type rope, gated_linear_unit true and add_bias_linear "
-            "false",
-            also, "; set them, or use family gpt for other combinations");
-}
-
 nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
   MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models",
             "layers ", slice.first_layer, " to ", slice.first_layer + slice.num_layers, " of a model of ",
@@ -160,7 +132,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
-    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, layer_context(context), rope);
+    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, rope);
   }
   if (slice.has_loss) {
     if (before_head != nullptr) blocks.push_back(before_head(context));

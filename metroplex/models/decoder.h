@@ -14,7 +14,6 @@
 
 namespace metroplex::models {
 
-nn::LayerContext layer_context(const ModelContext& context);
 nn::VocabularyPart vocabulary_of(const ModelContext& context);
 
 class EmbeddingSegment final : public nn::Segment {
@@ -55,13 +54,9 @@ class HeadSegment final : public nn::Segment {
 // Positions of a microbatch: batch.position_ids, or its rows of the sequence.
 at::Tensor positions_of(const nn::Microbatch& batch);
 
-// Throws unless the layers are Llama's (RMSNorm, rotary positions, gated MLP, no biases, qkv excepted) and `fits`,
-// which `also` says in words.
-void require_llama_layers(const config::Model& model, bool fits = true, const std::string& also = "");
-
 // Embedding, layers and head as the slice says; `before_head` may put a block between the last layer and the head,
 // which then has no norm of its own.
 using BeforeHead = nn::Block (*)(const ModelContext& context);
-nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head);
+nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head = nullptr);
 
 }  // namespace metroplex::models

@@ -1,25 +1,29 @@
 #include "models/registry.h"
 
 #include "base/error.h"
+#include "config/family.h"
+#include "models/decoder.h"
 
 namespace metroplex::models {
 
-// Each in the file of its name.
 using BuildStage = nn::Blocks(const ModelContext& context, const StageSlice& slice);
-BuildStage build_gpt, build_codegeex, build_llama, build_mixtral, build_qwen3_moe;
+BuildStage build_codegeex;  // codegeex.cpp
 
 namespace {
+
+// Every combination that config::Model can say; what a family's name means of them is config/family.h's.
+nn::Blocks build_plain(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice); }
 
 struct Family {
   const char* name;
   BuildStage* build;
 };
 
-constexpr Family kFamilies[] = {{"gpt", build_gpt},
+constexpr Family kFamilies[] = {{"gpt", build_plain},
                                 {"codegeex", build_codegeex},
-                                {"llama", build_llama},
-                                {"mixtral", build_mixtral},
-                                {"qwen3_moe", build_qwen3_moe}};
+                                {"llama", build_plain},
+                                {"mixtral", build_plain},
+                                {"qwen3_moe", build_plain}};
 
 }  // namespace
 
@@ -32,8 +36,8 @@ std::vector<std::string> family_names() {
 nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice) {
   MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size,
             " tokens; set model.vocab_size or give a tokenizer");
-  MPX_ASSERT(!context.model.sharded_initialization || context.init_streams,
-             "sharded initialisation needs init_streams");
+  MPX_ASSERT(!context.model.sharded_initialization || context.streams, "sharded initialisation needs streams");
+  config::check_family(context.model);
   for (const Family& family : kFamilies) {
     if (context.model.family == family.name) return family.build(context, slice);
   }

@@ -1,4 +1,5 @@
-// Builds the blocks of any slice of a model. A model family is one file and one line of the table in registry.cpp.
+// Builds the blocks of any slice of a model. A model family is a line of the table in registry.cpp, and a file where
+// it has more than a decoder.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +23,21 @@ struct StageSlice {
   bool has_embedding = false, has_loss = false;
 };
 
-struct ModelContext {
-  config::Model model;     // resolved: no derived value is left 0, except that num_query_groups, kv_channels,
-                           // ffn_hidden_size may be
+// What the layers of a model are made with, and what only its ends need. `streams` is set for
+// model.sharded_initialization, and one object for all chunks of the rank.
+struct ModelContext : nn::LayerContext {
+  // Resolved: no derived value is left 0, except that num_query_groups, kv_channels, ffn_hidden_size may be.
+  explicit ModelContext(config::Model its_model) : model(std::move(its_model)) {
+    init_std = model.init_method_std;
+    num_layers = model.num_layers;
+  }
+
+  config::Model model;
   int64_t vocab_size = 0;  // unpadded
   int64_t positions = 0;   // that training needs of a rotary table; 0: model.max_position_embeddings
-  bool sequence_parallel = false;
   double label_smoothing = 0;
-  comm::Group tp, cp;
-  moe::ExpertContext experts;  // where the model has any
-  at::ScalarType dtype = at::kFloat;
-  cuda::Target target;
+  moe::ExpertContext experts;             // where the model has any
   bool fp32_residual_connection = false;  // the stream between blocks is fp32 where dtype is half
-  uint64_t seed = 1234;                   // of initialisation and dropout
-  bool deferred_initialization = false;   // parameters are described, not made: see nn::LayerContext
-  nn::SavePolicy saving;                  // what layers keep between forward and backward
-  // Set for model.sharded_initialization; one object for all chunks of the rank. Holders of a shared parameter then
-  // start apart, and the owner's values are the right ones (train/sharing.h).
-  std::shared_ptr<nn::InitStreams> init_streams;
 };
 
 // Blocks in forward order: embedding (it takes no values), layers, head. The head returns, where batch.labels is

@@ -3,10 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
 #include "nn/wide.h"
@@ -41,6 +39,8 @@ AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerCont
                                                                    : global_;
     coefficient = loss.coeff;
   }
+  if (global_ > 0)
+    running_ = at::zeros({num_experts_ + 1}, at::TensorOptions().dtype(at::kDouble).device(target_.memory()));
 }
 
 namespace {
@@ -90,7 +90,7 @@ at::Tensor balance_sums(const cuda::Target& target, const at::Tensor& logits, co
                    nn::elements<double>(sums), nn::elements<double>(lines), shape);
     });
   }
-  return comm::attach(sums, {logits}, [target, x, shape](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(sums, {logits}, [target, x, shape](const at::Tensor& dy) -> nn::Gradients {
     return {sums_gradient(target, dy, x, shape)};
   });
 }
@@ -165,34 +165,15 @@ void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::
   }
   const double factor =
       balance_factor(global_, num_experts_, rule_.k, static_cast<double>(own.num_tokens) * tp_dp_cp_.size());
-  const at::Tensor by_expert = mean_tokens(tokens, context) * (weight * factor);
+  const at::Tensor by_expert = context.once([&] { return add_to_running(tokens); }) * (weight * factor);
   add(context, "global_load_balancing_loss", (own.scores * by_expert).sum(), (scores * by_expert).sum());
 }
 
-// Of the microbatches of this step so far.
-at::Tensor AuxiliaryLosses::mean_tokens(const at::Tensor& tokens, const nn::SegmentContext& context) {
-  const bool comes_back = !at::GradMode::is_enabled();  // this forward will be repeated
+// The mean over the microbatches of the step so far.
+at::Tensor AuxiliaryLosses::add_to_running(const at::Tensor& tokens) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor& batch = context.batch.tokens;
-  if (context.is_recompute) {
-    const auto seen =
-        std::find_if(seen_.rbegin(), seen_.rend(), [&](const Seen& one) { return one.batch.is_same(batch); });
-    MPX_ASSERT(seen != seen_.rend(), "a forward is repeated that has not been");
-    return seen->mean_tokens;
-  }
-  if (!running_.defined()) {
-    running_ = at::zeros({num_experts_ + 1}, tokens.options());
-    running_of_ = at::zeros({1}, tokens.options().dtype(at::kLong));
-  }
-  const at::Tensor& step = context.batch.step;
-  MPX_ASSERT(step.defined(), "a microbatch without the number of its step has no place in a global loss");
-  running_.mul_(running_of_.eq(step)).add_(at::cat({tokens, at::ones({1}, tokens.options())}));
-  running_of_.copy_(step);
-  const at::Tensor mean = running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
-  // Those that nobody else holds will not come back.
-  std::erase_if(seen_, [](const Seen& one) { return one.batch.use_count() == 1; });
-  if (comes_back) seen_.push_back({batch, mean});
-  return mean;
+  running_.add_(at::cat({tokens, at::ones({1}, tokens.options())}));
+  return running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
 }
 
 void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const at::Tensor& own,
@@ -201,7 +182,7 @@ void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const a
   const at::Tensor value = whole / static_cast<double>(cp_.size());
   const at::AutoGradMode with_grad(own.requires_grad());
   context.terms.push_back(
-      {name, comm::attach(value, {own}, [](const at::Tensor& dy) -> comm::Gradients { return {dy}; })});
+      {name, nn::attach(value, {own}, [](const at::Tensor& dy) -> nn::Gradients { return {dy}; })});
 }
 
 }  // namespace metroplex::moe

@@ -17,7 +17,7 @@
 
 #include "comm/group.h"
 #include "config/model.h"
-#include "cuda/kernels/balance.h"
+#include "cuda/kernels/route.h"
 #include "cuda/launch_point.h"
 #include "moe/context.h"
 #include "moe/routing.h"
@@ -40,21 +40,20 @@ class AuxiliaryLosses {
   // Appends load_balancing_loss, seq_load_balancing_loss, global_load_balancing_loss and z_loss, as far as they have
   // coefficients, to context.terms. logits [T, E], differentiable; token t is of sample t % samples. `experts` [T, k]
   // is the choice where it is by the logits alone, else undefined. Collective over tp_cp; with the global loss, in a
-  // forward that is no repetition, over tp_dp_cp.
+  // forward that is no recomputation, over tp_dp_cp.
   void add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples, nn::SegmentContext& context);
+  // [E + 1] double, of the global loss: tokens of the microbatches of the step so far by expert, and how many
+  // microbatches. Else undefined.
+  const at::Tensor& running() const { return running_; }
 
  private:
   struct Sums;
-  // A microbatch whose forward will be repeated, and the mean counts that its first forward saw.
-  struct Seen {
-    at::Tensor batch, mean_tokens;
-  };
 
   bool balances() const { return aux_ > 0 || seq_ > 0 || global_ > 0; }
   Sums own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                 const nn::Microbatch& batch) const;
   void add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context);
-  at::Tensor mean_tokens(const at::Tensor& tokens, const nn::SegmentContext& context);
+  at::Tensor add_to_running(const at::Tensor& tokens) const;
   void add(nn::SegmentContext& context, const char* name, const at::Tensor& own, const at::Tensor& whole) const;
 
   double aux_ = 0, seq_ = 0, global_ = 0, z_ = 0;  // coefficients; 0: off
@@ -63,9 +62,7 @@ class AuxiliaryLosses {
   bool per_token_;
   cuda::Target target_;
   comm::Group tp_, cp_, tp_cp_, tp_dp_cp_;
-  at::Tensor running_;     // [E + 1] double: counts, and microbatches, of the step running_of_
-  at::Tensor running_of_;  // [1] int64
-  std::vector<Seen> seen_;
+  at::Tensor running_;
 };
 
 }  // namespace metroplex::moe

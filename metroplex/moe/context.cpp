@@ -12,8 +12,8 @@ using topology::Axis;
 
 namespace {
 
-comm::Group group_over(const comm::World& world, const char* name, topology::AxisSet axes) {
-  return world.make_group(name, world.grid().group_of(world.rank(), axes));
+comm::Group layer_group(const comm::World& world, const char* name, topology::AxisSet axes) {
+  return world.make_group({name, comm::Purpose::layers, world.grid().group_of(world.rank(), axes)});
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
     const topology::Coordinates left = world.grid().coordinates(a), right = world.grid().coordinates(b);
     return std::pair(left.ep, left.etp) < std::pair(right.ep, right.etp);
   });
-  context.experts = world.make_group("etp-ep", members);
+  context.experts = world.make_group({"etp-ep", comm::Purpose::experts, members});
   context.etp = static_cast<int>(world.grid().size(Axis::etp));
   context.ep = static_cast<int>(world.grid().size(Axis::ep));
   const auto ranks = static_cast<size_t>(context.experts.size());
@@ -39,10 +39,10 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
     if (i / of_node == index / of_node) node.push_back(context.experts.ranks()[i]);
     if (i % of_node == index % of_node) across.push_back(context.experts.ranks()[i]);
   }
-  context.node = world.make_group("etp-ep-node", node);
-  context.across = world.make_group("etp-ep-across", across);
-  context.tp_cp = group_over(world, "tp-cp", {Axis::tp, Axis::cp});
-  context.tp_dp_cp = group_over(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
+  context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
+  context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});
+  context.tp_cp = layer_group(world, "tp-cp", {Axis::tp, Axis::cp});
+  context.tp_dp_cp = layer_group(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
   context.data_parallel = world.groups().dp.size();
   context.per_token_loss = config.train.calculate_per_token_loss;
   return context;

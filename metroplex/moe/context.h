@@ -17,23 +17,44 @@ class LoadMeter;  // load_meter.h
 // By layer: the load of every expert in each iteration of a recorded run, at least one.
 using RecordedLoads = std::map<int64_t, std::vector<std::vector<int64_t>>>;
 
+// What layers with the dispatcher static_buffer and the step share.
+struct StaticBuffers {
+  bool repeats =
+      false;  // the step runs again because rows found no room: they are sent by counts that the host reads
+  struct Layer {
+    int64_t number = 0;
+    at::Tensor wanted;  // [ep] int64, of the step: the most rows for a rank of ep in a microbatch, with room or not
+    int64_t room = 0;   // rows of a buffer, of the last microbatch
+  };
+  std::vector<Layer> layers;
+};
+
 struct ExpertContext {
   // The ranks that tokens of a layer may visit: those that differ in etp and ep only. Member i holds part i % etp of
   // the experts [p E / ep, (p + 1) E / ep) with p = i / etp.
   comm::Group experts;
   int etp = 1, ep = 1;  // sizes
+  // Of each rank, behind its home experts, for clones of experts of other ranks. With them the columns that tokens
+  // are sent to are the local groups of each rank of ep in turn: E / ep home experts, then the slots.
+  int slots = 0;
   // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
   // at the same place of all nodes.
   comm::Group node, across;
-  comm::Group tp_cp;                                  // whose ranks hold the tokens of one microbatch
-  comm::Group tp_dp_cp;                               // and of all microbatches that run at one time
-  int data_parallel = 1;                              // microbatches that run at one time
-  bool per_token_loss = false;                        // train.calculate_per_token_loss
-  std::shared_ptr<LoadMeter> meter;                   // null: nobody wants to know
+  comm::Group tp_cp;                 // whose ranks hold the tokens of one microbatch
+  comm::Group tp_dp_cp;              // and of all microbatches that run at one time
+  int data_parallel = 1;             // microbatches that run at one time
+  bool per_token_loss = false;       // train.calculate_per_token_loss
+  std::shared_ptr<LoadMeter> meter;  // null: nobody wants to know
+  // [cuda::kernels::kStepFlags] int32, where layers raise what must keep a step from updating. Undefined: nobody
+  // looks.
+  at::Tensor step_flags;
+  std::shared_ptr<StaticBuffers> buffers;             // null: whoever finds no room is left out
   std::shared_ptr<const RecordedLoads> forced_loads;  // what this rank's tokens are dealt out by; null: nothing
 
   int etp_rank() const { return experts.index() % etp; }
   int ep_rank() const { return experts.index() / etp; }
+  int64_t local_groups(int64_t num_experts) const { return num_experts / ep + slots; }
+  int64_t columns(int64_t num_experts) const { return ep * local_groups(num_experts); }
 };
 
 // Makes groups: all ranks of the world call it, where the model has experts.

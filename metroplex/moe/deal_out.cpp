@@ -1,4 +1,4 @@
-#include "moe/deal_out.h"
+#include "moe/forced.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

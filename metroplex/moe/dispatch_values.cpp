@@ -1,4 +1,4 @@
-#include "moe/dispatch_values.h"
+#include "moe/values.h"
 
 #include <algorithm>
 #include <iterator>
@@ -9,8 +9,9 @@ namespace {
 
 constexpr const char *kPlanRows = "dispatch_plan_rows", *kPlanSource = "dispatch_plan_source",
                      *kPlanCounts = "dispatch_plan_counts", *kRankCounts = "dispatch_rank_counts";
-constexpr const char *kRows = "combine_rows", *kSource = "combine_source", *kRegroupRows = "combine_regroup_rows",
-                     *kRegroupSource = "combine_regroup_source", *kRowTable = "combine_row_table";
+constexpr const char *kCombineRows = "combine_rows", *kCombineSource = "combine_source",
+                     *kRegroupRows = "combine_regroup_rows", *kRegroupSource = "combine_regroup_source",
+                     *kCombineSent = "combine_sent", *kCombineCame = "combine_came";
 
 void add(nn::Values& values, const char* name, const at::Tensor& x) {
   if (x.defined()) values.add(name, x);
@@ -30,11 +31,12 @@ void add_plan(nn::Values& values, const DispatchPlan& plan) {
 }
 
 void add_plan(nn::Values& values, const CombinePlan& plan) {
-  add(values, kRows, plan.permutation.rows);
-  add(values, kSource, plan.permutation.source);
+  add(values, kCombineRows, plan.permutation.rows);
+  add(values, kCombineSource, plan.permutation.source);
   add(values, kRegroupRows, plan.regroup.rows);
   add(values, kRegroupSource, plan.regroup.source);
-  add(values, kRowTable, plan.row_table);
+  add(values, kCombineSent, plan.sent);
+  add(values, kCombineCame, plan.came);
 }
 
 DispatchPlan dispatch_plan_in(const nn::Values& values, int64_t topk) {
@@ -43,9 +45,23 @@ DispatchPlan dispatch_plan_in(const nn::Values& values, int64_t topk) {
 }
 
 CombinePlan combine_plan_in(const nn::Values& values, int64_t topk) {
-  return {{found(values, kRows), found(values, kSource), {}, topk},
+  return {{found(values, kCombineRows), found(values, kCombineSource), {}, topk},
           {found(values, kRegroupRows), found(values, kRegroupSource), {}, 1},
-          found(values, kRowTable)};
+          {},
+          found(values, kCombineSent),
+          found(values, kCombineCame)};
+}
+
+void add_clones(nn::Values& values, const CloneWeights& clones) {
+  add(values, kCloneWeight1, clones.fc1);
+  add(values, kCloneWeight2, clones.fc2);
+  add(values, kCloneBias1, clones.bias1);
+  add(values, kCloneBias2, clones.bias2);
+}
+
+CloneWeights clones_in(const nn::Values& values) {
+  return {found(values, kCloneWeight1), found(values, kCloneWeight2), found(values, kCloneBias1),
+          found(values, kCloneBias2)};
 }
 
 nn::Values without_dispatch_plan(const nn::Values& values) {

@@ -7,7 +7,7 @@ namespace metroplex::moe {
 
 // Each in the file of its name.
 using MakeDispatcher = std::unique_ptr<Dispatcher>(DispatcherSpec spec);
-MakeDispatcher make_local, make_all_gather, make_all_to_all, make_hierarchical;
+MakeDispatcher make_local, make_all_gather, make_all_to_all, make_hierarchical, make_static_buffer;
 
 namespace {
 
@@ -19,7 +19,8 @@ struct Row {
 constexpr Row kDispatchers[] = {{config::TokenDispatcher::local, make_local},
                                 {config::TokenDispatcher::allgather, make_all_gather},
                                 {config::TokenDispatcher::alltoall, make_all_to_all},
-                                {config::TokenDispatcher::hierarchical, make_hierarchical}};
+                                {config::TokenDispatcher::hierarchical, make_hierarchical},
+                                {config::TokenDispatcher::static_buffer, make_static_buffer}};
 
 }  // namespace
 

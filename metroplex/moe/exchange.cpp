@@ -2,11 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <utility>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 
 namespace metroplex::moe {
@@ -134,12 +136,47 @@ at::Tensor RowsUnderWay::finish() {
     const at::NoGradGuard no_grad;
     out = how_->finish(std::exchange(started_, {}), table_, *context_);
   }
-  return comm::attach(out, {std::exchange(x_, {})},
-                      [table = table_, context = context_, how = how_](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        const RowTable back = table.turned();
-                        return {how->finish(how->start(dy.contiguous(), back, *context), back, *context)};
-                      });
+  return nn::attach(out, {std::exchange(x_, {})},
+                    [table = table_, context = context_, how = how_](const at::Tensor& dy) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      const RowTable back = table.turned();
+                      return {how->finish(how->start(dy.contiguous(), back, *context), back, *context)};
+                    });
+}
+
+namespace {
+
+// The rows that come and their counts, which are what was expected unless something overflowed.
+at::Tensor start_counted(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
+                         const at::Tensor& overflow, comm::Handle& handle) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] = how.room;
+  const at::Tensor out = at::empty(shape, x.options());
+  handle = comm::exchange_rows_async({out, at::empty_like(how.came)}, {x, how.sent}, how.capacity, overflow, group);
+  return out;
+}
+
+}  // namespace
+
+CountedRowsUnderWay::CountedRowsUnderWay(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
+                                         const at::Tensor& overflow)
+    : x_(x), overflow_(overflow), how_(how), group_(&group) {
+  const at::NoGradGuard no_grad;
+  out_ = start_counted(x.detach().contiguous(), how, group, overflow, started_);
+}
+
+at::Tensor CountedRowsUnderWay::finish() {
+  started_.wait();
+  const int64_t rows = x_.size(0);
+  return nn::attach(
+      std::exchange(out_, {}), {std::exchange(x_, {})},
+      [back = how_.turned(rows), group = group_, overflow = overflow_](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        comm::Handle handle;
+        const at::Tensor dx = start_counted(dy.contiguous(), back, *group, overflow, handle);
+        handle.wait();
+        return {dx};
+      });
 }
 
 }  // namespace metroplex::moe

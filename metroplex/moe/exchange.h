@@ -15,6 +15,7 @@ namespace metroplex::moe {
 // Rows from each member of a group (first index) to each.
 class RowTable {
  public:
+  RowTable() = default;
   explicit RowTable(int members) : members_(members), rows_(static_cast<size_t>(members * members), 0) {}
   int members() const { return members_; }
   int64_t& at(int from, int to) { return rows_[static_cast<size_t>(from * members_ + to)]; }
@@ -24,7 +25,7 @@ class RowTable {
   int64_t received(int to) const;
 
  private:
-  int members_;
+  int members_ = 0;
   std::vector<int64_t> rows_;
 };
 
@@ -50,10 +51,37 @@ class RowsUnderWay {
 
  private:
   at::Tensor x_;
-  RowTable table_{0};
+  RowTable table_;
   const ExpertContext* context_ = nullptr;
   const RowExchange* how_ = nullptr;
   comm::Exchange started_;
+};
+
+// Rows for and from the members of a group, in buffers of fixed length: how many they are is known on the device only
+// (GroupBackend::exchange_rows).
+struct CountedExchange {
+  at::Tensor sent, came;  // [members] int64: rows for each of them, and from each
+  int64_t room = 0;       // rows of the buffer for what comes
+  int64_t capacity = 0;   // of one pair
+
+  CountedExchange turned(int64_t rows) const { return {came, sent, rows, capacity}; }
+};
+
+class CountedRowsUnderWay {
+ public:
+  CountedRowsUnderWay() = default;
+  // x [N, ...]: rows for each member in turn. `overflow` as in exchange_rows; nobody expects any: `sent` is what
+  // finds room everywhere. `group` outlives it and the gradients of what comes.
+  CountedRowsUnderWay(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
+                      const at::Tensor& overflow);
+  // [room, ...]; behind the last row unspecified. Differentiable in x: gradients go the same way back.
+  at::Tensor finish();
+
+ private:
+  at::Tensor x_, out_, overflow_;
+  CountedExchange how_;
+  const comm::Group* group_ = nullptr;
+  comm::Handle started_;
 };
 
 }  // namespace metroplex::moe

@@ -22,16 +22,16 @@ kernels::ExpertShape shape_of(const at::Tensor& x, const at::Tensor& counts) {
 
 at::Tensor ExpertRowKernels::activation(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& probs,
                                         const at::Tensor& counts) const {
-  const at::Tensor out = at::empty({x.size(0), gated_ ? x.size(1) / 2 : x.size(1)}, x.options());
+  const at::Tensor out = at::empty({x.size(0), spec_.gated ? x.size(1) / 2 : x.size(1)}, x.options());
   kernels::ExpertShape shape = shape_of(out, counts);
-  shape.kind = kind_, shape.gated = gated_;
+  shape.kind = spec_.kind, shape.gated = spec_.gated;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target_,
+    cuda::launch(spec_.target,
                  {"expert_activation",
                   {&x, &bias, &probs, &counts},
                   {&out},
-                  {{"kind", static_cast<int>(kind_)}, {"gated", gated_}}},
+                  {{"kind", static_cast<int>(spec_.kind)}, {"gated", spec_.gated}}},
                  kernels::expert_activation<T>, kernels::expert_activation_cuda<T>, elements<T>(x), elements<T>(bias),
                  elements<Wide<T>>(probs), counts_of(counts), elements<T>(out), shape);
   });
@@ -43,17 +43,17 @@ at::Tensor ExpertRowKernels::activation_backward(const at::Tensor& dy, const at:
                                                  const at::Tensor& dprobs) const {
   const at::Tensor dx = at::empty_like(x);
   kernels::ExpertShape shape = shape_of(dy, counts);
-  shape.kind = kind_, shape.gated = gated_;
+  shape.kind = spec_.kind, shape.gated = spec_.gated;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const kernels::ExpertActivationGradient<T> g{elements<T>(dy),   elements<T>(x),
                                                  elements<T>(bias), elements<Wide<T>>(probs),
                                                  elements<T>(dx),   elements<Wide<T>>(dprobs)};
-    cuda::launch(target_,
+    cuda::launch(spec_.target,
                  {"expert_activation_backward",
                   {&dy, &x, &bias, &probs, &counts},
                   {&dx, &dprobs},
-                  {{"kind", static_cast<int>(kind_)}, {"gated", gated_}}},
+                  {{"kind", static_cast<int>(spec_.kind)}, {"gated", spec_.gated}}},
                  kernels::expert_activation_backward<T>, kernels::expert_activation_backward_cuda<T>, g,
                  counts_of(counts), shape);
   });
@@ -64,7 +64,7 @@ void ExpertRowKernels::add_bias(const at::Tensor& y, const at::Tensor& bias, con
                                 const at::Tensor& counts) const {
   dispatch_element(y.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target_, {"expert_bias", {&y, &bias, &probs, &counts}, {&y}}, kernels::expert_bias<T>,
+    cuda::launch(spec_.target, {"expert_bias", {&y, &bias, &probs, &counts}, {&y}}, kernels::expert_bias<T>,
                  kernels::expert_bias_cuda<T>, elements<T>(y), elements<T>(bias), elements<Wide<T>>(probs),
                  counts_of(counts), shape_of(y, counts));
   });
@@ -74,7 +74,7 @@ void ExpertRowKernels::add_bias_probs(const at::Tensor& dprobs, const at::Tensor
                                       const at::Tensor& counts) const {
   dispatch_element(dy.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target_, {"expert_bias_probs", {&dprobs, &dy, &bias, &counts}, {&dprobs}},
+    cuda::launch(spec_.target, {"expert_bias_probs", {&dprobs, &dy, &bias, &counts}, {&dprobs}},
                  kernels::expert_bias_probs<T>, kernels::expert_bias_probs_cuda<T>, elements<T>(dy),
                  elements<T>(bias), counts_of(counts), elements<Wide<T>>(dprobs), shape_of(dy, counts));
   });
@@ -87,7 +87,7 @@ void ExpertRowKernels::add_sums(const at::Tensor& gradient, const at::Tensor& x,
   const at::Tensor sums = direct ? gradient : at::zeros(gradient.sizes(), gradient.options().dtype(wide));
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target_, {"expert_sums", {&sums, &x, &probs, &counts}, {&sums}}, kernels::expert_sums<T>,
+    cuda::launch(spec_.target, {"expert_sums", {&sums, &x, &probs, &counts}, {&sums}}, kernels::expert_sums<T>,
                  kernels::expert_sums_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), counts_of(counts),
                  elements<Wide<T>>(sums), shape_of(x, counts));
   });
@@ -98,7 +98,7 @@ at::Tensor ExpertRowKernels::scale(const at::Tensor& x, const at::Tensor& probs,
   const at::Tensor out = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(target_, {"expert_scale", {&x, &probs, &counts}, {&out}}, kernels::expert_scale<T>,
+    cuda::launch(spec_.target, {"expert_scale", {&x, &probs, &counts}, {&out}}, kernels::expert_scale<T>,
                  kernels::expert_scale_cuda<T>, elements<T>(x), elements<Wide<T>>(probs), counts_of(counts),
                  elements<T>(out), shape_of(x, counts));
   });
@@ -113,7 +113,7 @@ at::Tensor ExpertRowKernels::scale_backward(const at::Tensor& dy, const at::Tens
     const kernels::ExpertActivationGradient<T> g{elements<T>(dy), elements<T>(x),
                                                  nullptr,         elements<Wide<T>>(probs),
                                                  elements<T>(dx), elements<Wide<T>>(dprobs)};
-    cuda::launch(target_, {"expert_scale_backward", {&dy, &x, &probs, &counts}, {&dx, &dprobs}},
+    cuda::launch(spec_.target, {"expert_scale_backward", {&dy, &x, &probs, &counts}, {&dx, &dprobs}},
                  kernels::expert_scale_backward<T>, kernels::expert_scale_backward_cuda<T>, g, counts_of(counts),
                  shape_of(x, counts));
   });

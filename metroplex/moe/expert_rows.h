@@ -4,15 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "cuda/kernels/activation.h"
-#include "cuda/launch_point.h"
+#include "nn/activation.h"
 
 namespace metroplex::moe {
 
 class ExpertRowKernels {
  public:
-  ExpertRowKernels(const cuda::Target& target, cuda::kernels::Activation kind, bool gated)
-      : target_(target), kind_(kind), gated_(gated) {}
+  explicit ExpertRowKernels(const nn::ActivationSpec& spec) : spec_(spec) {}
 
   // x [R, width (x 2)], bias [E, width (x 2)] or undefined -> f(x + bias) p [R, width].
   at::Tensor activation(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& probs,
@@ -33,9 +31,7 @@ class ExpertRowKernels {
                             const at::Tensor& counts, const at::Tensor& dprobs) const;
 
  private:
-  cuda::Target target_;
-  cuda::kernels::Activation kind_;
-  bool gated_;
+  nn::ActivationSpec spec_;
 };
 
 }  // namespace metroplex::moe

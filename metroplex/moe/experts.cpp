@@ -3,16 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <optional>
+#include <array>
 #include <utility>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "config/experts.h"
 #include "cuda/host_read.h"
-#include "moe/expert_rows.h"
-#include "moe/grouped_product.h"
-#include "nn/activation.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
@@ -20,6 +17,7 @@
 namespace metroplex::moe {
 namespace {
 
+using cuda::kernels::GroupedOp;
 using topology::Axis;
 
 struct Sizes {
@@ -27,16 +25,13 @@ struct Sizes {
   bool gated = false;
 };
 
-Sizes sizes_of(const config::Model& model) {
-  return {model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model), model.gated_linear_unit};
-}
-
-// The cuts of a stack of experts, over ep and where `cut_dim` is one over etp; of a gated one gate and up each.
-std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, int cut_dim, bool gated) {
+// The cuts of a stack of experts, over ep and where `cut_dim` is one over etp; of gated units in dim 1 gate and up
+// each.
+std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, int cut_dim) {
   std::vector<topology::Cut> cuts = {topology::even_cut(0, Axis::ep, s.experts, at.ep, at.ep_rank())};
   if (cut_dim < 0) return cuts;
   topology::Cut cut = topology::even_cut(cut_dim, Axis::etp, s.width, at.etp, at.etp_rank());
-  if (gated) {
+  if (s.gated && cut_dim == 1) {
     const topology::RowRange gate = cut.ranges.front();
     cut.ranges.push_back({gate.size, s.width + gate.global, gate.size});
   }
@@ -46,93 +41,60 @@ std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, i
 
 }  // namespace
 
-struct Experts::State {
-  State(const std::string& name, const config::Model& model, const nn::LayerContext& layer, const ExpertContext& at)
-      : sizes(sizes_of(model)),
-        target(layer.target),
-        saving(layer.saving),
-        grouped(model.moe_grouped_gemm),
-        scales_input(model.moe_apply_probs_on_input),
-        first_of_etp(at.etp_rank() == 0),
-        products(layer.target, sizes.experts / at.ep),
-        rows(layer.target, nn::activation_kind(model.activation), sizes.gated),
-        fc1(make(name, "linear_fc1.weight", {sizes.experts, inner(), sizes.hidden}, 1, nn::Init::normal, layer, at)),
-        fc2(make(name, "linear_fc2.weight", {sizes.experts, sizes.hidden, sizes.width}, 2, nn::Init::scaled_normal,
-                 layer, at)) {
-    if (!model.add_bias_linear) return;
-    bias1 = make(name, "linear_fc1.bias", {sizes.experts, inner()}, 1, nn::Init::zeros, layer, at);
-    bias2 = make(name, "linear_fc2.bias", {sizes.experts, sizes.hidden}, -1, nn::Init::zeros, layer, at);
-  }
-
-  int64_t inner() const { return sizes.gated ? 2 * sizes.width : sizes.width; }
-
-  nn::Param make(const std::string& name, const std::string& tensor, std::vector<int64_t> shape, int cut_dim,
-                 nn::Init init, const nn::LayerContext& layer, const ExpertContext& at) const {
+Experts::Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
+                 const ExpertContext& at)
+    : target_(context.target),
+      saving_(context.saving),
+      grouped_(model.moe_grouped_gemm),
+      scales_input_(model.moe_apply_probs_on_input),
+      first_of_etp_(at.etp_rank() == 0),
+      slots_(at.slots),
+      products_(context.target, at.local_groups(model.num_moe_experts)),
+      rows_(nn::activation_spec(model, context.target)) {
+  const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
+                    model.gated_linear_unit};
+  const int64_t inner = sizes.gated ? 2 * sizes.width : sizes.width;
+  const auto make = [&](const char* tensor, std::vector<int64_t> shape, int cut_dim, nn::Init init) {
     topology::Placement placement;
     placement.grid = topology::Grid::expert;
-    placement.cuts = stack_cuts(sizes, at, cut_dim, sizes.gated && cut_dim == 1);
+    placement.cuts = stack_cuts(sizes, at, cut_dim);
     placement.role = init == nn::Init::zeros ? topology::Role::bias : topology::Role::weight;
     placement.parts = topology::expert_parts(name, sizes.experts, tensor);
-    return nn::make_param({name + "." + tensor, std::move(shape), std::move(placement), init}, layer);
-  }
-
-  // Of a forward, for its backward too.
-  struct Counts {
-    at::Tensor device;
-    std::vector<int64_t> host;  // where experts come one after the other
+    return nn::make_param({name + "." + tensor, std::move(shape), std::move(placement), init}, context);
   };
-  Counts counts_of(const ExpertRows& in) const;
-
-  at::Tensor product(const at::Tensor& x, const nn::Param& weight, const Counts& counts) const;
-  at::Tensor input_gradient(const at::Tensor& dy, const nn::Param& weight, const Counts& counts) const;
-  void weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const;
-  void bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs, const Counts& counts) const {
-    bias.accumulate([&](at::Tensor& main_grad) { rows.add_sums(main_grad, dy, probs, counts.device); });
-  }
-
-  static at::Tensor data(const std::optional<nn::Param>& bias) { return bias ? bias->data : at::Tensor(); }
-
-  // The steps of a forward. Probabilities that multiply the input multiply nothing else: `probs` is undefined.
-  struct Factors {
-    at::Tensor input, probs;
-  };
-  at::Tensor input(const at::Tensor& x, const Factors& p, const Counts& counts) const {
-    return scales_input ? rows.scale(x, p.input, counts.device) : x;
-  }
-  at::Tensor activation(const at::Tensor& x, const Factors& p, const Counts& counts) const {
-    return rows.activation(x, data(bias1), p.probs, counts.device);
-  }
-
-  struct Kept {
-    nn::Saved x, inner, activated;
-    Factors factors;
-    Counts counts;
-  };
-  at::Tensor forward(const ExpertRows& in);
-  Kept keep(const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated, const Factors& factors,
-            const Counts& counts) const;
-  comm::Gradients backward(const at::Tensor& dy, const Kept& kept);
-
-  Sizes sizes;
-  cuda::Target target;
-  nn::SavePolicy saving;
-  bool grouped, scales_input, first_of_etp;
-  GroupedProduct products;
-  ExpertRowKernels rows;
-  nn::Param fc1, fc2;
-  std::optional<nn::Param> bias1, bias2;
-};
+  fc1_ = make("linear_fc1.weight", {sizes.experts, inner, sizes.hidden}, 1, nn::Init::normal);
+  fc2_ = make("linear_fc2.weight", {sizes.experts, sizes.hidden, sizes.width}, 2, nn::Init::scaled_normal);
+  if (!model.add_bias_linear) return;
+  bias1_ = make("linear_fc1.bias", {sizes.experts, inner}, 1, nn::Init::zeros);
+  bias2_ = make("linear_fc2.bias", {sizes.experts, sizes.hidden}, -1, nn::Init::zeros);
+}
 
 namespace {
 
-// body(expert, first row, rows) of those that have rows.
+// body(group, first row, rows) of those that have rows.
 template <class Body>
-void each_expert(const std::vector<int64_t>& counts, const Body& body) {
+void each_group(const std::vector<int64_t>& counts, const Body& body) {
   int64_t first = 0;
   for (size_t e = 0; e < counts.size(); ++e) {
     if (counts[e] > 0) body(static_cast<int64_t>(e), first, counts[e]);
     first += counts[e];
   }
+}
+
+at::Tensor of_group(const GroupedWeights& weights, int64_t e) {
+  const int64_t home = weights.home.size(0);
+  return e < home ? weights.home.select(0, e) : weights.clones.select(0, e - home);
+}
+
+// Of all groups: biases are small enough to be put side by side.
+at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& clones) {
+  if (!home) return {};
+  return clones.defined() ? at::cat({home->data, clones}) : home->data;
+}
+
+CloneWeights detached(const CloneWeights& x) {
+  const auto of = [](const at::Tensor& weight) { return weight.defined() ? weight.detach() : weight; };
+  return {of(x.fc1), of(x.fc2), of(x.bias1), of(x.bias2)};
 }
 
 // out = a b.
@@ -145,15 +107,15 @@ void plain_product(const cuda::Target& target, at::Tensor out, const at::Tensor&
 
 }  // namespace
 
-Experts::State::Counts Experts::State::counts_of(const ExpertRows& in) const {
+Experts::Counts Experts::counts_of(const ExpertRows& in) const {
   Counts counts{in.counts, {}};
-  if (grouped) return counts;
+  if (grouped_) return counts;
   const int64_t experts = in.counts.numel(), all = in.x.size(0);
-  if (target.meta) {  // nobody knows: as even as can be
+  if (target_.meta) {  // nobody knows: as even as can be
     for (int64_t e = 0; e < experts; ++e) counts.host.push_back(all * (e + 1) / experts - all * e / experts);
     return counts;
   }
-  const at::Tensor host = cuda::read_on_host(target, in.counts);
+  const at::Tensor host = cuda::read_on_host(target_, in.counts);
   int64_t left = all;
   for (int64_t e = 0; e < experts; ++e) {
     counts.host.push_back(std::min(host.const_data_ptr<int64_t>()[e], left));
@@ -162,103 +124,144 @@ Experts::State::Counts Experts::State::counts_of(const ExpertRows& in) const {
   return counts;
 }
 
-at::Tensor Experts::State::product(const at::Tensor& x, const nn::Param& weight, const Counts& counts) const {
-  if (grouped) return products.forward(x, weight.data, counts.device);
-  const at::Tensor y = at::empty({x.size(0), weight.data.size(1)}, x.options());
-  each_expert(counts.host, [&](int64_t e, int64_t first, int64_t n) {
-    plain_product(target, y.narrow(0, first, n), x.narrow(0, first, n), weight.data.select(0, e).t());
-  });
-  return y;
+at::Tensor Experts::input(const at::Tensor& x, const Factors& p, const Counts& counts) const {
+  return scales_input_ ? rows_.scale(x, p.input, counts.device) : x;
 }
 
-at::Tensor Experts::State::input_gradient(const at::Tensor& dy, const nn::Param& weight, const Counts& counts) const {
-  if (grouped) return products.input_gradient(dy, weight.data, counts.device);
-  const at::Tensor dx = at::empty({dy.size(0), weight.data.size(2)}, dy.options());
-  each_expert(counts.host, [&](int64_t e, int64_t first, int64_t n) {
-    plain_product(target, dx.narrow(0, first, n), dy.narrow(0, first, n), weight.data.select(0, e));
+at::Tensor Experts::activation(const at::Tensor& x, const Factors& p, const Counts& counts,
+                               const at::Tensor& clone_bias) const {
+  return rows_.activation(x, biases(bias1_, clone_bias), p.probs, counts.device);
+}
+
+at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                            const Counts& counts) const {
+  const bool forward = op == GroupedOp::forward;
+  const at::Tensor out = at::empty({rows.size(0), weights.home.size(forward ? 1 : 2)}, rows.options());
+  if (grouped_) {
+    products_.run(op, rows, weights, out, counts.device);
+    return out;
+  }
+  each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
+    const at::Tensor weight = of_group(weights, e);
+    plain_product(target_, out.narrow(0, first, n), rows.narrow(0, first, n), forward ? weight.t() : weight);
   });
-  return dx;
+  return out;
+}
+
+at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) const {
+  MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s clones are held back");
+  return slots_ > 0 ? &gradient : nullptr;
 }
 
 // Once for the whole stack: an expert without rows has had its use too.
-void Experts::State::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
-                                     const Counts& counts) const {
-  weight.accumulate([&](at::Tensor& main_grad) {
-    if (grouped) return products.add_weight_gradient(main_grad, dy, x, counts.device);
-    each_expert(counts.host, [&](int64_t e, int64_t first, int64_t n) {
-      at::Tensor gradient = main_grad.select(0, e);
-      nn::put_linear_weight_gradient(target, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
+at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+                                    const Counts& counts) const {
+  at::Tensor of_clones;
+  weight.accumulate([this, dy, x, counts, clones = clones_of(weight, of_clones)](at::Tensor& main_grad) {
+    const std::array<int64_t, 3> sizes_of_clones = {slots_, main_grad.size(1), main_grad.size(2)};
+    GroupedWeights gradients(main_grad);
+    if (slots_ > 0) {
+      gradients.clones = *clones = grouped_ ? at::empty(sizes_of_clones, main_grad.options())
+                                            : at::zeros(sizes_of_clones, main_grad.options());
+    }
+    if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device);
+    each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
+      at::Tensor gradient = of_group(gradients, e);
+      nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
     });
   });
+  return of_clones;
 }
 
-at::Tensor Experts::State::forward(const ExpertRows& in) {
+at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
+                                  const Counts& counts) const {
+  at::Tensor of_clones;
+  bias.accumulate(
+      [this, dy, probs, device = counts.device, clones = clones_of(bias, of_clones)](at::Tensor& main_grad) {
+        if (slots_ == 0) return rows_.add_sums(main_grad, dy, probs, device);
+        const int64_t home = main_grad.size(0);
+        const at::Tensor sums = at::zeros({home + slots_, main_grad.size(1)}, main_grad.options());
+        rows_.add_sums(sums, dy, probs, device);
+        main_grad.add_(sums.narrow(0, 0, home));
+        *clones = sums.narrow(0, home, slots_);
+      });
+  return of_clones;
+}
+
+at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given) {
+  MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
   const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));
+  const CloneWeights clones = detached(given);
   const Counts counts = counts_of(in);
-  const Factors factors{scales_input ? probs : at::Tensor(), scales_input ? at::Tensor() : probs};
-  const at::Tensor inner = product(input(x, factors, counts), fc1, counts);
-  const at::Tensor activated = activation(inner, factors, counts);
-  const at::Tensor y = product(activated, fc2, counts);
+  const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
+  const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, clones.fc1}, counts);
+  const at::Tensor activated = activation(inner, factors, counts, clones.bias1);
+  const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, clones.fc2}, counts);
   // The results are summands over etp: one of them has the bias.
-  if (bias2 && first_of_etp) rows.add_bias(y, bias2->data, factors.probs, counts.device);
+  if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
-  return comm::attach(y, {in.x, in.probs},
-                      [this, kept = keep(x, inner, activated, factors, counts),
-                       type = in.probs.scalar_type()](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        comm::Gradients gradients = backward(dy.contiguous(), kept);
-                        gradients[1] = gradients[1].to(type);
-                        return gradients;
-                      });
+  Kept kept{saving_.keep(x), saving_.keep(inner), {}, factors, counts, keep(clones)};
+  kept.activated = keep_activated(activated, kept);
+  std::vector<at::Tensor> inputs{in.x, in.probs};
+  if (slots_ > 0) inputs.insert(inputs.end(), {given.fc1, given.fc2, given.bias1, given.bias2});
+  return nn::attach(
+      y, inputs,
+      [this, kept = std::move(kept), type = in.probs.scalar_type()](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        nn::Gradients gradients = backward(dy.contiguous(), kept);
+        gradients[1] = gradients[1].to(type);
+        return gradients;
+      });
 }
 
-Experts::State::Kept Experts::State::keep(const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
-                                          const Factors& factors, const Counts& counts) const {
-  Kept kept{saving.keep(x), saving.keep(inner), {}, factors, counts};
-  kept.activated = saving.recomputes(nn::SavePoint::expert_activation)
-                       ? nn::Saved::recomputed([this, again = kept.inner, factors, counts] {
-                           return activation(again.get(), factors, counts);
-                         })
-                       : saving.keep(activated);
-  return kept;
+Experts::KeptClones Experts::keep(const CloneWeights& clones) const {
+  const auto keep = [&](const at::Tensor& x) { return x.defined() ? saving_.keep(x) : nn::Saved(); };
+  return {keep(clones.fc1), keep(clones.fc2), keep(clones.bias1), keep(clones.bias2)};
 }
 
-comm::Gradients Experts::State::backward(const at::Tensor& dy, const Kept& kept) {
+nn::Saved Experts::keep_activated(const at::Tensor& activated, const Kept& kept) const {
+  if (!saving_.recomputes(nn::SavePoint::expert_activation)) return saving_.keep(activated);
+  return nn::Saved::recomputed(
+      [this, inner = kept.inner, factors = kept.factors, counts = kept.counts, clone_bias = kept.clones.bias1] {
+        return activation(inner.get(), factors, counts, clone_bias.get());
+      });
+}
+
+nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const Counts& counts = kept.counts;
   const Factors& p = kept.factors;
-  const at::Tensor dprobs = at::empty_like(scales_input ? p.input : p.probs);
-  at::Tensor gradient = input_gradient(dy, fc2, counts);
-  weight_gradient(fc2, dy, kept.activated.get(), counts);
-  if (bias2) bias_gradient(*bias2, dy, p.probs, counts);
-  gradient = rows.activation_backward(gradient, kept.inner.get(), data(bias1), p.probs, counts.device,
-                                      scales_input ? at::Tensor() : dprobs);
-  if (bias2 && first_of_etp && !scales_input) rows.add_bias_probs(dprobs, dy, bias2->data, counts.device);
-  if (bias1) bias_gradient(*bias1, gradient, {}, counts);
+  const KeptClones& clones = kept.clones;
+  CloneWeights of_clones;
+  const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
+  at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
+  of_clones.fc2 = weight_gradient(fc2_, dy, kept.activated.get(), counts);
+  if (bias2_) of_clones.bias2 = bias_gradient(*bias2_, dy, p.probs, counts);
+  gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
+                                       counts.device, scales_input_ ? at::Tensor() : dprobs);
+  if (bias2_ && first_of_etp_ && !scales_input_)
+    rows_.add_bias_probs(dprobs, dy, biases(bias2_, clones.bias2.get()), counts.device);
+  if (bias1_) of_clones.bias1 = bias_gradient(*bias1_, gradient, {}, counts);
   const at::Tensor x = kept.x.get();
-  weight_gradient(fc1, gradient, input(x, p, counts), counts);
-  gradient = input_gradient(gradient, fc1, counts);
-  if (scales_input) gradient = rows.scale_backward(gradient, x, p.input, counts.device, dprobs);
-  return {gradient, dprobs};
+  of_clones.fc1 = weight_gradient(fc1_, gradient, input(x, p, counts), counts);
+  gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, clones.fc1.get()}, counts);
+  if (scales_input_) gradient = rows_.scale_backward(gradient, x, p.input, counts.device, dprobs);
+  if (slots_ == 0) return {gradient, dprobs};
+  return {gradient, dprobs, of_clones.fc1, of_clones.fc2, of_clones.bias1, of_clones.bias2};
 }
 
-Experts::Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
-                 const ExpertContext& experts)
-    : state_(std::make_unique<State>(name, model, context, experts)) {}
-
-Experts::~Experts() = default;
-
-at::Tensor Experts::forward(const ExpertRows& rows) { return state_->forward(rows); }
+HomeWeights Experts::home() {
+  const auto address = [](std::optional<nn::Param>& bias) { return bias ? &*bias : nullptr; };
+  return {&fc1_, &fc2_, address(bias1_), address(bias2_)};
+}
 
 void Experts::collect_params(std::vector<nn::Param*>& params) {
-  for (auto [weight, bias] : {std::pair(&state_->fc1, &state_->bias1), std::pair(&state_->fc2, &state_->bias2)}) {
+  for (auto [weight, bias] : {std::pair(&fc1_, &bias1_), std::pair(&fc2_, &bias2_)}) {
     params.push_back(weight);
     if (*bias) params.push_back(&**bias);
   }
 }
-
-bool Experts::needs_host() const { return !state_->grouped; }
 
 }  // namespace metroplex::moe

@@ -1,16 +1,21 @@
 // The local experts of a layer: for the rows of each expert e, fc2_e(f(fc1_e x + b1_e) p) + b2_e p, with p the
 // probability of the row (seen by the tokens of one rank this is its share of the mixture). Split over etp by the
-// inner width; the results are summands over etp.
+// inner width; the results are summands over etp. The experts whose parameters lie here are at home; behind them
+// come slots for clones of others, whose weights are activations: a dispatcher brings them and takes their gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/model.h"
+#include "cuda/kernels/grouped_product.h"
 #include "moe/context.h"
+#include "moe/expert_rows.h"
+#include "moe/grouped_product.h"
+#include "nn/autograd_node.h"
 #include "nn/layer_context.h"
 #include "nn/param.h"
 #include "nn/saved.h"
@@ -20,7 +25,18 @@ namespace metroplex::moe {
 struct ExpertRows {
   at::Tensor x;  // [R, h], the rows of expert 0, then those of expert 1, ...; what lies behind the last is never read
   at::Tensor probs;   // [R], at least fp32
-  at::Tensor counts;  // [local experts] int64, on the device of x: rows of each; their sum is at most R
+  at::Tensor counts;  // [home experts + slots] int64, on the device of x: rows of each; their sum is at most R
+};
+
+// Of the parameters of a layer, [slots, ...] each in the place of [home experts, ...]. Contiguous; a slot without
+// rows is never read. Biases are undefined where the model has none, and all are on a rank without slots.
+struct CloneWeights {
+  at::Tensor fc1, fc2, bias1, bias2;
+  bool defined() const { return fc1.defined(); }
+};
+
+struct HomeWeights {
+  nn::Param *fc1 = nullptr, *fc2 = nullptr, *bias1 = nullptr, *bias2 = nullptr;
 };
 
 class Experts {
@@ -31,17 +47,64 @@ class Experts {
   // <name>.local_experts.<e>.linear_fc1.weight.
   Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
           const ExpertContext& experts);
-  ~Experts();
 
-  // [R, h], differentiable in x and probs. Rows behind the last are unspecified, in gradients too.
-  at::Tensor forward(const ExpertRows& rows);
+  // [R, h], differentiable in x, probs and clones. Rows behind the last are unspecified, in gradients too. Gradients
+  // of home experts are added to main_grad; those of clones are what the home has to add there: all of each slot,
+  // zeros without rows, in the type in which the home's main_grad is accumulated.
+  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {});
+  HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Whether forward and backward wait for the counts on the host.
-  bool needs_host() const;
+  bool needs_host() const { return !grouped_; }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  // Of a forward, for its backward too.
+  struct Counts {
+    at::Tensor device;
+    std::vector<int64_t> host;  // where experts come one after the other
+  };
+  // Probabilities that multiply the input multiply nothing else: `probs` is undefined.
+  struct Factors {
+    at::Tensor input, probs;
+  };
+  struct KeptClones {
+    nn::Saved fc1, fc2, bias1, bias2;
+  };
+  struct Kept {
+    nn::Saved x, inner, activated;
+    Factors factors;
+    Counts counts;
+    KeptClones clones;
+  };
+
+  Counts counts_of(const ExpertRows& in) const;
+  // The steps of a forward.
+  at::Tensor input(const at::Tensor& x, const Factors& p, const Counts& counts) const;
+  at::Tensor activation(const at::Tensor& x, const Factors& p, const Counts& counts,
+                        const at::Tensor& clone_bias) const;
+  // forward or input_gradient: of all rows, with the weight of each one's expert.
+  at::Tensor product(cuda::kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+                     const Counts& counts) const;
+  KeptClones keep(const CloneWeights& clones) const;
+  nn::Saved keep_activated(const at::Tensor& activated, const Kept& kept) const;
+  // Of x and probs, and with slots of the clones' weights in their order.
+  nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
+  // Both return the gradients of clones, undefined without slots.
+  at::Tensor weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+                             const Counts& counts) const;
+  at::Tensor bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
+                           const Counts& counts) const;
+  // Where a gradient of clones goes, which leaves with that of their rows; null without slots.
+  at::Tensor* clones_of(const nn::Param& home, at::Tensor& gradient) const;
+
+  cuda::Target target_;
+  nn::SavePolicy saving_;
+  bool grouped_, scales_input_, first_of_etp_;
+  int64_t slots_;
+  GroupedProduct products_;
+  ExpertRowKernels rows_;
+  nn::Param fc1_, fc2_;
+  std::optional<nn::Param> bias1_, bias2_;
 };
 
 }  // namespace metroplex::moe

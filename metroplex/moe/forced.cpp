@@ -3,9 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "cuda/host_read.h"
-#include "moe/deal_out.h"
 
 namespace metroplex::moe {
 
@@ -35,7 +34,7 @@ at::Tensor ForcedRouting::draw(const at::Tensor& logits, int64_t samples, const 
     drawn = noise_.draw(Noise::gumbel, rows, logits.scalar_type());
     if (skew_ > 0) drawn.add_(log_weights(batch, drawn.options()));
   }
-  return comm::attach(drawn, {logits}, [](const at::Tensor& dy) -> comm::Gradients { return {dy}; });
+  return nn::attach(drawn, {logits}, [](const at::Tensor& dy) -> nn::Gradients { return {dy}; });
 }
 
 at::Tensor ForcedRouting::deal(int64_t tokens, int64_t k, const nn::Microbatch& batch) {

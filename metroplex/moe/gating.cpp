@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/linear.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
@@ -46,20 +46,19 @@ at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
   at::Tensor logits;
   {
     const at::NoGradGuard no_grad;
-    logits = nn::linear_product(target_, input(x_sbh.detach(), jitter(rows)), weight_.data.to(type_),
-                                bias_ ? bias_->data.to(type_) : at::Tensor());
+    logits = nn::linear_product(target_, input(x_sbh.detach(), jitter(rows)), weight_.data.to(type_).t());
+    if (bias_) logits.add_(bias_->data.to(type_));
   }
   if (!at::GradMode::is_enabled()) return logits;
-  return comm::attach(logits, {x_sbh},
-                      [this, rows, saved = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
-                        return {backward(dy, saved.get(), rows)};
-                      });
+  return nn::attach(logits, {x_sbh}, [this, rows, saved = saving_.keep(in)](const at::Tensor& dy) -> nn::Gradients {
+    return {backward(dy, saved.get(), rows)};
+  });
 }
 
 at::Tensor Gating::backward(const at::Tensor& dy, const at::Tensor& x, const nn::DropoutMask& rows) {
   const at::NoGradGuard no_grad;
   const at::Tensor factors = jitter(rows);
-  at::Tensor dx = nn::linear_input_gradient(target_, dy, weight_.data.to(type_));
+  at::Tensor dx = nn::linear_product(target_, dy, weight_.data.to(type_));
   if (factors.defined()) dx.mul_(factors);
   nn::accumulate_weight_gradient(target_, weight_, dy, input(x, factors));
   if (bias_) nn::accumulate_bias_gradient(target_, *bias_, dy);

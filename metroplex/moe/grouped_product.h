@@ -1,34 +1,39 @@
-// The products of the experts of a layer, all local experts in one call, with the number of rows of each only on the
-// device. `counts` [E] int64 says how many rows of an activation [R, width] belong to each expert, one behind the
-// other; rows behind the last one are not read, and in results not written. Weights [E, out, in] are read where they
-// lie. FLOPs are told to a recorder for all R rows.
+// The products of the experts of a layer, all local groups in one call, with the number of rows of each only on the
+// device. `counts` [groups] int64 says how many rows of an activation [R, width] belong to each group, one behind the
+// other; rows behind the last one are not read, and in results not written. Weights are read where they lie: the
+// first groups are home experts, those behind them clones. FLOPs are told to a recorder for all R rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
+#include "cuda/kernels/grouped_product.h"
 #include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 
+// A matrix [out, in] for each group; rows of activations convert to one too.
+struct GroupedWeights {
+  GroupedWeights(at::Tensor home, at::Tensor clones = {})  // NOLINT: a stack of home experts alone is one
+      : home(std::move(home)), clones(std::move(clones)) {}
+  at::Tensor home;    // [home experts, out, in]
+  at::Tensor clones;  // [slots, out, in], of the same type; undefined without slots
+};
+
 class GroupedProduct {
  public:
-  GroupedProduct(const cuda::Target& target, int64_t experts);
+  GroupedProduct(const cuda::Target& target, int64_t groups);
 
-  // x [R, in] -> [R, out].
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& counts) const;
-  // dy [R, out] -> [R, in].
-  at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& counts) const;
-  // gradient [E, out, in] += dy^T x by expert, summed in at least fp32; it has the type of x, or a wider one.
-  void add_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
-                           const at::Tensor& counts) const;
+  // All contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b = weights, c = dx.
+  // weight_gradient: a = dy, b = x; a^T b by group, summed in at least fp32, is added to c, the gradients of home
+  // experts, and written to those of clones, zeros where these have no rows; c has the type of x, or a wider one.
+  void run(cuda::kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& c,
+           const at::Tensor& counts) const;
 
  private:
-  struct Call;
-  void run(const Call& call) const;
-
   cuda::Target target_;
   at::Tensor
       arguments_;  // of the call under way: pointers, leading dimensions, rows (cuda/kernels/grouped_product.h)

@@ -25,11 +25,8 @@ void LoadMeter::count(int64_t number, const at::Tensor& experts) {
   of.dropped.add_(experts.lt(0).sum());
 }
 
-void LoadMeter::reset() {
-  for (auto& [number, of] : layers_) {
-    of.counts.zero_();
-    of.dispatch_ms = of.combine_ms = 0;
-  }
+void LoadMeter::reset_times() {
+  for (auto& [number, of] : layers_) of.dispatch_ms = of.combine_ms = 0;
 }
 
 }  // namespace metroplex::moe

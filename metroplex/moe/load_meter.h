@@ -1,5 +1,5 @@
-// How many tokens of this rank each expert got, layer by layer, and how long they were on their way, since the meter
-// was last read. Layers write, on the device; the trainer reads, once in a while.
+// How many tokens of this rank each expert got in a step, layer by layer, and how long they were on their way. Layers
+// write, on the device; the step zeroes the counts when it begins (nn::Segment::collect_step_counts).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ class LoadMeter {
     at::Tensor counts;                       // [E + 1] int64, of which the next two are parts
     at::Tensor tokens;                       // [E]: assignments of tokens to experts that were kept
     at::Tensor dropped;                      // [1]: assignments that were not
-    double dispatch_ms = 0, combine_ms = 0;  // on the host's clock
+    double dispatch_ms = 0, combine_ms = 0;  // on the host's clock, since reset_times()
   };
 
   LoadMeter(int64_t num_experts, const cuda::Target& target) : num_experts_(num_experts), target_(target) {}
@@ -26,7 +26,7 @@ class LoadMeter {
   // By global number; made when first asked for.
   Layer& layer(int64_t number);
   const std::map<int64_t, Layer>& layers() const { return layers_; }
-  void reset();
+  void reset_times();
 
  private:
   int64_t num_experts_;

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/group.h"
-#include "cuda/kernels/random_rows.h"
+#include "cuda/kernels/route.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 

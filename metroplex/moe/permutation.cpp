@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "cuda/kernels/permutation.h"
 #include "nn/wide.h"
 
@@ -84,7 +84,7 @@ at::Tensor permute(const cuda::Target& target, const at::Tensor& x, const Permut
     const at::NoGradGuard no_grad;
     out = gather(target, packed(x), p.source, p.divisor);
   }
-  return comm::attach(out, {x}, [target, rows = p.rows, tokens = x.size(0)](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(out, {x}, [target, rows = p.rows, tokens = x.size(0)](const at::Tensor& dy) -> nn::Gradients {
     const at::NoGradGuard no_grad;
     return {sum(target, dy.contiguous(), rows, tokens)};
   });
@@ -96,11 +96,11 @@ at::Tensor unpermute(const cuda::Target& target, const at::Tensor& y, const Perm
     const at::NoGradGuard no_grad;
     out = sum(target, packed(y), p.rows, p.rows.size(0));
   }
-  return comm::attach(out, {y},
-                      [target, source = p.source, divisor = p.divisor](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        return {gather(target, dy.contiguous(), source, divisor)};
-                      });
+  return nn::attach(out, {y},
+                    [target, source = p.source, divisor = p.divisor](const at::Tensor& dy) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      return {gather(target, dy.contiguous(), source, divisor)};
+                    });
 }
 
 at::Tensor permute_probs(const cuda::Target& target, const at::Tensor& probs, const Permutation& p) {
@@ -109,11 +109,11 @@ at::Tensor permute_probs(const cuda::Target& target, const at::Tensor& probs, co
     const at::NoGradGuard no_grad;
     out = gather(target, packed(probs).view({-1, 1}), p.source, 1).view(-1);
   }
-  return comm::attach(out, {probs},
-                      [target, rows = p.rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        return {sum(target, dy.contiguous().view({-1, 1}), rows, sizes[0] * sizes[1]).view(sizes)};
-                      });
+  return nn::attach(out, {probs},
+                    [target, rows = p.rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      return {sum(target, dy.contiguous().view({-1, 1}), rows, sizes[0] * sizes[1]).view(sizes)};
+                    });
 }
 
 }  // namespace metroplex::moe

@@ -98,6 +98,11 @@ Routing Router::forward(const nn::Input& in, nn::SegmentContext& context) {
 
 void Router::collect_params(std::vector<nn::Param*>& params) { state_->gating.collect_params(params); }
 
+void Router::collect_step_counts(std::vector<at::Tensor>& counts) {
+  if (state_->auxiliary.running().defined()) counts.push_back(state_->auxiliary.running());
+  if (state_->experts.meter) counts.push_back(state_->experts.meter->layer(state_->layer).counts);
+}
+
 void Router::collect_buffers(std::vector<nn::Buffer*>& buffers) {
   if (state_->bias.data.defined()) buffers.push_back(&state_->bias);
 }

@@ -30,6 +30,7 @@ class Router {
   Routing forward(const nn::Input& in, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params);
   void collect_buffers(std::vector<nn::Buffer*>& buffers);
+  void collect_step_counts(std::vector<at::Tensor>& counts);  // see nn::Segment
 
  private:
   struct State;

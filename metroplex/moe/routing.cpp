@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "cuda/kernels/route.h"
-#include "cuda/kernels/sinkhorn.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {
@@ -122,11 +121,10 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
                    kernels::route_forward<T>, kernels::route_forward_cuda<T>, operands, shape);
     });
   }
-  routing.probs =
-      comm::attach(routing.probs, {logits},
-                   [target, x, shape, experts = routing.experts](const at::Tensor& dy) -> comm::Gradients {
-                     return {probs_gradient(target, {experts, dy}, x, shape)};
-                   });
+  routing.probs = nn::attach(routing.probs, {logits},
+                             [target, x, shape, experts = routing.experts](const at::Tensor& dy) -> nn::Gradients {
+                               return {probs_gradient(target, {experts, dy}, x, shape)};
+                             });
   return routing;
 }
 

@@ -42,7 +42,7 @@ Routing route(const cuda::Target& target, const at::Tensor& logits, const TopKRu
 Routing route_by_sinkhorn(const cuda::Target& target, const at::Tensor& logits, int64_t k, bool training,
                           const at::Tensor& chosen = {});
 // [T, E]: exp(logits) with rows and columns scaled in turns until all rows sum to 1 / T and all columns to 1 / E, up
-// to a mean change of the columns' factors of `tolerance` (see cuda/kernels/sinkhorn.h). Without gradient.
+// to a mean change of the columns' factors of `tolerance` (see cuda/kernels/route.h). Without gradient.
 at::Tensor sinkhorn(const cuda::Target& target, const at::Tensor& logits, double tolerance = 1e-4);
 
 // Keeps at most `capacity` tokens of every expert: those with the highest probability, of equal ones the first; or

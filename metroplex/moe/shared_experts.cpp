@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
@@ -43,18 +43,18 @@ at::Tensor SharedExperts::forward(const nn::Input& in) {
   at::Tensor score, gated;
   {
     const at::NoGradGuard no_grad;
-    score = at::sigmoid(nn::to_wide(nn::linear_product(target_, x.detach(), gate_->data)));
+    score = at::sigmoid(nn::to_wide(nn::linear_product(target_, x.detach(), gate_->data.t())));
     gated = at::mul(out.detach(), score.to(out.scalar_type()));
   }
   if (!at::GradMode::is_enabled()) return gated;
-  return comm::attach(
+  return nn::attach(
       gated, {out, x},
-      [this, score, kept = saving_.keep(out), input = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
+      [this, score, kept = saving_.keep(out), input = saving_.keep(in)](const at::Tensor& dy) -> nn::Gradients {
         const at::NoGradGuard no_grad;
         const at::Tensor sums = nn::to_wide(at::mul(dy, kept.get())).sum(-1, true);
         const at::Tensor dlogit = sums.mul(score).mul_(1.0 - score).to(dy.scalar_type());
         nn::accumulate_weight_gradient(target_, *gate_, dlogit, input.get());
-        return {at::mul(dy, score.to(dy.scalar_type())), nn::linear_input_gradient(target_, dlogit, gate_->data)};
+        return {at::mul(dy, score.to(dy.scalar_type())), nn::linear_product(target_, dlogit, gate_->data)};
       });
 }
 

@@ -18,7 +18,7 @@ bool is_wide(const at::Tensor& x) { return x.scalar_type() == acc_type(x.scalar_
 
 at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias->data) : at::Tensor(); }
 
-// A wide `x` gets the bias in place.
+// For a wide type the bias is added to `x` in place.
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
   std::vector<int64_t> sizes = x.sizes().vec();
   if (spec.gated) sizes.back() /= 2;
@@ -57,6 +57,10 @@ kernels::Activation activation_kind(config::Choice<config::Activation> activatio
   MPX_ASSERT(false, "activation ", activation);
 }
 
+ActivationSpec activation_spec(const config::Model& model, const cuda::Target& target) {
+  return {activation_kind(model.activation), model.gated_linear_unit, target};
+}
+
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
   const at::NoGradGuard no_grad;
   const at::Tensor data = x.detach().contiguous();
@@ -72,7 +76,7 @@ at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
   return bias != nullptr ? wide.add_(bias->data) : wide;
 }
 
-at::Tensor activation_again(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
+at::Tensor recomputed_activation(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
   return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : wide_data(bias), spec);
 }

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
+#include "nn/kv_cache.h"
 
 namespace metroplex::nn {
 namespace {
@@ -43,6 +46,19 @@ LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
   return out;
 }
 
+CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
+  const HeadCounts own = head_counts(model, context.tp.size());
+  CoreSpec core;
+  core.heads = own.heads, core.groups = own.groups;
+  core.head_dim = core.v_head_dim = own.head_dim;
+  core.softmax_scale = 1 / std::sqrt(static_cast<double>(own.head_dim));
+  core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
+                  context.target};
+  core.first_head = own.heads * context.tp.index();
+  core.target = context.target;
+  return core;
+}
+
 }  // namespace
 
 HeadCounts head_counts(const config::Model& model, int tp) {
@@ -53,28 +69,26 @@ HeadCounts head_counts(const config::Model& model, int tp) {
   return {heads / tp, groups / tp, model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads};
 }
 
-// What the closure of the core needs beside the microbatch.
+// Empty without a norm.
+struct SelfAttention::NormedSaved {
+  NormSaved norm;  // without x, which is `raw`
+  Saved raw;
+};
+// What backward of all between the projections needs.
 struct SelfAttention::AttentionSaved {
-  CoreSpec spec;
   std::vector<int64_t> fused_sizes;
-  NormSaved q_norm, k_norm;  // without x, which is raw
-  Saved raw_q, raw_k;
-  Saved q, k, v;  // as the core takes them
-  Saved out, logsumexp;
-  CoreSaved again;  // where the core is recomputed, instead of the above, once it has been made
+  NormedSaved q, k;
+  CoreSaved core;
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                              std::shared_ptr<RopeTable> rope)
     : spec_(spec),
       heads_(head_counts(model, context.tp.size())),
-      dropout_{context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
-               context.target},
-      first_head_(heads_.heads * context.tp.index()),
       saving_(context.saving),
-      target_(context.target),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
+      core_(core_spec(spec, model, context), context.saving),
       proj_(projection(spec, model), context) {
   if (spec.query_from_outside) {
     const HeadCounts whole = head_counts(model, 1);
@@ -93,8 +107,8 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
 }
 
-// Views into the fused tensor. Queries of several heads a group lie apart and are copied; for backward keys and
-// values are too, so that nothing holds the fused tensor.
+// q, k and v as views into the fused tensor [s, b, g (n/g + 2) d]. With several query heads per group the queries are
+// copied; keys and values then too if they are saved, so that nothing keeps the fused tensor alive.
 CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
@@ -106,104 +120,55 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
   return {q, k, v};
 }
 
-CoreInputs SelfAttention::normalize_and_rotate(const CoreInputs& raw, const Positions& rows, AttentionSaved* saved) {
-  CoreInputs in = raw;
-  if (q_norm_) {
-    in.q = q_norm_->apply(raw.q, saved ? &saved->q_norm : nullptr);
-    in.k = k_norm_->apply(raw.k, saved ? &saved->k_norm : nullptr);
-  }
-  if (rope_) {
-    rope_->rotate(in.q, rows, 1);
-    rope_->rotate(in.k, rows, 1);
-  }
-  return in;
-}
-
-void SelfAttention::append_to_cache(CoreInputs& in, KvCache& cache) const {
-  const int64_t s = in.k.size(0), needed = cache.length + s;
-  KvCache::Layer& layer = cache.layers[spec_.layer];
-  if (!layer.k.defined() || layer.k.size(0) < needed) {
-    std::vector<int64_t> sizes = in.k.sizes().vec();
-    sizes[0] = std::max<int64_t>(needed, 2 * cache.length);
-    for (at::Tensor* stored : {&layer.k, &layer.v}) {
-      at::Tensor larger = at::empty(sizes, in.k.options());
-      if (cache.length > 0) larger.narrow(0, 0, cache.length).copy_(stored->narrow(0, 0, cache.length));
-      *stored = larger;
-    }
-  }
-  layer.k.narrow(0, cache.length, s).copy_(in.k);
-  layer.v.narrow(0, cache.length, s).copy_(in.v);
-  in.k = layer.k.narrow(0, 0, needed);
-  in.v = layer.v.narrow(0, 0, needed);
-}
-
-Input SelfAttention::core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
-  const bool keeps = at::GradMode::is_enabled();
-  const auto saved = std::make_shared<AttentionSaved>();
-  CoreInputs raw;
-  CoreSaved core;
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    raw = split(fused.detach(), query.defined() ? query.detach() : query, keeps);
-    const Positions rows = sequence_positions(batch);
-    const bool cached = batch.cache != nullptr;  // with the keys of all rows so far
-    saved->spec = {dropout_, first_head_, rows, cached ? Positions() : rows, target_};
-    saved->fused_sizes = fused.sizes().vec();
-    CoreInputs in = normalize_and_rotate(raw, rows, keeps ? saved.get() : nullptr);
-    if (cached) append_to_cache(in, *batch.cache);
-    out = core_attention(in, saved->spec, batch, keeps ? &core : nullptr);
-  }
-  if (!keeps) return out;
-  keep(raw, core, *saved);
-  out = comm::attach(out, {fused, query}, [this, batch, saved](const at::Tensor& dout) -> comm::Gradients {
-    return core_backward(dout, batch, *saved);
-  });
-  if (!saving_.recomputes(SavePoint::core_attn)) return out;
-  return {out, Saved::recomputed([this, batch, saved] {
-            CoreInputs in{saved->q.get(), saved->k.get(), saved->v.get()};
-            if (q_norm_) {
-              in = normalize_and_rotate({saved->raw_q.get(), saved->raw_k.get(), in.v}, saved->spec.queries, nullptr);
-            }
-            return core_attention(in, saved->spec, batch, &saved->again);
+// `saved` may be null. Rotates `raw` itself where there is no norm; where there is one, `raw` is saved, and the
+// result can be recomputed from it.
+Input SelfAttention::normalized_and_rotated(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
+                                            NormedSaved* saved) {
+  const at::Tensor x = norm ? norm->apply(raw, saved ? &saved->norm : nullptr) : raw;
+  if (rope_) rope_->rotate(x, rows, 1);
+  if (!norm || saved == nullptr) return x;
+  saved->norm.x = at::Tensor();
+  saved->raw = saving_.keep(raw);
+  return {x, Saved::recomputed([this, kept = saved->raw, &norm, rows] {
+            return normalized_and_rotated(kept.get(), norm, rows, nullptr).x;
           })};
 }
 
-// Made again are the core's results, and behind a norm its queries and keys.
-void SelfAttention::keep(const CoreInputs& raw, const CoreSaved& core, AttentionSaved& saved) const {
-  saved.q_norm.x = saved.k_norm.x = at::Tensor();
-  if (q_norm_) {
-    saved.raw_q = saving_.keep(raw.q);
-    saved.raw_k = saving_.keep(raw.k);
-  }
-  if (!q_norm_ || !saving_.recomputes(SavePoint::core_attn)) {
-    saved.q = saving_.keep(core.in.q);
-    saved.k = saving_.keep(core.in.k);
-  }
-  saved.v = saving_.keep(core.in.v);
-  if (saving_.recomputes(SavePoint::core_attn)) return;
-  saved.out = saving_.keep(core.out);
-  saved.logsumexp = saving_.keep(core.logsumexp);
+// Overwrites dx.
+at::Tensor SelfAttention::back_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
+                                      NormedSaved& saved) {
+  if (rope_) rope_->rotate(dx, rows, -1);
+  if (!norm) return dx;
+  saved.norm.x = saved.raw.get();
+  return norm->backward(dx, saved.norm);
 }
 
-std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, const Microbatch& batch,
-                                                     AttentionSaved& saved) {
+Input SelfAttention::attended(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
+  const auto saved = at::GradMode::is_enabled() ? std::make_shared<AttentionSaved>() : nullptr;
+  Input out = [&] {
+    const at::NoGradGuard no_grad;
+    const CoreInputs raw = split(fused.detach(), query.defined() ? query.detach() : query, saved != nullptr);
+    const Positions rows = sequence_positions(batch);
+    const Input q = normalized_and_rotated(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
+    const Input k = normalized_and_rotated(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
+    if (batch.cache == nullptr)
+      return core_.forward(q, k, raw.v, {rows, rows}, batch, saved ? &saved->core : nullptr);
+    const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
+    return core_.forward(q, all.k, all.v, {rows, {}}, batch, saved ? &saved->core : nullptr);
+  }();
+  if (!saved) return out;
+  saved->fused_sizes = fused.sizes().vec();
+  out.x = attach(out.x, {fused, query},
+                 [this, saved](const at::Tensor& dout) -> Gradients { return attended_backward(dout, *saved); });
+  return out;
+}
+
+std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout, AttentionSaved& saved) {
   const at::NoGradGuard no_grad;
-  CoreSaved core = std::move(saved.again);
-  if (!saving_.recomputes(SavePoint::core_attn)) {
-    core = {{saved.q.get(), saved.k.get(), saved.v.get()}, saved.out.get(), saved.logsumexp.get()};
-  }
-  CoreInputs d = core_attention_backward(dout, saved.spec, batch, core);
-  if (rope_) {
-    rope_->rotate(d.q, saved.spec.queries, -1);
-    rope_->rotate(d.k, saved.spec.queries, -1);
-  }
-  if (q_norm_) {
-    saved.q_norm.x = saved.raw_q.get();
-    saved.k_norm.x = saved.raw_k.get();
-    d.q = q_norm_->backward(d.q, saved.q_norm);
-    d.k = k_norm_->backward(d.k, saved.k_norm);
-  }
+  CoreInputs d = core_.backward(dout, saved.core);
+  const Positions& rows = saved.core.positions.queries;
+  d.q = back_to_raw(d.q, q_norm_, rows, saved.q);
+  d.k = back_to_raw(d.k, k_norm_, rows, saved.k);
   at::Tensor dfused = at::empty(saved.fused_sizes, d.k.options());
   const int64_t s = dfused.size(0), b = dfused.size(1), per_group = heads_.heads / heads_.groups,
                 leading = q_ ? 0 : per_group;
@@ -218,7 +183,7 @@ std::vector<at::Tensor> SelfAttention::core_backward(const at::Tensor& dout, con
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name, ": where the queries come from");
   const at::Tensor fused = fused_.forward(in);
-  return proj_.forward(core(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch));
+  return proj_.forward(attended(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch));
 }
 
 void SelfAttention::collect_params(std::vector<Param*>& params) {

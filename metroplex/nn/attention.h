@@ -1,12 +1,12 @@
-// Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups. Rows of
-// linear_qkv: for each query group [its q heads, k, v]. Core attention takes causal and document masks and
-// dropout. Shapes: n heads and g groups of this rank, d head size.
+// Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups: the projections,
+// norms and rotary positions around a core (core_attention.h). Rows of linear_qkv: for each query group [its q heads,
+// k, v], as in Megatron.
+// Shapes: s sequence, b microbatch, h hidden size, n query heads and g query groups of this rank, d head size.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +14,6 @@
 
 #include "config/model.h"
 #include "nn/core_attention.h"
-#include "nn/dropout.h"
 #include "nn/linear.h"
 #include "nn/microbatch.h"
 #include "nn/norm.h"
@@ -22,16 +21,6 @@
 #include "nn/saved.h"
 
 namespace metroplex::nn {
-
-// Keys and values of the tokens seen so far, a pair a layer. The owner advances `length` by the number of tokens
-// after the last segment of a forward has run; room grows on demand.
-struct KvCache {
-  struct Layer {
-    at::Tensor k, v;  // [capacity, b, g, d]
-  };
-  int64_t length = 0;
-  std::map<int64_t, Layer> layers;
-};
 
 // Head counts of one rank.
 struct HeadCounts {
@@ -51,31 +40,30 @@ class SelfAttention {
   SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                 std::shared_ptr<RopeTable> rope);
 
-  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is the
-  // source of the queries where the spec says so. Where the core is recomputed its result is made again.
+  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is what
+  // queries are projected from, with query_from_outside only.
   at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {});
   Param* output_bias() { return proj_.bias(); }
   void collect_params(std::vector<Param*>& params);
 
  private:
+  struct NormedSaved;
   struct AttentionSaved;
-  Input core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  CoreInputs normalize_and_rotate(const CoreInputs& raw, const Positions& rows, AttentionSaved* saved);
-  void keep(const CoreInputs& raw, const CoreSaved& core, AttentionSaved& saved) const;
-  std::vector<at::Tensor> core_backward(const at::Tensor& dout, const Microbatch& batch, AttentionSaved& saved);
+  Input attended(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
+  std::vector<at::Tensor> attended_backward(const at::Tensor& dout, AttentionSaved& saved);
   CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;
-  void append_to_cache(CoreInputs& in, KvCache& cache) const;
+  Input normalized_and_rotated(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
+                               NormedSaved* saved);
+  at::Tensor back_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows, NormedSaved& saved);
 
   AttentionSpec spec_;
   HeadCounts heads_;
-  DropoutKey dropout_;
-  int64_t first_head_ = 0;
   SavePolicy saving_;
-  cuda::Target target_;
   std::shared_ptr<RopeTable> rope_;
   std::optional<ColumnParallelLinear> q_;  // query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
+  CoreAttention core_;
   RowParallelLinear proj_;
 };
 

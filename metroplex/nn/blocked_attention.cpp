@@ -23,26 +23,30 @@ struct Mask {
   at::Tensor documents;
 };
 
-Mask mask_of(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
+Mask mask_of(const CoreInputs& in, const CoreCall& call) {
+  const CoreSpec& spec = call.spec;
+  const Positions &of_queries = call.positions.queries, &of_keys = call.positions.keys;
+  const at::Tensor& documents = call.batch.document_ids;
   const int64_t queries = in.q.size(0), b = in.q.size(1), heads = in.q.size(2), keys = in.k.size(0);
-  const bool chosen = spec.keys.rows.defined();
+  const bool chosen = of_keys.rows.defined();
   Mask mask;
   kernels::AttentionShape& shape = mask.shape;
-  shape.samples = b, shape.heads = heads, shape.groups = in.k.size(2), shape.dim = in.q.size(3);
+  shape.samples = b, shape.heads = heads, shape.groups = in.k.size(2);
   shape.queries = queries, shape.keys = keys;
-  shape.query_rows = rows_for_kernel(spec.queries);
-  shape.key_rows = rows_for_kernel(spec.keys);
-  if (batch.document_ids.defined()) {
-    MPX_ASSERT(batch.document_ids.scalar_type() == at::kLong, "document_ids are int64");
-    mask.documents = batch.document_ids.contiguous();
-    const int64_t whole = chosen ? spec.keys.whole : spec.keys.first + keys;
+  shape.head_dim = in.q.size(3), shape.v_head_dim = in.v.size(3), shape.softmax_scale = spec.softmax_scale;
+  shape.query_rows = rows_for_kernel(of_queries);
+  shape.key_rows = rows_for_kernel(of_keys);
+  if (documents.defined()) {
+    MPX_ASSERT(documents.scalar_type() == at::kLong, "document_ids are int64");
+    mask.documents = documents.contiguous();
+    const int64_t whole = chosen ? of_keys.whole : of_keys.first + keys;
     MPX_CHECK(mask.documents.size(1) == whole, "nn", "document_ids cover ", mask.documents.size(1),
               " positions, the attention sees ", whole);
     shape.documents = static_cast<const int64_t*>(mask.documents.const_data_ptr());
     shape.document_stride = whole;
   }
-  mask.dropout = probability_mask({b, heads, queries, chosen ? spec.keys.whole : keys}, spec.dropout,
-                                  {spec.first_head, spec.queries}, batch);
+  mask.dropout = probability_mask({b, heads, queries, chosen ? of_keys.whole : keys}, spec.dropout,
+                                  {spec.first_head, of_queries}, call.batch);
   shape.dropout = mask.dropout.shape;
   return mask;
 }
@@ -50,7 +54,7 @@ Mask mask_of(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch
 // [s, b, heads, d], last stride 1.
 template <class T>
 kernels::AttentionOperand<T> operand(const at::Tensor& x) {
-  MPX_ASSERT(x.stride(3) == 1 || x.size(3) <= 1, "attention reads rows of neighbouring elements");
+  MPX_ASSERT(x.stride(3) == 1 || x.size(3) <= 1, "blocked attention needs a last stride of 1");
   return {elements<std::remove_const_t<T>>(x), x.stride(0), x.stride(1), x.stride(2)};
 }
 
@@ -67,24 +71,24 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   return scratch;
 }
 
-// Of forward: two products over the pairs that may see each other.
-double flops_of(const CoreInputs& in, const CoreSpec& spec) {
+// Of products over the pairs that are not masked: `of_qk` with the head size of q and k, `of_v` with that of v.
+double flops_of(const CoreInputs& in, const CorePositions& positions, int64_t of_qk, int64_t of_v) {
   const double pairs =
-      static_cast<double>(in.q.size(0)) * static_cast<double>(in.k.size(0)) * (plain_causal(in, spec) ? 0.5 : 1);
-  return 4 * static_cast<double>(in.q.size(1) * in.q.size(2) * in.q.size(3)) * pairs;
+      static_cast<double>(in.q.size(0)) * static_cast<double>(in.k.size(0)) * (plain_causal(in, positions) ? 0.5 : 1);
+  return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 
 }  // namespace
 
-bool plain_causal(const CoreInputs& in, const CoreSpec& spec) {
-  return !spec.queries.rows.defined() && !spec.keys.rows.defined() && spec.queries.first == spec.keys.first &&
+bool plain_causal(const CoreInputs& in, const CorePositions& at) {
+  return !at.queries.rows.defined() && !at.keys.rows.defined() && at.queries.first == at.keys.first &&
          in.q.size(0) == in.k.size(0);
 }
 
-std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const CoreSpec& spec,
-                                                    const Microbatch& batch) {
-  const Mask mask = mask_of(in, spec, batch);
-  const at::Tensor out = at::empty(in.q.sizes(), in.q.options());
+CoreResult blocked_attention(const CoreInputs& in, const CoreCall& call) {
+  const cuda::Target& target = call.spec.target;
+  const Mask mask = mask_of(in, call);
+  const at::Tensor out = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, in.q.options());
   const at::Tensor logsumexp =
       at::empty({in.q.size(1), in.q.size(2), in.q.size(0)}, in.q.options().dtype(acc_type(in.q.scalar_type())));
   dispatch_element(in.q.scalar_type(), [&](auto zero) {
@@ -93,13 +97,14 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
                                                 operand<const T>(in.v), operand<T>(out),
                                                 elements<kernels::Wide<T>>(logsumexp)};
     const Scratch scratch =
-        make_scratch(spec.target, kernels::attention_forward_scratch<T>(mask.shape, at::get_num_threads()));
-    cuda::launch(spec.target,
+        make_scratch(target, kernels::attention_forward_scratch<T>(mask.shape, at::get_num_threads()));
+    cuda::launch(target,
                  {"attention_forward",
-                  {&in.q, &in.k, &in.v, &spec.queries.rows, &spec.keys.rows, &mask.documents, &mask.dropout.counters},
+                  {&in.q, &in.k, &in.v, &call.positions.queries.rows, &call.positions.keys.rows, &mask.documents,
+                   &mask.dropout.counters},
                   {&out, &logsumexp},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-                  flops_of(in, spec),
+                  flops_of(in, call.positions, 1, 1),
                   {&scratch.memory}},
                  kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape,
                  scratch.shape);
@@ -107,30 +112,29 @@ std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const 
   return {out, logsumexp};
 }
 
-CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
-                                      const CoreSaved& saved) {
-  const CoreInputs& in = saved.in;
-  const Mask mask = mask_of(in, spec, batch);
+CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                      const CoreCall& call) {
+  const cuda::Target& target = call.spec.target;
+  const Mask mask = mask_of(in, call);
   const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
   const CoreInputs d{like(in.q), like(in.k), like(in.v)};
   const at::Tensor dy = dout.stride(3) == 1 ? dout : dout.contiguous();
   dispatch_element(in.q.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const kernels::AttentionBackward<T> operands{operand<const T>(in.q), operand<const T>(in.k),
-                                                 operand<const T>(in.v), operand<const T>(saved.out),
-                                                 operand<const T>(dy),   elements<kernels::Wide<T>>(saved.logsumexp),
+                                                 operand<const T>(in.v), operand<const T>(result.out),
+                                                 operand<const T>(dy),   elements<kernels::Wide<T>>(result.logsumexp),
                                                  operand<T>(d.q),        operand<T>(d.k),
                                                  operand<T>(d.v)};
     const Scratch scratch =
-        make_scratch(spec.target, kernels::attention_backward_scratch<T>(mask.shape, at::get_num_threads()));
-    constexpr double kProductsOfBackward = 5.0 / 2;
-    cuda::launch(spec.target,
+        make_scratch(target, kernels::attention_backward_scratch<T>(mask.shape, at::get_num_threads()));
+    cuda::launch(target,
                  {"attention_backward",
-                  {&in.q, &in.k, &in.v, &saved.out, &dy, &saved.logsumexp, &spec.queries.rows, &spec.keys.rows,
-                   &mask.documents, &mask.dropout.counters},
+                  {&in.q, &in.k, &in.v, &result.out, &dy, &result.logsumexp, &call.positions.queries.rows,
+                   &call.positions.keys.rows, &mask.documents, &mask.dropout.counters},
                   {&d.q, &d.k, &d.v},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-                  kProductsOfBackward * flops_of(in, spec),
+                  flops_of(in, call.positions, 3, 2),
                   {&scratch.memory}},
                  kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape,
                  scratch.shape);

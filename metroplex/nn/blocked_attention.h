@@ -1,22 +1,27 @@
-// Core attention by our own kernels, block by block (cuda/kernels/blocked_attention.h): every mask that CoreSpec and
-// Microbatch can say, dropout, any number of heads a group; memory linear in the lengths. A recorder is told what
-// fused_attention tells; which pairs documents hide the host does not know.
+// Core attention by our own kernels, block by block (cuda/kernels/blocked_attention.h): every mask that CorePositions
+// and Microbatch can express, dropout, any number of query heads per group, values of another head size; memory
+// linear in the lengths. The FLOPs told to a recorder are those of fused_attention.h, each product with the head size
+// that it has: document masks are on the device, so what they save is not subtracted.
 #pragma once
-
-#include <utility>
 
 #include "nn/core_attention.h"
 
 namespace metroplex::nn {
 
-// Whether queries and keys are the same rows in order: half of the pairs are hidden.
-bool plain_causal(const CoreInputs& in, const CoreSpec& spec);
+// What a core is told of one call beside its inputs.
+struct CoreCall {
+  const CoreSpec& spec;
+  const CorePositions& positions;
+  const Microbatch& batch;
+};
 
-// [s_q, b, n, d] without gaps, and the logarithms of the sums [b, n, s_q] in at least fp32.
-std::pair<at::Tensor, at::Tensor> blocked_attention(const CoreInputs& in, const CoreSpec& spec,
-                                                    const Microbatch& batch);
-// Of `saved`: in, out, logsumexp. dout like out, of any strides.
-CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
-                                      const CoreSaved& saved);
+// Whether queries and keys are the same positions in order, so that the causal mask hides half of the pairs.
+bool plain_causal(const CoreInputs& in, const CorePositions& positions);
+
+// out without gaps; logsumexp [b, n, s_q] in at least fp32.
+CoreResult blocked_attention(const CoreInputs& in, const CoreCall& call);
+// dout [s_q, b, n, dv], any strides.
+CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                      const CoreCall& call);
 
 }  // namespace metroplex::nn

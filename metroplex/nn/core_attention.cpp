@@ -3,6 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
 #include "nn/blocked_attention.h"
 #include "nn/fused_attention.h"
 
@@ -13,45 +18,98 @@ namespace {
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
-// One query behind all keys, as generation asks.
-bool sees_all(const CoreInputs& in, const CoreSpec& spec) {
-  return in.q.size(0) == 1 && !spec.queries.rows.defined() && !spec.keys.rows.defined() &&
-         spec.queries.first >= spec.keys.first + in.k.size(0) - 1;
+FusedInputs heads_first(const CoreInputs& in) { return {heads_first(in.q), heads_first(in.k), heads_first(in.v)}; }
+
+// A single query at or after the position of every key, as in generation: nothing is masked.
+bool sees_all(const CoreInputs& in, const CorePositions& positions) {
+  return in.q.size(0) == 1 && !positions.queries.rows.defined() && !positions.keys.rows.defined() &&
+         positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
 }
 
-// Whether libtorch's operator of a GPU can do it without a mask in memory.
-bool fuses(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch) {
-  if (!spec.target.gpu() || !fused_on_gpu(in.q)) return false;
-  if (spec.dropout.active(batch) || batch.document_ids.defined()) return false;
-  return sees_all(in, spec) || plain_causal(in, spec);
+// Whether libtorch's fused GPU operator can compute this without a mask tensor.
+bool fuses(const CoreInputs& in, const CoreCall& call) {
+  if (!call.spec.target.gpu() || !fused_on_gpu(in.q) || call.spec.head_dim != call.spec.v_head_dim) return false;
+  if (call.spec.dropout.active(call.batch) || call.batch.document_ids.defined()) return false;
+  return sees_all(in, call.positions) || plain_causal(in, call.positions);
 }
+
+FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
+  return {plain_causal(in, call.positions), call.spec.softmax_scale};
+}
+
+// What a recomputation takes, and what it leaves for backward beside its result.
+struct Again {
+  Saved q, k, v;
+  CorePositions positions;
+  Microbatch batch;
+  at::Tensor logsumexp;
+};
 
 }  // namespace
 
-at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved) {
-  const at::NoGradGuard no_grad;
-  at::Tensor out, logsumexp;
-  if (fuses(in, spec, batch)) {
-    std::tie(out, logsumexp) = fused_attention(spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)},
-                                               plain_causal(in, spec));
-    out = sequence_first(out);
-  } else {
-    std::tie(out, logsumexp) = blocked_attention(in, spec, batch);
-  }
-  const at::Tensor result = out.reshape({in.q.size(0), in.q.size(1), -1});
-  if (saved != nullptr) *saved = {in, result.view(in.q.sizes()), logsumexp};
-  return result;
+CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving) : spec_(spec), saving_(saving) {
+  MPX_ASSERT(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 && spec.v_head_dim > 0,
+             "core attention of ", spec.heads, " heads in ", spec.groups, " groups of sizes ", spec.head_dim, " and ",
+             spec.v_head_dim);
 }
 
-CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
-                                   const CoreSaved& saved) {
+CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& positions,
+                                  const Microbatch& batch) const {
+  const CoreCall call{spec_, positions, batch};
+  if (!fuses(in, call)) return blocked_attention(in, call);
+  const auto [out, logsumexp] = fused_attention(spec_.target, heads_first(in), how_to_fuse(in, call));
+  return {sequence_first(out), logsumexp};
+}
+
+Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, const CorePositions& positions,
+                             const Microbatch& batch, CoreSaved* saved) const {
   const at::NoGradGuard no_grad;
-  const CoreInputs& in = saved.in;
-  const at::Tensor dy = dout.reshape(in.q.sizes());
-  if (!fuses(in, spec, batch)) return blocked_attention_backward(dy, spec, batch, saved);
+  const int64_t s_q = q.x.size(0), s_k = k.x.size(0), b = q.x.size(1);
+  MPX_ASSERT(q.x.sizes() == at::IntArrayRef({s_q, b, spec_.heads, spec_.head_dim}) &&
+                 k.x.sizes() == at::IntArrayRef({s_k, b, spec_.groups, spec_.head_dim}) &&
+                 v.x.sizes() == at::IntArrayRef({s_k, b, spec_.groups, spec_.v_head_dim}),
+             "core attention got q ", q.x.sizes(), ", k ", k.x.sizes(), ", v ", v.x.sizes());
+  const int64_t width = spec_.heads * spec_.v_head_dim;
+  const CoreResult result = compute({q.x, k.x, v.x}, positions, batch);
+  const at::Tensor out = result.out.reshape({s_q, b, width});
+  if (saved == nullptr) return out;
+  if (!saving_.recomputes(SavePoint::core_attn)) {
+    *saved = {saving_.keep(q.x),
+              saving_.keep(k.x),
+              saving_.keep(v.x),
+              saving_.keep(out),
+              saving_.keep(result.logsumexp),
+              positions,
+              batch};
+    return out;
+  }
+  const auto again =
+      std::make_shared<Again>(Again{saving_.keep(q), saving_.keep(k), saving_.keep(v), positions, batch, {}});
+  const Saved made = Saved::recomputed([this, again, s_q, b, width] {
+    const CoreResult second =
+        compute({again->q.get(), again->k.get(), again->v.get()}, again->positions, again->batch);
+    again->logsumexp = second.logsumexp;
+    return second.out.reshape({s_q, b, width});
+  });
+  const Saved sums = Saved::recomputed([made, again] {
+    made.get();
+    return std::move(again->logsumexp);
+  });
+  *saved = {again->q, again->k, again->v, made, sums, positions, batch};
+  return {out, made};
+}
+
+CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& saved) const {
+  const at::NoGradGuard no_grad;
+  const CoreCall call{spec_, saved.positions, saved.batch};
+  const CoreInputs in{saved.q.get(), saved.k.get(), saved.v.get()};
+  const std::vector<int64_t> sizes{in.q.size(0), in.q.size(1), spec_.heads, spec_.v_head_dim};
+  const CoreResult result{saved.out.get().view(sizes), saved.logsumexp.get()};
+  const at::Tensor dy = dout.reshape(sizes);
+  if (!fuses(in, call)) return blocked_attention_backward(dy, in, result, call);
   const FusedGradients d =
-      fused_attention_backward(spec.target, {heads_first(in.q), heads_first(in.k), heads_first(in.v)},
-                               {heads_first(saved.out), saved.logsumexp, heads_first(dy)}, plain_causal(in, spec));
+      fused_attention_backward(spec_.target, heads_first(in),
+                               {heads_first(result.out), result.logsumexp, heads_first(dy)}, how_to_fuse(in, call));
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 

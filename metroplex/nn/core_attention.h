@@ -1,7 +1,9 @@
-// softmax(q k^T / sqrt(d) + mask) v with dropout on the probabilities, as two halves without autograd. Where queries
-// and keys lie in the sequence is data: a query sees the keys that are not behind it and in its document. Our own
-// kernels do it (nn/blocked_attention.h), in memory linear in the lengths; on a GPU libtorch's (nn/fused_attention.h)
-// what they can without a mask in memory.
+// Core attention, softmax(softmax_scale q k^T + mask) v with dropout on the probabilities: what lies between the
+// projections, and has no parameters. The mask follows from the positions of queries and keys: a query attends to
+// keys of its own document at positions up to its own. Our own kernels (nn/blocked_attention.h) take memory linear in
+// the lengths; on a GPU libtorch's fused operators (nn/fused_attention.h) are used where they need no mask tensor.
+// Shapes: s_q queries, s_k keys, b microbatch, n query heads and g key-value heads of this rank, d head size of
+// queries and keys, dv of values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,26 +13,56 @@
 #include "cuda/launch_point.h"
 #include "nn/dropout.h"
 #include "nn/microbatch.h"
+#include "nn/saved.h"
 
 namespace metroplex::nn {
 
-struct CoreInputs {
-  at::Tensor q, k, v;  // [s_q, b, n, d], [s_k, b, g, d] twice; any strides, last one 1
-};
-struct CoreSaved {
-  CoreInputs in;
-  at::Tensor out;  // [s_q, b, n, d] view of the result
-  at::Tensor logsumexp;
-};
 struct CoreSpec {
+  int64_t heads = 0, groups = 0;         // n and g; g divides n
+  int64_t head_dim = 0, v_head_dim = 0;  // d and dv
+  double softmax_scale = 0;
   DropoutKey dropout;
-  int64_t first_head = 0;
-  Positions queries, keys;
+  int64_t first_head = 0;  // of the model's heads: dropout counts by these
   cuda::Target target;
 };
-// -> [s_q, b, n d]; hidden positions have probability 0, a row with nothing visible gives 0.
-at::Tensor core_attention(const CoreInputs& in, const CoreSpec& spec, const Microbatch& batch, CoreSaved* saved);
-CoreInputs core_attention_backward(const at::Tensor& dout, const CoreSpec& spec, const Microbatch& batch,
-                                   const CoreSaved& saved);
+
+struct CoreInputs {
+  at::Tensor q, k, v;  // [s_q, b, n, d], [s_k, b, g, d], [s_k, b, g, dv]; any strides, last one 1
+};
+struct CorePositions {
+  Positions queries, keys;
+};
+struct CoreResult {
+  at::Tensor out;        // [s_q, b, n, dv]
+  at::Tensor logsumexp;  // of the scaled scores; its shape is that of the operator
+};
+
+// What backward needs. Who joins the results of several blocks of keys puts the joined ones in here.
+struct CoreSaved {
+  Saved q, k, v;
+  Saved out, logsumexp;  // out as [s_q, b, n dv]
+  CorePositions positions;
+  Microbatch batch;
+};
+
+// Forward and backward without autograd: its caller makes the node, of which the core may be a part.
+class CoreAttention {
+ public:
+  CoreAttention(const CoreSpec& spec, const SavePolicy& saving);
+
+  // -> [s_q, b, n dv]. Masked positions have probability 0; a query with every key masked gives 0. `saved` may be
+  // null; else it is filled as the policy says. Where that is to recompute the core, the result comes with its
+  // recomputation, and inputs that have one are not saved either.
+  Input forward(const Input& q, const Input& k, const Input& v, const CorePositions& positions,
+                const Microbatch& batch, CoreSaved* saved) const;
+  // dout [s_q, b, n dv] -> gradients in the shapes of q, k and v.
+  CoreInputs backward(const at::Tensor& dout, const CoreSaved& saved) const;
+
+ private:
+  CoreResult compute(const CoreInputs& in, const CorePositions& positions, const Microbatch& batch) const;
+
+  CoreSpec spec_;
+  SavePolicy saving_;
+};
 
 }  // namespace metroplex::nn

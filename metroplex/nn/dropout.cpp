@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "cuda/kernels/dropout.h"
 #include "nn/linear.h"
 #include "nn/wide.h"
@@ -68,7 +68,7 @@ void run(const cuda::Target& target, const BiasDropoutAddOperands& pass, const D
     } else if constexpr (kernels::kIsHalf<T>) {
       in == at::kFloat ? run_as<float, T>(target, pass, mask) : run_as<T, float>(target, pass, mask);
     } else {
-      MPX_ASSERT(false, "dropout from ", c10::toString(in), " to ", c10::toString(out));
+      MPX_ASSERT(false, "bias_dropout_add has no kernel from ", c10::toString(in), " to ", c10::toString(out));
     }
   });
 }
@@ -101,7 +101,8 @@ DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const Dro
 
 BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias) {
   const at::NoGradGuard no_grad;
-  MPX_ASSERT(x_sbh.is_contiguous(), "what is dropped and added in place is a fresh result");
+  MPX_ASSERT(x_sbh.is_contiguous(),
+             "bias_dropout_add overwrites its input, which must be a contiguous result that no one else reads");
   BiasDropoutAddOperands sum{x_sbh.detach(), {}, {}, {}};
   if (bias != nullptr) sum.bias = to_wide(bias->data);
   if (residual.defined()) sum.residual = residual.detach().contiguous();
@@ -117,7 +118,7 @@ at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual,
   const BiasDropoutAddSaved saved{how.bias, hidden_mask(x_sbh, how, batch), x_sbh.scalar_type(), how.key.target};
   const BiasDropoutAddOperands sum = sum_operands(x_sbh, residual, how.bias);
   run(how.key.target, sum, saved.mask);
-  return comm::attach(sum.out, {x_sbh, residual}, [saved](const at::Tensor& dy) -> comm::Gradients {
+  return attach(sum.out, {x_sbh, residual}, [saved](const at::Tensor& dy) -> Gradients {
     return {bias_dropout_add_backward(dy, saved), dy};
   });
 }

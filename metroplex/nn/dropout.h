@@ -1,5 +1,5 @@
-// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor): equal in every
-// layout and in recompute, and nothing but seed and step is state. Step and sample come with the microbatch.
+// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor): the same in
+// every layout and in recompute, with no generator state to save. Step and sample come with the microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 
 namespace metroplex::nn {
 
-// Which dropout of the model this is, and what draws it.
+// Which dropout of the model this is, and where it runs.
 struct DropoutKey {
   uint64_t seed = 0;
   int64_t layer = 0;  // global; the embedding has none and takes 0
@@ -28,7 +28,7 @@ struct DropoutKey {
   bool active(const Microbatch& batch) const { return probability > 0 && batch.training; }
 };
 
-// Where a local activation [s, b, h] lies in the rows of the microbatch: its first row is row `first_row` of them.
+// The offset of a local activation [s (/tp), b, h] in the s rows of the microbatch.
 struct SequencePlace {
   int64_t first_row = 0;
 };
@@ -57,7 +57,7 @@ struct BiasDropoutAddOperands {
     return {elements<In>(x), elements<cuda::kernels::Wide<In>>(bias), elements<Out>(residual), elements<Out>(out)};
   }
 };
-// Makes room for the sum: it overwrites x where the residual has its type.
+// Chooses where the sum goes: over x where the residual has its type, else to a new tensor.
 BiasDropoutAddOperands sum_operands(const at::Tensor& x_sbh, const at::Tensor& residual, const Param* bias);
 
 // The mask as kernels draw it; probability 0 where the dropout is off.

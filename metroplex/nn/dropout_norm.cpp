@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/linear.h"
 
 namespace metroplex::nn {
@@ -18,22 +18,24 @@ struct SumNormSaved {
   NormSaved statistics;  // without x
 };
 
-// h = residual + dropout(x + bias) and normed = norm(h), all [s (/tp), b, h], are made in one pass over memory, and
-// their gradients dh and dy are to be used in one pass too. Two nodes stand in for the node with two outputs that
-// autograd does not have here: that of normed, whose only input is h, and that of h. The engine runs a node after all
-// that depend on its output, so the node of normed always runs first: it stores dy here and returns no gradient. The
-// node of h then finds dy beside its own dh; WithoutGradient::call has it run even where nothing else reads h and no
-// dh comes.
+// h = residual + dropout(x + bias) and normed = norm(h) are computed in one pass over memory, and backward is to use
+// their gradients dh and dy (all [s (/tp), b, hidden]) in one pass too. nn::attach makes nodes with one output, so
+// there are two: node N of normed, whose only input is h, and node H of h.
+//   x, residual -> H -> h -> other readers      engine order in backward: other readers and N in any order, then H
+//                        `-> N -> normed
+// The engine runs a node only after all nodes that read its output, so N always runs before H: N stores dy in
+// `waiting` and returns no gradient for h; H then has both dy and dh. WithoutGradient::call makes H run even where
+// nothing else reads h, so that no dh arrives.
 using Waiting = std::shared_ptr<at::Tensor>;
 
 at::Tensor leaving_gradient(const at::Tensor& normed, const at::Tensor& h, const Waiting& waiting) {
-  return comm::attach(normed, {h}, [waiting](const at::Tensor& dy) -> comm::Gradients {
+  return attach(normed, {h}, [waiting](const at::Tensor& dy) -> Gradients {
     *waiting = dy;
     return {at::Tensor()};
   });
 }
 
-comm::Gradients backward(const SumNormSaved& saved, const at::Tensor& dy, const at::Tensor& dh) {
+Gradients backward(const SumNormSaved& saved, const at::Tensor& dy, const at::Tensor& dh) {
   if (!dy.defined() && !dh.defined()) return {at::Tensor(), at::Tensor()};
   if (!dy.defined()) return {bias_dropout_add_backward(dh, saved.sum), dh};
   NormSaved norm = saved.statistics;
@@ -55,12 +57,12 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
   if (!at::GradMode::is_enabled()) return {sum.out, normed};
   saved.h = how.saving.keep(sum.out);
   const auto waiting = std::make_shared<at::Tensor>();
-  const at::Tensor h = comm::attach(
+  const at::Tensor h = attach(
       sum.out, {x_sbh, residual}, [saved, waiting](const at::Tensor& dh) { return backward(saved, *waiting, dh); },
-      comm::WithoutGradient::call);
+      WithoutGradient::call);
   Input out = leaving_gradient(normed, h, waiting);
   if (how.saving.recomputes(SavePoint::norm))
-    out.again = Saved::recomputed([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
+    out.recomputed = Saved::recomputed([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
 }
 
@@ -71,9 +73,9 @@ ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& 
   statistics.x = at::Tensor();
   const Saved kept = saving.keep(h);
   const auto waiting = std::make_shared<at::Tensor>();
-  const at::Tensor residual = comm::attach(
+  const at::Tensor residual = attach(
       h.detach(), {h},
-      [&norm, kept, statistics, waiting](const at::Tensor& dh) -> comm::Gradients {
+      [&norm, kept, statistics, waiting](const at::Tensor& dh) -> Gradients {
         const at::Tensor dy = std::move(*waiting);
         if (!dy.defined()) return {dh};
         NormSaved whole = statistics;
@@ -82,10 +84,10 @@ ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& 
         if (dh.defined()) dx.add_(dh);
         return {dx};
       },
-      comm::WithoutGradient::call);
+      WithoutGradient::call);
   Input out = leaving_gradient(normed, residual, waiting);
   if (saving.recomputes(SavePoint::norm))
-    out.again = Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); });
+    out.recomputed = Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); });
   return {residual, out};
 }
 

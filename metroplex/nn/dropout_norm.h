@@ -1,5 +1,6 @@
-// h = residual + dropout(x + bias) and norm(h) in one pass over memory, differentiable; backward is one pass too:
-// what comes back through the norm waits until what comes back past it is there.
+// h = residual + dropout(x + bias) and norm(h) in one pass over memory, differentiable. Backward is one pass too: the
+// gradient of norm(h) waits until the gradient of h itself has arrived (dropout_norm.cpp says how).
+// Shapes: x, residual, h and norm(h) are [s (/tp with sequence parallelism), b, hidden size].
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +25,9 @@ struct BiasDropoutAddNorm {
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch);
 
-// A sum that is there already and its norm. What comes back through the norm is added onto in place: autograd itself
-// would make a third tensor of meta ones, and none of real ones.
+// The same for an h that exists already. Backward adds dh to the norm's input gradient in place. Autograd's own
+// accumulation would be in place for real tensors only and allocate a third tensor on the meta device, so the memory
+// prediction would not match.
 ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving);
 
 }  // namespace metroplex::nn

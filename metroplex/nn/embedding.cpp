@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "cuda/kernels/embedding.h"
 #include "nn/param_init.h"
@@ -20,7 +20,7 @@ kernels::TableShape table_shape(const at::Tensor& table, const at::Tensor& indic
   return {table.size(0), table.size(1), indices.numel()};
 }
 
-// table[indices] into (or onto) out, whose rows follow the indices.
+// out = table[indices], or out += table[indices]: one row of `out` per index.
 void gather(const cuda::Target& target, const at::Tensor& table, const at::Tensor& indices, const at::Tensor& out,
             bool add) {
   const kernels::TableShape shape = table_shape(table, indices);
@@ -32,7 +32,7 @@ void gather(const cuda::Target& target, const at::Tensor& table, const at::Tenso
   });
 }
 
-// Indices as the kernel of the device wants them.
+// The indices in the form that the device's scatter-add kernel takes.
 class ScatterIndices {
  public:
   ScatterIndices(const cuda::Target& target, const at::Tensor& indices)
@@ -59,7 +59,7 @@ class ScatterIndices {
 };
 
 void scatter_add(const cuda::Target& target, Param& param, const at::Tensor& indices, const at::Tensor& dout) {
-  param.accumulate([&](at::Tensor& main_grad) {
+  param.accumulate([target, indices, dout](at::Tensor& main_grad) {
     const bool half_rows = main_grad.scalar_type() == at::kFloat && acc_type(dout.scalar_type()) == at::kFloat;
     const at::Tensor rows = (half_rows ? dout : dout.to(main_grad.scalar_type())).contiguous();
     const ScatterIndices scatter(target, indices);
@@ -102,7 +102,7 @@ at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
     out = at::zeros({rows, indices_bs.size(0), weight_.data.size(1)}, weight_.data.options());
     add_to(out, indices_bs);
   }
-  return comm::attach(out, {}, [this, indices_bs](const at::Tensor& dout) -> comm::Gradients {
+  return attach(out, {}, [this, indices_bs](const at::Tensor& dout) -> Gradients {
     const at::NoGradGuard no_grad;
     add_gradient(dout, indices_bs);
     return {};

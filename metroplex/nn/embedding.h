@@ -17,8 +17,8 @@
 
 namespace metroplex::nn {
 
-// A [rows, h] table that every rank holds whole, indexed by [b, s] numbers (positions, token types). Numbers outside
-// stand for rows of zeros.
+// A [rows, h] table replicated on every rank, indexed by [b, s] integers (positions, token types). An index outside
+// of the table gives a row of zeros.
 class ReplicatedEmbedding {
  public:
   ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
@@ -49,8 +49,8 @@ std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, co
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, const LayerContext& context);
-  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. A token outside the vocabulary is a
-  // row of zeros; microbatches of a user's tokens are checked where they are made (train/batch.h).
+  // tokens [b, s] -> [s (/tp), b, h], summed over the group; without autograd. A token outside the vocabulary gives a
+  // row of zeros: tokens are checked where a microbatch is made (train/batch.h), not here.
   at::Tensor apply(const at::Tensor& tokens_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs);
   Param& weight() { return *weight_; }

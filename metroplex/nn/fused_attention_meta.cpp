@@ -1,4 +1,4 @@
-#include "nn/fused_attention_meta.h"
+#include "nn/fused_attention.h"
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@ int64_t rounded_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / mu
 // [b, s, heads, d] for [b, heads, s, d], as the kernels see it.
 at::Tensor sequence_second(const at::Tensor& x) { return x.transpose(1, 2); }
 
-// What flash attention would have drawn from.
+// The random state that flash attention returns.
 at::Tensor random_state(const at::Tensor& like, at::IntArrayRef sizes) {
   return at::empty(sizes, like.options().dtype(at::kUInt64));
 }

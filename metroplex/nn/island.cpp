@@ -6,40 +6,30 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
 
 namespace metroplex::nn {
 namespace {
 
-// The same values as new roots, whose gradients go to `gradients`. A leaf would keep the values until its backward.
-// Integers have no gradient.
+// The same values as roots of a new graph, whose gradients go to `gradients`. Each root is an output of a node,
+// because an autograd leaf would keep its values alive until backward. Integers have no gradient.
 Values cut(const Values& in, const std::shared_ptr<Gradients>& gradients) {
   Values out;
   size_t i = 0;
   for (const auto& [name, value] : in) {
     at::Tensor root = value.tensor().variable_data();
     if (root.is_floating_point()) {
-      root = comm::attach(std::move(root), {}, [gradients, i](const at::Tensor& gradient) -> comm::Gradients {
+      root = attach(std::move(root), {}, [gradients, i](const at::Tensor& gradient) -> Gradients {
         (*gradients)[i] = gradient;
         return {};
       });
+      nn::keep_gradient_type(root);
     }
     out.add(name, std::move(root));
     ++i;
   }
-  return out;
-}
-
-// What the last segment read is held until its sums are made.
-Values through(const Island& island, Values in, SegmentContext& context) {
-  Values out = island.segments.front()->forward(in, context);
-  for (size_t i = 1; i < island.segments.size(); ++i) {
-    in = std::move(out);
-    out = island.segments[i]->forward(in, context);
-  }
-  for (Values::Entry& entry : out) entry.value.make(context.batch);
   return out;
 }
 
@@ -82,18 +72,29 @@ Island make_island(const Block& block) {
 }
 
 Values run_forward(const Island& island, const Values& in, const IslandForward& how, IslandRun* run) {
-  SegmentContext context{how.batch, how.is_recompute, {}};
+  SegmentContext context{how.batch, how.is_recompute, {}, how.memo};
+  const at::AutoGradMode with_grad(run != nullptr);
+  Values out;
+  if (run != nullptr) {
+    run->island = &island;
+    if (!in.empty()) run->inputs = std::make_shared<Gradients>(in.size());
+    if (how.store != nullptr) how.store->begin();
+    out = cut(in, run->inputs);
+  } else {
+    out = in;
+  }
+  {
+    Values x;  // keeps the inputs of the last segment alive until its pending sums are computed
+    for (Segment* segment : island.segments) {
+      x = std::move(out);
+      out = segment->forward(x, context);
+    }
+    for (Values::Entry& entry : out) entry.value.make(how.batch);
+  }
   if (run == nullptr) {
-    const at::NoGradGuard no_grad;
-    Values out = through(island, in, context);
     hand_over(context.terms, how.terms);
     return out;
   }
-  const at::AutoGradMode with_grad(true);
-  run->island = &island;
-  if (!in.empty()) run->inputs = std::make_shared<Gradients>(in.size());
-  if (how.store != nullptr) how.store->begin();
-  Values out = through(island, cut(in, run->inputs), context);
   bool way_back = false;
   for (Values::Entry& entry : out) {
     const at::Tensor& tensor = entry.value.tensor();
@@ -113,31 +114,82 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
   return out;
 }
 
-// The engine ends the process when a root has no gradient, so only edges that got one are named.
-Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor, bool tells_uses) {
+namespace {
+
+// During its lifetime accumulate() on the island's parameters defers its work to `deferred`.
+class Deferring {
+ public:
+  explicit Deferring(DeferredGradients& deferred) : island_(*deferred.island) {
+    for (const Island::Uses& uses : island_.params) uses.param->deferred = &deferred.calls;
+  }
+  ~Deferring() {
+    for (const Island::Uses& uses : island_.params) uses.param->deferred = nullptr;
+  }
+  Deferring(const Deferring&) = delete;
+  Deferring& operator=(const Deferring&) = delete;
+
+ private:
+  const Island& island_;
+};
+
+// Where the engine starts, and with which gradients.
+struct Roots {
+  torch::autograd::edge_list edges;
+  Gradients gradients;
+};
+
+// Only edges that got a gradient are roots: the engine ends the process on a root without one.
+Roots roots_of(IslandRun& run, const Gradients& dy, const at::Tensor& loss_factor) {
+  Roots roots;
+  for (size_t i = 0; i < dy.size(); ++i) {
+    if (!dy[i].defined() || !run.outputs[i].is_valid()) continue;
+    roots.edges.push_back(std::move(run.outputs[i]));
+    roots.gradients.push_back(dy[i]);
+  }
+  MPX_ASSERT(run.terms.empty() || loss_factor.defined(), "backward of an island with loss terms needs a loss factor");
+  for (IslandRun::Term& term : run.terms) {
+    roots.edges.push_back(std::move(term.edge));
+    roots.gradients.push_back(loss_factor.to(term.dtype));
+  }
+  return roots;
+}
+
+// Around what accumulates the weight gradients of one backward of the island.
+void begin_gradients(const Island& island, bool tells_uses) {
+  for (const Island::Uses& uses : island.params) uses.param->begin_backward(tells_uses);
+}
+void end_gradients(const Island& island) {
+  for (const Island::Uses& uses : island.params) uses.param->end_backward(uses.segments);
+}
+
+}  // namespace
+
+void add_gradients(DeferredGradients deferred) {
+  const at::NoGradGuard no_grad;
+  begin_gradients(*deferred.island, deferred.tells_uses);
+  for (std::function<void()>& call : deferred.calls) std::exchange(call, nullptr)();
+  end_gradients(*deferred.island);
+}
+
+Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& loss_factor, bool tells_uses,
+                       DeferredGradients* deferred) {
   MPX_ASSERT(run.island != nullptr && dy.size() == run.outputs.size(), dy.size(), " gradients for ",
              run.outputs.size(), " outputs");
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   run.saved.restore();
-  torch::autograd::edge_list roots;
-  Gradients gradients;
-  for (size_t i = 0; i < dy.size(); ++i) {
-    if (!dy[i].defined() || !run.outputs[i].is_valid()) continue;
-    roots.push_back(std::move(run.outputs[i]));
-    gradients.push_back(dy[i]);
+  std::optional<Deferring> deferring;
+  if (deferred != nullptr) {
+    *deferred = {run.island, tells_uses, {}};
+    deferring.emplace(*deferred);
+  } else {
+    begin_gradients(*run.island, tells_uses);
   }
-  MPX_ASSERT(run.terms.empty() || loss_factor.defined(), "loss terms without a factor");
-  for (IslandRun::Term& term : run.terms) {
-    roots.push_back(std::move(term.edge));
-    gradients.push_back(loss_factor.to(term.dtype));
-  }
-  for (const Island::Uses& uses : run.island->params) uses.param->begin_backward(tells_uses);
-  if (!roots.empty()) {
-    torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
+  if (const Roots roots = roots_of(run, dy, loss_factor); !roots.edges.empty()) {
+    torch::autograd::Engine::get_default_engine().execute(roots.edges, roots.gradients, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true, {});
   }
-  for (const Island::Uses& uses : run.island->params) uses.param->end_backward(uses.segments);
+  if (deferred == nullptr) end_gradients(*run.island);
   return run.inputs ? std::move(*run.inputs) : Gradients();
 }
 

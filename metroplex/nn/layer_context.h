@@ -1,6 +1,6 @@
-// What every layer of a rank is made with. Layers gather over `sp`, and sum by a reduce-scatter over `sp` and an
-// all-reduce over `tp_reduce`: of the two one is a group of one, which does nothing, so no layer asks whether
-// sequence parallelism is on.
+// What every layer of a rank is constructed with. Layers all-gather over `sp`, and sum by a reduce-scatter over `sp`
+// and an all-reduce over `tp_reduce`. One of these two is a group of one, on which collectives do nothing, so no
+// layer asks whether sequence parallelism is on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +18,10 @@ namespace metroplex::nn {
 struct InitStreams;  // param_init.h
 
 struct LayerContext {
-  comm::Group tp;             // for sizes and the vocabulary
-  comm::Group sp;             // whose ranks split the sequence outside of attention and MLP: tp, or this rank alone
-  comm::Group tp_reduce;      // tp where `sp` is this rank alone, this rank alone where it is tp
-  topology::AxisSet sp_axes;  // that `sp` spans: gradients of what sees a rank's rows only are partial over them
+  comm::Group tp;         // for the sizes of sharded layers and for the vocabulary
+  comm::Group sp;         // splits the sequence outside of attention and MLP: tp with sequence parallelism, else one
+  comm::Group tp_reduce;  // tp without sequence parallelism, else a group of one
+  topology::AxisSet sp_axes;  // the axes of `sp`: weight gradients from a rank's own rows are partial over them
   comm::Group cp;             // whose ranks hold parts of the sequence (Microbatch::rows)
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
@@ -12,7 +12,7 @@
 namespace metroplex::nn {
 namespace {
 
-// A collective under way and the tensor it fills.
+// A collective in flight and the tensor that it fills.
 struct InFlight {
   at::Tensor tensor;
   comm::Handle handle;
@@ -32,7 +32,7 @@ InFlight start_gather(const at::Tensor& x, const comm::Group& sp) {
   return flight;
 }
 
-// The sum of x over both groups, of which one has one member, and this rank's part of it.
+// x summed over both groups, of which one is a group of one: a reduce-scatter over sp, or an all-reduce.
 InFlight start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_reduce) {
   if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_reduce), {}};
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -67,12 +67,13 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
 
 void accumulate_weight_gradient(const cuda::Target& target, Param& weight, const at::Tensor& dy,
                                 const at::Tensor& x) {
-  weight.accumulate_or_write(
-      [&](at::Tensor& main_grad, bool adds) { put_linear_weight_gradient(target, main_grad, dy, x, adds); });
+  weight.accumulate_or_write([target, dy, x](at::Tensor& main_grad, bool adds) {
+    put_linear_weight_gradient(target, main_grad, dy, x, adds);
+  });
 }
 
 void accumulate_bias_gradient(const cuda::Target& target, Param& bias, const at::Tensor& dy) {
-  bias.accumulate([&](at::Tensor& main_grad) { add_linear_bias_gradient(target, main_grad, dy); });
+  bias.accumulate([target, dy](at::Tensor& main_grad) { add_linear_bias_gradient(target, main_grad, dy); });
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
@@ -108,21 +109,21 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
   {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
-    out = linear_product(target_, whole, weight_->data, adds_bias ? bias_->data : at::Tensor());
+    out = linear_product(target_, whole, weight_->data.t());
+    if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
-  return comm::attach(out, {in.x},
-                      [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        const at::Tensor x = saved.get();
-                        InFlight input = start_gather(x, sp_);
-                        at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
-                        const at::Tensor whole = input.wait();
-                        InFlight reduced = start_reduce(dx, sp_, tp_reduce_);
-                        accumulate_weight_gradient(target_, *weight_, dy, whole);
-                        if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
-                        return {reduced.wait()};
-                      });
+  return attach(out, {in.x}, [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy) -> Gradients {
+    const at::NoGradGuard no_grad;
+    const at::Tensor x = saved.get();
+    InFlight input = start_gather(x, sp_);
+    at::Tensor dx = linear_product(target_, dy, weight_->data);
+    const at::Tensor whole = input.wait();
+    InFlight reduced = start_reduce(dx, sp_, tp_reduce_);
+    accumulate_weight_gradient(target_, *weight_, dy, whole);
+    if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
+    return {reduced.wait()};
+  });
 }
 
 void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
@@ -153,17 +154,17 @@ at::Tensor RowParallelLinear::forward(const Input& in) {
   const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    out = linear_product(target_, in.x, weight_->data);
+    out = linear_product(target_, in.x, weight_->data.t());
     out = comm::reduce_scatter(out, 0, sp_);
     comm::all_reduce(out, tp_reduce_);
     if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
   const Saved saved = saving_.keep(in);
-  return comm::attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> comm::Gradients {
+  return attach(out, {in.x}, [this, adds_bias, saved](const at::Tensor& dy_local) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = comm::all_gather(dy_local, 0, sp_);
-    at::Tensor dx = linear_input_gradient(target_, dy, weight_->data);
+    at::Tensor dx = linear_product(target_, dy, weight_->data);
     accumulate_weight_gradient(target_, *weight_, dy, saved.get());
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
     return {dx};

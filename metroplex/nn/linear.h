@@ -1,7 +1,7 @@
-// Linear layers split over the tensor-parallel group: by output (column) or by input (row) features. The weight
-// gradient goes straight into main_grad, while the collective of the input gradient is under way.
-// Shapes: s sequence, b microbatch, activations [s, b, features]; with sequence parallelism what lies outside the
-// pair column -> row is [s/tp, b, features].
+// Linear layers split over the tensor-parallel group: by output features (column) or by input features (row). The
+// weight gradient goes straight into main_grad, overlapped with the collective of the input gradient.
+// Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
+// before a column-parallel and after a row-parallel layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

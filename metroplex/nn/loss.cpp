@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "nn/wide.h"
@@ -92,7 +92,8 @@ void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_target
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const CrossEntropySpec& spec) {
   MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows,
-             "logits and targets differ in shape");
+             "cross entropy of ", logits.numel(), " logits, ", targets.numel(), " targets and ", spec.part.local_rows,
+             " local rows of the vocabulary: the sizes do not fit");
   RowResult rows;
   at::Tensor data, local_targets;
   {
@@ -101,13 +102,13 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
     local_targets = (targets - spec.part.begin).contiguous().view({-1});
     rows = row_losses(data, local_targets, spec);
   }
-  return comm::attach(rows.loss.view(targets.sizes()), {logits},
-                      [data, local_targets, logsumexp = rows.logsumexp, spec,
-                       sizes = logits.sizes().vec()](const at::Tensor& dloss) -> comm::Gradients {
-                        const at::NoGradGuard no_grad;
-                        turn_into_gradient(data, local_targets, {logsumexp, dloss}, spec);
-                        return {data.view(sizes)};
-                      });
+  return attach(rows.loss.view(targets.sizes()), {logits},
+                [data, local_targets, logsumexp = rows.logsumexp, spec,
+                 sizes = logits.sizes().vec()](const at::Tensor& dloss) -> Gradients {
+                  const at::NoGradGuard no_grad;
+                  turn_into_gradient(data, local_targets, {logsumexp, dloss}, spec);
+                  return {data.view(sizes)};
+                });
 }
 
 at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
@@ -116,7 +117,7 @@ at::Tensor masked_sum(const at::Tensor& losses, const at::Tensor& mask) {
     const at::NoGradGuard no_grad;
     sum = (losses.detach().to(at::kDouble) * mask).sum().to(losses.scalar_type());
   }
-  return comm::attach(sum, {losses}, [mask, dtype = losses.scalar_type()](const at::Tensor& dy) -> comm::Gradients {
+  return attach(sum, {losses}, [mask, dtype = losses.scalar_type()](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
     return {(mask * dy).to(dtype)};
   });

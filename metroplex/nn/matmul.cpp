@@ -20,8 +20,8 @@ namespace kernels = cuda::kernels;
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// libtorch refuses a direct call of oneDNN, fp32 ones too, where oneDNN could not take bf16: on older processors, and
-// where ONEDNN_MAX_CPU_ISA holds it to what they have.
+// libtorch refuses direct calls of oneDNN, even in fp32, where oneDNN has no bf16: on older processors, and where
+// ONEDNN_MAX_CPU_ISA limits it to their instructions.
 bool onednn_is_taken() {
   const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
   if (!supported) return false;
@@ -35,7 +35,7 @@ bool use_onednn_at_all() {
   return taken && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
 }
 
-// Below a million products the 10 us that oneDNN takes to find its kernel weigh more than the faster loop.
+// Below a million multiply-adds the 10 us in which oneDNN looks up its kernel cost more than its faster loop saves.
 bool use_onednn(const cuda::Target& target, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
          use_onednn_at_all();
@@ -46,28 +46,13 @@ double flops_of(const at::Tensor& a, const at::Tensor& b) {
   return 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
 }
 
-// out = a b, or out += a b: called past libtorch's dispatcher.
-void onednn_product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                    bool adds) {
-  cuda::launch(
-      target, {"onednn_product", {&a, &b, adds ? &out : nullptr}, {&out}, {}, flops_of(a, b)},
-      [](const at::Tensor& to, const at::Tensor& left, const at::Tensor& right, float beta) {
-        at::native::mkldnn_matmul(left, right, to, beta, 1.0F);
-      },
-      cuda::CpuOnly{}, out, a, b, adds ? 1.0F : 0.0F);
+// out = a b + beta out; bypasses libtorch's dispatcher, so it is launched, and recorded, as a kernel of our own.
+void onednn_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, float beta) {
+  at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
 }
 
-void product(const cuda::Target& target, const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (use_onednn(target, a, b)) {
-    onednn_product(target, out, a, b, false);
-  } else {
-    at::Tensor result = out;
-    at::mm_out(result, a, b);
-    cuda::issued(target, {"mm", {&a, &b}, {&out}, {}, flops_of(a, b)});
-  }
-}
-
-// Where half rows can be added to fp32 ones as they are. (On a GPU the operators of libtorch read mixed types.)
+// Whether our kernel adds a half-precision product to an fp32 gradient without a cast. (On a GPU libtorch's add_
+// takes mixed types.)
 bool adds_halves(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && !target.gpu() &&
          acc_type(x.scalar_type()) != x.scalar_type();
@@ -119,10 +104,6 @@ void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const
 
 // The same by our own tiles.
 void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
-  if (x.size(0) == 0) {
-    if (!adds) gradient.zero_();
-    return;
-  }
   int64_t arguments[kernels::kGroupedFields];
   arguments[kernels::kPointerA] = reinterpret_cast<int64_t>(dy.const_data_ptr());
   arguments[kernels::kPointerB] = reinterpret_cast<int64_t>(x.const_data_ptr());
@@ -130,15 +111,15 @@ void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const
   arguments[kernels::kLeadingA] = dy.size(1);
   arguments[kernels::kLeadingB] = arguments[kernels::kLeadingC] = x.size(1);
   arguments[kernels::kGroupRows] = x.size(0);
+  arguments[kernels::kGroupAdds] = adds;
   kernels::grouped_product<kernels::Bf16>(arguments, {.op = kernels::GroupedOp::weight_gradient,
                                                       .groups = 1,
                                                       .rows = x.size(0),
                                                       .in = x.size(1),
-                                                      .out = dy.size(1),
-                                                      .adds = adds});
+                                                      .out = dy.size(1)});
 }
 
-// By rows of the gradient, so that a product which is only added somewhere stays in a cache.
+// In blocks of gradient rows, so that the product of a block is still in cache when it is added.
 void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient, const at::Tensor& dy_t,
                          const at::Tensor& x, bool adds) {
   constexpr int64_t kBytes = int64_t{8} << 20;
@@ -153,25 +134,21 @@ void put_rounded_product(const cuda::Target& target, const at::Tensor& gradient,
   }
 }
 
-at::Tensor shaped_like(const at::Tensor& x, int64_t features) {
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = features;
-  return at::empty(sizes, x.options());
-}
-
 }  // namespace
 
-at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& weight,
-                          const at::Tensor& bias) {
-  at::Tensor out = shaped_like(x, weight.size(0));
-  product(target, out.view({-1, weight.size(0)}), rows_of(x), weight.t());
-  if (bias.defined()) out.add_(bias);
-  return out;
-}
-
-at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& dy, const at::Tensor& weight) {
-  at::Tensor out = shaped_like(dy, weight.size(1));
-  product(target, out.view({-1, weight.size(1)}), rows_of(dy), weight);
+at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = matrix.size(1);
+  const at::Tensor out = at::empty(sizes, x.options()), a = rows_of(x);
+  at::Tensor rows = out.view({-1, matrix.size(1)});
+  const double flops = flops_of(a, matrix);
+  if (use_onednn(target, a, matrix)) {
+    cuda::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, cuda::CpuOnly{}, rows,
+                 a, matrix, 0.0F);
+  } else {
+    at::mm_out(rows, a, matrix);
+    cuda::issued(target, {"mm", {&a, &matrix}, {&rows}, {}, flops});
+  }
   return out;
 }
 
@@ -193,7 +170,11 @@ void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient
   if (wider && !(target.gpu() && gradient.scalar_type() == at::kFloat)) {
     return put_rounded_product(target, gradient, dy_t, x_rows, adds);
   }
-  if (!wider && use_onednn(target, dy_t, x_rows)) return onednn_product(target, gradient, dy_t, x_rows, adds);
+  if (!wider && use_onednn(target, dy_t, x_rows)) {
+    cuda::launch(target, {"onednn_product", {&dy_t, &x_rows, before}, {&gradient}, {}, flops}, onednn_product,
+                 cuda::CpuOnly{}, gradient, dy_t, x_rows, adds ? 1.0F : 0.0F);
+    return;
+  }
   if (!wider) {
     adds ? at::addmm_out(gradient, gradient, dy_t, x_rows) : at::mm_out(gradient, dy_t, x_rows);
   } else if (!target.meta) {  // half products, fp32 sums

@@ -1,5 +1,5 @@
-// The three products of a linear layer, by the library that product_choice.h names for this CPU. All read and write
-// strided 2-D views.
+// The matrix products of a linear layer (forward, input gradient, weight gradient), by the library that
+// product_choice.h names for this CPU. All read and write strided 2-D views.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +8,10 @@
 
 namespace metroplex::nn {
 
-// x [..., in] times weight [out, in] transposed, plus bias [out] where defined -> [..., out], contiguous.
-at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& weight,
-                          const at::Tensor& bias = {});
-// dy [..., out] times weight [out, in] -> [..., in], contiguous.
-at::Tensor linear_input_gradient(const cuda::Target& target, const at::Tensor& dy, const at::Tensor& weight);
-// gradient [out, in] += dy^T x over all leading dimensions, or = where it does not add; summed in the precision of
+// x [..., k] times matrix [k, n] -> [..., n], contiguous. Of a weight [out, in]: forward takes weight.t(), and the
+// input gradient is that of dy and weight.
+at::Tensor linear_product(const cuda::Target& target, const at::Tensor& x, const at::Tensor& matrix);
+// gradient [out, in] += dy^T x over all leading dimensions, or = with `adds` false; accumulated in the precision of
 // `gradient` where the device can.
 void put_linear_weight_gradient(const cuda::Target& target, at::Tensor& gradient, const at::Tensor& dy,
                                 const at::Tensor& x, bool adds);

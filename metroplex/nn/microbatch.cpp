@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/error.h"
-#include "nn/attention.h"
+#include "nn/kv_cache.h"
 #include "nn/random_site.h"
 
 namespace metroplex::nn {

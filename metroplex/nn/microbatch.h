@@ -8,15 +8,15 @@
 
 namespace metroplex::nn {
 
-struct KvCache;  // attention.h
+struct KvCache;  // kv_cache.h
 
-// Neighbouring rows of a sequence.
+// Consecutive positions [first, first + count) of a sequence.
 struct RowRun {
   int64_t first = 0, count = 0;
 };
 
-// Where the s rows of a tensor lie in the whole sequence: row i is row first + i; or, where `rows` is defined,
-// rows[i].
+// The positions of the s rows of a tensor in the whole sequence: row i has position first + i; or, where `rows` is
+// defined, rows[i].
 struct Positions {
   int64_t first = 0;
   at::Tensor rows;    // [s] int64, in any order
@@ -30,15 +30,16 @@ struct Microbatch {
   double mask_sum = 0;      // of the whole sequence's loss_mask, whatever part of it is here
   at::Tensor position_ids;  // [b, s] int64
   at::Tensor document_ids;  // [b, whole s] int64: attention stays inside a document; undefined: off
-  // [b] int64, contiguous, on the device of the activations and in a storage of their own: what dropout draws by, see
-  // counters_of_samples(). Read in training only.
+  // [b] int64, contiguous, on the device of the activations, sharing a storage with `step` only: the Philox counters
+  // of dropout, see counters_of_samples(). Read in training only.
   at::Tensor sample_counters;
   at::Tensor step;           // [1] int64 on that device: the number of the step; what needs it asserts it
   bool training = true;      // dropout is active only here
   KvCache* cache = nullptr;  // generation only
 
-  // Which rows of the whole sequence the s ones here are, where a rank has a part of it: [s] int64, contiguous, and
-  // the same for the host. Undefined and empty: row i is row i, after what the cache holds.
+  // Where a rank has only part of the sequence (context parallelism): the positions of its s rows in the whole one,
+  // [s] int64, contiguous; `row_runs` is the same list for the host. Undefined and empty: row i has position i,
+  // counted from the length of the cache.
   at::Tensor rows;
   std::vector<RowRun> row_runs;
   int64_t full_seq_len = 0;  // of the whole sequence
@@ -58,11 +59,11 @@ inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch
                                                           {"step", &Microbatch::step},
                                                           {"rows", &Microbatch::rows}};
 
-// Gives `batch` the counters of its samples with the global numbers `numbers` [b] (int64, on the host) and its step,
-// in one storage.
+// Sets `sample_counters` and `step` of `batch`, in one storage, for samples with the global indices `numbers` [b]
+// (int64, on the host).
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);
-// Of the samples with the global numbers `numbers` [b] (int64, on the host) in step `step`: mix(step) + number. What
-// a kernel draws is a function of values on the device, so that a replay of it can draw anew.
+// mix(step) + number for each of `numbers`. Kernels read the counters from device memory, so that the replay of a
+// graph draws new masks.
 at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers);
 
 // The rows of `batch`. Asserts that tensor and runs agree in length and stay inside the whole sequence.

@@ -2,7 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "config/derived.h"
 
 namespace metroplex::nn {
@@ -35,7 +35,7 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
 }  // namespace
 
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
-    : activation_{activation_kind(model.activation), model.gated_linear_unit, context.target},
+    : activation_(activation_spec(model, context.target)),
       saving_(context.saving),
       fc1_(first_layer(name, model), context),
       fc2_(second_layer(name, model), context) {}
@@ -49,16 +49,17 @@ at::Tensor Mlp::forward(const Input& in) {
   const at::Tensor x = fc1_.forward(kept);
   at::Tensor x_saved;
   at::Tensor out = apply_activation(x, bias, activation_, &x_saved);
-  const Saved saved = saving_.recomputes(SavePoint::fc1) ? Saved::recomputed([this, bias, input = kept.again] {
+  const Saved saved = saving_.recomputes(SavePoint::fc1) ? Saved::recomputed([this, bias, input = kept.recomputed] {
     return activation_saved(fc1_.forward({input.get(), input}), bias);
   })
                                                          : saving_.keep(x_saved);
-  out = comm::attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> comm::Gradients {
+  out = attach(out, {x}, [this, bias, saved](const at::Tensor& dy) -> Gradients {
     return {activation_backward(dy, saved.get(), bias, activation_)};
   });
   if (!saving_.recomputes(SavePoint::activation)) return fc2_.forward(out);
-  return fc2_.forward(
-      {out, Saved::recomputed([this, bias, saved] { return activation_again(saved.get(), bias, activation_); })});
+  return fc2_.forward({out, Saved::recomputed([this, bias, saved] {
+                         return recomputed_activation(saved.get(), bias, activation_);
+                       })});
 }
 
 void Mlp::collect_params(std::vector<Param*>& params) {

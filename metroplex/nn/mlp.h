@@ -18,8 +18,8 @@ class Mlp {
   // Parameters are <name>.linear_fc1.* [ffn (x 2 when gated: [gate; up]), h] and <name>.linear_fc2.* [h, ffn].
   Mlp(const std::string& name, const config::Model& model, const LayerContext& context);
 
-  // [s (/tp), b, h] -> the same without the bias of fc2: the caller adds output_bias(). Where the activation is
-  // remade fc2 makes its input again; where fc1 is, fc1's product is made again too, and only the input is kept.
+  // [s (/tp), b, h] -> the same without the bias of fc2: the caller adds output_bias(). With the save point of the
+  // activation recomputed, fc2 recomputes its input; with that of fc1 its product too, and only `in` is saved.
   at::Tensor forward(const Input& in);
   Param* output_bias() { return fc2_.bias(); }
   void collect_params(std::vector<Param*>& params);

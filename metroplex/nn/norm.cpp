@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "nn/param_init.h"
@@ -15,7 +15,8 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Half parameters give a half result even where the residual stream x is fp32.
+// Half-precision parameters give a half-precision result, also with an fp32 residual stream
+// (precision.fp32_residual_connection).
 at::ScalarType out_type(const at::Tensor& x, const at::Tensor& weight) {
   return acc_type(weight.scalar_type()) == weight.scalar_type() ? x.scalar_type() : weight.scalar_type();
 }
@@ -30,7 +31,7 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
       MPX_ASSERT(in == at::kFloat, "a residual stream is of the type of the parameters or fp32");
       body(float{}, narrow);
     } else {
-      MPX_ASSERT(false, "a norm of ", c10::toString(in), " with parameters of ", c10::toString(out));
+      MPX_ASSERT(false, "no norm kernel for input ", c10::toString(in), " and output ", c10::toString(out));
     }
   });
 }
@@ -156,8 +157,8 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
 }
 
 void Norm::accumulate(const Backward& call) {
-  weight_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(call.dweight); });
-  if (call.dbias.defined()) bias_.accumulate([&](at::Tensor& main_grad) { main_grad.add_(call.dbias); });
+  weight_.accumulate([dweight = call.dweight](at::Tensor& main_grad) { main_grad.add_(dweight); });
+  if (call.dbias.defined()) bias_.accumulate([dbias = call.dbias](at::Tensor& main_grad) { main_grad.add_(dbias); });
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
@@ -206,8 +207,7 @@ Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, 
 at::Tensor Norm::forward(const at::Tensor& x) {
   NormSaved saved;
   at::Tensor out = apply(x, &saved);
-  return comm::attach(out, {x},
-                      [this, saved](const at::Tensor& dy) -> comm::Gradients { return {backward(dy, saved)}; });
+  return attach(out, {x}, [this, saved](const at::Tensor& dy) -> Gradients { return {backward(dy, saved)}; });
 }
 
 void Norm::collect_params(std::vector<Param*>& params) {
@@ -221,7 +221,7 @@ Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {
   if (!at::GradMode::is_enabled()) return out;
   const Saved kept = saving.keep(x);
   raw.x = at::Tensor();
-  out = comm::attach(out, {x}, [&norm, kept, raw](const at::Tensor& dy) -> comm::Gradients {
+  out = attach(out, {x}, [&norm, kept, raw](const at::Tensor& dy) -> Gradients {
     NormSaved whole = raw;
     whole.x = kept.get();
     return {norm.backward(dy, whole)};

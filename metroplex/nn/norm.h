@@ -1,5 +1,6 @@
 // LayerNorm and RMSNorm over the last dimension, computed in at least fp32. Parameters are replicated over tp; where
-// each rank sees only its part of the rows (sequence parallelism, heads) their gradients are partial.
+// a rank normalizes only its part of the rows or heads (sequence parallelism, q and k norms), their gradients are
+// partial sums over NormSpec::partial.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,13 +34,14 @@ class Norm {
   Norm(const NormSpec& spec, const LayerContext& context);
 
   at::Tensor forward(const at::Tensor& x);
-  // The two halves without autograd, for use inside a larger closure. `saved` may be null.
+  // Forward and backward without autograd, for use inside a larger node. `saved` may be null.
   at::Tensor apply(const at::Tensor& x, NormSaved* saved) const;
   at::Tensor backward(const at::Tensor& dy, const NormSaved& saved);
 
-  // The same of a sum that is made in the same pass over memory: sum.out = sum.residual + dropout(sum.x + sum.bias).
+  // norm(sum.out), with sum.out = sum.residual + dropout(sum.x + sum.bias) written in the same pass over memory.
   at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;
-  // What comes back through the norm and past it (dsum, may be undefined), and the gradients of residual and x.
+  // Its backward. dy: gradient of the norm; dsum: gradient of sum.out from its other readers, may be undefined.
+  // `dresidual` and `dx` may be one tensor, where there is no dropout and no cast between them.
   struct SumGradients {
     at::Tensor dresidual, dx;
   };
@@ -59,7 +61,7 @@ class Norm {
   Param weight_, bias_;  // bias_ is empty with rms
 };
 
-// norm(x) as the input of the layers behind it, which do not keep it where the policy recomputes norms.
+// norm(x) as the input of the layers that follow, which do not save it where the policy recomputes norms.
 Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving);
 
 }  // namespace metroplex::nn

@@ -17,7 +17,7 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
   param.microbatch_grad = param.microbatch_grad.defined() ? param.microbatch_grad.add_(one_call) : one_call;
 }
 
-// The last use of a microbatch hands its fp16 sum over.
+// fp16: at the last use of a microbatch its sum is added to main_grad.
 void end_use(Param& param) {
   if (++param.uses_of_microbatch == param.uses_per_microbatch) {
     if (param.microbatch_grad.defined()) {
@@ -50,13 +50,17 @@ void Param::zero_fresh() {
 }
 
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
-  accumulate_or_write([&](at::Tensor& sums, bool adds) {
+  accumulate_or_write([add](at::Tensor& sums, bool adds) {
     if (!adds) sums.zero_();
     add(sums);
   });
 }
 
 void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put) {
+  if (deferred != nullptr) {
+    deferred->push_back([this, put] { accumulate_or_write(put); });
+    return;
+  }
   if (tells) tell_before_use();
   if (scalar_type() == at::kHalf) {
     accumulate_fp16(*this, put);

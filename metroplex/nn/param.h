@@ -23,17 +23,15 @@ struct Param : NamedTensor {
   std::function<void(Param&)> initialize;  // set instead of values when these are wanted later: fills `data`
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer (distributed/grad_buffer)
   bool fresh = false;                      // main_grad holds nothing of this step yet, whatever lies there
-  // A copy of a part of another parameter (ECHO's experts in spare slots): has values and a gradient, which its home
-  // sends and fetches; nobody updates, counts or saves it.
-  bool clone = false;
 
   int calls_per_use = 1;        // calls of accumulate() that complete one segment's use
   int uses_per_microbatch = 1;  // segments that read it, see count_uses() (2: tied head on one stage)
 
-  // Called by layers: adds to main_grad through `add`; the last call of a use counts it. The first
-  // before_use listener may allocate main_grad; on_use listeners are called in reverse order of registration. An fp16
-  // parameter's gradient of one microbatch is rounded to fp16, use by use and as their sum, before it is added: what
-  // fp16 cannot hold is an overflow, as in Megatron-LM, where autograd makes it.
+  // Called by layers: adds to main_grad through `add`, which owns what it reads and may be called later (deferred);
+  // the last call of a use counts it. The first before_use listener may allocate main_grad; on_use listeners are
+  // called in reverse order of registration. An fp16 parameter's gradient of one microbatch is rounded to fp16, use
+  // by use and as their sum, before it is added: what fp16 cannot hold is an overflow, as in Megatron-LM, where
+  // autograd makes it.
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
@@ -42,6 +40,8 @@ struct Param : NamedTensor {
   base::Listeners<std::function<void()>> before_use, on_use;
   void tell_before_use() const;
   void tell_use() const;
+  // Where not null, the calls above are put here instead, in order, and do their work when they are called.
+  std::vector<std::function<void()>>* deferred = nullptr;
   // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
   // not in full, count when it ends. With `tells` false the listeners are not called: a captured backward calls
   // them beside every replay.

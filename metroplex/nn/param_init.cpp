@@ -22,7 +22,7 @@ void fill_runs(Param& param, const Fill& fill_run) {
     at::parallel_for(0, count, 4096,
                      [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
   });
-  // Rounded here: a GPU might round another way, and weights are the same everywhere.
+  // Rounded on the host: a GPU might round differently, and initial weights are to be the same everywhere.
   param.data.copy_(param.data.is_cpu() ? values : values.to(param.data.scalar_type()));
 }
 

@@ -1,6 +1,6 @@
-// How parameters are made and get their first values. By default a value is a function of (seed, name, index in the
-// unsharded tensor), so every layout starts from the same weights; with InitStreams it is drawn part by part from
-// generators seeded by Megatron's formulas, and the weights depend on the layout.
+// Creation and initialization of parameters. By default a value is a function of (seed, name, index in the unsharded
+// tensor), so every layout starts from the same weights. With InitStreams values are drawn parameter by parameter
+// from generators seeded by Megatron's formulas, and the weights depend on the layout.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -18,7 +18,7 @@ struct ProductChoice {
 
 ProductChoice choose_products(const Processor& processor);
 Processor this_processor();
-// What all products of the process follow. Tests put the other choice in, before anything multiplies.
+// The choice of this process. Tests set another one before the first product.
 ProductChoice& product_choice();
 
 }  // namespace metroplex::nn

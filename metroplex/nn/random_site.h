@@ -1,12 +1,13 @@
-// Every place of the model that draws random numbers has a key of its own: seed, layer, site. What is drawn with it
-// is a function of the key and a position (base/philox.h), so no layout, recompute or resuming changes it.
+// Every place in the model that draws random numbers has a key of its own, made of seed, layer and site. What is
+// drawn is a function of the key and a position (base/philox.h), so neither layout, recompute nor resuming changes
+// it.
 #pragma once
 
 #include <cstdint>
 
 namespace metroplex::nn {
 
-// A new site goes to the end: its number is part of what runs draw.
+// Append only: the number of a site decides what is drawn there.
 enum class RandomSite : uint64_t {
   embedding,
   attention_probabilities,

@@ -1,7 +1,7 @@
-// Recompute of activations. Full: of some chunks of layers only the inputs are kept, whole or split over
-// tensor-parallel ranks (ZeRO-R), and backward runs their forward again. By module: a layer's output is dropped once
-// it has been used and made again by the layer that follows, see nn/saved.h. Dropout is equal the second time because
-// it has no state.
+// Activation recompute. Full: for some chunks of layers only the inputs are saved, whole or split over the
+// tensor-parallel ranks (ZeRO-R), and backward runs their forward again. By module: the output of a layer is dropped
+// after its use, and the backward of the next layer recomputes it (nn/saved.h). Dropout masks are the same the second
+// time because they have no generator state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 
 namespace metroplex::nn {
 
-// Blocks [begin, end) of a stage, of the first one what begins with `segment`, that are run again as one.
+// Blocks [begin, end) of a stage that backward recomputes together; of block `begin` only from segment `segment` on.
 struct RecomputedChunk {
   size_t begin = 0, end = 0;
   size_t segment = 0;
@@ -28,15 +28,15 @@ struct RecomputedChunk {
 // layer with experts what begins with the router. In order; empty otherwise.
 std::vector<RecomputedChunk> recomputed_chunks(const config::Memory& memory, const Blocks& blocks);
 
-// The inputs of a chunk from forward to backward. All have been made.
+// The saved inputs of a recomputed chunk. None is a pending sum.
 class SavedInput {
  public:
   SavedInput() = default;
-  // `split_over`: each member keeps an equal part of the flat tensor, which all hold whole; a group of one, and
-  // integers, are kept whole.
+  // `split_over`: a group whose members hold the same inputs; each saves an equal part of the flattened tensor.
+  // Integer tensors are saved whole.
   SavedInput(const Values& in, const comm::Group& split_over, ActivationStore* store);
   void prefetch() const { set_.prefetch(); }
-  Values take();  // whole again; all members take part
+  Values take();  // all-gathers the parts: collective over `split_over`
 
  private:
   struct One {

@@ -31,7 +31,8 @@ void RopeTable::reserve(int64_t positions, at::ScalarType type) {
 
 void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction) {
   const at::NoGradGuard no_grad;
-  MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= rotary_dims_, "heads of rotary embedding");
+  MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= rotary_dims_,
+             "RopeTable::rotate needs x [s, b, heads, head_dim >= ", rotary_dims_, "] with a last stride of 1");
   const int64_t positions = x.size(0);
   const bool chosen = rows.rows.defined();
   grow(chosen ? rows.whole : rows.first + positions,

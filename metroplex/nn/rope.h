@@ -1,5 +1,5 @@
-// Rotary positions: a table of cosines and sines, shared by the layers of a stage. It is made before the first step;
-// only generation past what was reserved makes it grow in a forward.
+// Rotary position embedding: a table of cosines and sines, shared by the layers of a stage. It is computed before the
+// first step; it grows in a forward only when generation passes what was reserved.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace metroplex::nn {
 
 class RopeTable {
  public:
-  // Turns the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
+  // Rotates the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
   RopeTable(int64_t rotary_dims, double base, const cuda::Target& target)
       : rotary_dims_(rotary_dims), base_(base), target_(target) {}
 
@@ -21,7 +21,7 @@ class RopeTable {
   void reserve(int64_t positions, at::ScalarType type);
 
   // In place, without autograd, on x [s, b, heads, head_dim] (any strides, last one 1) whose rows have the positions
-  // `rows`. direction +1 turns forward, -1 back (the gradient).
+  // `rows`. direction +1: forward; -1: the inverse rotation, for the gradient.
   void rotate(const at::Tensor& x, const Positions& rows, int direction);
 
  private:

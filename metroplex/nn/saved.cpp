@@ -4,9 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "nn/saved_file.h"
-#include "nn/saved_host.h"
-#include "nn/saved_meta.h"
+#include "nn/saved_stores.h"
 
 namespace metroplex::nn {
 
@@ -84,7 +82,7 @@ void ActivationStore::begin() {
 }
 
 SavedSet ActivationStore::end() {
-  MPX_ASSERT(open_, "a set of activations ends that never began");
+  MPX_ASSERT(open_, "ActivationStore::end without begin");
   open_ = false;
   std::vector<std::shared_ptr<SavedStorage>> moved;
   for (std::shared_ptr<SavedStorage>& saved : storages_) {

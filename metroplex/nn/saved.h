@@ -1,6 +1,6 @@
-// What backward needs of forward: a tensor that is kept, one whose bytes lie elsewhere until then (offload), or one
-// that is made again (recompute in the output-discarding form). Layers capture a Saved where they would capture a
-// tensor; a SavePolicy says which of the three it is.
+// What backward needs from forward: a tensor that is kept, one that is offloaded until then, or one that is
+// recomputed (Megatron's output-discarding recompute). Layers capture a Saved where they would capture a tensor; a
+// SavePolicy decides which of the three it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ class Saved {
   Saved() = default;  // get() is undefined
   explicit Saved(at::Tensor kept) : kept_(std::move(kept)) {}
   explicit Saved(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  // `make` is called by the first get(), without autograd; copies share its result, which dies with the last of them.
+  // The first get() calls `make`, without autograd. Copies share its result, which is freed with the last of them.
   static Saved recomputed(std::function<at::Tensor()> make);
 
   bool defined() const { return source_ != nullptr || kept_.defined(); }
@@ -39,47 +39,48 @@ class Saved {
   std::shared_ptr<Source> source_;
 };
 
-// The input of a layer and how its backward gets it again; with `again` undefined the layer keeps it.
+// The input of a layer. `recomputed`, where defined, gives it to backward, and the layer does not save x itself.
 struct Input {
   Input(at::Tensor x) : x(std::move(x)) {}  // NOLINT: a plain tensor is an input
-  Input(at::Tensor x, Saved again) : x(std::move(x)), again(std::move(again)) {}
+  Input(at::Tensor x, Saved recomputed) : x(std::move(x)), recomputed(std::move(recomputed)) {}
   at::Tensor x;
-  Saved again;
+  Saved recomputed;
 };
 
-// The bytes of one storage, out of the way.
+// The offloaded bytes of one storage.
 class Parked {
  public:
   virtual ~Parked() = default;
-  virtual void prefetch() {}       // fetch() comes soon
+  virtual void prefetch() {}       // starts the copy back; fetch() follows soon
   virtual at::Tensor fetch() = 0;  // [bytes] uint8 on the device they came from
 };
 
 struct SavedStorage;
 
-// What one segment keeps: each storage once, however many views of it were kept.
+// What was kept between one begin() and end() of an ActivationStore: each storage once, however many views of it.
 class SavedSet {
  public:
   SavedSet() = default;
   explicit SavedSet(std::vector<std::shared_ptr<SavedStorage>> storages) : storages_(std::move(storages)) {}
   void prefetch() const;
-  void restore();  // everything is in memory again, and lives as long as the Saveds that need it
+  void restore();  // brings everything back; from then on the Saveds that need it keep it alive
 
  private:
   std::vector<std::shared_ptr<SavedStorage>> storages_;
 };
 
-// Moves what is kept between forward and backward out of the way. One a rank, for one thread.
+// Offloads what is saved between forward and backward. One per rank, used by one thread.
 class ActivationStore {
  public:
   virtual ~ActivationStore() = default;
-  // Between begin() and end(), which moves it away, all that is kept belongs to one set. Outside it stays in memory.
+  // Everything kept between begin() and end() belongs to one set, which end() offloads. What is kept outside of the
+  // two stays in memory.
   void begin();
   SavedSet end();
   Saved keep(const at::Tensor& x);
 
  protected:
-  // Null: these bytes stay where they are.
+  // Null: these bytes are not offloaded.
   virtual std::unique_ptr<Parked> park(const at::Tensor& bytes) = 0;
 
  private:
@@ -87,19 +88,19 @@ class ActivationStore {
   std::vector<std::shared_ptr<SavedStorage>> storages_;  // of the open set
 };
 
-// memory.offload_activations: null for none. "host": pinned memory for what lies on a GPU (what lies in the host's
-// memory stays there). "file": an unlinked file in memory.offload_directory, gone with the process however it ends.
-// For a target on the meta device neither: bytes are dropped and made again when they would be on the real one.
+// As memory.offload_activations says; null for none. "host": GPU tensors go to pinned memory, CPU tensors stay.
+// "file": an unlinked file in memory.offload_directory, gone with the process however it ends. On the meta device
+// nothing is copied: storages are dropped and allocated again when the real store would, for the memory prediction.
 std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory, const cuda::Target& target = {});
 
 // How layers keep what their backward needs.
 struct SavePolicy {
-  SavePointSet recomputed;                 // not kept, but made again by backward
-  std::shared_ptr<ActivationStore> store;  // null: memory
+  SavePointSet recomputed;                 // not saved, but recomputed in backward
+  std::shared_ptr<ActivationStore> store;  // null: no offload
 
   bool recomputes(SavePoint point) const { return recomputed.has(point); }
   Saved keep(const at::Tensor& x) const { return store ? store->keep(x) : Saved(x.detach()); }
-  Saved keep(const Input& in) const { return in.again.defined() ? in.again : keep(in.x); }
+  Saved keep(const Input& in) const { return in.recomputed.defined() ? in.recomputed : keep(in.x); }
 };
 SavePolicy save_policy(const config::Memory& memory, std::shared_ptr<ActivationStore> store);
 

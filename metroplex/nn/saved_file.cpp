@@ -1,4 +1,4 @@
-#include "nn/saved_file.h"
+#include "nn/saved_stores.h"
 
 #include <ATen/ATen.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // A piece of the file that nobody else has, with room on the disk.
+  // The offset of an unused range of the file, with disk space allocated.
   int64_t take(int64_t bytes) {
     const int64_t size = in_pages(bytes);
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {

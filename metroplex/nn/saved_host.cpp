@@ -1,4 +1,4 @@
-#include "nn/saved_host.h"
+#include "nn/saved_stores.h"
 
 #include <ATen/ATen.h>
 
@@ -9,7 +9,8 @@
 namespace metroplex::nn {
 namespace {
 
-// The pinned allocator waits for copies under way: a handle of its memory may be dropped right after one.
+// The pinned-memory allocator waits for copies in flight, so a pinned tensor may be dropped right after a copy was
+// issued.
 class HostBytes final : public Parked {
  public:
   HostBytes(const at::Tensor& bytes, const cuda::SideStream& stream)
@@ -20,7 +21,7 @@ class HostBytes final : public Parked {
     stream_.run([&] { pinned_.copy_(bytes, /*non_blocking=*/true); });
     stream_.uses(bytes);
   }
-  // The room is the current stream's, which may still be busy with what was there before.
+  // The memory comes from the current stream's pool, whose earlier kernels may still be using it.
   void prefetch() override {
     if (fetched_.defined()) return;
     fetched_ = at::empty(pinned_.sizes(), pinned_.options().device(device_).pinned_memory(false));

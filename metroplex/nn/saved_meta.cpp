@@ -1,4 +1,4 @@
-#include "nn/saved_meta.h"
+#include "nn/saved_stores.h"
 
 #include <ATen/ops/empty.h>
 
@@ -31,7 +31,7 @@ class MetaStore final : public ActivationStore {
 
  private:
   std::unique_ptr<Parked> park(const at::Tensor& bytes) override {
-    MPX_ASSERT(bytes.is_meta(), "the store of meta tensors got one with values");
+    MPX_ASSERT(bytes.is_meta(), "the offload store of the meta device got a tensor of another device");
     return std::make_unique<MetaBytes>(bytes, ahead_);
   }
   bool ahead_;
@@ -54,7 +54,7 @@ std::shared_ptr<ActivationStore> make_meta_store(config::Offload offload, const 
     case config::Offload::file:
       return std::make_shared<MetaStore>(/*ahead=*/false);
   }
-  MPX_ASSERT(false, "a way to offload");
+  MPX_ASSERT(false, "memory.offload_activations has a value that make_meta_store does not know");
 }
 
 }  // namespace metroplex::nn

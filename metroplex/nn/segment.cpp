@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace metroplex::nn {
 namespace {
 
@@ -23,6 +25,17 @@ void append_new(std::vector<Param*>& params, const Block& block) {
 }
 
 }  // namespace
+
+at::Tensor SegmentContext::once(const std::function<at::Tensor()>& compute) {
+  if (is_recompute) {
+    MPX_ASSERT(memo != nullptr && memo->next < memo->values.size(),
+               "SegmentContext::once was called more often in the recomputation than in the first forward");
+    return memo->values[memo->next++];
+  }
+  at::Tensor value = compute();
+  if (memo != nullptr) memo->values.push_back(value);
+  return value;
+}
 
 std::vector<Param*> params_of(const Block& block) {
   std::vector<Param*> params;

@@ -1,10 +1,11 @@
-// A segment is a part of a block with a border on which something may hang: it takes and returns named values. A
-// block, such as a transformer layer, is a list of segments; a stage is a list of blocks. How many neighbouring
-// segments run as one is not theirs to know (island.h).
+// A segment is a part of a block that takes and returns named values. Its borders are where recompute, offload,
+// parameter gathering and graph capture may attach. A block, such as a transformer layer, is a list of segments; a
+// stage is a list of blocks. A segment does not know how many of its neighbours run with it as one island (island.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,32 +25,46 @@ struct LossTerm {
 };
 using LossTerms = std::vector<LossTerm>;
 
+// Values of a forward that its recomputation must reuse because computing them again would give something else (a
+// running count, say). In the order in which SegmentContext::once() was called.
+struct RecomputeMemo {
+  std::vector<at::Tensor> values;
+  size_t next = 0;  // index of the value that the recomputation reads next
+};
+
 // What a forward is handed beside its values.
 struct SegmentContext {
   const Microbatch& batch;
-  bool is_recompute = false;  // backward repeats this forward: what is counted once has been counted
-  LossTerms terms;            // appended to by segments; backward enters each with the microbatch's factor
+  bool is_recompute = false;      // backward runs this forward again: counters and meters must not count it twice
+  LossTerms terms;                // appended to by segments; backward starts from each with the microbatch's factor
+  RecomputeMemo* memo = nullptr;  // null: this forward is not, and will not be, recomputed
+
+  // Returns compute(); in a recomputation, the value of the corresponding call in the first forward.
+  at::Tensor once(const std::function<at::Tensor()>& compute);
 };
 
-// What must be known of a segment before it runs, so that it can be captured or run beside others.
+// What decides, before a segment runs, whether it can be captured as a graph.
 struct SegmentTraits {
-  bool needs_host = false;                             // the host reads results of the device
-  bool static_shapes = true;                           // those of the outputs follow from those of the inputs
-  std::optional<config::CudaGraphModule> module = {};  // the part of a layer that it is, for what names such parts
+  bool needs_host = false;                             // the host reads device results, so it cannot be captured
+  bool static_shapes = true;                           // output shapes follow from input shapes
+  std::optional<config::CudaGraphModule> module = {};  // its name in train.cuda_graph_modules; none: never named
 };
 
 class Segment {
  public:
   virtual ~Segment() = default;
   virtual const std::string& name() const = 0;
-  // Empty for a first segment, which reads the microbatch alone. A tensor that leaves must not be held by its own way
-  // back, so that dropping its handle frees it.
+  // `in` is empty for the first segment of the model, which reads the microbatch alone. Backward must not hold an
+  // output tensor, so that dropping the last handle of the output frees it.
   virtual Values forward(const Values& in, SegmentContext& context) = 0;
-  // Appends pointers that stay valid for the segment's life, in forward order; all that the segment reads, so that a
-  // shared one is told by several segments.
+  // Appends every parameter that the segment reads, in forward order; a shared one is appended by each segment that
+  // reads it. The pointers stay valid for the segment's life.
   virtual void collect_params(std::vector<Param*>& params) = 0;
-  // Appends its state without gradient, likewise.
+  // The same for its buffers.
   virtual void collect_buffers(std::vector<Buffer*>& /*buffers*/) {}
+  // Appends accumulators of a training step other than Buffer::pending. They are zeroed when a step begins, so that a
+  // repeated step counts once.
+  virtual void collect_step_counts(std::vector<at::Tensor>& /*counts*/) {}
   virtual SegmentTraits traits() const { return {}; }
 };
 

@@ -1,5 +1,5 @@
-// The events of an island of a stage: before and after its forward, before and after its backward. Whatever goes on
-// around computation hangs here, in one place: gathering sharded parameters ahead, and the memory report.
+// Hooks before and after the forward and the backward of every island of a stage. What happens around computation
+// attaches here: gathering of sharded parameters (ZeRO) and the memory report.
 #pragma once
 
 namespace metroplex::nn {

@@ -5,7 +5,7 @@
 namespace metroplex::nn {
 
 const at::Tensor& Value::tensor() const {
-  MPX_ASSERT(!pending(), "a sum is read before it has been made");
+  MPX_ASSERT(!pending(), "a pending bias-dropout-add was read as a tensor before Value::make");
   return tensor_;
 }
 
@@ -30,7 +30,7 @@ const Value* Values::find(std::string_view name) const {
 
 const Value& Values::at(std::string_view name) const {
   const Value* const found = find(name);
-  MPX_ASSERT(found != nullptr, "a segment wants the value ", name, ", which the one before does not give");
+  MPX_ASSERT(found != nullptr, "a segment reads the value ", name, ", which the segment before it does not return");
   return *found;
 }
 

@@ -1,7 +1,7 @@
-// What passes from one segment to the next: a short list of named values, integers among them. A value is a tensor or
-// a sum that has not been made yet, which the norm behind it takes in the same pass over memory. Where a tensor must
-// exist (the border of an island) it is made; both ways give the same bits. Inside an island a tensor may also say
-// how backward gets it again.
+// What passes from one segment to the next: a short list of named values, integer tensors among them. A value is a
+// tensor, or a pending bias-dropout-add that the next norm fuses into its own pass over memory. At the border of an
+// island a pending sum is computed; both ways give the same bits. Inside an island a tensor may come with a Saved
+// that says how backward gets it again (recompute).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,21 +31,22 @@ struct PendingSum {
 class Value {
  public:
   Value() = default;
-  Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}                    // NOLINT: a plain tensor is a value
-  Value(PendingSum sum) : sum_(std::move(sum)) {}                             // NOLINT: and so is a sum
-  Value(Input in) : tensor_(std::move(in.x)), again_(std::move(in.again)) {}  // NOLINT: or the input of layers
+  Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}  // NOLINT: a plain tensor is a value
+  Value(PendingSum sum) : sum_(std::move(sum)) {}           // NOLINT: and so is a sum
+  Value(Input in)
+      : tensor_(std::move(in.x)), recomputed_(std::move(in.recomputed)) {}  // NOLINT: or the input of layers
 
   bool pending() const { return sum_.has_value(); }
   const PendingSum& sum() const { return *sum_; }
   // Asserts that it is not pending.
   const at::Tensor& tensor() const;
-  Input input() const { return {tensor(), again_}; }
-  // The tensor, made where it was pending; differentiable in grad mode.
+  Input input() const { return {tensor(), recomputed_}; }
+  // Computes a pending sum, differentiably in grad mode; a tensor stays as it is.
   void make(const Microbatch& batch);
 
  private:
   at::Tensor tensor_;
-  Saved again_;
+  Saved recomputed_;
   std::optional<PendingSum> sum_;
 };
 
@@ -78,7 +79,7 @@ class Values {
   std::vector<Entry> entries_;
 };
 
-// The value and its norm: fused where the value is pending.
+// The value as the residual, and its norm; fused with the sum where the value is pending.
 ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch);
 
 }  // namespace metroplex::nn

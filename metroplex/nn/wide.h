@@ -1,5 +1,5 @@
-// "In fp32" means in at least fp32: half types are widened to float, float and double stay what they are. Kernels
-// that read and write half types themselves are called through dispatch_element.
+// "In fp32" means in at least fp32: half types are widened to float; float and double stay as they are. Kernels that
+// read and write half types themselves are called through dispatch_element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ inline at::Tensor to_wide(const at::Tensor& x) { return x.defined() ? x.to(acc_t
 
 inline bool is_half(const at::Tensor& x) { return acc_type(x.scalar_type()) != x.scalar_type(); }
 
-// Calls body(T{}) with the type of what is held in at least fp32.
+// Calls body(T{}) with T double or float, for a tensor of at least fp32.
 template <class Body>
 void dispatch_wide(const at::Tensor& x, const Body& body) {
   x.scalar_type() == at::kDouble ? body(double{}) : body(float{});

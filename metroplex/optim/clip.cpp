@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "cuda/host_read.h"
-#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_step.h"
 #include "optim/stored.h"
 
 namespace metroplex::optim {
@@ -17,7 +17,7 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// Sums over several tensors, taken where they lie.
+// Sums over several tensors, computed on their device.
 class Sums {
  public:
   explicit Sums(const cuda::Target& target)
@@ -73,7 +73,7 @@ at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(
     comm::all_reduce(numbers, part.ranks.shard);
     sum = sum.defined() ? sum.add_(numbers) : numbers;
   }
-  MPX_ASSERT(sum.defined(), "the norm of no parameters");
+  MPX_ASSERT(sum.defined(), "the gradient norm needs at least one family of parameters");
   return sum;
 }
 

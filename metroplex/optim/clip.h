@@ -1,5 +1,5 @@
-// Global gradient norm and clipping over all ranks that hold different parts of the model. Sharded parameters count
-// on every rank, replicated ones on the first of the ranks that hold them, shared ones at their owner.
+// The global gradient norm over all ranks that hold different parts of the model. Sharded parameters are counted on
+// every rank, replicated ones on the first of the ranks that hold them, shared ones at their owner.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,30 +17,30 @@ namespace metroplex::optim {
 using distributed::Slice;
 
 struct GradientStats {
-  double norm = 0;            // l2 over the whole model, of the gradients as they are (not unscaled)
+  double norm = 0;            // l2 over the whole model, of the gradients before unscaling
   int64_t num_zeros = -1;     // of real (unpadded) elements
-  int64_t num_nonfinite = 0;  // Inf and NaN, of every copy of a replicated parameter
+  int64_t num_nonfinite = 0;  // Inf and NaN, in every copy of a replicated parameter
 };
 
-// The ranks over which slices differ: those of other tensor-parallel or pipeline index, and, where the state is
-// sharded over data-parallel ranks, the sharding group. All of them compute on the same kind of device.
+// The ranks that hold different slices: the model-parallel group (tp and pp) and, where state is sharded over
+// data-parallel ranks, the sharding group. All of them compute on the same kind of device.
 struct ModelRanks {
   topology::Coordinates at;  // of this rank
   comm::Group model_parallel, shard;
   cuda::Target target;
 };
 
-// The slices of one family of parameters; refers to a list that outlives it.
+// The slices of one parameter family; refers to a list that outlives it.
 struct NormPart {
   const std::vector<Slice>& slices;
   ModelRanks ranks;
 };
 
-// [3] double where the gradients lie: the sum of their squares, the number that is not finite, and of zeros. Sums of
-// every part over its ranks, added up: every rank gets the same bits. Collective over the ranks of all parts.
-// Gradients must be final (reduced over dp).
+// [3] double on the gradients' device: sum of squares, number of non-finite elements, number of zeros; over all ranks
+// and parts, with the same bits on every rank. Collective over the ranks of all parts. Requires final gradients
+// (reduced over dp).
 at::Tensor gradient_numbers(const std::vector<NormPart>& parts);
-// The same for the host, which waits.
+// The same on the host, which waits for the device.
 GradientStats gradient_stats(const std::vector<NormPart>& parts);
 
 // l2 norm of the parameters, counted the same way.

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
-#include "cuda/kernels/optimizer_storage.h"
+#include "cuda/kernels/block8.h"
 
 namespace metroplex::optim {
 namespace {

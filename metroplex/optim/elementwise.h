@@ -1,6 +1,6 @@
-// What optimizers share that look at one element at a time (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments
-// of every slice, however they are stored, and their checkpoint. An update works on any range of a slice: with
-// optim.optimizer_cpu_offload the state lies on the host and the step is done there, chunk by chunk.
+// The common part of the elementwise optimizers (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments of every
+// slice, in their storage formats, and their checkpoint. An update works on any range of a slice: with
+// optim.optimizer_cpu_offload, state and step are on the host, chunk by chunk.
 #pragma once
 
 #include <memory>
@@ -16,20 +16,20 @@
 
 namespace metroplex::optim {
 
-// One update of one range.
+// The update of one range.
 struct ElementwiseStep {
   const char* kernel;
   const cuda::Target& target;
   cuda::kernels::OptimizerRange range;
-  const StepState& state;  // where the step is done
+  const StepState& state;  // on the device that computes the step
   size_t group;
-  // That the range points into; null or undefined where there is none.
+  // What the range points into; null or undefined where it has none.
   struct Tensors {
     const at::Tensor *gradient, *values, *old_values, *main, *remainder, *first, *first_scales, *second,
         *second_scales;
   } tensors;
 
-  // Calls one of a kernel's twins (cuda/kernels/optimizer_step.h).
+  // Calls the CPU or the GPU form of a kernel (cuda/kernels/optimizer_step.h).
   template <class Hyper>
   void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&),
            void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&,
@@ -49,7 +49,7 @@ using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseSte
 
 class Elementwise final : public Optimizer {
  public:
-  // Keeps what `traits` says of every slice.
+  // Keeps the state that `traits` lists for every slice.
   Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update, const config::Optim& config,
               std::vector<Slice> slices, const OptimizerContext& context);
 
@@ -64,11 +64,12 @@ class Elementwise final : public Optimizer {
     Slice slice;
     size_t group = 0;
     bool in_place = false;  // the parameter is its own main parameter
-    at::Tensor main;        // fp32 beside a parameter in half precision
+    at::Tensor main;        // fp32, for a parameter in half precision
     at::Tensor remainder;   // instead of main: int16, the low halves
     std::vector<Stored> moments;
   };
-  // [begin, begin + values.numel()) of an item's slice, with its values and gradient where the step is done.
+  // [begin, begin + values.numel()) of an item's slice, with its values and gradient on the device that computes the
+  // step.
   struct Range {
     int64_t begin = 0;
     at::Tensor values, gradient;
@@ -89,7 +90,7 @@ class Elementwise final : public Optimizer {
     size_t item;
     int64_t begin;
   };
-  std::vector<Chunk> chunks_;       // with offload: of `host_`
+  std::vector<Chunk> chunks_;       // with offload: those of `host_`
   std::optional<HostChunks> host_;  // with offload
   uint64_t seed_;
   cuda::Target target_;  // of the step and its state

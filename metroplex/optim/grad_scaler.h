@@ -1,13 +1,13 @@
-// The factor a loss is multiplied with before backward so that fp16 gradients neither underflow nor overflow.
-// Dynamic: it grows after a run of steps without overflow and is cut back by overflows, with some patience
-// (hysteresis) that only growth restores. Constant: it never moves. Here is its rule and where it starts; the scale
-// itself lies among a step's values and moves there (cuda/kernels/step_state.h).
+// The loss scale: a factor of the loss that keeps fp16 gradients from under- and overflow. Dynamic: it grows after a
+// number of steps without overflow, and shrinks after `hysteresis` overflows; growth resets the hysteresis. Constant:
+// it never changes. This file has the rule and the initial value; the scale itself is part of the step state on the
+// device (cuda/kernels/step_state.h).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
-#include "config/precision.h"
+#include "config/config.h"
 #include "cuda/kernels/step_state.h"
 
 namespace metroplex::optim {
@@ -18,11 +18,11 @@ struct GradScalerArgs {
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
   int64_t growth_interval = 1000;  // steps without overflow before the scale grows
-  int64_t hysteresis = 2;          // overflows before it is cut back
-  bool constant = false;           // initial_scale for ever; of the others nothing is read
+  int64_t hysteresis = 2;          // overflows before it shrinks
+  bool constant = false;           // always initial_scale; the other arguments are ignored
 };
 
-// What a checkpoint keeps.
+// What a checkpoint stores.
 struct GradScalerState {
   double scale = 1.0;
   int64_t growth_tracker = 0;
@@ -32,14 +32,14 @@ struct GradScalerState {
 
 class GradScaler {
  public:
-  // Throws base::Error("optim") for numbers that cannot scale anything.
+  // Throws base::Error("optim") for invalid arguments.
   explicit GradScaler(const GradScalerArgs& args);
 
   bool constant() const { return args_.constant; }
   cuda::kernels::ScaleRule rule() const;
   GradScalerState start() const;
-  // Where a run goes on that saved `state`; a constant scale stays the one that was configured. Throws
-  // base::Error("optim") for a state that cannot be.
+  // The state of a run that resumes from `state`; a constant scale stays as configured. Throws base::Error("optim")
+  // for an impossible state.
   GradScalerState resumed(const GradScalerState& state) const;
 
  private:

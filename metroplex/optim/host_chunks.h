@@ -1,7 +1,6 @@
-// An update that is done on the host for numbers that live elsewhere (optim.optimizer_cpu_offload): chunk by chunk
-// gradients come to the host, are worked on there, and the new values go back. While one chunk is worked on, the next
-// one is under way: on a GPU on a stream of its own, through pinned memory. Where the device is the CPU the same code
-// copies between buffers.
+// The pipeline of optim.optimizer_cpu_offload: for each chunk, gradients are copied to the host, the update runs
+// there, and the new values are copied back. The copy of the next chunk overlaps the update of this one, on a GPU on
+// a side stream, through pinned memory. If the device is the CPU the same code copies between buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +15,23 @@
 
 namespace metroplex::optim {
 
-// Elements that are taken to the host at once: enough to hide the start of a copy.
+// Elements per chunk: enough to hide the latency of a copy.
 inline constexpr int64_t kOffloadChunk = int64_t{1} << 22;
 
 // One-dimensional tensors of equal size on one device, which outlive the steps.
 struct HostChunk {
   at::Tensor values, gradient;
-  bool reads_values = false;  // the old values are needed too
+  bool reads_values = false;  // the update needs the old values too
 };
 
 class HostChunks {
  public:
   explicit HostChunks(std::vector<HostChunk> chunks);
 
-  // `values` and `gradient` are the host's copies; what `values` hold afterwards goes back.
+  // `values` and `gradient` are the host's copies; `values` are copied back afterwards.
   using Work = std::function<void(size_t chunk, const at::Tensor& values, const at::Tensor& gradient)>;
-  // In order. What the calling thread enqueues afterwards on the device sees the new values; the host does not wait
-  // for them.
+  // Calls `work` for each chunk, in order. Work that the calling thread enqueues afterwards on the device sees the
+  // new values; the host does not wait for them.
   void run(const Work& work);
   int64_t bytes() const;  // of the buffers
 

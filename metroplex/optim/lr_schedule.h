@@ -1,5 +1,5 @@
 // Learning rate and weight decay as pure functions of the number of samples consumed by successful steps: Megatron's
-// OptimizerParamScheduler. Nothing is stored but the sample count, so a schedule can be asked for any point.
+// OptimizerParamScheduler. A schedule has no state, so it can be evaluated for any sample count.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ScheduleArgs {
   bool operator==(const ScheduleArgs&) const = default;
 };
 
-// What a parameter group has of its own; NaN means the schedule's.
+// The values of a parameter group; NaN: the schedule's.
 struct GroupFactors {
   double max_lr, min_lr;
   double start_wd, end_wd;
@@ -33,13 +33,13 @@ struct GroupFactors {
 
 class LrSchedule {
  public:
-  // Throws base::Error naming the argument and the rule: 0 <= min_lr <= max_lr, init_lr <= max_lr, decay and warm-up
-  // lengths, WSD needs its decay length, constant weight decay has one value, known styles.
+  // Throws base::Error naming the argument and the rule, unless 0 <= min_lr <= max_lr, init_lr <= max_lr, decay and
+  // warm-up lengths fit, WSD has its decay length, constant weight decay has one value, and styles are known.
   explicit LrSchedule(ScheduleArgs args);
 
   // Warm-up is inclusive (<=) and linear from init_lr; past lr_decay_steps the rate is min_lr.
   double lr(int64_t num_steps, const GroupFactors& group = {}) const;
-  // Throws base::Error when constant decay is asked to go from the group's start_wd to another end_wd.
+  // Throws base::Error when constant weight decay would change from the group's start_wd to another end_wd.
   double weight_decay(int64_t num_steps, const GroupFactors& group = {}) const;
   const ScheduleArgs& args() const { return args_; }
 
@@ -50,12 +50,11 @@ class LrSchedule {
 
 enum class ScheduleSource { must_agree, override_checkpoint, use_checkpoint };
 
-// What a resumed run uses: with must_agree every value of the checkpoint equals the own one (the optimizer's settings
-// changed under the run otherwise), or the error names each that does not, by its key, and the two options that
-// decide.
+// The schedule of a resumed run. must_agree: throws unless every value of the checkpoint equals the run's own; the
+// error names each differing key and the two options that choose a side.
 ScheduleArgs merge_schedules(const ScheduleArgs& own, const ScheduleArgs& saved, ScheduleSource source);
 
-// From the config (iterations are turned into samples by the global batch size).
+// From the config; iterations are multiplied by the global batch size.
 ScheduleArgs schedule_args(const config::Config& config);
 
 }  // namespace metroplex::optim

@@ -13,7 +13,7 @@ namespace {
 
 namespace kernels = cuda::kernels;
 
-// The dim that parts which are matrices of their own select; -1 when the parameter is one matrix.
+// The dim along which the parameter is a stack of matrices; -1 when it is a single one.
 int stack_dim(const topology::Placement& placement) {
   for (const topology::Part& part : placement.parts) {
     if (!part.matrix) continue;
@@ -93,7 +93,7 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
   }
 }
 
-// `own`, this rank's slice, and those of all ranks that share its matrices.
+// Gathers the whole matrix, or stack, from `own`, this rank's slice, and those of the ranks that share it.
 at::Tensor Muon::put_together(const Matrix& matrix, const at::Tensor& own) const {
   const nn::Param& param = *matrix.param;
   const Slice& slice = matrix.slice;
@@ -105,7 +105,8 @@ at::Tensor Muon::put_together(const Matrix& matrix, const at::Tensor& own) const
   }
   local = local.view(param.local_shape);
   for (const topology::Cut& cut : param.placement.cuts) {
-    if (cut.dim != stack_dim(param.placement)) local = comm::all_gather(local, cut.dim, axes_.over(cut.axes));
+    if (cut.dim != stack_dim(param.placement))
+      local = comm::all_gather(local, cut.dim, axes_.gradients_over(cut.axes));
   }
   return local;
 }
@@ -116,7 +117,7 @@ at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
                      config_.muon_extra_scale_factor);
 }
 
-// `stack` with those of its matrices that lie in the slice orthogonalised, one by one; the others are 0.
+// `stack` with the matrices that overlap this rank's slice orthogonalised one by one; the others are 0.
 at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& stack) const {
   const nn::Param& param = *matrix.param;
   const int64_t row = param.numel() / std::max<int64_t>(1, param.local_shape.at(0));
@@ -133,8 +134,8 @@ at::Tensor Muon::orthogonalized_stack(const Matrix& matrix, const at::Tensor& st
   return result;
 }
 
-// The slice's part of the orthogonalised momentum. Ranks of a gated or query-key-value matrix hold rows in another
-// order than the whole one has; the result follows any order of rows. Of a stack, the matrices that lie on this rank.
+// The slice's part of the orthogonalised momentum. The gathered rows of a gated or query-key-value matrix are not in
+// the order of the whole matrix; that does not matter, as a permutation of rows permutes the result alike.
 at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
   const Slice& slice = matrix.slice;
   at::Tensor direction;
@@ -151,7 +152,7 @@ at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
   const int stack = stack_dim(placement);
   whole = stack < 0 ? orthogonalized(whole) : orthogonalized_stack(matrix, whole);
   for (const topology::Cut& cut : placement.cuts) {
-    if (cut.dim != stack) whole = comm::own_slice(whole, cut.dim, axes_.over(cut.axes));
+    if (cut.dim != stack) whole = comm::own_slice(whole, cut.dim, axes_.gradients_over(cut.axes));
   }
   return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }

@@ -1,7 +1,7 @@
-// Muon (Jordan et al., kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
-// semi-orthogonal matrix, found by Newton-Schulz steps on the whole matrix, which the ranks that share it put
-// together (tensor parallel, ZeRO); each of them then takes the same steps and keeps its own part. A stack of experts
-// is as many matrices. Embeddings, output layer, norms and biases are another optimizer's (OptimizerTraits::others).
+// Muon (Jordan et al., kellerjordan.github.io/posts/muon): the update of a matrix is its momentum replaced by the
+// nearest semi-orthogonal matrix, by Newton-Schulz iterations on the whole matrix. The ranks that share it (tensor
+// parallel, ZeRO) gather it, all run the same iterations, and each keeps its own part. A stack of experts is one
+// matrix per expert. Embeddings, output layer, norms and biases get another optimizer (OptimizerTraits::others).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace metroplex::optim {
 
-// x [m, n] -> about U V^T of its singular value decomposition: singular values go to between 0.7 and 1.2. `steps` of
+// x [m, n] -> approximately U V^T of its SVD: singular values end up between 0.7 and 1.2. `steps` iterations of
 // X <- a X + (b A + c A^2) X with A = X X^T and (a, b, c) = (3.4445, -4.7750, 2.0315), after division by the norm.
 at::Tensor newton_schulz(const at::Tensor& x, int64_t steps);
 // spectral: sqrt(max(m, n)); unit_rms_norm: sqrt(m / n); shape_scaling: sqrt(max(1, m / n)).
@@ -36,7 +36,7 @@ class Muon final : public Optimizer {
  private:
   struct Matrix {
     const nn::Param* param = nullptr;
-    Slice slice;  // empty where the whole of it lies on other ranks of the shard group
+    Slice slice;  // empty where other ranks of the shard group hold all of it
     size_t group = 0;
     comm::Group shard;
     at::Tensor main, momentum;  // of the slice, flat

@@ -1,4 +1,4 @@
-// Which learning rate and weight decay a parameter gets: parameters with the same factors form a group.
+// Learning rate and weight decay of each parameter. Parameters with the same factors form a group.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct GroupRates {
 
 class ParamGroups {
  public:
-  // Biases and one-dimensional parameters have no decay (norms over queries and keys have it with
-  // optim.apply_wd_to_qk_layernorm); optim.decoupled_lr is for embeddings and the output layer; optim.param_groups
-  // multiplies both by name.
+  // Biases and one-dimensional parameters have no weight decay (query and key norms have it with
+  // optim.apply_wd_to_qk_layernorm). optim.decoupled_lr is for embeddings and the output layer. optim.param_groups
+  // multiplies learning rate and weight decay by name.
   ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params);
 
   size_t of(const nn::Param& param) const { return group_of_.at(&param); }
-  // As given: in the same order on all ranks that share them.
+  // In the order given, the same on all ranks that hold them.
   const std::vector<nn::Param*>& params() const { return params_; }
   const std::vector<GroupFactors>& factors() const { return factors_; }
   // The rates of every group after `num_steps` samples.

@@ -1,5 +1,5 @@
-// Learning rate and weight decay of every parameter group for the successful steps to come, where the parameters lie:
-// a step takes the row of its number (cuda/kernels/step_state.h) without asking the host.
+// Learning rate and weight decay of every parameter group for the next successful steps, on the parameters' device: a
+// step reads its row there (cuda/kernels/step_state.h), without the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,18 +20,18 @@ class RateTable {
   RateTable() = default;  // without rows
   RateTable(const cuda::Target& target, size_t num_groups, double beta1, double beta2);
 
-  // [1 + kRows rate_row(groups)] double, one memory for ever.
+  // [1 + kRows rate_row(groups)] double; its address never changes.
   const at::Tensor& tensor() const { return tensor_; }
 
-  // Where the next step stands: behind `steps` successful ones, which took the schedules over `samples`; each more
-  // will add `batch`.
+  // The position of the next step: after `steps` successful steps, which consumed `samples`; each further one
+  // consumes `batch`.
   struct Place {
     int64_t steps = 0, samples = 0, batch = 0;
   };
-  // Makes sure that the rows of the next step and of some behind it are those of `schedule`; writes them anew where
-  // the old ones end or tell of other samples.
+  // Ensures that the table covers the next step, with the rates of `schedule`. Rewrites it if it ends earlier or was
+  // computed for other sample counts.
   void cover(const LrSchedule& schedule, const ParamGroups& groups, const Place& next);
-  // The schedule has changed.
+  // To be called when the schedule has changed.
   void forget() { first_.reset(); }
 
  private:

@@ -1,6 +1,6 @@
-// The numbers that a training step decides by and leaves behind (cuda/kernels/step_state.h), where the parameters
-// lie. What updates reads them there: whether anything may change, rates, gradient factor. So the host decides
-// nothing while a step runs, and is told of it afterwards.
+// The decisions of a training step (cuda/kernels/step_state.h) on the parameters' device: whether to update, rates,
+// gradient factor, loss scale. The update reads them there, so the host takes part in no decision of a step; it reads
+// the outcome afterwards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,25 +17,24 @@ class StepState {
   StepState() = default;  // without values
   StepState(const cuda::Target& target, size_t num_groups, const cuda::kernels::StepValues& start = {});
 
-  // [k] double, one memory for ever: a StepValues, then the GroupRates of every group.
+  // [k] double, whose address never changes: a StepValues, then the GroupRates of every group.
   const at::Tensor& tensor() const { return tensor_; }
   // For kernels on the state's device.
   cuda::kernels::StepValues* values() const;
   cuda::kernels::GroupRates* rates() const;
   cuda::kernels::StepPlace place(size_t group) const { return {values(), rates() + group}; }
-  // Views without dims, for operators of libtorch.
+  // 0-dim views, for operators of libtorch.
   at::Tensor value(double cuda::kernels::StepValues::*name) const;
   at::Tensor rate(double cuda::kernels::GroupRates::*name, size_t group) const;
 
-  // x becomes `next` where the step updates; or `before` where it does not. Of one size and type, without gaps.
+  // take: x = next if the step updates. put_back: x = before if it does not. Same size and dtype, contiguous.
   void take(const at::Tensor& x, const at::Tensor& next) const { copy_if(true, next, x); }
   void put_back(const at::Tensor& x, const at::Tensor& before) const { copy_if(false, before, x); }
 
   // Waits for the device.
   cuda::kernels::StepValues read() const;
   void write(const cuda::kernels::StepValues& values) const;
-  // The same numbers for kernels of the CPU: the state itself there, else a copy, which the host waits for. Of the
-  // meta device the state itself.
+  // The same numbers for CPU kernels: a copy if the device is a GPU, for which the host waits; else the state itself.
   StepState on_host() const;
 
  private:

@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "cuda/kernels/block8.h"
-#include "cuda/kernels/optimizer_storage.h"
 
 namespace metroplex::optim {
 namespace kernels = cuda::kernels;
@@ -67,7 +66,8 @@ void Stored::set(const at::Tensor& values) {
 }
 
 kernels::MomentArray Stored::array(int64_t begin) {
-  MPX_ASSERT(begin % kernels::kBlock8 == 0, "blocks of numbers start at multiples of their size");
+  MPX_ASSERT(begin % kernels::kBlock8 == 0, "optimizer state: element ", begin,
+             " is not the first of an 8-bit block");
   return {static_cast<char*>(data_.mutable_data_ptr()) + begin * static_cast<int64_t>(data_.element_size()),
           number_of(data_.scalar_type()),
           scales_.defined() ? static_cast<float*>(scales_.mutable_data_ptr()) + begin / kernels::kBlock8 : nullptr};

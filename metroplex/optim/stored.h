@@ -1,5 +1,5 @@
-// A one-dimensional array of optimizer state as it is stored: in the precision of the computation, in bf16, or in
-// blocks of 8 bits with a scale each (cuda/kernels/block8.h).
+// A one-dimensional array of optimizer state in its storage format: the precision of the computation, bf16, or 8-bit
+// blocks with a scale each (cuda/kernels/block8.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,15 @@ class Stored {
  public:
   Stored() = default;
   struct Form {
-    config::MomentDtype dtype = config::MomentDtype::fp32;  // a wide array ignores it
+    config::MomentDtype dtype = config::MomentDtype::fp32;  // ignored by a wide array
     bool wide = false;                                      // float64
     bool second = false;                                    // never negative
-    cuda::Target target;                                    // where it is kept and decoded
+    cuda::Target target;                                    // where it is stored and decoded
   };
   // Zeros.
   Stored(int64_t size, const Form& form);
 
-  // As fp32 or fp64: the storage itself where it is that already, else a decoded copy.
+  // As fp32 or fp64: the storage itself if it has that dtype, else a decoded copy.
   at::Tensor values() const;
   at::ScalarType values_dtype() const { return data_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
   void set(const at::Tensor& values);

@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
-#include "comm/p2p.h"
+#include "comm/collectives.h"
 #include "plan/rendezvous.h"
 
 namespace metroplex::pipeline {
@@ -15,18 +15,19 @@ using plan::Action;
 using plan::ActionKind;
 
 struct Executor::Step {
-  const plan::PipelineTable& table;
-  const std::vector<nn::Microbatch>& batches;
-  const at::Tensor& loss_gradients;
-  const BorderShape& border;
+  const PipelineInput& in;
   PipelineOutput& result;
+  plan::StagePlacement placement;
   int rank;  // row of the table
-  const plan::GraphPlan* graphs;
+
+  plan::StagePlace place(const Action& action) const { return {rank, action.chunk}; }
+  bool first(const Action& action) const { return placement.first(place(action)); }
+  bool last(const Action& action) const { return placement.last(place(action)); }
 
   int live_set(const Action& action) const {
-    return graphs == nullptr
+    return in.graphs == nullptr
                ? -1
-               : graphs->set_of.at(static_cast<size_t>(action.chunk)).at(static_cast<size_t>(action.microbatch));
+               : in.graphs->set_of.at(static_cast<size_t>(action.chunk)).at(static_cast<size_t>(action.microbatch));
   }
 };
 
@@ -67,33 +68,47 @@ int64_t Executor::border_bytes() const {
   return bytes;
 }
 
-PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                             const at::Tensor& loss_gradients, const BorderShape& border,
-                             const plan::GraphPlan* graphs) {
-  MPX_ASSERT(table.num_stages == pp_.size() && table.num_chunks == static_cast<int>(stages_.size()),
-             "the table is for pp ", table.num_stages, " x ", table.num_chunks, " chunks, this rank has pp ",
-             pp_.size(), " x ", stages_.size());
-  MPX_ASSERT(static_cast<int>(batches.size()) == table.num_microbatches, "the table is for ", table.num_microbatches,
-             " microbatches");
+PipelineOutput Executor::run(const PipelineInput& in) {
   PipelineOutput result;
-  const Step step{table, batches, loss_gradients, border, result, pp_.index(), graphs};
-  result.last.resize(table.is_last_stage(step.rank, table.num_chunks - 1) ? batches.size() : 0);
-  result.terms.resize(batches.size());
-  const std::vector<Action>& actions = table.ranks[step.rank];
+  if (in.warms_up != nullptr) {
+    PipelineInput there = in;
+    there.warms_up = nullptr;
+    in.warms_up->run_on_capture_stream([&] { result = run(there); });
+    return result;
+  }
+  MPX_ASSERT(in.table.num_stages == pp_.size() && in.table.num_chunks == static_cast<int>(stages_.size()),
+             "the table is for pp ", in.table.num_stages, " x ", in.table.num_chunks, " chunks, this rank has pp ",
+             pp_.size(), " x ", stages_.size());
+  MPX_ASSERT(static_cast<int>(in.batches.size()) == in.table.num_microbatches, "the table is for ",
+             in.table.num_microbatches, " microbatches");
+  const Step step{in, result, in.table.placement(), pp_.index()};
+  result.last.resize(step.placement.place_of(step.placement.stages() - 1).rank == step.rank ? in.batches.size() : 0);
+  result.terms.resize(in.batches.size());
+  const bool splits_backward = in.table.splits_backward();  // weight gradients are actions of their own
+  const std::vector<Action>& actions = in.table.ranks[step.rank];
   for (size_t i = 0; i < actions.size();) {
     const auto start = std::chrono::steady_clock::now();
     const Action& action = actions[i];
     const size_t end = plan::is_p2p(action.kind) ? plan::call_end(actions, i) : i + 1;
+    const Key key{action.microbatch, action.chunk};
     if (plan::is_p2p(action.kind)) {
       exchange(step, &actions[i], &actions[i] + (end - i));
     } else if (action.kind == ActionKind::forward) {
-      forward(step, action);
+      const nn::Values x = input_of(step, action);
+      StageRun* const run = in.table.forward_only ? nullptr : &runs_[key];
+      pass_on(step, action,
+              stages_[action.chunk]->forward(x, in.batches[action.microbatch], run, &result.terms[action.microbatch],
+                                             step.live_set(action)));
     } else if (action.kind == ActionKind::backward) {
-      backward(step, action);
-    } else if (action.kind == ActionKind::free) {
-      borders_.release({action.microbatch, action.chunk});
+      StageRun run = take_run(key);
+      const at::Tensor factor = in.loss_gradients.select(0, action.microbatch);
+      const Tensors dy = output_gradients(step, action, factor);
+      std::vector<nn::DeferredGradients>* const deferred = splits_backward ? &weights_[key] : nullptr;
+      pass_back(step, action, stages_[action.chunk]->backward(std::move(run), dy, factor, deferred));
+    } else if (action.kind == ActionKind::weight) {
+      weight(action);
     } else {
-      MPX_ASSERT(false, "action ", plan::action_name(action.kind), " has no interpreter");
+      borders_.release(key);
     }
     if (!observers_.empty()) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
@@ -109,79 +124,77 @@ PipelineOutput Executor::run(const plan::PipelineTable& table, const std::vector
   return result;
 }
 
-void Executor::forward(const Step& step, const Action& action) {
-  const Key key{action.microbatch, action.chunk};
-  const auto& border = step.border.values;
+nn::Values Executor::input_of(const Step& step, const Action& action) {
   nn::Values x;
-  if (!step.table.is_first_stage(step.rank, action.chunk)) {
-    Tensors came = borders_.take_input(key);
-    for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
-  }
-  StageRun* run = step.table.forward_only ? nullptr : &runs_[key];
-  const nn::Values y = stages_[action.chunk]->forward(x, step.batches[action.microbatch], run,
-                                                      &step.result.terms[action.microbatch], step.live_set(action));
-  if (step.table.is_last_stage(step.rank, action.chunk)) {
+  if (step.first(action)) return x;
+  const auto& border = step.in.border.values;
+  Tensors came = borders_.take_input({action.microbatch, action.chunk});
+  for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
+  return x;
+}
+
+void Executor::pass_on(const Step& step, const Action& action, const nn::Values& y) {
+  if (step.last(action)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
-    // A captured one lies where the next microbatch of its live set leaves its own.
+    // The result of a graph is overwritten by the next microbatch of the same live set.
     const at::Tensor& last = y.begin()->value.tensor();
-    step.result.last[action.microbatch] = step.graphs != nullptr ? last.clone() : last;
+    step.result.last[action.microbatch] = step.in.graphs != nullptr ? last.clone() : last;
     return;
   }
+  const auto& border = step.in.border.values;
+  const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, 1).value();
   Tensors leave;
   for (const auto& [name, value] : y) {
     const size_t i = leave.size();
     MPX_ASSERT(i < border.size() && border[i].name == name && border[i].dtype == value.tensor().scalar_type(),
                "the stage gives ", name, " where another value crosses the border");
-    leave.push_back(step.table.num_stages == 1 ? value.tensor() : value.tensor().contiguous());
+    leave.push_back(next.rank == own.rank ? value.tensor() : value.tensor().contiguous());
   }
   MPX_ASSERT(leave.size() == border.size(), "the stage gives ", leave.size(), " of ", border.size(), " values");
-  if (step.table.num_stages == 1) {
-    borders_.hand_input({action.microbatch, action.chunk + 1}, std::move(leave));  // the next stage is ours too
-  } else {
-    borders_.make_output(key, std::move(leave));
-  }
+  borders_.leave_output(action.microbatch, own, next, std::move(leave));
 }
 
-void Executor::backward(const Step& step, const Action& action) {
-  const Key key{action.microbatch, action.chunk};
-  const auto run = runs_.find(key);
-  MPX_ASSERT(run != runs_.end(), "backward of microbatch ", key.first, " before its forward");
-  const at::Tensor factor = step.loss_gradients.select(0, action.microbatch);
-  Tensors dy;
-  if (step.table.is_last_stage(step.rank, action.chunk)) {
-    dy = {factor.to(step.result.last[action.microbatch].scalar_type())};
-  } else {
-    dy = borders_.take_gradient(key);
-  }
-  StageRun consumed = std::move(run->second);
-  runs_.erase(run);
-  Tensors dx = stages_[action.chunk]->backward(std::move(consumed), dy, factor);
-  if (step.table.is_first_stage(step.rank, action.chunk)) return;
-  if (step.table.num_stages == 1) {
-    borders_.hand_gradient({action.microbatch, action.chunk - 1}, std::move(dx));
-    return;
-  }
-  for (size_t i = 0; i < dx.size(); ++i) {
-    const BorderValue& value = step.border.values[i];
+StageRun Executor::take_run(const Key& key) {
+  auto run = runs_.extract(key);
+  MPX_ASSERT(!run.empty(), "backward of microbatch ", key.first, " before its forward");
+  return std::move(run.mapped());
+}
+
+Executor::Tensors Executor::output_gradients(const Step& step, const Action& action, const at::Tensor& factor) {
+  if (!step.last(action)) return borders_.take_gradient({action.microbatch, action.chunk});
+  return {factor.to(step.result.last[action.microbatch].scalar_type())};
+}
+
+void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
+  if (step.first(action)) return;
+  const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, -1).value();
+  for (size_t i = 0; i < dx.size() && next.rank != own.rank; ++i) {
+    const BorderValue& value = step.in.border.values[i];
     if (!value.differentiable()) continue;
-    // A value that nothing after it read: the stage before waits for its gradient all the same.
+    // Nothing read this value, but the stage before has posted a receive for its gradient.
     dx[i] = dx[i].defined() ? dx[i].contiguous()
                             : at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
   }
-  borders_.make_input_gradient(key, std::move(dx));
+  borders_.leave_gradient(action.microbatch, own, next, std::move(dx));
+}
+
+void Executor::weight(const Action& action) {
+  auto deferred = weights_.extract({action.microbatch, action.chunk});
+  MPX_ASSERT(!deferred.empty(), "weight gradients of microbatch ", action.microbatch, " before its backward");
+  for (nn::DeferredGradients& of_island : deferred.mapped()) nn::add_gradients(std::move(of_island));
 }
 
 at::TensorOptions Executor::options_of(const Step& step, const BorderValue& value) {
-  return at::TensorOptions().dtype(value.dtype).device(step.batches[0].tokens.device());
+  return at::TensorOptions().dtype(value.dtype).device(step.in.batches[0].tokens.device());
 }
 
-// Of a tensor that crosses a border. Every stage has every microbatch, so nobody has to be told: a message with the
-// shape, waited for before the tensor's own call can be issued, makes two calls of one, and then neighbours can wait
-// for each other under tables that are right.
+// Of a tensor that crosses a border. Every stage has every microbatch, so shapes are computed and not sent. A message
+// with the shape would have to be waited for before the tensor's own call is issued; with two calls for one, a table
+// that verify() has proven could deadlock.
 std::vector<int64_t> Executor::sizes_of(const Step& step, const BorderValue& value, int microbatch) {
   std::vector<int64_t> sizes = value.sizes;
-  if (!step.border.variable) return sizes;
-  const at::Tensor &first = step.batches[0].tokens, &own = step.batches[static_cast<size_t>(microbatch)].tokens;
+  if (!step.in.border.variable) return sizes;
+  const at::Tensor &first = step.in.batches[0].tokens, &own = step.in.batches[static_cast<size_t>(microbatch)].tokens;
   MPX_CHECK(sizes[0] * own.size(1) % first.size(1) == 0, "data", "microbatch ", microbatch, " has ", own.size(1),
             " tokens a sample, which the ranks of a stage cannot share equally; pad it");
   sizes[0] = sizes[0] * own.size(1) / first.size(1);
@@ -194,9 +207,9 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
   for (const Action* a = begin; a != end; ++a) {
     const bool sends = plan::is_send(a->kind);
     Tensors& tensors = borders_.slot(*a);
-    tensors.resize(step.border.values.size());
+    tensors.resize(step.in.border.values.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const BorderValue& value = step.border.values[i];
+      const BorderValue& value = step.in.border.values[i];
       if (!plan::goes_forward(a->kind) && !value.differentiable()) continue;
       if (!sends) tensors[i] = at::empty(sizes_of(step, value, a->microbatch), options_of(step, value));
       ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});

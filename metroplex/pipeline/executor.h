@@ -1,8 +1,8 @@
-// The interpreter of a PipelineTable: walks this rank's list of actions over its stages. It knows no schedule; what
+// The interpreter of a PipelineTable: executes this rank's list of actions on its stages. It knows no schedule; what
 // is drawn and verified is what runs. Inputs and runs live until their backward. Sends and receives are waited for as
-// late as possible: a receive when its tensor is used, a send when it is known to be done (an output's gradient has
-// come, say) or plan::Borders::kMostLeaving newer ones are under way; until then what is sent stays alive, the output
-// that the table has freed too.
+// late as possible: a receive when its tensor is used; a send when it is known to be done (the gradient of the sent
+// output has arrived, say) or when plan::Borders::kMostLeaving newer ones are in flight. Until then the sent tensor
+// stays alive, even after the table's `free`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +17,7 @@
 #include "base/listeners.h"
 #include "comm/collectives.h"
 #include "comm/group.h"
+#include "cuda/graph/graph.h"
 #include "pipeline/stage.h"
 #include "plan/borders.h"
 #include "plan/graph_plan.h"
@@ -24,7 +25,7 @@
 
 namespace metroplex::pipeline {
 
-// A value that crosses every stage border. Integers have no gradient: nothing of them is sent back.
+// A value that crosses every stage border. Integers have no gradient, so nothing is sent back for them.
 struct BorderValue {
   std::string name;
   std::vector<int64_t> sizes;  // [s (/tp with sequence parallelism), b, ...], for the first microbatch
@@ -34,12 +35,26 @@ struct BorderValue {
   int64_t bytes() const;
 };
 
-// All of them, in the order in which stages give and take them.
+// All of them, in the order of the stages' outputs and inputs.
 struct BorderShape {
   std::vector<BorderValue> values;
-  bool variable = false;  // microbatches differ in s and b: those of each follow from its tokens
+  bool variable = false;  // microbatches differ in s and b: sizes of each follow from the sizes of its tokens
 
   int64_t bytes() const;
+};
+
+// One step, or, with a table that is forward_only, one evaluation.
+struct PipelineInput {
+  const plan::PipelineTable& table;
+  const std::vector<nn::Microbatch>& batches;  // one a microbatch of the table
+  // [microbatches], where the losses lie. Element m enters the backward of microbatch m with the loss of the last
+  // stage and with the loss terms of every stage: the factor of its sums in the step's loss.
+  at::Tensor loss_gradients;
+  BorderShape border;
+  // Planned for the table and this rank: stages that capture run as the graphs of its live sets. Null: all run
+  // eagerly.
+  const plan::GraphPlan* graphs = nullptr;
+  cuda::GraphDevice* warms_up = nullptr;  // all runs on its capture stream; null: on the current one
 };
 
 // What one run gives on this rank.
@@ -48,9 +63,9 @@ struct PipelineOutput {
   std::vector<nn::LossTerms> terms;  // one list a microbatch: what the segments of this rank reported
 };
 
-// What happened, for timers and the memory meter: called once for every action, right after it. The actions of one
-// batched call are reported together after the call and share its time equally. Waiting for a receive counts to the
-// forward or backward that uses it.
+// Called after every action, for timers and the memory report. The actions of one batched p2p call are reported
+// together after the call and share its time equally. Time spent waiting for a receive belongs to the forward or
+// backward that uses it.
 using ActionObserver = std::function<void(const plan::Action& action, double seconds)>;
 
 class Executor {
@@ -58,17 +73,11 @@ class Executor {
   // `stages[c]` is chunk c of this rank; `pp` is the pipeline group, whose index is the rank's row of the table.
   Executor(std::vector<Stage*> stages, comm::Group pp);
 
-  // Runs one step (or, with table.forward_only, one evaluation) over `batches` (one a microbatch of the table).
-  // loss_gradients [microbatches] lie where the losses do. Element m enters the backward of microbatch m with the
-  // loss of the last stage and with the loss terms of every stage: the factor of its sums in the step's loss.
-  // With `graphs`, planned for the table and this rank, stages that capture run as the graphs of its live sets.
-  PipelineOutput run(const plan::PipelineTable& table, const std::vector<nn::Microbatch>& batches,
-                     const at::Tensor& loss_gradients, const BorderShape& border,
-                     const plan::GraphPlan* graphs = nullptr);
+  PipelineOutput run(const PipelineInput& in);
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Sets of border tensors and runs alive now; 0 between steps. For tests of deallocation.
-  size_t live() const { return borders_.count() + runs_.size(); }
+  size_t live() const { return borders_.count() + runs_.size() + weights_.size(); }
   // Of border tensors alive now.
   int64_t border_bytes() const;
 
@@ -78,13 +87,18 @@ class Executor {
   // One batched p2p call, shared by its actions: waiting once is enough.
   struct Call {
     comm::Handle handle;
-    bool done = false;  // waited for: what is kept depends on the table alone, not on who was faster
+    bool done = false;  // has been waited for: never polled, so what is kept alive depends on the table alone
     void wait();
   };
   using Tensors = std::vector<at::Tensor>;  // one a border value; of gradients undefined for integers
 
-  void forward(const Step& step, const plan::Action& action);
-  void backward(const Step& step, const plan::Action& action);
+  // Around the forward of a stage, and around its backward.
+  nn::Values input_of(const Step& step, const plan::Action& action);
+  void pass_on(const Step& step, const plan::Action& action, const nn::Values& y);
+  StageRun take_run(const Key& key);
+  Tensors output_gradients(const Step& step, const plan::Action& action, const at::Tensor& factor);
+  void pass_back(const Step& step, const plan::Action& action, Tensors dx);
+  void weight(const plan::Action& action);
   void exchange(const Step& step, const plan::Action* begin, const plan::Action* end);
   static std::vector<int64_t> sizes_of(const Step& step, const BorderValue& value, int microbatch);
   static at::TensorOptions options_of(const Step& step, const BorderValue& value);
@@ -94,6 +108,8 @@ class Executor {
   base::Listeners<ActionObserver> observers_;
   plan::Borders<Tensors, Call> borders_;  // of this rank's chunks
   std::map<Key, StageRun> runs_;
+  std::map<Key, std::vector<nn::DeferredGradients>>
+      weights_;  // between backward and weight, where a table splits them
 };
 
 }  // namespace metroplex::pipeline

@@ -1,4 +1,4 @@
-// Which segments of a stage are captured: those that train.cuda_graph_modules names, or all of whole layers.
+// Which segments of a stage are captured: those that train.cuda_graph_modules names, or all segments of every layer.
 #pragma once
 
 #include "config/config.h"

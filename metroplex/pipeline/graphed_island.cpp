@@ -16,13 +16,13 @@ int64_t bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<int64_t
 
 }  // namespace
 
-at::Tensor GradientPlaces::place_for(const at::Tensor& gradient, int64_t nth) {
+at::Tensor GradientBuffers::place_for(const at::Tensor& gradient, int64_t nth) {
   at::Tensor& place = places_[{gradient.sizes().vec(), gradient.scalar_type(), nth}];
   if (!place.defined()) place = at::empty(gradient.sizes(), gradient.options());
   return place;
 }
 
-int64_t GradientPlaces::bytes() const {
+int64_t GradientBuffers::bytes() const {
   int64_t bytes = 0;
   for (const auto& [form, place] : places_) bytes += bytes_of(place);
   return bytes;
@@ -83,12 +83,14 @@ nn::Values GraphedIsland::forward(const nn::Values& x, const Forward& how) {
   return out;
 }
 
-// An input that an earlier graph of the set left in the pool has the same address in every replay, and is read there.
-// Any other gets a place of its own, which forward() fills before each replay. Aliases are weak (cuda::weak_alias):
-// the pool may give their memory to graphs that replay later, as it did in the run that was captured.
+// An input that is an output of an earlier graph of the set has the same address in every replay and is read in
+// place. Any other gets a static buffer, which forward() fills before each replay. Outputs are kept as weak aliases
+// (cuda::weak_alias): once the capturing run has dropped them, the pool may give their memory to graphs captured
+// later, and every replay then repeats that reuse.
 nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& how) {
   nn::Values in, out;
-  const std::vector<Entry> before = std::exchange(inputs_, {});  // by who captures anew every time, to check it
+  // Not empty under cuda::CheckedGraphs, which captures again in every run: static buffers keep their addresses then.
+  const std::vector<Entry> before = std::exchange(inputs_, {});
   for (const auto& [value_name, value] : x) {
     const at::Tensor& tensor = value.tensor();
     if (memory_.holds(tensor)) {
@@ -117,7 +119,9 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
   return out;
 }
 
-// Uses are counted behind the graph, so a bucket of gradients may leave a little later than without one.
+// The graph accumulates into main_grad, so the listeners that may allocate main_grad come first and a fresh one is
+// zeroed: the captured work adds. Uses are reported after the whole replay, so a gradient bucket may start its
+// reduction a little later than without a graph.
 nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
     for (int i = 0; i < uses->segments; ++i) uses->param->tell_before_use();
@@ -165,7 +169,7 @@ nn::Gradients GraphedIsland::capture_backward(const nn::Gradients& dy, const at:
   }
   backward_size_ = capture(*backward_, "backward", [&] {
     dx = nn::run_backward(std::move(run_), in, factor, /*tells_uses=*/false);
-    // A gradient that passes through must not lie where the next one enters.
+    // A gradient that is handed through unchanged must not alias a static buffer, which the next backward overwrites.
     for (at::Tensor& gradient : dx) {
       for (size_t i = 0; i < in.size() && gradient.defined(); ++i) {
         if (gradients_[i].copied && gradient.is_alias_of(in[i])) gradient = gradient.clone();

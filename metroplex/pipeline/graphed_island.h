@@ -1,7 +1,7 @@
-// An island whose forward and backward are a graph each, for one live set (plan/graph_plan.h): over inputs and
-// gradients that lie still, with what lies between the two in the set's pool. Capturing is a run like any other, the
-// first one; after it the layers' code is not called. What the host has to hear of a backward, the uses of
-// parameters, is told beside the graph.
+// An island whose forward and backward are one graph each, for one live set (plan/graph_plan.h). Inputs and incoming
+// gradients have static buffers; outputs and saved activations are in the set's memory pool. The first run captures;
+// every later one copies its inputs in and replays, and the layers' code is not called again. A replay cannot call
+// listeners of a parameter's uses (ZeRO, gradient reduction), so backward() calls them around the graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,11 +21,11 @@
 
 namespace metroplex::pipeline {
 
-// Where gradients enter the backward graphs of a rank, whatever island and live set: each tensor is written right
-// before the replay that reads it, so there is one a form.
-class GradientPlaces {
+// Static buffers for the incoming gradients of a rank's backward graphs. A buffer is written right before the replay
+// that reads it, so all islands and live sets share one per shape, dtype and index.
+class GradientBuffers {
  public:
-  // A place of the form of `gradient`; `nth` tells apart what enters the same backward.
+  // The buffer for gradients like `gradient`; `nth`: its index among the gradients of one backward.
   at::Tensor place_for(const at::Tensor& gradient, int64_t nth);
   int64_t bytes() const;
 
@@ -33,12 +33,12 @@ class GradientPlaces {
   std::map<std::tuple<std::vector<int64_t>, at::ScalarType, int64_t>, at::Tensor> places_;
 };
 
-// What the graphs of a live set share. They replay in the order in which they were captured.
+// What the graphs of a live set share. They replay in the order of their capture.
 struct LiveSetMemory {
   cuda::GraphDevice& device;
-  GradientPlaces& gradients;
+  GradientBuffers& gradients;
   std::shared_ptr<cuda::GraphPool> pool;
-  std::set<const void*> results;  // storages that replays leave results in
+  std::set<const void*> results;  // storages that hold the outputs of the set's graphs
 
   void left(const at::Tensor& result);
   bool holds(const at::Tensor& x) const;
@@ -50,13 +50,13 @@ class GraphedIsland {
   GraphedIsland(const nn::Island& island, LiveSetMemory& memory);
 
   struct Forward {
-    const nn::Microbatch& batch;  // at the same place every time
-    bool evaluates = false;       // no backward follows; the same every time
+    const nn::Microbatch& batch;  // its tensors at the same addresses in every call (StaticBatches)
+    bool evaluates = false;       // no backward follows; the same in every call
     nn::LossTerms* terms = nullptr;
   };
-  // As nn::run_forward. Results lie in the memory of the set until something else does there: what held them in the
-  // capturing run may hold them as long in every run. Throws base::Error("cuda graph", ...) where inputs have another
-  // form than at the capture.
+  // As nn::run_forward. Results are in the set's pool, which may reuse their memory as soon as the capturing run had
+  // dropped them: a caller may hold them as long as it did then. Throws base::Error("cuda graph", ...) where inputs
+  // differ from the captured ones in shape or dtype.
   nn::Values forward(const nn::Values& x, const Forward& how);
   // As nn::run_backward, of the last forward.
   nn::Gradients backward(const nn::Gradients& dy, const at::Tensor& loss_factor);
@@ -64,10 +64,11 @@ class GraphedIsland {
   const std::string& name() const { return island_.segments.front()->name(); }
   int64_t graphs() const { return forward_->captured() + backward_->captured(); }
   cuda::GraphSize size() const;
-  int64_t input_bytes() const;  // of the places that it has for itself
+  int64_t input_bytes() const;  // of its own static input buffers
 
  private:
-  // Where a graph reads; what lies there already, a result of the same set, is not copied.
+  // An input of a graph. An output of an earlier graph of the same set is read where it lies, anything else is copied
+  // into `place`.
   struct Entry {
     std::string name;
     at::Tensor place;
@@ -84,7 +85,7 @@ class GraphedIsland {
   std::unique_ptr<cuda::Graph> forward_, backward_;
   std::vector<Entry> inputs_, gradients_;
   std::optional<Entry> loss_factor_;
-  // Of every replay; they do not hold their memory.
+  // The same in every replay; weak aliases, which do not keep pool memory allocated.
   nn::Values outputs_;
   nn::LossTerms terms_;
   nn::Gradients input_gradients_;

@@ -4,23 +4,56 @@
 #include <utility>
 
 #include "base/error.h"
-#include "pipeline/stage_cursor.h"
 
 namespace metroplex::pipeline {
 namespace {
 
-// What happens to a segment; of recomputed ones none is captured.
+// What applies to a segment. A recomputed one is never captured.
 struct Treatment {
-  bool again, captured;
+  bool recomputed, captured;
   bool operator==(const Treatment&) const = default;
 };
 
-// Where the island that begins with segment `begin` of a block ends: with the block, with that segment, or where
-// segments meet that are not treated alike.
+// The end of the island that begins with segment `begin` of a block: with `everywhere` that segment, else the end of
+// the block or the first segment with another Treatment.
 size_t end_of_island(size_t begin, bool everywhere, const std::vector<Treatment>& segments) {
   size_t end = begin + 1;
   while (!everywhere && end < segments.size() && segments[end] == segments[begin]) ++end;
   return end;
+}
+
+nn::IslandEvent event_of(const StageIslands::Place& place, nn::Pass pass, int next) {
+  const bool forward = pass == nn::Pass::forward;
+  return {pass,
+          place.block,
+          next,
+          place.segment,
+          static_cast<int>(place.island.segments.size()),
+          forward ? place.first : place.last,
+          forward ? place.last : place.first};
+}
+
+// The block after that of `island`, in forward order and before island `end`; its own block where there is none.
+int block_after(const StageIslands& islands, size_t island, size_t end) {
+  const int own = islands.places[island].block;
+  for (size_t i = island + 1; i < end; ++i) {
+    if (islands.places[i].block != own) return islands.places[i].block;
+  }
+  return own;
+}
+
+// The block that runs after that of `island`, of span `span`, in backward; -1: none. A recomputed chunk starts with
+// its first block, as its forwards come first.
+int block_before(const StageIslands& islands, size_t span, size_t island) {
+  const int own = islands.places[island].block;
+  for (size_t i = island; i > islands.spans[span].begin; --i) {
+    if (islands.places[i - 1].block != own) return islands.places[i - 1].block;
+  }
+  for (size_t p = span; p-- > 0;) {
+    const int first = islands.places[islands.spans[p].begin].block;
+    if (first != own) return first;
+  }
+  return -1;
 }
 
 // Islands of blocks, or of single segments.
@@ -34,8 +67,10 @@ StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::Recomput
     const size_t count = blocks[b].segments.size();
     std::vector<Treatment> treated;
     for (size_t s = 0; s < count; ++s) {
-      const bool again = chunk != recomputed.end() && std::pair(chunk->begin, chunk->segment) <= std::pair(b, s);
-      treated.push_back({again, !everywhere && !again && scope.holds(blocks[b], *blocks[b].segments[s])});
+      const bool is_recomputed =
+          chunk != recomputed.end() && std::pair(chunk->begin, chunk->segment) <= std::pair(b, s);
+      treated.push_back(
+          {is_recomputed, !everywhere && !is_recomputed && scope.holds(blocks[b], *blocks[b].segments[s])});
     }
     for (size_t s = 0, end = 0; s < count; s = end) {
       end = end_of_island(s, everywhere, treated);
@@ -44,11 +79,12 @@ StageIslands islands_of(const nn::Blocks& blocks, const std::vector<nn::Recomput
       const size_t place = islands.places.size();
       islands.places.push_back({nn::make_island(std::move(segments)), static_cast<int>(b), static_cast<int>(s),
                                 s == 0, end == count, treated[s].captured ? graphs++ : -1});
-      const bool again = treated[s].again, joins = again && !(b == chunk->begin && s == chunk->segment);
+      const bool is_recomputed = treated[s].recomputed,
+                 joins = is_recomputed && !(b == chunk->begin && s == chunk->segment);
       if (joins) {
         islands.spans.back().end = place + 1;
       } else {
-        islands.spans.push_back({place, place + 1, again});
+        islands.spans.push_back({place, place + 1, is_recomputed});
       }
     }
   }
@@ -103,7 +139,7 @@ std::vector<const nn::Island*> Stage::captured_islands() const {
 }
 
 void Stage::capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
-                       std::shared_ptr<GradientPlaces> gradients) {
+                       std::shared_ptr<GradientBuffers> gradients) {
   whole_ = islands_of(blocks_, saving_.recomputed, false, scope);
   graphs_ = std::make_unique<StageGraphs>(captured_islands(), device, batches_on, std::move(gradients));
 }
@@ -125,15 +161,80 @@ void Stage::tell_after(const nn::IslandEvent& event) const {
 
 nn::Values Stage::forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms,
                           int live_set) {
-  ForwardCursor cursor(*this, std::move(x), {batch, run, terms, live_set});
-  while (!cursor.done()) cursor.advance();
-  return cursor.take();
+  const StageIslands& all = islands();
+  LiveSet* const graphs = begin_graphs(all, live_set, batch, run == nullptr);
+  if (run != nullptr) *run = {&all, graphs, std::vector<StageRun::Span>(all.spans.size()), batch};
+  for (size_t s = 0; s < all.spans.size(); ++s) {
+    const StageIslands::Span& span = all.spans[s];
+    StageRun::Span* const kept = run != nullptr ? &run->spans[s] : nullptr;
+    const bool recomputes = kept != nullptr && span.recomputed;
+    if (recomputes) kept->input = nn::SavedInput(x, saving_.split_over, saving_.store.get());
+    for (size_t i = span.begin; i < span.end; ++i) {
+      const StageIslands::Place& place = all.places[i];
+      const int next = block_after(all, i, all.places.size());
+      const nn::IslandEvent event = event_of(place, nn::Pass::forward, next == place.block ? -1 : next);
+      tell_before(event);
+      if (graphs != nullptr && place.graph >= 0) {
+        x = graphs->forward(static_cast<size_t>(place.graph), x, terms);
+      } else {
+        const nn::IslandForward how{batch, saving_.store.get(), terms, false, recomputes ? &kept->memo : nullptr};
+        x = nn::run_forward(place.island, x, how, recomputes || kept == nullptr ? nullptr : &kept->run);
+      }
+      tell_after(event);
+    }
+  }
+  return x;
 }
 
-nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor) {
-  BackwardCursor cursor(*this, std::move(run), std::move(dy), loss_factor);
-  while (!cursor.done()) cursor.advance();
-  return cursor.take();
+std::vector<nn::IslandRun> Stage::forward_again(const StageRun& run, const StageIslands::Span& span,
+                                                StageRun::Span kept) const {
+  std::vector<nn::IslandRun> runs(span.end - span.begin);
+  nn::Values x = kept.input.take();
+  for (size_t i = span.begin; i < span.end; ++i) {
+    const StageIslands::Place& place = run.islands->places[i];
+    // In a recomputed chunk the last forward is followed by the backward of the same block.
+    nn::IslandEvent event = event_of(place, nn::Pass::forward, block_after(*run.islands, i, span.end));
+    event.enters_block = event.enters_block || i == span.begin;  // a chunk may begin inside its first block
+    tell_before(event);
+    x = nn::run_forward(place.island, x, {run.batch, nullptr, nullptr, true, &kept.memo}, &runs[i - span.begin]);
+    tell_after(event);
+  }
+  return runs;
+}
+
+nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor,
+                              std::vector<nn::DeferredGradients>* deferred) {
+  MPX_ASSERT(deferred == nullptr || run.graphs == nullptr,
+             "a captured backward adds its weight gradients itself: they cannot be deferred");
+  MPX_ASSERT(run.islands != nullptr && run.spans.size() == run.islands->spans.size(),
+             "backward of a stage without a forward of the same islands");
+  while (!run.spans.empty()) {
+    StageRun::Span kept = std::move(run.spans.back());
+    run.spans.pop_back();
+    const size_t s = run.spans.size();
+    const StageIslands::Span& span = run.islands->spans[s];
+    if (s > 0) {
+      run.spans.back().run.saved.prefetch();
+      run.spans.back().input.prefetch();
+    }
+    std::vector<nn::IslandRun> runs;
+    if (span.recomputed) {
+      runs = forward_again(run, span, std::move(kept));
+    } else {
+      runs.push_back(std::move(kept.run));
+    }
+    for (size_t i = span.end; i-- > span.begin; runs.pop_back()) {
+      const StageIslands::Place& place = run.islands->places[i];
+      const nn::IslandEvent event = event_of(place, nn::Pass::backward, block_before(*run.islands, s, i));
+      tell_before(event);
+      const bool captured = run.graphs != nullptr && place.graph >= 0;
+      dy = captured ? run.graphs->backward(static_cast<size_t>(place.graph), dy, loss_factor)
+                    : nn::run_backward(std::move(runs.back()), dy, loss_factor, true,
+                                       deferred == nullptr ? nullptr : &deferred->emplace_back());
+      tell_after(event);
+    }
+  }
+  return dy;
 }
 
 }  // namespace metroplex::pipeline

@@ -1,5 +1,5 @@
 // A stage is one model chunk of one pipeline rank: a list of blocks, whose segments run as islands one after another.
-// Around them hang, in this one place, the observers of its islands, full recompute, offload and graphs.
+// This is the one place that adds what surrounds computation: island observers, full recompute, offload and graphs.
 #pragma once
 
 #include <memory>
@@ -19,9 +19,9 @@ namespace metroplex::pipeline {
 
 // What a stage keeps between forward and backward; by default everything its layers ask for, in memory.
 struct StageSaving {
-  std::vector<nn::RecomputedChunk> recomputed;  // in order, apart from each other
-  comm::Group split_over;                       // holds the inputs of recomputed chunks in equal parts; one: whole
-  std::shared_ptr<nn::ActivationStore> store;   // null: memory
+  std::vector<nn::RecomputedChunk> recomputed;  // in order, disjoint
+  comm::Group split_over;                       // splits the inputs of recomputed chunks; a group of one: whole
+  std::shared_ptr<nn::ActivationStore> store;   // null: no offload
 };
 StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks, const comm::Group& tp,
                          std::shared_ptr<nn::ActivationStore> store);
@@ -32,9 +32,9 @@ struct StageIslands {
     nn::Island island;
     int block = 0, segment = 0;      // where it begins; the segment counts within the block
     bool first = true, last = true;  // of its block
-    int graph = -1;                  // among the captured islands of the stage; -1: runs as it is
+    int graph = -1;                  // index among the captured islands of the stage; -1: runs eagerly
   };
-  struct Span {  // islands [begin, end): one, or those of a chunk
+  struct Span {  // islands [begin, end): a single one, or those of a recomputed chunk
     size_t begin, end;
     bool recomputed;
   };
@@ -44,13 +44,14 @@ struct StageIslands {
 
 // What one forward of one microbatch holds until its backward.
 struct StageRun {
-  // One island, or a chunk that will run again.
+  // Of a single island: `run`. Of a recomputed chunk: `input` and `memo`.
   struct Span {
     nn::IslandRun run;
     nn::SavedInput input;
+    nn::RecomputeMemo memo;
   };
   const StageIslands* islands = nullptr;  // of the stage
-  LiveSet* graphs = nullptr;              // of the captured islands; null: they run as they are
+  LiveSet* graphs = nullptr;              // of the captured islands; null: all run eagerly
   std::vector<Span> spans;
   nn::Microbatch batch;
 };
@@ -61,40 +62,42 @@ class Stage {
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
-  // Told of every forward and backward of an island, with or without a run: `before` in order of registration,
-  // `after` in reverse. An observer leaves islands whole; with `cuts` every border between segments is cut from the
-  // next forward on, and no graph is run.
+  // Calls `observer` around every forward and backward of an island, in evaluation too: `before` in order of
+  // registration, `after` in reverse. With `cuts`, from the next forward on, every segment is an island of its own
+  // and no graph is replayed, so that the observer sees each segment.
   void listen(std::string name, nn::StageObserver& observer, bool cuts = false);
   void unlisten(const std::string& name);
 
-  // What is in `scope` makes islands of its own, which can be graphs of `device`; it outlives the stage. Before the
-  // first forward. Throws as check_capturable().
+  // Makes islands of what is in `scope`, to be captured on `device`, which outlives the stage. To be called before
+  // the first forward. Throws as check_capturable().
   void capture_on(cuda::GraphDevice& device, GraphScope scope, at::Device batches_on,
-                  std::shared_ptr<GradientPlaces> gradients);
+                  std::shared_ptr<GradientBuffers> gradients);
   const StageGraphs* graphs() const { return graphs_.get(); }
   std::vector<const nn::Island*> captured_islands() const;
 
   // `x` is empty on the first stage. With `run` the forward is differentiable and fills it. `terms` gets the loss
-  // terms of the segments. live_set: the islands in scope run as its graphs; -1: as they are.
+  // terms of the segments. live_set: whose graphs the captured islands run as; -1: eagerly.
   nn::Values forward(nn::Values x, const nn::Microbatch& batch, StageRun* run, nn::LossTerms* terms = nullptr,
                      int live_set = -1);
-  // Gradients of the inputs, none on the first stage. `dy` has one an output. Consumes the run, island by island from
-  // the end.
-  nn::Gradients backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor);
+  // Gradients of the inputs, none on the first stage. `dy` has one per output. Consumes the run, island by island
+  // from the end. With `deferred` the weight gradients are deferred to it, one entry per island; not with graphs.
+  nn::Gradients backward(StageRun run, nn::Gradients dy, const at::Tensor& loss_factor,
+                         std::vector<nn::DeferredGradients>* deferred = nullptr);
 
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order, a shared one once
   const nn::Blocks& blocks() const { return blocks_; }
-  // How the next forward cuts the stage.
+  // The islands that the next forward will run.
   const StageIslands& islands() const;
-  const StageSaving& saving() const { return saving_; }
 
-  // For the cursors: the graphs of a forward over `islands` that begins; null where it runs as it is.
+ private:
+  // At the begin of a forward over `islands`: the graphs to use; null: run eagerly.
   LiveSet* begin_graphs(const StageIslands& islands, int live_set, const nn::Microbatch& batch, bool evaluates);
-  // Around one island; for the cursors.
+  // The forwards of a recomputed chunk once more. Consumes what the first ones left.
+  std::vector<nn::IslandRun> forward_again(const StageRun& run, const StageIslands::Span& span,
+                                           StageRun::Span kept) const;
   void tell_before(const nn::IslandEvent& event) const;
   void tell_after(const nn::IslandEvent& event) const;
 
- private:
   struct Listener {
     nn::StageObserver* observer;
     bool cuts;
@@ -102,7 +105,7 @@ class Stage {
   nn::Blocks blocks_;
   StageSaving saving_;
   base::Listeners<Listener> listeners_;
-  StageIslands whole_, everywhere_;  // blocks as islands, cut where the scope ends; segments as islands
+  StageIslands whole_, everywhere_;  // whole: a block an island, but for captured parts; everywhere: a segment each
   std::unique_ptr<StageGraphs> graphs_;
   std::vector<nn::Param*> params_;
 };

@@ -15,11 +15,11 @@ void GraphSizes::add(const GraphSizes& other) {
   pools.reserved += other.pools.reserved;
 }
 
-LiveSet::LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientPlaces& gradients,
+LiveSet::LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientBuffers& gradients,
                  at::Device batches_on, bool evaluates)
     : list_(std::move(islands)), memory_{device, gradients, nullptr, {}}, batch_(batches_on), evaluates_(evaluates) {}
 
-// Graphs go before their pool.
+// Graphs must be destroyed before their pool.
 void LiveSet::empty() {
   islands_.clear();
   memory_.results.clear();
@@ -57,7 +57,7 @@ GraphSizes LiveSet::sizes() const {
 }
 
 StageGraphs::StageGraphs(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, at::Device batches_on,
-                         std::shared_ptr<GradientPlaces> gradients)
+                         std::shared_ptr<GradientBuffers> gradients)
     : list_(std::move(islands)), device_(device), batches_on_(batches_on), gradients_(std::move(gradients)) {
   for (const nn::Island* island : list_) check_capturable(*island);
 }

@@ -1,6 +1,6 @@
-// The captured islands of a stage, once for each live set: graphs, their pool, and the microbatch that the layers
-// read. A set takes a microbatch with its forward and holds it until its backward is done and everything that reads
-// its results is; who takes which set when is a plan::GraphPlan's to say.
+// The captured islands of a stage, once for each live set: graphs, their pool, and the static microbatch that the
+// layers read. A set is occupied by a microbatch from its forward until its backward and every other reader of its
+// results are done. A plan::GraphPlan says which microbatch takes which set.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct GraphSizes {
   int64_t graphs = 0;  // captured so far
   cuda::GraphSize size;
   int64_t static_inputs = 0;  // bytes: microbatches, and what comes from layers that are not captured
-  int64_t gradients = 0;      // bytes of GradientPlaces
+  int64_t gradients = 0;      // bytes of GradientBuffers
   cuda::GraphPool::Bytes pools;
 
   void add(const GraphSizes& other);
@@ -24,12 +24,13 @@ struct GraphSizes {
 class LiveSet {
  public:
   // `islands` outlive it.
-  LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientPlaces& gradients,
+  LiveSet(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, GradientBuffers& gradients,
           at::Device batches_on, bool evaluates);
   LiveSet(const LiveSet&) = delete;
   LiveSet& operator=(const LiveSet&) = delete;
 
-  // Ahead of the forward of `batch`. One of another form than the last voids the graphs of the set.
+  // To be called before the forward of `batch`. If its shapes or dtypes differ from the last one's, the graphs of the
+  // set are discarded and captured anew.
   void begin(const nn::Microbatch& batch);
   // Island number `graph` of the list, in order, and backwards in reverse.
   nn::Values forward(size_t graph, const nn::Values& x, nn::LossTerms* terms);
@@ -50,18 +51,18 @@ class StageGraphs {
  public:
   // `islands` and `device` outlive it; `gradients` is the rank's. Throws as check_capturable().
   StageGraphs(std::vector<const nn::Island*> islands, cuda::GraphDevice& device, at::Device batches_on,
-              std::shared_ptr<GradientPlaces> gradients);
+              std::shared_ptr<GradientBuffers> gradients);
 
-  // Made when it is first asked for. Sets of training and of evaluation are others.
+  // Made at its first use. Training and evaluation have separate sets.
   LiveSet& set(int number, bool evaluates);
-  GraphSizes sizes(bool evaluation) const;  // without GradientPlaces
+  GraphSizes sizes(bool evaluation) const;  // without GradientBuffers
   size_t islands() const { return list_.size(); }
 
  private:
   std::vector<const nn::Island*> list_;
   cuda::GraphDevice& device_;
   at::Device batches_on_;
-  std::shared_ptr<GradientPlaces> gradients_;
+  std::shared_ptr<GradientBuffers> gradients_;
   std::vector<std::unique_ptr<LiveSet>> training_, evaluation_;
 };
 

@@ -64,43 +64,16 @@ nn::Microbatch places_for(const nn::Microbatch& batch, at::Device device) {
   return out;
 }
 
-constexpr int64_t kAlignment = 16;
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-int64_t staged_bytes(const std::vector<at::Tensor>& forms) {
-  int64_t bytes = 0;
-  for (const at::Tensor& x : forms) bytes += aligned(static_cast<int64_t>(x.nbytes()));
-  return bytes;
-}
-
-// Of the forms of `forms`, one behind the other in `flat`.
-std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::Tensor>& forms) {
-  std::vector<at::Tensor> parts;
-  int64_t begin = 0;
-  for (const at::Tensor& x : forms) {
-    const auto bytes = static_cast<int64_t>(x.nbytes());
-    parts.push_back(flat.narrow(0, begin, bytes).view(x.scalar_type()).view(x.sizes()));
-    begin += aligned(bytes);
-  }
-  return parts;
-}
-
 }  // namespace
-
-StaticBatches::StaticBatches(at::Device device)
-    : StaticBatches(device, device.is_cuda() ? std::make_unique<cuda::SideStream>(device) : nullptr) {}
-
-StaticBatches::StaticBatches(at::Device device, std::unique_ptr<cuda::SideStream> side)
-    : device_(device), side_(std::move(side)) {}
 
 void StaticBatches::make(const std::vector<nn::Microbatch>& batches) {
   batches_.clear();
   for (const nn::Microbatch& batch : batches) {
-    MPX_ASSERT(batch.cache == nullptr, "generation, whose steps differ in form, in static buffers");
+    MPX_ASSERT(batch.cache == nullptr,
+               "static buffers cannot hold microbatches of generation, whose shapes change from step to step");
     batches_.push_back(places_for(batch, device_));
   }
   places_ = tensors_of(batches_);
-  staging_ = {};
   fill(batches);
 }
 
@@ -121,12 +94,7 @@ void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
   if (from.empty()) return;
   const at::Device source = from.front().device();
   for (const at::Tensor& x : from) MPX_ASSERT(x.device() == source, "a batch on two devices");
-  if (side_ && source.is_cpu()) stage(from);
-  else fill_places(from);
-}
-
-// A list whose types are equal is one kernel.
-void StaticBatches::fill_places(const std::vector<at::Tensor>& from) {
+  // Grouped by dtype: _foreach_copy_ over tensors of one dtype is a single kernel.
   std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_type;
   for (size_t i = 0; i < from.size(); ++i) {
     auto& [to, values] = by_type[from[i].scalar_type()];
@@ -136,24 +104,8 @@ void StaticBatches::fill_places(const std::vector<at::Tensor>& from) {
   for (auto& [type, lists] : by_type) at::_foreach_copy_(lists.first, lists.second);
 }
 
-// The side stream is behind the last step's copies out of the staging buffers, not behind that step.
-void StaticBatches::stage(const std::vector<at::Tensor>& from) {
-  if (!staging_.flat.defined()) {
-    staging_.flat = at::empty({staged_bytes(places_)}, at::TensorOptions().dtype(at::kByte).device(device_));
-    staging_.parts = parts_of(staging_.flat, places_);
-    side_->wait_for_current();
-  }
-  const at::Tensor host =
-      at::empty(staging_.flat.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device_.is_cuda()));
-  at::_foreach_copy_(parts_of(host, places_), from);
-  side_->run([&] { staging_.flat.copy_(host, /*non_blocking=*/true); });
-  side_->current_waits();
-  fill_places(staging_.parts);
-  side_->wait_for_current();
-}
-
 int64_t StaticBatches::bytes() const {
-  int64_t bytes = staging_.flat.defined() ? static_cast<int64_t>(staging_.flat.nbytes()) : 0;
+  int64_t bytes = 0;
   for (const at::Tensor& x : places_) bytes += static_cast<int64_t>(x.nbytes());
   return bytes;
 }

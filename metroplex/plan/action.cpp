@@ -1,4 +1,4 @@
-#include "plan/action.h"
+#include "plan/pipeline_table.h"
 
 #include "base/error.h"
 

@@ -1,6 +1,6 @@
-// Tensors that cross stage borders, on one rank, from the action that makes or receives them to the one that uses
-// them or knows that they are sent. What is held after each action follows from the table alone, not from who was
-// faster. The executor keeps tensors here, the memory replay their bytes.
+// The tensors of one rank that cross stage borders, from the action that makes or receives them to the one that uses
+// them or knows that their send is done. What is held after each action follows from the table alone, not from
+// timing. The executor keeps tensors here, the memory replay their bytes.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "plan/action.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 
@@ -28,16 +28,21 @@ constexpr bool goes_forward(ActionKind kind) {
 template <class Content, class Call>
 class Borders {
  public:
-  using Flight = std::shared_ptr<Call>;
-  // Sets that the schedule is done with but whose sends may not be: at most these are kept, the newest ones. Two
-  // are what an overlapped schedule has under way, outputs and gradients.
+  using PendingCall = std::shared_ptr<Call>;
+  // How many sent tensors that the schedule has freed may still be in flight; the oldest is waited for before one
+  // more. Two, because an overlapped schedule has one output and one gradient in flight.
   static constexpr size_t kMostLeaving = 2;
 
-  // Made by a compute action: to be sent, or, with one stage, the neighbour chunk's own.
-  void make_output(BorderKey key, Content content) { outputs_[key] = std::move(content); }
-  void make_input_gradient(BorderKey key, Content content) { input_gradients_[key] = std::move(content); }
-  void hand_input(BorderKey key, Content content) { inputs_[key] = std::move(content); }
-  void hand_gradient(BorderKey key, Content content) { gradients_[key] = std::move(content); }
+  // What the forward or backward of the stage at `own` leaves for that at `next`: to be sent, or, where this rank
+  // holds both, the input or gradient of its next action there.
+  void leave_output(int microbatch, StagePlace own, StagePlace next, Content content) {
+    if (next.rank == own.rank) inputs_[{microbatch, next.chunk}] = std::move(content);
+    else outputs_[{microbatch, own.chunk}] = std::move(content);
+  }
+  void leave_gradient(int microbatch, StagePlace own, StagePlace next, Content content) {
+    if (next.rank == own.rank) gradients_[{microbatch, next.chunk}] = std::move(content);
+    else input_gradients_[{microbatch, own.chunk}] = std::move(content);
+  }
 
   // Where a p2p action finds what it sends, or puts what it receives.
   Content& slot(const Action& action) {
@@ -49,7 +54,7 @@ class Borders {
     return found->second;
   }
   // The p2p action has been issued with `flight`.
-  void issued(const Action& action, const Flight& flight) {
+  void issued(const Action& action, const PendingCall& flight) {
     const BorderKey key{action.microbatch, action.chunk};
     if (action.kind == ActionKind::send_forward) {
       outputs_in_flight_[key] = flight;
@@ -60,7 +65,7 @@ class Borders {
       (action.kind == ActionKind::recv_forward ? inputs_in_flight_ : gradients_in_flight_)[key] = flight;
     }
   }
-  // For a compute action, which waits for its call.
+  // For a compute action; waits for the receive.
   Content take_input(BorderKey key) { return take(inputs_, inputs_in_flight_, key); }
   Content take_gradient(BorderKey key) {
     Content gradient = take(gradients_, gradients_in_flight_, key);
@@ -76,7 +81,7 @@ class Borders {
     if (output != outputs_.end()) outputs_.erase(output);
     if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
   }
-  // Waits for all that is leaving.
+  // Waits for all sends.
   void finish() { drop_sent(0); }
 
   size_t count() const {
@@ -91,12 +96,12 @@ class Borders {
   }
 
  private:
-  Content take(std::map<BorderKey, Content>& from, std::map<BorderKey, Flight>& flights, BorderKey key) {
+  Content take(std::map<BorderKey, Content>& from, std::map<BorderKey, PendingCall>& flights, BorderKey key) {
     const auto flight = flights.find(key);
     if (flight != flights.end()) {
       flight->second->wait();
       flights.erase(flight);
-      drop_sent(leaving_.size());  // what went with the same call
+      drop_sent(leaving_.size());  // sends of the same batched call are done too
     }
     const auto found = from.find(key);
     MPX_ASSERT(found != from.end(), "microbatch ", key.first, " of chunk ", key.second,
@@ -105,11 +110,11 @@ class Borders {
     from.erase(found);
     return content;
   }
-  void leave(Flight flight, Content content, std::optional<BorderKey> output) {
+  void leave(PendingCall flight, Content content, std::optional<BorderKey> output) {
     leaving_.push_back({std::move(flight), std::move(content), output});
     drop_sent(kMostLeaving);
   }
-  // The output's gradient is here, so the output is there: waiting for its send takes no time.
+  // The gradient of an output has arrived, so the output was received: waiting for its send does not block.
   void arrived(BorderKey output) {
     for (const Leaving& leaving : leaving_) {
       if (leaving.output == output) leaving.flight->wait();
@@ -126,13 +131,13 @@ class Borders {
   }
 
   std::map<BorderKey, Content> inputs_, outputs_, gradients_, input_gradients_;
-  std::map<BorderKey, Flight> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
+  std::map<BorderKey, PendingCall> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
   struct Leaving {
-    Flight flight;
+    PendingCall flight;
     Content content;
-    std::optional<BorderKey> output;  // whose forward's; none: an input's gradient
+    std::optional<BorderKey> output;  // of which forward it is the output; none: an input's gradient
   };
-  std::vector<Leaving> leaving_;  // in the order in which they were given up
+  std::vector<Leaving> leaving_;  // sent and freed by the schedule, oldest first
 };
 
 }  // namespace metroplex::plan

@@ -59,13 +59,12 @@ class BucketWriter {
 
 }  // namespace
 
-BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp, bool high_bandwidth) {
+BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp) {
   MPX_ASSERT(dp > 0, "data-parallel size ", dp);
   BucketOptions options;
   options.bucket_size = bucket_size;
   options.param_start_multiple = 64;
   options.bucket_end_multiple = std::lcm(dp, int64_t{128});
-  if (high_bandwidth) options.bucket_end_multiple = std::lcm(options.bucket_end_multiple, int64_t{1} << 16);
   options.shared_embedding_alone = true;
   return options;
 }
@@ -76,31 +75,10 @@ BucketPlan plan_buckets(const std::vector<BucketParam>& params, const BucketOpti
   return BucketWriter(params, options).write();
 }
 
-std::pair<int64_t, int64_t> bucket_shard(const Bucket& bucket, int64_t dp, int64_t dp_index) {
-  const int64_t length = bucket.end - bucket.begin;
-  MPX_ASSERT(dp > 0 && length % dp == 0 && dp_index >= 0 && dp_index < dp, "bucket of ", length, " elements over ",
-             dp, " ranks, rank ", dp_index);
-  const int64_t share = length / dp;
-  return {bucket.begin + dp_index * share, bucket.begin + (dp_index + 1) * share};
-}
-
-std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request) {
-  if (!request.overlap_grad_reduce) return std::nullopt;
-  if (request.num_buckets) {
-    MPX_CHECK(*request.num_buckets > 0, "plan", "the number of gradient buckets, ", *request.num_buckets,
-              ", must be positive");
-    return request.num_parameters / *request.num_buckets;
-  }
-  return request.bucket_size ? *request.bucket_size : config::default_bucket_size(request.dp);
-}
-
 int64_t gradient_bucket_size(const config::Parallel& p, const config::Sharding& sharding, int64_t dp) {
-  if (sharding.gathers_units()) return 0;
-  BucketSizeRequest request;
-  if (p.ddp_bucket_size > 0) request.bucket_size = p.ddp_bucket_size;
-  request.dp = dp;
-  request.overlap_grad_reduce = p.overlap_grad_reduce || sharding.transient_gradients();
-  return resolve_bucket_size(request).value_or(0);
+  const bool overlaps = p.overlap_grad_reduce || sharding.transient_gradients();
+  if (sharding.gathers_units() || !overlaps) return 0;
+  return p.ddp_bucket_size > 0 ? p.ddp_bucket_size : config::default_bucket_size(dp);
 }
 
 }  // namespace metroplex::plan

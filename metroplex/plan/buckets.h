@@ -1,12 +1,10 @@
-// Where every gradient lies in the one contiguous buffer of a rank, and how the buffer is cut into buckets that are
+// Where every gradient lies in the contiguous buffer of a rank, and how the buffer is cut into buckets that are
 // reduced while backward still runs. Parameters are laid out in reverse order of the model, so the first bucket is
-// full first; a bucket closes when it has reached bucket_size. For a distributed optimizer parameters start and
-// buckets end at multiples, so that every data-parallel rank owns an equal, aligned shard.
+// full first; a bucket closes when it has reached bucket_size. For a distributed optimizer parameter starts and
+// bucket ends are rounded up, so that every data-parallel rank owns an equal, aligned shard.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include "config/parallel.h"
@@ -20,9 +18,8 @@ struct BucketOptions {
   bool shared_embedding_alone = false;  // a parameter marked as shared has a bucket of its own
 };
 
-// Parameters at multiples of 64, buckets end at lcm(dp, 128), with `high_bandwidth` also of 2^16; shared embeddings
-// alone.
-BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp, bool high_bandwidth = false);
+// Parameters at multiples of 64, buckets end at lcm(dp, 128); shared embeddings alone.
+BucketOptions distributed_optimizer_buckets(int64_t bucket_size, int64_t dp);
 
 struct BucketParam {
   int64_t num_elements = 0;
@@ -50,19 +47,8 @@ struct BucketPlan {
 // `params` in the order of the model (first layer first).
 BucketPlan plan_buckets(const std::vector<BucketParam>& params, const BucketOptions& options);
 
-// Rank dp_index's equal share of a bucket, [begin, end) of the buffer. The bucket's length must divide by dp.
-std::pair<int64_t, int64_t> bucket_shard(const Bucket& bucket, int64_t dp, int64_t dp_index);
-
-struct BucketSizeRequest {
-  std::optional<int64_t> num_buckets = std::nullopt;  // cut the parameters into about so many
-  std::optional<int64_t> bucket_size = std::nullopt;
-  int64_t dp = 1;
-  bool overlap_grad_reduce = true;
-  int64_t num_parameters = 0;
-};
-// Elements a bucket: nothing (one bucket) without overlap, else as asked, else max(40M, 1M * dp).
-std::optional<int64_t> resolve_bucket_size(const BucketSizeRequest& request);
-// Those of gradients that are shared so; 0: one bucket, as without overlap, or one a unit (config::Sharding).
+// Elements a bucket of the gradients of a run with this sharding, shared by dp ranks: parallel.ddp_bucket_size, or
+// max(40M, 1M * dp); 0: one bucket (no overlap), or one per unit (config::Sharding).
 int64_t gradient_bucket_size(const config::Parallel& parallel, const config::Sharding& sharding, int64_t dp);
 
 }  // namespace metroplex::plan

@@ -2,9 +2,12 @@
 // one box a forward, backward or weight action with its microbatch in it; chunks differ by letter and shade.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "plan/graph_plan.h"
 #include "plan/timeline.h"
 
 namespace metroplex::plan {
@@ -31,5 +34,29 @@ std::string draw_text(const PipelineTable& table, const Timeline& timeline, cons
 
 // A whole SVG document, about 1,000 units wide.
 std::string draw_svg(const PipelineTable& table, const Timeline& timeline);
+
+// The live sets of captured graphs (graph_plan.h) as text: which set each pass uses over time, and the totals of
+// every rank beside Megatron's.
+
+// Of one pipeline rank.
+struct GraphNumbers {
+  int layers = 0;                  // captured, of all its chunks
+  std::vector<int> sets_of_chunk;  // ours
+  int64_t graphs = 0;              // ours: passes x layers x sets
+  int64_t megatron_graphs = 0;     // passes x layers x microbatches; of one pipeline rank, of one microbatch
+  int64_t bound = 0;               // passes x layers x pp
+  int megatron_sets = 0;           // of one layer each
+  int megatron_sets_in_turns = 0;  // the same where the layers of a backward and of the next forward alternate
+  GraphBytes bytes;
+  int64_t megatron_inputs = 0;  // bytes
+};
+
+// layer_bytes: of one layer's input, and of its result.
+GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
+                           int64_t layer_bytes);
+
+// plans, numbers: one a pipeline rank. Ends with a newline.
+std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, const std::vector<GraphPlan>& plans,
+                        const std::vector<GraphNumbers>& numbers, const DrawOptions& options);
 
 }  // namespace metroplex::plan

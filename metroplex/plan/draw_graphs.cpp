@@ -1,6 +1,7 @@
-#include "plan/draw_graphs.h"
+#include "plan/draw.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "base/bytes_text.h"
@@ -10,12 +11,7 @@ namespace metroplex::plan {
 
 namespace {
 
-int passes_of(const PipelineTable& table, int pp_rank) {
-  const auto& actions = table.ranks[static_cast<size_t>(pp_rank)];
-  const bool splits = std::any_of(actions.begin(), actions.end(),
-                                  [](const Action& action) { return action.kind == ActionKind::weight; });
-  return table.forward_only ? 1 : splits ? 3 : 2;
-}
+int passes_of(const PipelineTable& table) { return table.forward_only ? 1 : table.splits_backward() ? 3 : 2; }
 
 std::string sets_text(const std::vector<int>& sets) {
   std::string text;
@@ -46,7 +42,7 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
   numbers.layers = std::accumulate(plan.layers_of_chunk.begin(), plan.layers_of_chunk.end(), 0);
   numbers.sets_of_chunk = plan.sets_of_chunk;
   numbers.graphs = plan.num_graphs();
-  const int64_t each = static_cast<int64_t>(passes_of(table, pp_rank)) * numbers.layers;
+  const int64_t each = static_cast<int64_t>(passes_of(table)) * numbers.layers;
   // Megatron captures the one microbatch of a rank without pipeline once, and all of them otherwise.
   numbers.megatron_graphs = each * (table.num_stages == 1 ? 1 : table.num_microbatches);
   numbers.bound = each * table.num_stages;
@@ -54,14 +50,19 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
   numbers.megatron_sets = megatron_sets(order, layers, table.num_microbatches).num_sets;
   const LayerOrder in_turns = overlap_layer_order(order, plan.layers_of_chunk, false);
   numbers.megatron_sets_in_turns = megatron_sets(in_turns, layers, table.num_microbatches).num_sets;
-  numbers.bytes = graph_bytes(plan, layers, layer_bytes);
+  std::map<int, GraphTensors> tensors;
+  for (const std::vector<int>& of_chunk : layers.signatures) {
+    for (const int signature : of_chunk) tensors[signature] = {{layer_bytes}, {layer_bytes}};
+  }
+  numbers.bytes = graph_bytes(plan, layers, tensors);
   numbers.megatron_inputs = numbers.megatron_sets * layer_bytes;
   return numbers;
 }
 
 std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, const std::vector<GraphPlan>& plans,
                         const std::vector<GraphNumbers>& numbers, const DrawOptions& options) {
-  MPX_ASSERT(plans.size() == table.ranks.size() && numbers.size() == plans.size(), "one plan a rank");
+  MPX_ASSERT(plans.size() == table.ranks.size() && numbers.size() == plans.size(),
+             "draw_graphs needs one plan and one entry of numbers per pipeline rank");
   const bool chunks = table.num_chunks > 1;
   DrawLabels labels;
   labels.box = [&](size_t rank, const Action& action) {
@@ -74,7 +75,7 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
     for (const int sets : plan.sets_of_chunk)
       labels.widest = std::max(labels.widest, std::to_string(sets - 1).size() + (chunks ? 1 : 0));
   }
-  const int passes = passes_of(table, 0);
+  const int passes = passes_of(table);
   std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "sets", "graphs", "Megatron's", "bound",
                                               "inputs", "results", "gradients", "Megatron's inputs"}};
   const auto bytes = [](int64_t count) { return base::bytes_text(static_cast<double>(count)); };

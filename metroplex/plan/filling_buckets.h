@@ -1,7 +1,7 @@
-// How full the gradient buckets are. One that exists only for a while (ZeRO-2 and 3) does so from the first gradient
-// that goes into it until all of its parameters have had a microbatch's worth; then it leaves, one at a time: it is
-// reduced and gone. Which exist when follows from the order of the gradients alone. The gradient buffer asks here,
-// and so does the memory replay.
+// Counts how full the gradient buckets are. With ZeRO-2 and 3 a bucket is allocated with the first gradient that goes
+// into it; when all of its parameters have the gradients of one microbatch, it leaves: it is reduced and freed, one
+// bucket at a time. Which buckets exist follows from the order of the gradients alone, so the gradient buffer and the
+// memory replay both ask here.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,18 @@ namespace metroplex::plan {
 
 class FillingBuckets {
  public:
-  // `params`: of each bucket, indices. `uses`: of each parameter, how many gradients a microbatch brings it.
-  // `overlap`: a bucket that leaves is there until the next one does; else it is gone at once.
+  // `params`: the parameters of each bucket, as indices. `uses`: of each parameter, its gradients per microbatch.
+  // `overlap`: a leaving bucket exists until the next one leaves; else it is freed at once.
   FillingBuckets(std::vector<std::vector<size_t>> params, std::vector<int64_t> uses, bool overlap);
 
-  // A step begins: all are empty. A bucket is full with the gradients of so many microbatches.
+  // A step begins: all buckets are empty. One is full when it has the gradients of `num_microbatches` microbatches.
   void begin(int64_t num_microbatches = 1);
-  // A gradient of `param` is about to be added. Its bucket, if it is the first one there.
+  // A gradient of `param` is about to be added. Returns its bucket if that has to be allocated now.
   std::optional<size_t> open(size_t param);
-  // One has been added. Its bucket, if that is full now: it leaves, the one that left before is gone, and it is empty
-  // again.
+  // A gradient of `param` has been added. Returns its bucket if that is now full: it leaves, the one that left before
+  // is freed, and it is empty again.
   std::optional<size_t> use(size_t param);
-  // The same for a bucket that is not full.
+  // Makes a bucket leave that is not full.
   void leave(size_t bucket);
 
   bool filling(size_t bucket) const { return filling_[bucket]; }
@@ -39,8 +39,8 @@ class FillingBuckets {
   int64_t num_microbatches_ = 1;
   bool overlap_;
   std::vector<bool> filling_;
-  std::vector<size_t> waiting_;   // by bucket, parameters that still miss uses
-  std::vector<int64_t> missing_;  // by parameter; below zero: its bucket waits for others
+  std::vector<size_t> waiting_;   // by bucket: parameters that still miss gradients
+  std::vector<int64_t> missing_;  // by parameter: gradients; below zero while its bucket waits for other parameters
   std::optional<size_t> leaving_;
 };
 

@@ -87,7 +87,7 @@ LayerOrder overlap_layer_order(const std::vector<int>& order, const std::vector<
       writer.step(backward, layer);
       if (backward < 0 && layer + 1 < writer.num_layers(backward)) writer.weight_gradient(backward, layer);
     }
-    // That of a backward's last layer waits for the rest of a longer forward.
+    // The last weight gradient of a backward comes after the remaining layers of a longer forward.
     if (backward < 0 && writer.num_layers(backward) > 0)
       writer.weight_gradient(backward, writer.num_layers(backward) - 1);
     if (pair) ++i;

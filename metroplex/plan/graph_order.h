@@ -1,5 +1,5 @@
-// The order in which Megatron walks a pipeline rank's passes when it captures graphs, and what its captures come to:
-// the numbers that ours (graph_plan.h) are shown beside. Sources: TECudaGraphHelper,
+// The order in which Megatron captures the graphs of a pipeline rank, and how many static input sets it needs: the
+// numbers that ours (graph_plan.h) are compared with. Sources: TECudaGraphHelper,
 // get_overlap_moe_expert_parallel_comm_order.
 //
 // Chunks in an order are 1-based: +c is a forward of chunk c-1, -c its backward; microbatches follow first in, first
@@ -14,11 +14,12 @@
 
 namespace metroplex::plan {
 
-// The captured layers of a rank's chunks. Inputs of one shape and format have one signature, any number.
+// The captured layers of a rank's chunks. Layers whose inputs have the same shapes and dtypes have the same
+// signature, an arbitrary integer.
 struct GraphLayers {
   std::vector<std::vector<int>> signatures;  // [chunk][layer]
 };
-// So many layers in each chunk, all of one signature.
+// As many layers in each chunk as given, all with the same signature.
 GraphLayers alike_layers(const std::vector<int>& layers_of_chunk);
 
 // The forwards and backwards of a rank's row.
@@ -33,8 +34,8 @@ struct LayerOrder {
 LayerOrder overlap_layer_order(const std::vector<int>& order, const std::vector<int>& layers_of_chunk,
                                bool split_weight_gradient);
 
-// Static inputs of Megatron's graphs, one graph a layer and microbatch: a backward hands the sets of its forward's
-// layers back, the next forward of a layer with that signature takes the one that was handed back first.
+// Static inputs of Megatron's graphs, of which there is one per layer and microbatch: a backward returns the sets of
+// its forward's layers, and the next forward of a layer with that signature takes the one that was returned first.
 struct MegatronSets {
   int num_sets = 0;
   std::vector<int> set_of_forward;  // [layers of the chunks before * microbatches + microbatch * layers + layer]

@@ -13,7 +13,7 @@ int GraphPlan::num_sets() const { return std::accumulate(sets_of_chunk.begin(), 
 
 namespace {
 
-// Forwards of one chunk in order, each with the set that was free longest.
+// Goes through the forwards of one chunk in order and gives each the set that has been free for longest.
 void assign_sets(const std::vector<SetReads>& reads, std::vector<int>& set_of, int& num_sets) {
   std::vector<size_t> by_forward(reads.size());
   std::iota(by_forward.begin(), by_forward.end(), size_t{0});
@@ -69,21 +69,29 @@ GraphPlan plan_graphs_without_sends(const PipelineTable& table, int pp_rank, con
   return planned(table, pp_rank, layers, false);
 }
 
-GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, int64_t layer_bytes) {
-  int64_t inputs = 0, gradients = 0;
+static int64_t sum_of(const std::vector<int64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors) {
+  GraphBytes bytes;
   std::set<int> signatures;
   for (size_t chunk = 0; chunk < layers.signatures.size(); ++chunk) {
-    const auto count = static_cast<int64_t>(layers.signatures[chunk].size());
-    inputs += plan.sets_of_chunk[chunk] * count;
-    if (count > 0) gradients += plan.sets_of_chunk[chunk];
-    signatures.insert(layers.signatures[chunk].begin(), layers.signatures[chunk].end());
+    const std::vector<int>& of_chunk = layers.signatures[chunk];
+    const int64_t sets = plan.sets_of_chunk[chunk];
+    for (const int signature : of_chunk) {
+      bytes.inputs += sets * sum_of(tensors.at(signature).inputs);
+      bytes.results += sets * sum_of(tensors.at(signature).results);
+    }
+    if (!of_chunk.empty()) bytes.gradients += sets * sum_of(tensors.at(of_chunk.front()).inputs);
+    signatures.insert(of_chunk.begin(), of_chunk.end());
   }
-  gradients += static_cast<int64_t>(signatures.size());
+  for (const int signature : signatures) bytes.gradients += sum_of(tensors.at(signature).results);
   const bool backwards = std::any_of(plan.captures.begin(), plan.captures.end(), [](const GraphCapture& capture) {
     return capture.kind == ActionKind::backward;
   });
-  if (!backwards) gradients = 0;
-  return {inputs * layer_bytes, inputs * layer_bytes, gradients * layer_bytes};
+  if (!backwards) bytes.gradients = 0;
+  return bytes;
 }
 
 }  // namespace metroplex::plan

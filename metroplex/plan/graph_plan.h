@@ -1,13 +1,13 @@
 // Which captured graphs a pipeline rank needs, from its row of the table. A *live set* of a chunk is one forward and
-// one backward graph of each of its captured layers, with their static inputs, results and what lies between them:
-// a pool of its own, whose graphs replay in the order of their capture. A microbatch takes a set with its forward and
-// holds it until its backward is done and whatever was sent out of the set has been waited for (borders.h says when
-// the executor does). Sets are used again in the order in which they become free, so there are as many as are ever
-// held at a time, not as many as microbatches.
+// one backward graph of each of its captured layers, with their static inputs, outputs and saved activations in one
+// pool; its graphs replay in the order of their capture. A microbatch takes a set with its forward and holds it until
+// its backward is done and every send out of the set has been waited for (borders.h says when that is). The set that
+// was freed first is reused first, so there are as many sets as are ever held at once, not one per microbatch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,21 +38,21 @@ struct GraphPlan {
 
 // Requires: verify(table) has passed. Throws base::Error("plan") when `layers` has another number of chunks.
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers);
-// The same with sends that are done when they are issued: what Megatron assumes.
+// The same if a send were done as soon as it is issued, as Megatron assumes.
 GraphPlan plan_graphs_without_sends(const PipelineTable& table, int pp_rank, const GraphLayers& layers);
 
 // Throws base::Error("plan") unless no pass writes into a set of which anything will still be read, and every graph
 // is captured once, in the first pass that takes its set. Names buffer, set, writer and last reader.
 void verify_graphs(const GraphPlan& plan, const PipelineTable& table, int pp_rank);
 
-// Until when the buffers of the set of (microbatch, chunk) are read. A moment is 2 * action + 1 while that action
-// computes; what is waited for before it computes is done at 2 * action.
+// Until when the buffers of the set of (microbatch, chunk) are read. Times count half actions: action i waits for
+// what it needs at time 2 i and computes at time 2 i + 1.
 struct SetReads {
   struct Reader {
-    int64_t until = -1;     // moment; -1: nobody reads it
+    int64_t until = -1;     // time of the last read; -1: never read
     std::string what = {};  // "its backward", "its send_forward, waited for in ..."
   };
-  int64_t written = -1;  // moment of the forward
+  int64_t written = -1;  // time of the forward
   Reader input, output, input_gradient;
 
   int64_t until() const;
@@ -60,13 +60,17 @@ struct SetReads {
 // [chunk][microbatch]. `sends`: whether a send reads until it has been waited for.
 std::vector<std::vector<SetReads>> set_reads(const PipelineTable& table, int pp_rank, bool sends);
 
-// Of one rank. A static input and a result for each layer of each set; the gradient of a result enters each backward
-// through one buffer a signature, and that of a chunk's input leaves through one a set.
+// Of one rank: static inputs and results of each layer in each set. `gradients`: one buffer per signature for the
+// gradients that enter a backward, and one per set for the gradients of a chunk's inputs.
 struct GraphBytes {
   int64_t inputs = 0, results = 0, gradients = 0;
   int64_t total() const { return inputs + results + gradients; }
 };
-// layer_bytes: of one input, whatever its signature; a result is as large.
-GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, int64_t layer_bytes);
+// The static tensors of one captured layer, in bytes.
+struct GraphTensors {
+  std::vector<int64_t> inputs, results;
+};
+// tensors: by signature.
+GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors);
 
 }  // namespace metroplex::plan

@@ -1,4 +1,12 @@
-// Who reads the buffers of a live set until when, and the proof that a plan of sets heeds it (graph_plan.h).
+// How long each live set is in use, and the proof that a plan reuses no set too early (graph_plan.h).
+//
+// set_reads() walks a rank's actions as the executor does, with the executor's bookkeeping of border tensors
+// (Borders), but instead of a tensor it stores which set's buffer the tensor would be (Piece). A buffer's last reader
+// is then
+//   input:          the backward (or weight action) of its microbatch,
+//   output:         the next chunk on the same rank, or the action in which its send is known to be done,
+//   input gradient: likewise, in the other direction.
+// A Piece that Borders no longer holds after an action was sent, and its send was waited for in that action.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -21,7 +29,8 @@ struct P2pFlight {
   void wait() { done = true; }
 };
 
-// What lies in a border tensor's memory: a buffer of a set, or (chunk -1) what a peer has sent.
+// Whose memory a border tensor is: an output (or input gradient) of the set of (microbatch, chunk); chunk -1: memory
+// of a receive, which belongs to no set.
 struct Piece {
   int chunk = -1, microbatch = -1;
   bool gradient = false;
@@ -33,7 +42,7 @@ std::string name_of(size_t index, const Action& action) {
                       " chunk ", action.chunk);
 }
 
-// The executor's walk over border tensors, with the buffers that they are.
+// The executor's walk over one rank's actions, with a Piece for each border tensor.
 class Walk {
  public:
   Walk(const PipelineTable& table, int pp_rank, bool sends)
@@ -70,6 +79,7 @@ class Walk {
   SetReads& of(int microbatch, int chunk) {
     return reads_.at(static_cast<size_t>(chunk)).at(static_cast<size_t>(microbatch));
   }
+  // Times as in SetReads: the current action waits, then computes.
   int64_t waits() const { return 2 * static_cast<int64_t>(at_); }
   int64_t computes() const { return waits() + 1; }
 
@@ -83,23 +93,24 @@ class Walk {
     if (action.kind != ActionKind::weight) cross(action);
   }
 
-  // What a forward or backward takes from one border and leaves at the other.
+  // A forward or backward takes a tensor from one border and leaves one at the other.
   void cross(const Action& action) {
     const bool forward = action.kind == ActionKind::forward;
-    const bool first = table_.is_first_stage(rank_, action.chunk), last = table_.is_last_stage(rank_, action.chunk);
+    const StagePlacement placement = table_.placement();
+    const StagePlace own{rank_, action.chunk};
     const BorderKey key{action.microbatch, action.chunk};
-    if (!(forward ? first : last)) take(forward ? borders_.take_input(key) : borders_.take_gradient(key));
-    if (forward ? last : first) return;
+    if (!(forward ? placement.first(own) : placement.last(own)))
+      take(forward ? borders_.take_input(key) : borders_.take_gradient(key));
+    const std::optional<StagePlace> next = placement.neighbour(own, forward ? 1 : -1);
+    if (!next) return;
     const Piece piece{action.chunk, action.microbatch, !forward};
-    const bool by_hand = table_.num_stages == 1;
-    if (by_hand && forward) borders_.hand_input({action.microbatch, action.chunk + 1}, piece);
-    if (by_hand && !forward) borders_.hand_gradient({action.microbatch, action.chunk - 1}, piece);
-    if (!by_hand && forward) borders_.make_output(key, piece);
-    if (!by_hand && !forward) borders_.make_input_gradient(key, piece);
-    if (by_hand || sends_) held_.push_back(piece);
+    if (forward) borders_.leave_output(action.microbatch, own, *next, piece);
+    else borders_.leave_gradient(action.microbatch, own, *next, piece);
+    if (next->rank == rank_ || sends_) held_.push_back(piece);
   }
 
-  // By this action's computation; what its wait has sent is free before it.
+  // `piece` is read by this action's computation. Its wait for the receive also finished sends of the same batched
+  // call; settle() records these, before the computation.
   void take(const Piece& piece) {
     if (const auto found = std::find(held_.begin(), held_.end(), piece); found != held_.end()) {
       read(piece, computes(), "the neighbour chunk's " + name_);
@@ -117,7 +128,7 @@ class Walk {
     for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
   }
 
-  // What the borders hold no longer has been sent.
+  // Records the end of sends: what Borders no longer holds has been sent and waited for.
   void settle() {
     std::vector<Piece> present;
     borders_.for_each([&](const Piece& piece) { present.push_back(piece); });
@@ -182,8 +193,8 @@ void check_writes(const GraphPlan& plan, const std::vector<SetReads>& reads, siz
   }
 }
 
-// Graphs of a set share a pool, so every pass replays them as they were captured: a pass in a row, forwards from the
-// first layer, the rest from the last.
+// Graphs of a set share a pool, so they must replay in the order of their capture: all layers of a pass in a row,
+// forwards from the first layer on, backwards and weight actions from the last.
 void check_captures(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const std::string& who) {
   auto next = plan.captures.begin();
   std::map<std::pair<int, int>, int> first_user;  // (chunk, set) -> microbatch

@@ -1,5 +1,5 @@
-// A pipeline layout: which layers each stage of the model holds, said by the user. As a string, one letter a layer
-// (E embedding, t transformer layer, m multi-token prediction, L loss), '|' between stages, commas for the eye only,
+// A pipeline layout: which layers each stage of the model holds, given by the user. As a string, one letter per layer
+// (E embedding, t transformer layer, m multi-token prediction, L loss), '|' between stages, commas for readability,
 // `x*n` and `(..)*n` for repetition, without nesting: "Et*3|(tt|)*4,tL". Stage s belongs to pp rank s % pp and is
 // its chunk s / pp.
 #pragma once
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "config/parallel.h"
 
 namespace metroplex::plan {
 
@@ -28,8 +30,32 @@ struct PipelineLayout {
 PipelineLayout parse_layout(const std::string& text, int64_t num_stages);
 
 // Throws unless the layout is a model: the embedding first and the loss last, each once; as many transformer layers
-// as the model has; the mtp layers after them, all in one stage, which is the last chunk of its rank and, with
-// several chunks, may be on rank 0 only there. Returns whether the mtp layers stand on another rank than the loss.
+// as the model has; the mtp layers after them, all in one stage, which is the last chunk of its rank (with several
+// chunks, rank 0 may have them nowhere else). Returns whether the mtp layers are on another rank than the loss.
 bool check_layout(const PipelineLayout& layout, int64_t num_layers, int64_t num_mtp_layers);
+
+// Which transformer layers every pipeline stage holds: an even split by default; fewer or more layers on the first
+// and last pp rank; the embedding and the loss each counted as a layer; or a layout string. Layers are numbered along
+// the model, so a stage's first layer is the running sum over the stages before it.
+
+struct StageLayers {
+  int64_t pp_rank = 0;
+  int64_t chunk = 0;        // virtual stage on that rank
+  int64_t first_layer = 0;  // global number of the first transformer layer, also where num_layers is 0
+  int64_t num_layers = 0;
+  int64_t num_mtp_layers = 0;  // multi-token prediction, only from a layout string
+  bool has_embedding = false;
+  bool has_loss = false;
+  bool operator==(const StageLayers&) const = default;
+};
+
+// One entry a stage, in model order: entry chunk * pp + pp_rank. Throws base::Error("plan") where the numbers do not
+// fit, with the key and a way out.
+std::vector<StageLayers> split_stages(const config::Parallel& parallel, int64_t num_layers,
+                                      int64_t num_mtp_layers = 0);
+
+// Chunks a pp rank holds: what the layout string implies where there is one, else
+// virtual_pipeline_model_parallel_size.
+int64_t num_model_chunks(const config::Parallel& parallel);
 
 }  // namespace metroplex::plan

@@ -1,5 +1,5 @@
-// Megatron's order of work on a pipeline rank as plain numbers: how many forwards run before the first backward, and
-// the table of (microbatch, chunk). The builders in schedules/ are held to it. Sources: get_pp_rank_microbatches,
+// Megatron's order of work on a pipeline rank: how many forwards run before the first backward, and the table of
+// (microbatch, chunk). Tests hold the builders in schedules/ to it. Sources: get_pp_rank_microbatches,
 // get_schedule_table.
 #pragma once
 
@@ -17,7 +17,7 @@ struct MicrobatchShape {
   int num_microbatches = 1;
   int group_size = 0;  // 0: num_stages
   bool forward_only = false;
-  bool overlap_moe = false;  // one forward more in the warm-up: a forward runs beside each backward
+  bool overlap_moe = false;  // one more warm-up forward, as each backward overlaps with a forward
   int group() const { return group_size > 0 ? group_size : num_stages; }
 };
 

@@ -1,5 +1,6 @@
-// What a rank will hold, in bytes, before anything runs: the trace of its layers replayed over the pipeline's table
-// (docs/memory.md). Everything is exact to a few scalars, but for what libraries take behind libtorch's allocators.
+// The memory that a rank will need, predicted before anything runs: the trace of its layers replayed over the
+// pipeline table (docs/memory.md). Exact to a few scalars, but for what libraries allocate outside of libtorch's
+// allocators.
 #pragma once
 
 #include <array>
@@ -17,11 +18,11 @@ namespace metroplex::plan {
 struct MemoryUse {
   int64_t parameters = 0;
   int64_t gradients = 0;        // kept all the time
-  int64_t main_parameters = 0;  // or the remainders that make them of bf16 parameters
+  int64_t main_parameters = 0;  // or the 16-bit remainders that complete bf16 parameters to fp32
   int64_t moments = 0;
-  int64_t activations = 0;    // with border tensors, at the border of two actions where they are most
-  int64_t communication = 0;  // gathered units (ZeRO-3) and passing gradient buckets (ZeRO-2 and 3), each at most
-  int64_t workspace = 0;      // the peak less the others, or 0: those are not all largest at once
+  int64_t activations = 0;    // with border tensors: their maximum between two actions
+  int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and of transient gradient buckets (ZeRO-2 and 3)
+  int64_t workspace = 0;      // the peak minus the others, or 0 where these do not peak at the same time
   // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
   // Host memory, also where the rest lies on a GPU.
   int64_t host = 0;

@@ -1,6 +1,6 @@
-// What one rank's share of the model takes and does, as plain data: recorded from the real layers, buffers and
-// optimizer, which run once on the meta device (train/trace.h). Nothing here knows a layer. plan/memory.h replays it
-// over the pipeline's table; so could a prediction of times.
+// The allocations and operations of one rank's share of the model as plain data: recorded from the real layers,
+// buffers and optimizer, which run once on the meta device (train/trace.h). Nothing here knows about layers.
+// plan/memory.h replays it over the pipeline table to predict memory.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +8,19 @@
 #include <string>
 #include <vector>
 
-#include "plan/stage_split.h"
+#include "plan/layout.h"
 
 namespace metroplex::plan {
 
-// A stretch of work that allocates and frees, and what ends it.
+// A stretch of allocations and frees, and the event that ends it.
 struct TraceStep {
   enum class End {
     nothing,
-    opens,  // a gradient of `param` is about to be added: its bucket must be there
-    used    // it has been
+    opens,  // a gradient of `param` is about to be added: its bucket must exist
+    used    // it has been added
   };
-  int64_t net = 0;   // bytes allocated less bytes freed
-  int64_t most = 0;  // of that, at any time; 0 where it only falls
+  int64_t net = 0;   // bytes allocated minus bytes freed
+  int64_t most = 0;  // the maximum of that sum at any time, at least 0
   End end = End::nothing;
   size_t param = 0;  // index into RankTrace::params
 };
@@ -47,8 +47,8 @@ struct IslandTrace {
 // What one forward or backward of a chunk does, of one microbatch.
 struct ActionTrace {
   std::vector<IslandTrace> islands;
-  int64_t added = 0;     // to what is there between actions, border tensors aside; of a backward below 0
-  int64_t gathered = 0;  // in units of ZeRO-3, at most
+  int64_t added = 0;     // change of what is held between actions, without border tensors; negative for a backward
+  int64_t gathered = 0;  // maximum of the gathered units of ZeRO-3
 };
 
 struct ChunkTrace {
@@ -63,7 +63,7 @@ struct TraceParam {
   int64_t numel() const;
 };
 
-// Buckets that come and go (ZeRO-2 and 3), of one family of parameters.
+// Transient gradient buckets (ZeRO-2 and 3) of one family of parameters.
 struct PassingFamily {
   std::vector<int64_t> bytes;                // of each bucket
   std::vector<std::vector<size_t>> buckets;  // indices into RankTrace::params

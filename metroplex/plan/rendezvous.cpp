@@ -8,7 +8,7 @@ int64_t transfer_id(const PipelineTable& table, int rank, const Action& action) 
   // A border is named by the stage before it.
   const bool forward = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
   const bool after = action.kind == ActionKind::recv_forward || action.kind == ActionKind::send_backward;
-  const int64_t border = table.stage_of(rank, action.chunk) - (after ? 1 : 0);
+  const int64_t border = table.placement().stage_of({rank, action.chunk}) - (after ? 1 : 0);
   return (border * table.num_microbatches + action.microbatch) * 2 + (forward ? 0 : 1);
 }
 
@@ -63,7 +63,7 @@ class Rendezvous {
     }
     const Side other = waiting->second;
     const bool meets = other.sends != is_send(action.kind) && other.rank == action.peer;
-    if (!meets) return;  // two sends, or somebody else: nobody comes to meet this one
+    if (!meets) return;  // two sends, or a third rank: this transfer will never be matched
     waiting_.erase(waiting);
     --open_[static_cast<size_t>(rank)];
     const auto o = static_cast<size_t>(other.rank);

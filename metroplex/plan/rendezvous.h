@@ -1,6 +1,6 @@
-// Runs a table's p2p calls against each other. A call is one p2p action or a batch of neighbours; a rank stays in it
-// until every transfer of the call has met its other side, which must be in its own call at that moment. Shared by
-// verify.h (does it end?) and timeline.h (when does it end?).
+// Simulates a table's p2p calls as rendezvous. A call is one p2p action or a batch of neighbouring ones; a rank
+// blocks in it until every transfer of the call has met its counterpart, in a call of the peer at the same time.
+// Shared by verify.h (no deadlock?) and timeline.h (at what time?).
 #pragma once
 
 #include <cstddef>

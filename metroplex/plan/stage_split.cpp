@@ -1,10 +1,10 @@
-#include "plan/stage_split.h"
+#include "plan/layout.h"
 
 #include <algorithm>
 #include <string>
 
 #include "base/error.h"
-#include "plan/layout.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 namespace {
@@ -105,14 +105,15 @@ std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int
   MPX_CHECK(num_layers > 0, "plan", "model.num_layers ", num_layers, " must be positive");
   MPX_CHECK(p.pp() > 0 && p.vpp() > 0, "plan", "parallel.pipeline_model_parallel_size ", p.pp(),
             " and virtual_pipeline_model_parallel_size ", p.vpp(), " must be positive");
-  num_model_chunks(p);
   std::vector<StageLayers> stages = p.pipeline_model_parallel_layout.empty()
                                         ? from_counts(p, num_layers)
                                         : from_layout(p, num_layers, num_mtp_layers);
+  const StagePlacement placement{static_cast<int>(p.pp()), static_cast<int>(num_model_chunks(p))};
   int64_t next = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
-    stages[s].pp_rank = static_cast<int64_t>(s) % p.pp();
-    stages[s].chunk = static_cast<int64_t>(s) / p.pp();
+    const StagePlace place = placement.place_of(static_cast<int>(s));
+    stages[s].pp_rank = place.rank;
+    stages[s].chunk = place.chunk;
     stages[s].first_layer = next;
     next += stages[s].num_layers;
   }

@@ -12,20 +12,20 @@ void TableWriter::add(ActionKind kind, Slot slot, int peer) {
 
 void TableWriter::send_forward(Slot slot) {
   if (!has_next(slot)) return;
-  add(ActionKind::send_forward, slot, table_.next_rank(rank_));
+  add(ActionKind::send_forward, slot, peer(slot, 1));
   sent_.push_back(slot);
 }
 
 void TableWriter::recv_forward(Slot slot) {
-  if (has_previous(slot)) add(ActionKind::recv_forward, slot, table_.previous_rank(rank_));
+  if (has_previous(slot)) add(ActionKind::recv_forward, slot, peer(slot, -1));
 }
 
 void TableWriter::send_backward(Slot slot) {
-  if (has_previous(slot)) add(ActionKind::send_backward, slot, table_.previous_rank(rank_));
+  if (has_previous(slot)) add(ActionKind::send_backward, slot, peer(slot, -1));
 }
 
 void TableWriter::recv_backward(Slot slot) {
-  if (has_next(slot)) add(ActionKind::recv_backward, slot, table_.next_rank(rank_));
+  if (has_next(slot)) add(ActionKind::recv_backward, slot, peer(slot, 1));
 }
 
 void TableWriter::close_batch() {

@@ -1,5 +1,5 @@
-// What every builder needs: appends actions to one rank's list, knows which borders exist and which pp rank is on
-// their other side, leaves out sends and receives at the model's two ends, and closes groups of p2p into batches.
+// Used by every schedule builder: appends actions to one rank's list, fills in the peer of a send or receive, leaves
+// them out at the two ends of the model, and groups neighbouring p2p actions into batched calls.
 #pragma once
 
 #include <vector>
@@ -29,14 +29,15 @@ class TableWriter {
   void send_backward(Slot slot);
   void recv_backward(Slot slot);
 
-  // Everything sent or received since the last compute action becomes one batched call if it is more than one;
-  // then come the frees.
+  // Makes the p2p actions since the last compute action one batched call, if there is more than one; then appends the
+  // frees of the sent outputs.
   void close_batch();
 
-  bool has_previous(Slot slot) const { return table_.num_stages > 1 && !table_.is_first_stage(rank_, slot.chunk); }
-  bool has_next(Slot slot) const { return table_.num_stages > 1 && !table_.is_last_stage(rank_, slot.chunk); }
+  bool has_previous(Slot slot) const { return peer(slot, -1) >= 0; }
+  bool has_next(Slot slot) const { return peer(slot, 1) >= 0; }
 
  private:
+  int peer(Slot slot, int by) const { return table_.placement().peer({rank_, slot.chunk}, by); }
   void add(ActionKind kind, Slot slot, int peer);
 
   PipelineTable& table_;

@@ -13,11 +13,12 @@ namespace {
 class Replay {
  public:
   Replay(const PipelineTable& table, const TimelineCosts& costs)
-      : table_(table), costs_(costs), at_(table.ranks.size(), 0), clock_(table.ranks.size(), 0.0) {
+      : table_(table),
+        costs_(costs),
+        at_(table.ranks.size(), 0),
+        clock_(table.ranks.size(), 0.0),
+        has_weight_(table.splits_backward()) {
     result_.ranks.resize(table.ranks.size());
-    for (const auto& actions : table.ranks) {
-      for (const Action& action : actions) has_weight_ = has_weight_ || action.kind == ActionKind::weight;
-    }
   }
 
   Timeline run() {
@@ -54,7 +55,7 @@ class Replay {
     if (action.kind == ActionKind::weight) time = costs_.weight;
     if (action.kind == ActionKind::backward)
       time = std::max(0.0, costs_.backward - (has_weight_ ? costs_.weight : 0));
-    const auto stage = static_cast<size_t>(table_.stage_of(static_cast<int>(rank), action.chunk));
+    const auto stage = static_cast<size_t>(table_.placement().stage_of({static_cast<int>(rank), action.chunk}));
     return time / table_.num_chunks * (costs_.stage_scale.empty() ? 1 : costs_.stage_scale[stage]);
   }
 
@@ -69,8 +70,7 @@ class Replay {
     if (action.kind == ActionKind::weight) return true;
     const bool forward = action.kind == ActionKind::forward;
     const int r = static_cast<int>(rank);
-    const bool crosses = forward ? !table_.is_first_stage(r, action.chunk) : !table_.is_last_stage(r, action.chunk);
-    if (table_.num_stages == 1 || !crosses) return true;
+    if (table_.placement().peer({r, action.chunk}, forward ? -1 : 1) < 0) return true;
     Action recv = action;
     recv.kind = forward ? ActionKind::recv_forward : ActionKind::recv_backward;
     const auto arrival = arrival_.find(transfer_id(table_, r, recv));
@@ -88,7 +88,8 @@ class Replay {
     return true;
   }
 
-  // Both sides of every transfer of the call must have come. Each side leaves its time of coming in `arrival_`.
+  // Returns false until both sides of every transfer of the call have entered their calls, whose times are in
+  // `came_`.
   bool blocking_call(size_t rank) {
     const auto& actions = table_.ranks[rank];
     const size_t begin = at_[rank], end = call_end(actions, begin);
@@ -137,7 +138,7 @@ class Replay {
   std::vector<double> clock_;
   std::unordered_map<int64_t, double> arrival_;  // of a transfer at its receiver
   std::unordered_map<int64_t, double> came_;     // blocking: of a side at its call
-  bool has_weight_ = false;
+  bool has_weight_;
   Timeline result_;
 };
 
@@ -148,8 +149,8 @@ Timeline replay(const PipelineTable& table, const TimelineCosts& costs) {
   for (const double time : {costs.forward, costs.backward, costs.weight, costs.p2p}) {
     MPX_CHECK(time >= 0 && time <= kLongest, "plan", "a time must be between 0 and ", kLongest, ", not ", time);
   }
-  MPX_CHECK(costs.stage_scale.empty() || costs.stage_scale.size() == static_cast<size_t>(table.num_model_stages()),
-            "plan", costs.stage_scale.size(), " stage factors for ", table.num_model_stages(), " model stages");
+  MPX_CHECK(costs.stage_scale.empty() || costs.stage_scale.size() == static_cast<size_t>(table.placement().stages()),
+            "plan", costs.stage_scale.size(), " stage factors for ", table.placement().stages(), " model stages");
   return Replay(table, costs).run();
 }
 

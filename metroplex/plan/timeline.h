@@ -38,8 +38,8 @@ struct Timeline {
 // Throws base::Error("plan") when a cost is negative or the table cannot run to its end (see verify.h).
 Timeline replay(const PipelineTable& table, const TimelineCosts& costs);
 
-// The share of the textbook for equal stages and free p2p: (p-1)/(m+p-1), with v chunks (p-1)/(v*m+p-1). Every table
-// of the builders here has exactly it, whatever the group size.
+// The textbook bubble for equal stages and p2p at no cost: (p-1)/(m+p-1), with v chunks (p-1)/(v*m+p-1). The tables
+// of all builders have exactly this share, whatever the microbatch group size.
 double formula_bubble_share(const PipelineTable& table);
 
 }  // namespace metroplex::plan

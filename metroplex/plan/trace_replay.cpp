@@ -14,9 +14,9 @@ namespace metroplex::plan {
 namespace {
 
 // The buckets of all families, in bytes.
-class PassingBytes {
+class TransientBytes {
  public:
-  explicit PassingBytes(const RankTrace& trace) : place_(trace.params.size()) {
+  explicit TransientBytes(const RankTrace& trace) : place_(trace.params.size()) {
     for (const PassingFamily& family : trace.passing) {
       std::vector<std::vector<size_t>> buckets;
       std::vector<int64_t> uses;
@@ -71,7 +71,7 @@ struct P2pCall {
 class TraceReplay {
  public:
   TraceReplay(const RankTrace& trace, const PipelineTable& table, int pp_rank)
-      : trace_(trace), table_(table), rank_(pp_rank), buckets_(trace) {}
+      : trace_(trace), table_(table), placement_(table.placement()), rank_(pp_rank), buckets_(trace) {}
 
   ReplayPeaks run() {
     const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
@@ -106,11 +106,9 @@ class TraceReplay {
     return sum;
   }
   int64_t now() const { return kept_ + borders() + buckets_.held(); }
-  bool first(const Action& a) const { return table_.is_first_stage(rank_, a.chunk); }
-  bool last(const Action& a) const { return table_.is_last_stage(rank_, a.chunk); }
   const ChunkTrace& chunk(const Action& a) const { return trace_.chunks.at(static_cast<size_t>(a.chunk)); }
 
-  // Begins with `held` bytes; returns what it ends with.
+  // Replays one island, starting with `held` bytes; returns the bytes at its end.
   int64_t island(const IslandTrace& what, int64_t held) {
     int64_t most = held;
     for (const TraceStep& step : what.steps) {
@@ -126,7 +124,7 @@ class TraceReplay {
     peaks_.most = std::max(peaks_.most, most);
     return held;
   }
-  // `taken` has crossed a border and is the action's own now.
+  // `taken`: bytes of the border tensor that the action has taken over.
   void run(const ActionTrace& what, int64_t taken) {
     peaks_.gathered = std::max(peaks_.gathered, what.gathered);
     int64_t held = now() + taken;
@@ -135,24 +133,16 @@ class TraceReplay {
   }
 
   void forward(const Action& a) {
-    const BorderKey key{a.microbatch, a.chunk};
-    run(chunk(a).forward, first(a) ? 0 : borders_.take_input(key));
-    if (last(a)) return;
-    if (table_.num_stages == 1) {
-      borders_.hand_input({a.microbatch, a.chunk + 1}, trace_.border);
-    } else {
-      borders_.make_output(key, trace_.border);
-    }
+    const StagePlace own{rank_, a.chunk};
+    run(chunk(a).forward, placement_.first(own) ? 0 : borders_.take_input({a.microbatch, a.chunk}));
+    if (const auto next = placement_.neighbour(own, 1))
+      borders_.leave_output(a.microbatch, own, *next, trace_.border);
   }
   void backward(const Action& a) {
-    const BorderKey key{a.microbatch, a.chunk};
-    run(chunk(a).backward, last(a) ? 0 : borders_.take_gradient(key));
-    if (first(a)) return;
-    if (table_.num_stages == 1) {
-      borders_.hand_gradient({a.microbatch, a.chunk - 1}, trace_.border);
-    } else {
-      borders_.make_input_gradient(key, trace_.border);
-    }
+    const StagePlace own{rank_, a.chunk};
+    run(chunk(a).backward, placement_.last(own) ? 0 : borders_.take_gradient({a.microbatch, a.chunk}));
+    if (const auto next = placement_.neighbour(own, -1))
+      borders_.leave_gradient(a.microbatch, own, *next, trace_.border);
   }
   void exchange(const Action* begin, const Action* end) {
     const auto flight = std::make_shared<P2pCall>();
@@ -170,8 +160,9 @@ class TraceReplay {
 
   const RankTrace& trace_;
   const PipelineTable& table_;
+  StagePlacement placement_;
   int rank_;
-  PassingBytes buckets_;
+  TransientBytes buckets_;
   Borders<int64_t, P2pCall> borders_;
   ReplayPeaks peaks_;
   int64_t kept_ = 0;

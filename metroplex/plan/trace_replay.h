@@ -1,6 +1,6 @@
-// Walks a rank's list of actions and adds up what it holds after each of them and at most inside: the traces of its
-// chunks, border tensors as the executor holds them (plan/borders.h), gradient buckets that exist only for a while
-// (plan/filling_buckets.h). What is held follows from the table alone.
+// Walks a rank's list of actions and adds up the memory after each of them and the maximum within: the traces of its
+// chunks, border tensors as the executor holds them (plan/borders.h), and transient gradient buckets
+// (plan/filling_buckets.h). All of it follows from the table alone.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@ struct ReplayMoment {
   size_t action = 0;  // index into the rank's list
   int block = 0;
   bool backward = false;
-  int64_t most = 0;  // bytes at most, above those before the action
+  int64_t most = 0;  // maximum, in bytes above those held before the action
 };
 
-// Bytes above what is there before the first action.
+// Bytes above what is held before the first action.
 struct ReplayPeaks {
   int64_t activations = 0, borders = 0;  // after the action after which their sum is largest
   int64_t gathered = 0;                  // ZeRO-3, at any time

@@ -17,7 +17,7 @@ std::string describe(int rank, size_t index, const Action& action) {
                       action.microbatch, " chunk ", action.chunk);
 }
 
-// Walks one rank's list with what has happened so far to every (microbatch, chunk).
+// Checks one rank's list of actions, keeping track of what has been done for every (microbatch, chunk).
 class RankChecker {
  public:
   RankChecker(const PipelineTable& table, int rank, VerifyReport& report)
@@ -50,13 +50,15 @@ class RankChecker {
   }
   int& of(ActionKind kind) { return at(action_.microbatch, action_.chunk)[static_cast<size_t>(kind)]; }
   bool done(ActionKind kind) { return of(kind) > 0; }
-  bool done_in_chunk(ActionKind kind, int chunk) {
-    return at(action_.microbatch, chunk)[static_cast<size_t>(kind)] > 0;
-  }
   void fault(const std::string& rule) { report_.faults.push_back(describe(rank_, index_, action_) + ": " + rule); }
 
-  bool crosses_before(int chunk) const { return table_.num_stages > 1 && !table_.is_first_stage(rank_, chunk); }
-  bool crosses_after(int chunk) const { return table_.num_stages > 1 && !table_.is_last_stage(rank_, chunk); }
+  int peer(int by, int chunk) const { return table_.placement().peer({rank_, chunk}, by); }
+  int peer(int by) const { return peer(by, action_.chunk); }
+  // Whether `kind` has been done for the neighbour stage `by`, if this rank holds that one too; else true.
+  bool neighbour_done(ActionKind kind, int by) {
+    const std::optional<StagePlace> other = table_.placement().neighbour({rank_, action_.chunk}, by);
+    return !other || other->rank != rank_ || at(action_.microbatch, other->chunk)[static_cast<size_t>(kind)] > 0;
+  }
 
   // Does this kind exist at this stage, and with this peer?
   void check_place() {
@@ -67,32 +69,24 @@ class RankChecker {
     }
     const bool before = kind == ActionKind::recv_forward || kind == ActionKind::send_backward;
     const bool after = kind == ActionKind::send_forward || kind == ActionKind::recv_backward;
-    if (before && !crosses_before(action_.chunk)) fault("no other rank is before this stage");
-    if ((after || kind == ActionKind::free) && !crosses_after(action_.chunk)) {
-      fault("no other rank is after this stage");
-    }
-    const int peer = before ? table_.previous_rank(rank_) : after ? table_.next_rank(rank_) : -1;
-    if (action_.peer != peer) fault(base::concat("names peer ", action_.peer, ", which should be ", peer));
+    if (before && peer(-1) < 0) fault("no other rank is before this stage");
+    if ((after || kind == ActionKind::free) && peer(1) < 0) fault("no other rank is after this stage");
+    const int other = before ? peer(-1) : after ? peer(1) : -1;
+    if (action_.peer != other) fault(base::concat("names peer ", action_.peer, ", which should be ", other));
     if (!is_p2p(kind) && action_.batch >= 0) fault("only sends and receives belong to a batch");
   }
 
   // Has everything that it needs happened on this rank?
   void check_before() {
-    const int chunk = action_.chunk;
     switch (action_.kind) {
       case ActionKind::forward:
-        if (crosses_before(chunk) && !done(ActionKind::recv_forward)) fault("its input has not been received");
-        if (table_.num_stages == 1 && chunk > 0 && !done_in_chunk(ActionKind::forward, chunk - 1)) {
-          fault("the chunk before has not run forward");
-        }
+        if (peer(-1) >= 0 && !done(ActionKind::recv_forward)) fault("its input has not been received");
+        if (!neighbour_done(ActionKind::forward, -1)) fault("the chunk before has not run forward");
         break;
       case ActionKind::backward:
         if (!done(ActionKind::forward)) fault("its forward has not run");
-        if (crosses_after(chunk) && !done(ActionKind::recv_backward)) fault("its gradient has not been received");
-        if (table_.num_stages == 1 && chunk + 1 < table_.num_chunks &&
-            !done_in_chunk(ActionKind::backward, chunk + 1)) {
-          fault("the chunk after has not run backward");
-        }
+        if (peer(1) >= 0 && !done(ActionKind::recv_backward)) fault("its gradient has not been received");
+        if (!neighbour_done(ActionKind::backward, 1)) fault("the chunk after has not run backward");
         break;
       case ActionKind::weight:
       case ActionKind::send_backward:
@@ -117,8 +111,8 @@ class RankChecker {
     if (kind == ActionKind::forward && !table_.forward_only) ++live_;
     if (kind == ActionKind::backward) --live_;
     if (is_recv(kind)) ++received_;
-    if (kind == ActionKind::forward && crosses_before(action_.chunk)) --received_;
-    if (kind == ActionKind::backward && crosses_after(action_.chunk)) --received_;
+    if (kind == ActionKind::forward && peer(-1) >= 0) --received_;
+    if (kind == ActionKind::backward && peer(1) >= 0) --received_;
     report_.peak_live_activations[rank] = std::max(report_.peak_live_activations[rank], live_);
     report_.peak_received[rank] = std::max(report_.peak_received[rank], received_);
   }
@@ -143,15 +137,16 @@ class RankChecker {
                                                   microbatch, " chunk ", chunk, " is missing"));
           }
         };
+        const bool crosses_before = peer(-1, chunk) >= 0, crosses_after = peer(1, chunk) >= 0;
         need(ActionKind::forward);
-        if (crosses_before(chunk)) need(ActionKind::recv_forward);
-        if (crosses_after(chunk)) need(ActionKind::send_forward);
-        if (crosses_after(chunk)) need(ActionKind::free);
+        if (crosses_before) need(ActionKind::recv_forward);
+        if (crosses_after) need(ActionKind::send_forward);
+        if (crosses_after) need(ActionKind::free);
         if (table_.forward_only) continue;
         need(ActionKind::backward);
         if (has_weight) need(ActionKind::weight);
-        if (crosses_before(chunk)) need(ActionKind::send_backward);
-        if (crosses_after(chunk)) need(ActionKind::recv_backward);
+        if (crosses_before) need(ActionKind::send_backward);
+        if (crosses_after) need(ActionKind::recv_backward);
       }
     }
   }
@@ -165,7 +160,7 @@ class RankChecker {
   int live_ = 0, received_ = 0;
 };
 
-// "" or what makes the lists impossible to walk.
+// What makes the table impossible to walk; "" if nothing does.
 std::string shape_fault(const PipelineTable& table) {
   if (table.num_stages < 1 || table.num_chunks < 1 || table.num_microbatches < 1) {
     return base::concat(table.num_stages, " stages x ", table.num_chunks, " chunks x ", table.num_microbatches,
@@ -193,8 +188,16 @@ std::string shape_fault(const PipelineTable& table) {
   return "";
 }
 
-// Between two ranks everything must be received in the order in which it was sent: a backend without tags relies
-// on it.
+std::set<int> peers_of(const StagePlacement& placement, int rank) {
+  std::set<int> peers;
+  for (int chunk = 0; chunk < placement.chunks; ++chunk) {
+    for (const int by : {-1, 1}) peers.insert(placement.peer({rank, chunk}, by));
+  }
+  peers.erase(-1);
+  return peers;
+}
+
+// Between two ranks receives must be posted in the order of the sends: backends without message tags rely on it.
 void check_pairs(const PipelineTable& table, VerifyReport& report) {
   const auto ids = [&](int rank, int peer, bool sends) {
     std::vector<int64_t> list;
@@ -206,8 +209,7 @@ void check_pairs(const PipelineTable& table, VerifyReport& report) {
     return list;
   };
   for (int rank = 0; rank < table.num_stages; ++rank) {
-    std::set<int> peers{table.next_rank(rank), table.previous_rank(rank)};
-    for (const int peer : peers) {
+    for (const int peer : peers_of(table.placement(), rank)) {
       const auto sent = ids(rank, peer, true), received = ids(peer, rank, false);
       if (sent == received) continue;
       const size_t common = std::min(sent.size(), received.size());
@@ -241,10 +243,7 @@ VerifyReport inspect_table(const PipelineTable& table) {
   }
   report.peak_live_activations.assign(table.ranks.size(), 0);
   report.peak_received.assign(table.ranks.size(), 0);
-  bool has_weight = false;
-  for (const auto& actions : table.ranks) {
-    for (const Action& action : actions) has_weight = has_weight || action.kind == ActionKind::weight;
-  }
+  const bool has_weight = table.splits_backward();
   for (int rank = 0; rank < table.num_stages; ++rank) RankChecker(table, rank, report).walk(has_weight);
   check_pairs(table, report);
   check_progress(table, report);

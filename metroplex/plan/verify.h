@@ -1,7 +1,7 @@
-// Proves a pipeline table before anything runs it: every piece of work is there once, everything is received before
-// it is used and made before it is sent, both sides of every border agree on what crosses it and in which order, the
-// ranks cannot wait for each other for ever even if a send returns only when its receiver is there (rendezvous), and
-// no rank holds more than the builder promised.
+// Proves a pipeline table before anything runs it: every forward, backward and weight action is there once;
+// everything is received before it is used and computed before it is sent; both sides of every border agree on what
+// crosses it and in which order; there is no deadlock even if a send blocks until its receive is posted (rendezvous);
+// and no rank holds more forwards than the builder promised.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@
 #include "text/normalizer.h"
 #include "text/pretokenizer.h"
 #include "text/scratch_pool.h"
-#include "text/special_names.h"
+#include "text/tokenizer_files.h"
 #include "text/tokenizer.h"
 
 namespace metroplex::text {

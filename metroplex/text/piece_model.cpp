@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "text/sentencepiece_bpe.h"
-#include "text/unigram.h"
-
 namespace metroplex::text {
 
 std::unique_ptr<PieceModel> make_piece_model(const SentencePieceFile& file) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "text/regex_translate.h"
+#include "text/regex.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {

@@ -6,8 +6,6 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "text/regex_translate.h"
-#include "text/unicode_update.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,7 @@ class RegexScratch {
 
 class Regex {
  public:
-  // `pattern` in Oniguruma's dialect (see regex_translate.h). Throws base::Error with the place of a mistake.
+  // `pattern` in Oniguruma's dialect. Throws base::Error with the place of a mistake.
   explicit Regex(std::string_view pattern);
   ~Regex();
   Regex(Regex&&) noexcept;
@@ -43,5 +44,29 @@ class Regex {
   struct Code;
   std::unique_ptr<Code> code_;
 };
+
+// tokenizer.json holds regular expressions in Oniguruma's dialect; PCRE2 matches them here. The two differ in what
+// \s, \w, \p{Han} and nested or intersected classes mean; this rewrites a pattern so that PCRE2 means the same.
+
+// With `updated_unicode` the categories also take in what category_updates() lists. Throws base::Error for what
+// cannot be said in PCRE2 (a negated class among others inside a class, nesting deeper than 16).
+std::string translate_regex(std::string_view pattern, bool updated_unicode);
+
+// A pattern that matches the string itself.
+std::string quote_regex(std::string_view literal);
+
+// Code points that Unicode 15 to 16 assigned, with their general category. The distribution's PCRE2 and utf8proc
+// know Unicode 14 and before; tokenizers of today split text by Unicode 16. This table is the difference.
+
+struct CategoryRange {
+  char32_t first, last;
+  char category[3];
+};
+
+// Ascending, disjoint.
+std::span<const CategoryRange> category_updates();
+
+// The range that holds `code_point`, or null.
+const CategoryRange* find_category_update(char32_t code_point);
 
 }  // namespace metroplex::text

@@ -1,10 +1,9 @@
-#include "text/regex_translate.h"
+#include "text/regex.h"
 
 #include <cstdio>
 #include <vector>
 
 #include "base/error.h"
-#include "text/unicode_update.h"
 
 namespace metroplex::text {
 namespace {

@@ -1,4 +1,4 @@
-#include "text/sentencepiece_bpe.h"
+#include "text/piece_model.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "text/special_names.h"
+#include "text/tokenizer_files.h"
 
 #include "files/file_system.h"
 #include "files/json_text.h"

@@ -1,4 +1,4 @@
-#include "text/unicode_update.h"
+#include "text/regex.h"
 
 #include <algorithm>
 

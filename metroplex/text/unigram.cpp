@@ -1,4 +1,4 @@
-#include "text/unigram.h"
+#include "text/piece_model.h"
 
 #include <algorithm>
 #include <cmath>

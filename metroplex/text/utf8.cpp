@@ -4,7 +4,7 @@
 
 #include <utf8proc.h>
 
-#include "text/unicode_update.h"
+#include "text/regex.h"
 
 namespace metroplex::text {
 namespace {

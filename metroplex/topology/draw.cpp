@@ -4,7 +4,6 @@
 #include <array>
 
 #include "base/error.h"
-#include "topology/picture.h"
 
 namespace metroplex::topology {
 

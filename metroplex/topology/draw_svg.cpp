@@ -3,7 +3,6 @@
 #include <sstream>
 
 #include "topology/draw.h"
-#include "topology/picture.h"
 
 namespace metroplex::topology {
 

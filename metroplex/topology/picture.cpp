@@ -1,4 +1,4 @@
-#include "topology/picture.h"
+#include "topology/draw.h"
 
 #include <algorithm>
 

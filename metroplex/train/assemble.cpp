@@ -1,5 +1,7 @@
 #include "train/assemble.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -9,10 +11,9 @@
 #include "moe/load_meter.h"
 #include "nn/param_init.h"
 #include "plan/schedules/registry.h"
-#include "plan/stage_split.h"
+#include "plan/layout.h"
 #include "plan/verify.h"
 #include "train/expert_loads.h"
-#include "train/forced_loads.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"
 #include "train/step_graphs.h"
@@ -61,22 +62,17 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
   return border;
 }
 
-pipeline::PipelineOutput Assembly::run_pipeline(const std::vector<nn::Microbatch>& batches,
-                                                const at::Tensor& loss_gradients, bool forward_only) {
-  const plan::PipelineTable& step = table(static_cast<int>(batches.size()), forward_only);
-  pipeline::PipelineOutput output;
-  const auto run = [&](const plan::GraphPlan* captured) {
-    output = executor->run(step, batches, loss_gradients, border(batches.at(0)), captured);
-  };
-  if (partial_graphs) partial_graphs->run(step, run);
-  else run(nullptr);
-  return output;
+pipeline::PipelineInput Assembly::pipeline_input(const std::vector<nn::Microbatch>& batches,
+                                                 at::Tensor loss_gradients, bool forward_only) {
+  pipeline::PipelineInput run{table(static_cast<int>(batches.size()), forward_only), batches,
+                              std::move(loss_gradients), border(batches.at(0))};
+  if (partial_graphs) partial_graphs->take_part(run);
+  return run;
 }
 
 std::vector<optim::NormPart> Assembly::norm_parts() const {
   std::vector<optim::NormPart> parts;
   for (const distributed::ParamFamily& family : families.all()) {
-    if (family.key.clones) continue;
     parts.push_back(
         {family.slices, {world->coordinates(), family.model_parallel, family.data_parallel.shard, world->target()}});
   }
@@ -87,13 +83,11 @@ namespace {
 
 models::ModelContext model_context(const Assembly& a) {
   const config::Config& config = a.config;
-  models::ModelContext context;
-  context.model = config.model;
+  models::ModelContext context(config.model);
   context.vocab_size = a.vocab_size;
   context.positions = a.config.train.seq_length;
-  context.sequence_parallel = config.parallel.sequence_parallel;
   context.label_smoothing = config.train.label_smoothing;
-  context.tp = a.groups().tp;
+  nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
   context.cp = a.groups().cp;
   if (a.experts) context.experts = *a.experts;
   context.dtype = a.dtype;
@@ -102,8 +96,8 @@ models::ModelContext model_context(const Assembly& a) {
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
     const topology::Coordinates at = a.world->coordinates();
-    context.init_streams =
-        nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngPlace{at.tp, at.pp, at.ep, at.etp}));
+    // Holders of a shared parameter draw different values, and the owner's are used (train/sharing.h).
+    context.streams = nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngPlace{at.tp, at.pp, at.ep, at.etp}));
   }
   return context;
 }
@@ -131,9 +125,13 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
         chunks.back().params.push_back(param);
       }
       units.push_back(a.params.size() - before);
-      for (const auto& segment : block.segments) segment->collect_buffers(a.buffers);
+      for (const auto& segment : block.segments) {
+        segment->collect_buffers(a.buffers);
+        segment->collect_step_counts(a.step_counts);
+      }
     }
   }
+  for (const nn::Buffer* buffer : a.buffers) a.step_counts.push_back(buffer->pending);
   a.shared = find_shared(*a.world, chunks);
   std::vector<const nn::Blocks*> all;
   for (const auto& stage : a.stages) all.push_back(&stage->blocks());
@@ -159,7 +157,7 @@ void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
   }
 }
 
-// A pattern that fits no parameter of any stage is misspelt.
+// A pattern that matches no parameter of any stage is taken for a misspelling.
 void check_param_groups(const Assembly& a) {
   const std::vector<config::ParamGroupRule> rules = config::param_group_rules(a.config.optim);
   if (rules.empty() || (a.world->target().meta && a.groups().pp.size() > 1)) return;
@@ -169,7 +167,7 @@ void check_param_groups(const Assembly& a) {
       if (rules[i].match(param->name)) fits[i] = 'x';
     }
   }
-  const std::vector<std::string> stages = comm::all_gather_strings(fits, a.groups().pp);
+  const std::vector<std::string> stages = comm::all_gather_strings(fits, a.groups().stages);
   for (size_t i = 0; i < rules.size(); ++i) {
     const bool any =
         std::any_of(stages.begin(), stages.end(), [i](const std::string& stage) { return stage[i] == 'x'; });
@@ -183,10 +181,7 @@ void check_param_groups(const Assembly& a) {
 
 void make_optimizer(Assembly& a) {
   check_param_groups(a);
-  std::vector<nn::Param*> updated;
-  std::copy_if(a.params.begin(), a.params.end(), std::back_inserter(updated),
-               [](const nn::Param* param) { return !param->clone; });
-  a.param_groups = std::make_unique<optim::ParamGroups>(a.config.optim, updated);
+  a.param_groups = std::make_unique<optim::ParamGroups>(a.config.optim, a.params);
   optim::OptimizerContext context;
   context.groups = a.param_groups.get();
   context.axes = a.groups();
@@ -198,7 +193,7 @@ void make_optimizer(Assembly& a) {
 
 }  // namespace
 
-// Whatever is made of the world from here on tells what captures.
+// From here on all groups and kernel targets are made from the recorded world, so that captures see their calls.
 static void make_graph_device(Assembly& a, const comm::World& world) {
   a.world = &world;
   if (a.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
@@ -228,17 +223,20 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (config.model.has_experts()) {
     a->experts = moe::expert_context(world, config);
     a->experts->forced_loads = forced_loads(config.model, *a->experts);
+    a->experts->step_flags =
+        at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
+    a->experts->buffers = std::make_shared<moe::StaticBuffers>();
   }
   if (!forward_only && counts_experts(config))
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
-  context.deferred_initialization = a->sharding.gathers_units();
+  context.deferred = a->sharding.gathers_units();
   std::vector<size_t> units = build_stages(*a, context, build);
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : a->stages) stages.push_back(stage.get());
   a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);
   make_families(*a, std::move(units), forward_only);
-  if (context.init_streams && !a->shared.empty()) {
+  if (context.streams && !a->shared.empty()) {
     share_values(a->shared, a->slices);
     a->families.updated();
     a->families.settle();  // whoever loads other values next writes where a gather would read

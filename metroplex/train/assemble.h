@@ -1,4 +1,5 @@
-// The one place where everything meets: from a resolved config and a World to what a rank needs to train.
+// Builds everything that a rank needs to train from a resolved config and a World: the one place where all rooms
+// meet.
 #pragma once
 
 #include <functional>
@@ -37,22 +38,24 @@ struct Assembly {
   ~Assembly();
 
   config::Config config;  // resolved
-  // Where train.cuda_graph_impl captures, ahead of all that it hangs at: what captures, and the world that tells it.
+  // With train.cuda_graph_impl: the device that captures, and the world whose calls it records. Declared first, as
+  // everything below refers to them.
   std::unique_ptr<cuda::GraphDevice> graph_device;
   std::optional<comm::World> recorded_world;
   const comm::World* world;
   at::ScalarType dtype;
   int64_t vocab_size;                                     // unpadded
-  std::shared_ptr<const text::TokenizerFiles> tokenizer;  // what checkpoints carry along; null: not known
+  std::shared_ptr<const text::TokenizerFiles> tokenizer;  // saved with checkpoints; null: unknown
 
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
   std::unique_ptr<pipeline::Executor> executor;
 
-  std::optional<moe::ExpertContext> experts;  // of a model that has them; with a meter where the run wants to know
+  std::optional<moe::ExpertContext> experts;  // of a model with experts; with a load meter where the run reports load
 
   std::vector<nn::Buffer*> buffers;                         // state without gradient, of all stages
+  std::vector<at::Tensor> step_counts;                      // zeroed when a training step begins
   config::Sharding sharding;                                // nothing in a forward-only assembly
   distributed::ParamFamilies families;                      // with values and gradients
   std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one a stage; null where nothing is gathered
@@ -62,25 +65,26 @@ struct Assembly {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LrSchedule> schedule;
   std::optional<optim::GradScaler> scaler;  // the rule of the loss scale, which lies in `step`
-  optim::StepState step;                    // what steps decide by, on the device
-  optim::RateTable rates;                   // of the steps to come, on the device
-  int64_t steps = 0;                        // that updated, as far as the host has been told
+  optim::StepState step;                    // loss scale and decisions of a step, on the device
+  optim::RateTable rates;                   // of the next steps, on the device
+  int64_t steps = 0;                        // that updated, as far as the host has read outcomes
 
   bool variable_lengths =
       false;  // microbatches of a step differ in length, as no data of ours do: set it before a step
   std::vector<pipeline::BorderValue> also_crosses;  // stage borders, beside the hidden states: a model of one's own
 
   LossTermNames loss_terms;  // of all ranks, once a step has been taken
-  // Of the step under way, in memory that stays: what the host writes ahead of it (step_vector.h), and the factor of
-  // each microbatch's summed loss, [microbatches] double.
+  // Of the current step, at fixed addresses: what the host writes before it (step_vector.h), and the factor of each
+  // microbatch's summed loss, [microbatches] double.
   at::Tensor step_inputs, loss_factors;
 
-  std::unique_ptr<StepGraphs> graphs;             // of whole steps; null: steps run as they are
-  std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run as they are
+  std::unique_ptr<StepGraphs> graphs;             // of whole steps; null: steps run eagerly
+  std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run eagerly
 
-  // One run of the executor over `batches`, by the table for their number. loss_gradients: as in Executor::run.
-  pipeline::PipelineOutput run_pipeline(const std::vector<nn::Microbatch>& batches, const at::Tensor& loss_gradients,
-                                        bool forward_only);
+  // For one run of the executor over `batches`, which outlive it: by the table for their number, with the graphs of
+  // parts of layers that are due. For an evaluation loss_gradients are undefined.
+  pipeline::PipelineInput pipeline_input(const std::vector<nn::Microbatch>& batches, at::Tensor loss_gradients,
+                                         bool forward_only);
 
   const comm::Groups& groups() const { return world->groups(); }
   bool last_stage() const { return groups().pp.last(); }

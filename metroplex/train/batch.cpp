@@ -1,11 +1,13 @@
 #include "train/batch.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <bit>
+#include <iterator>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -28,20 +30,19 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-// What hosts tell each other of a microbatch: present, b, s, has documents, the bits of the loss mask's sum.
-constexpr int64_t kHeader = 5;
+// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, the number of row
+// runs, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
+enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kRowRuns, kSizes };
+constexpr auto kNumTensors = static_cast<int64_t>(std::size(nn::kMicrobatchTensors));
+constexpr int64_t kHeader = kSizes + 2 * kNumTensors;
 
 at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-// Both sides make the message of this size: planes of b s numbers, the samples' counters, the step.
+// Two tensors, whose sizes both sides compute from the header: all integer tensors concatenated, and the loss mask.
 struct BatchMessage {
   at::Tensor ids, mask;
-  int64_t b, s, planes;
-
-  at::Tensor plane(int64_t p) const { return ids.narrow(0, p * b * s, b * s).view({b, s}); }
-  at::Tensor counters() const { return ids.narrow(0, planes * b * s, b + 1); }
 };
 
 struct OnWire {
@@ -49,46 +50,97 @@ struct OnWire {
   at::Device device;
 };
 
+std::vector<int64_t> sizes_of(const int64_t* header, int64_t tensor) {
+  std::vector<int64_t> sizes;
+  for (int64_t i = kSizes + 2 * tensor; i < kSizes + 2 * tensor + 2; ++i) {
+    if (header[i] >= 0) sizes.push_back(header[i]);
+  }
+  return sizes;
+}
+
+bool is_mask(int64_t tensor) { return nn::kMicrobatchTensors[tensor].tensor == &nn::Microbatch::loss_mask; }
+
 BatchMessage empty_message(const int64_t* header, const OnWire& wire, at::Device device) {
-  const int64_t b = header[1], s = header[2], planes = 3 + header[3];
-  return {at::empty({planes * b * s + b + 1}, at::TensorOptions().dtype(at::kLong).device(device)),
-          at::empty({b, s}, at::TensorOptions().dtype(wire.float_type).device(device)), b, s, planes};
+  int64_t ids = 0, mask = 0;
+  for (int64_t i = 0; i < kNumTensors; ++i) {
+    const std::vector<int64_t> sizes = sizes_of(header, i);
+    if (!sizes.empty()) (is_mask(i) ? mask : ids) += c10::multiply_integers(sizes);
+  }
+  const at::TensorOptions on = at::TensorOptions().device(device);
+  return {at::empty({ids}, on.dtype(at::kLong)), at::empty({mask}, on.dtype(wire.float_type))};
+}
+
+// The tensors of the microbatch, as views of its message.
+nn::Microbatch views_of(const BatchMessage& message, const int64_t* header) {
+  nn::Microbatch out;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < kNumTensors; ++i) {
+    const std::vector<int64_t> sizes = sizes_of(header, i);
+    if (sizes.empty()) continue;
+    at::Tensor& view = out.*nn::kMicrobatchTensors[i].tensor;
+    view = is_mask(i) ? message.mask.view(sizes)
+                      : message.ids.narrow(0, begin, c10::multiply_integers(sizes)).view(sizes);
+    if (!is_mask(i)) begin += view.numel();
+  }
+  return out;
 }
 
 BatchMessage message_of(const nn::Microbatch& batch, const int64_t* header, const OnWire& wire) {
-  BatchMessage out = empty_message(header, wire, at::kCPU);
-  out.plane(0).copy_(batch.tokens);
-  out.plane(1).copy_(batch.labels);
-  out.plane(2).copy_(batch.position_ids);
-  if (out.planes > 3) out.plane(3).copy_(batch.document_ids);
-  out.counters().narrow(0, 0, out.b).copy_(batch.sample_counters);
-  out.counters().narrow(0, out.b, 1).copy_(batch.step);
-  out.mask.copy_(batch.loss_mask);
-  out.ids = to_device(out.ids, wire.device);
-  out.mask = to_device(out.mask, wire.device);
+  const BatchMessage out = empty_message(header, wire, at::kCPU);
+  const nn::Microbatch views = views_of(out, header);
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+    if ((batch.*tensor).defined()) (views.*tensor).copy_(batch.*tensor);
+  }
+  return {to_device(out.ids, wire.device), to_device(out.mask, wire.device)};
+}
+
+nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
+  nn::Microbatch out = views_of(message, header);
+  const int64_t b = out.sample_counters.numel();
+  // In a storage of their own: dropout saves them for backward and must not keep the whole batch alive.
+  const at::Tensor counters = at::cat({out.sample_counters, out.step});
+  out.sample_counters = counters.narrow(0, 0, b);
+  out.step = counters.narrow(0, b, 1);
+  out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
+  out.full_seq_len = header[kFullSeqLen];
   return out;
 }
 
-nn::Microbatch batch_of(const BatchMessage& message, double mask_sum) {
-  nn::Microbatch out;
-  out.tokens = message.plane(0);
-  out.labels = message.plane(1);
-  out.position_ids = message.plane(2);
-  if (message.planes > 3) out.document_ids = message.plane(3);
-  const at::Tensor counters = message.counters().clone();  // dropout keeps it, and not the batch
-  out.sample_counters = counters.narrow(0, 0, message.b);
-  out.step = counters.narrow(0, message.b, 1);
-  out.loss_mask = message.mask;
-  out.mask_sum = mask_sum;
-  return out;
+void write_header(int64_t* header, const nn::Microbatch& batch) {
+  header[kPresent] = 1;
+  header[kMaskSum] = std::bit_cast<int64_t>(batch.mask_sum);
+  header[kFullSeqLen] = batch.full_seq_len;
+  header[kRowRuns] = static_cast<int64_t>(batch.row_runs.size());
+  int64_t* sizes = header + kSizes;
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+    const at::Tensor& x = batch.*tensor;
+    for (int64_t d = 0; d < 2; ++d) *sizes++ = x.defined() && d < x.dim() ? x.size(d) : -1;
+  }
 }
 
-void write_header(int64_t* h, const nn::Microbatch& batch) {
-  h[0] = 1;
-  h[1] = batch.tokens.size(0);
-  h[2] = batch.tokens.size(1);
-  h[3] = batch.document_ids.defined();
-  h[4] = std::bit_cast<int64_t>(batch.mask_sum);
+// What every rank knows of the step's microbatches before their tensors come.
+struct Headers {
+  at::Tensor numbers;  // [most, kHeader]
+  at::Tensor runs;     // [all row runs, 2]
+  int64_t count = 0;   // of microbatches
+  const int64_t* of(int64_t m) const { return numbers.const_data_ptr<int64_t>() + m * kHeader; }
+};
+
+Headers broadcast_headers(const std::vector<nn::Microbatch>& mine, int64_t most, const comm::Group& group) {
+  Headers out{at::zeros({most, kHeader}, at::kLong), {}, 0};
+  std::vector<int64_t> runs;
+  for (size_t m = 0; group.first() && m < mine.size(); ++m) {
+    write_header(out.numbers.mutable_data_ptr<int64_t>() + static_cast<int64_t>(m) * kHeader, mine[m]);
+    for (const nn::RowRun& run : mine[m].row_runs) runs.insert(runs.end(), {run.first, run.count});
+  }
+  comm::broadcast(out.numbers, 0, group);
+  int64_t num_runs = 0;
+  while (out.count < most && out.of(out.count)[kPresent] != 0) num_runs += out.of(out.count++)[kRowRuns];
+  out.runs = at::empty({num_runs, 2}, at::kLong);
+  if (num_runs == 0) return out;
+  std::copy(runs.begin(), runs.end(), out.runs.mutable_data_ptr<int64_t>());
+  comm::broadcast(out.runs, 0, group);
+  return out;
 }
 
 }  // namespace
@@ -122,6 +174,13 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   return out;
 }
 
+int64_t batch_bytes(const nn::Microbatch& batch) {
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors)
+    bytes += (batch.*tensor).defined() ? static_cast<int64_t>((batch.*tensor).nbytes()) : 0;
+  return bytes;
+}
+
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
@@ -140,18 +199,17 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     for (const nn::Microbatch& batch : mine) out.push_back(on_device(batch, device));
     return out;
   }
-  const at::Tensor headers = at::zeros({most, kHeader}, at::kLong);
-  int64_t* h = headers.mutable_data_ptr<int64_t>();
-  for (size_t m = 0; group.first() && m < mine.size(); ++m)
-    write_header(h + static_cast<int64_t>(m) * kHeader, mine[m]);
-  comm::broadcast(headers, 0, group);
+  const Headers headers = broadcast_headers(mine, most, group);
+  const auto* run = headers.runs.const_data_ptr<int64_t>();
   const OnWire wire{float_type, device};
-  for (int64_t m = 0; m < most && h[0] != 0; ++m, h += kHeader) {
+  for (int64_t m = 0; m < headers.count; ++m) {
+    const int64_t* header = headers.of(m);
     const BatchMessage message =
-        group.first() ? message_of(mine[static_cast<size_t>(m)], h, wire) : empty_message(h, wire, device);
+        group.first() ? message_of(mine[static_cast<size_t>(m)], header, wire) : empty_message(header, wire, device);
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
-    out.push_back(batch_of(message, std::bit_cast<double>(h[4])));
+    out.push_back(batch_of(message, header));
+    for (int64_t i = 0; i < header[kRowRuns]; ++i, run += 2) out.back().row_runs.push_back({run[0], run[1]});
   }
   return out;
 }

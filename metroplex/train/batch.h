@@ -25,17 +25,19 @@ struct HostBatch {
   int64_t vocab_size = 0;
 };
 
-// Stacks the samples, in host memory. float_type is that of the loss mask (float or double). Layers cannot refuse a
-// token that is outside the vocabulary, for the host would have to wait for a device: here one is a base::Error with
-// its sample.
+// Stacks the samples, in host memory. float_type is that of the loss mask (float or double). A token outside the
+// vocabulary is refused here, as a base::Error that names its sample: a layer would have to wait for the device.
 nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type);
+
+// Of all tensors of the microbatch.
+int64_t batch_bytes(const nn::Microbatch& batch);
 
 // The batch on the device that computes it, through pinned memory, without waiting; on the CPU the batch itself.
 nn::Microbatch on_device(const nn::Microbatch& host, at::Device device);
 
-// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, where
-// its data has ended, fewer; every rank gets the same ones on `device`. Their numbers travel between devices, their
-// shapes between hosts, once a step.
+// Collective over `group` (tp): the first rank passes its microbatches of a step, in host memory, `most` or, at the
+// end of its data, fewer; every rank gets the same ones on `device`. Tensors are broadcast between devices; what
+// hosts know of them (shapes and row runs) between hosts, once a step.
 std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>& mine, int64_t most,
                                               const comm::Group& group, at::ScalarType float_type,
                                               at::Device device = at::kCPU);

@@ -1,5 +1,6 @@
-// What a checkpoint was made with against what this run is. A tensor fits wherever its shape does, so a difference
-// that would make the same weights another function is looked for in the configurations and in the tokenizers.
+// Compares the run that saved a checkpoint with this one. Tensors of a different model may still have the same
+// shapes, so differences that would make the same weights another function are found in the configurations and
+// tokenizers.
 #pragma once
 
 #include <string>
@@ -24,7 +25,7 @@ std::vector<Difference> model_differences(const config::Config& config, const te
 std::vector<Difference> check_compatible(const config::Config& config, const text::TokenizerFiles* tokenizer,
                                          const files::Manifest& manifest, const std::string& path);
 
-// Moments of one rule mean nothing to another. Throws base::Error.
+// Throws base::Error where the checkpoint's moments are of another optimizer.
 void check_optimizer(const config::Config& config, const files::Manifest& manifest, const std::string& path);
 
 }  // namespace metroplex::train

@@ -9,7 +9,7 @@
 #include "comm/collectives.h"
 #include "config/experts.h"
 #include "cuda/host_read.h"
-#include "files/expert_load.h"
+#include "files/expert_picture.h"
 #include "moe/load_meter.h"
 
 namespace metroplex::train {
@@ -85,7 +85,7 @@ at::Tensor ExpertLoads::all_layers(const at::Tensor& stage) const {
     const auto place = std::find(head_.layers.begin(), head_.layers.end(), number) - head_.layers.begin();
     whole.select(0, place).copy_(stage.select(0, row++));
   }
-  comm::all_reduce(whole, a_.groups().pp);
+  comm::all_reduce(whole, a_.groups().stages);
   return a_.world->rank() == 0 ? cuda::read_on_host(a_.world->target(), whole) : at::Tensor();
 }
 
@@ -122,8 +122,8 @@ std::vector<ExpertMetrics> ExpertLoads::table() {
     const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
     const files::LoadQuantiles q = files::quantiles(tokens);
     const auto a_step = [&](int64_t count) { return static_cast<double>(count) / steps; };
-    ExpertMetrics m{head_.layers[layer], loads_.steps(), a_step(q.least), a_step(q.p10),
-                    a_step(q.p50),       a_step(q.p90),  a_step(q.most)};
+    ExpertMetrics m{head_.layers[layer], loads_.steps(), a_step(q.min), a_step(q.p10),
+                    a_step(q.p50),       a_step(q.p90),  a_step(q.max)};
     if (all > 0) {  // else there is nothing, which is even
       m.experts = {files::imbalance(tokens), of[kExpertsSum] / steps, of[kExpertsWorst]};
       m.ranks = {of[kMostOfRanks] * holders / all, of[kRanksSum] / steps, of[kRanksWorst]};

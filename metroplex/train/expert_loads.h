@@ -1,24 +1,27 @@
-// What the ranks know of the load of their experts (moe/load_meter.h), brought together: the table of
-// train.log_experts_interval and the lines of train.expert_trace_file.
+// Collects the expert loads of all ranks (moe/load_meter.h): the table of train.log_experts_interval and the lines of
+// train.expert_trace_file.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
+#include "config/config.h"
 #include "files/expert_trace.h"
+#include "moe/context.h"
 #include "train/assemble.h"
 #include "train/metrics.h"
 #include "train/stage_loads.h"
 
 namespace metroplex::train {
 
-// Whether a run of this configuration wants to know.
+// Whether a run of this configuration reports them.
 bool counts_experts(const config::Config& config);
 
 // Loss terms as Megatron-LM shows them: those of the router divided by their coefficients, as a mean over the layers
@@ -27,13 +30,13 @@ std::map<std::string, double> shown_terms(const config::Model& model, const std:
 
 class ExpertLoads {
  public:
-  // Requires counts_experts(a.config). Rank 0 opens the trace and says through `log` what goes wrong with it. Throws
-  // base::Error("files") where that is another's.
+  // Requires counts_experts(a.config). Rank 0 opens the trace and logs its write errors. Throws base::Error("files")
+  // where the file belongs to another run.
   ExpertLoads(const Assembly& a, base::Log& log);
 
-  // Behind a step. Collective over the world where something is due, else nothing is read, and nothing sent but what
-  // StageLoads adds up ahead in a long interval. On rank 0 the layers of the table where it is due; nothing
-  // otherwise.
+  // To be called after every step. Collective over the world in a step where something is due; in others nothing is
+  // read, and nothing sent but what StageLoads reduces early in a long interval. Returns the layers of the table on
+  // rank 0 when it is due, else nothing.
   std::vector<ExpertMetrics> after_step(int64_t iteration);
 
  private:
@@ -48,5 +51,12 @@ class ExpertLoads {
   bool traces_;
   StageLoads loads_;  // since the last table
 };
+
+// The expert trace of model.moe_router_force_trace, in the form that routers read.
+
+// Null where no trace is named. Of a trace that was recorded over as many ranks of ep and etp each rank gets the
+// loads of its own source, of others the sum over all sources. Throws base::Error where the trace has other experts
+// than the model, lacks one of its layers or has no iteration, or cannot be read (files/expert_trace.h).
+std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts);
 
 }  // namespace metroplex::train

@@ -1,4 +1,4 @@
-#include "train/forced_loads.h"
+#include "train/expert_loads.h"
 
 #include <algorithm>
 

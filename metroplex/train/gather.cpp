@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "checkpoint/pieces.h"
 #include "comm/collectives.h"
-#include "train/pieces.h"
+#include "train/state_tensors.h"
 
 namespace metroplex::train {
 namespace {

@@ -1,5 +1,5 @@
-// Whole tensors out of their slices, on one rank: for comparing layouts and for tests. Everything travels through
-// host memory, so it is for models that fit there.
+// Gathers whole tensors from their slices on rank 0, for comparing layouts and for tests. Everything goes through
+// host memory, so the model has to fit there.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,7 +10,7 @@
 #include "base/philox.h"
 #include "comm/collectives.h"
 #include "config/family.h"
-#include "nn/attention.h"
+#include "nn/kv_cache.h"
 #include "plan/table_writer.h"
 #include "plan/verify.h"
 #include "train/batch.h"
@@ -29,8 +29,8 @@ nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, n
   return batch;
 }
 
-// One microbatch through all stages, one after another. The schedules of training want a full pipeline: interleaved
-// takes no fewer microbatches than stages.
+// A table for one microbatch through all stages in sequence. Training schedules do not allow that: interleaved needs
+// at least as many microbatches as stages.
 plan::PipelineTable one_pass(const Assembly& a) {
   plan::PipelineTable table;
   table.name = "one pass";
@@ -99,14 +99,14 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
   const plan::PipelineTable table = one_pass(a);
   nn::KvCache cache;
   std::vector<int64_t> input = prompt, made;
-  const comm::Group& pp = a.groups().pp;
+  const comm::Group& stages = a.groups().stages;
   while (static_cast<int64_t>(made.size()) < options.max_new_tokens) {
     const nn::Microbatch batch = on_device(tokens_at(input, cache.length, &cache), a.world->device());
-    const std::vector<at::Tensor> outputs = a.executor->run(table, {batch}, {}, a.border(batch)).last;
+    const std::vector<at::Tensor> outputs = a.executor->run({table, {batch}, {}, a.border(batch)}).last;
     cache.length += static_cast<int64_t>(input.size());
     at::Tensor next = at::zeros({1}, at::kLong);
     if (a.last_stage()) next.fill_(sample_token(outputs.at(0)[-1][0], options, cache.length));
-    comm::broadcast(next, pp.size() - 1, pp);
+    comm::broadcast(next, stages.size() - 1, stages);
     const int64_t token = next.item<int64_t>();
     if (token == options.stop_token) break;
     made.push_back(token);

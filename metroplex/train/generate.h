@@ -1,5 +1,5 @@
-// Continues a text with a model on any layout: keys and values are cached, a token a step, the next one sampled on
-// the last stage from logits that every rank agrees on.
+// Text generation with a model on any layout: keys and values are cached, one token per step is sampled on the last
+// stage and broadcast over the pipeline.
 #pragma once
 
 #include <cstdint>

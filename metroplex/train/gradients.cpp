@@ -8,17 +8,14 @@
 
 namespace metroplex::train {
 
-pipeline::PipelineOutput forward_backward(Assembly& a, const std::vector<nn::Microbatch>& batches,
-                                          const at::Tensor& factors) {
-  const auto count = static_cast<int64_t>(batches.size());
-  a.families.begin_step(count);
-  for (nn::Buffer* buffer : a.buffers) buffer->pending.zero_();
-  return a.run_pipeline(batches, factors, false);
+void begin_gradients(Assembly& a, int64_t microbatches) {
+  a.families.begin_step(microbatches);
+  for (const at::Tensor& counts : a.step_counts) counts.zero_();
 }
 
 namespace {
 
-// Gradients of one type that the same ranks add up.
+// Gradients of one dtype to be summed over the same ranks.
 struct Summands {
   topology::AxisSet axes;
   std::vector<at::Tensor> gradients;
@@ -39,11 +36,11 @@ std::vector<Summands> partial_gradients(const std::vector<distributed::Slice>& s
   return all;
 }
 
-// Gradients of which several ranks, which hold the same slices, have a summand each: norms under sequence
-// parallelism, shared parameters. Those of the same ranks go in one message.
+// Sums the gradients of which several ranks hold a summand for the same slices: partial ones (norms under sequence
+// parallelism) and shared parameters. Those over the same ranks are packed into one all-reduce.
 void reduce_shared_gradients(Assembly& a) {
   for (const Summands& of : partial_gradients(a.slices)) {
-    const comm::Group& group = a.groups().over(of.axes);
+    const comm::Group& group = a.groups().gradients_over(of.axes);
     if (group.size() == 1) continue;
     const at::Tensor flat = at::cat(of.gradients);
     comm::all_reduce(flat, group);

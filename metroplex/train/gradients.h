@@ -1,19 +1,18 @@
-// From microbatches to final gradients: the first half of a step, and what looks for the microbatch that spoils one.
+// What surrounds the run of the executor that makes the gradients, in a step and in the search for the microbatch
+// whose gradient is not finite (step_errors.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <vector>
+#include <cstdint>
 
 #include "train/assemble.h"
 
 namespace metroplex::train {
 
-// Gradients start at zero. `factors` [microbatches] double, where the losses lie: of each microbatch's summed loss.
-pipeline::PipelineOutput forward_backward(Assembly& assembly, const std::vector<nn::Microbatch>& batches,
-                                          const at::Tensor& factors);
+// Before the first forward of so many microbatches: gradients and the counts of a step start at zero.
+void begin_gradients(Assembly& assembly, int64_t microbatches);
 
-// Waits for the reductions over the data-parallel ranks, and adds up what other ranks have summands of. Collective.
+// Waits for the reductions over the data-parallel ranks, and sums partial and shared gradients over the ranks that
+// hold the summands. Collective.
 void finish_gradients(Assembly& assembly);
 
 }  // namespace metroplex::train

@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kAround = "the step around its segments";
 
-// Tells the recorder whose turn it is. Every segment is an island, so that each has its name.
+// Tells the recorder which segment runs, for the places in findings. Listens with cuts, so every segment is an
+// island.
 class OperationPlaces final : public nn::StageObserver {
  public:
   OperationPlaces(cuda::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
@@ -30,7 +31,7 @@ class OperationPlaces final : public nn::StageObserver {
   const nn::Blocks& blocks_;
 };
 
-// A schedule that takes turns on chunks wants groups of microbatches.
+// The interleaved schedule needs its microbatches in groups.
 config::Config with_more_microbatches(config::Config config, const comm::World& world) {
   config::Train& train = config.train;
   train.global_batch_size += config.parallel.virtual_pipeline_model_parallel_size > 1
@@ -62,7 +63,7 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
   MPX_CHECK(options.way == cuda::CheckedGraphs::Way::compared || world.size() == 1, "cuda graph",
             "tensors lie in a closed arena for one rank, not for ", world.size());
   config::Config config = asked;
-  config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // ours are the graphs
+  config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // the check captures by itself
   config.train.cuda_graph_warmup_steps = 1;
   cuda::CheckedGraphs device(options.way);
   const cuda::TapeHooks hooks(nullptr, device.outside());

@@ -1,7 +1,7 @@
-// Whether what a run captures can be, found out without a GPU: a few steps of training and of evaluation on synthetic
-// data, captured anew each time (cuda/graph/checked_graphs.h), with the segment and the operator of whatever a replay
-// would get wrong. The parts of layers that the run names (train.cuda_graph_impl: local, transformer_engine), by
-// their first segment; else the whole step (full_iteration), with two numbers of microbatches.
+// Checks without a GPU whether what a run captures can be captured: a few steps of training and of evaluation on
+// synthetic data, captured anew each time (cuda/graph/checked_graphs.h). Findings name the segment and the operator
+// that a replay would get wrong. Checked are the parts of layers that the run names (train.cuda_graph_impl: local,
+// transformer_engine), or the whole step (full_iteration) with two numbers of microbatches.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a rank's graphs have come to, in lines for the log.
+// A rank's captured graphs, as lines for the log.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace metroplex::train {
 
 struct Assembly;
 
-// That have been captured so far.
+// The number of graphs captured so far.
 int64_t captured_graphs(const Assembly& assembly);
 // Of this rank: number, operations, memory, and what was predicted of the pool. Nothing where nothing captures.
 std::vector<std::string> graph_lines(const Assembly& assembly, int64_t num_microbatches);

@@ -1,5 +1,5 @@
-// When a run logs, evaluates, saves and ends, and what has come together since its last iteration line. Facts about
-// numbers only: who acts on them is trainer.cpp.
+// When a run logs, evaluates, saves and ends, and the means since its last iteration line. Pure functions of numbers:
+// trainer.cpp acts on them.
 #pragma once
 
 #include <chrono>

@@ -12,7 +12,7 @@
 namespace metroplex::train {
 namespace {
 
-// Far below any timeout of a collective.
+// Intervals between these collectives, far below any timeout of one.
 constexpr std::chrono::milliseconds kFirstLook{2}, kLongestLook{200};
 
 bool all_done(bool mine, const comm::World& world) {

@@ -1,5 +1,6 @@
-// Work of unknown length on some ranks (an index of hours) while the others wait: not inside one collective, which
-// would time out, but in a round of short ones, so that a rank that dies is still noticed at once.
+// Work of unknown length on some ranks (building a dataset index may take hours) while the others wait. Waiting
+// inside one collective would time out, so the ranks run short ones in a loop, which also notices at once when a rank
+// dies.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// Loss terms of all ranks under numbers: their names are agreed on once, so that a step adds them up as numbers.
+// Indices for the loss terms of all ranks: the ranks agree on the names once, so that a step all-reduces numbers
+// only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -12,14 +12,14 @@
 
 namespace metroplex::train {
 
-// What the meter of this rank's device sees of it.
+// The part of `use` that the memory meter of this rank's device counts.
 static int64_t counted(const plan::MemoryUse& use, const Assembly& a) {
   return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
 }
 
 static constexpr const char* kReportListener = "memory report";
 
-// Looks at the buffers while they hold most: behind what is gathered, ahead of what is let go.
+// Samples the communication buffers when they are largest: after gathers and before releases.
 class MemoryReport::Sampler final : public nn::StageObserver {
  public:
   explicit Sampler(MemoryReport& report) : report_(report) {}

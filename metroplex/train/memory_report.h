@@ -1,10 +1,9 @@
-// What a rank holds in a training step, by category, measured: parameters, gradients and optimizer state from the
-// tensors themselves; activations as what forwards and backwards add to a meter, border tensors as the executor
-// counts them, both between two actions of the pipeline; communication buffers at every moment of a segment and at
-// every gradient; workspace is what the peak leaves. And the few lines that put it beside what the configuration
-// predicts.
-// Where ranks are threads the meter of one misses what another frees: of a received tensor the sender may let go
-// last. Repeated steps correct the activations; the peak stays a little off with pp.
+// The measured memory of a rank in a training step, by category, and the lines of the log that compare it with the
+// prediction. Parameters, gradients and optimizer state are the sizes of their tensors; activations are what forwards
+// and backwards add to a memory meter, and border tensors what the executor counts, both between pipeline actions;
+// communication buffers are sampled around every segment and at every gradient; workspace is the rest of the peak.
+// Where ranks are threads, one rank's meter misses memory that another one frees last (a received tensor, by its
+// sender). Repeated steps correct the activations; the peak stays slightly off with pp.
 #pragma once
 
 #include <memory>
@@ -32,8 +31,8 @@ class MemoryReport {
   MemoryReport(const MemoryReport&) = delete;
   MemoryReport& operator=(const MemoryReport&) = delete;
 
-  // The microbatches have been made. Not for the first step: what grows once (rotary tables) is there. Of several
-  // steps of the same shape the least that every action added counts.
+  // To be called when the microbatches have been made, and not in the first step, in which rotary tables and the like
+  // grow. Over several steps of the same shape, the minimum that each action added counts.
   void begin_step();
   MeasuredMemory end_step() const;
 

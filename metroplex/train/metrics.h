@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "config/config.h"
-#include "files/expert_load.h"
+#include "files/expert_picture.h"
 
 namespace metroplex::train {
 

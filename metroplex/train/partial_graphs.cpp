@@ -19,7 +19,7 @@ plan::GraphPlan planned(const Assembly& a, const plan::PipelineTable& table) {
 }  // namespace
 
 PartialGraphs::PartialGraphs(Assembly& assembly, cuda::GraphDevice& device)
-    : a_(assembly), device_(device), gradients_(std::make_shared<pipeline::GradientPlaces>()) {
+    : a_(assembly), device_(device), gradients_(std::make_shared<pipeline::GradientBuffers>()) {
   const pipeline::GraphScope scope = pipeline::graph_scope(a_.config.train);
   for (const auto& stage : a_.stages) stage->capture_on(device_, scope, a_.world->device(), gradients_);
 }
@@ -32,13 +32,16 @@ const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) 
   return found->second;
 }
 
-void PartialGraphs::run(const plan::PipelineTable& table, const std::function<void(const plan::GraphPlan*)>& work) {
+void PartialGraphs::take_part(pipeline::PipelineInput& run) {
   const config::Train& train = a_.config.train;
-  if (table.forward_only && train.cuda_graph_impl != config::CudaGraphImpl::local) return work(nullptr);
-  int64_t& steps = table.forward_only ? evaluation_steps_ : training_steps_;
-  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps))
-    return device_.run_on_capture_stream([&] { work(nullptr); });
-  work(&plan_of(table));
+  const bool evaluates = run.table.forward_only;
+  if (evaluates && train.cuda_graph_impl != config::CudaGraphImpl::local) return;
+  int64_t& steps = evaluates ? evaluation_steps_ : training_steps_;
+  if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) {
+    run.warms_up = &device_;
+  } else {
+    run.graphs = &plan_of(run.table);
+  }
 }
 
 PartialGraphs::Sizes PartialGraphs::sizes() const {

@@ -1,13 +1,13 @@
 // Parts of layers as graphs (train.cuda_graph_impl: local, transformer_engine): which live set each microbatch of a
-// step takes, and from which step on. The graphs themselves are the stages' (pipeline/stage_graphs.h); what is
-// between them, and all else of a step, runs as it is.
+// step takes, and from which step on. The graphs themselves belong to the stages (pipeline/stage_graphs.h);
+// everything else in a step runs eagerly.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 
 #include "cuda/graph/graph.h"
+#include "pipeline/executor.h"
 #include "pipeline/stage_graphs.h"
 #include "plan/graph_plan.h"
 
@@ -21,10 +21,10 @@ class PartialGraphs {
   // device.recorder(). Before the first step. Throws as pipeline::check_capturable().
   PartialGraphs(Assembly& assembly, cuda::GraphDevice& device);
 
-  // Calls `work` once, with the plan of the next step of training, or of evaluation, with this table; with null where
-  // the step runs as it is: the first train.cuda_graph_warmup_steps of each (at least one), where captures will run,
-  // and all evaluation with transformer_engine.
-  void run(const plan::PipelineTable& table, const std::function<void(const plan::GraphPlan*)>& work);
+  // Sets how this run takes the graphs: by the plan of its table, or eagerly. Eager are the first
+  // train.cuda_graph_warmup_steps of training and of evaluation (at least one each), on the stream of the captures,
+  // and every evaluation with transformer_engine.
+  void take_part(pipeline::PipelineInput& run);
 
   struct Sizes {
     pipeline::GraphSizes training, evaluation;  // gradients: in training
@@ -37,7 +37,7 @@ class PartialGraphs {
 
   Assembly& a_;
   cuda::GraphDevice& device_;
-  std::shared_ptr<pipeline::GradientPlaces> gradients_;
+  std::shared_ptr<pipeline::GradientBuffers> gradients_;
   std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)
   const plan::GraphPlan* last_training_ = nullptr;
   int64_t training_steps_ = 0, evaluation_steps_ = 0;

@@ -1,4 +1,4 @@
-#include "train/pieces.h"
+#include "train/state_tensors.h"
 
 #include "base/error.h"
 

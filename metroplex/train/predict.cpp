@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "config/validate.h"
 #include "plan/schedules/registry.h"
-#include "sim/flops.h"
+#include "plan/model_flops.h"
 #include "topology/rank_grid.h"
 
 namespace metroplex::train {
@@ -33,16 +33,16 @@ double flops_of(const plan::ActionTrace& action) {
   return sum;
 }
 
-// By the formula (sim/flops.h), of one sample on all ranks that hold a part of it.
+// By the formula (plan/model_flops.h), of one sample on all ranks that hold a part of it.
 double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
-  sim::ModelShape shape = sim::model_shape(request.config, vocab);
+  plan::ModelShape shape = plan::model_shape(request.config, vocab);
   shape.num_layers = layers.num_layers;
   if (shape.experts) {
     const std::vector<bool> all = shape.experts->layer_is_moe;
     shape.experts->layer_is_moe.assign(all.begin() + layers.first_layer,
                                        all.begin() + layers.first_layer + layers.num_layers);
   }
-  return sim::step_flops(shape, {.batch_size = 1});
+  return plan::step_flops(shape, {.batch_size = 1});
 }
 
 // Of this rank's layers, and of the head where it has the loss.

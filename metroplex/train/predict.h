@@ -1,5 +1,5 @@
-// What a configuration predicts of one rank before anything is made: its memory, its parameters, its operations.
-// Whoever asks for many configurations or ranks asks here (fit.h, memory_options.h, dry_run.h).
+// Predicts the memory, parameters and FLOPs of one rank from the configuration, before anything is allocated.
+// preflight/ calls it for many configurations and ranks.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct RankPrediction {
   // and what the update multiplies.
   double flops = 0;
   double forward_flops = 0;  // of these, in forwards
-  double model_flops = 0;    // by the formula of sim/flops.h, which throughput is counted with
+  double model_flops = 0;    // by the formula of plan/model_flops.h, which throughput is counted with
 };
 
 RankPrediction predict_rank(const RankRequest& request);
 plan::MemoryPrediction predict_memory(const RankRequest& request);
 
-// What a step holds at most beside what is there when it begins: what the pool of its graph holds.
+// The peak of a step above what is held when it begins: the size of the memory pool of its graph.
 int64_t step_bytes(const plan::MemoryPrediction& prediction);
 
 using Predictor = std::function<RankPrediction(const RankRequest&)>;

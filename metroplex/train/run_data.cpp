@@ -24,9 +24,10 @@ static data::SampleCounts wanted_samples(const config::Config& config, const Run
   return data::sample_counts(options);
 }
 
-RunData::RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only)
+RunData::RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
+                 std::shared_ptr<files::FileSystem> disk)
     : a_(a) {
-  build(length, tokenizer, forward_only);
+  build(length, tokenizer, forward_only, std::move(disk));
   tell_peers();
 }
 
@@ -42,13 +43,14 @@ data::BuildOptions build_options(const config::Config& config, const RunLength& 
   return options;
 }
 
-void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only) {
+void RunData::build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
+                    std::shared_ptr<files::FileSystem> disk) {
   const config::Config& config = a_.config;
   const data::BuildOptions options = build_options(config, length, tokenizer, forward_only);
   const auto splits = std::make_shared<data::Splits>();
   do_with_peers(
-      [splits, options, data = config.data, reads = reads()] {
-        if (reads) *splits = data::build_datasets(data, options);
+      [splits, options, data = config.data, reads = reads(), disk = std::move(disk)] {
+        if (reads) *splits = data::build_datasets(data, options, *disk);
       },
       *a_.world);
   datasets_ = {splits->train, splits->valid, splits->test};

@@ -10,6 +10,7 @@
 
 #include "data/build.h"
 #include "data/sample.h"
+#include "files/file_system.h"
 #include "nn/microbatch.h"
 #include "train/assemble.h"
 #include "train/batch.h"
@@ -21,14 +22,15 @@ namespace metroplex::train {
 enum Split { kTrain, kValid, kTest };
 inline constexpr const char* kSplitNames[] = {"training", "validation", "test"};
 
-// What the datasets of a run of that length are built by.
+// The options with which the datasets of a run of that length are built.
 data::BuildOptions build_options(const config::Config& config, const RunLength& length,
                                  const TokenizerFacts& tokenizer, bool evaluate_only);
 
 class RunData {
  public:
   // Builds the datasets of a run of that length. `a` must outlive it. Collective.
-  RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only);
+  RunData(const Assembly& a, const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
+          std::shared_ptr<files::FileSystem> disk);
 
   bool has(Split split) const { return present_[split]; }
   const data::TrainOrder& train_order() const { return train_order_; }  // known on reading ranks
@@ -45,7 +47,8 @@ class RunData {
 
  private:
   bool reads() const { return a_.groups().batch.first(); }
-  void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only);
+  void build(const RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
+             std::shared_ptr<files::FileSystem> disk);
   void tell_peers();
   data::SamplerOptions sampler_options(int64_t consumed) const;
 

@@ -67,7 +67,7 @@ bool goes_on_in_place(const config::Checkpoint& c) {
   return same_folder(c.load, c.save) || plain(c.load).parent_path() == plain(c.save);
 }
 
-void check_save_folder(const config::Config& config) {
+void check_save_folder(const config::Config& config, files::FileSystem& disk) {
   const config::Checkpoint& c = config.checkpoint;
   // Its iterations begin at 0 again: what it saves would make a branch of the run it came from, which retention
   // removes.
@@ -75,7 +75,6 @@ void check_save_folder(const config::Config& config) {
             "checkpoint.finetune begins a new run, but checkpoint.save = ", c.save,
             " is where checkpoint.load = ", c.load,
             " lies: the checkpoints it starts from would be removed; choose another checkpoint.save");
-  files::PosixFileSystem disk;
   if (c.save.empty() || goes_on_in_place(c) || !disk.is_directory(c.save)) return;
   std::vector<std::string> names;
   for (const std::string& name : disk.list(c.save)) {

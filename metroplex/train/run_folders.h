@@ -1,11 +1,12 @@
-// The folders that a run loads from and saves to: a mistyped name must not begin a new run, and a new run must not
-// mix its checkpoints with those of another.
+// Checks of the folders that a run loads from and saves to: a mistyped name must not start a new run, and a new run
+// must not mix its checkpoints with those of another.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "config/config.h"
+#include "files/file_system.h"
 
 namespace metroplex::train {
 
@@ -18,7 +19,7 @@ bool goes_on_in_place(const config::Checkpoint& checkpoint);
 // Throws base::Error when checkpoint.save holds something and nothing of it is to be loaded, and when a new run
 // (checkpoint.finetune) would save over the one it comes from. Hidden names and what this run itself writes there
 // (train.tensorboard_dir, ...) do not count.
-void check_save_folder(const config::Config& config);
+void check_save_folder(const config::Config& config, files::FileSystem& disk);
 
 // Throws base::Error where checkpoint.save, or what of its path is there, is no folder or may not be written in.
 void check_writable(const std::string& save);

@@ -34,7 +34,7 @@ RunLength run_length(const config::Config& config, const plan::MicrobatchSchedul
     ++length.iterations;
   }
   if (!more()) return length;
-  // The batch size changes no more: the rest is a division.
+  // From here on the batch size is constant, so the rest is a division.
   const int64_t size = schedule.at(length.samples, false).running_global_batch_size;
   const int64_t rest =
       t.train_samples > 0 ? (t.train_samples - length.samples + size - 1) / size : t.train_iters - length.iterations;

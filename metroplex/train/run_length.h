@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "config/config.h"
+#include "files/file_system.h"
 #include "plan/microbatches.h"
+#include "train/assemble.h"
 
 namespace metroplex::train {
 
@@ -28,5 +32,18 @@ int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations)
 // size is reached late or never, iterations become the samples that they consume, so that a decay over N iterations
 // ends with iteration N.
 config::Config in_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule);
+
+// What the log says of a run before its first step, beside what preflight/dry_run.h predicts, and the file in which
+// its whole configuration lies.
+
+// Ranks and layout, batches, data with epochs, device and threads, a line each. Looks at the data through `disk`.
+std::vector<std::string> run_lines(const Assembly& a, const RunLength& length, files::FileSystem& disk);
+
+// What a run should be warned of that has experts and nothing that keeps their load even; empty for others.
+std::string unbalanced_experts(const config::Model& model);
+
+// checkpoint.save/run.yaml: the configuration with everything that was derived, as `config::dump` writes it. Written
+// beside and renamed; returns the path, or nothing where the run saves nothing.
+std::string write_run_config(const config::Config& config, files::FileSystem& disk);
 
 }  // namespace metroplex::train

@@ -1,4 +1,4 @@
-#include "train/run_lines.h"
+#include "train/run_length.h"
 
 #include <ATen/Parallel.h>
 

@@ -44,7 +44,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Of `rank` from rank 0. What is derived from a key differs with it, and may stand before it.
+// The differences of `rank` from rank 0. A derived value differs with the key it is derived from, and may come first.
 std::string told_differences(const std::string& mine, const std::string& of_rank_0, int rank) {
   const std::vector<std::string> here = lines_of(mine), first = lines_of(of_rank_0);
   if (here.size() != first.size())

@@ -1,5 +1,5 @@
-// Ranks that a launcher starts apart read their own files, options and environment. Two learning rates would train
-// without a word, two lengths of the run would wait for each other: before anything else the ranks compare.
+// Ranks that a launcher starts separately read their own files, options and environment. Different learning rates
+// would train silently and different run lengths would hang, so the ranks compare their configurations first.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Whether a run that goes on finds, at the sample where the one before it stopped, the order of samples that led
-// there. The first so many of another order are not those that were read.
+// Whether a resumed run has the same order of samples as the run that saved the checkpoint. In another order, the
+// samples before the current position would not be those that have been trained on.
 #pragma once
 
 #include <string>

@@ -10,13 +10,13 @@
 namespace metroplex::train {
 namespace {
 
-// A stage's chunk that holds a name.
+// A chunk that holds a parameter of that name, by pipeline rank (stage) and place in the model.
 struct Holder {
   int64_t place = 0;
   int stage = 0;
 };
 
-// Names, and who holds them in the order of the model.
+// The shared names, each with its holders in model order.
 std::map<std::string, std::vector<Holder>> find_holders(const comm::Group& pp,
                                                         const std::vector<ChunkParams>& chunks) {
   std::string mine;
@@ -47,7 +47,8 @@ comm::Group group_of(const comm::World& world, const std::string& name, const st
     if (std::any_of(holders.begin(), holders.end(), here)) ranks.push_back(pipeline[stage]);
   }
   const comm::Group& embedding = world.groups().embedding;
-  return ranks == embedding.ranks() ? embedding : world.make_group("shared " + name, ranks);
+  return ranks == embedding.ranks() ? embedding
+                                    : world.make_group({"shared " + name, comm::Purpose::gradients, ranks});
 }
 
 // The slices of the holders; empty where they lie on other data-parallel ranks.
@@ -67,7 +68,7 @@ std::vector<const distributed::Slice*> slices_of(const SharedParam& shared,
 
 std::vector<SharedParam> find_shared(const comm::World& world, const std::vector<ChunkParams>& chunks) {
   std::vector<SharedParam> all;
-  for (const auto& [name, holders] : find_holders(world.groups().pp, chunks)) {
+  for (const auto& [name, holders] : find_holders(world.groups().stages, chunks)) {
     SharedParam shared{name, {}, {}};
     for (const ChunkParams& chunk : chunks) {
       for (nn::Param* param : chunk.params) {

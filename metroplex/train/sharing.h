@@ -1,5 +1,5 @@
-// Parameters that are one although several stages or chunks hold them (Placement::shared): found once, at assembly.
-// The gradient is summed over all holders; the first holder in the order of the model owns the parameter.
+// Parameters of which several stages or chunks hold a copy (Placement::shared; tied embeddings, say), found once at
+// assembly. Their gradients are summed over all holders; the first holder in model order owns the parameter.
 #pragma once
 
 #include <string>

@@ -46,7 +46,7 @@ void StageLoads::keep_step() {
     *times++ += of.combine_ms;
   }
   kept_.select(0, kept_steps_++).copy_(at::stack(counts));
-  experts_.meter->reset();
+  experts_.meter->reset_times();
 }
 
 at::Tensor StageLoads::last_step() const {

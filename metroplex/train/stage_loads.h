@@ -1,6 +1,6 @@
-// The load of the experts of a stage's layers, step by step: which expert had most in a step is known only where the
-// ranks' counts of that step have been added up, so a rank keeps its counts of each step and the ranks add up many at
-// once. All of it stays on the device.
+// The load of the experts of a stage's layers per step. The most loaded expert of a step is known only after the
+// counts of all ranks have been added, so a rank keeps its counts of each step, and the ranks reduce many steps in
+// one collective. All of it stays on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ class StageLoads {
   // Requires experts.meter. steps: how many there are at most between two resets.
   StageLoads(const moe::ExpertContext& experts, int64_t num_experts, int64_t steps,
              int64_t most_counts = int64_t{1} << 20);
-  // Takes what the meter has as the load of a step, and resets the meter. Nothing is sent, but where most_counts are
+  // Takes what the meter has counted in the step that is over. Nothing is sent, but where most_counts are
   // kept already: then it is collective over the ranks of the stage.
   void keep_step();
   int64_t steps() const { return steps_; }  // since the last reset

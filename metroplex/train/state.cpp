@@ -13,7 +13,7 @@
 #include "config/load.h"
 #include "files/file_system.h"
 #include "train/compatible.h"
-#include "train/held.h"
+#include "train/state_tensors.h"
 #include "train/run_folders.h"
 #include "train/same_data.h"
 
@@ -80,46 +80,46 @@ bool writes_buffer_here(const Assembly& a, const nn::NamedTensor& buffer) {
 }
 
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
-void load_weights(Assembly& a, checkpoint::Reader& reader) {
-  for (const Held& held : held_weights(a)) {
-    const bool exact = !a.config.precision.half() && reader.find(held.param->name, "main") != nullptr;
-    fill(reader, held, held.values(), exact ? "main" : "weight");
-    for (const char* kind : {"weight", "main"}) reader.mark_read(held.param->name, kind);  // one stands for the other
+void load_weights(Assembly& a, checkpoint::TensorSource& source) {
+  for (const optim::State& state : weight_states(a)) {
+    const bool exact = !a.config.precision.half() && source.find(state.param->name, "main") != nullptr;
+    fill(source, state, state.values(), exact ? "main" : "weight");
+    for (const char* kind : {"weight", "main"})
+      source.mark_read(state.param->name, kind);  // one stands for the other
   }
 }
 
-void load_buffers(Assembly& a, checkpoint::Reader& reader) {
-  for (const Held& held : held_buffers(a)) { fill(reader, held, held.values(), held.kind); }
+void load_buffers(Assembly& a, checkpoint::TensorSource& source) {
+  for (const optim::State& state : buffer_states(a)) { fill(source, state, state.values(), state.kind); }
 }
 
 // Main parameters are weights, also of a run that only takes the weights over; a checkpoint without any has them as
 // its weights, which may be more exact than this run's.
-void load_optimizer(Assembly& a, checkpoint::Reader& reader, bool moments) {
+void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments) {
   for (const optim::State& state : a.optimizer->state()) {
     const bool main = state.kind == "main";
     if (!main && !moments) continue;
-    const bool as_weight = main && reader.find(state.param->name, "main") == nullptr;
+    const bool as_weight = main && source.find(state.param->name, "main") == nullptr;
     const at::Tensor values = state.values();
-    fill(reader, {state.param, state.kind, state.begin, state.end, state.dtype, {}}, values,
-         as_weight ? "weight" : state.kind);
+    fill(source, state, values, as_weight ? "weight" : state.kind);
     a.optimizer->restore(state, values);
   }
 }
 
 // A tensor of the checkpoint that no rank has a place for is an error, unless a difference was allowed that explains
 // it.
-void check_all_taken(checkpoint::Reader& reader, checkpoint::Exchange& exchange, bool moments, bool allowed,
+void check_all_taken(checkpoint::TensorSource& source, checkpoint::Exchange& exchange, bool moments, bool allowed,
                      LoadOutcome& outcome) {
-  for (const files::ManifestTensor& tensor : reader.manifest().tensors) {
+  for (const files::TensorForm& tensor : source.tensors()) {
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
-      reader.mark_read(tensor.name, tensor.kind);
+      source.mark_read(tensor.name, tensor.kind);
   }
-  const std::vector<std::string> left = reader.unread(exchange);
+  const std::vector<std::string> left = source.unread(exchange);
   if (left.empty()) return;
   std::string list;
   for (size_t i = 0; i < left.size() && i < 3; ++i) list += (i == 0 ? "" : ", ") + left[i];
   if (left.size() > 3) list += base::concat(" and ", left.size() - 3, " more");
-  MPX_CHECK(allowed, "checkpoint", "'", reader.directory(), "' holds what this run has no place for: ", list,
+  MPX_CHECK(allowed, "checkpoint", "'", source.directory(), "' holds what this run has no place for: ", list,
             "; set the sections model and optim as in the checkpoint (for weights alone: checkpoint.no_load_optim)");
   add_line(outcome.notes, "left in the checkpoint: " + list);
 }
@@ -229,11 +229,10 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
 
 }  // namespace
 
-SaveOutcome save_state(Assembly& a, const Position& position) {
-  GroupExchange exchange(a.groups().world);
-  files::PosixFileSystem disk;
+SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {
+  GroupExchange exchange(a.groups().checkpoint);
   checkpoint::RunState state;
-  std::exception_ptr failed;  // told where the others hear of it
+  std::exception_ptr failed;  // rethrown in `describe`, where checkpoint::save tells all ranks
   try {
     if (exchange.rank() == 0) state = run_state(a, position);
   } catch (const std::exception&) { failed = std::current_exception(); }
@@ -241,11 +240,11 @@ SaveOutcome save_state(Assembly& a, const Position& position) {
     if (failed) std::rethrow_exception(failed);
     std::vector<checkpoint::LocalPiece> pieces;
     size_t ordinal = 0;
-    for (const Held& held : a.config.checkpoint.no_save_optim ? held_weights(a) : held_state(a)) {
-      if (writes_here(a, *held.param, ordinal++)) add_pieces(held, pieces);
+    for (const optim::State& tensor : a.config.checkpoint.no_save_optim ? weight_states(a) : training_states(a)) {
+      if (writes_here(a, *tensor.param, ordinal++)) add_pieces(tensor, pieces);
     }
-    for (const Held& held : held_buffers(a)) {
-      if (writes_buffer_here(a, *held.param)) add_pieces(held, pieces);
+    for (const optim::State& tensor : buffer_states(a)) {
+      if (writes_buffer_here(a, *tensor.param)) add_pieces(tensor, pieces);
     }
     return pieces;
   };
@@ -264,10 +263,10 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
   return allowed;
 }
 
-LoadOutcome load_state(Assembly& a, const std::string& directory, const data::TrainOrder& order) {
-  GroupExchange exchange(a.groups().world);
+LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSystem& disk,
+                       const data::TrainOrder& order) {
+  GroupExchange exchange(a.groups().checkpoint);
   const config::Checkpoint& c = a.config.checkpoint;
-  files::PosixFileSystem disk;
   checkpoint::Found found = checkpoint::open_path(disk, directory, c.ckpt_step, exchange);
   LoadOutcome outcome;
   for (const std::string& problem : found.problems) add_line(outcome.notes, problem);

@@ -6,6 +6,7 @@
 
 #include "comm/world.h"
 #include "data/build.h"
+#include "files/file_system.h"
 #include "train/assemble.h"
 #include "train/compatible.h"
 
@@ -29,9 +30,9 @@ struct SaveOutcome {
 };
 
 // Collective. Takes one tensor of the state at a time: beside it there is room for one decoded tensor and a buffer of
-// kHostBufferBytes (held.h). A failed save, for want of memory too, leaves older checkpoints and the run alone and
-// says why.
-SaveOutcome save_state(Assembly& assembly, const Position& position);
+// kHostBufferBytes (state_tensors.h). A failed save, for want of memory too, leaves older checkpoints and the run
+// alone and says why.
+SaveOutcome save_state(Assembly& assembly, const Position& position, files::FileSystem& disk);
 
 // What load_state() finds out ahead of the tensors: throws where the checkpoint is of another model, or a run that
 // trains cannot go on from it; returns the differences that checkpoint.allow names.
@@ -51,6 +52,7 @@ struct LoadOutcome {
   std::string branch_left;  // on rank 0: later checkpoints of the folder that is saved to, which are passed over
   Position position;
 };
-LoadOutcome load_state(Assembly& assembly, const std::string& directory, const data::TrainOrder& order = {});
+LoadOutcome load_state(Assembly& assembly, const std::string& directory, files::FileSystem& disk,
+                       const data::TrainOrder& order = {});
 
 }  // namespace metroplex::train

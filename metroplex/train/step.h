@@ -22,7 +22,7 @@ struct StepInput {
   // Called when the gradients are final, before clipping, with the factor that unscales them; may be empty.
   std::function<void(double)> on_gradients;
   Timers* timers = nullptr;  // the parts of the step, under Megatron's names; may be null
-  bool eager = false;        // without its graph, where the assembly has one: somebody looks on
+  bool eager = false;        // run without the assembly's graph, because observers are attached
 };
 
 struct StepOutcome {
@@ -33,34 +33,36 @@ struct StepOutcome {
   double loss_scale = 1;  // that this step used
   bool updated = true;    // false: parameters, moments and schedules stay as they were
   std::string skipped;    // why not updated
+  bool overflow = false;  // skipped because expert rows exceeded a buffer: its gradients are meaningless
+  std::string repeated;   // why the step ran a second time, with the rows of experts sent by counts of the host
   int64_t num_zeros = -1;
   double tokens = 0;  // that counted in the loss
   bool stop = false;  // some rank was asked to end: true on all of them or on none
 };
 
-// Forward, backward, reduction, test for overflow, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
+// Forward, backward, reduction, overflow check, clipping, update (Megatron's MixedPrecisionOptimizer.step). With a
 // loss scale, gradients that are not finite skip the update. Without one, a loss or gradient that is not finite
 // throws before anything is updated, naming rank, iteration, parameter and microbatch. A gradient norm above
-// precision.grad_norm_skip_threshold skips the update too. The functions below, one after the other, or, where the
-// assembly has graphs, the graph of the step.
+// precision.grad_norm_skip_threshold skips the update too. It is the two functions below, one after the other.
 StepOutcome train_step(Assembly& assembly, const StepInput& input);
 
 // What a step leaves on the device.
 struct EnqueuedStep {
   StepVector vector;
 };
-// The host writes ahead the rates of steps to come: the first thing of a step.
-void write_rates(Assembly& assembly, const StepInput& input);
-// The step itself, without a graph. The host reads nothing of what it computes, so on a GPU it has merely been
-// enqueued; it runs on the meta device too. Exceptions: on_gradients, for which the host waits;
+// The host writes rates, tokens and the stop flag; all else is the body of the step, which runs as it is or, where
+// the assembly has graphs, as the graph of the step. The host reads nothing of what it computes, so on a GPU it has
+// merely been enqueued; it runs on the meta device too. Exceptions: on_gradients, for which the host waits;
 // optim.optimizer_cpu_offload, whose step the host does; in the first step the ranks agree on the names of loss
 // terms.
 EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
-// Waits for it, reads its vector, once, and throws or says how it went. `input` is the same.
+// Waits for it, reads its vector, once, and throws or says how it went. `input` is the same. Where rows of experts
+// found no room in static buffers nothing has been updated: model.moe_overflow_policy says whether the step runs
+// again here, eagerly, or throws base::Error("moe").
 StepOutcome read_outcome(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
-// was asked to end.
+// was asked to end. Where rows of experts found no room: as in read_outcome.
 struct LossSum {
   double loss = 0;  // weighted by `weight`
   double weight = 0;

@@ -17,7 +17,7 @@ void refuse_losses(const Assembly& a, const StepInput& input, const double* loss
               "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
               "checkpoint");
   }
-  comm::barrier(a.groups().world);  // ends with the error of a rank that has it
+  comm::barrier(a.groups().world);  // throws when the rank with the cause has thrown
   MPX_CHECK(
       false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
       "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
@@ -25,14 +25,15 @@ void refuse_losses(const Assembly& a, const StepInput& input, const double* loss
 
 namespace {
 
-// Collective. The microbatch that makes the gradients not finite, found by running each alone, or, where an
-// interleaved schedule takes no single one, as many copies of it as there were microbatches; -1 if none does it
-// again.
+// Collective. The microbatch whose gradients are not finite, found by running each one alone, or, with an interleaved
+// schedule, which cannot run a single one, as many copies of it as there were microbatches. -1 if it does not recur.
 int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) {
   const size_t copies = a.stages.size() > 1 ? input.batches.size() : 1;
   for (size_t m = 0; m < input.batches.size(); ++m) {
     const at::Tensor one = factors.narrow(0, static_cast<int64_t>(m), 1).div(static_cast<double>(copies));
-    forward_backward(a, std::vector(copies, input.batches[m]), one.repeat({static_cast<int64_t>(copies)}));
+    const std::vector batches(copies, input.batches[m]);
+    begin_gradients(a, static_cast<int64_t>(copies));
+    a.executor->run(a.pipeline_input(batches, one.repeat({static_cast<int64_t>(copies)}), false));
     finish_gradients(a);
     if (optim::gradient_stats(a.norm_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
   }

@@ -1,9 +1,12 @@
-// What is wrong with a step whose loss or gradients are not finite, without a loss scale: nothing was updated, and
-// all ranks end with an error that names what is to blame.
+// Why a step does not update: losses or gradients that are not finite, which in runs without a loss scale end all
+// ranks with an error that names the cause; and rows of experts that found no room, for which it runs again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
+#include "cuda/kernels/step_state.h"
 #include "train/assemble.h"
 #include "train/step.h"
 
@@ -17,5 +20,28 @@ namespace metroplex::train {
 // Some gradient is not finite: throws base::Error("numerics"), naming parameter, rank and microbatch, which are found
 // by running each microbatch alone. `factors` [microbatches] are those of the losses. Collective.
 [[noreturn]] void refuse_gradients(Assembly& assembly, const StepInput& input, const at::Tensor& factors);
+
+// The rules by which judge_step decides whether a step updates.
+
+cuda::kernels::StepRules rules_of(const Assembly& assembly);
+
+// Steps in which rows of experts found no room in the static buffers of model.moe_token_dispatcher_type.
+
+// "layer 3: 1200 rows for rank 1 of ep, which has room for 1000 (...)" of the layers on this stage, of the others
+// `elsewhere`. Throws it as base::Error("moe") where model.moe_overflow_policy is stop, on every rank. Before the
+// next step.
+std::string overflow_of(const Assembly& assembly, const std::string& elsewhere);
+
+// During its lifetime rows are sent by counts that the host reads, so that all of them find room.
+class Repeating {
+ public:
+  explicit Repeating(Assembly& assembly) : buffers_(*assembly.experts->buffers) { buffers_.repeats = true; }
+  ~Repeating() { buffers_.repeats = false; }
+  Repeating(const Repeating&) = delete;
+  Repeating& operator=(const Repeating&) = delete;
+
+ private:
+  moe::StaticBuffers& buffers_;
+};
 
 }  // namespace metroplex::train

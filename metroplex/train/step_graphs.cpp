@@ -1,7 +1,6 @@
 #include "train/step_graphs.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -9,21 +8,18 @@
 #include "pipeline/static_batches.h"
 #include "train/assemble.h"
 #include "train/step.h"
-#include "train/step_body.h"
 
 namespace metroplex::train {
 
 struct StepGraphs::One {
-  using Body = std::function<StepVector(const std::vector<nn::Microbatch>&)>;
-
-  // The body begins and ends with parameters that are gathered whole and with nothing under way: what was started
-  // before it would be waited for in the graph, and what it left to the next step would be missing in every replay.
-  One(Assembly& a, cuda::GraphDevice& device, std::shared_ptr<cuda::GraphPool> pool, Body body)
+  // The body begins and ends with parameters gathered and no collective in flight: one started before it would be
+  // waited for inside the graph, and one left to the next step would be waited for only once, in the capture.
+  One(Assembly& a, cuda::GraphDevice& device, std::shared_ptr<cuda::GraphPool> pool)
       : inputs(a.world->device()),
         step(device,
-             [this, &a, body = std::move(body)](const cuda::GraphedCallable::Tensors&) {
+             [this, &a](const cuda::GraphedCallable::Tensors&) {
                vector = {};
-               vector = body(inputs.batches());
+               vector = (*body)(inputs.batches());
                a.families.settle();
                return cuda::GraphedCallable::Tensors{};
              },
@@ -33,28 +29,26 @@ struct StepGraphs::One {
 
   pipeline::StaticBatches inputs;
   at::Tensor step_inputs, loss_factors;  // Assembly's: the other graph may have another number of microbatches
+  const Body* body = nullptr;            // of the step under way
   StepVector vector;                     // of the last step; once captured, where every replay leaves it
   cuda::GraphedCallable step;
 };
 
-StepGraphs::StepGraphs(Assembly& assembly, cuda::GraphDevice& device) : a_(assembly), pool_(device.make_pool()) {
-  // In a capture of a GPU nobody may wait for it, as timers do.
-  const bool times = device.recorder() != nullptr;
-  training_ = std::make_unique<One>(a_, device, pool_, [this, times](const auto& batches) {
-    return training_body(a_, batches, {times ? &timers_ : nullptr, {}});
-  });
-  evaluation_ =
-      std::make_unique<One>(a_, device, pool_, [this](const auto& batches) { return evaluation_body(a_, batches); });
-}
+StepGraphs::StepGraphs(Assembly& assembly, cuda::GraphDevice& device)
+    : a_(assembly),
+      pool_(device.make_pool()),
+      training_(std::make_unique<One>(a_, device, pool_)),
+      evaluation_(std::make_unique<One>(a_, device, pool_)),
+      times_(device.recorder() != nullptr) {}
 
 StepGraphs::~StepGraphs() = default;
 
-StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches, bool stop) {
+StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body) {
   MPX_CHECK(
       !a_.variable_lengths, "cuda graph",
-      "microbatches differ in length, which the ranks of the pipeline tell each other in every step: a graph has "
-      "one length; pad them, or set train.cuda_graph_impl: none");
-  // What a step that ran as it is left under way would be waited for in the graph, or be written under it.
+      "the microbatches of a step differ in length, and a captured step has one length for all; pad them, or set "
+      "train.cuda_graph_impl: none");
+  // Finishes the collectives that an eager step has left in flight: the graph must neither wait for them nor race.
   a_.families.settle();
   a_.step_inputs = one.step_inputs;
   a_.loss_factors = one.loss_factors;
@@ -65,23 +59,24 @@ StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches,
     one.step.reset();
     one.inputs.make(batches);
   }
+  one.body = &body;
   one.step({});
+  one.body = nullptr;
   one.step_inputs = a_.step_inputs;
   one.loss_factors = a_.loss_factors;
   return one.vector;
 }
 
-EnqueuedStep StepGraphs::train(const StepInput& input) {
-  write_rates(a_, input);
+StepVector StepGraphs::train(const StepInput& input, const Body& body) {
   timers_ = input.timers;
-  const auto step = [&] { return run(*training_, input.batches, input.stop); };
-  EnqueuedStep enqueued{timers_ != nullptr ? timers_->measure("step-graph", 1, step) : step()};
+  const auto step = [&] { return run(*training_, input.batches, input.stop, body); };
+  StepVector vector = timers_ != nullptr ? timers_->measure("step-graph", 1, step) : step();
   timers_ = nullptr;
-  return enqueued;
+  return vector;
 }
 
-StepVector StepGraphs::evaluate(const std::vector<nn::Microbatch>& batches, bool stop) {
-  return run(*evaluation_, batches, stop);
+StepVector StepGraphs::evaluate(const std::vector<nn::Microbatch>& batches, bool stop, const Body& body) {
+  return run(*evaluation_, batches, stop, body);
 }
 
 StepGraphs::Sizes StepGraphs::sizes() const {

@@ -1,8 +1,9 @@
-// The whole step as one graph (train.cuda_graph_impl: full_iteration): all microbatches and chunks of a rank, what it
-// sends and receives, reduction, clipping, the verdict, the optimizer, gathering of parameters. Two graphs a rank,
-// one of training and one of evaluation, that share a pool; the first steps of each run as they are.
+// The whole step as one graph (train.cuda_graph_impl: full_iteration): all microbatches and chunks of a rank, its
+// sends and receives, gradient reduction, clipping, the decision to update, the optimizer, gathering of parameters.
+// Two graphs per rank, for training and for evaluation, share a pool; the first steps of each run eagerly.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,7 +15,6 @@ namespace metroplex::train {
 
 struct Assembly;
 struct StepInput;
-struct EnqueuedStep;
 class Timers;
 
 class StepGraphs {
@@ -23,11 +23,14 @@ class StepGraphs {
   StepGraphs(Assembly& assembly, cuda::GraphDevice& device);
   ~StepGraphs();
 
-  // As enqueue_step. Where the number or the form of the microbatches has changed since the capture, the step is
-  // captured again.
-  EnqueuedStep train(const StepInput& input);
-  // What a step of evaluation leaves; `batches` and `stop` as in evaluate_step.
-  StepVector evaluate(const std::vector<nn::Microbatch>& batches, bool stop);
+  // What a graph captures: all of a step behind write_step_inputs. Where it replays, the body is not called.
+  using Body = std::function<StepVector(const std::vector<nn::Microbatch>& batches)>;
+  // One step: the body over static copies of the microbatches, or its replay. Where their number or form has changed
+  // since the capture, it is captured again.
+  StepVector train(const StepInput& input, const Body& body);
+  StepVector evaluate(const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
+  // The timers of the step under way, for the body: asked again in every replay. Null: it cannot use any.
+  Timers* const* timers() const { return times_ ? &timers_ : nullptr; }
 
   struct Sizes {
     cuda::GraphSize training, evaluation;
@@ -38,11 +41,12 @@ class StepGraphs {
 
  private:
   struct One;
-  StepVector run(One& one, const std::vector<nn::Microbatch>& batches, bool stop);
+  StepVector run(One& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
 
   Assembly& a_;
   std::shared_ptr<cuda::GraphPool> pool_;
   std::unique_ptr<One> training_, evaluation_;
+  bool times_;                // timers wait for the device, which is not allowed while a GPU captures
   Timers* timers_ = nullptr;  // of the step under way
 };
 

@@ -1,4 +1,4 @@
-#include "train/step_rules.h"
+#include "train/step_errors.h"
 
 #include "train/assemble.h"
 

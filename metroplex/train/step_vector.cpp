@@ -58,8 +58,9 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   cuda::write_from_host(target, a.step_inputs, host);
 }
 
-// Only the last stage has losses; of its tensor-parallel ranks, which hold the same, the first one counts, and so
-// with loss terms. Losses of parts of a sequence add up, the sequence counts once.
+// Only the last stage has losses. Its tensor-parallel ranks hold the same ones, so only the first of them is counted;
+// likewise for loss terms on every stage. Under context parallelism the losses of the parts of a sequence add up,
+// while its tokens are counted once.
 StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, int64_t microbatches) {
   const cuda::Target& target = a.world->target();
   const ReportedTerms terms = a.loss_terms.of(output.terms, target);
@@ -70,6 +71,8 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.losses = values_of(losses);
   own.stop = values_of(a.step_inputs);
   own.tokens = own.stop + 1;
+  const at::Tensor flags = a.experts ? a.experts->step_flags : at::Tensor();
+  own.flags = flags.defined() ? static_cast<const int32_t*>(flags.const_data_ptr()) : nullptr;
   own.reports = values_of(terms.sums);
   own.reported = terms.terms.defined() ? terms.terms.numel() : 0;
   own.terms = terms.terms.defined() ? static_cast<const int64_t*>(terms.terms.const_data_ptr()) : nullptr;
@@ -79,7 +82,7 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.counts_tokens = own.counts_losses && a.groups().cp.first();
   const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
   const at::Tensor summed = vector.summed(), kept = vector.own();
-  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &terms.sums, &terms.terms}, {&summed, &kept}},
+  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &flags, &terms.sums, &terms.terms}, {&summed, &kept}},
                kernels::own_sums, kernels::own_sums_cuda, own, place);
   comm::all_reduce(summed, a.groups().world);
   return vector;

@@ -1,5 +1,5 @@
-// Between the host and a step on the device: one tensor that is written ahead of it, stop flag and tokens of the
-// microbatches; and one vector of all that the step tells, which is read once, when it is over.
+// What the host and a step on the device exchange: one tensor written before the step (stop flag, tokens of each
+// microbatch), and one vector of all results of the step, read once, when it is over.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +45,8 @@ class StepVector {
 // count of each microbatch, of the whole sequence. Makes room for Assembly::loss_factors, ahead of a capture.
 void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
 
-// Losses, tokens and loss terms of a run of the executor, added up over the microbatches of this rank and over the
-// world: whatever a step tells but the verdict. Collective.
+// Losses, tokens and loss terms of a run of the executor, summed over the microbatches of this rank and over the
+// world: all results of a step but the verdict. Collective.
 StepVector summed_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches);
 
 }  // namespace metroplex::train

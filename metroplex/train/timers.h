@@ -1,7 +1,7 @@
-// Named stop watches with levels: 0 what is done now and then (saving, evaluating), 1 the parts of a step, 2 what is
-// inside them and every action of the pipeline. A timer above the level that was asked for costs one comparison. Work
-// that a device still does when it is asked for the time counts to the timer that enqueued it: one that counts waits
-// for the device, and what the device says then ends the measured call like an error of its own.
+// Named timers with levels: 0 occasional work (saving, evaluating), 1 the parts of a step, 2 what is inside them and
+// every pipeline action. A timer above train.timing_log_level costs one comparison. An active timer waits for the
+// device before it starts and before it stops, so that work is counted where it was enqueued; a device error that
+// appears in that wait is thrown from the measured call.
 #pragma once
 
 #include <chrono>

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/meta_meter.h"
+#include "cuda/memory_meter.h"
 #include "optim/clip.h"
+#include "train/batch.h"
 
 namespace metroplex::train {
 namespace {
@@ -24,7 +25,7 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-// Writes what the meta device is asked for as the trace of one island after the other.
+// Records the allocations on the meta device, island by island.
 class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Recorder {
  public:
   explicit TraceRecorder(int64_t block) : block_(block) {}
@@ -50,18 +51,18 @@ class TraceRecorder final : public cuda::MetaMemory::Listener, public cuda::Reco
                                                   : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
     island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
   }
-  // From now on operators and what they take count.
+  // From here on allocations and operators are recorded.
   void start() {
     on_ = true;
     net_ = most_ = 0;
   }
 
-  // A gradient's moment ends a stretch.
+  // The event of a gradient ends a TraceStep.
   void end_step(TraceStep::End end, size_t param) {
     if (net_ != 0 || most_ != 0 || end != TraceStep::End::nothing) island_.steps.push_back({net_, most_, end, param});
     net_ = most_ = 0;
   }
-  // What comes now belongs to `next`.
+  // What follows belongs to `next`.
   void begin_island(plan::IslandTrace next) {
     end_step(TraceStep::End::nothing, 0);
     if (!island_.steps.empty() || !island_.operations.empty()) islands_.push_back(std::move(island_));
@@ -88,9 +89,9 @@ int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
   return sum;
 }
 
-// This rank's part of one microbatch in each of its chunks, forward and backward in turn, with whom it would
-// exchange. Outputs are freed behind their backwards: what the executor drops while it waits for an action's input is
-// none of the action's own.
+// A table in which this rank runs one microbatch at a time: forward through all of its chunks, then backward, with
+// the sends and receives of a real table. Outputs are freed after their backwards, so that no free falls into another
+// action's trace.
 plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   using plan::ActionKind;
   plan::PipelineTable table;
@@ -103,20 +104,22 @@ plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
     if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
   };
+  const auto peer = [&, placement = table.placement()](int chunk, int by) {
+    return placement.peer({rank, chunk}, by);
+  };
   for (int m = 0; m < num_microbatches; ++m) {
-    const bool alone = table.num_stages == 1;
     for (int c = 0; c < table.num_chunks; ++c) {
-      const bool before = !alone && !table.is_first_stage(rank, c), behind = !alone && !table.is_last_stage(rank, c);
-      add(before, ActionKind::recv_forward, m, c, table.previous_rank(rank));
+      const int before = peer(c, -1), behind = peer(c, 1);
+      add(before >= 0, ActionKind::recv_forward, m, c, before);
       add(true, ActionKind::forward, m, c, -1);
-      add(behind, ActionKind::send_forward, m, c, table.next_rank(rank));
+      add(behind >= 0, ActionKind::send_forward, m, c, behind);
     }
     for (int c = table.num_chunks; c-- > 0;) {
-      const bool before = !alone && !table.is_first_stage(rank, c), behind = !alone && !table.is_last_stage(rank, c);
-      add(behind, ActionKind::recv_backward, m, c, table.next_rank(rank));
+      const int before = peer(c, -1), behind = peer(c, 1);
+      add(behind >= 0, ActionKind::recv_backward, m, c, behind);
       add(true, ActionKind::backward, m, c, -1);
-      add(before, ActionKind::send_backward, m, c, table.previous_rank(rank));
-      add(behind, ActionKind::free, m, c, -1);
+      add(before >= 0, ActionKind::send_backward, m, c, before);
+      add(behind >= 0, ActionKind::free, m, c, -1);
     }
   }
   return table;
@@ -188,14 +191,6 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
   return batch;
 }
 
-int64_t bytes_of(const nn::Microbatch& batch) {
-  int64_t bytes = 0;
-  for (const at::Tensor* x : {&batch.tokens, &batch.labels, &batch.position_ids, &batch.sample_counters, &batch.step,
-                              &batch.loss_mask, &batch.document_ids})
-    bytes += x->defined() ? static_cast<int64_t>(x->nbytes()) : 0;
-  return bytes;
-}
-
 std::vector<plan::PassingFamily> passing_families(const Assembly& a) {
   std::vector<plan::PassingFamily> all;
   for (const distributed::ParamFamily& family : a.families.all()) {
@@ -237,15 +232,15 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   for (const nn::Param* param : a->params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
-  // The second microbatch counts: what is made once is there.
+  // The second microbatch is recorded: one-time allocations were made in the first.
   const std::vector<nn::Microbatch> batches(2, blank_batch(config, world.device()));
-  out.batch = bytes_of(batches[0]);
+  out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();
   recorder.start();
   Tracer tracer(*a, recorder);
-  a->executor->run(own_actions(*a, 2), batches,
-                   at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border);
+  a->executor->run({own_actions(*a, 2), batches,
+                    at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world.device())), border});
   out.chunks = std::move(tracer.chunks);
   recorder.take();
   a->optimizer->step(a->step);

@@ -1,6 +1,6 @@
-// A rank's share of a run, made from its configuration as in a real run and run once without values: the real layers,
-// stages, buffers and optimizer on the meta device, under a meter. What they take and do becomes plain data, which
-// plan/ replays over the pipeline's table. No layer is described anywhere else.
+// Builds a rank's share of a run as a real run does, and runs it once on the meta device: the real layers, stages,
+// buffers and optimizer, under a memory meter. Their allocations and operations become plain data, which plan/
+// replays over the pipeline table. So no layer needs a second description for the memory prediction.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
-#include "sim/flops.h"
+#include "plan/model_flops.h"
 #include "train/expert_loads.h"
 #include "train/graph_report.h"
 #include "train/intervals.h"
@@ -22,7 +22,6 @@
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/run_length.h"
-#include "train/run_lines.h"
 #include "train/state.h"
 #include "train/step.h"
 
@@ -37,7 +36,15 @@ class Job {
  public:
   Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
       const TrainerEnvironment& environment, bool forward_only);
-  RunSummary train();
+  Assembly& assembly() { return *a_; }
+  // Up to the first step: what there is to say of the run, the checkpoint, the files that it writes.
+  void begin_training();
+  bool more() const { return more_steps(a_->config.train, position_); }
+  // The next microbatches, and what else a step is given; valid until after_step.
+  StepInput next_step();
+  // Counts the step and reports it, then does what is due. True when the run ends here.
+  bool after_step(const StepOutcome& outcome);
+  RunSummary end_training();
   RunSummary evaluate_only();
 
  private:
@@ -53,10 +60,8 @@ class Job {
   int64_t samples_evaluated(int64_t times) const {
     return times * a_->config.train.eval_iters * evaluated_microbatches() * samples_of_microbatch();
   }
-  bool more() const { return more_steps(a_->config.train, position_); }
-  StepOutcome step_once(BatchStream& batches);
   void count(const StepOutcome& outcome);
-  bool after_step(const StepOutcome& outcome);
+  bool do_what_is_due(const StepOutcome& outcome);
   void report_memory(size_t num_microbatches);
   void report_graphs(size_t num_microbatches);
   void load();
@@ -90,6 +95,9 @@ class Job {
   RunSummary summary_;
   RunLength length_;
   RunData data_;
+  std::optional<BatchStream> batches_;  // of training
+  std::vector<nn::Microbatch> micro_;   // of the step under way
+  Clock::time_point step_start_;
   int64_t global_batch_size_ = 0;
   int64_t told_graphs_ = 0;
   double params_norm_ = -1;  // of the last step, where it is computed
@@ -101,9 +109,8 @@ class Job {
 };
 
 // What a run can go on from, in words.
-std::string on_disk(const std::string& folder) {
+std::string on_disk(files::FileSystem& disk, const std::string& folder) {
   try {
-    files::PosixFileSystem disk;
     const auto latest = checkpoint::read_latest(disk, folder).name;
     if (!latest) return folder + " holds no checkpoint";
     return folder + " holds " + checkpoint::to_string(*latest) + " as the newest one";
@@ -123,7 +130,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)),
-      data_(*a_, length_, tokenizer, forward_only) {
+      data_(*a_, length_, tokenizer, forward_only, environment.disk) {
   a_->tokenizer = tokenizer.files;
   position_.train_order = data_.train_order();
   if (a_->optimizer) {
@@ -156,8 +163,8 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
   if (directory.empty()) return;
-  const LoadOutcome outcome =
-      timers_.measure("load-checkpoint", 0, [&] { return load_state(*a_, directory, position_.train_order); });
+  const LoadOutcome outcome = timers_.measure(
+      "load-checkpoint", 0, [&] { return load_state(*a_, directory, *environment_.disk, position_.train_order); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";
@@ -177,7 +184,8 @@ void Job::load() {
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
 }
 
-// A run goes on with the files of the run that it goes on from, and with no others.
+// A resumed run appends to the metrics and trace files of the run that it resumes. Files of any other run are
+// renamed.
 void Job::open_outputs() {
   const config::Train& t = a_->config.train;
   const auto make_way = [this](const char* key, const std::string& path, const std::string& past) {
@@ -195,7 +203,8 @@ void Job::open_outputs() {
 }
 
 void Job::save() {
-  const SaveOutcome outcome = timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_); });
+  const SaveOutcome outcome =
+      timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_, *environment_.disk); });
   summary_.last_save_failed = !outcome.saved;
   if (outcome.saved) {
     summary_.last_checkpoint = position_.checkpoint = outcome.path;
@@ -208,14 +217,15 @@ void Job::save() {
          "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save + " are untouched");
     if (a_->world->rank() == 0)
       summary_.on_disk = "iteration " + std::to_string(position_.iteration) +
-                         " could not be saved: " + outcome.problem + "; " + on_disk(a_->config.checkpoint.save);
+                         " could not be saved: " + outcome.problem + "; " +
+                         on_disk(*environment_.disk, a_->config.checkpoint.save);
   }
 }
 
 double Job::tflops_per_rank(double seconds) const {
-  sim::StepTokens tokens;
+  plan::StepTokens tokens;
   tokens.batch_size = global_batch_size_;
-  const double flops = sim::step_flops(sim::model_shape(a_->config, padded_vocab()), tokens);
+  const double flops = plan::step_flops(plan::model_shape(a_->config, padded_vocab()), tokens);
   return flops / (seconds * 1e12 * a_->world->size());
 }
 
@@ -245,7 +255,7 @@ void Job::report_step(const StepOutcome& outcome, double seconds) {
 
 void Job::log_interval(const StepOutcome& last) {
   IterationMetrics m;
-  interval_.describe(m);  // ahead of the exchange of times
+  interval_.describe(m);  // before the collective on times, which would count as time per iteration
   const std::string times =
       a_->config.train.timing_log_level > 0 ? timers_.report(interval_.steps(), a_->groups().world) : "";
   if (metrics_) {
@@ -268,13 +278,14 @@ void Job::log_interval(const StepOutcome& last) {
   interval_.begin();
 }
 
-StepOutcome Job::step_once(BatchStream& batches) {
-  const Clock::time_point start = Clock::now();
+StepInput Job::next_step() {
+  step_start_ = Clock::now();
   const config::Train& t = a_->config.train;
   const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
   global_batch_size_ = due.running_global_batch_size;
-  const auto micro = timers_.measure("batch-generator", 1, [&] {
-    return data_.next(batches, {due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
+  micro_ = timers_.measure("batch-generator", 1, [&] {
+    return data_.next(*batches_,
+                      {due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
   });
   const bool asked = environment_.stop_requested && environment_.stop_requested();
   const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
@@ -284,22 +295,26 @@ StepOutcome Job::step_once(BatchStream& batches) {
     memory_->begin_step();
   }
   const bool looked_at = memory_ != nullptr;
-  const StepOutcome outcome = train_step(
-      *a_,
-      {micro, position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_, looked_at});
-  if (memory_) report_memory(micro.size());
-  report_graphs(micro.size());
-  ++position_.iteration;
-  position_.consumed_train_samples += global_batch_size_;
-  interval_.add(outcome, global_batch_size_ * t.seq_length, shown_terms(a_->config.model, outcome.terms));
-  count(outcome);
-  report_step(outcome, seconds_since(start));
-  summary_.last_loss = outcome.loss;
-  if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
-  return outcome;
+  return {micro_,   position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_,
+          looked_at};
 }
 
-// Whenever there are more of them.
+bool Job::after_step(const StepOutcome& outcome) {
+  if (memory_) report_memory(micro_.size());
+  report_graphs(micro_.size());
+  ++position_.iteration;
+  position_.consumed_train_samples += global_batch_size_;
+  interval_.add(outcome, global_batch_size_ * a_->config.train.seq_length,
+                shown_terms(a_->config.model, outcome.terms));
+  count(outcome);
+  report_step(outcome, seconds_since(step_start_));
+  summary_.last_loss = outcome.loss;
+  if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
+  micro_.clear();
+  return do_what_is_due(outcome);
+}
+
+// Logs the graphs whenever more have been captured.
 void Job::report_graphs(size_t num_microbatches) {
   if (!a_->graph_device || captured_graphs(*a_) == told_graphs_) return;
   told_graphs_ = captured_graphs(*a_);
@@ -315,6 +330,8 @@ void Job::report_memory(size_t num_microbatches) {
 
 // As in Megatron-LM, the schedules stand still where nothing was updated.
 void Job::count(const StepOutcome& outcome) {
+  if (!outcome.repeated.empty())
+    warn("iteration " + std::to_string(position_.iteration) + " ran twice: " + outcome.repeated);
   if (outcome.updated) {
     position_.scheduled_samples += global_batch_size_;
   } else {
@@ -328,8 +345,7 @@ void Job::count(const StepOutcome& outcome) {
   }
 }
 
-// What is due after a step. True when the run ends here.
-bool Job::after_step(const StepOutcome& outcome) {
+bool Job::do_what_is_due(const StepOutcome& outcome) {
   const Due due = due_after(a_->config, position_, outcome.stop);
   if (due.log) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
@@ -372,7 +388,7 @@ void Job::evaluate_at_end() {
   one(kTest, 0, summary_.test_loss);
 }
 
-// How they are reached and multiplied: what has been chosen where the configuration leaves it open.
+// For the log: the dispatcher and the grouped product, which the configuration may leave open.
 std::string words_of_experts(const Assembly& a) {
   const config::Model& model = a.config.model;
   const int64_t ranks = a.config.parallel.etp() * a.config.parallel.ep();
@@ -382,11 +398,10 @@ std::string words_of_experts(const Assembly& a) {
          (model.moe_grouped_gemm ? moe::product_name(a.world->target(), a.dtype) : "a product for each");
 }
 
-RunSummary Job::train() {
+void Job::begin_training() {
   say(" run " + a_->config.run.name);
-  files::PosixFileSystem disk;
   if (a_->world->rank() == 0) {
-    for (const std::string& line : run_lines(*a_, length_, disk)) say(line);
+    for (const std::string& line : run_lines(*a_, length_, *environment_.disk)) say(line);
   }
   if (a_->config.model.has_experts()) say(words_of_experts(*a_));
   if (const std::string warning = unbalanced_experts(a_->config.model); !warning.empty()) warn(warning);
@@ -394,7 +409,7 @@ RunSummary Job::train() {
   load();
   open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
-    say(" configuration: " + write_run_config(a_->config, disk));
+    say(" configuration: " + write_run_config(a_->config, *environment_.disk));
   const config::Train& t = a_->config.train;
   if (t.eval_interval > 0 && !data_.has(kValid)) {
     warn(
@@ -404,10 +419,11 @@ RunSummary Job::train() {
   first_iteration_ = position_.iteration;
   run_start_ = Clock::now();
   interval_.begin();
-  if (more()) {
-    BatchStream batches = data_.stream(kTrain, position_.consumed_train_samples);
-    while (more() && !after_step(step_once(batches))) {}
-  }
+  if (more()) batches_.emplace(data_.stream(kTrain, position_.consumed_train_samples));
+}
+
+RunSummary Job::end_training() {
+  batches_.reset();
   if (summary_.ending == Ending::finished) evaluate_at_end();
   summary_.iteration = position_.iteration;
   summary_.consumed_samples = position_.consumed_train_samples;
@@ -429,14 +445,20 @@ RunSummary Job::evaluate_only() {
 
 RunSummary run_training(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
                         const TrainerEnvironment& environment) {
-  files::PosixFileSystem disk;
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
-    check_save_folder(config);
-    // Before anything else is made: it also finds a wrong path before a day has gone by.
-    if (!config.checkpoint.save.empty()) lock.emplace(disk, config.checkpoint.save);
+    check_save_folder(config, *environment.disk);
+    // Before anything else is made, so that a wrong path is found at the start and not at the first save.
+    if (!config.checkpoint.save.empty()) lock.emplace(*environment.disk, config.checkpoint.save);
   }
-  return Job(config, world, tokenizer, environment, false).train();
+  Job job(config, world, tokenizer, environment, false);
+  job.begin_training();
+  while (job.more()) {
+    const StepInput step = job.next_step();
+    const EnqueuedStep enqueued = enqueue_step(job.assembly(), step);
+    if (job.after_step(read_outcome(job.assembly(), step, enqueued))) break;
+  }
+  return job.end_training();
 }
 
 RunSummary run_evaluation(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,

@@ -1,5 +1,5 @@
-// The loop: data, steps, the iteration line, evaluation, saving, stopping. Two functions that every rank of a world
-// calls together; what a job is between them is private to trainer.cpp.
+// The training loop: data, steps, the iteration line, evaluation, saving, stopping. Two functions, which all ranks of
+// a world call together.
 #pragma once
 
 #include <functional>
@@ -10,6 +10,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "data/sample.h"
+#include "files/file_system.h"
 #include "train/assemble.h"
 #include "train/metrics.h"
 #include "train/timers.h"
@@ -19,6 +20,7 @@ namespace metroplex::train {
 // What a trainer needs of the outside world. Every rank has its own; only rank 0's log speaks.
 struct TrainerEnvironment {
   base::Log* log = nullptr;
+  std::shared_ptr<files::FileSystem> disk;         // must be given
   std::function<bool()> stop_requested;            // asked once a step, of evaluation too; SIGTERM makes it true
   std::function<void(int64_t, int64_t)> progress;  // iteration, of how many; may be empty
 };

@@ -67,7 +67,7 @@ HostBatch synthetic_batch(const config::Config& config, int64_t first_sample, in
   return host;
 }
 
-// The larger one; a NaN is the worst and stays.
+// The larger of the two; NaN counts as the largest and sticks.
 double worse(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }

@@ -1,5 +1,5 @@
-// The proof that a layout changes nothing: a few steps on synthetic data in float64, once on the layout of a config
-// and once on one rank, and the largest differences of losses, gradient norms and final parameters.
+// Checks that a layout does not change the result: a few steps on synthetic data in float64, on the layout of a
+// config and on one rank, and the largest differences of losses, gradient norms and final parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>

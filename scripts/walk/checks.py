@@ -110,6 +110,15 @@ def finite(base):
             return f"loss: {loss} at {place}"
     if not base.saves:
         return "no checkpoint: a run that ended well left none"
+    return held_rates(base)
+
+
+def held_rates(base):
+    """A skipped step does not count for the learning rate: the next one has the same."""
+    for (split, step), line in base.metrics.items():
+        after = base.metrics.get((split, step + 1))
+        if split == "train" and line.get("skipped") and after and after["learning-rate"] != line["learning-rate"]:
+            return f"learning rate: {line['learning-rate']} of skipped step {step}, {after['learning-rate']} of the next"
     return None
 
 
@@ -179,6 +188,7 @@ def capturable(impl, modules):
 def depends_on_layout(case):
     """Settings that mean another computation on another layout, by design."""
     return ("global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
+            case.get("model.moe_overflow_policy") == "drop" or
             "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
 
 
@@ -191,7 +201,7 @@ def layout(base, rng):
     return f"{problem} {' / '.join(outcome.out.strip().splitlines()[-2:])}"[:500] if problem else None
 
 
-LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_token_dispatcher_type$|^model\.moe_shared_expert_overlap$")
+LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_(token_dispatcher_type|expert_rank_capacity_factor|rank_pair_capacity_factor|overflow_policy)$|^model\.moe_shared_expert_overlap$")
 
 
 def on_one_rank(case):
@@ -261,6 +271,7 @@ def twin(base, rng):
     return f"{problem} [with {more}]" if problem else None
 
 
+SHARDING_KEYS = ("data_parallel_sharding_strategy", "num_distributed_optimizer_instances", "overlap_param_gather", "align_param_gather")
 PREDICTED = re.compile(r"maximum over ranks.* peak ([\d.]+) \(([\d.]+)\)")
 
 
@@ -286,12 +297,26 @@ def dry(base, rng):
     return None
 
 
+def alone(base, rng):
+    """With one data-parallel rank there is nothing to shard: ZeRO takes no more and no less memory than none."""
+    peaks = []
+    for more in ({}, {f"parallel__{key}": None for key in SHARDING_KEYS}):
+        outcome = base.bench.train(base.case, ("--dry-run", "--json"), checkpoint__save="alone.ck", checkpoint__save_interval="2", **more)
+        problem = outcome.failed()
+        if problem:
+            return problem
+        peaks.append(max(rank["peak"] for rank in json.loads(outcome.out)["memory"]["ranks"]))
+    return None if peaks[0] == peaks[1] else f"alone: a peak of {peaks[0]} bytes, {peaks[1]} without ZeRO"
+
+
 def checks_of(case, ways):
     """(name, check, weight) of what can be asked of a case; `ways` are those it may be captured in."""
     found = [("resume", resume, 3), ("twin", twin, 2), ("dry", dry, 1)]
     for impl, modules in ways:
         found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
         found.append((f"capturable={impl}={modules or ''}", capturable(impl, modules), 1 / len(ways)))
+    if case.data_parallel() == 1 and "parallel.data_parallel_sharding_strategy" in case.keys:
+        found.append(("alone", alone, 2))
     if case.ranks > 1 and not depends_on_layout(case):
         found.append(("layout", layout, 3))
         rounds = "train.decrease_batch_size_if_needed" in case.keys  # on one rank to another batch
@@ -306,7 +331,7 @@ def check_named(name):
     kind, *rest = name.split("=")
     if kind in ("graphs", "capturable"):
         return {"graphs": captured, "capturable": capturable}[kind](rest[0], rest[1] or None)
-    return {"run": lambda base, rng: None, "resume": resume, "twin": twin, "dry": dry, "layout": layout, "one_rank": one_rank, "moved": moved}[kind]
+    return {"run": lambda base, rng: None, "resume": resume, "twin": twin, "dry": dry, "alone": alone, "layout": layout, "one_rank": one_rank, "moved": moved}[kind]
 
 
 class Scratch:

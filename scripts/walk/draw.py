@@ -187,7 +187,7 @@ class Drawing:
         if self.bare and self.chance(0.3):
             self.put("model.moe_shared_expert_intermediate_size", self.tp * self.one(3, 8, 13))
             self.maybe("model.moe_shared_expert_gate", "true", odds=0.4)
-            if self.keys.get("model.moe_token_dispatcher_type") in (None, "alltoall", "hierarchical"):
+            if self.keys.get("model.moe_token_dispatcher_type") in (None, "alltoall", "hierarchical", "static_buffer"):
                 self.maybe("model.moe_shared_expert_overlap", "true", odds=0.4)
         if topk == 1:
             self.maybe("model.moe_apply_probs_on_input", "true", odds=0.3)
@@ -222,11 +222,17 @@ class Drawing:
             self.put("model.moe_expert_capacity_factor", self.one(0.5, 1, 1.3, 2))
             self.maybe("model.moe_pad_expert_input_to_capacity", "true", odds=0.6)
             self.maybe("model.moe_token_drop_policy", "position", odds=0.3)
-        dispatcher = self.one(None, "allgather", "alltoall", "hierarchical") if layer_ranks > 1 else self.one(None, "local", "alltoall")
+        dispatcher = self.one(None, "allgather", "alltoall", "hierarchical", "static_buffer", "static_buffer") if layer_ranks > 1 else self.one(None, "local", "alltoall")
         if dispatcher:
             self.put("model.moe_token_dispatcher_type", dispatcher)
         if dispatcher == "hierarchical" and layer_ranks % 2 == 0:
             self.put("parallel.expert_ranks_per_node", self.one(1, 2, layer_ranks))
+        if dispatcher == "static_buffer" and "model.moe_pad_expert_input_to_capacity" in self.keys:
+            del self.keys["model.moe_pad_expert_input_to_capacity"]
+        if dispatcher == "static_buffer":
+            self.put("model.moe_expert_rank_capacity_factor", self.one(1, 1.2, 2, 16))
+            self.maybe("model.moe_rank_pair_capacity_factor", 1, 2, odds=0.2)
+            self.maybe("model.moe_overflow_policy", "drop", odds=0.2)
 
     def batches(self):
         seq = self.rng.randint(2, 40)
@@ -394,7 +400,7 @@ class Drawing:
         """Settings under which the same run may be captured: [] where none may."""
         ways = []
         uncounted = ("model.moe_pad_expert_input_to_capacity" in self.keys or self.expert_ranks == 1 or
-                     self.keys.get("model.moe_token_dispatcher_type") == "allgather")
+                     self.keys.get("model.moe_token_dispatcher_type") in ("allgather", "static_buffer"))
         stays = "memory.offload_activations" not in self.keys
         if (not self.experts or (uncounted and "model.moe_grouped_gemm" not in self.keys)) and stays and "optim.optimizer_cpu_offload" not in self.keys:
             ways.append(("full_iteration", None))

@@ -16,7 +16,12 @@ for run in llama_bf16 llama_1; do
   replays 0 "$golden/$run.json"
   holds "$run passes"
   for fault in no_update learning_rate zero_layer_gradient no_clip half_main_params; do
-    [ "$run $fault" != "llama_1 half_main_params" ] || continue # fp32 has no other main parameters
+    case "$run $fault" in
+      "llama_1 half_main_params") continue ;; # fp32 has no other main parameters
+      # Adam divides out a factor that all gradients have: clipping moves parameters by a rounding of bf16, more or
+      # less as the processor rounds. Under llama_1 it is seen.
+      "llama_bf16 no_clip") continue ;;
+    esac
     replays 1 "$golden/$run.json" --plant "$fault"
     prints '^FAIL'
     holds "$run with $fault fails: $(grep -cE 'TOO FAR|DIFFERS|[0-9]{2}\.[0-9]+ of its tolerance' out) complaints"

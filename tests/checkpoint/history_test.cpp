@@ -1,12 +1,11 @@
 // A run that goes back makes a branch: what counts as newest, what is removed and what is fallen back to follow the
 // chain from `latest`, not the numbers.
-#include "checkpoint/history.h"
+#include "checkpoint/retention.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "checkpoint/retention.h"
 #include "checkpoint/support.h"
 #include "files/memory_file_system.h"
 #include "support/folder.h"

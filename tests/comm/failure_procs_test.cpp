@@ -52,9 +52,7 @@ class BlockedAbort final : public NcclContext {
  public:
   explicit BlockedAbort(GlooContext& control) : control_(control) {}
   ~BlockedAbort() override { std::this_thread::sleep_for(60s); }
-  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
-    return control_.backend(name, ranks);
-  }
+  std::shared_ptr<GroupBackend> backend(const GroupSpec& spec) override { return control_.backend(spec); }
   void shutdown() override {}
 
  private:

@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "comm/collectives.h"
-#include "comm/p2p.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::comm::failure_ranks_test {
@@ -81,7 +80,7 @@ TEST(ThreadFailure, WaitingForARankThatHasFinishedFailsWithoutATimeout) {
     if (world.rank() == 0) return;
     barrier(world.groups().tp);
   });
-  expect_contains(message, "barrier number 0 of group world");
+  expect_contains(message, "barrier number 0 of group tp");
   expect_contains(message, "rank 0 (tp 0 pp 0 dp 0) has finished its work without taking part");
 }
 

@@ -11,6 +11,7 @@
 #include "comm/backends/gloo.h"
 #include "comm/collectives.h"
 #include "support/collective_checks.h"
+#include "support/exchange_checks.h"
 #include "support/notes.h"
 #include "support/pipeline_p2p.h"
 #include "support/run_processes.h"
@@ -33,6 +34,14 @@ TEST(GlooProcesses, DoWhatEachOperationPromises) {
     test::check_large(world.groups().dp);
     test::check_in_place(world.groups().world);
   });
+}
+
+TEST(GlooProcesses, GroupsOfTwoPurposesAreUnderWayBesideEachOther) {
+  test::run_processes_well(2, {.dp = 2}, test::check_two_purposes);
+}
+
+TEST(GlooProcesses, ExchangeRowsByCountsOfTheDevice) {
+  test::run_processes_well(3, {.tp = 3}, [](const World& world) { test::check_exchange_rows(world.groups().tp); });
 }
 
 TEST(GlooProcesses, PassActivationsAndGradientsBetweenStagesInEveryMode) {
@@ -173,7 +182,7 @@ TEST(GlooFailure, ATimeoutNamesTheOperationAndWhoDidNotCome) {
       options);
   if (!result) return;
   EXPECT_EQ(result->rank, 0);
-  expect_contains(result->message, "all_reduce of group world");
+  expect_contains(result->message, "all_reduce of group dp");
   expect_contains(result->message, "did not complete within 1 s; missing: rank 1 (tp 0 pp 0 dp 1)");
 }
 

@@ -14,7 +14,7 @@ TEST(Nccl, AnOperationIsUnderWayUntilItIsWaitedFor) {
   MPX_NEED_GPU();
   GlooContext control({});
   const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
-  const std::shared_ptr<GroupBackend> backend = nccl->backend("world", {0});
+  const std::shared_ptr<GroupBackend> backend = nccl->backend({"world", Purpose::run, {0}});
   const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
   const at::Tensor x = at::arange(1 << 20, options), out = at::zeros_like(x), expected = x.clone();
   const auto finish = [&](const PendingPtr& pending) {
@@ -45,7 +45,7 @@ TEST(Nccl, CollectivesAreCapturedOnceTheirCommunicatorIsThere) {
   MPX_NEED_GPU();
   GlooContext control({});
   const auto nccl = make_nccl_context(control, 0, std::chrono::seconds(30));
-  const std::shared_ptr<GroupBackend> backend = nccl->backend("world", {0});
+  const std::shared_ptr<GroupBackend> backend = nccl->backend({"world", Purpose::run, {0}});
   const auto device = cuda::make_cuda_graph_device();
   const auto graph = device->make_graph(device->make_pool());
   const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);

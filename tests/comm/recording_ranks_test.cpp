@@ -1,6 +1,6 @@
 // A group that a recorder hangs at (Group::recorded): what it is told of every call, and that all ranks can run their
 // recorded calls again on other inputs.
-#include "comm/p2p.h"
+#include "comm/collectives.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
 #include "support/tape.h"

@@ -4,9 +4,8 @@
 #include <ATen/ops/ones.h>
 
 #include "comm/backends/recording.h"
-#include "comm/p2p.h"
-#include "cuda/graph/tape_calls.h"
-#include "cuda/graph/tape_flights.h"
+#include "comm/collectives.h"
+#include "cuda/graph/tape_findings.h"
 #include "support/record_tape.h"
 #include "support/run_ranks.h"
 
@@ -57,7 +56,7 @@ std::vector<Finding> compared(const Layout& layout, const Work& work) {
     cuda::RankCalls& mine = calls[static_cast<size_t>(world.rank())];
     mine.calls = cuda::calls_of(tape.tape);
     for (const comm::Group* group : {&world.groups().tp, &world.groups().pp, &world.groups().dp})
-      mine.groups[group->name()] = group->ranks();
+      mine.groups[group->name()] = {to_string(group->purpose()), group->ranks()};
   });
   return cuda::compare_calls(calls);
 }
@@ -205,7 +204,7 @@ std::vector<Finding> compared_of(const Work& even, const Work& odd) {
       Rank rank(world);
       const RecordedTape tape = record_tape(rank.recorder, [&] { (*work)(rank); });
       if ((world.rank() == 1) != (work == &odd)) return;
-      calls[static_cast<size_t>(world.rank())] = {cuda::calls_of(tape.tape), {{"pp", {0, 1}}, {"again", {0, 1}}}};
+      calls[static_cast<size_t>(world.rank())] = {cuda::calls_of(tape.tape), {{"pp", {"pipeline", {0, 1}}}}};
     });
   }
   return cuda::compare_calls(calls);
@@ -289,14 +288,16 @@ TEST(TapeCallsRanks, RowsThatOneSendsAndTheOtherDoesNotWaitForAreNamed) {
                  "rank 0 sends 2 rows to rank 1, which waits for 3");
 }
 
-TEST(TapeCallsRanks, GroupsOfTheSameMembersShareACommunicator) {
+TEST(TapeCallsRanks, GroupsOfTheSameMembersAndPurposeShareACommunicator) {
   cuda::RankCalls first, second;
-  first.groups = second.groups = {{"dp", {0, 1}}, {"dp_cp", {0, 1}}};
+  first.groups = second.groups = {{"dp", {"gradients", {0, 1}}}, {"dp_cp", {"gradients", {0, 1}}}};
   const cuda::TapeCall dp{"dp", "all_reduce", "layer 1", " Float [2]", {}, {}, {}};
   const cuda::TapeCall dp_cp{"dp_cp", "all_gather", "layer 2", " Float [2]", {}, {}, {}};
   first.calls = {dp, dp_cp};
   second.calls = {dp_cp, dp};
   expect_finding(cuda::compare_calls({first, second}), Kind::other_order, "all_reduce", "layer 1");
+  first.groups["dp"].purpose = second.groups["dp"].purpose = "layers";
+  EXPECT_EQ(cuda::report(cuda::compare_calls({first, second})), "") << "each has a communicator of its own";
 }
 
 }  // namespace

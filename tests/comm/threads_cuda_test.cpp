@@ -5,7 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
-#include "comm/p2p.h"
+#include "comm/collectives.h"
 #include "support/gpu.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"

@@ -49,10 +49,10 @@ void on_tree(int size, const std::function<void(const Group&)>& body) {
       std::vector<int> everyone(static_cast<size_t>(size));
       for (int i = 0; i < size; ++i) everyone[static_cast<size_t>(i)] = i;
       const auto level = [&](const std::string& name, const std::vector<int>& members) {
-        return hub.backend(name, members, rank);
+        return hub.backend({name, Purpose::run, members}, rank);
       };
       try {
-        body(Group("world", everyone, rank, make_tree_backend(rank, size, level)));
+        body(Group({"world", Purpose::run, everyone}, rank, make_tree_backend(rank, size, level)));
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
         hub.abort(rank, error.what());
@@ -107,20 +107,20 @@ TEST(Scale, TheGroupsOfTwoThousandRanksHaveNumbersThatTellThemApart) {
   constexpr int kRanks = 2048;
   const topology::RankGrid grid = large_grid(kRanks, 4, 8);
   const GroupNumbers numbers(c10::make_intrusive<c10d::HashStore>());
-  std::set<std::pair<std::string, std::vector<int>>> groups;
+  std::set<GroupSpec> groups;
   for (int rank = 0; rank < kRanks; ++rank) {
     std::map<int, std::set<int>> peers;  // of each number, so far
-    make_groups(rank, grid, [&](const std::string& name, const std::vector<int>& ranks) {
-      groups.emplace(name, ranks.size() > 64 ? std::vector<int>{ranks.front()} : ranks);
-      std::set<int>& same = peers[numbers.of(name)];
-      for (const int peer : ranks) {
-        EXPECT_TRUE(peer == rank || same.insert(peer).second) << name << " and another group, rank " << rank;
+    make_groups(rank, grid, [&](const GroupSpec& spec) {
+      groups.insert({spec.name, spec.purpose, spec.ranks.size() > 64 ? std::vector<int>{spec.ranks[0]} : spec.ranks});
+      std::set<int>& same = peers[numbers.of(spec)];
+      for (const int peer : spec.ranks) {
+        EXPECT_TRUE(peer == rank || same.insert(peer).second) << spec.name << " and another group, rank " << rank;
       }
-      return make_counting_backend(name, std::make_shared<Traffic>());
+      return make_counting_backend(spec.name, std::make_shared<Traffic>());
     });
     ASSERT_FALSE(testing::Test::HasFailure());
   }
-  EXPECT_EQ(groups.size(), 2209u);  // docs/topology.md
+  EXPECT_EQ(groups.size(), 2978u);  // docs/topology.md
 }
 
 // What the control plane beside NCCL opens and sends on one rank: groups of host memory, and the watch.
@@ -136,12 +136,14 @@ Load load_of(int rank, int size, int64_t manifest_bytes) {
   for (int i = 0; i < size; ++i) everyone[static_cast<size_t>(i)] = i;
   const auto traffic = std::make_shared<Traffic>();
   std::map<std::string, std::vector<int>> parts;
-  const auto backend =
-      make_host_backend("world", everyone, rank, [&](const std::string& name, const std::vector<int>& members) {
-        parts[name] = members;
-        load.connections += members.size() - 1;
-        return make_counting_backend(name, traffic);
-      });
+  const auto make = [&](const std::string& name, Purpose purpose) {
+    return make_host_backend({name, purpose, everyone}, rank, [&](const GroupSpec& part) {
+      parts[part.name] = part.ranks;
+      load.connections += part.ranks.size() - 1;
+      return make_counting_backend(part.name, traffic);
+    });
+  };
+  const auto world = make("world", Purpose::run), backend = make("checkpoint", Purpose::checkpoint);
   load.connections += tree_children(rank, size).size() + (rank > 0 ? 1 : 0);
   const at::Tensor manifest = at::zeros({manifest_bytes}, at::kByte), answer = at::zeros({200}, at::kByte);
   backend->broadcast(answer, 0);
@@ -162,7 +164,7 @@ TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
   constexpr int kRanks = 16384;
   constexpr int64_t kManifest = 4096;
   const Load first = load_of(0, kRanks, kManifest);
-  EXPECT_EQ(first.connections, 62u);
+  EXPECT_EQ(first.connections, 93u);
   EXPECT_EQ(first.bytes_received, (kRanks - 1) * kManifest);  // what rank 0 must have
   EXPECT_EQ(first.bytes_sent, 31 * 2 * 200);
   size_t most = 0;
@@ -177,9 +179,9 @@ TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
     if (rank % 8 == 1) { EXPECT_EQ(load.bytes_sent, kManifest); }
     if (rank % 64 == 8) { EXPECT_EQ(load.bytes_sent, 8 * kManifest + 7 * 2 * 200); }
   }
-  EXPECT_EQ(most, 62u);
-  EXPECT_EQ(ranks_with.at(8), kRanks / 8 * 7);                // its node's group, and its parent
-  EXPECT_EQ(ranks_with.at(22), kRanks / 64 * 7);              // the first ranks of seven nodes in eight
+  EXPECT_EQ(most, 93u);
+  EXPECT_EQ(ranks_with.at(15), kRanks / 8 * 7);               // its node's groups, and its parent
+  EXPECT_EQ(ranks_with.at(36), kRanks / 64 * 7);              // the first ranks of seven nodes in eight
   EXPECT_LT(total_sent, 5 * kRanks * (kManifest + 2 * 200));  // a text travels at most five times
 }
 

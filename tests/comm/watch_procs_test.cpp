@@ -155,9 +155,7 @@ TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseTh
 class HostOnly final : public NcclContext {
  public:
   explicit HostOnly(GlooContext& control) : control_(control) {}
-  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
-    return control_.backend(name, ranks);
-  }
+  std::shared_ptr<GroupBackend> backend(const GroupSpec& spec) override { return control_.backend(spec); }
   void shutdown() override {}
 
  private:

@@ -65,6 +65,8 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
   expect_accepted(experts(kIteration, {"model.moe_expert_capacity_factor=1", "model.moe_grouped_gemm=true",
                                        "model.moe_pad_expert_input_to_capacity=true"}));
   expect_accepted(experts(kIteration, {"model.moe_token_dispatcher_type=allgather"}));
+  expect_accepted(experts(
+      kIteration, {"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1.5"}));
   expect_accepted(
       experts(kIteration, {"model.moe_expert_capacity_factor=1", "parallel.expert_tensor_parallel_size=1"}));
 }

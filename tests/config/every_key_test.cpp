@@ -58,6 +58,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "llama",
                               "allgather",
                               "position",
+                              "drop",
                               "probs",
                               "mlp",
                               "1f1b",

@@ -125,6 +125,26 @@ TEST(ExpertCapacity, RoundsUpAsMegatronDoes) {
   EXPECT_EQ(expert_capacity(model, 100), 11);  // 100 * 1.1 / 10 would be 12: 100 * 1.1 is above 110
 }
 
+TEST(StaticBufferSizes, AreMultiplesOfTheEvenLoadUpToAllThatCanCome) {
+  Model model;
+  model.num_moe_experts = 8;
+  model.moe_router_topk = 3;
+  model.moe_expert_rank_capacity_factor = 1;
+  EXPECT_EQ(rank_capacity(model, 10, 1, 4), 30);    // 4 ranks of 10 tokens, 3 rows each, over 4
+  EXPECT_EQ(rank_capacity(model, 10, 2, 4), 60);    // each row to both ranks of etp
+  EXPECT_EQ(rank_pair_capacity(model, 10, 4), 20);  // a token goes to both experts of a rank at most
+  model.moe_expert_rank_capacity_factor = 1.01;
+  EXPECT_EQ(rank_capacity(model, 10, 1, 4), 31);
+  model.moe_rank_pair_capacity_factor = 1.01;
+  EXPECT_EQ(rank_pair_capacity(model, 10, 4), 8);  // of 7.575
+  for (const double beyond_integers : {1e3, 1e30, 1.7e308}) {
+    model.moe_expert_rank_capacity_factor = model.moe_rank_pair_capacity_factor = beyond_integers;
+    EXPECT_EQ(rank_capacity(model, 10, 1, 4), 80) << beyond_integers;
+    EXPECT_EQ(rank_pair_capacity(model, 10, 4), 20) << beyond_integers;
+    EXPECT_EQ(rank_capacity(model, 0, 1, 4), 0) << beyond_integers;
+  }
+}
+
 TEST(ExpertDispatcher, IsLocalForOneRank) {
   Model model;
   EXPECT_EQ(token_dispatcher(model, 1), TokenDispatcher::local);
@@ -216,6 +236,27 @@ const std::vector<Wrong>& wrong_routers() {
       {{"model.moe_expert_capacity_factor=1", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_load_balancing_type",
        "excludes model.moe_expert_capacity_factor"},
+      {{"model.moe_token_dispatcher_type=static_buffer"}, "model.moe_expert_rank_capacity_factor", "at least 1"},
+      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=0.99"},
+       "model.moe_expert_rank_capacity_factor",
+       "smaller than the even load"},
+      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=nan"},
+       "model.moe_expert_rank_capacity_factor",
+       ""},
+      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1",
+        "model.moe_rank_pair_capacity_factor=0.5"},
+       "model.moe_rank_pair_capacity_factor",
+       "must be 0 or at least 1"},
+      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1",
+        "model.moe_expert_capacity_factor=1", "model.moe_pad_expert_input_to_capacity=true"},
+       "model.moe_pad_expert_input_to_capacity",
+       "sizes are fixed already"},
+      {{"model.moe_expert_rank_capacity_factor=1"},
+       "model.moe_expert_rank_capacity_factor",
+       "is for model.moe_token_dispatcher_type = static_buffer"},
+      {{"model.moe_rank_pair_capacity_factor=1"}, "model.moe_rank_pair_capacity_factor", "static_buffer"},
+      {{"model.moe_overflow_policy=drop"}, "model.moe_overflow_policy", "static_buffer"},
+      {{"model.moe_overflow_policy=again"}, "model.moe_overflow_policy", "redo"},
       {{"model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=none"},
        "model.moe_aux_loss_coeff",
        "no meaning with model.moe_router_load_balancing_type = none"},
@@ -255,7 +296,7 @@ const std::vector<Wrong>& wrong_shared_experts() {
       {{"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_overlap=true",
         "model.moe_token_dispatcher_type=allgather"},
        "model.moe_shared_expert_overlap",
-       "alltoall or hierarchical, not allgather"},
+       "alltoall, hierarchical or static_buffer, not allgather"},
       {{"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_overlap=true",
         "memory.recompute_granularity=selective", "memory.recompute_modules=shared_experts"},
        "memory.recompute_modules",
@@ -353,6 +394,11 @@ TEST(ExpertRules, AcceptWhatTheyAllow) {
            {"model.moe_shared_expert_intermediate_size=32", "model.moe_shared_expert_gate=true",
             "model.moe_shared_expert_overlap=true"},
            {"model.moe_token_dispatcher_type=hierarchical", "parallel.expert_ranks_per_node=1"},
+           {"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1",
+            "model.moe_rank_pair_capacity_factor=1", "model.moe_overflow_policy=stop"},
+           {"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
+            "model.moe_expert_capacity_factor=1", "model.moe_shared_expert_intermediate_size=32",
+            "model.moe_shared_expert_overlap=true"},
            {"parallel.expert_tensor_parallel_size=0"},
            {"parallel.expert_tensor_parallel_size=4", "parallel.expert_model_parallel_size=1"},
            {"parallel.expert_model_parallel_size=1", "parallel.tensor_model_parallel_size=1",

@@ -118,7 +118,10 @@ data::Splits build(const Json& c, const Scratch& scratch) {
   config.split = c.at("split");
   const auto sizes = c.at("sizes").get<std::vector<Json>>();
   const auto size = [&](size_t i) { return sizes[i].is_null() ? int64_t{-1} : sizes[i].get<int64_t>(); };
-  return data::build_datasets(config, c.at("sequence_length"), c.at("seed"), {size(0), size(1), size(2)});
+  files::PosixFileSystem disk;
+  return data::build_datasets(
+      config,
+      {.sequence_length = c.at("sequence_length"), .seed = c.at("seed"), .sizes = {size(0), size(1), size(2)}}, disk);
 }
 
 std::string end_to_end(const Json& c) {

@@ -1,7 +1,8 @@
 // flops_memory.json: floating-point operations of a step and the theoretical memory. All formulas are sums and
 // products of at most a few dozen doubles: 1e-12 relative leaves room for another order of summation.
 #include "conformance/report.h"
-#include "sim/flops.h"
+#include "plan/model_flops.h"
+#include "support/megatron_flops.h"
 #include "support/theoretical_memory.h"
 
 namespace metroplex::conformance {
@@ -28,10 +29,10 @@ std::vector<bool> pattern(const Json& every, int64_t num_layers, const std::func
   return result;
 }
 
-std::optional<sim::Experts> experts_of(const Json& args) {
+std::optional<test::MegatronExperts> experts_of(const Json& args) {
   const bool hybrid = has(args, "hybrid_layer_pattern");
   if (!has(args, "num_experts") && !hybrid) return std::nullopt;
-  sim::Experts experts;
+  test::MegatronExperts experts;
   experts.num_experts = number(args, "num_experts");
   experts.router_topk = number(args, "moe_router_topk");
   experts.ffn_hidden_size = number(args, "moe_ffn_hidden_size", number(args, "ffn_hidden_size"));
@@ -43,8 +44,8 @@ std::optional<sim::Experts> experts_of(const Json& args) {
   return experts;
 }
 
-sim::ModelShape shape_of(const Json& args) {
-  sim::ModelShape shape;
+test::MegatronShape shape_of(const Json& args) {
+  test::MegatronShape shape;
   shape.num_layers = number(args, "num_layers");
   shape.hidden_size = number(args, "hidden_size");
   shape.num_attention_heads = number(args, "num_attention_heads");
@@ -61,7 +62,7 @@ sim::ModelShape shape_of(const Json& args) {
   shape.linear_bias = flag(args, "add_bias_linear");
   shape.tied_embedding = !flag(args, "untie_embeddings_and_output_weights");
   if (flag(args, "multi_latent_attention")) {
-    sim::LatentAttention latent;
+    test::LatentAttention latent;
     if (has(args, "q_lora_rank")) latent.q_lora_rank = number(args, "q_lora_rank");
     latent.kv_lora_rank = number(args, "kv_lora_rank");
     latent.qk_head_dim = number(args, "qk_head_dim");
@@ -69,29 +70,30 @@ sim::ModelShape shape_of(const Json& args) {
     latent.v_head_dim = number(args, "v_head_dim");
     shape.latent = latent;
   }
-  shape.experts = experts_of(args);
+  shape.all_experts = experts_of(args);
+  if (shape.all_experts) shape.experts = *shape.all_experts;
   if (has(args, "experimental_attention_variant")) {
-    sim::LinearAttention linear{number(args, "linear_key_head_dim"),
-                                number(args, "linear_value_head_dim"),
-                                number(args, "linear_num_key_heads"),
-                                number(args, "linear_num_value_heads"),
-                                number(args, "linear_conv_kernel_dim"),
-                                args.at("experimental_attention_variant") == "gdn2",
-                                {}};
+    test::LinearAttention linear{number(args, "linear_key_head_dim"),
+                                 number(args, "linear_value_head_dim"),
+                                 number(args, "linear_num_key_heads"),
+                                 number(args, "linear_num_value_heads"),
+                                 number(args, "linear_conv_kernel_dim"),
+                                 args.at("experimental_attention_variant") == "gdn2",
+                                 {}};
     linear.layer_is_linear = pattern(args.at("linear_attention_freq"), shape.num_layers + shape.num_mtp_layers,
                                      [](int64_t i, int64_t n) { return (i + 1) % n != 0; });
     shape.linear = linear;
   }
   if (has(args, "hybrid_layer_pattern")) {
-    shape.hybrid = sim::HybridLayers{args.at("hybrid_layer_pattern").get<std::string>(),
-                                     number(args, "mamba_state_dim", 128), number(args, "mamba_head_dim", 64),
-                                     number(args, "mamba_num_groups", 8), number(args, "mamba_num_heads")};
+    shape.hybrid = test::HybridLayers{args.at("hybrid_layer_pattern").get<std::string>(),
+                                      number(args, "mamba_state_dim", 128), number(args, "mamba_head_dim", 64),
+                                      number(args, "mamba_num_groups", 8), number(args, "mamba_num_heads")};
   }
   return shape;
 }
 
-sim::MemoryLayout layout_of(const Json& args) {
-  sim::MemoryLayout layout;
+test::MemoryLayout layout_of(const Json& args) {
+  test::MemoryLayout layout;
   layout.tp = number(args, "tensor_model_parallel_size", 1);
   layout.pp = number(args, "pipeline_model_parallel_size", 1);
   layout.vpp = number(args, "virtual_pipeline_model_parallel_size");
@@ -111,22 +113,27 @@ std::string near(const char* what, double got, const Json& expected) {
 
 std::string check_flops(const Json& args, const Json& json) {
   const Json extra = json.value("extra", Json::object());
-  sim::StepTokens tokens;
+  plan::StepTokens tokens;
   tokens.batch_size = json.at("batch_size").get<int64_t>();
   if (has(extra, "total_real_tokens_in_batch"))
     tokens.num_tokens = extra.at("total_real_tokens_in_batch").get<double>();
   if (has(extra, "seqlen_squared_sum_in_batch")) {
     tokens.squared_length_sum = extra.at("seqlen_squared_sum_in_batch").get<double>();
   }
-  return near("flops", sim::step_flops(shape_of(args), tokens), json.at("flops"));
+  const test::MegatronShape shape = shape_of(args);
+  if (shape.plain()) {
+    if (auto problem = near("flops", plan::step_flops(shape, tokens), json.at("flops")); !problem.empty())
+      return problem;
+  }
+  return near("flops of all networks", test::megatron_flops(shape, tokens), json.at("flops"));
 }
 
 std::string check_memory(const Json& args, const Json& json) {
   const auto shape = shape_of(args);
   auto layout = layout_of(args);
-  std::string problem = near("weight_and_optimizer_bytes", sim::weight_and_optimizer_bytes(shape, layout),
+  std::string problem = near("weight_and_optimizer_bytes", test::weight_and_optimizer_bytes(shape, layout),
                              json.at("weight_and_optimizer_bytes"));
-  const auto each = [&](const char* list, double (*bytes)(const sim::ModelShape&, const sim::MemoryLayout&)) {
+  const auto each = [&](const char* list, double (*bytes)(const test::MegatronShape&, const test::MemoryLayout&)) {
     const Json by_microbatches = json.value(list, Json::object());
     for (const auto& [microbatches, expected] : by_microbatches.items()) {
       layout.num_microbatches.reset();
@@ -134,8 +141,8 @@ std::string check_memory(const Json& args, const Json& json) {
       if (problem.empty()) problem = near(list, bytes(shape, layout), expected);
     }
   };
-  each("activation_bytes", sim::activation_bytes);
-  each("activation_bytes_without_sp", sim::activation_bytes_without_sp);
+  each("activation_bytes", test::activation_bytes);
+  each("activation_bytes_without_sp", test::activation_bytes_without_sp);
   return problem;
 }
 

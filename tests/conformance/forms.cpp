@@ -55,6 +55,21 @@ constexpr Form kForms[] = {
     {"dist_opt_layout.default_bucket_size_when_overlap", "dp", "default", ""},
     {"dist_opt_layout.padding", "", "", "pad_to_divisor pad_param_start pad_bucket_end"},
 
+    {"echo_planner", "", "", "cases primitives"},
+    {"echo_planner.cases", "name ep num_experts counts",
+     "spillover spare avg load_per_ep_rank greedy approx_bin_packing", "routing_choices reroute"},
+    {"echo_planner.cases.greedy", "num_spare_per_rank threshold",
+     "assign breadth_first depth_first offloaded_[ep_rank][spare] final_load_per_ep_rank check_totals", ""},
+    {"echo_planner.cases.approx_bin_packing", "", "",
+     "num_spare_per_rank assign breadth_first depth_first offloaded_[ep_rank][spare] final_load_per_ep_rank "
+     "check_totals undefined"},
+    {"echo_planner.cases.reroute", "num_spare_per_rank algorithm ranks", "map_home_to_spare", "column_layout"},
+    {"echo_planner.cases.reroute.ranks", "ep_rank", "rerouted_columns_per_token tokens_per_expert", ""},
+    {"echo_planner.primitives", "", "", "one_shot_greedy approx_bin_packing"},
+    {"echo_planner.primitives.one_shot_greedy", "chunks buckets", "out", ""},
+    {"echo_planner.primitives.approx_bin_packing", "spillover_sorted_desc spare_sorted_desc avg num_buckets",
+     "assign remaining", ""},
+
     {"flops_memory", "", "", "default_args flops memory"},
     {"flops_memory.flops", "name batch_size args extra", "flops", ""},
     {"flops_memory.flops.extra", "", "", "seqlen_squared_sum_in_batch total_real_tokens_in_batch"},

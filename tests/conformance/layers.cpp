@@ -5,7 +5,6 @@
 #include "conformance/report.h"
 #include "plan/layout.h"
 #include "plan/layout_names.h"
-#include "plan/stage_split.h"
 
 namespace metroplex::conformance {
 namespace {

@@ -52,7 +52,8 @@ def lists_of(content):
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             yield key, value
-    for outer, inner in (("num_samples", "cases"), ("rng", "randomstate_u32"), ("rng", "default_rng_integers")):
+    for outer, inner in (("num_samples", "cases"), ("rng", "randomstate_u32"), ("rng", "default_rng_integers"),
+                         ("primitives", "one_shot_greedy"), ("primitives", "approx_bin_packing")):
         if isinstance(content.get(outer), dict) and inner in content[outer]:
             yield f"{outer}.{inner}", content[outer][inner]
 

@@ -1,13 +1,11 @@
 // Memory of meta tensors as a listener hears of it.
-#include "cuda/meta_meter.h"
+#include "cuda/memory_meter.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
-
-#include "cuda/memory_meter.h"
 
 namespace metroplex::test::meta_meter_test {
 namespace {

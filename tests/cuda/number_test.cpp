@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cuda/kernels/block8.h"
-#include "cuda/kernels/optimizer_storage.h"
 
 namespace metroplex::cuda::kernels::number_test {
 namespace {

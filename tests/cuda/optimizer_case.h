@@ -13,7 +13,6 @@
 
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/optimizer_storage.h"
 
 namespace metroplex::cuda::kernels::test {
 

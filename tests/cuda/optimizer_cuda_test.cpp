@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/device.h"
-#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_step.h"
 #include "cuda/optimizer_case.h"
 #include "support/gpu.h"
 

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_step.h"
 #include "cuda/optimizer_case.h"
 
 namespace metroplex::cuda::kernels::test::optimizer_kernels_test {

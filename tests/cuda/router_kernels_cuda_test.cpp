@@ -8,10 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "cuda/device.h"
-#include "cuda/kernels/balance.h"
-#include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/route.h"
-#include "cuda/kernels/sinkhorn.h"
 #include "support/gpu.h"
 
 namespace metroplex::cuda::kernels::router_kernels_cuda_test {

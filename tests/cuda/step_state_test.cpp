@@ -101,6 +101,33 @@ TEST(StepState, WhatHoldsAStepBack) {
   }
 }
 
+// An overflow of rows is taken again: gradients, losses and the loss scale say nothing. What a layer finds not finite
+// counts as a gradient that is not.
+TEST(StepState, FlagsOfLayersHoldAStepBack) {
+  Case c;
+  c.rules.scale.scales = c.rules.scale.dynamic = true;
+  c.rules.scale.growth_interval = 1;
+  c.rules.skip_threshold = 1;
+  c.values.loss_scale = 4;
+  c.values.hysteresis_tracker = 1;
+  c.sums.overflows = c.sums.flagged = 2;
+  c.numbers[1] = 1;
+  const StepVerdict overflow = c.judged();
+  EXPECT_EQ(overflow.updates + overflow.found_inf + overflow.over_limit, 0);
+  EXPECT_EQ(c.values.steps, 6);
+  EXPECT_EQ(c.values.loss_scale, 4);
+  EXPECT_EQ(c.values.growth_tracker, 0);
+  EXPECT_EQ(c.values.hysteresis_tracker, 1);
+  c.sums.overflows = 0;
+  c.numbers[1] = 0;
+  c.rules.skip_threshold = kInf;
+  EXPECT_EQ(c.judged().found_inf, 1);
+  EXPECT_EQ(c.values.loss_scale, 2);
+  c.sums.flagged = 0;
+  EXPECT_EQ(c.judged().updates, 1);
+  EXPECT_EQ(c.values.loss_scale, 4);
+}
+
 TEST(StepState, FactorsOfLossesAreMeansOfMicrobatchesOrOnePerToken) {
   const StepValues values{.loss_scale = 8};
   const double tokens[] = {5, 0, 0.5, 7};
@@ -145,6 +172,16 @@ TEST(StepState, OwnSumsAreMeansOfMicrobatchesOrSumsOverTokens) {
   EXPECT_EQ(tokens.sums.loss, 20);
   EXPECT_EQ(tokens.sums.weight, 6.5);
   EXPECT_EQ(tokens.terms[1], 14);
+}
+
+TEST(StepState, FlagsAreOfRanksHoweverOftenRaised) {
+  const int32_t flags[kStepFlags] = {3, 0}, other[kStepFlags] = {0, -1};
+  const Sums overflow = summed([&](OwnLosses& own) { own.flags = flags; });
+  EXPECT_EQ(overflow.sums.overflows, 1);
+  EXPECT_EQ(overflow.sums.flagged, 0);
+  const Sums flagged = summed([&](OwnLosses& own) { own.flags = other; });
+  EXPECT_EQ(flagged.sums.overflows, 0);
+  EXPECT_EQ(flagged.sums.flagged, 1);
 }
 
 TEST(StepState, ATermThatThereIsNotWritesNowhereAndShows) {

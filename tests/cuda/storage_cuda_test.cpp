@@ -5,7 +5,6 @@
 #include "cuda/device.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/embedding.h"
-#include "cuda/kernels/optimizer_storage.h"
 #include "cuda/twins.h"
 #include "support/gpu.h"
 

@@ -1,5 +1,5 @@
 // Buffers that graphs share: whether the values of the capture are there in another order of replays.
-#include "cuda/graph/tape_buffers.h"
+#include "cuda/graph/tape_findings.h"
 
 #include "support/logged_graphs.h"
 #include "support/record_tape.h"

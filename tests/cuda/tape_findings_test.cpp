@@ -6,7 +6,6 @@
 
 #include <thread>
 
-#include "cuda/graph/tape_compare.h"
 #include "cuda/host_read.h"
 #include "support/record_tape.h"
 

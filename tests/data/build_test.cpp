@@ -10,9 +10,15 @@
 #include "data/gpt_dataset.h"
 #include "data/scratch.h"
 #include "data/text_given.h"
+#include "files/file_system.h"
 
 namespace metroplex::data::build_test {
 namespace {
+
+Splits build_datasets(const config::Data& config, const BuildOptions& options) {
+  files::PosixFileSystem disk;
+  return data::build_datasets(config, options, disk);
+}
 
 class Build : public ::testing::Test {
  protected:

@@ -1,6 +1,8 @@
-// Two of Megatron's samplers that recorded batches hold and training does not use, as whole lists of indices.
+// What recorded batches of Megatron hold and training does not use: two samplers as whole lists of indices, a last
+// batch that is not full, counts of samples with settings that there are none of here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -30,5 +32,48 @@ inline std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_b
   }
   return indices;
 }
+
+// Batches that a cyclic sampler has left of its epoch.
+inline int64_t batches_left(const data::SamplerOptions& o) {
+  const int64_t step = o.micro_batch_size * o.dp_size, active = o.total_samples / step * step;
+  return (active - o.consumed_samples % active) / step;
+}
+
+// What a single walk leaves out: the rank's part of the last samples, where they do not fill every rank.
+inline std::vector<int64_t> partial_batch(const data::SamplerOptions& o) {
+  const int64_t step = o.micro_batch_size * o.dp_size;
+  const int64_t rest = o.consumed_samples + (o.total_samples - o.consumed_samples) / step * step;
+  const int64_t begin = rest + o.dp_index * o.micro_batch_size;
+  std::vector<int64_t> indices;
+  for (int64_t i = begin; i < std::min(begin + o.micro_batch_size, o.total_samples); ++i) indices.push_back(i);
+  return indices;
+}
+
+struct MegatronSampleCounts : data::SampleCountOptions {
+  int64_t eval_global_batch_size = 0;  // 0: global_batch_size
+  int64_t start_eval_at_iter = 0, iteration = 0;
+  bool skip_train = false, full_validation = false;  // of full validation valid is -1, "all of them"
+  std::vector<int64_t> phase_transition_iterations;
+
+  bool plain() const {
+    return (eval_global_batch_size == 0 || eval_global_batch_size == global_batch_size) && start_eval_at_iter == 0 &&
+           !skip_train && !full_validation && phase_transition_iterations.empty();
+  }
+  data::SampleCounts counts() const {
+    const int64_t evaluation = eval_iters * (eval_global_batch_size > 0 ? eval_global_batch_size : global_batch_size);
+    data::SampleCounts out = data::sample_counts(*this);
+    out.test = evaluation;
+    int64_t begin = 0, end = out.train;  // of the phase that `iteration` is in
+    for (const int64_t transition : phase_transition_iterations) {
+      if (transition <= iteration) begin = std::max(begin, transition * global_batch_size);
+      else end = std::min(end, transition * global_batch_size);
+    }
+    out.train = end - begin;
+    const int64_t points =
+        eval_interval > 0 ? train_iters / eval_interval + 1 - start_eval_at_iter / eval_interval : 0;
+    out.valid = full_validation ? -1 : (skip_train ? 1 : std::max<int64_t>(points, 0)) * evaluation;
+    return out;
+  }
+};
 
 }  // namespace metroplex::test

@@ -8,9 +8,15 @@
 #include "base/error.h"
 #include "data/build.h"
 #include "data/scratch.h"
+#include "files/file_system.h"
 
 namespace metroplex::data::token_count_test {
 namespace {
+
+Splits build_datasets(const config::Data& config, const BuildOptions& options) {
+  files::PosixFileSystem disk;
+  return data::build_datasets(config, options, disk);
+}
 
 class TokenCount : public ::testing::Test {
  protected:

@@ -1,4 +1,4 @@
-// Which parameters go together, over which ranks they are summed, and what a clone is left out of.
+// Which parameters go together, and over which ranks they are summed.
 #include "distributed/families.h"
 
 #include "base/error.h"
@@ -22,13 +22,11 @@ distributed::FamilyOptions options_of(const config::Parallel& parallel, const co
   return options;
 }
 
-// A dense one, an expert of this rank, a router in fp32, and a clone of some expert.
-std::vector<nn::Param> four_params() {
+// A dense one, an expert of this rank, and a router in fp32.
+std::vector<nn::Param> three_params() {
   std::vector<nn::Param> params{make_param("dense", values({6}, 1)), make_param("expert", values({6}, 2)),
-                                make_param("router", values({6}, 3, at::kFloat)),
-                                make_param("clone", values({6}, 4))};
-  params[1].placement.grid = params[3].placement.grid = topology::Grid::expert;
-  params[3].clone = true;
+                                make_param("router", values({6}, 3, at::kFloat))};
+  params[1].placement.grid = topology::Grid::expert;
   return params;
 }
 
@@ -48,9 +46,9 @@ void expect_sums(int ranks, const config::Parallel& parallel) {
   for (const config::Sharding& sharding : kStages) {
     SCOPED_TRACE(sharding.stage());
     run_experts(ranks, parallel, [&](const comm::World& world) {
-      std::vector<nn::Param> params = four_params();
+      std::vector<nn::Param> params = three_params();
       distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
-      ASSERT_EQ(families.all().size(), 4u);
+      ASSERT_EQ(families.all().size(), 3u);
       families.begin_step(1);
       accumulate(params, world.rank());
       families.finish_gradients();
@@ -82,7 +80,7 @@ TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
   for (const config::Sharding& sharding : kStages) {
     SCOPED_TRACE(sharding.stage());
     run_experts(4, parallel, [&](const comm::World& world) {
-      std::vector<nn::Param> params = four_params();
+      std::vector<nn::Param> params = three_params();
       distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
       const distributed::ParamFamily &expert = families.of(params[1]), &dense = families.of(params[0]);
       EXPECT_FALSE(expert.values->kept().defined());
@@ -156,42 +154,18 @@ TEST(ParamFamilies, TheSizeOfABucketIsThatOfTheirOwnRanks) {
   });
 }
 
-TEST(ParamFamilies, ACloneHasValuesAndItsOwnGradientAndNothingElse) {
-  const config::Parallel parallel = parallel_of(2);
-  for (const config::Sharding& sharding : kStages) {
-    SCOPED_TRACE(sharding.stage());
-    run_experts(4, parallel, [&](const comm::World& world) {
-      std::vector<nn::Param> params = four_params();
-      const nn::Param& clone = params[3];
-      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
-      for (int step = 0; step < 2; ++step) {
-        families.begin_step(1);
-        accumulate(params, world.rank());
-        families.finish_gradients();
-        families.updated();
-        EXPECT_TRUE(at::all(clone.main_grad == world.rank() + 1).item<bool>()) << "not reduced, and new every step";
-        EXPECT_TRUE(at::equal(clone.data, values({6}, 4))) << "whole in every stage";
-      }
-      for (const distributed::Slice& slice : families.slices()) EXPECT_NE(slice.param, &clone);
-      EXPECT_TRUE(families.of(clone).slices.empty());
-    });
-  }
-}
-
 TEST(ParamFamilies, AreTheSameOnEveryPipelineStage) {
   config::Parallel parallel = parallel_of(2);
   parallel.pipeline_model_parallel_size = 2;
   run_experts(4, parallel, [&](const comm::World& world) {
-    std::vector<nn::Param> params = four_params();
+    std::vector<nn::Param> params = three_params();
     if (!world.groups().pp.first()) params.resize(1);
     const distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true}));
     std::vector<distributed::FamilyKey> keys;
     for (const distributed::ParamFamily& family : families.all()) keys.push_back(family.key);
     using topology::Grid;
-    EXPECT_EQ(keys, (std::vector<distributed::FamilyKey>{{Grid::dense, at::kFloat, false},
-                                                         {Grid::dense, at::kDouble, false},
-                                                         {Grid::expert, at::kDouble, false},
-                                                         {Grid::expert, at::kDouble, true}}));
+    EXPECT_EQ(keys, (std::vector<distributed::FamilyKey>{
+                        {Grid::dense, at::kFloat}, {Grid::dense, at::kDouble}, {Grid::expert, at::kDouble}}));
   });
 }
 

@@ -42,7 +42,7 @@ void add(nn::Param& param, double value) {
 // Two ranks of which only the first is there: what it asks for is counted, nothing moves.
 struct Counted {
   std::shared_ptr<comm::Traffic> traffic = std::make_shared<comm::Traffic>();
-  comm::Group group{"dp", {0, 1}, 0, comm::make_counting_backend("dp", traffic)};
+  comm::Group group{{"dp", comm::Purpose::gradients, {0, 1}}, 0, comm::make_counting_backend("dp", traffic)};
   comm::Traffic::Count reduced() const { return traffic->of("dp", "all_reduce"); }
 };
 

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "files/expert_load.h"
 
 namespace metroplex::files::expert_picture_test {
 namespace {
@@ -17,11 +16,11 @@ TEST(ExpertLoad, QuantilesAreCountsThatSoManyExpertsDoNotExceed) {
   std::vector<int64_t> tokens;
   for (int64_t i = 21; i >= 1; --i) tokens.push_back(i);
   const LoadQuantiles q = quantiles(tokens);
-  EXPECT_EQ(q.least, 1);
+  EXPECT_EQ(q.min, 1);
   EXPECT_EQ(q.p10, 3);
   EXPECT_EQ(q.p50, 11);
   EXPECT_EQ(q.p90, 19);
-  EXPECT_EQ(q.most, 21);
+  EXPECT_EQ(q.max, 21);
   EXPECT_EQ(quantiles({7}).p10, 7);
 }
 

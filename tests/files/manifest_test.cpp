@@ -19,13 +19,13 @@ Manifest example() {
   manifest.config_yaml = "model:\n  hidden_size: 64\n  name: \"\xC3\xA9\"\n";
   manifest.extra = R"({"learning_rate":0.0003,"seed":18446744073709551615})";
   manifest.files = {{"rank_00000.safetensors", 4096, {1, 2}}, {"rank_00001.safetensors", 512, {3, 4}}};
-  ManifestTensor weight{"embedding.word_embeddings.weight", "weight", Dtype::kBF16, {100, 8}, {}};
+  ManifestTensor weight{{"embedding.word_embeddings.weight", "weight", Dtype::kBF16, {100, 8}}, {}};
   weight.pieces.push_back({{0, 0}, {60, 8}, 0, 480, 0, "weight/embedding.word_embeddings.weight", {5, 6}});
   weight.pieces.push_back({{60, 0}, {40, 8}, 0, 320, 1, "weight/embedding.word_embeddings.weight", {7, 8}});
-  ManifestTensor moment{"final.bias", "exp_avg", Dtype::kF32, {10}, {}};
+  ManifestTensor moment{{"final.bias", "exp_avg", Dtype::kF32, {10}}, {}};
   moment.pieces.push_back({{0}, {10}, 0, 3, 0, "exp_avg/final.bias", {9, 10}});
   moment.pieces.push_back({{0}, {10}, 3, 10, 1, "exp_avg/final.bias", {11, 12}});
-  ManifestTensor scalar{"step", "main", Dtype::kF64, {}, {}};
+  ManifestTensor scalar{{"step", "main", Dtype::kF64, {}}, {}};
   scalar.pieces.push_back({{}, {}, 0, 1, 0, "main/step", {13, 14}});
   manifest.tensors = {weight, moment, scalar};
   return manifest;

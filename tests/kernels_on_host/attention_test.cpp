@@ -7,7 +7,7 @@ namespace {
 
 // Causal over all rows, or over chosen ones in no order; with documents and dropout.
 struct Case {
-  int64_t samples, heads, groups, s, dim;
+  int64_t samples, heads, groups, s, dim, v_dim;
   double dropout = 0;
   bool documents = false, chosen = false;
 };
@@ -16,7 +16,8 @@ template <class T>
 void check(const Case& c) {
   using W = Wide<T>;
   AttentionShape s;
-  s.samples = c.samples, s.heads = c.heads, s.groups = c.groups, s.queries = s.keys = c.s, s.dim = c.dim;
+  s.samples = c.samples, s.heads = c.heads, s.groups = c.groups, s.queries = s.keys = c.s;
+  s.head_dim = c.dim, s.v_head_dim = c.v_dim, s.softmax_scale = 1 / std::sqrt(static_cast<double>(c.dim));
   std::vector<int64_t> documents, rows;
   const std::vector<int64_t> counters{7, 9, 11};
   for (int64_t i = 0; i < c.samples * c.s; ++i) documents.push_back(i % std::max<int64_t>(1, c.s) / 5);
@@ -30,26 +31,29 @@ void check(const Case& c) {
     shape.dropout.rows.counters = counter;
     return shape;
   };
-  const auto of = [&]<class P>(P* data, int64_t heads) {
-    return AttentionOperand<P>{data, c.samples * heads * c.dim, heads * c.dim, c.dim};
+  const auto strided = [&]<class P>(P* data, int64_t heads, int64_t dim) {
+    return AttentionOperand<P>{data, c.samples * heads * dim, heads * dim, dim};
   };
-  const int64_t of_queries = c.s * c.samples * c.heads * c.dim, of_keys = c.s * c.samples * c.groups * c.dim;
-  const std::vector<T> q = made<T>(of_queries, 0.7), k = made<T>(of_keys, 0.3), v = made<T>(of_keys, 0.9),
-                       dout = made<T>(of_queries, 0.5);
-  std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
+  const auto of = [&]<class P>(P* data, int64_t heads) { return strided(data, heads, c.dim); };
+  const auto of_v = [&]<class P>(P* data, int64_t heads) { return strided(data, heads, c.v_dim); };
+  const int64_t tokens = c.s * c.samples;
+  const std::vector<T> q = made<T>(tokens * c.heads * c.dim, 0.7), k = made<T>(tokens * c.groups * c.dim, 0.3),
+                       v = made<T>(tokens * c.groups * c.v_dim, 0.9), dout = made<T>(tokens * c.heads * c.v_dim, 0.5);
+  std::vector<T> out(dout.size()), dq(q.size()), dk(k.size()), dv(v.size());
   std::vector<W> logsumexp(static_cast<size_t>(c.samples * c.heads * c.s));
   const AttentionShape here = placed(documents.data(), rows.data(), counters.data());
   AttentionScratch scratch = attention_backward_scratch<T>(here, 1), forward = attention_forward_scratch<T>(here, 1);
   scratch.bytes = std::max(scratch.bytes, forward.bytes);
   std::vector<char> room(static_cast<size_t>(scratch.bytes) + 64);
   scratch.data = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64);
-  attention_forward<T>({of(q.data(), c.heads), of(k.data(), c.groups), of(v.data(), c.groups),
-                        of(out.data(), c.heads), logsumexp.data()},
+  attention_forward<T>({of(q.data(), c.heads), of(k.data(), c.groups), of_v(v.data(), c.groups),
+                        of_v(out.data(), c.heads), logsumexp.data()},
                        here, scratch);
-  attention_backward<T>({of(q.data(), c.heads), of(k.data(), c.groups), of(v.data(), c.groups),
-                         of(static_cast<const T*>(out.data()), c.heads), of(dout.data(), c.heads), logsumexp.data(),
-                         of(dq.data(), c.heads), of(dk.data(), c.groups), of(dv.data(), c.groups)},
-                        here, scratch);
+  attention_backward<T>(
+      {of(q.data(), c.heads), of(k.data(), c.groups), of_v(v.data(), c.groups),
+       of_v(static_cast<const T*>(out.data()), c.heads), of_v(dout.data(), c.heads), logsumexp.data(),
+       of(dq.data(), c.heads), of(dk.data(), c.groups), of_v(dv.data(), c.groups)},
+      here, scratch);
   const size_t shift = c.chosen ? 1 : 0;
   const auto got = in_all_orders([&] {
     const DeviceArray<T> gq(q, Use::in, "q", shift), gk(k, Use::in, "k", shift), gv(v, Use::in, "v", shift),
@@ -62,24 +66,28 @@ void check(const Case& c) {
     const auto read = [&](const DeviceArray<T>& x, int64_t heads) {
       return of(static_cast<const T*>(x.data()), heads);
     };
+    const auto read_v = [&](const DeviceArray<T>& x, int64_t heads) {
+      return of_v(static_cast<const T*>(x.data()), heads);
+    };
     attention_forward_cuda<T>(
-        {read(gq, c.heads), read(gk, c.groups), read(gv, c.groups), of(gout.data(), c.heads), gsums.data()}, there,
-        {}, nullptr);
+        {read(gq, c.heads), read(gk, c.groups), read_v(gv, c.groups), of_v(gout.data(), c.heads), gsums.data()},
+        there, {}, nullptr);
     attention_backward_cuda<T>(
-        {read(gq, c.heads), read(gk, c.groups), read(gv, c.groups), read(same, c.heads), read(gdout, c.heads),
-         sums.data(), of(gdq.data(), c.heads), of(gdk.data(), c.groups), of(gdv.data(), c.groups)},
+        {read(gq, c.heads), read(gk, c.groups), read_v(gv, c.groups), read_v(same, c.heads), read_v(gdout, c.heads),
+         sums.data(), of(gdq.data(), c.heads), of(gdk.data(), c.groups), of_v(gdv.data(), c.groups)},
         there, {}, nullptr);
     return std::tuple{gout.values(), gsums.values(), gdq.values(), gdk.values(), gdv.values()};
   });
   // The CPU rounds probabilities (of values up to 3 / 0.7, as it does the result) and gradients of scores, up to c.s
   // terms of size 27, to T; gradients cancel.
   const double terms = 27.0 * static_cast<double>(c.s);
-  const std::vector<double> rows_of(q.size(), 9), of_q(q.size(), terms), of_k(k.size(), terms * 3);
+  const std::vector<double> rows_of(out.size(), 9), of_q(q.size(), terms), of_k(k.size(), terms * 3),
+      of_values(v.size(), terms * 3);
   expect_twins(std::get<0>(got), out, "out", rows_of);
   expect_twins(std::get<1>(got), logsumexp, "logsumexp");
   expect_twins(std::get<2>(got), dq, "dq", of_q);
   expect_twins(std::get<3>(got), dk, "dk", of_k);
-  expect_twins(std::get<4>(got), dv, "dv", of_k);
+  expect_twins(std::get<4>(got), dv, "dv", of_values);
 }
 
 TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
@@ -87,7 +95,9 @@ TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
   for (const double dropout : {0.0, 0.3}) {
     for (const bool documents : {false, true}) {
       for (const bool chosen : {false, true}) {
-        for (Case c : {Case{2, 4, 2, 37, 8}, Case{1, 3, 1, 33, 5}, Case{1, 1, 1, 1, 130}, Case{2, 2, 2, 0, 8}}) {
+        for (Case c : {Case{2, 4, 2, 37, 8, 8}, Case{1, 3, 1, 33, 5, 5}, Case{1, 1, 1, 1, 130, 130},
+                       Case{2, 2, 2, 0, 8, 8}, Case{1, 4, 2, 37, 8, 3}, Case{2, 2, 1, 33, 3, 5},
+                       Case{1, 1, 1, 35, 7, 130}, Case{1, 1, 1, 35, 130, 7}}) {
           c.dropout = dropout, c.documents = documents, c.chosen = chosen;
           all.push_back(c);
         }
@@ -95,8 +105,8 @@ TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
     }
   }
   const auto trace = [](const Case& c) {
-    return testing::Message() << "s " << c.s << " dropout " << c.dropout << " documents " << c.documents << " chosen "
-                              << c.chosen;
+    return testing::Message() << "s " << c.s << " dim " << c.dim << " v " << c.v_dim << " dropout " << c.dropout
+                              << " documents " << c.documents << " chosen " << c.chosen;
   };
   for (const Case& c : all) {
     SCOPED_TRACE(trace(c));

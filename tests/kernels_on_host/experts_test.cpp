@@ -180,38 +180,49 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
   }
 }
 
-// The operands of one product of groups, where `which` gives the sizes of a, b and c.
+// The operands of one product of groups: of weights or their gradients the last `slots` lie apart, and these
+// gradients are written.
 template <class T, class C>
-void check_product(const GroupedShape& s, size_t shift) {
+void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0) {
   const bool weight = s.op == GroupedOp::weight_gradient;
-  const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : s.groups * s.out,
-                c_width = s.op == GroupedOp::forward ? s.out : s.in, c_rows = weight ? s.groups * s.out : s.rows;
-  const std::vector<T> a = made<T>(s.rows * a_width, 0.7), b = made<T>(b_rows * s.in, 0.3);
-  const std::vector<C> start = made<C>(c_rows * c_width, 0.1);
-  const auto source = [&](const T* at_a, const T* at_b, const C* at_c) {
+  const int64_t home = (s.groups - slots) * s.out, apart = slots * s.out;
+  const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : home,
+                c_width = s.op == GroupedOp::forward ? s.out : s.in, c_rows = weight ? home : s.rows;
+  const std::vector<T> a = made<T>(s.rows * a_width, 0.7), b = made<T>(b_rows * s.in, 0.3),
+                       b_clones = made<T>(weight ? 0 : apart * s.in, 0.4);
+  const std::vector<C> start = made<C>(c_rows * c_width, 0.1), start_clones = made<C>(weight ? apart * s.in : 0, 0.2);
+  const auto source = [&](const T* at_a, const T* at_b, const T* at_b_clones, const C* at_c, const C* at_c_clones) {
     return GroupedSource{{at_a, a_width, 0, sizeof(T)},
-                         {at_b, s.in, weight ? 0 : s.out * s.in, sizeof(T)},
-                         {at_c, c_width, weight ? s.out * s.in : 0, sizeof(C)},
+                         {at_b, s.in, weight ? 0 : s.out * s.in, sizeof(T), at_b_clones},
+                         {at_c, c_width, weight ? s.out * s.in : 0, sizeof(C), at_c_clones},
                          s.groups,
-                         s.rows};
+                         s.rows,
+                         slots};
   };
-  std::vector<C> c = start;
+  std::vector<C> c = start, c_clones = start_clones;
   std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
-  grouped_arguments(kCounts.data(), source(a.data(), b.data(), c.data()), arguments.data());
+  grouped_arguments(kCounts.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
+                    arguments.data());
   grouped_product<T>(arguments.data(), s);
   const auto got = in_all_orders([&] {
-    const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift);
-    const DeviceArray<C> gc(start, Use::both, "c", shift);
+    const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift),
+        gb_clones(b_clones, Use::in, "b of clones", shift);
+    const DeviceArray<C> gc(start, Use::both, "c", shift), gc_clones(start_clones, Use::both, "c of clones", shift);
     const DeviceArray<int64_t> counts(kCounts, Use::in, "counts"), table(arguments, Use::out, "arguments");
-    grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gc.data()), table.data(), nullptr);
+    grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gb_clones.data(), gc.data(), gc_clones.data()),
+                           table.data(), nullptr);
     grouped_product_cuda<T>(table.data(), s, nullptr);
-    return std::tuple{gc.values()};
+    return std::tuple{gc.values(), gc_clones.values()};
   });
   const double terms = static_cast<double>(std::max({s.in, s.out, s.rows}));
-  std::vector<double> parts(c.size());
-  for (size_t i = 0; i < c.size(); ++i) parts[i] = kIsHalf<C> ? std::fabs(double{load(c[i])}) + 3 : 9 * terms;
   // Sums of the halves are in fp32, of up to `terms` products of at most 9.
-  expect_twins(std::get<0>(got), c, "product of groups", parts);
+  const auto parts = [&](const std::vector<C>& of) {
+    std::vector<double> out(of.size());
+    for (size_t i = 0; i < of.size(); ++i) out[i] = kIsHalf<C> ? std::fabs(double{load(of[i])}) + 3 : 9 * terms;
+    return out;
+  };
+  expect_twins(std::get<0>(got), c, "product of groups", parts(c));
+  expect_twins(std::get<1>(got), c_clones, "gradients of clones", parts(c_clones));
 }
 
 template <class T>
@@ -219,10 +230,12 @@ void check_products() {
   const auto groups = static_cast<int64_t>(kCounts.size());
   for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{33, 70}, {5, 3}, {8, 16}}) {
     const size_t shift = in == 33 ? 0 : 1;
-    for (const GroupedOp op : {GroupedOp::forward, GroupedOp::input_gradient})
-      check_product<T, T>({op, groups, 16, in, out}, shift);
-    check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift);
-    check_product<T, T>({GroupedOp::weight_gradient, groups, 16, in, out, false}, shift);
+    for (const int64_t slots : {0, 1, 4}) {
+      for (const GroupedOp op : {GroupedOp::forward, GroupedOp::input_gradient})
+        check_product<T, T>({op, groups, 16, in, out}, shift, slots);
+      check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots);
+      check_product<T, T>({GroupedOp::weight_gradient, groups, 16, in, out, false}, shift, slots);
+    }
   }
 }
 

@@ -7,7 +7,6 @@
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/optimizer_sums.h"
 #include "cuda/kernels/permutation.h"
 #include "cuda/kernels/rope.h"
 #include "kernels_on_host/far_array.h"

@@ -1,7 +1,5 @@
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/optimizer_storage.h"
-#include "cuda/kernels/optimizer_sums.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::optimizer_test {

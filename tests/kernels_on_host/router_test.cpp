@@ -1,7 +1,4 @@
-#include "cuda/kernels/balance.h"
-#include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/route.h"
-#include "cuda/kernels/sinkhorn.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::router_test {

@@ -52,8 +52,10 @@ TEST(StepStateOnHost, SumsFactorsAndCopiesHaveTheBitsOfTheCpu) {
     const LossFactorShape shape{n, 3, false};
     const StepValues values{.loss_scale = 3};
     const double stop = 1;
-    std::vector<double> sums(5), terms(2), own(losses.size()), factors(losses.size());
-    own_sums({n, losses.data(), tokens.data(), &stop, 1, losses.data(), reported.data(), false, true, true, true},
+    const std::vector<int32_t> flags{0, 1};
+    std::vector<double> sums = as_numbers(StepSums{}), terms(2), own(losses.size()), factors(losses.size());
+    own_sums({n, losses.data(), tokens.data(), &stop, 1, losses.data(), reported.data(), false, true, true, true,
+              flags.data()},
              {reinterpret_cast<StepSums*>(sums.data()), terms.data(), 2, own.data()});
     loss_factors(&values, tokens.data(), factors.data(), shape);
     const auto got = in_all_orders([&] {
@@ -62,8 +64,9 @@ TEST(StepStateOnHost, SumsFactorsAndCopiesHaveTheBitsOfTheCpu) {
           gown(own, Use::out, "own"), gfactors(factors, Use::out, "factors"),
           gvalues(as_numbers(values), Use::in, "values");
       const DeviceArray<int64_t> greported(reported, Use::in, "reported");
+      const DeviceArray<int32_t> gflags(flags, Use::in, "flags");
       own_sums_cuda({n, glosses.data(), gtokens.data(), gstop.data(), 1, glosses.data(), greported.data(), false,
-                     true, true, true},
+                     true, true, true, gflags.data()},
                     {reinterpret_cast<StepSums*>(gsums.data()), gterms.data(), 2, gown.data()}, nullptr);
       loss_factors_cuda(reinterpret_cast<const StepValues*>(gvalues.data()), gtokens.data(), gfactors.data(), shape,
                         nullptr);

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "cuda/kernels/activation.h"
-#include "cuda/kernels/balance.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/blocked_attention.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/cross_entropy.h"
@@ -16,13 +16,8 @@
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/optimizer_step.h"
-#include "cuda/kernels/optimizer_storage.h"
-#include "cuda/kernels/optimizer_sums.h"
 #include "cuda/kernels/permutation.h"
-#include "cuda/kernels/random_rows.h"
 #include "cuda/kernels/rope.h"
-#include "cuda/kernels/route.h"
-#include "cuda/kernels/sinkhorn.h"
 #include "cuda/kernels/step_state.h"
 #include "kernels_on_host/twins.h"
 
@@ -78,7 +73,8 @@ void run_layers(const Room& r) {
 void run_attention(const Room& r) {
   constexpr int64_t kHeads = 4, kGroups = 2, kDim = 64;
   AttentionShape s;
-  s.samples = 1, s.heads = kHeads, s.groups = kGroups, s.queries = s.keys = kRows, s.dim = kDim;
+  s.samples = 1, s.heads = kHeads, s.groups = kGroups, s.queries = s.keys = kRows;
+  s.head_dim = s.v_head_dim = kDim, s.softmax_scale = 0.125;
   s.documents = r.zero.data(), s.document_stride = kRows;
   s.dropout = {{r.zero.data(), 1, 0, true, nullptr, kRows, kRows}, kHeads * kRows, kRows, 7, 0.1};
   const auto of = []<class P>(P* data, int64_t heads) {

@@ -13,8 +13,7 @@ struct Passed {
 };
 
 Passed run_model(const config::Model& model, at::ScalarType dtype, bool fp32_residual, bool dropout) {
-  models::ModelContext context;
-  context.model = model;
+  models::ModelContext context(model);
   if (dropout) context.model.hidden_dropout = 0.2;
   context.vocab_size = 37;
   context.dtype = dtype;

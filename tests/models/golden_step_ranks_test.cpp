@@ -54,8 +54,7 @@ nn::Microbatch batch_by_recipe(int64_t first, int64_t mbs, int64_t seq, int64_t 
 
 models::ModelContext context_of(const Json& config, const comm::Group& tp, bool sequence_parallel) {
   const Json& m = config.at("model");
-  models::ModelContext context;
-  config::Model& model = context.model;
+  config::Model model;
   model.num_layers = m.at("num_layers");
   model.hidden_size = m.at("hidden_size");
   model.num_attention_heads = m.at("num_attention_heads");
@@ -70,9 +69,9 @@ models::ModelContext context_of(const Json& config, const comm::Group& tp, bool 
   model.untie_embeddings_and_output_weights = !m.at("tied").get<bool>();
   model.max_position_embeddings = config.at("seq");
   model.make_vocab_size_divisible_by = 1;
+  models::ModelContext context(std::move(model));
   context.vocab_size = config.at("vocab");
-  context.tp = tp;
-  context.sequence_parallel = sequence_parallel;
+  nn::set_tensor_parallel(context, tp, sequence_parallel);
   return context;
 }
 

@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "models/tools.h"
-#include "nn/attention.h"
+#include "nn/kv_cache.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::layouts_ranks_test {
@@ -54,13 +54,11 @@ nn::Microbatch batch_of(const Variant& variant) {
 }
 
 models::ModelContext context_of(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
-  models::ModelContext context;
-  context.model = variant.model;
+  models::ModelContext context(variant.model);
   context.vocab_size = kVocab;
   context.label_smoothing = variant.label_smoothing;
   context.dtype = at::kDouble;
-  context.tp = tp;
-  context.sequence_parallel = sequence_parallel;
+  nn::set_tensor_parallel(context, tp, sequence_parallel);
   return context;
 }
 
@@ -219,8 +217,26 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   } catch (const base::Error& error) {
     EXPECT_NE(std::string(error.what()).find("did you mean 'gpt'"), std::string::npos) << error.what();
   }
-  context.model.family = "llama";
-  EXPECT_THROW(models::build_stage(context, {0, 2, true, true}), base::Error);
+  const auto refusal = [&](const char* family) {
+    context.model.family = family;
+    try {
+      models::build_stage(context, {0, 2, true, true});
+    } catch (const base::Error& error) { return std::string(error.what()); }
+    return std::string("accepted");
+  };
+  const std::string llama =
+      "[models] model.family = llama means normalization RMSNorm, position_embedding_type rope, gated_linear_unit "
+      "true, "
+      "add_bias_linear false; set them, or use family gpt for other combinations";
+  EXPECT_EQ(refusal("llama"), llama);
+  context.model.normalization = "RMSNorm";
+  context.model.position_embedding_type = "rope";
+  context.model.gated_linear_unit = true;
+  EXPECT_EQ(refusal("llama"), llama);
+  context.model.add_bias_linear = false;
+  EXPECT_EQ(refusal("llama"), "accepted");
+  EXPECT_NE(refusal("mixtral").find("add_bias_linear false, num_moe_experts above 0; set"), std::string::npos);
+  EXPECT_NE(refusal("qwen3_moe").find("num_moe_experts above 0, qk_layernorm true; set"), std::string::npos);
   context.model.family = "gpt";
   EXPECT_THROW(models::build_stage(context, {1, 2, true, true}), base::Error);
   EXPECT_THROW(context.model.activation = "tanh", base::Error);
@@ -275,7 +291,7 @@ TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
   run_ranks(2, [&](const comm::World& world) {
     models::ModelContext context = context_of({"", gpt_model()}, world.groups().tp, false);
     context.model.sharded_initialization = true;
-    context.init_streams = nn::make_init_streams(nn::rng_seeds(1234, {world.groups().tp.index(), 0, 0, 0}));
+    context.streams = nn::make_init_streams(nn::rng_seeds(1234, {world.groups().tp.index(), 0, 0, 0}));
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
     for (nn::Param* param : nn::params_of(blocks)) {
       if (param->data.dim() < 2) continue;

@@ -10,8 +10,7 @@ constexpr int64_t kVocab = 16;
 // The most that forward and backward of one sample take beside the parameters.
 int64_t peak(config::Model model, int64_t s, bool documents) {
   model.max_position_embeddings = s;
-  models::ModelContext context;
-  context.model = model;
+  models::ModelContext context(model);
   context.vocab_size = kVocab;
   context.dtype = at::kFloat;
   const nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});

@@ -65,14 +65,12 @@ void run(const nn::Blocks& blocks, const Case& c, const nn::Microbatch& batch, n
 
 Trace trace(const Case& c, const cuda::Target& where) {
   CallLog log;
-  models::ModelContext context;
-  context.model = c.model;
+  models::ModelContext context(c.model);
   context.vocab_size = kVocab;
   context.dtype = c.dtype;
   context.target = where;
   context.target.recorder = &log;
-  context.tp = c.tp;
-  context.sequence_parallel = c.sequence_parallel;
+  nn::set_tensor_parallel(context, c.tp, c.sequence_parallel);
   context.fp32_residual_connection = c.fp32_residual;
   context.saving = nn::save_policy(c.memory, nn::make_activation_store(c.memory, where));
   const nn::Blocks blocks = models::build_stage(context, {0, c.model.num_layers, true, true});
@@ -168,7 +166,8 @@ TEST(MetaDevice, TensorParallelRanksHaveThemToo) {
     if (c.model.num_query_groups == 1) continue;
     for (const bool sequence_parallel : {false, true}) {
       c.sequence_parallel = sequence_parallel;
-      c.tp = comm::Group("tp", {0, 1}, 1, comm::make_counting_backend("tp", std::make_shared<comm::Traffic>()));
+      c.tp = comm::Group({"tp", comm::Purpose::layers, {0, 1}}, 1,
+                         comm::make_counting_backend("tp", std::make_shared<comm::Traffic>()));
       expect_like_a_real_run(c);
       expect_like_a_real_run(with(c, "full"));
     }

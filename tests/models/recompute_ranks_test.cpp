@@ -79,12 +79,10 @@ struct Place {
 };
 
 models::ModelContext context_of(const config::Model& model, const Place& place, const config::Memory& memory) {
-  models::ModelContext context;
-  context.model = model;
+  models::ModelContext context(model);
   context.vocab_size = kVocab;
   context.dtype = place.dtype;
-  context.tp = place.tp;
-  context.sequence_parallel = place.sequence_parallel;
+  nn::set_tensor_parallel(context, place.tp, place.sequence_parallel);
   context.saving = nn::save_policy(memory, nn::make_activation_store(memory));
   return context;
 }

@@ -1,5 +1,5 @@
 // Tokens dealt to experts so that given counts come out.
-#include "moe/deal_out.h"
+#include "moe/forced.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

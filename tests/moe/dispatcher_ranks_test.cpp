@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <atomic>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "comm/backends/counting.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
+#include "cuda/kernels/step_state.h"
 #include "support/poisoned.h"
 #include "support/run_ranks.h"
 
@@ -29,9 +31,10 @@ struct Case {
   int ranks_per_node;
   double capacity_factor = 0;
   bool pads = false;
+  double room = 0, pair = 0;  // of static buffers; 0: room for all
   std::string text() const {
     return base::concat(ranks, " ranks, etp ", etp, " ep ", ep, " experts ", num_experts, " node ", ranks_per_node,
-                        " capacity ", capacity_factor, pads ? " padded" : "");
+                        " capacity ", capacity_factor, pads ? " padded" : "", " room ", room, " pair ", pair);
   }
 };
 const Case kCases[] = {{1, 1, 1, 4, 0},
@@ -65,6 +68,8 @@ config::Config config_of(const Case& c) {
   config.model.moe_router_topk = kTopk;
   config.model.moe_expert_capacity_factor = c.capacity_factor;
   config.model.moe_pad_expert_input_to_capacity = c.pads;
+  config.model.moe_expert_rank_capacity_factor = c.room > 0 ? c.room : c.ep;
+  config.model.moe_rank_pair_capacity_factor = c.pair;
   return config;
 }
 
@@ -109,7 +114,38 @@ at::Tensor run_experts(const ExpertRows& rows, const ExpertContext& context, int
 
 std::vector<TokenDispatcher> dispatchers_of(const Case& c) {
   if (c.etp * c.ep == 1) return {TokenDispatcher::local, TokenDispatcher::alltoall, TokenDispatcher::allgather};
-  return {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::hierarchical};
+  std::vector<TokenDispatcher> all{TokenDispatcher::allgather, TokenDispatcher::alltoall,
+                                   TokenDispatcher::hierarchical};
+  if (!c.pads) all.push_back(TokenDispatcher::static_buffer);
+  return all;
+}
+
+// Forward and backward of `tokens`: the result, whose gradient is dy(), with those of x and probs.
+struct Result {
+  at::Tensor out, dx, dprobs;
+};
+at::Tensor dy() { return at::arange(kTokens * kWidth, at::kDouble).view({kTokens, kWidth}); }
+
+Result run(const Case& c, const Dispatcher& dispatcher, const ExpertContext& context, const Tokens& tokens) {
+  const at::Tensor x = tokens.x.clone().requires_grad_(), probs = tokens.probs.clone().requires_grad_();
+  const Dispatched sent =
+      dispatcher.finish_dispatch(dispatcher.start_dispatch(x, probs, dispatcher.plan(tokens.experts)));
+  const at::Tensor y = run_experts(sent.rows, context, c.num_experts / c.ep);
+  const at::Tensor out = dispatcher.combine(y, sent.back);
+  out.backward(dy());
+  return {out.detach(), x.grad(), probs.grad()};
+}
+
+void expect_sums(const Result& got, const Tokens& tokens) {
+  const at::Tensor kept = tokens.experts.ge(0).to(at::kDouble);
+  const at::Tensor weights = ((tokens.experts + 1).to(at::kDouble) * tokens.probs * kept).sum(1, true);
+  const at::Tensor want = tokens.x.square() * weights;
+  // Two terms, in etp shares each: some 10 roundings.
+  EXPECT_LE((got.out - want).abs().max().item<double>(), 10 * 0x1p-53 * want.max().item<double>());
+  const at::Tensor dx = 2 * tokens.x * weights * dy();
+  const at::Tensor dprobs = (tokens.experts + 1).to(at::kDouble) * kept * (tokens.x.square() * dy()).sum(1, true);
+  EXPECT_LE((got.dx - dx).abs().max().item<double>(), 20 * 0x1p-53 * dx.max().item<double>());
+  EXPECT_LE((got.dprobs - dprobs).abs().max().item<double>(), 20 * 0x1p-53 * dprobs.max().item<double>());
 }
 
 void run_case(const Case& c, TokenDispatcher type, const comm::World& world) {
@@ -117,25 +153,8 @@ void run_case(const Case& c, TokenDispatcher type, const comm::World& world) {
   const ExpertContext context = expert_context(world, config);
   const auto dispatcher = make_dispatcher(type, {context, world.target(), config.model});
   const Tokens tokens = tokens_of(c, world.rank());
-  const at::Tensor x = tokens.x.requires_grad_(), probs = tokens.probs.requires_grad_();
-  const Dispatched sent =
-      dispatcher->finish_dispatch(dispatcher->start_dispatch(x, probs, dispatcher->plan(tokens.experts)));
-  const at::Tensor y = run_experts(sent.rows, context, c.num_experts / c.ep);
-  const at::Tensor out = dispatcher->combine(y, sent.back);
-
-  const at::Tensor kept = tokens.experts.ge(0).to(at::kDouble);
-  const at::Tensor weights = ((tokens.experts + 1).to(at::kDouble) * probs.detach() * kept).sum(1, true);
-  const at::Tensor want = x.detach().square() * weights,
-                   dy = at::arange(kTokens * kWidth, at::kDouble).view({kTokens, kWidth});
-  // Two terms, in etp shares each: some 10 roundings.
-  EXPECT_LE((out - want).abs().max().item<double>(), 10 * 0x1p-53 * want.max().item<double>());
-  out.backward(dy);
-  const at::Tensor dx = 2 * x.detach() * weights * dy;
-  const at::Tensor dprobs = (tokens.experts + 1).to(at::kDouble) * kept * (x.detach().square() * dy).sum(1, true);
-  EXPECT_LE((x.grad() - dx).abs().max().item<double>(), 20 * 0x1p-53 * dx.max().item<double>());
-  EXPECT_LE((probs.grad() - dprobs).abs().max().item<double>(), 20 * 0x1p-53 * dprobs.max().item<double>());
+  expect_sums(run(c, *dispatcher, context, tokens), tokens);
 }
-
 TEST(Dispatchers, BringBackTheSumOfWhatExpertsMade) {
   const test::Poisoned poisoned;
   for (const Case& c : kCases) {
@@ -143,6 +162,106 @@ TEST(Dispatchers, BringBackTheSumOfWhatExpertsMade) {
       SCOPED_TRACE(c.text() + " " + config::text_of(type));
       comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), {},
                         [&](const comm::World& world) { run_case(c, type, world); });
+    }
+  }
+}
+
+// In a buffer with room for all rows they lie where an all-to-all would have put them.
+TEST(StaticBuffers, GiveTheBitsOfAnAllToAll) {
+  const test::Poisoned poisoned;
+  for (const Case& c : kCases) {
+    if (c.pads) continue;
+    SCOPED_TRACE(c.text());
+    comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), {}, [&](const comm::World& world) {
+      const config::Config config = config_of(c);
+      const ExpertContext context = expert_context(world, config);
+      const Tokens tokens = tokens_of(c, world.rank());
+      const DispatcherSpec spec{context, world.target(), config.model};
+      const Result want = run(c, *make_dispatcher(TokenDispatcher::alltoall, spec), context, tokens),
+                   got = run(c, *make_dispatcher(TokenDispatcher::static_buffer, spec), context, tokens);
+      EXPECT_TRUE(got.out.equal(want.out) && got.dx.equal(want.dx) && got.dprobs.equal(want.dprobs));
+    });
+  }
+}
+
+// `tokens` of rank `me` without what finds no room: of each pair of ranks the first assignments stay, by expert and
+// token, up to its capacity; and of all for a rank those of the first ranks. Written down again with plain loops.
+struct Fit {
+  Tokens tokens;
+  bool overflows = false;       // on any rank
+  std::vector<int64_t> wanted;  // [ep] rows for a rank of it
+};
+Fit fitting(const Case& c, const std::vector<Tokens>& of_group, int me) {
+  const config::Config config = config_of(c);
+  const int64_t local = c.num_experts / c.ep, room = config::rank_capacity(config.model, kTokens, c.etp, c.ep),
+                pair = config::rank_pair_capacity(config.model, kTokens, c.ep);
+  Fit fit{{of_group[static_cast<size_t>(me)].x, of_group[static_cast<size_t>(me)].experts.clone(),
+           of_group[static_cast<size_t>(me)].probs.clone()},
+          false,
+          std::vector<int64_t>(static_cast<size_t>(c.ep), 0)};
+  for (int64_t part = 0; part < c.ep; ++part) {
+    int64_t filled = 0;
+    for (size_t r = 0; r < of_group.size(); ++r) {
+      int64_t sent = 0;
+      for (int64_t e = part * local; e < (part + 1) * local; ++e) {
+        for (int64_t a = 0; a < kTokens * kTopk; ++a) {
+          if (of_group[r].experts.view(-1)[a].item<int64_t>() != e) continue;
+          ++fit.wanted[static_cast<size_t>(part)];
+          if (sent < pair && filled < room) {
+            ++sent, ++filled;
+            continue;
+          }
+          fit.overflows = true;
+          if (static_cast<int>(r) == me) fit.tokens.experts.view(-1)[a] = -1, fit.tokens.probs.view(-1)[a] = 0;
+        }
+      }
+    }
+  }
+  return fit;
+}
+
+const Case kTight[] = {{4, 1, 4, 4, 0, 0, false, 1.0},       {4, 1, 4, 8, 0, 0, false, 1.0},
+                       {4, 2, 2, 6, 0, 0, false, 1.0},       {8, 2, 4, 8, 0, 0, false, 1.25, 2.0},
+                       {8, 1, 8, 16, 0, 0, false, 8.0, 1.0}, {6, 3, 2, 4, 0, 0, false, 1.0, 1.0},
+                       {4, 1, 4, 4, 0, 1.25, false, 1.0},    {8, 1, 2, 4, 0, 0, false, 1.0}};
+
+// What finds no room is the same on all ranks, whatever is done about it; what does is as if nothing else were there.
+TEST(StaticBuffers, LeaveOutTheLastRowsOfTheLastRanksAndRaiseTheFlag) {
+  const test::Poisoned poisoned;
+  for (const Case& c : kTight) {
+    for (const char* policy : {"redo", "drop"}) {
+      SCOPED_TRACE(c.text() + " " + policy);
+      std::atomic<bool> any{false};
+      comm::run_threads(c.ranks, topology::RankGrid(c.ranks, parallel_of(c)), {}, [&](const comm::World& world) {
+        config::Config config = config_of(c);
+        config.model.moe_overflow_policy = policy;
+        ExpertContext context = expert_context(world, config);
+        context.step_flags = at::zeros({cuda::kernels::kStepFlags}, at::kInt);
+        context.buffers = std::make_shared<StaticBuffers>();
+        std::vector<Tokens> of_group;
+        for (const int rank : context.experts.ranks()) of_group.push_back(tokens_of(c, rank));
+        const Fit fit = fitting(c, of_group, context.experts.index());
+        const auto dispatcher =
+            make_dispatcher(TokenDispatcher::static_buffer, {context, world.target(), config.model, nullptr, 7});
+        const Tokens& mine = of_group[static_cast<size_t>(context.experts.index())];
+        Result got = run(c, *dispatcher, context, mine);
+        // A gradient of the probability of a row that was left out is that of no row.
+        EXPECT_TRUE(got.dprobs.masked_select(fit.tokens.experts.lt(0)).eq(0).all().item<bool>());
+        expect_sums(got, fit.tokens);
+        EXPECT_EQ(context.step_flags[cuda::kernels::kOverflow].item<int32_t>() != 0,
+                  fit.overflows && std::string(policy) == "redo");
+        ASSERT_EQ(context.buffers->layers.size(), 1);
+        const auto& layer = context.buffers->layers[0];
+        EXPECT_EQ(layer.number, 7);
+        EXPECT_EQ(layer.room, config::rank_capacity(config.model, kTokens, c.etp, c.ep));
+        for (int64_t part = 0; part < c.ep; ++part)
+          EXPECT_EQ(layer.wanted[part].item<int64_t>(), fit.wanted[static_cast<size_t>(part)]);
+        if (fit.overflows) any = true;
+        // While a step runs again everything finds room.
+        context.buffers->repeats = true;
+        expect_sums(run(c, *dispatcher, context, mine), mine);
+      });
+      EXPECT_TRUE(any) << "a case that does not overflow shows nothing";
     }
   }
 }
@@ -162,6 +281,7 @@ TEST(Dispatchers, NeedTheHostOnlyForLengthsOfMessages) {
   EXPECT_TRUE(needs(dropless, TokenDispatcher::alltoall));
   EXPECT_TRUE(needs(dropless, TokenDispatcher::hierarchical));
   EXPECT_FALSE(needs(dropless, TokenDispatcher::allgather));
+  EXPECT_FALSE(needs(dropless, TokenDispatcher::static_buffer));
   EXPECT_FALSE(needs(padded, TokenDispatcher::alltoall));
   EXPECT_FALSE(needs(one, TokenDispatcher::local));
 }

@@ -80,11 +80,11 @@ void set_values(const std::vector<nn::Param*>& params) {
   }
 }
 
-Results run_layer(moe::Experts& experts, const Input& in) {
+Results run_layer(moe::Experts& experts, const Input& in, const moe::CloneWeights& clones = {}) {
   const std::vector<nn::Param*> params = params_of(experts);
   test::give_main_grad(params);
   const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
-  const at::Tensor y = experts.forward({x, probs, in.counts});
+  const at::Tensor y = experts.forward({x, probs, in.counts}, clones);
   torch::autograd::backward({y}, {in.dy});
   Results results{{"y", y.detach().narrow(0, 0, in.valid)},
                   {"dx", x.grad().narrow(0, 0, in.valid)},
@@ -92,6 +92,31 @@ Results run_layer(moe::Experts& experts, const Input& in) {
   for (const nn::Param* param : params) {
     EXPECT_EQ(param->calls_of_backward, 1) << param->name;
     results[short_name(*param)] = param->main_grad;
+  }
+  return results;
+}
+
+// `experts` and as clones the last ones of `all`, whose gradients stand behind those at home, rounded to the type of
+// the weights as autograd has it of leaves.
+Results run_with_clones(moe::Experts& experts, moe::Experts& all, const Input& in) {
+  const moe::HomeWeights from = all.home(), to = experts.home();
+  moe::CloneWeights clones;
+  std::vector<std::pair<nn::Param*, at::Tensor>> sent;
+  const auto send = [&](nn::Param* source, nn::Param* home, at::Tensor& clone) {
+    if (source == nullptr) return;
+    const int64_t n = home->data.size(0);
+    home->data.copy_(source->data.narrow(0, 0, n));
+    clone = source->data.narrow(0, n, source->data.size(0) - n).clone().requires_grad_();
+    sent.emplace_back(home, clone);
+  };
+  send(from.fc1, to.fc1, clones.fc1);
+  send(from.fc2, to.fc2, clones.fc2);
+  send(from.bias1, to.bias1, clones.bias1);
+  send(from.bias2, to.bias2, clones.bias2);
+  Results results = run_layer(experts, in, clones);
+  for (const auto& [home, clone] : sent) {
+    at::Tensor& main_grad = results.at(short_name(*home));
+    main_grad = at::cat({main_grad, clone.grad().to(main_grad.scalar_type())});
   }
   return results;
 }
@@ -280,6 +305,35 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
         expect_equal(results, formula(kind, in, at::kDouble), 1e-13, "etp " + std::to_string(etp));
       }
     });
+  }
+}
+
+// The last two of four experts as clones beside a layer of two, against the layer of four.
+TEST(Experts, ClonesHaveTheBitsOfExpertsAtHome) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& rows : {kRows[0], kRows[1], kRows[2]}) {
+      for (Kind kind : kKinds) {
+        for (const bool grouped : {true, false}) {
+          for (const bool recomputes : {true, false}) {
+            kind.grouped = grouped;
+            const Input in = make_input(rows, 7, type);
+            nn::LayerContext context = test::layer_context({}, false, type);
+            if (recomputes) context.saving.recomputed = {nn::SavePoint::expert_activation};
+            moe::Experts four("mlp.experts", model_of(kind, 4), context, {});
+            set_values(params_of(four));
+            Results expected = run_layer(four, in);
+            for (const nn::Param* param : params_of(four)) {
+              const at::Tensor of_clones = expected.at(short_name(*param)).narrow(0, 2, 2);
+              of_clones.copy_(of_clones.to(type));  // as clones' leaves have them
+            }
+            moe::ExpertContext at;
+            at.slots = 2;
+            moe::Experts two("mlp.experts", model_of(kind, 2), context, at);
+            expect_same_bits(run_with_clones(two, four, in), expected, at::toString(type));
+          }
+        }
+      }
+    }
   }
 }
 

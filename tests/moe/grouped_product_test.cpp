@@ -16,6 +16,7 @@ namespace metroplex::grouped_product_test {
 namespace {
 
 namespace kernels = cuda::kernels;
+using kernels::GroupedOp;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -92,9 +93,10 @@ void expect_right(const Data& d, const Results& r, const std::string& what) {
 
 Results run(const Data& d) {
   const moe::GroupedProduct product({}, d.counts.numel());
-  Results r{product.forward(d.x, d.weight, d.counts), product.input_gradient(d.dy, d.weight, d.counts),
-            d.gradient.clone()};
-  product.add_weight_gradient(r.gradient, d.dy, d.x, d.counts);
+  Results r{at::empty_like(d.dy), at::empty_like(d.x), d.gradient.clone()};
+  product.run(GroupedOp::forward, d.x, d.weight, r.y, d.counts);
+  product.run(GroupedOp::input_gradient, d.dy, d.weight, r.dx, d.counts);
+  product.run(GroupedOp::weight_gradient, d.dy, d.x, r.gradient, d.counts);
   return r;
 }
 
@@ -112,8 +114,54 @@ TEST(GroupedProduct, EqualsOneProductAnExpert) {
   }
 }
 
+// Gradients of clones are written, over what lies there.
+struct Clones {
+  at::Tensor weight, gradient;
+};
+Clones split_off(Data& d, int64_t slots) {
+  const int64_t home = d.weight.size(0) - slots;
+  const Clones clones{d.weight.narrow(0, home, slots).clone(),
+                      at::full_like(d.gradient.narrow(0, home, slots), kNan)};
+  d.weight = d.weight.narrow(0, 0, home).clone();
+  d.gradient = d.gradient.narrow(0, 0, home).clone();
+  return clones;
+}
+
+Data without_gradient(const Data& d, int64_t slots) {
+  Data zero = d;
+  zero.gradient = d.gradient.clone();
+  zero.gradient.narrow(0, d.gradient.size(0) - slots, slots).zero_();
+  return zero;
+}
+
+TEST(GroupedProduct, ClonesElsewhereHaveTheBitsOfOneStackAndTheirGradientsAreWritten) {
+  at::manual_seed(3);
+  for (const at::ScalarType type : kTypes) {
+    for (const Case& c : kCases) {
+      for (const at::ScalarType gradient : {nn::acc_type(type), type}) {
+        for (const int64_t slots : {1, 2}) {
+          if (slots >= static_cast<int64_t>(c.rows.size())) continue;
+          Data d = make_data(c, type, gradient);
+          const Results expected = run(without_gradient(d, slots));
+          const Clones clones = split_off(d, slots);
+          const moe::GroupedProduct product({}, d.counts.numel());
+          const int64_t valid = d.x.size(0) - c.padding;
+          const at::Tensor y = at::empty_like(d.dy), dx = at::empty_like(d.x);
+          product.run(GroupedOp::forward, d.x, {d.weight, clones.weight}, y, d.counts);
+          product.run(GroupedOp::input_gradient, d.dy, {d.weight, clones.weight}, dx, d.counts);
+          product.run(GroupedOp::weight_gradient, d.dy, d.x, {d.gradient, clones.gradient}, d.counts);
+          EXPECT_TRUE(at::equal(y.narrow(0, 0, valid), expected.y.narrow(0, 0, valid)));
+          EXPECT_TRUE(at::equal(dx.narrow(0, 0, valid), expected.dx.narrow(0, 0, valid)));
+          EXPECT_TRUE(at::equal(at::cat({d.gradient, clones.gradient}), expected.gradient))
+              << at::toString(type) << " into " << at::toString(gradient) << ", " << c.in;
+        }
+      }
+    }
+  }
+}
+
 template <class T>
-Results run_by(const kernels::GroupedChoice& choice, const Data& d) {
+Results run_by(const kernels::GroupedChoice& choice, const Data& d, Clones* clones = nullptr) {
   const int64_t experts = d.counts.numel(), rows = d.x.size(0), in = d.weight.size(2), out = d.weight.size(1);
   Results r{at::empty({rows, out}, d.x.options()), at::empty({rows, in}, d.x.options()), d.gradient.clone()};
   const at::Tensor arguments = at::empty({kernels::kGroupedFields, experts}, at::kLong);
@@ -121,14 +169,19 @@ Results run_by(const kernels::GroupedChoice& choice, const Data& d) {
     return kernels::GroupedOperand{x.data_ptr(), x.size(-1), x.dim() == 3 ? x.size(1) * x.size(2) : 0,
                                    static_cast<int64_t>(x.element_size())};
   };
-  const auto product = [&](kernels::GroupedOp op, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-    kernels::grouped_arguments(d.counts.data_ptr<int64_t>(), {operand(a), operand(b), operand(c), experts, rows},
-                               arguments.data_ptr<int64_t>());
+  const auto product = [&](GroupedOp op, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    kernels::GroupedSource source{operand(a), operand(b), operand(c), experts, rows};
+    if (clones != nullptr) {
+      source.clones = clones->weight.size(0);
+      source.b.clones = clones->weight.data_ptr();
+      source.c.clones = clones->gradient.data_ptr();
+    }
+    kernels::grouped_arguments(d.counts.data_ptr<int64_t>(), source, arguments.data_ptr<int64_t>());
     kernels::grouped_product_by(choice, arguments.data_ptr<int64_t>(), {op, experts, rows, in, out, true});
   };
-  product(kernels::GroupedOp::forward, d.x, d.weight, r.y);
-  product(kernels::GroupedOp::input_gradient, d.dy, d.weight, r.dx);
-  product(kernels::GroupedOp::weight_gradient, d.dy, d.x, r.gradient);
+  product(GroupedOp::forward, d.x, d.weight, r.y);
+  product(GroupedOp::input_gradient, d.dy, d.weight, r.dx);
+  product(GroupedOp::weight_gradient, d.dy, d.x, r.gradient);
   return r;
 }
 
@@ -143,7 +196,16 @@ TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
       for (const kernels::GroupedChoice* choice : choices) {
         for (const Case& c : kCases) {
           const Data d = make_data(c, type, nn::acc_type(type));
-          expect_right(d, run_by<T>(*choice, d), std::string(at::toString(type)) + ", " + choice->name);
+          const Results all = run_by<T>(*choice, d);
+          expect_right(d, all, std::string(at::toString(type)) + ", " + choice->name);
+          const int64_t slots = d.counts.numel() / 2, valid = d.x.size(0) - c.padding;
+          const Results zeroed = run_by<T>(*choice, without_gradient(d, slots));
+          Data rest = d;
+          Clones clones = split_off(rest, slots);
+          const Results split = run_by<T>(*choice, rest, &clones);
+          EXPECT_TRUE(at::equal(split.y.narrow(0, 0, valid), all.y.narrow(0, 0, valid))) << choice->name;
+          EXPECT_TRUE(at::equal(split.dx.narrow(0, 0, valid), all.dx.narrow(0, 0, valid))) << choice->name;
+          EXPECT_TRUE(at::equal(at::cat({split.gradient, clones.gradient}), zeroed.gradient)) << choice->name;
         }
       }
     });

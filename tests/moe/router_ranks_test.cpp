@@ -69,10 +69,11 @@ struct Rank {
   Part run(const comm::World& world, int64_t number, double factor, bool again = false) {
     const at::Tensor of_cp = cp_rows(world.groups().cp), all = of_cp.defined() ? of_cp : at::arange(kRows);
     Part part;
+    nn::RecomputeMemo memo;
     part.rows = comm::own_slice(all, 0, layer.sp).contiguous();
     const nn::Microbatch batch = microbatch(kRows, kSamples, kSamples * number, 6, of_cp);
     part.run = router.run(input(number).index_select(0, part.rows), batch, weights(number).index_select(0, part.rows),
-                          factor, again);
+                          factor, again ? &memo : nullptr);
     return part;
   }
 

@@ -205,7 +205,8 @@ TEST(Router, CountsOnceAForwardThatCounts) {
   TestRouter router(model, layer_context(), experts, 5);
   nn::Microbatch batch = microbatch(kRows, kSamples);
   const at::Tensor counts = router.run(input(), batch, weights()).map.sum(0);
-  router.run(input(), batch, weights(), 1, /*again=*/true);
+  nn::RecomputeMemo memo;
+  router.run(input(), batch, weights(), 1, &memo);
   batch.training = false;
   nn::SegmentContext evaluation{batch, false, {}};
   router.router.forward(input(), evaluation);
@@ -230,8 +231,11 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
   model.moe_aux_loss_coeff = "0.5";
   TestRouter router(model, layer_context());
   const moe::TopKRule rule = moe::topk_rule(model);
+  ASSERT_EQ(router.counts.size(), 1U);
   for (const int64_t step : {7, 8}) {
+    router.counts[0].zero_();  // as a step does when it begins
     std::vector<nn::Microbatch> batches;
+    std::vector<nn::RecomputeMemo> memos(3);
     std::vector<at::Tensor> first;
     at::Tensor sum = at::zeros({kExperts}, at::kDouble);
     for (int64_t m = 0; m < 3; ++m) {
@@ -239,7 +243,7 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
       const at::Tensor x = sample({kRows, kSamples, kHidden}, static_cast<uint64_t>(10 * step + m));
       {
         const at::NoGradGuard no_grad;
-        nn::SegmentContext context{batches.back(), false, {}};
+        nn::SegmentContext context{batches.back(), false, {}, &memos[static_cast<size_t>(m)]};
         router.router.forward(x, context);
         first.push_back(context.terms.at(0).sum);
       }
@@ -248,11 +252,11 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
       const at::Tensor wanted = plain_balance(logits, rule, 0.5, sum / static_cast<double>(m + 1));
       EXPECT_LE(relative_difference(first.back(), wanted * batches.back().mask_sum), kRounding) << m;
     }
-    // Backward repeats them in any order, from copies: by the counts of the first time, without counting anew.
+    // Backward repeats them in any order: by the counts of the first time, without counting anew.
     for (const size_t m : {2, 0, 1}) {
       const nn::Microbatch copy = batches[m];
       const at::Tensor x = sample({kRows, kSamples, kHidden}, static_cast<uint64_t>(10 * step) + m);
-      const RouterRun again = router.run(x, copy, weights(), 1, true);
+      const RouterRun again = router.run(x, copy, weights(), 1, &memos[m]);
       EXPECT_TRUE(again.terms.at("global_load_balancing_loss").equal(first[m])) << m;
     }
   }
@@ -272,7 +276,8 @@ TEST(Router, JitterIsAFunctionOfPlaceAndEndsWithTraining) {
   // The mean of n uniform numbers is within 5 / sqrt(12 n) of one half but for one case in a million.
   EXPECT_NEAR(u.mean().item<double>(), 0.5, 5 / std::sqrt(12.0 * u.numel()));
   const RouterRun got = router.run(input(), batch, weights());
-  const RouterRun again = router.run(input(), batch, weights(), 1, true);
+  nn::RecomputeMemo memo;
+  const RouterRun again = router.run(input(), batch, weights(), 1, &memo);
   EXPECT_TRUE(got.probs.equal(again.probs));
   EXPECT_TRUE(got.dx.equal(again.dx));
   config::Model plain_model = model;

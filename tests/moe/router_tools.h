@@ -60,16 +60,17 @@ struct TestRouter {
       : model(of), router("router", number, of, layer, experts) {
     router.collect_params(params);
     router.collect_buffers(buffers);
+    router.collect_step_counts(counts);
     for (size_t i = 0; i < params.size(); ++i)
       params[i]->data.copy_(sample(params[i]->local_shape, i + 21, at::kDouble).mul(0.8));
     give_main_grad(params);
   }
 
   RouterRun run(const at::Tensor& x_sbh, const nn::Microbatch& batch, const at::Tensor& weights,
-                double term_factor = 1, bool again = false) {
+                double term_factor = 1, nn::RecomputeMemo* again = nullptr) {
     const at::AutoGradMode with_grad(true);
     const at::Tensor x = x_sbh.detach().clone().requires_grad_(true);
-    nn::SegmentContext context{batch, again, {}};
+    nn::SegmentContext context{batch, again != nullptr, {}, again};
     RouterRun out;
     out.routing = router.forward(x, context);
     out.probs = moe::dense_probs(out.routing, model.num_moe_experts);
@@ -87,6 +88,7 @@ struct TestRouter {
   moe::Router router;
   std::vector<nn::Param*> params;
   std::vector<nn::Buffer*> buffers;
+  std::vector<at::Tensor> counts;  // that a step zeroes
 };
 
 // Plain formulas -------------------------------------------------------------------------------------------------

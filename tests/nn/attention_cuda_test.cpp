@@ -1,5 +1,5 @@
 // Core attention of a GPU (flash for half types, memory-efficient for fp32, blocked for the rest) against the formula
-// in float64: causal, grouped queries, a single query over a cache, masks, dropout.
+// in float64: causal, grouped queries, a single query over a cache, masks, dropout, values of another head size.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ at::Tensor values(std::vector<int64_t> sizes, double step) {
 }
 
 struct Shape {
-  int64_t queries, keys, batch, heads, groups, dim;
+  int64_t queries, keys, batch, heads, groups, dim, v_dim = dim;
 };
 
 // Of numbers up to 1. Half types round q, k, v, the
@@ -31,29 +31,32 @@ void check(const Shape& s, at::ScalarType dtype, const Microbatch& batch, double
   const auto rounded = [&](std::vector<int64_t> sizes, double step) { return values(sizes, step).to(dtype); };
   const at::Tensor q = rounded({s.queries, s.batch, s.heads, s.dim}, 0.7),
                    k = rounded({s.keys, s.batch, s.groups, s.dim}, 0.3),
-                   v = rounded({s.keys, s.batch, s.groups, s.dim}, 0.9),
-                   dy = rounded({s.queries, s.batch, s.heads, s.dim}, 0.5);
-  CoreSpec spec;
-  spec.queries.first = s.keys - s.queries;
+                   v = rounded({s.keys, s.batch, s.groups, s.v_dim}, 0.9),
+                   dy = rounded({s.queries, s.batch, s.heads, s.v_dim}, 0.5);
+  CoreSpec spec = test::core_spec({q, k, v}, dropout);
+  CorePositions positions;
+  positions.queries.first = s.keys - s.queries;
   spec.target.device = at::kCUDA;
   Microbatch there = batch;
   if (there.document_ids.defined()) there.document_ids = there.document_ids.to(at::kCUDA);
   if (there.sample_counters.defined()) there.sample_counters = there.sample_counters.to(at::kCUDA);
-  spec.dropout = {1, 0, RandomSite::attention_probabilities, dropout, spec.target};
+  spec.dropout.target = spec.target;
   const test::Attended gpu =
-      test::attended({q.to(at::kCUDA), k.to(at::kCUDA), v.to(at::kCUDA)}, spec, there, dy.to(at::kCUDA));
+      test::attended({q.to(at::kCUDA), k.to(at::kCUDA), v.to(at::kCUDA)}, {spec, positions, there}, dy.to(at::kCUDA));
   spec.dropout.target = spec.target = {};
-  const test::Attended cpu = test::plain_attention({q, k, v}, spec, batch, dy);
+  const test::Attended cpu = test::plain_attention({q, k, v}, {spec, positions, batch}, dy);
   test::expect_attended(gpu, cpu, 4 * allowed(dtype));
 }
 
 TEST(CoreAttentionOnGpu, IsTheFormula) {
   MPX_NEED_GPU();
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const Shape& s : {Shape{16, 16, 2, 4, 4, 16}, Shape{33, 33, 3, 6, 2, 24}, Shape{130, 130, 1, 2, 1, 64},
-                           Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16}}) {
+    for (const Shape& s :
+         {Shape{16, 16, 2, 4, 4, 16}, Shape{33, 33, 3, 6, 2, 24}, Shape{130, 130, 1, 2, 1, 64},
+          Shape{1, 9, 2, 4, 2, 16}, Shape{16, 16, 2, 4, 4, 12}, Shape{3, 9, 1, 2, 2, 16},
+          Shape{33, 33, 3, 6, 2, 24, 16}, Shape{130, 130, 1, 2, 1, 64, 96}, Shape{3, 9, 1, 2, 2, 5, 3}}) {
       SCOPED_TRACE(testing::Message() << dtype << " queries " << s.queries << " keys " << s.keys << " heads "
-                                      << s.heads << " groups " << s.groups << " dim " << s.dim);
+                                      << s.heads << " groups " << s.groups << " dim " << s.dim << " v " << s.v_dim);
       Microbatch batch;
       batch.sample_counters = counters_of_samples(2, at::arange(s.batch, at::kLong));
       check(s, dtype, batch, 0);

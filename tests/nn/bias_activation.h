@@ -1,7 +1,7 @@
 // The activation as one node of autograd, as a test's own graph takes it.
 #pragma once
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/activation.h"
 
 namespace metroplex::test {
@@ -10,7 +10,7 @@ namespace metroplex::test {
 inline at::Tensor bias_activation(const at::Tensor& x, nn::Param* bias, const nn::ActivationSpec& spec) {
   at::Tensor saved;
   const at::Tensor out = nn::apply_activation(x, bias, spec, &saved);
-  return comm::attach(out, {x}, [saved, bias, spec](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(out, {x}, [saved, bias, spec](const at::Tensor& dy) -> nn::Gradients {
     return {nn::activation_backward(dy, saved, bias, spec)};
   });
 }

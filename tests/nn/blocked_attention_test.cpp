@@ -14,11 +14,14 @@ struct Case {
   int64_t s, b, heads, groups, d;
   double dropout;
   std::vector<int64_t> documents;  // lengths; empty: no ids
+  int64_t dv = 0;                  // 0: d
+
+  int64_t v_head_dim() const { return dv == 0 ? d : dv; }
 };
 
 std::string name_of(const Case& c) {
-  return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dropout ", c.dropout,
-                      " documents ", c.documents.size());
+  return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dv ", c.v_head_dim(),
+                      " dropout ", c.dropout, " documents ", c.documents.size());
 }
 
 // Odd sizes, below and above the blocks of 128 queries and 256 keys.
@@ -31,10 +34,13 @@ std::vector<Case> cases() {
         all.push_back({s, 2, 4, 4, 8, dropout, documents});
         all.push_back({s, 1, 6, 2, 7, dropout, documents});
         all.push_back({s, 3, 3, 1, 5, dropout, documents});
+        all.push_back({s, 2, 4, 2, 8, dropout, documents, 3});
+        all.push_back({s, 1, 3, 3, 3, dropout, documents, 5});
       }
     }
   }
-  all.push_back({40, 1, 1, 1, 300, 0.3, {}});  // wider than a block of a product
+  for (const auto& [d, dv] : {std::pair{300, 300}, std::pair{300, 7}, std::pair{7, 300}})
+    all.push_back({40, 1, 1, 1, d, 0.3, {}, dv});  // wider than a block of a product
   all.push_back({0, 2, 2, 2, 8, 0.3, {}});
   all.push_back({5, 0, 2, 2, 8, 0.3, {}});
   return all;
@@ -52,24 +58,27 @@ nn::Microbatch batch_of(const Case& c) {
   return batch;
 }
 
-nn::CoreSpec spec_of(const Case& c) {
-  return {{1, 3, nn::RandomSite::attention_probabilities, c.dropout, {}}, 2, {}, {}, {}};
-}
-
-// Views into a tensor of all heads, as attention has them.
+// Views into a tensor of all heads, as attention has them; values of another size in one of their own.
 nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
   const int64_t each = c.heads / c.groups;
   const at::Tensor fused = sample({c.s, c.b, c.groups, each + 2, c.d}, 5, dtype);
-  return {fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d}), fused.select(3, each),
-          fused.select(3, each + 1)};
+  const at::Tensor v = c.v_head_dim() == c.d ? fused.select(3, each + 1)
+                                             : sample({c.s, c.b, c.groups, 2, c.v_head_dim()}, 6, dtype).select(3, 1);
+  return {fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d}), fused.select(3, each), v};
 }
-at::Tensor gradient_of(const Case& c, at::ScalarType dtype) { return sample({c.s, c.b, c.heads, c.d}, 8, dtype); }
+at::Tensor gradient_of(const Case& c, at::ScalarType dtype) {
+  return sample({c.s, c.b, c.heads, c.v_head_dim()}, 8, dtype);
+}
+nn::CoreSpec spec_of(const Case& c) {
+  nn::CoreSpec spec = core_spec(inputs(c, at::kDouble), c.dropout, 2);
+  spec.dropout.layer = 3;
+  return spec;
+}
 
-Attended blocked(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
-                 const at::Tensor& dy) {
-  const auto [out, logsumexp] = nn::blocked_attention(in, spec, batch);
-  const nn::CoreInputs d = nn::blocked_attention_backward(dy, spec, batch, {in, out, logsumexp});
-  return {out, d.q, d.k, d.v};
+Attended blocked(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
+  const nn::CoreResult result = nn::blocked_attention(in, call);
+  const nn::CoreInputs d = nn::blocked_attention_backward(dy, in, result, call);
+  return {result.out, d.q, d.k, d.v};
 }
 
 void expect_same(const Attended& a, const Attended& b) {
@@ -94,7 +103,9 @@ TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       const nn::CoreInputs in = inputs(c, dtype);
       const at::Tensor dy = gradient_of(c, dtype);
-      expect_attended(blocked(in, spec_of(c), batch_of(c), dy), plain_attention(in, spec_of(c), batch_of(c), dy),
+      const nn::CoreSpec spec = spec_of(c);
+      const nn::Microbatch batch = batch_of(c);
+      expect_attended(blocked(in, {spec, {}, batch}, dy), plain_attention(in, {spec, {}, batch}, dy),
                       tolerance_of(dtype));
     }
   }
@@ -103,13 +114,13 @@ TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
 // Query 0 to 2 lie before every key.
 TEST(BlockedAttention, AQueryThatSeesNothingGivesZero) {
   const Case c{6, 2, 2, 1, 8, 0.0, {}};
-  nn::CoreSpec spec = spec_of(c);
-  spec.keys.first = 3;
+  const nn::CoreSpec spec = spec_of(c);
+  const nn::CorePositions positions{{}, {3, {}, 0}};
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
     const nn::CoreInputs in = inputs(c, dtype);
     const at::Tensor dy = gradient_of(c, dtype);
-    const Attended got = blocked(in, spec, batch_of(c), dy);
-    expect_attended(got, plain_attention(in, spec, batch_of(c), dy), tolerance_of(dtype));
+    const Attended got = blocked(in, {spec, positions, batch_of(c)}, dy);
+    expect_attended(got, plain_attention(in, {spec, positions, batch_of(c)}, dy), tolerance_of(dtype));
     EXPECT_EQ(largest(got.out.narrow(0, 0, 3)), 0);
     EXPECT_EQ(largest(got.dq.narrow(0, 0, 3)), 0);
   }
@@ -119,7 +130,7 @@ TEST(BlockedAttention, ANanOfAKeyReachesWhoSeesIt) {
   const Case c{9, 1, 1, 1, 8, 0.0, {}};
   const nn::CoreInputs in = inputs(c, at::kFloat);
   in.k.select(0, 4).fill_(std::numeric_limits<float>::quiet_NaN());
-  const at::Tensor out = nn::blocked_attention(in, spec_of(c), batch_of(c)).first;
+  const at::Tensor out = nn::blocked_attention(in, {spec_of(c), {}, batch_of(c)}).out;
   EXPECT_FALSE(out.narrow(0, 0, 4).isnan().any().item<bool>());
   EXPECT_TRUE(out.narrow(0, 4, 5).isnan().all().item<bool>());
 }
@@ -135,12 +146,13 @@ class Threads {
 
 // One group: with more threads than groups backward is cut into blocks of queries and of keys.
 TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
-  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}}}) {
+  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}},
+                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       const auto on = [&](int threads) {
         const Threads set(threads);
-        return blocked(inputs(c, dtype), spec_of(c), batch_of(c), gradient_of(c, dtype));
+        return blocked(inputs(c, dtype), {spec_of(c), {}, batch_of(c)}, gradient_of(c, dtype));
       };
       const Attended one = on(1);
       expect_same(on(2), one);
@@ -155,7 +167,7 @@ TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const nn::CoreInputs in = inputs(c, dtype);
     const at::Tensor dy = gradient_of(c, dtype);
-    const Attended whole = blocked(in, spec_of(c), batch_of(c), dy);
+    const Attended whole = blocked(in, {spec_of(c), {}, batch_of(c)}, dy);
     nn::CoreSpec spec = spec_of(c);
     spec.first_head += 2;
     nn::Microbatch batch = batch_of(c);
@@ -164,7 +176,8 @@ TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
     const auto cut = [](const at::Tensor& x, int64_t head, int64_t heads) {
       return x.narrow(1, 1, 1).narrow(2, head, heads).contiguous();
     };
-    const Attended part = blocked({cut(in.q, 2, 2), cut(in.k, 1, 1), cut(in.v, 1, 1)}, spec, batch, cut(dy, 2, 2));
+    const Attended part =
+        blocked({cut(in.q, 2, 2), cut(in.k, 1, 1), cut(in.v, 1, 1)}, {spec, {}, batch}, cut(dy, 2, 2));
     expect_same(part, {cut(whole.out, 2, 2), cut(whole.dq, 2, 2), cut(whole.dk, 1, 1), cut(whole.dv, 1, 1)});
   }
 }
@@ -182,11 +195,12 @@ Allocations taken(const Case& c, at::ScalarType dtype, const cuda::Target& targe
   if (batch.document_ids.defined()) batch.document_ids = batch.document_ids.to(target.memory());
   const nn::CoreInputs in = on(inputs(c, dtype), target.memory());
   const at::Tensor dy = gradient_of(c, dtype).to(target.memory());
-  return allocations_of([&] { blocked(in, spec, batch, dy); });
+  return allocations_of([&] { blocked(in, {spec, {}, batch}, dy); });
 }
 
 TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
-  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}}}) {
+  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}},
+                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 24}}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       expect_same_allocations(taken(c, dtype, {at::kCPU, nullptr, true}), taken(c, dtype, {}));
@@ -196,10 +210,13 @@ TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
 
 // Of a GPU: the results alone.
 TEST(BlockedAttention, TakesNothingBesideItsResultsOnAGpu) {
-  const Case c{300, 1, 2, 1, 16, 0.2, {100, 37}};
   const int64_t q = 300 * 2 * 16 * 2, k = q / 2, logsumexp = 2 * 300 * 4;
-  const Held all = held(taken(c, at::kBFloat16, {at::Device(at::kCUDA, 0), nullptr, true}));
-  EXPECT_EQ(all.peak, q + logsumexp + q + 2 * k);
+  for (const int64_t dv : {16, 24}) {
+    const Held all =
+        held(taken({300, 1, 2, 1, 16, 0.2, {100, 37}, dv}, at::kBFloat16, {at::Device(at::kCUDA, 0), nullptr, true}));
+    const int64_t out = q / 16 * dv, v = out / 2;
+    EXPECT_EQ(all.peak, out + logsumexp + q + k + v);
+  }
 }
 
 // Twice as long takes twice as much: to the byte.

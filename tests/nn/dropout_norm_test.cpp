@@ -2,7 +2,7 @@
 // the two calls that it replaces.
 #include "nn/dropout_norm.h"
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/recompute.h"
 #include "nn/tools.h"
 
@@ -36,7 +36,7 @@ const std::vector<Types> kTypes{{at::kDouble, at::kDouble},     {at::kFloat, at:
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 at::Tensor exact(const at::Tensor& x) { return leaf(x.to(at::kDouble)); }
 at::Tensor fresh(const at::Tensor& x) {
-  return comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+  return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
 // The layer around one call, its inputs, and what comes out.
@@ -207,16 +207,16 @@ TEST(DropoutNorm, EvaluationDropsNothingAndKeepsNoHistory) {
   EXPECT_TRUE(at::equal(out.h, layer.residual + (layer.x + layer.bias.data)));
   EXPECT_TRUE(at::equal(out.normed.x, two.normed.x));
   EXPECT_FALSE(out.h.requires_grad());
-  EXPECT_FALSE(out.normed.again.defined());
+  EXPECT_FALSE(out.normed.recomputed.defined());
 }
 
 TEST(DropoutNorm, ARecomputedNormIsMadeAgainOutOfTheSum) {
   Layer layer({6, 2, 40, true, true, 0.3, at::kFloat, at::kBFloat16});
-  EXPECT_FALSE(layer.one_call().normed.again.defined());
+  EXPECT_FALSE(layer.one_call().normed.recomputed.defined());
   layer.saving.recomputed = {nn::SavePoint::norm};
   const nn::ResidualAndNorm out = layer.one_call();
-  ASSERT_TRUE(out.normed.again.defined());
-  const at::Tensor again = out.normed.again.get();
+  ASSERT_TRUE(out.normed.recomputed.defined());
+  const at::Tensor again = out.normed.recomputed.get();
   EXPECT_TRUE(at::equal(again, out.normed.x));
   EXPECT_FALSE(again.is_alias_of(out.normed.x));
 }

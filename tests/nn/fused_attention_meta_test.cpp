@@ -1,5 +1,5 @@
 // The fused attention of a GPU on the meta device: the memory that it takes on the way, forward and backward.
-#include "nn/fused_attention_meta.h"
+#include "nn/fused_attention.h"
 
 #include "nn/tools.h"
 #include "support/allocations.h"
@@ -33,9 +33,11 @@ Outcome outcome(const Case& c) {
   Outcome outcome;
   at::Tensor out, logsumexp;
   nn::FusedGradients d;
-  outcome.forward = allocations_of([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, true); });
+  outcome.forward = allocations_of([&] {
+    std::tie(out, logsumexp) = nn::fused_attention(target, in, {true, 0.125});
+  });
   outcome.backward = allocations_of([&] {
-    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, true);
+    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, {true, 0.125});
   });
   return outcome;
 }

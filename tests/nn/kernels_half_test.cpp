@@ -1,10 +1,10 @@
 // Operations on bf16 and fp16 tensors against float64 ones on the same numbers. All arithmetic inside is fp32, so a
 // result differs from the exact one by its one rounding to the half type, and by what fp32 leaves: `slack`, relative
 // to the largest values that meet in it.
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/activation.h"
 #include "nn/bias_activation.h"
-#include "nn/attention.h"
+#include "nn/core_attention.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
@@ -45,7 +45,7 @@ at::Tensor exact(const at::Tensor& x) { return leaf(x.to(at::kDouble)); }
 
 // A fresh result that passes its gradient on to `x`.
 at::Tensor fresh(const at::Tensor& x) {
-  return comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+  return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
 at::Tensor plain_activation(const at::Tensor& x, const std::string& name) {
@@ -67,7 +67,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
       gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
   const at::Tensor got = bias_activation(fresh(x), added, spec);
   expect_rounded(got, expected, kSlack, name.c_str());
-  EXPECT_TRUE(at::equal(nn::activation_again(x.detach(), added, spec), got)) << name;
+  EXPECT_TRUE(at::equal(nn::recomputed_activation(x.detach(), added, spec), got)) << name;
   const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];
   const at::Tensor dx = torch::autograd::grad({got}, {x}, {dy})[0];
   expect_rounded(dx, right, kSlack, name.c_str());
@@ -131,12 +131,11 @@ void check_attention(bool blocked, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
   batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
-  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, 0.0, {}}, 0, {}, {}, {}};
   if (blocked) batch.document_ids = at::zeros({b, s}, at::kLong);
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
-  nn::CoreSaved saved;
-  const at::Tensor got = nn::core_attention({qkv[0], qkv[1], qkv[2]}, spec, batch, &saved);
+  const nn::CoreAttention core({heads, heads, d, d, 0.25, {}, 0, {}}, {});
+  const at::Tensor got = core.forward(qkv[0], qkv[1], qkv[2], {}, batch, nullptr).x;
   const auto heads_first = [](const at::Tensor& x) { return x.to(at::kDouble).permute({1, 2, 0, 3}); };
   const at::Tensor scores = at::matmul(heads_first(qkv[0]), heads_first(qkv[1]).transpose(2, 3)) / 4.0;
   EXPECT_GT(largest(scores), 20.0);

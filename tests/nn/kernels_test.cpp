@@ -1,8 +1,7 @@
 // Every operation against plain autograd over at:: operators in float64, and float kernels against double ones.
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "nn/activation.h"
 #include "nn/bias_activation.h"
-#include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/loss.h"
 #include "nn/norm.h"
@@ -71,7 +70,7 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
         const at::Tensor expected =
             gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
         const at::Tensor fresh =
-            comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+            nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
         const at::Tensor got = bias_activation(fresh, &bias, {nn::activation_kind(name), gated, {}});
         // fp32: rounding of a few operations on values up to 6, and the erf of absolute error 1.5e-7.
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;
@@ -148,7 +147,7 @@ TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)),
                    dy = sample({4, 3, 20}, 3);
   const at::Tensor fresh =
-      comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+      nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
   const at::Tensor y = nn::bias_dropout_add(fresh, residual, {key, &bias, {0}}, batch);
   EXPECT_LT(relative_difference(y, residual + mask * (x + bias.data)), kDouble);
   const auto got = torch::autograd::grad({y}, {x, residual}, {dy});
@@ -167,7 +166,7 @@ TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
       const at::Tensor fresh =
-          comm::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+          nn::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
       const at::Tensor got = nn::vocab_parallel_cross_entropy(
           fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
       const double tolerance = dtype == at::kDouble ? kDouble : 1e-6;  // fp32: sums of 37 terms

@@ -7,10 +7,24 @@
 #include <cmath>
 
 #include "base/philox.h"
+#include "nn/blocked_attention.h"
 #include "nn/core_attention.h"
 #include "nn/tools.h"
 
 namespace metroplex::test {
+
+// Of `in`, with the usual scale; dropout of layer 0 with seed 1.
+inline nn::CoreSpec core_spec(const nn::CoreInputs& in, double dropout = 0, int64_t first_head = 0) {
+  const int64_t d = in.q.size(3);
+  return {in.q.size(2),
+          in.k.size(2),
+          d,
+          in.v.size(3),
+          1 / std::sqrt(static_cast<double>(d)),
+          {1, 0, nn::RandomSite::attention_probabilities, dropout, {}},
+          first_head,
+          {}};
+}
 
 // [n] int64.
 inline at::Tensor places_of(const nn::Positions& rows, int64_t n) {
@@ -18,22 +32,24 @@ inline at::Tensor places_of(const nn::Positions& rows, int64_t n) {
 }
 
 // [b, 1, s_q, s_k] bool, true = hidden.
-inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch) {
-  const at::Tensor queries = places_of(spec.queries, in.q.size(0)), keys = places_of(spec.keys, in.k.size(0));
+inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreCall& call) {
+  const at::Tensor& documents = call.batch.document_ids;
+  const at::Tensor queries = places_of(call.positions.queries, in.q.size(0)),
+                   keys = places_of(call.positions.keys, in.k.size(0));
   at::Tensor hidden = keys.unsqueeze(0).gt(queries.unsqueeze(1)).expand({in.q.size(1), 1, -1, -1});
-  if (!batch.document_ids.defined()) return hidden;
-  const at::Tensor of_queries = batch.document_ids.index_select(1, queries),
-                   of_keys = batch.document_ids.index_select(1, keys);
+  if (!documents.defined()) return hidden;
+  const at::Tensor of_queries = documents.index_select(1, queries), of_keys = documents.index_select(1, keys);
   return hidden.logical_or(of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1));
 }
 
 // [b, n, s_q, s_k]: 0 or 1 / (1 - p), an element at a time.
-inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch) {
+inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreCall& call) {
+  const auto& [spec, positions, batch] = call;
   const int64_t b = in.q.size(1), heads = in.q.size(2), queries = in.q.size(0), keys = in.k.size(0);
   at::Tensor factors = at::ones({b, heads, queries, keys}, at::kDouble);
   if (!spec.dropout.active(batch)) return factors;
-  const bool of_query = spec.queries.rows.defined(), of_key = spec.keys.rows.defined();
-  const int64_t width = of_key ? spec.keys.whole : keys, rows = of_query ? spec.queries.whole : queries;
+  const bool of_query = positions.queries.rows.defined(), of_key = positions.keys.rows.defined();
+  const int64_t width = of_key ? positions.keys.whole : keys, rows = of_query ? positions.queries.whole : queries;
   const uint64_t key = nn::random_key(spec.dropout.seed, spec.dropout.layer, spec.dropout.site);
   const auto threshold = static_cast<uint32_t>(spec.dropout.probability * 16777216.0);
   auto out = factors.accessor<double, 4>();
@@ -42,9 +58,9 @@ inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreSpec& 
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t row =
-            (spec.first_head + h) * rows + (of_query ? spec.queries.rows.const_data_ptr<int64_t>()[i] : i);
+            (spec.first_head + h) * rows + (of_query ? positions.queries.rows.const_data_ptr<int64_t>()[i] : i);
         for (int64_t j = 0; j < keys; ++j) {
-          const int64_t at = row * width + (of_key ? spec.keys.rows.const_data_ptr<int64_t>()[j] : j);
+          const int64_t at = row * width + (of_key ? positions.keys.rows.const_data_ptr<int64_t>()[j] : j);
           const auto bits = base::philox4x32(key, static_cast<uint64_t>(at / 4), counter);
           const bool dropped = (bits[static_cast<size_t>(at % 4)] >> 8) < threshold;
           out[sample][h][i][j] = dropped ? 0 : 1 / (1 - spec.dropout.probability);
@@ -59,30 +75,29 @@ struct Attended {
   at::Tensor out, dq, dk, dv;
 };
 
-// dy [s_q, b, n, d]; all that comes back is float64.
-inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
-                                const at::Tensor& dy) {
+// dy [s_q, b, n, dv]; all that comes back is float64.
+inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
   const int64_t repeat = in.q.size(2) / in.k.size(2);
   const auto heads_first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
-  const at::Tensor hidden = hidden_pairs(in, spec, batch);
-  const at::Tensor scores = at::matmul(heads_first(q), heads_first(k.repeat_interleave(repeat, 2)).transpose(2, 3)) /
-                            std::sqrt(static_cast<double>(in.q.size(3)));
+  const at::Tensor hidden = hidden_pairs(in, call);
+  const at::Tensor scores = at::matmul(heads_first(q), heads_first(k.repeat_interleave(repeat, 2)).transpose(2, 3)) *
+                            call.spec.softmax_scale;
   const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e300), -1) * hidden.all(-1, true).logical_not();
-  const at::Tensor dropped = p * dropout_factors(in, spec, batch);
+  const at::Tensor dropped = p * dropout_factors(in, call);
   const at::Tensor out = at::matmul(dropped, heads_first(v.repeat_interleave(repeat, 2))).permute({2, 0, 1, 3});
   const auto d = torch::autograd::grad({out}, {q, k, v}, {dy.to(at::kDouble)});
   return {out.detach(), d[0], d[1], d[2]};
 }
 
-// The same by core_attention, in the type of `in`.
-inline Attended attended(const nn::CoreInputs& in, const nn::CoreSpec& spec, const nn::Microbatch& batch,
-                         const at::Tensor& dy) {
+// The same by a CoreAttention, in the type of `in`.
+inline Attended attended(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
+  const nn::CoreAttention core(call.spec, {});
   nn::CoreSaved saved;
-  const at::Tensor out = nn::core_attention(in, spec, batch, &saved);
-  const nn::CoreInputs d = nn::core_attention_backward(dy, spec, batch, saved);
-  return {out.view(in.q.sizes()), d.q, d.k, d.v};
+  const at::Tensor out = core.forward(in.q, in.k, in.v, call.positions, call.batch, &saved).x;
+  const nn::CoreInputs d = core.backward(dy.flatten(2), saved);
+  return {out.view(dy.sizes()), d.q, d.k, d.v};
 }
 
 // Off by at most `tolerance` times the largest value, or times 1 where gradients cancel.

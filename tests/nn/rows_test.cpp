@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "comm/autograd_node.h"
-#include "nn/attention.h"
+#include "nn/autograd_node.h"
 #include "nn/dropout_norm.h"
 #include "nn/random_site.h"
 #include "nn/plain_attention.h"
@@ -44,7 +43,7 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const at::Tensor& rows) {
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 at::Tensor fresh(const at::Tensor& x) {
-  return comm::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> comm::Gradients { return {d}; });
+  return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
 TEST(Rows, RotaryPositionsAreThoseOfTheWholeSequenceForwardAndBack) {
@@ -122,12 +121,13 @@ Attended attend(const AttentionCase& c, const nn::Positions& queries, const nn::
   const auto cut = [](const at::Tensor& x, const nn::Positions& rows) {
     return rows.rows.defined() ? x.index_select(0, rows.rows) : x;
   };
-  const nn::CoreSpec spec{{1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}}, 2, queries, keys, {}};
   const nn::CoreInputs in{cut(sample({kWhole, b, heads, d}, 6), queries), cut(sample({kWhole, b, 1, d}, 7), keys),
                           cut(sample({kWhole, b, 1, d}, 8), keys)};
   const at::Tensor dy = cut(sample({kWhole, b, heads, d}, 9), queries);
-  Attended got = attended(in, spec, batch, dy);
-  expect_attended(got, plain_attention(in, spec, batch, dy), kDouble);
+  const nn::CoreSpec spec = core_spec(in, c.dropout, 2);
+  const nn::CorePositions positions{queries, keys};
+  Attended got = attended(in, {spec, positions, batch}, dy);
+  expect_attended(got, plain_attention(in, {spec, positions, batch}, dy), kDouble);
   return got;
 }
 

@@ -90,12 +90,12 @@ TEST(MuonRanks, AMatrixCutInTwoDimsOverTwoGroupsIsPutTogetherOverBoth) {
   run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) {
     const comm::Group &rows = world.groups().tp, &columns = world.groups().dp;
     Sharing sharing;
-    sharing.axes.tp = rows;
-    sharing.axes.cp = columns;
+    sharing.axes.tp_gradients = rows;
+    sharing.axes.dp = columns;
     const at::Tensor before = values({8, 6}, 1), gradient = values({8, 6}, 11);
     nn::Param param = local_param(before, gradient,
                                   {.cuts = {topology::even_cut(0, Axis::tp, 8, 2, rows.index()),
-                                            topology::even_cut(1, Axis::cp, 6, 2, columns.index())}});
+                                            topology::even_cut(1, Axis::dp, 6, 2, columns.index())}});
     step_of(param, {0, param.numel()}, sharing);
     EXPECT_LT(difference(param, stepped(before, gradient)), kTolerance);
   });

@@ -46,8 +46,9 @@ class Ledger {
   using Key = std::pair<int, int>;
 
   void count(const Action& action) {
-    const bool before = table_.num_stages > 1 && !table_.is_first_stage(rank_, action.chunk);
-    const bool after = table_.num_stages > 1 && !table_.is_last_stage(rank_, action.chunk);
+    const plan::StagePlacement placement = table_.placement();
+    const bool before = placement.peer({rank_, action.chunk}, -1) >= 0;
+    const bool after = placement.peer({rank_, action.chunk}, 1) >= 0;
     const Key key{action.microbatch, action.chunk};
     switch (action.kind) {
       case ActionKind::forward:
@@ -117,8 +118,8 @@ void check_memory(const plan::PipelineTable& table) {
       actions.push_back(action);
       seen.push_back(static_cast<int>(executor.live()));
     });
-    executor.run(table, batches, table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches),
-                 toy_border(batches, false));
+    executor.run({table, batches, table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches),
+                  toy_border(batches, false)});
     EXPECT_EQ(executor.live(), 0u);
     EXPECT_EQ(actions, table.ranks[rank]);
     const Ledger ledger(table, world.rank());
@@ -144,7 +145,7 @@ TEST(ExecutorMemory, TheLastStageOfOneForwardOneBackwardHoldsOneMicrobatch) {
     pipeline::Executor executor(toy.pointers(), world.groups().pp);
     size_t peak = 0;
     executor.observers().add("test", [&](const Action&, double) { peak = std::max(peak, executor.live()); });
-    executor.run(table, batches, toy_factors(16), toy_border(batches, false));
+    executor.run({table, batches, toy_factors(16), toy_border(batches, false)});
     // Last stage: a run, its gradient on the way out, and the next input. First stage: two runs, two outputs (the one
     // of the warm-up went alone, so nothing tells that it has arrived), a gradient.
     EXPECT_EQ(peak, world.rank() == 1 ? 2u : 5u);
@@ -186,7 +187,7 @@ TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
       most = std::max(most, alive);
     });
     for (nn::Param* param : stage.params()) param->main_grad = at::zeros_like(param->data);
-    executor.run(table, batches, toy_factors(6), toy_border(batches, false));
+    executor.run({table, batches, toy_factors(6), toy_border(batches, false)});
     // Segments with an input: 3 on the first stage, in 2 runs; 4 on the last one, in 1.
     EXPECT_EQ(most, world.rank() == 0 ? 6u : 4u);
     for (const auto& input : inputs) EXPECT_TRUE(input.expired());

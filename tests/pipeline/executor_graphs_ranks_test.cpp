@@ -32,7 +32,7 @@ struct GraphedToy {
   }
 
   std::unique_ptr<cuda::GraphDevice> device;
-  std::shared_ptr<pipeline::GradientPlaces> gradients = std::make_shared<pipeline::GradientPlaces>();
+  std::shared_ptr<pipeline::GradientBuffers> gradients = std::make_shared<pipeline::GradientBuffers>();
   std::vector<std::unique_ptr<pipeline::Stage>> stages;
   std::vector<pipeline::Stage*> pointers;
   std::vector<int> islands;
@@ -57,8 +57,8 @@ void expect_bits_of_plain_stages(const comm::Group& pp, const ScheduleCase& c, b
       SCOPED_TRACE(testing::Message() << "round " << round << (forward_only ? " of evaluation" : ""));
       const auto batches = batches_of_round(c, round, variable);
       const pipeline::BorderShape border = toy_border(batches, variable);
-      const auto got = with.run(table, batches, factors, border, &plan).last;
-      const auto want = without.run(table, batches, factors, border).last;
+      const auto got = with.run({table, batches, factors, border, &plan}).last;
+      const auto want = without.run({table, batches, factors, border}).last;
       ASSERT_EQ(got.size(), want.size());
       for (size_t m = 0; m < got.size(); ++m) EXPECT_TRUE(at::equal(got[m], want[m])) << "microbatch " << m;
       for (size_t i = 0; i < plain.params.size(); ++i)

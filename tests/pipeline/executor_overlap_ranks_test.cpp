@@ -73,11 +73,12 @@ TEST(ExecutorOverlap, AnExchangeIsUnderWayDuringTheNextComputationAndTheNextExch
                 Events events;
                 const auto watched = std::make_shared<WatchedBackend>(pp.backend(), events);
                 const ToyStages toy(4, 2, pp.index());
-                pipeline::Executor executor(toy.pointers(), comm::Group("pp", pp.ranks(), pp.index(), watched));
+                pipeline::Executor executor(toy.pointers(),
+                                            comm::Group({"pp", pp.purpose(), pp.ranks()}, pp.index(), watched));
                 executor.observers().add("test", [&](const plan::Action& action, double) {
                   if (plan::is_compute(action.kind)) events.push_back({What::compute, watched->calls()});
                 });
-                executor.run(table, batches, toy_factors(request.num_microbatches), toy_border(batches, false));
+                executor.run({table, batches, toy_factors(request.num_microbatches), toy_border(batches, false)});
                 const auto [first, last] = steady_calls(table.ranks[static_cast<size_t>(pp.index())]);
                 EXPECT_GE(last - first, 16u);
                 for (size_t call = first; call < last; ++call) {

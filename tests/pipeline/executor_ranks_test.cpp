@@ -1,10 +1,13 @@
 // Every schedule gives what the formula gives, with eager and with rendezvous sends, with equal and with varying
 // shapes.
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 
 #include "pipeline/toy.h"
+#include "plan/table_writer.h"
 #include "support/run_ranks.h"
+#include "support/split_backward.h"
 
 namespace metroplex::test::executor_ranks_test {
 namespace {
@@ -62,6 +65,69 @@ TEST(Executor, ForwardOnlyTakesDifferentLengthsToo) { run_all({.forward_only = t
 TEST(Executor, RendezvousSendsDoNotDeadlock) { run_all({.rendezvous = true}); }
 TEST(Executor, RendezvousSendsOfDifferentLengthDoNotDeadlock) { run_all({.variable = true, .rendezvous = true}); }
 
+// All forwards, then all backwards, of stages that turn at the last rank, or at both ends.
+plan::PipelineTable turning_table(int pp, int chunks, int microbatches) {
+  plan::PipelineTable table;
+  table.num_stages = pp;
+  table.num_chunks = chunks;
+  table.v_shaped = true;
+  table.num_microbatches = microbatches;
+  table.ranks.resize(static_cast<size_t>(pp));
+  for (int rank = 0; rank < pp; ++rank) {
+    plan::TableWriter writer(table, rank);
+    for (int m = 0; m < microbatches; ++m) {
+      for (int c = 0; c < chunks; ++c) {
+        writer.recv_forward({m, c});
+        writer.close_batch();
+        writer.forward({m, c});
+        writer.send_forward({m, c});
+        writer.close_batch();
+      }
+    }
+    for (int m = 0; m < microbatches; ++m) {
+      for (int c = chunks; c-- > 0;) {
+        writer.recv_backward({m, c});
+        writer.close_batch();
+        writer.backward({m, c});
+        writer.send_backward({m, c});
+        writer.close_batch();
+      }
+    }
+  }
+  plan::verify(table);
+  return table;
+}
+
+TEST(Executor, StagesMayLieInAVAtTheEndsOfThePipeline) {
+  const auto batches = toy_batches(3);
+  const ToyResult expected = toy_by_formula(batches);
+  for (const auto& [pp, chunks] : {std::pair(2, 2), {4, 2}, {2, 4}, {2, 3}}) {
+    SCOPED_TRACE(base::concat("pp ", pp, " chunks ", chunks));
+    const plan::PipelineTable table = turning_table(pp, chunks, 3);
+    int sent = 0;
+    for (const auto& actions : table.ranks)
+      sent += static_cast<int>(std::count_if(actions.begin(), actions.end(), [](const plan::Action& action) {
+        return action.kind == plan::ActionKind::send_forward;
+      }));
+    EXPECT_EQ(sent, 3 * (pp - 1) * chunks) << "where stages turn nothing is sent";
+    run_ranks(pp, {.pp = pp},
+              [&](const comm::World& world) { expect_same(run_toy(world.groups().pp, table, batches), expected); });
+  }
+}
+
+TEST(Executor, WeightGradientsMayBeActionsOfTheirOwn) {
+  for (const ScheduleCase& c : {kCases[1], kCases[2], kCases[6], kCases[8]}) {
+    const auto batches = toy_batches(c.microbatches);
+    const ToyResult expected = toy_by_formula(batches);
+    for (const bool at_the_end : {false, true}) {
+      SCOPED_TRACE(words(c) + (at_the_end ? " at the end" : ""));
+      const plan::PipelineTable table = split_backward(table_of(c, false), at_the_end);
+      run_ranks(c.pp, {.pp = c.pp},
+                [&](const comm::World& world) { expect_same(run_toy(world.groups().pp, table, batches), expected); });
+    }
+  }
+}
+
 TEST(Executor, TheSameExecutorRunsStepAfterStep) {
   const plan::PipelineTable train = table_of({"1f1b", 2, 1, 4}, false), evaluate = table_of({"1f1b", 2, 1, 3}, true);
   const auto four = toy_batches(4), three = toy_batches(3);
@@ -71,8 +137,8 @@ TEST(Executor, TheSameExecutorRunsStepAfterStep) {
     const ToyStages toy(2, 1, pp.index());
     pipeline::Executor executor(toy.pointers(), pp);
     for (int step = 0; step < 3; ++step) {
-      executor.run(train, four, toy_factors(4), toy_border(four, false));
-      executor.run(evaluate, three, {}, toy_border(three, false));
+      executor.run({train, four, toy_factors(4), toy_border(four, false)});
+      executor.run({evaluate, three, {}, toy_border(three, false)});
     }
     for (size_t i = 0; i < toy.params.size(); ++i) {
       EXPECT_TRUE(at::allclose(toy.params[i]->main_grad, 3.0 * expected.gradients[toy.layers[i]], 1e-13, 0.0));
@@ -96,7 +162,7 @@ TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
       const ToyStages toy(kRanks, 1, world.rank(), fail);
       pipeline::Executor executor(toy.pointers(), world.groups().pp);
       try {
-        executor.run(table, batches, toy_factors(6), toy_border(batches, false));
+        executor.run({table, batches, toy_factors(6), toy_border(batches, false)});
       } catch (...) {
         const std::lock_guard hold(lock);
         causes[static_cast<size_t>(world.rank())] = comm::cause_of(std::current_exception());
@@ -115,7 +181,7 @@ TEST(Executor, ATableForOtherStagesIsRefused) {
   const auto batches = toy_batches(2);
   const ToyStages toy(1, 1, 0);
   pipeline::Executor executor(toy.pointers(), comm::Group());
-  EXPECT_THROW(executor.run(table, batches, toy_factors(2), toy_border(batches, false)), std::logic_error);
+  EXPECT_THROW(executor.run({table, batches, toy_factors(2), toy_border(batches, false)}), std::logic_error);
 }
 
 }  // namespace

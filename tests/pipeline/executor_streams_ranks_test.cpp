@@ -110,7 +110,7 @@ void run_on_streams(const ScheduleCase& size, bool forward_only, bool variable) 
             [&](const comm::World& world) {
               const comm::Group& pp = world.groups().pp;
               const auto stream = std::make_shared<Stream>(pp.backend());
-              const comm::Group streamed("pp", pp.ranks(), pp.index(), stream);
+              const comm::Group streamed({"pp", pp.purpose(), pp.ranks()}, pp.index(), stream);
               expect_same(run_toy(streamed, table, batches, variable), expected, !forward_only);
             },
             {.rendezvous = true, .timeout = std::chrono::seconds(5)});

@@ -1,4 +1,4 @@
-// Lists of values, loss terms and unreached parameters through islands, stages and pipelines; listeners; the cursor.
+// Lists of values, loss terms and unreached parameters through islands, stages and pipelines; listeners.
 #include <map>
 
 #include "base/error.h"
@@ -30,12 +30,8 @@ Outcome run_stage(pipeline::Stage& stage, int64_t step, double factor) {
   pipeline::StageRun run;
   Outcome outcome;
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
-  pipeline::ForwardCursor forward(stage, {nn::kHiddenStates, x}, {batch, &run, &outcome.terms});
-  while (!forward.done()) forward.advance();
-  outcome.y = forward.take().tensor(nn::kHiddenStates);
-  pipeline::BackwardCursor backward(stage, std::move(run), {x}, at::full({}, factor, at::kDouble));
-  while (!backward.done()) backward.advance();
-  outcome.dx = backward.take().at(0);
+  outcome.y = stage.forward({nn::kHiddenStates, x}, batch, &run, &outcome.terms).tensor(nn::kHiddenStates);
+  outcome.dx = stage.backward(std::move(run), {x}, at::full({}, factor, at::kDouble)).at(0);
   std::vector<at::Tensor> gradients;
   for (nn::Param* param : stage.params()) gradients.push_back(param->main_grad.clone());
   outcome.gradients = at::stack(gradients);
@@ -248,7 +244,7 @@ Routed run_pipeline(const comm::Group& pp, const std::string& schedule, const st
   pipeline::Executor executor({&stage}, pp);
   const auto count = static_cast<int64_t>(batches.size());
   const pipeline::PipelineOutput out =
-      executor.run(table, batches, toy_factors(static_cast<int>(count)), routed_border(batches, variable));
+      executor.run({table, batches, toy_factors(static_cast<int>(count)), routed_border(batches, variable)});
   EXPECT_EQ(executor.live(), 0u);
   EXPECT_EQ(executor.border_bytes(), 0);
   Routed result{at::zeros({count}, at::kDouble), at::zeros({count}, at::kDouble),

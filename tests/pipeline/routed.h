@@ -2,7 +2,7 @@
 // may go unread, a loss term, and a parameter that not every microbatch reaches. Small enough to work out by hand.
 #pragma once
 
-#include "pipeline/stage_cursor.h"
+#include "pipeline/stage.h"
 #include "pipeline/toy.h"
 
 namespace metroplex::test {
@@ -23,7 +23,7 @@ inline at::Tensor scaled(const at::Tensor& x, nn::Param& param) {
     const at::NoGradGuard no_grad;
     out = x.detach() * param.data;
   }
-  return comm::attach(out, {x}, [&param, kept = x.detach()](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(out, {x}, [&param, kept = x.detach()](const at::Tensor& dy) -> nn::Gradients {
     const at::NoGradGuard no_grad;
     param.accumulate([&](at::Tensor& grad) { grad.add_((kept * dy).sum(at::IntArrayRef{0, 1})); });
     return {dy * param.data};

@@ -132,7 +132,7 @@ struct Captured {
     stage.capture_on(*device, {{}, true}, at::kCPU, gradients);
   }
   std::unique_ptr<cuda::GraphDevice> device;
-  std::shared_ptr<pipeline::GradientPlaces> gradients = std::make_shared<pipeline::GradientPlaces>();
+  std::shared_ptr<pipeline::GradientBuffers> gradients = std::make_shared<pipeline::GradientBuffers>();
   pipeline::Stage stage;
 };
 
@@ -346,7 +346,7 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
     const auto device = cuda::make_graph_device(at::kCPU);
     pipeline::Stage stage(blocks());
-    stage.capture_on(*device, scope, at::kCPU, std::make_shared<pipeline::GradientPlaces>());
+    stage.capture_on(*device, scope, at::kCPU, std::make_shared<pipeline::GradientBuffers>());
     std::string text;
     int graphs = 0;
     Cutter cutter;

@@ -187,7 +187,7 @@ TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
       pipeline::Executor executor({stage.get()}, world.groups().pp);
       live.emplace_back();
       executor.observers().add("live", [&](const plan::Action&, double) { live.back().push_back(executor.live()); });
-      executor.run(table, batches, toy_factors(6), toy_border(batches, false));
+      executor.run({table, batches, toy_factors(6), toy_border(batches, false)});
       EXPECT_EQ(executor.live(), 0u);
       const at::Tensor got = gradients_of(*stage);
       EXPECT_TRUE(at::allclose(got, expected.gradients.narrow(0, 4 * world.rank(), 4), 1e-13, 0.0));

@@ -1,11 +1,9 @@
-// Microbatches at fixed places: values, addresses, what counts as another form, and the order of the two streams.
+// Microbatches at fixed places: values, addresses, and what counts as another form.
 #include "pipeline/static_batches.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -72,38 +70,11 @@ void expect_holds(const StaticBatches& held, const std::vector<nn::Microbatch>& 
   }
 }
 
-// Writes down the order in which streams are asked to work and to wait, and is as late as a stream may be: it works
-// when it is waited for.
-struct ToldStream final : cuda::SideStream {
-  explicit ToldStream(std::string& its_log) : SideStream(at::kCPU), log(its_log) {}
-  void run(const std::function<void()>& work) const override {
-    log += "copy; ";
-    due.push_back(work);
-  }
-  // Said with the step whose values have come to their places by then.
-  void wait_for_current() const override {
-    log += "side waits";
-    if (held != nullptr) log += base::concat(" for step ", held->batches()[0].step.item<int64_t>());
-    log += "; ";
-  }
-  void current_waits() const override {
-    log += "current waits; ";
-    for (const auto& work : due) work();
-    due.clear();
-  }
-  std::string& log;
-  const StaticBatches* held = nullptr;
-  mutable std::vector<std::function<void()>> due;
+struct StaticBatchesTest : testing::Test {
+  StaticBatches held{at::kCPU};
 };
 
-struct StaticBatchesTest : testing::TestWithParam<bool> {
-  std::string log;
-  StaticBatches held{at::kCPU, GetParam() ? std::make_unique<ToldStream>(log) : nullptr};
-};
-INSTANTIATE_TEST_SUITE_P(Both, StaticBatchesTest, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Staged" : "Direct"; });
-
-TEST_P(StaticBatchesTest, ValuesComeToPlacesThatStay) {
+TEST_F(StaticBatchesTest, ValuesComeToPlacesThatStay) {
   for (const at::ScalarType mask : {at::kFloat, at::kDouble, at::kBFloat16}) {
     SCOPED_TRACE(c10::toString(mask));
     held.make(batches(0, 3, mask));
@@ -121,7 +92,7 @@ TEST_P(StaticBatchesTest, ValuesComeToPlacesThatStay) {
   }
 }
 
-TEST_P(StaticBatchesTest, TheCallersTensorsAreHis) {
+TEST_F(StaticBatchesTest, TheCallersTensorsAreHis) {
   auto mine = batches(1);
   held.make(mine);
   held.fill(mine);
@@ -131,7 +102,7 @@ TEST_P(StaticBatchesTest, TheCallersTensorsAreHis) {
   expect_holds(held, batches(1));
 }
 
-TEST_P(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
+TEST_F(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
   held.make(batches(1));
   auto next = batches(2);
   for (nn::Microbatch& each : next) {
@@ -142,7 +113,7 @@ TEST_P(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
   expect_holds(held, batches(2));
 }
 
-TEST_P(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
+TEST_F(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
   held.make(batches(1));
   for (const nn::Microbatch& each : held.batches()) {
     EXPECT_TRUE(each.sample_counters.is_alias_of(each.step));
@@ -160,15 +131,14 @@ TEST_P(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
   expect_holds(held, without);
 }
 
-TEST_P(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
+TEST_F(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
   held.make(batches(1));
   const int64_t matrix = kSamples * kLength;
   const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + kLength * 8);
-  EXPECT_GE(held.bytes(), GetParam() ? 2 * values : values);
-  EXPECT_LE(held.bytes(), GetParam() ? 2 * values + 3 * 8 * 15 : values) << "aligned to 16 bytes in the second set";
+  EXPECT_EQ(held.bytes(), values);
 }
 
-TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
+TEST_F(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   held.make(batches(1));
   EXPECT_EQ(held.difference(batches(5)), "");
   const auto differs = [&](const std::string& text, const auto& change) {
@@ -208,7 +178,7 @@ TEST_P(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   }
 }
 
-TEST_P(StaticBatchesTest, ATensorThatIsGoneLeavesNoValuesBehind) {
+TEST_F(StaticBatchesTest, ATensorThatIsGoneLeavesNoValuesBehind) {
   held.make(batches(1));
   auto without = batches(2);
   for (nn::Microbatch& each : without) each.document_ids = at::Tensor();
@@ -217,7 +187,7 @@ TEST_P(StaticBatchesTest, ATensorThatIsGoneLeavesNoValuesBehind) {
   expect_holds(held, without);
 }
 
-TEST_P(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
+TEST_F(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
   auto one = batches(1);
   one[1].cache = reinterpret_cast<nn::KvCache*>(&one);
   EXPECT_ANY_THROW(held.make(one));
@@ -233,38 +203,15 @@ TEST_P(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
   }
 }
 
-// Between two fills a step runs. The side stream copies for the next one without having waited for it: it is told to
-// wait before the step is issued.
-TEST(StaticBatchesOrder, LoadingWaitsForTheLastCopyAndNotForTheStepBehindIt) {
-  std::string log;
-  auto side = std::make_unique<ToldStream>(log);
-  ToldStream& told = *side;
-  StaticBatches held(at::kCPU, std::move(side));
-  held.make(batches(0));
-  EXPECT_EQ(log, "side waits; copy; current waits; side waits; ") << "its memory may have been in use until now";
-  log.clear();
-  told.held = &held;
-  for (int64_t step = 1; step < 3; ++step) {
-    held.fill(batches(step));
-    log += "step; ";
-  }
-  EXPECT_EQ(log,
-            "copy; current waits; side waits for step 1; step; "
-            "copy; current waits; side waits for step 2; step; ");
-}
-
-// The device's own batches are in the order of the current stream as they are.
-TEST(StaticBatchesOrder, BatchesOfTheDeviceAreNotStaged) {
-  std::string log;
-  StaticBatches held(at::kMeta, std::make_unique<ToldStream>(log));
+TEST_F(StaticBatchesTest, BatchesOfTheMetaDeviceStayThere) {
+  StaticBatches on_device(at::kMeta);
   auto on_meta = batches(0);
   for (nn::Microbatch& each : on_meta) {
     for (const auto& [name, tensor] : nn::kMicrobatchTensors) each.*tensor = (each.*tensor).to(at::kMeta);
   }
-  held.make(on_meta);
-  held.fill(on_meta);
-  EXPECT_EQ(log, "");
-  EXPECT_TRUE(held.batches()[0].tokens.is_meta());
+  on_device.make(on_meta);
+  on_device.fill(on_meta);
+  EXPECT_TRUE(on_device.batches()[0].tokens.is_meta());
 }
 
 }  // namespace

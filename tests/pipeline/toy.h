@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "pipeline/executor.h"
 #include "plan/schedules/registry.h"
@@ -46,14 +46,14 @@ class ToyLayer final : public nn::Segment {
     const at::Tensor mask = last ? batch.loss_mask.t().unsqueeze(-1) : at::Tensor();
     const at::Tensor squared = last ? y : at::Tensor();  // an output must not be held by its own way back
     const std::vector<at::Tensor> inputs = layer_ == 0 ? std::vector<at::Tensor>{} : std::vector<at::Tensor>{x_sbh};
-    const auto backward = [this, x, squared, mask](const at::Tensor& dout) -> comm::Gradients {
+    const auto backward = [this, x, squared, mask](const at::Tensor& dout) -> nn::Gradients {
       const at::NoGradGuard no_grad;
       const at::Tensor dy = mask.defined() ? 2.0 * dout * mask * squared : dout;
-      param_.accumulate([&](at::Tensor& grad) { grad.add_((x * dy).sum(at::IntArrayRef{0, 1})); });
+      param_.accumulate([x, dy](at::Tensor& grad) { grad.add_((x * dy).sum(at::IntArrayRef{0, 1})); });
       if (layer_ == 0) return {};
       return {dy * param_.data};
     };
-    return {last ? nn::kLoss : nn::kHiddenStates, comm::attach(last ? (mask * y * y).sum() : y, inputs, backward)};
+    return {last ? nn::kLoss : nn::kHiddenStates, nn::attach(last ? (mask * y * y).sum() : y, inputs, backward)};
   }
 
  private:
@@ -94,11 +94,14 @@ struct ToyStages {
   std::vector<nn::Param*> params;
   std::vector<int64_t> layers;  // of params
 
-  // The layers of pipeline rank `rank`: chunk c holds stage c * pp + rank.
-  ToyStages(int pp, int chunks, int rank, const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+  ToyStages(int pp, int chunks, int rank, const std::function<void(const nn::Microbatch&)>& on_forward = {})
+      : ToyStages(plan::StagePlacement{pp, chunks}, rank, on_forward) {}
+  // The layers of pipeline rank `rank`.
+  ToyStages(const plan::StagePlacement& placement, int rank,
+            const std::function<void(const nn::Microbatch&)>& on_forward = {}) {
+    for (int chunk = 0; chunk < placement.chunks; ++chunk) {
       nn::Blocks blocks;
-      const int64_t stage = chunk * pp + rank, num_stages = pp * chunks;
+      const int64_t stage = placement.stage_of({rank, chunk}), num_stages = placement.stages();
       for (int64_t layer = kToyLayers * stage / num_stages; layer < kToyLayers * (stage + 1) / num_stages; ++layer) {
         layers.push_back(layer);
         blocks.push_back(one_segment(std::make_unique<ToyLayer>(layers.back(), on_forward)));
@@ -127,11 +130,12 @@ struct ToyResult {
 
 inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table,
                          const std::vector<nn::Microbatch>& batches, bool variable = false) {
-  const ToyStages toy(table.num_stages, table.num_chunks, pp.index());
+  const plan::StagePlacement placement = table.placement();
+  const ToyStages toy(placement, pp.index());
   pipeline::Executor executor(toy.pointers(), pp);
   const auto factors = table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches);
-  const auto losses = executor.run(table, batches, factors, toy_border(batches, variable)).last;
-  EXPECT_EQ(losses.size(), pp.last() ? batches.size() : 0u);
+  const auto losses = executor.run({table, batches, factors, toy_border(batches, variable)}).last;
+  EXPECT_EQ(losses.size(), placement.place_of(placement.stages() - 1).rank == pp.index() ? batches.size() : 0u);
   EXPECT_EQ(executor.live(), 0u);
   ToyResult result{at::zeros({table.num_microbatches}, at::kDouble), at::zeros({kToyLayers, kToyWidth}, at::kDouble)};
   for (size_t m = 0; m < losses.size(); ++m) result.losses[static_cast<int64_t>(m)] = losses[m];

@@ -37,7 +37,7 @@ TEST(Borders, OfWhatIsSentTheTwoNewestMayBeUnderWay) {
   Book book;
   std::vector<std::shared_ptr<Call>> calls;
   for (int m = 0; m < 3; ++m) {
-    book.make_input_gradient({m, 0}, "gradient");
+    book.leave_gradient(m, {1, 0}, {0, 0}, "gradient");
     calls.push_back(std::make_shared<Call>());
     book.issued({ActionKind::send_backward, m, 0, 0, -1}, calls.back());
   }
@@ -54,7 +54,7 @@ TEST(Borders, WhatWentWithTheSameCallIsGoneWithIt) {
   Book book;
   const auto call = std::make_shared<Call>();
   const Action send{ActionKind::send_forward, 1, 0, 1, 0}, receive{ActionKind::recv_backward, 0, 0, 1, 0};
-  book.make_output({1, 0}, "output");
+  book.leave_output(1, {0, 0}, {1, 0}, "output");
   book.slot(receive) = "gradient";
   book.issued(send, call);
   book.issued(receive, call);
@@ -69,7 +69,7 @@ TEST(Borders, AnOutputWhoseGradientHasComeHasBeenSent) {
   Book book;
   std::vector<std::shared_ptr<Call>> sends;
   for (int m = 0; m < 2; ++m) {
-    book.make_output({m, 0}, "output");
+    book.leave_output(m, {0, 0}, {1, 0}, "output");
     sends.push_back(std::make_shared<Call>());
     book.issued({ActionKind::send_forward, m, 0, 1, -1}, sends.back());
     book.release({m, 0});

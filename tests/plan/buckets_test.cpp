@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "config/parallel.h"
 #include "plan/buckets.h"
 
 namespace metroplex::plan::buckets_test {
@@ -48,21 +48,11 @@ TEST(Buckets, PadForADistributedOptimizer) {
   EXPECT_EQ(plan.buckets[1].end, 15232);
   EXPECT_EQ(plan.buckets[1].num_unpadded, 10056);
   EXPECT_EQ(distributed_optimizer_buckets(0, 6).bucket_end_multiple, 384);
-  EXPECT_EQ(distributed_optimizer_buckets(0, 96, true).bucket_end_multiple, 196608);
 }
 
-TEST(Buckets, CutIntoEqualShardsThatCoverThem) {
+TEST(Buckets, CutIntoEqualSharesAtMultiplesOf64) {
   const auto plan = plan_buckets(params({130, 70, 999, 64, 1}, {2}), distributed_optimizer_buckets(500, 6));
-  for (const Bucket& bucket : plan.buckets) {
-    int64_t next = bucket.begin;
-    for (int64_t rank = 0; rank < 6; ++rank) {
-      const auto [begin, end] = bucket_shard(bucket, 6, rank);
-      EXPECT_EQ(begin, next);
-      EXPECT_EQ((end - begin) % 64, 0);
-      next = end;
-    }
-    EXPECT_EQ(next, bucket.end);
-  }
+  for (const Bucket& bucket : plan.buckets) EXPECT_EQ((bucket.end - bucket.begin) % (6 * 64), 0);
 }
 
 TEST(Buckets, HoldEveryParameterOnceWithoutOverlapForAnySizes) {
@@ -93,12 +83,14 @@ TEST(Buckets, HoldEveryParameterOnceWithoutOverlapForAnySizes) {
 }
 
 TEST(BucketSize, FollowsTheRuleOfTheDefaults) {
-  EXPECT_EQ(resolve_bucket_size({.dp = 8}), 40'000'000);
-  EXPECT_EQ(resolve_bucket_size({.dp = 64}), 64'000'000);
-  EXPECT_EQ(resolve_bucket_size({.num_buckets = 4, .num_parameters = 1'000'000}), 250'000);
-  EXPECT_EQ(resolve_bucket_size({.bucket_size = 123}), 123);
-  EXPECT_EQ(resolve_bucket_size({.bucket_size = 123, .overlap_grad_reduce = false}), std::nullopt);
-  EXPECT_THROW(resolve_bucket_size({.num_buckets = 0}), base::Error);
+  config::Parallel parallel;
+  parallel.overlap_grad_reduce = true;
+  EXPECT_EQ(gradient_bucket_size(parallel, {}, 8), 40'000'000);
+  EXPECT_EQ(gradient_bucket_size(parallel, {}, 64), 64'000'000);
+  parallel.ddp_bucket_size = 123;
+  EXPECT_EQ(gradient_bucket_size(parallel, {}, 8), 123);
+  parallel.overlap_grad_reduce = false;
+  EXPECT_EQ(gradient_bucket_size(parallel, {}, 8), 0);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "plan/draw_graphs.h"
+#include "plan/draw.h"
 #include "plan/megatron_order.h"
 #include "plan/rendezvous.h"
 #include "plan/schedules/registry.h"
@@ -396,14 +396,16 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   const auto table = build_schedule("1f1b", {2, 1, 4});
   const GraphLayers layers{{{0, 0, 7}}};  // two signatures
   const GraphPlan plan = plan_graphs(table, 0, layers);
-  const GraphBytes bytes = graph_bytes(plan, layers, 10);
+  // A layer whose result is three tensors, and one that takes those.
+  const std::map<int, GraphTensors> tensors{{0, {{10}, {10, 4, 2}}}, {7, {{10, 4, 2}, {100}}}};
+  const GraphBytes bytes = graph_bytes(plan, layers, tensors);
   EXPECT_EQ(plan.num_sets(), 2);
-  EXPECT_EQ(bytes.inputs, 2 * 3 * 10);
-  EXPECT_EQ(bytes.results, 2 * 3 * 10);
-  EXPECT_EQ(bytes.gradients, (2 + 2) * 10) << "one a signature in, one a set out";
-  EXPECT_EQ(bytes.total(), 160);
+  EXPECT_EQ(bytes.inputs, 2 * (10 + 10 + 16));
+  EXPECT_EQ(bytes.results, 2 * (16 + 16 + 100));
+  EXPECT_EQ(bytes.gradients, 16 + 100 + 2 * 10) << "those of a signature in, those of a set out";
+  EXPECT_EQ(bytes.total(), 472);
   const auto evaluation = build_schedule("1f1b", {2, 1, 4, 0, true});
-  EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, 10).gradients, 0);
+  EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, tensors).gradients, 0);
 }
 
 TEST(GraphPicture, IsTheGoldenOne) {

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "plan/layout.h"
 #include "plan/layout_names.h"
-#include "plan/stage_split.h"
 
 namespace metroplex::plan::stage_split_test {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/meta_meter.h"
+#include "cuda/memory_meter.h"
 
 namespace metroplex::test {
 

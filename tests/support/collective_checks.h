@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/collectives.h"
+#include "comm/world.h"
 
 namespace metroplex::test {
 
@@ -127,6 +128,22 @@ inline void check_in_place(const comm::Group& group) {
   EXPECT_TRUE(at::equal(buffer, gathered));
   comm::reduce_scatter_into_async(buffer[group.index()], buffer, group).wait();
   EXPECT_TRUE(at::equal(buffer[group.index()], gathered[group.index()] * n));
+}
+
+// What each of two data-parallel ranks does on one of two groups of equal members and name does not count on the
+// other. Of both purposes they have no group yet whose communicator these would get.
+inline void check_two_purposes(const comm::World& world) {
+  const comm::Group rows = world.make_group({"both", comm::Purpose::experts, {0, 1}});
+  const comm::Group sums = world.make_group({"both", comm::Purpose::layers, {0, 1}});
+  const at::Tensor first = at::full({2}, 1.0), second = at::full({2}, 10.0);
+  comm::Handle on_rows, on_sums;
+  if (world.rank() == 0) on_rows = comm::all_reduce_async(first, rows);
+  on_sums = comm::all_reduce_async(second, sums);
+  if (world.rank() == 1) on_rows = comm::all_reduce_async(first, rows);
+  on_rows.wait();
+  on_sums.wait();
+  EXPECT_TRUE(at::equal(first, at::full({2}, 2.0)));
+  EXPECT_TRUE(at::equal(second, at::full({2}, 20.0)));
 }
 
 }  // namespace metroplex::test

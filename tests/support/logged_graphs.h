@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/graph/tape_buffers.h"
 #include "cuda/graph/tape_findings.h"
 #include "cuda/graph/tape_graph.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/p2p.h"
+#include "comm/collectives.h"
 
 namespace metroplex::comm {
 

@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "base/error.h"
-#include "sim/model_shape.h"
+#include "support/megatron_flops.h"
 
-namespace metroplex::sim {
+namespace metroplex::test {
 
 struct MemoryLayout {
   int64_t tp = 1;
@@ -39,11 +39,9 @@ struct ModelParameters {
   double total = 0;      // with the output table where it is not tied
 };
 
-inline double as_double(int64_t value) { return static_cast<double>(value); }
+inline double norm_parameters(const MegatronShape& shape) { return shape.rms_norm ? 1 : 2; }
 
-inline double norm_parameters(const ModelShape& shape) { return shape.rms_norm ? 1 : 2; }
-
-inline double attention_parameters(const ModelShape& shape) {
+inline double attention_parameters(const MegatronShape& shape) {
   const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
   if (!shape.latent) {
     const double query = as_double(shape.kv_channels) * heads;
@@ -59,33 +57,29 @@ inline double attention_parameters(const ModelShape& shape) {
   return query + key_value + hidden * as_double(mla.qk_pos_emb_head_dim) + heads * as_double(mla.v_head_dim) * hidden;
 }
 
-ParameterCount operator+(const ParameterCount& a, const ParameterCount& b) {
+inline ParameterCount operator+(const ParameterCount& a, const ParameterCount& b) {
   return {a.sharded + b.sharded, a.replicated + b.replicated, a.experts + b.experts};
 }
-ParameterCount operator*(const ParameterCount& a, double n) {
+inline ParameterCount operator*(const ParameterCount& a, double n) {
   return {a.sharded * n, a.replicated * n, a.experts * n};
 }
 
-inline double feed_forward_parameters(const ModelShape& shape, double input, double width) {
-  return input * width * (shape.gated_linear_unit ? 3 : 2);
-}
-
-inline ParameterCount dense_layer(const ModelShape& shape) {
+inline ParameterCount dense_layer(const MegatronShape& shape) {
   const double hidden = as_double(shape.hidden_size);
-  return {attention_parameters(shape) + feed_forward_parameters(shape, hidden, as_double(shape.ffn_hidden_size)),
+  return {attention_parameters(shape) + feed_forward(shape, hidden, as_double(shape.ffn_hidden_size)),
           2 * hidden * norm_parameters(shape), 0};
 }
 
-inline ParameterCount moe_layer(const ModelShape& shape, const Experts& experts) {
+inline ParameterCount moe_layer(const MegatronShape& shape, const MegatronExperts& experts) {
   const double hidden = as_double(shape.hidden_size), number = as_double(experts.num_experts);
   const double input = experts.latent_size ? as_double(*experts.latent_size) : hidden;
   ParameterCount count;
   count.sharded =
-      attention_parameters(shape) + feed_forward_parameters(shape, hidden, as_double(experts.shared_ffn_hidden_size));
+      attention_parameters(shape) + feed_forward(shape, hidden, as_double(experts.shared_ffn_hidden_size));
   count.replicated = 2 * hidden * norm_parameters(shape) + hidden * number + (shape.linear_bias ? number : 0);
   if (experts.latent_size) count.replicated += 2 * hidden * input;
   if (experts.shared_expert_gate && experts.shared_ffn_hidden_size > 0) count.replicated += hidden;
-  count.experts = feed_forward_parameters(shape, input, as_double(experts.ffn_hidden_size)) * number;
+  count.experts = feed_forward(shape, input, as_double(experts.ffn_hidden_size)) * number;
   return count;
 }
 
@@ -100,22 +94,22 @@ inline double in_flight(const MemoryLayout& layout, double bytes) {
 }
 
 // Token ids and the embedding's dropout, for pp microbatches.
-inline double embedding_activations(const ModelShape& shape, const MemoryLayout& layout) {
+inline double embedding_activations(const MegatronShape& shape, const MemoryLayout& layout) {
   const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
   return (8 * tokens + tokens * as_double(shape.hidden_size)) * as_double(layout.pp);
 }
 
-inline ModelParameters count_parameters(const ModelShape& shape) {
+inline ModelParameters count_parameters(const MegatronShape& shape) {
   const double hidden = as_double(shape.hidden_size);
   const ParameterCount dense = dense_layer(shape);
   ParameterCount moe;
   int64_t moe_layers = 0;
   bool mtp_is_moe = false;
-  if (shape.experts) {
-    const auto& pattern = shape.experts->layer_is_moe;
-    MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "sim", "the moe pattern names ",
+  if (shape.all_experts) {
+    const auto& pattern = shape.all_experts->layer_is_moe;
+    MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "test", "the moe pattern names ",
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
-    moe = moe_layer(shape, *shape.experts);
+    moe = moe_layer(shape, *shape.all_experts);
     moe_layers = std::count(pattern.begin(), pattern.end(), true);
     mtp_is_moe = !pattern.empty() && pattern.back();
   }
@@ -128,7 +122,7 @@ inline ModelParameters count_parameters(const ModelShape& shape) {
   return count;
 }
 
-inline double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+inline double weight_and_optimizer_bytes(const MegatronShape& shape, const MemoryLayout& layout) {
   const ModelParameters count = count_parameters(shape);
   const int num_tables = !shape.tied_embedding && layout.pp == 1 ? 2 : 1;
   const ParameterCount stage = count.block * (1 / as_double(layout.pp)) + count.mtp;
@@ -141,7 +135,7 @@ inline double weight_and_optimizer_bytes(const ModelShape& shape, const MemoryLa
 }
 
 // With sequence parallelism and selective recompute of the core attention.
-inline double activation_bytes(const ModelShape& shape, const MemoryLayout& layout) {
+inline double activation_bytes(const MegatronShape& shape, const MemoryLayout& layout) {
   const double hidden = as_double(shape.hidden_size);
   const double elements = as_double(shape.seq_length) * as_double(layout.micro_batch_size) * hidden;
   const double layer = elements * (18 + 4 * as_double(shape.ffn_hidden_size) / hidden);
@@ -151,7 +145,7 @@ inline double activation_bytes(const ModelShape& shape, const MemoryLayout& layo
 }
 
 // Without sequence parallelism, 5 % added for what the formula leaves out.
-inline double activation_bytes_without_sp(const ModelShape& shape, const MemoryLayout& layout) {
+inline double activation_bytes_without_sp(const MegatronShape& shape, const MemoryLayout& layout) {
   const double tokens = as_double(shape.seq_length) * as_double(layout.micro_batch_size);
   const double elements = tokens * as_double(shape.hidden_size), tp = as_double(layout.tp);
   const double layer = elements * (10 + 24 / tp);
@@ -161,4 +155,4 @@ inline double activation_bytes_without_sp(const ModelShape& shape, const MemoryL
   return bytes * kLeftOut;
 }
 
-}  // namespace metroplex::sim
+}  // namespace metroplex::test

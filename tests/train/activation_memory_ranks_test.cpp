@@ -51,12 +51,10 @@ struct Outcome {
 };
 
 Outcome run_stage(const config::Model& model, const Place& place, const config::Memory& memory) {
-  models::ModelContext context;
-  context.model = model;
+  models::ModelContext context(model);
   context.vocab_size = kVocab;
   context.dtype = place.dtype;
-  context.tp = place.tp;
-  context.sequence_parallel = place.sequence_parallel;
+  nn::set_tensor_parallel(context, place.tp, place.sequence_parallel);
   const auto store = nn::make_activation_store(memory);
   context.saving = nn::save_policy(memory, store);
   auto blocks = models::build_stage(context, {0, model.num_layers, true, true});

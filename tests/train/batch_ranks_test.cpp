@@ -1,6 +1,7 @@
 // From samples to the microbatch that every tensor-parallel rank holds.
 #include "train/batch.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -126,6 +127,36 @@ TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
     expect_samples(batches[0], 3, 2, false);
     expect_samples(batches[1], 5, 3, true);
   });
+}
+
+// A part of a longer sequence: the rows that are here, for the device and for the host.
+TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
+  run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
+    nn::Microbatch part = train::stack_samples(host_batch(3, 2, true), at::kDouble);
+    part.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
+    part.row_runs = {{0, 2}, {7, 3}};
+    part.full_seq_len = 10;
+    std::vector<nn::Microbatch> mine;
+    if (world.rank() == 0) mine = {train::stack_samples(host_batch(5, 3, false), at::kDouble), part};
+    const auto batches = train::broadcast_batches(mine, 2, world.groups().batch, at::kDouble);
+    ASSERT_EQ(batches.size(), 2U);
+    EXPECT_TRUE(batches[0].row_runs.empty());
+    EXPECT_FALSE(batches[0].rows.defined());
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
+      ASSERT_TRUE((batches[1].*tensor).defined()) << name;
+      EXPECT_TRUE(at::equal(batches[1].*tensor, part.*tensor)) << name;
+    }
+    ASSERT_EQ(batches[1].row_runs.size(), 2U);
+    EXPECT_EQ(batches[1].row_runs[1].first, 7);
+    EXPECT_EQ(batches[1].row_runs[1].count, 3);
+    EXPECT_EQ(batches[1].full_seq_len, 10);
+  });
+}
+
+TEST(BatchBytes, CountsEveryTensor) {
+  nn::Microbatch batch = train::stack_samples(host_batch(3, 2, true), at::kDouble);
+  batch.rows = at::arange(kLength, at::kLong);
+  EXPECT_EQ(train::batch_bytes(batch), 5 * 2 * kLength * 8 + (2 + 1) * 8 + kLength * 8);
 }
 
 TEST(BroadcastBatches, NothingIsBroadcastAsNothing) {

@@ -206,6 +206,64 @@ TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
   expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), grouped);
 }
 
+// What one rank cannot place holds every rank back until the host has heard of it, steps that were enqueued behind it
+// too; and the step that is taken again is the one that would have been: running counts, bias and load count it once.
+TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
+  for (const Grid& grid : {kGrids[1], kGrids[4]}) {
+    for (const char* form : {"",
+                             "memory: {recompute_granularity: full, recompute_method: uniform,"
+                             " recompute_num_layers: 1}\n"}) {
+      SCOPED_TRACE(words(grid) + " " + form);
+      config::Config config = on(experts(form), grid);
+      config.train.log_experts_interval = 1;
+      config = cut(config, grid.layout);
+      std::map<std::string, at::Tensor> wanted;
+      double wanted_loss = 0;
+      const auto loads = [](const train::Assembly& a) {
+        std::vector<at::Tensor> counts;
+        for (const auto& [layer, load] : a.experts->meter->layers()) counts.push_back(load.counts.clone());
+        return counts;
+      };
+      std::vector<std::vector<at::Tensor>> wanted_loads(8);
+      for (const bool overflows : {false, true}) {
+        run_cut(config, grid.layout, [&](const comm::World& world) {
+          const auto a = train::assemble(config, world, kVocab);
+          step_at(*a, 0);
+          const auto before = whole_state(*a);
+          const auto rank = static_cast<size_t>(world.rank());
+          if (overflows) {
+            if (world.rank() == 1) a->experts->step_flags[cuda::kernels::kOverflow] = 1;
+            const auto batches = batches_of(*a, 1), next = batches_of(*a, 2);
+            const train::StepInput input{batches, 2, 8, false, {}}, behind{next, 3, 16, false, {}};
+            const train::EnqueuedStep first = train::enqueue_step(*a, input),
+                                      second = train::enqueue_step(*a, behind);
+            EXPECT_EQ(a->step.read().updates, 0);
+            const train::StepOutcome outcome = train::read_outcome(*a, input, first);
+            EXPECT_TRUE(outcome.overflow && !outcome.updated);
+            EXPECT_NE(outcome.skipped.find("on 1 ranks"), std::string::npos) << outcome.skipped;
+            EXPECT_TRUE(train::read_outcome(*a, behind, second).overflow) << "nobody had lowered the flag";
+            a->families.settle();
+            expect_equal_state(whole_state(*a), before);
+          }
+          const train::StepOutcome outcome = step_at(*a, 1);
+          EXPECT_TRUE(outcome.updated && !outcome.overflow);
+          const auto state = whole_state(*a);
+          if (!overflows) {
+            wanted_loads[rank] = loads(*a);
+            if (world.rank() == 0) wanted = state, wanted_loss = outcome.loss;
+            return;
+          }
+          EXPECT_EQ(outcome.loss, wanted_loss);
+          if (world.rank() == 0) expect_equal_state(state, wanted);
+          const std::vector<at::Tensor> got = loads(*a);
+          ASSERT_EQ(got.size(), wanted_loads[rank].size());
+          for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(got[i].equal(wanted_loads[rank][i])) << i;
+        });
+      }
+    }
+  }
+}
+
 // Tokens that count: forwards of training, each once.
 TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
   for (const char* recompute : {"",
@@ -253,6 +311,8 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
                         {{{.dp = 2}, 1, 2, "allgather", "optim"}, "", 0, false},
                         {{{.dp = 4}, 2, 2, "allgather", "optim_grads_params"}, kBf16, 0, false},
                         {{{.dp = 4}, 2, 2, "alltoall", "optim_grads"}, "", 1.0, true},
+                        {{{.dp = 4}, 2, 2, "static_buffer", "optim"}, kBf16, 0, false},
+                        {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "static_buffer"}, "", 0, false},
                         {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "allgather"}, "", 0, false}};
   for (const Case& c : cases) {
     SCOPED_TRACE(words(c.grid) + " " + c.yaml + base::concat(" capacity ", c.capacity));
@@ -265,6 +325,7 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
     config.train.global_batch_size = 16;
     config.model.moe_expert_capacity_factor = c.capacity;
     config.model.moe_pad_expert_input_to_capacity = c.pads;
+    if (std::string(c.grid.dispatcher) == "static_buffer") config.model.moe_expert_rank_capacity_factor = 1.5;
     config = cut(on(config, c.grid), c.grid.layout);
     const auto ranks = static_cast<int>(c.grid.layout.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},

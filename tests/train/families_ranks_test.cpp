@@ -2,7 +2,7 @@
 // and clipped updates included; and state without gradient goes with them.
 #include "base/error.h"
 #include "support/everyday.h"
-#include "train/state.h"
+#include "train/posix_disk.h"
 #include "train/support.h"
 #include "train/toy_experts.h"
 

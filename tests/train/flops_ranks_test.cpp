@@ -1,6 +1,6 @@
-// What a recorder hears of a whole training step comes to the formula of sim/flops.h, exactly: these are sums of
-// integers. It differs where more is computed than the formula counts, by what these tests add.
-#include "sim/flops.h"
+// What a recorder hears of a whole training step comes to the formula of plan/model_flops.h, exactly: these are sums
+// of integers. It differs where more is computed than the formula counts, by what these tests add.
+#include "plan/model_flops.h"
 
 #include "train/support.h"
 
@@ -46,7 +46,7 @@ double formula(const config::Config& asked, const TestLayout& layout) {
   const config::Config config = cut(asked, layout);
   const int64_t padded =
       config::padded_vocab_size(kVocab, config.model.make_vocab_size_divisible_by, static_cast<int>(layout.tp));
-  return sim::step_flops(sim::model_shape(config, padded), {.batch_size = config.train.global_batch_size});
+  return plan::step_flops(plan::model_shape(config, padded), {.batch_size = config.train.global_batch_size});
 }
 
 // Of both products of causal attention in one forward of all layers, each over half the pairs.

@@ -1,5 +1,5 @@
 // The trace of one run drives the routers of another; what does not fit the model is refused.
-#include "train/forced_loads.h"
+#include "train/expert_loads.h"
 
 #include <fstream>
 #include <numeric>
@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "files/expert_trace.h"
 #include "support/folder.h"
-#include "train/expert_loads.h"
 #include "train/support.h"
 
 namespace metroplex::test::forced_loads_ranks_test {

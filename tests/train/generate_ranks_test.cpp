@@ -106,7 +106,7 @@ std::vector<int64_t> without_cache(train::Assembly& a, const GenerateOptions& op
     batch.tokens = at::tensor(text, at::kLong).view({1, length});
     batch.position_ids = at::arange(length, at::kLong).view({1, length});
     batch.training = false;
-    const auto outputs = a.executor->run(a.table(2, true), {batch, batch}, {}, a.border(batch)).last;
+    const auto outputs = a.executor->run({a.table(2, true), {batch, batch}, {}, a.border(batch)}).last;
     at::Tensor next = at::zeros({1}, at::kLong);
     if (a.last_stage()) next.fill_(train::sample_token(outputs.at(0)[-1][0], options, length));
     comm::broadcast(next, a.groups().pp.size() - 1, a.groups().pp);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/state.h"
+#include "train/posix_disk.h"
 #include "train/support.h"
 
 namespace metroplex::test {

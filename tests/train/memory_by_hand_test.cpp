@@ -54,7 +54,8 @@ TEST(Memory, OneRankInFp32ByHand) {
   // statistics of a norm, logsumexp), six gradients (that of the layer's output, of the sum after attention, of its
   // result, of q, k, v), the losses and a loss gradient.
   cuda::kernels::AttentionShape attention;
-  attention.samples = 2, attention.heads = attention.groups = 4, attention.dim = 16;
+  attention.samples = 2, attention.heads = attention.groups = 4;
+  attention.head_dim = attention.v_head_dim = 16;
   attention.queries = attention.keys = 16;
   const auto room = cuda::kernels::attention_backward_scratch<float>(attention, 1);  // too small for two threads
   const int64_t own = 6 * kTokens * 64 * 4 + 2 * kTokens * 4 + kTokens * 4 * 4, gradients = 6 * kTokens * 64 * 4;

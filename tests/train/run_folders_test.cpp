@@ -25,7 +25,7 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   files::PosixFileSystem disk;
   config::Config config;
   const std::string save = config.checkpoint.save = folder.at("ck");
-  const auto check = [&] { return refusal([&] { train::check_save_folder(config); }); };
+  const auto check = [&] { return refusal([&] { train::check_save_folder(config, disk); }); };
   EXPECT_EQ(check(), "accepted") << "not there yet";
   disk.make_directories(save);
   disk.replace_file(save + "/.lock", "");
@@ -78,11 +78,11 @@ TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
   EXPECT_EQ(disk.read(path + ".3"), "two");
   config::Config config;
   config.checkpoint.save = folder.at("");
-  EXPECT_NE(refusal([&] { train::check_save_folder(config); }), "accepted");
+  EXPECT_NE(refusal([&] { train::check_save_folder(config, disk); }), "accepted");
   config.train.metrics_file = path;
-  EXPECT_EQ(refusal([&] { train::check_save_folder(config); }), "accepted") << "they do not count as content";
+  EXPECT_EQ(refusal([&] { train::check_save_folder(config, disk); }), "accepted") << "they do not count as content";
   disk.replace_file(path + ".old", "");
-  EXPECT_NE(refusal([&] { train::check_save_folder(config); }).find(".old"), std::string::npos);
+  EXPECT_NE(refusal([&] { train::check_save_folder(config, disk); }).find(".old"), std::string::npos);
 }
 
 TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {

@@ -7,6 +7,7 @@
 
 #include "cuda/memory_meter.h"
 #include "train/legs.h"
+#include "train/posix_disk.h"
 
 namespace metroplex::test::save_memory_ranks_test {
 namespace {

@@ -1,6 +1,6 @@
 // A training state goes to disk and comes back: bit for bit on the same layout and on any other, and a run that goes
 // on keeps to its schedule and seed.
-#include "train/state.h"
+#include "train/posix_disk.h"
 
 #include "base/error.h"
 #include "checkpoint/directory.h"

@@ -13,6 +13,7 @@
 #include "train/legs.h"
 #include "train/run_data.h"
 #include "train/trainer.h"
+#include "train/posix_disk.h"
 
 namespace metroplex::test::state_walk_ranks_test {
 namespace {
@@ -129,7 +130,8 @@ class Runs {
     c = cut(c, layout);
     run_cut(c, layout, [&](const comm::World& world) {
       base::NullLog log;
-      train::run_training(c, world, {kVocab, kVocab - 1, nullptr}, {&log, {}, {}});
+      train::run_training(c, world, {kVocab, kVocab - 1, nullptr},
+                          {&log, std::make_shared<files::PosixFileSystem>(), {}, {}});
     });
     return read_steps(c.train.metrics_file);
   }
@@ -242,7 +244,8 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
     const auto a = train::assemble(config, world, kVocab);
     take_over(*a, weights);
     const auto schedule = train::microbatch_schedule(config, kHere.dp);
-    const train::RunData data(*a, train::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false);
+    const train::RunData data(*a, train::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false,
+                              std::make_shared<files::PosixFileSystem>());
     train::Position at = hand.start;
     at.train_order = data.train_order();
     train::BatchStream stream = data.stream(train::kTrain, at.consumed_train_samples);

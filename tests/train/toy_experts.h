@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "comm/world.h"
 #include "nn/param_init.h"
-#include "support/differentiable.h"
+#include "nn/differentiable.h"
 #include "train/assemble.h"
 
 namespace metroplex::test {
@@ -146,7 +146,7 @@ class ToyRouter final : public ToySegment {
     const at::Tensor logits = at::mm(in.tensor("h"), leaf(weight_).to(at::kDouble)).mul(10.0);
     const at::Tensor shares = at::softmax(logits + bias_.data + 0.1 * before, -1);
     if (context.batch.training && !context.is_recompute) bias_.pending.add_(shares.detach().sum(0));
-    context.terms.push_back({"balance", comm::reduce_from_group(shares.square().sum(), sp_)});
+    context.terms.push_back({"balance", reduce_from_group(shares.square().sum(), sp_)});
     nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
     out.add("h", in.tensor("h")).add("shares", shares).add(kExpertIndex, shares.detach().argmax(-1));
     return out;
@@ -182,8 +182,8 @@ class ToyExpertStack final : public ToySegment {
     buffers_ = {&load_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor tokens = comm::gather_from_sequence(in.tensor("h"), 0, group_),
-                     shares = comm::gather_from_sequence(in.tensor("shares"), 0, group_),
+    const at::Tensor tokens = gather_from_sequence(in.tensor("h"), 0, group_),
+                     shares = gather_from_sequence(in.tensor("shares"), 0, group_),
                      preferred = comm::all_gather(in.tensor(kExpertIndex), 0, group_), experts = leaf(weight_);
     const int64_t count = experts.size(0);
     at::Tensor sum = at::zeros_like(tokens);
@@ -196,7 +196,7 @@ class ToyExpertStack final : public ToySegment {
       load_.pending.add_(shares.detach().narrow(1, first_, count).sum(0));
     nn::Values out(nn::kHiddenStates, in.tensor(nn::kHiddenStates));
     out.add(kExpertIndex, in.tensor(kExpertIndex));
-    out.add("mixture", comm::reduce_scatter_to_group(sum, 0, group_));
+    out.add("mixture", reduce_scatter_to_group(sum, 0, group_));
     return out;
   }
 
@@ -238,7 +238,7 @@ class ToyHead final : public ToySegment {
     params_ = {&weight_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor whole = comm::gather_from_group(in.tensor(nn::kHiddenStates), 0, sp_);
+    const at::Tensor whole = gather_from_group(in.tensor(nn::kHiddenStates), 0, sp_);
     const at::Tensor y = at::matmul(whole, leaf(weight_)).mul(10.0).sub(0.5);
     return {nn::kLoss, (y.square() * context.batch.loss_mask.t()).sum()};
   }
@@ -265,14 +265,10 @@ inline train::StageBuilder toy_experts(const comm::World& world, at::ScalarType 
   using topology::Axis;
   return [&world, router_dtype](const models::ModelContext& model, const models::StageSlice& slice) {
     ToyContext c;
-    nn::set_tensor_parallel(c.layer, model.tp, model.sequence_parallel);
-    c.layer.dtype = model.dtype;
-    c.layer.target = model.target;
-    c.layer.seed = model.seed;
+    c.layer = model;
     c.layer.init_std = 0.05;
-    c.layer.num_layers = model.model.num_layers;
-    c.layer.deferred = model.deferred_initialization;
-    c.experts = world.make_group("etp-ep", world.grid().group_of(world.rank(), {Axis::etp, Axis::ep}));
+    c.experts = world.make_group(
+        {"etp-ep", comm::Purpose::experts, world.grid().group_of(world.rank(), {Axis::etp, Axis::ep})});
     c.edp = world.groups().edp;
     c.dp_cp = world.groups().dp_cp;
     c.at = world.coordinates();

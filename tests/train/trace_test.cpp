@@ -1,7 +1,7 @@
 // What a trace follows by itself, and what the meter finds against it.
 #include <ATen/core/grad_mode.h>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "models/registry.h"
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
@@ -25,8 +25,7 @@ class KeepsMore final : public nn::Segment {
       out = x.detach().clone();
       kept = x.detach().clone();
     }
-    return {nn::kHiddenStates,
-            comm::attach(out, {x}, [kept](const at::Tensor& dy) -> comm::Gradients { return {dy}; })};
+    return {nn::kHiddenStates, nn::attach(out, {x}, [kept](const at::Tensor& dy) -> nn::Gradients { return {dy}; })};
   }
   void collect_params(std::vector<nn::Param*>& /*params*/) override {}
 

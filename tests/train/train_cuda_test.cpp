@@ -3,8 +3,8 @@
 // there: Adam divides small gradients by their size, and their rounding with them.
 #include "cuda/memory_meter.h"
 #include "support/gpu.h"
-#include "train/held.h"
-#include "train/state.h"
+#include "train/state_tensors.h"
+#include "train/posix_disk.h"
 #include "train/support.h"
 #include "train/verify.h"
 

@@ -31,7 +31,7 @@ int64_t room_of_attention(const config::Config& config) {
   shape.samples = config.train.micro_batch_size;
   shape.heads = shape.groups = config.model.num_attention_heads;
   shape.queries = shape.keys = config.train.seq_length;
-  shape.dim = config.model.hidden_size / shape.heads;
+  shape.head_dim = shape.v_head_dim = config.model.hidden_size / shape.heads;
   const auto forward = cuda::kernels::attention_forward_scratch<T>(shape, 1),
              backward = cuda::kernels::attention_backward_scratch<T>(shape, 1);
   return std::max(forward.bytes, backward.bytes);
@@ -129,11 +129,10 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
 TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
   over_configs([](const config::Config& config, const comm::World& world) {
     cuda::MemoryMeter meter;
-    models::ModelContext context;
-    context.model = config.model;
+    models::ModelContext context(config.model);
     context.vocab_size = kVocab;
     context.dtype = train::scalar_type(config.precision.params_dtype);
-    context.deferred_initialization = true;
+    context.deferred = true;
     const auto blocks = models::build_stage(context, {0, config.model.num_layers, true, true});
     const int64_t tables = meter.bytes();  // of rotary positions: two numbers for each pair of a head's
     if (config.model.family == "gpt") { EXPECT_EQ(tables, 0); }

@@ -1,4 +1,4 @@
-// What a backend provides for one communicator, seen from one rank. Callers use collectives.h and p2p.h.
+// What a backend provides for one communicator, seen from one rank. Callers use collectives.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,12 @@ struct P2pOp {
   int channel = 0;
 };
 
+// Rows for or from the members of a group, packed in group order without gaps: `counts`, [members] int64 on the
+// device of the rows, says how many belong to each. `rows` [N, ...] may be longer than they are together.
+struct CountedRows {
+  at::Tensor rows, counts;
+};
+
 // All tensors are contiguous. Every rank of the group calls the same operations in the same order (p2p: each pair
 // for itself). Sums are taken in group order, so every rank gets the same bits.
 class GroupBackend {
@@ -42,6 +48,19 @@ class GroupBackend {
   // Rows (dim 0) of `in` are split by `in_splits` over the members, `out` receives `out_splits` rows from each.
   virtual PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                                 std::vector<int64_t> in_splits) = 0;
+  // Rows move by counts that stay on the device. Of the in.counts[j] rows for member j the first `capacity` are
+  // delivered, and of what comes to a member, in group order, as much as out.rows has room for. out.counts is filled
+  // with the numbers of rows delivered; what lies in out.rows behind them is unspecified. `overflow`, one int32 on
+  // the device, is set to 1 on a member to which rows were not delivered and on one that had more than `capacity` for
+  // another, and is never cleared; wait() does it, so exchanges that are under way together may share it. Counts are
+  // not negative and add up to the length of in.rows at most: what they say beyond is not sent, an overflow of the
+  // sender. Without an overflow, rows go home when `out` as it came is handed in as `in`. `capacity` and the shape of
+  // a row are the same on all members, lengths need not be.
+  //
+  // Unless a backend can do better: an all-to-all of `capacity` rows for each pair, beside one of the counts, which
+  // needs room for 2 x members x capacity rows while it is under way. On NVSHMEM's symmetric memory
+  // c10d::nvshmem_extension::all_to_all_vdev_2d, which sends no more than the rows, would take its place.
+  virtual PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow);
   // Issues the operations of a batch together: none waits for another one of the same batch.
   virtual PendingPtr batch_p2p(std::vector<P2pOp> ops) = 0;
   virtual void barrier() = 0;

@@ -56,6 +56,12 @@ class CountingBackend final : public GroupBackend {
     return inner_ ? inner_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits))
                   : nullptr;
   }
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
+    int64_t row = static_cast<int64_t>(in.rows.element_size());
+    for (const int64_t size : in.rows.sizes().slice(1)) row *= size;
+    traffic_->add(group_, "exchange_rows", num_bytes(in.counts) + in.counts.numel() * capacity * row);
+    return inner_ ? inner_->exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow)) : nullptr;
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     for (const P2pOp& op : ops) traffic_->add(group_, op.is_send ? "send" : "recv", num_bytes(op.tensor));
     return inner_ ? inner_->batch_p2p(std::move(ops)) : nullptr;

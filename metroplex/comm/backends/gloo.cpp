@@ -267,53 +267,50 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
 
 }  // namespace
 
-std::string group_key(const std::string& name, const std::vector<int>& ranks) {
+std::string group_key(const GroupSpec& spec) {
+  const std::vector<int>& ranks = spec.ranks;
   uint64_t hash = 14695981039346656037U;  // FNV-1a
   for (const int rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211U;
-  return base::concat(name, "/", ranks.front(), "-", ranks.back(), "/", ranks.size(), "/", hash);
+  return base::concat(to_string(spec.purpose), "/", spec.name, "/", ranks.front(), "-", ranks.back(), "/",
+                      ranks.size(), "/", hash);
 }
 
-std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
-                                                const GroupFactory& make_small) {
-  if (ranks.size() <= kTreeBase) return make_small(name, ranks);
+std::shared_ptr<GroupBackend> make_host_backend(const GroupSpec& spec, int rank, const GroupFactory& make_small) {
+  const std::vector<int>& ranks = spec.ranks;
+  if (ranks.size() <= kTreeBase) return make_small(spec);
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   return make_tree_backend(index, static_cast<int>(ranks.size()),
                            [&](const std::string& level, const std::vector<int>& indices) {
                              std::vector<int> members;
                              for (const int i : indices) members.push_back(ranks[static_cast<size_t>(i)]);
-                             return make_small(name + "/" + level, members);
+                             return make_small({spec.name + "/" + level, spec.purpose, members});
                            });
 }
 
 GlooContext::GlooContext(GlooOptions options) : state_(std::make_shared<GlooState>(std::move(options))) {}
 GlooContext::~GlooContext() = default;
 
-std::shared_ptr<GroupBackend> GlooContext::backend(const std::string& name, const std::vector<int>& ranks) {
-  if (state_->options().full_mesh) return mesh_backend(name, ranks);
-  return make_host_backend(
-      name, ranks, state_->options().rank,
-      [this](const std::string& part, const std::vector<int>& members) { return mesh_backend(part, members); });
+std::shared_ptr<GroupBackend> GlooContext::backend(const GroupSpec& spec) {
+  if (state_->options().full_mesh) return mesh_backend(spec);
+  return make_host_backend(spec, state_->options().rank,
+                           [this](const GroupSpec& part) { return mesh_backend(part); });
 }
 
-std::shared_ptr<GroupBackend> GlooContext::mesh_backend(const std::string& name, const std::vector<int>& ranks) {
+std::shared_ptr<GroupBackend> GlooContext::mesh_backend(const GroupSpec& spec) {
+  const std::vector<int>& ranks = spec.ranks;
   auto mesh = std::make_shared<Mesh>();
   mesh->state = state_;
   mesh->ranks = ranks;
   const auto found = std::find(ranks.begin(), ranks.end(), state_->options().rank);
-  MPX_ASSERT(found != ranks.end(), "rank ", state_->options().rank, " is not in group ", name);
+  MPX_ASSERT(found != ranks.end(), "rank ", state_->options().rank, " is not in group ", spec.name);
   mesh->index = static_cast<int>(found - ranks.begin());
   std::string words;
   for (const int rank : ranks) words += (words.empty() ? "" : ", ") + state_->options().describe(rank);
   if (ranks.size() > 16) words = base::concat(ranks.size(), " ranks from ", ranks.front(), " to ", ranks.back());
-  mesh->words = "group " + name + " (" + words + ")";
-  if (state_->options().full_mesh) mesh->number = state_->number_of_group(name, ranks);
-  else mesh->key = group_key(name, ranks);
+  mesh->words = "group " + spec.name + " (" + words + ")";
+  if (state_->options().full_mesh) mesh->number = state_->number_of_group(spec);
+  else mesh->key = group_key(spec);
   return std::make_shared<GlooBackend>(std::move(mesh));
-}
-
-Group GlooContext::group(const std::string& name, const std::vector<int>& ranks) {
-  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), state_->options().rank) - ranks.begin());
-  return Group(name, ranks, index, ranks.size() > 1 ? backend(name, ranks) : nullptr);
 }
 
 void GlooContext::fail(const std::exception_ptr& exception) { state_->fail(exception); }

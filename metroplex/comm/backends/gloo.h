@@ -45,12 +45,11 @@ struct GlooOptions {
 };
 
 // Short, and different for different groups.
-std::string group_key(const std::string& name, const std::vector<int>& ranks);
+std::string group_key(const GroupSpec& spec);
 
 // For tensors in host memory beside NCCL: up to kTreeBase ranks a group of their own from `make_small`, above it a
 // tree of such groups (backends/tree.h), so that a rank of 16,384 holds some tens of connections and most hold one.
-std::shared_ptr<GroupBackend> make_host_backend(const std::string& name, const std::vector<int>& ranks, int rank,
-                                                const GroupFactory& make_small);
+std::shared_ptr<GroupBackend> make_host_backend(const GroupSpec& spec, int rank, const GroupFactory& make_small);
 
 // Instead of a GlooContext with meet_first, by a rank that cannot start: the others' constructors throw `cause`.
 // Rank 0 returns when they have heard of it, or after 20 s. Throws nothing.
@@ -66,17 +65,16 @@ class GlooContext {
   GlooContext(const GlooContext&) = delete;
   GlooContext& operator=(const GlooContext&) = delete;
 
-  // Members may ask in any order and at any time; all use the same name and ranks. Groups of one name have at most
-  // one rank in common. Without the full mesh a group of more than kTreeBase ranks takes no all_to_all and no p2p.
-  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks);
-  Group group(const std::string& name, const std::vector<int>& ranks);
+  // Members may ask in any order and at any time, with the same spec. Without the full mesh a group of more than
+  // kTreeBase ranks takes no all_to_all and no p2p.
+  std::shared_ptr<GroupBackend> backend(const GroupSpec& spec);
   // Tells all other ranks that this one failed (or what it heard of another one's failure); returns when they know or
   // have had time to.
   void fail(const std::exception_ptr& exception);
   GlooState& state() { return *state_; }
 
  private:
-  std::shared_ptr<GroupBackend> mesh_backend(const std::string& name, const std::vector<int>& ranks);
+  std::shared_ptr<GroupBackend> mesh_backend(const GroupSpec& spec);
 
   std::shared_ptr<GlooState> state_;
 };

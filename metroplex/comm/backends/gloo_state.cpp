@@ -17,8 +17,8 @@ constexpr auto kHearsay = std::chrono::milliseconds(300);
 
 }  // namespace
 
-int GroupNumbers::of(const std::string& name) const {
-  const std::string key = "group/" + name;
+int GroupNumbers::of(const GroupSpec& spec) const {
+  const std::string key = base::concat("group/", to_string(spec.purpose), "/", spec.name);
   std::optional<std::string> agreed = look_up(*store_, key);
   if (!agreed) {
     const auto bytes = store_->compareSet(key, as_bytes(""), as_bytes(std::to_string(store_->add("num_groups", 1))));
@@ -106,16 +106,17 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
   }
 }
 
-int GlooState::number_of_group(const std::string& name, const std::vector<int>& ranks) {
-  for (const auto& [other, members] : numbered_) {
-    if (other != name || members == ranks) continue;
-    for (const int rank : ranks) {
-      MPX_ASSERT(rank == options_.rank || std::find(members.begin(), members.end(), rank) == members.end(),
-                 "two groups called ", name, " have ranks ", options_.rank, " and ", rank, " in common");
+int GlooState::number_of_group(const GroupSpec& spec) {
+  for (const GroupSpec& other : numbered_) {
+    if (other.name != spec.name || other.purpose != spec.purpose || other.ranks == spec.ranks) continue;
+    for (const int rank : spec.ranks) {
+      MPX_ASSERT(
+          rank == options_.rank || std::find(other.ranks.begin(), other.ranks.end(), rank) == other.ranks.end(),
+          "two groups called ", spec.name, " have ranks ", options_.rank, " and ", rank, " in common");
     }
   }
-  numbered_.emplace_back(name, ranks);
-  return GroupNumbers(store_).of(name);
+  numbered_.push_back(spec);
+  return GroupNumbers(store_).of(spec);
 }
 
 void GlooState::throw_if_aborted() {

@@ -20,14 +20,14 @@ namespace metroplex::comm {
 
 using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-// Numbers that tell groups apart whose messages share connections. The groups of one name have at most one rank in
-// common, so a name has a number, not a group: a world has about ten, whatever its size.
+// Numbers that tell groups apart whose messages share connections. The groups of one name and purpose have at most
+// one rank in common, so these have a number, not a group: a world has about twenty, whatever its size.
 class GroupNumbers {
  public:
   static constexpr int kMost = 1024;  // bits of a tag, see Mesh::tag
   explicit GroupNumbers(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
   // The same on all ranks that ask. Throws base::Error("comm") beyond kMost names.
-  int of(const std::string& name) const;
+  int of(const GroupSpec& spec) const;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
@@ -44,7 +44,7 @@ class GlooState {
   const GlooMesh& world_mesh() const { return world_mesh_; }
   // Collective over the `size` members of the group that `key` names.
   GlooMesh connect(const std::string& key, int index, int size);
-  int number_of_group(const std::string& name, const std::vector<int>& ranks);
+  int number_of_group(const GroupSpec& spec);
   // Blocks; throws PeerFailure when the world was aborted meanwhile, or when the peer is lost.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const std::string& what);
   void throw_if_aborted();
@@ -67,7 +67,7 @@ class GlooState {
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<WatchTree> watch_;
   GlooMesh world_mesh_;
-  std::vector<std::pair<std::string, std::vector<int>>> numbered_;
+  std::vector<GroupSpec> numbered_;
   std::atomic<bool> aborted_{false};
   std::mutex mutex_;
   std::condition_variable changed_;

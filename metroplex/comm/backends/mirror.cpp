@@ -28,6 +28,9 @@ class MirrorBackend final : public GroupBackend {
                         std::vector<int64_t> /*in_splits*/) override {
     return tell("all_to_all", {in}, {out});
   }
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t /*capacity*/, at::Tensor overflow) override {
+    return tell("exchange_rows", {in.rows, in.counts, overflow}, {out.rows, out.counts, overflow});
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     for (const P2pOp& op : ops) op.is_send ? tell("send", {op.tensor}, {}) : tell("recv", {}, {op.tensor});
     return nullptr;

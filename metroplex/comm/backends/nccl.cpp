@@ -156,11 +156,11 @@ class Context final : public NcclContext {
     c10::cuda::set_device(device_.index());
   }
 
-  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) override {
-    std::shared_ptr<GroupBackend> host = control_.backend(name, ranks);
-    const std::string key = group_key(name, ranks);
-    const bool two = ranks.size() == 2 && name == "pp";
-    const auto make_both = [this, key, ranks, two] {
+  std::shared_ptr<GroupBackend> backend(const GroupSpec& spec) override {
+    std::shared_ptr<GroupBackend> host = control_.backend(spec);
+    const std::string key = group_key(spec);
+    const bool two = spec.ranks.size() == 2 && spec.purpose == Purpose::pipeline;
+    const auto make_both = [this, key, ranks = spec.ranks, two] {
       return Communicators{make(key, ranks), two ? make(key + "/backward", ranks) : nullptr};
     };
     return std::make_shared<NcclBackend>(make_both, std::move(host));

@@ -1,7 +1,8 @@
 // Ranks as processes with one GPU each, over c10d's NCCL. An operation begins when the caller's current stream has
 // come to it and runs on its communicator's own stream, beside what the caller enqueues next; wait() makes the
 // caller's current stream wait for it, not the host. Tensors in host memory, and the telling of failures, go through
-// the gloo context that comes along, which needs no full mesh.
+// the gloo context that comes along, which needs no full mesh. exchange_rows is an all-to-all of equal capacity,
+// which has not been run over NCCL.
 #pragma once
 
 #include <chrono>
@@ -17,7 +18,7 @@ class NcclContext {
  public:
   virtual ~NcclContext() = default;
   // Collective over `ranks`: every member asks for its groups in the same order.
-  virtual std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks) = 0;
+  virtual std::shared_ptr<GroupBackend> backend(const GroupSpec& spec) = 0;
   // On every normal exit, after the last operation of all ranks.
   virtual void shutdown() = 0;
 };

@@ -11,14 +11,18 @@ using Tensors = std::vector<at::Tensor>;
 using Scalars = std::vector<cuda::HostScalar>;
 
 // What the latest run of an operation has under way: a replay starts it anew.
-using Flight = std::shared_ptr<PendingPtr>;
+using PendingSlot = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
  public:
-  RecordedPending(std::string group, cuda::Recorder& recorder, Flight flight, Tensors writes)
-      : group_(std::move(group)), recorder_(recorder), flight_(std::move(flight)), writes_(std::move(writes)) {}
+  RecordedPending(std::string group, cuda::Recorder& recorder, PendingSlot flight, Tensors reads, Tensors writes)
+      : group_(std::move(group)),
+        recorder_(recorder),
+        flight_(std::move(flight)),
+        reads_(std::move(reads)),
+        writes_(std::move(writes)) {}
   void wait() override {
-    cuda::Operation wait{"wait", group_, {}, writes_, {}, [flight = flight_] {
+    cuda::Operation wait{"wait", group_, reads_, writes_, {}, [flight = flight_] {
                            if (*flight) (*flight)->wait();
                            flight->reset();
                          }};
@@ -29,8 +33,8 @@ class RecordedPending final : public Pending {
  private:
   std::string group_;
   cuda::Recorder& recorder_;
-  Flight flight_;
-  Tensors writes_;
+  PendingSlot flight_;
+  Tensors reads_, writes_;
 };
 
 class RecordingBackend final : public GroupBackend {
@@ -64,6 +68,15 @@ class RecordingBackend final : public GroupBackend {
                    return b->all_to_all(x[0], x[1], out_splits, in_splits);
                  });
   }
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
+    return issue(
+        {"exchange_rows", group_, {in.rows, in.counts}, {out.rows, out.counts}, {{"capacity", capacity}}, {}},
+        {out.rows, out.counts, in.rows, in.counts, overflow},
+        [capacity, b = inner_](const Tensors& x) {
+          return b->exchange_rows({x[0], x[1]}, {x[2], x[3]}, capacity, x[4]);
+        },
+        {overflow});
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     Tensors all, reads, writes;
     Scalars scalars;
@@ -91,11 +104,13 @@ class RecordingBackend final : public GroupBackend {
   }
 
  private:
-  // `start` gets the tensors of the call.
+  // `start` gets the tensors of the call; its wait() updates `settled`.
   PendingPtr issue(cuda::Operation operation, const Tensors& tensors,
-                   const std::function<PendingPtr(const Tensors&)>& start) {
+                   const std::function<PendingPtr(const Tensors&)>& start, const Tensors& settled = {}) {
     const auto flight = std::make_shared<PendingPtr>();
-    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, operation.writes);
+    Tensors writes = operation.writes;
+    writes.insert(writes.end(), settled.begin(), settled.end());
+    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, settled, std::move(writes));
     operation.flight = flight.get();
     const auto run_over = [&](Tensors over) {
       return [flight, start, over = std::move(over)] { *flight = start(over); };
@@ -103,7 +118,7 @@ class RecordingBackend final : public GroupBackend {
     Tensors held;
     for (const at::Tensor& x : tensors) held.push_back(recorder_.held(x));
     operation.run = run_over(tensors);
-    operation.again = run_over(std::move(held));
+    operation.replay = run_over(std::move(held));
     recorder_.run(std::move(operation));
     return pending;
   }

@@ -9,10 +9,10 @@ namespace metroplex::comm {
 HubState::HubState(int world_size, HubOptions options)
     : options_(std::move(options)), left_(static_cast<size_t>(world_size)) {}
 
-std::shared_ptr<Meeting> HubState::meeting(const std::string& name, const std::vector<int>& ranks) {
+std::shared_ptr<Meeting> HubState::meeting(const GroupSpec& spec) {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<Meeting>& meeting = meetings_[{name, ranks}];
-  if (!meeting) meeting = std::make_shared<Meeting>(*this, name, ranks);
+  std::shared_ptr<Meeting>& meeting = meetings_[spec];
+  if (!meeting) meeting = std::make_shared<Meeting>(*this, spec.name, spec.ranks);
   return meeting;
 }
 
@@ -56,12 +56,18 @@ namespace {
 
 class CollectivePending final : public Pending {
  public:
-  CollectivePending(std::shared_ptr<Meeting> meeting, std::shared_ptr<Collective> op, int index, at::Tensor device)
-      : meeting_(std::move(meeting)), op_(std::move(op)), index_(index), device_(std::move(device)) {}
+  CollectivePending(std::shared_ptr<Meeting> meeting, std::shared_ptr<Collective> op, int index, at::Tensor device,
+                    at::Tensor overflow)
+      : meeting_(std::move(meeting)),
+        op_(std::move(op)),
+        index_(index),
+        device_(std::move(device)),
+        overflow_(std::move(overflow)) {}
   void wait() override {
     if (!op_) return;
     meeting_->finish(op_, index_);
     if (device_.defined()) op_->finished.block(device_);
+    if (op_->arrivals[static_cast<size_t>(index_)].overflow) *static_cast<int32_t*>(overflow_.mutable_data_ptr()) = 1;
     op_.reset();
   }
 
@@ -69,7 +75,7 @@ class CollectivePending final : public Pending {
   std::shared_ptr<Meeting> meeting_;
   std::shared_ptr<Collective> op_;
   int index_;
-  at::Tensor device_;
+  at::Tensor device_, overflow_;
 };
 
 class MessagesPending final : public Pending {
@@ -112,6 +118,11 @@ class ThreadBackend final : public GroupBackend {
     Arrival arrival{true, out, in, std::move(out_splits), std::move(in_splits), {}};
     return issue({Kind::all_to_all, ReduceOp::sum, 0}, std::move(arrival));
   }
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
+    if (!in.rows.is_cpu()) return GroupBackend::exchange_rows(std::move(out), std::move(in), capacity, overflow);
+    Arrival arrival{true, out.rows, in.rows, {}, {}, {}, out.counts, in.counts};
+    return issue({Kind::exchange_rows, ReduceOp::sum, 0, capacity}, std::move(arrival), std::move(overflow));
+  }
   void barrier() override { issue({}, Arrival{true, {}, {}, {}, {}, {}})->wait(); }
 
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
@@ -129,12 +140,13 @@ class ThreadBackend final : public GroupBackend {
   PendingPtr issue(const Agreement& agreement, const at::Tensor& out, const at::Tensor& in) {
     return issue(agreement, Arrival{true, out, in, {}, {}, {}});
   }
-  PendingPtr issue(const Agreement& agreement, Arrival arrival) {
+  PendingPtr issue(const Agreement& agreement, Arrival arrival, at::Tensor overflow = {}) {
     at::Tensor device;
     if (arrival.in.defined() && !arrival.in.is_cpu()) device = arrival.in;
     if (device.defined()) arrival.ready.record(device);
     std::shared_ptr<Collective> op = meeting_->arrive(index_, next_number_++, agreement, std::move(arrival));
-    return std::make_shared<CollectivePending>(meeting_, std::move(op), index_, std::move(device));
+    return std::make_shared<CollectivePending>(meeting_, std::move(op), index_, std::move(device),
+                                               std::move(overflow));
   }
 
   std::shared_ptr<HubState> hub_;
@@ -147,16 +159,10 @@ class ThreadBackend final : public GroupBackend {
 
 Hub::Hub(int world_size, HubOptions options) : state_(std::make_shared<HubState>(world_size, std::move(options))) {}
 
-std::shared_ptr<GroupBackend> Hub::backend(const std::string& name, const std::vector<int>& ranks, int rank) const {
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  MPX_ASSERT(found != ranks.end(), "rank ", rank, " is not in group ", name);
-  return std::make_shared<ThreadBackend>(state_, state_->meeting(name, ranks),
-                                         static_cast<int>(found - ranks.begin()));
-}
-
-Group Hub::group(const std::string& name, const std::vector<int>& ranks, int rank) const {
-  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  return Group(name, ranks, index, ranks.size() > 1 ? backend(name, ranks, rank) : nullptr);
+std::shared_ptr<GroupBackend> Hub::backend(const GroupSpec& spec, int rank) const {
+  const auto found = std::find(spec.ranks.begin(), spec.ranks.end(), rank);
+  MPX_ASSERT(found != spec.ranks.end(), "rank ", rank, " is not in group ", spec.name);
+  return std::make_shared<ThreadBackend>(state_, state_->meeting(spec), static_cast<int>(found - spec.ranks.begin()));
 }
 
 void Hub::abort(int rank, const std::string& cause) const { state_->abort(rank, cause); }

@@ -24,10 +24,8 @@ class HubState;
 class Hub {
  public:
   explicit Hub(int world_size, HubOptions options = {});
-  // The communicator of `ranks` (global, in group order) seen from `rank`. Every member asks with the same name and
-  // ranks.
-  std::shared_ptr<GroupBackend> backend(const std::string& name, const std::vector<int>& ranks, int rank) const;
-  Group group(const std::string& name, const std::vector<int>& ranks, int rank) const;
+  // The communicator of a group seen from `rank`. Every member asks with the same spec.
+  std::shared_ptr<GroupBackend> backend(const GroupSpec& spec, int rank) const;
   // The first cause counts. All waits throw PeerFailure("<rank in words> failed: <cause>") from now on.
   void abort(int rank, const std::string& cause) const;
   // This rank issues nothing any more: ranks that wait for it fail at once instead of at the timeout.

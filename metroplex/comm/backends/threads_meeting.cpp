@@ -135,6 +135,8 @@ void Meeting::finish(const std::shared_ptr<Collective>& op, int index) {
   Arrival& mine = op->arrivals[static_cast<size_t>(index)];
   mine.out.reset();
   mine.in.reset();
+  mine.out_counts.reset();
+  mine.in_counts.reset();
   if (!op->error.empty()) throw base::Error("comm", op->error);
 }
 

@@ -1,6 +1,10 @@
 // Inside of the threads backend: the hub, the meeting place of one group, and its operations.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -8,15 +12,36 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "comm/backends/backend.h"
-#include "comm/backends/stream_mark.h"
 #include "comm/backends/threads.h"
 
 namespace metroplex::comm {
+
+// A point on the current stream of a tensor's device that other streams can wait for; nothing on the host.
+
+class StreamMark {
+ public:
+  void record(const at::Tensor& tensor) {
+    if (tensor.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl device(tensor.device().type());
+    event_.emplace(tensor.device().type());
+    event_->record(device.getStream(tensor.device()));
+  }
+  // The current stream of `tensor`'s device goes on only when the mark has been passed.
+  void block(const at::Tensor& tensor) const {
+    if (!event_) return;
+    const c10::impl::VirtualGuardImpl device(tensor.device().type());
+    event_->block(device.getStream(tensor.device()));
+  }
+
+ private:
+  std::optional<c10::Event> event_;
+};
 
 class Meeting;
 
@@ -24,7 +49,7 @@ class HubState {
  public:
   HubState(int world_size, HubOptions options);
   const HubOptions& options() const { return options_; }
-  std::shared_ptr<Meeting> meeting(const std::string& name, const std::vector<int>& ranks);
+  std::shared_ptr<Meeting> meeting(const GroupSpec& spec);
   void abort(int rank, const std::string& cause);
   void leave(int rank);
   bool aborted() const { return aborted_.load(); }
@@ -40,10 +65,10 @@ class HubState {
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
   std::string cause_;
-  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Meeting>> meetings_;
+  std::map<GroupSpec, std::shared_ptr<Meeting>> meetings_;
 };
 
-enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier };
+enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, exchange_rows, barrier };
 
 // What one rank brings to a collective.
 struct Arrival {
@@ -51,6 +76,8 @@ struct Arrival {
   at::Tensor out, in;
   std::vector<int64_t> out_splits, in_splits;
   StreamMark ready;
+  at::Tensor out_counts{}, in_counts{};  // of exchange_rows
+  bool overflow = false;                 // set by the piece of the member that brought this
 };
 
 // What all must agree on, besides sizes.
@@ -58,6 +85,7 @@ struct Agreement {
   Kind kind = Kind::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;
+  int64_t capacity = 0;
   friend bool operator==(const Agreement&, const Agreement&) = default;
 };
 

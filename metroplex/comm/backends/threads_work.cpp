@@ -66,6 +66,35 @@ void all_to_all_piece(Collective& op, size_t receiver) {
   }
 }
 
+struct RowRun {
+  int64_t begin, rows;
+};
+// Of what a member brought, that for `receiver`.
+RowRun run_for(const Arrival& from, size_t receiver) {
+  const auto* counts = static_cast<const int64_t*>(from.in_counts.const_data_ptr());
+  const int64_t length = from.in.size(0);
+  const int64_t begin = std::min(std::accumulate(counts, counts + receiver, int64_t{0}), length);
+  return {begin, std::min(counts[receiver], length - begin)};
+}
+
+// Piece = the member: what comes to it, and whether it had too much for another.
+void exchange_rows_piece(Collective& op, size_t member) {
+  Arrival& mine = op.arrivals[member];
+  const int64_t capacity = op.agreement.capacity, width = row_bytes(mine.out);
+  int64_t row = 0;
+  for (size_t i = 0; i < op.arrivals.size(); ++i) {
+    const Arrival& from = op.arrivals[i];
+    const RowRun sent = run_for(from, member);
+    const int64_t rows = std::min({sent.rows, capacity, mine.out.size(0) - row});
+    copy_bytes(mutable_bytes(mine.out) + row * width, bytes(from.in) + sent.begin * width,
+               static_cast<size_t>(rows * width));
+    static_cast<int64_t*>(mine.out_counts.mutable_data_ptr())[i] = rows;
+    row += rows;
+    const int64_t asked = static_cast<const int64_t*>(mine.in_counts.const_data_ptr())[i];
+    if (rows < sent.rows || std::min(run_for(mine, i).rows, capacity) < asked) mine.overflow = true;
+  }
+}
+
 void run_on_host(Collective& op, int64_t piece) {
   const auto index = static_cast<size_t>(piece);
   switch (op.agreement.kind) {
@@ -86,6 +115,9 @@ void run_on_host(Collective& op, int64_t piece) {
     }
     case Kind::all_to_all:
       all_to_all_piece(op, index);
+      return;
+    case Kind::exchange_rows:
+      exchange_rows_piece(op, index);
       return;
     case Kind::barrier:
       return;
@@ -134,6 +166,7 @@ void run_on_device(Collective& op) {
         }
       }
       return;
+    case Kind::exchange_rows:  // never on a device: GroupBackend's
     case Kind::barrier:
       return;
   }
@@ -172,7 +205,11 @@ std::string check_sizes(const Collective& op) {
       return base::concat("member ", i, " brings ", arrival.in.scalar_type(), " on ", arrival.in.device(),
                           ", member 0 ", first.in.scalar_type(), " on ", first.in.device());
     }
-    if (op.agreement.kind == Kind::all_to_all) continue;
+    if (op.agreement.kind == Kind::exchange_rows && arrival.in.sizes().slice(1) != first.in.sizes().slice(1)) {
+      return base::concat("member ", i, " brings rows of ", arrival.in.sizes().slice(1), ", member 0 of ",
+                          first.in.sizes().slice(1));
+    }
+    if (op.agreement.kind == Kind::all_to_all || op.agreement.kind == Kind::exchange_rows) continue;
     if (arrival.in.numel() != first.in.numel()) {
       return base::concat("member ", i, " brings ", arrival.in.numel(), " elements, member 0 ", first.in.numel());
     }
@@ -199,6 +236,8 @@ std::string in_words(const Agreement& agreement) {
       return base::concat("broadcast from member ", agreement.root);
     case Kind::all_to_all:
       return "all_to_all";
+    case Kind::exchange_rows:
+      return base::concat("exchange_rows of up to ", agreement.capacity, " for each");
     case Kind::barrier:
       return "barrier";
   }

@@ -1,5 +1,5 @@
-// Accesses to memory beside all operations, as a signal handler writes them down: into room that is there before, so
-// that nothing is allocated and no lock taken. Read when the handler is gone.
+// A log of memory accesses outside of any operation, written by a signal handler: into preallocated space, without
+// allocating or taking a lock. It is read after the handler has been removed.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace metroplex::cuda {
 
-// Words of a handler; what is longer is cut off.
+// A string that a signal handler can set; longer text is truncated.
 template <size_t Room>
 class FixedText {
  public:
@@ -41,7 +41,7 @@ struct Access {
 class AccessLog {
  public:
   explicit AccessLog(size_t room = 1024) : accesses_(room) {}
-  // The next one to fill in, by one at a time; null where there is no room for more: it is counted.
+  // The next entry to fill in; one caller at a time. Null when the log is full: the access is only counted.
   Access* add() noexcept;
 
   // With the callers' names, as far as the dynamic linker knows them (of a program's own functions: their offsets in

@@ -5,13 +5,12 @@
 #include <set>
 
 #include "base/error.h"
-#include "cuda/graph/tape_buffers.h"
-#include "cuda/graph/tape_compare.h"
+#include "cuda/graph/tape_findings.h"
 
 namespace metroplex::cuda {
 
-// Captures of different graphs share memory as their replays would; the next round of captures finds it as the first
-// one did, empty.
+// Within a round of captures, different graphs share memory as their replays would; every round starts with an empty
+// pool.
 class CheckedGraphs::Pool final : public GraphPool {
  public:
   explicit Pool(std::shared_ptr<TapePool> only) : only_(std::move(only)) {}

@@ -1,6 +1,5 @@
-// Graphs to find out, on a laptop, what is wrong with a capture: each is captured again in every run instead of being
-// replayed, and what a capture shows, or differs from the one before, is a finding. Whatever is written for a
-// GraphDevice can be handed one of these.
+// Graphs that check captures on a machine without a GPU: each graph is captured again in every run instead of being
+// replayed, and what is wrong in a capture, or differs between two, becomes a finding. A drop-in for any GraphDevice.
 #pragma once
 
 #include <memory>
@@ -8,19 +7,19 @@
 #include <vector>
 
 #include "cuda/graph/guarded_arena.h"
-#include "cuda/graph/tape_calls.h"
+#include "cuda/graph/tape_findings.h"
 
 namespace metroplex::cuda {
 
 class CheckedGraphs final : public GraphDevice {
  public:
-  // compared: every capture is compared with the first of its graph (and form). guarded: they run in a closed arena
-  // (guarded_arena.h), one such device at a time, for one rank.
+  // compared: every capture is compared with the first one of its graph and form. guarded: captures run in an arena
+  // of protected pages (guarded_arena.h); one such device at a time, for one rank.
   enum class Way { compared, guarded };
   explicit CheckedGraphs(Way way);
   ~CheckedGraphs() override;
 
-  // Memory for what is there before a capture, to be guarded too; null where nothing is.
+  // The guarded pool for tensors that exist before a capture; null unless guarded.
   std::shared_ptr<TapePool> outside() const;
 
   std::shared_ptr<GraphPool> make_pool() override;
@@ -28,12 +27,11 @@ class CheckedGraphs final : public GraphDevice {
   TapeRecorder* recorder() override { return &recorder_; }
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
-  // What is captured from here on has another form, of other inputs, and is compared among itself; of what was
-  // captured before, whose inputs may go, findings tells no more.
+  // Later captures have inputs of another form and are compared among themselves. findings() no longer covers earlier
+  // ones, whose inputs may be freed.
   void next_form() { ++form_; }
-  // Of all captures of this form; how graphs share a pool is looked at in the first one. `replays`: in which order
-  // the graphs, counted as they were made, will be replayed; where it is empty, as they were captured, again and
-  // again.
+  // Of all captures of this form; sharing of pools is checked on the first one. `replays`: the order in which the
+  // graphs (by index of creation) will be replayed; empty: in the order of capture, repeatedly.
   std::vector<Finding> findings(std::vector<size_t> replays = {}) const;
   // Communication of the latest capture of each graph, one graph behind the other.
   RankCalls calls() const;

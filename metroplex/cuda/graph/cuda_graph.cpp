@@ -20,8 +20,8 @@ struct Shared {
 };
 using SharedPtr = std::shared_ptr<Shared>;
 
-// As long as it lives, the shared stream is the current one, behind what the other has got so far; the other then
-// waits for it. Backward stays on this thread.
+// During its lifetime the capture stream is the current stream, ordered after the work of the previous one; at the
+// end the previous stream waits for it. Autograd's own threads are off meanwhile, so that backward runs on this one.
 class Aside {
  public:
   explicit Aside(Shared& shared) : shared_(shared), outer_(shared.calls->current_stream()) {
@@ -35,7 +35,7 @@ class Aside {
     if (left_) return;
     try {
       leave();
-    } catch (const std::exception&) {}  // another one is on its way, which came first
+    } catch (const std::exception&) {}  // the first exception is already propagating
   }
   void leave() {
     left_ = true;
@@ -141,7 +141,7 @@ class CudaGraph final : public Graph {
  private:
   CudaGraphCalls& calls() { return *shared_->calls; }
 
-  // What CUDA says of a capture names no operator; the tape does.
+  // CUDA's errors about a capture name no operator, so ours points to the check on a tape, which does.
   template <class Step>
   void refusals(const Step& step) {
     try {

@@ -1,5 +1,5 @@
-// Graphs of a GPU: libtorch's CUDAGraph, captured on a stream of their own. What that takes of CUDA is a class of a
-// few calls, so that the order of streams, events, pools and generators is tested on any machine.
+// GPU graphs: libtorch's CUDAGraph, captured on a side stream. The calls that this needs of CUDA are behind a small
+// interface, so that the order of streams, events, pools and generators is tested on any machine.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -29,7 +29,7 @@ class CudaGraphCalls {
     // (cudaStreamCaptureModeThreadLocal).
     virtual void begin_capture(Pool pool) = 0;
     virtual void end_capture() = 0;
-    // From a capture that has begun, ended or failed; allocator and generators are out of it then.
+    // After a capture that has begun, ended or failed: takes allocator and generators out of capture mode.
     virtual void discard_capture() noexcept = 0;
     virtual void instantiate() = 0;
     virtual int64_t nodes() = 0;
@@ -42,7 +42,7 @@ class CudaGraphCalls {
   virtual c10::Stream current_stream() = 0;
   virtual c10::Stream make_stream() = 0;  // not the default one
   virtual void set_current_stream(c10::Stream stream) = 0;
-  // `then` goes on when `first` has come to where it is now.
+  // Makes `then` wait for the work that has been enqueued on `first`.
   virtual void chain(c10::Stream first, c10::Stream then) = 0;
   virtual void synchronize(c10::Stream stream) = 0;
 
@@ -56,8 +56,8 @@ class CudaGraphCalls {
 // Of the calling thread's GPU. Throws base::Error("cuda", ...) where there is none, or no CUDA in this build.
 std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls();
 
-// A graph's GraphSize::bytes are those of the GPU that
-// its instantiation took. A pool's peak counts what the capturing thread asked for, in the allocator's blocks.
+// GraphSize::bytes are the GPU memory that the instantiation took. A pool's peak counts what the capturing thread
+// asked for, in the allocator's blocks.
 std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls = make_cuda_graph_calls());
 
 }  // namespace metroplex::cuda

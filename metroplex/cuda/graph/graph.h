@@ -1,7 +1,7 @@
-// Work that is captured once and then repeated without the code that issued it. On a GPU a graph is CUDA's
-// (cuda_graph.h); on the CPU it is a tape of operations (tape.h) that runs what was recorded, on the memory where it
-// lay, so that whatever a GPU's graph would get wrong is wrong on a laptop too. What a capture may not do is the same
-// on both: docs/cuda_graphs.md.
+// Graphs: work that is captured once and replayed without the code that issued it. On a GPU a CUDA graph
+// (cuda_graph.h); on the CPU a tape (tape.h), which runs the recorded operations again on the same memory, so that
+// what would go wrong in a CUDA graph goes wrong on the CPU too. The rules of a capture are the same for both:
+// docs/cuda_graphs.md.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,9 +14,9 @@
 
 namespace metroplex::cuda {
 
-// Memory that graphs take tensors from while they are captured, and that stays theirs. What a capture frees, a later
-// allocation of the same pool may take; so graphs that share a pool replay in the order in which they were captured,
-// but for those of which nothing is read after their end except what is still held.
+// The memory from which captures allocate; it stays reserved for their replays. Memory that a capture frees may be
+// allocated again by a later capture of the same pool, so graphs that share a pool must replay in the order of their
+// capture, except where nothing of a graph is read after it but tensors that are still held.
 class GraphPool {
  public:
   struct Bytes {
@@ -43,7 +43,7 @@ class Graph {
   virtual void end() = 0;
   // Instead of end(), after an exception in between.
   virtual void abandon() noexcept = 0;
-  // Whether what is captured has also been run by then: a tape does, a GPU does not.
+  // Whether capturing also runs the work: a tape does, a CUDA graph does not.
   virtual bool runs_while_capturing() const = 0;
   virtual bool captured() const = 0;
   // Once more, on the memory of the capture. Asserts captured().
@@ -53,24 +53,24 @@ class Graph {
   virtual GraphSize size() const = 0;
 };
 
-// What makes them for one rank. Outlives its graphs.
+// Makes the pools and graphs of one rank; outlives them.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
   virtual std::shared_ptr<GraphPool> make_pool() = 0;
   virtual std::unique_ptr<Graph> make_graph(std::shared_ptr<GraphPool> pool) = 0;
-  // What has to hang at the target of everything that is captured (World::recorded); null where nothing has to.
+  // The recorder that must be at the Target of everything that is captured (World::recorded); null: none is needed.
   virtual Recorder* recorder() = 0;
-  // Runs `work` where captures run (on a GPU: another stream than the default one), and what comes behind waits for
-  // it: warm-up.
+  // Runs `work` on the stream of the captures (on a GPU not the default one), and makes later work wait for it. For
+  // warm-up.
   virtual void run_on_capture_stream(const std::function<void()>& work) = 0;
 };
 
 // On the calling thread's GPU, or on the CPU.
 std::unique_ptr<GraphDevice> make_graph_device(at::Device device);
 
-// Captures what `work` issues; as an effect `work` has been run once, on either device. After an exception the graph
-// is empty.
+// Captures `work`, and replays it once where capturing does not run it: on either device it has run once. After an
+// exception the graph is empty.
 void capture(Graph& graph, const std::function<void()>& work);
 
 }  // namespace metroplex::cuda

@@ -1,4 +1,4 @@
-// A callable over tensors that lie still: run as it is at first, then captured, then replayed.
+// A callable over static tensors: runs eagerly at first, then is captured, then replayed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

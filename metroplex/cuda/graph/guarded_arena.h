@@ -1,6 +1,7 @@
-// Memory that only recorded operations may touch. Its pages are closed to the process; an operation that touches one
-// opens it until it ends. Whoever reads or writes a tensor by its data pointer beside them is seen, which on a device
-// would be a wait, or a crash. One at a time in a process, for one rank: others' threads would be seen too.
+// Memory that only recorded operations may access. Its pages are protected; a page that an operation touches is
+// opened until the operation ends. So every access by data pointer outside of an operation is caught: on a GPU it
+// would be a hidden synchronization or a crash. One arena per process, for one rank: accesses by other threads are
+// caught too.
 #pragma once
 
 #include <array>

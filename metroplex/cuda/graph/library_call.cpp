@@ -62,7 +62,7 @@ bool written(const Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// In place, and what was there does not matter.
+// In place, and the previous values are not read.
 bool overwrites(const std::string& name) {
   static const std::vector<std::string> kNames{"aten::copy_",    "aten::zero_",      "aten::fill_",  "aten::normal_",
                                                "aten::uniform_", "aten::bernoulli_", "aten::random_"};
@@ -80,7 +80,7 @@ bool is_option(const std::string& name) {
   return name == "dtype" || name == "layout" || name == "device" || name == "pin_memory" || name == "memory_format";
 }
 
-// How the arguments of the form that writes to given memory follow from those of the call.
+// How the arguments of an operator's out variant follow from those of the call.
 struct OutForm {
   c10::OperatorHandle op;
   std::vector<int> from;  // an argument of the call, or -1 - k: result k
@@ -109,7 +109,7 @@ std::optional<std::vector<int>> mapped(const FunctionSchema& call, const Functio
   return from;
 }
 
-// All forms of all operators that write to given memory, by the operator's name.
+// The out variants of all operators, by operator name.
 const std::multimap<std::string, c10::OperatorHandle>& out_forms() {
   static const auto* forms = [] {
     auto* all = new std::multimap<std::string, c10::OperatorHandle>;
@@ -144,7 +144,7 @@ std::function<void()> called(const c10::OperatorHandle& op, std::vector<IValue> 
   };
 }
 
-// What a plain copy or fill does, does not go through a temporary.
+// Plain copies and fills are replayed without a temporary.
 std::function<void()> shortcut(const LibraryCall& call) {
   const std::string& name = call.op.schema().name();
   const auto out = [&] { return weakened(call.results.at(0)); };

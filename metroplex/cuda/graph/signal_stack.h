@@ -1,6 +1,6 @@
-// Where a thread's signal handlers run, beside its stack. Generated code may keep another address in the stack
-// pointer (oneDNN before 3.12 a workspace of the heap, in the sgemm kernels that do not copy), and what a handler
-// puts below it would be somebody's memory.
+// An alternate stack for a thread's signal handlers (sigaltstack). Generated code may use the stack pointer for other
+// addresses (the copy-free sgemm kernels of oneDNN before 3.12 for a heap workspace); a handler on such a "stack"
+// would overwrite the memory below it.
 #pragma once
 
 #include <csignal>

@@ -1,11 +1,12 @@
-// A graph of the CPU: the operations of a capture in order, to be run again on the memory where they ran, without the
-// code that issued them. What is on it: libtorch's operators below autograd, own kernels, and communication. Views
-// and allocations are not: the recorded tensors are views, of memory that is there.
+// The CPU's graph: the operations of a capture in order, to be replayed on the same memory without the code that
+// issued them. Recorded are libtorch's operators below autograd, our own kernels, and communication. Views and
+// allocations are not: the recorded tensors are views of memory that stays allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -17,9 +18,9 @@
 
 namespace metroplex::cuda {
 
-// What the host gave to an operation beside tensors: a replay gives it again. Numbers of own kernels under their
-// names; of libtorch's operators all arguments that hold no tensor, as text, under the schema's names; and
-// "constant", the value of a tensor of one element that the host wrote and no operation.
+// A host value among the arguments of an operation, which a replay repeats. Of our own kernels the numbers, by name;
+// of libtorch's operators all arguments that are not tensors, as text, by the schema's names; and "constant", the
+// value of a one-element tensor that was written by the host and by no operation.
 struct TapeScalar {
   std::string name;
   std::variant<int64_t, double, std::string> value;
@@ -27,11 +28,18 @@ struct TapeScalar {
 };
 std::string text_of(const TapeScalar& scalar);
 
+// A group whose calls are on tapes. Plain data, so that it can travel between processes.
+struct TapeGroup {
+  std::string purpose;
+  std::vector<int> ranks;  // global, in group order
+  friend auto operator<=>(const TapeGroup&, const TapeGroup&) = default;
+};
+
 struct TapeOperation {
   std::string name;   // with its overload for libtorch's ("aten::mm.out"); of the kernel or the collective
   std::string group;  // of a communication call; "wait" and what it waits for have the same
   std::string place;  // who issued it: TapeRecorder::place
-  // They do not hold their memory. What is updated in place is in both.
+  // Weak aliases, which do not keep memory alive. A tensor updated in place is in both.
   std::vector<at::Tensor> reads, writes;
   std::vector<TapeScalar> scalars;
   // Of a communication call and of its "wait", the same; null for all else. Between the two, `reads` may not be
@@ -52,7 +60,7 @@ TapeSpan span_of(const at::Tensor& x);
 // A tensor of the same form on the same memory, which it does not hold.
 at::Tensor weak_alias(const at::Tensor& x);
 
-// Memory that the tape reads or writes and that neither its pool holds nor the tape.
+// Memory that the tape reads or writes and that belongs neither to its pool nor to the tape.
 struct TapeExternal {
   TapeSpan span;  // of the storage
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;

@@ -1,4 +1,4 @@
-#include "cuda/graph/tape_buffers.h"
+#include "cuda/graph/tape_findings.h"
 
 #include <algorithm>
 #include <map>

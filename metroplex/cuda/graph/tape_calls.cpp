@@ -1,4 +1,4 @@
-#include "cuda/graph/tape_calls.h"
+#include "cuda/graph/tape_findings.h"
 
 #include <algorithm>
 #include <tuple>
@@ -26,7 +26,7 @@ void add_messages(const TapeOperation& operation, TapeCall& call) {
 
 // What members exchange may differ in rows; of a gather one member has a result.
 void add_form(const TapeOperation& operation, TapeCall& call) {
-  const bool exchanges = operation.name == "all_to_all";
+  const bool exchanges = operation.name == "all_to_all" || operation.name == "exchange_rows";
   for (const at::Tensor& x : operation.reads)
     call.form += base::concat(" ", exchanges ? c10::toString(x.scalar_type()) : form_of(x));
   for (const TapeScalar& scalar : operation.scalars) {
@@ -88,7 +88,7 @@ class Calls {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (const TapeCall& call : ranks_[rank].calls) add(static_cast<int>(rank), call);
     }
-    for (auto& [members, lists] : collectives_) compare_members(members, lists);
+    for (auto& [group, lists] : collectives_) compare_members(group.ranks, lists);
     for (auto& [key, ends] : messages_) {
       const auto& [group, from, to, channel] = key;
       find_difference(ends.sends, ends.receives, base::concat("rank ", from, " to rank ", to),
@@ -107,9 +107,9 @@ class Calls {
     const auto group = ranks_[static_cast<size_t>(rank)].groups.find(call.group);
     MPX_CHECK(group != ranks_[static_cast<size_t>(rank)].groups.end(), "cuda graph", "rank ", rank, " calls group ",
               call.group, ", whose members are not known");
-    const Members& members = group->second;
+    const Members& members = group->second.ranks;
     if (call.name != "batch_p2p") {
-      collectives_[members][rank].push_back({&call, call.name + call.form});
+      collectives_[group->second][rank].push_back({&call, call.name + call.form});
       return;
     }
     for (const TapeMessage& message : call.messages) {
@@ -156,7 +156,7 @@ class Calls {
   }
 
   const std::vector<RankCalls>& ranks_;
-  std::map<Members, std::map<int, std::vector<Ordered>>> collectives_;
+  std::map<TapeGroup, std::map<int, std::vector<Ordered>>> collectives_;
   std::map<std::tuple<std::string, int, int, int64_t>, Ends> messages_;  // group, from, to, channel
   std::vector<Finding> found_;
 };

@@ -5,9 +5,6 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "cuda/graph/tape_buffers.h"
-#include "cuda/graph/tape_compare.h"
-#include "cuda/graph/tape_flights.h"
 
 namespace metroplex::cuda {
 

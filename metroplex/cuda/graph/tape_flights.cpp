@@ -1,4 +1,4 @@
-#include "cuda/graph/tape_flights.h"
+#include "cuda/graph/tape_findings.h"
 
 #include <algorithm>
 #include <list>
@@ -25,7 +25,7 @@ bool meet(const Pieces& a, const Pieces& b) {
   });
 }
 
-struct Flight {
+struct InFlight {
   size_t start;
   Pieces reads, writes;
 };
@@ -34,17 +34,17 @@ struct Flight {
 
 std::vector<Finding> check_flights(const Tape& tape) {
   std::vector<Finding> found;
-  std::list<Flight> flights;
+  std::list<InFlight> flights;
   for (size_t i = 0; i < tape.operations.size(); ++i) {
     const TapeOperation& at = tape.operations[i];
-    const auto own = std::find_if(flights.begin(), flights.end(), [&](const Flight& flight) {
+    const auto own = std::find_if(flights.begin(), flights.end(), [&](const InFlight& flight) {
       return at.flight != nullptr && tape.operations[flight.start].flight == at.flight;
     });
     const bool waits = own != flights.end();
     if (waits) flights.erase(own);
     const Pieces reads = flights.empty() ? Pieces{} : pieces_of_all(at.reads);
     const Pieces writes = flights.empty() ? Pieces{} : pieces_of_all(at.writes);
-    for (const Flight& flight : flights) {
+    for (const InFlight& flight : flights) {
       const char* what = meet(writes, flight.reads)    ? "writes what may still be sent by"
                          : meet(writes, flight.writes) ? "writes what may still be received by"
                          : meet(reads, flight.writes)  ? "reads what may not have been received yet by"
@@ -56,7 +56,7 @@ std::vector<Finding> check_flights(const Tape& tape) {
     }
     if (at.flight != nullptr && !waits) flights.push_back({i, pieces_of_all(at.reads), pieces_of_all(at.writes)});
   }
-  for (const Flight& flight : flights)
+  for (const InFlight& flight : flights)
     found.push_back(
         finding_at(tape, flight.start, FindingKind::never_waited,
                    base::concat(describe(tape, flight.start), " is not waited for before the tape ends")));

@@ -1,5 +1,5 @@
-// Where a recording hangs in libtorch: what the calling thread calls and allocates. The one file behind this header
-// holds what libtorch has by process and by thread: a fallback of the dispatcher and the CPU's allocator.
+// How a recording intercepts libtorch: the calling thread's operator calls and allocations. tape_hooks.cpp holds the
+// state that libtorch wants per process and per thread: a dispatcher fallback and the CPU allocator.
 #pragma once
 
 #include <ATen/core/stack.h>

@@ -1,5 +1,5 @@
-// The pool of graphs on the CPU: one range of addresses, from which the same allocations in the same order get the
-// same places. Memory is taken from the system when it is first touched.
+// The graph pool of the CPU: one address range, in which the same allocations in the same order get the same
+// addresses. The system provides the memory when it is first touched.
 #pragma once
 
 #include <cstdint>

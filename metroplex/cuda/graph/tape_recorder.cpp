@@ -29,7 +29,7 @@ struct TapeRecorder::Recording {
         {{begin, begin + storage->nbytes()}, x.storage().getWeakStorageImpl(), tape.operations.size()});
   }
   int64_t allocation(const at::Tensor& x) const { return pool->allocation_at(x.storage().data()); }
-  // A number that libtorch's C++ put into a tensor beside the dispatcher, as in x * 2.
+  // A number that libtorch's C++ wraps in a tensor without calling the dispatcher, as in x * 2.
   bool host_made(const at::Tensor& x) const {
     if (!x.defined() || x.numel() != 1) return false;
     if (x.unsafeGetTensorImpl()->is_wrapped_number()) return true;
@@ -111,13 +111,14 @@ void TapeRecorder::run(Operation operation) {
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);
   if (watch_ != nullptr) watch_->before(entry);
   {
-    // A backend's own memory comes and goes with its peers: in the pool, it would shift what comes after.
+    // A backend allocates when its peers arrive, so its memory must not come from the pool: later addresses would
+    // shift.
     std::optional<TapeHooks> outside;
     if (!entry.group.empty()) outside.emplace(nullptr, nullptr);
     unseen(operation.run);
   }
   if (watch_ != nullptr) watch_->after(entry);
-  entry.run = std::move(operation.again ? operation.again : operation.run);
+  entry.run = std::move(operation.replay ? operation.replay : operation.run);
   add(std::move(entry));
 }
 

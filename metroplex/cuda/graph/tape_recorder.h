@@ -1,4 +1,5 @@
-// Makes a tape of what its thread issues: the Recorder that hangs at the target, and libtorch's calls.
+// Records a tape of what its thread issues: our own operations, as the Recorder of their Target, and libtorch's
+// calls.
 #pragma once
 
 #include <map>
@@ -38,11 +39,13 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
   const std::string& place() const { return place_; }
   void set_watch(OperationWatch* watch) { watch_ = watch; }
 
-  // Global ranks of each group that it has been told of.
-  const std::map<std::string, std::vector<int>>& groups() const { return groups_; }
+  // By name, the groups that it has been told of.
+  const std::map<std::string, TapeGroup>& groups() const { return groups_; }
 
   void run(Operation operation) override;
-  void joins(const std::string& group, const std::vector<int>& ranks) override { groups_[group] = ranks; }
+  void joins(const std::string& group, const std::string& purpose, const std::vector<int>& ranks) override {
+    groups_[group] = {purpose, ranks};
+  }
   at::Tensor held(const at::Tensor& x) override;
   void mark(std::function<void()> host) override;
 
@@ -53,7 +56,7 @@ class TapeRecorder final : public Recorder, private LibraryCalls {
 
   std::unique_ptr<Recording> recording_;
   std::string place_;
-  std::map<std::string, std::vector<int>> groups_;
+  std::map<std::string, TapeGroup> groups_;
   OperationWatch* watch_ = nullptr;
 };
 

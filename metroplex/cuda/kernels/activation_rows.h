@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "cuda/kernels/activation.h"
+#include "cuda/kernels/activation_math.h"
+#include "cuda/kernels/vector_math.h"
 
 namespace metroplex::cuda::kernels {
 
@@ -39,5 +41,22 @@ template <class Body>
 MPX_INLINE void for_chunks(int64_t width, const Body& body) {
   for (int64_t at = 0; at < width; at += kActivationChunk) body(at, std::min(kActivationChunk, width - at));
 }
+
+// For CPU kernels: the functions that activation_math.h wants, from vector_math.h.
+
+struct VectorMath {
+  template <class T>
+  static MPX_INLINE T exp(T x) {
+    return vector_exp(x);
+  }
+  template <class T>
+  static MPX_INLINE T tanh(T x) {
+    return vector_tanh(x);
+  }
+  template <class T>
+  static MPX_INLINE T erf(T x) {
+    return vector_erf(x);
+  }
+};
 
 }  // namespace metroplex::cuda::kernels

@@ -1,7 +1,5 @@
 #include "cuda/kernels/activation_rows.h"
 
-#include "cuda/kernels/vector_activation.h"
-
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
 namespace metroplex::cuda::kernels {

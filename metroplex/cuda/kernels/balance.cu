@@ -1,4 +1,4 @@
-#include "cuda/kernels/balance.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/route_math.h"
 

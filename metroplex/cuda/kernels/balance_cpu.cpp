@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/kernels/balance.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/route_math.h"
 #include "cuda/kernels/vector_math.h"
 

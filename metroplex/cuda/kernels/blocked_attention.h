@@ -1,9 +1,9 @@
-// softmax(q k^T / sqrt(d)) v over what a mask lets through, and its gradients, a block of queries by a block of keys
-// at a time: no [queries, keys] tensor exists. The mask is a function of where rows lie in the whole sequence: a
+// softmax(softmax_scale q k^T) v over what a mask lets through, and its gradients, a block of queries by a block of
+// keys at a time: no [queries, keys] tensor exists. The mask is a function of where rows lie in the whole sequence: a
 // query sees the keys that are not behind it and in its document; probabilities are dropped as DropoutShape says.
 // Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in Wide<T>, and their
 // order depends on nothing but the numbers of queries and keys: not on threads, nor on what other heads or samples
-// there are.
+// there are. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ struct CUstream_st;  // what cudaStream_t points to
 
 namespace metroplex::cuda::kernels {
 
-// [rows, samples, heads, dim], strides in elements, that of dim is 1.
+// [rows, samples, heads, head_dim or v_head_dim], strides in elements, the last one 1. Rows are queries for q, out,
+// dout and dq, keys for the others, which have `groups` heads.
 template <class T>
 struct AttentionOperand {
   T* data = nullptr;
@@ -36,7 +37,8 @@ struct AttentionRows {
 
 struct AttentionShape {
   int64_t samples = 0, heads = 0, groups = 0;  // head h reads the keys of group h / (heads / groups)
-  int64_t queries = 0, keys = 0, dim = 0;
+  int64_t queries = 0, keys = 0, head_dim = 0, v_head_dim = 0;
+  double softmax_scale = 0;
   AttentionRows query_rows, key_rows;
   const int64_t* documents = nullptr;  // [samples, whole sequence], read where the kernel runs; null: one document
   int64_t document_stride = 0;         // of a sample

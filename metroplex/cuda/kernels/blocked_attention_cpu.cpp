@@ -193,14 +193,14 @@ struct Room {
   W* scores;
   T* probabilities;  // the same memory where T is W
   W* factor;
-  // Forward: of the queries of a block. Backward: of the queries of a head.
-  W* sums;  // [queries, dim]
+  // Forward: of the queries of a block, [queries, v_head_dim]. Backward: of those of a head, [queries, head_dim].
+  W* sums;
   // Forward.
   W *largest, *total;  // [kTileQueries]
   // Backward.
   W* gradients;  // of probabilities
   T* dscores;    // the same memory where T is W
-  W *dk, *dv;    // [keys, dim]
+  W *dk, *dv;    // [keys, head_dim], [keys, v_head_dim]
 
   static Room of(const AttentionShape& s, bool backward, Pieces& pieces) {
     Room room{};
@@ -209,7 +209,7 @@ struct Room {
     room.scores = pieces.take<W>(tile);
     room.probabilities = narrow(room.scores, pieces);
     room.factor = pieces.take<W>(kTileKeys + 2 * kDrawn);
-    room.sums = pieces.take<W>((backward ? s.queries : kTileQueries) * s.dim);
+    room.sums = pieces.take<W>(backward ? s.queries * s.head_dim : kTileQueries * s.v_head_dim);
     if (!backward) {
       room.largest = pieces.take<W>(kTileQueries);
       room.total = pieces.take<W>(kTileQueries);
@@ -217,8 +217,8 @@ struct Room {
     }
     room.gradients = pieces.take<W>(tile);
     room.dscores = narrow(room.gradients, pieces);
-    room.dk = pieces.take<W>(s.keys * s.dim);
-    room.dv = pieces.take<W>(s.keys * s.dim);
+    room.dk = pieces.take<W>(s.keys * s.head_dim);
+    room.dv = pieces.take<W>(s.keys * s.v_head_dim);
     return room;
   }
   static T* narrow(W* wide, Pieces& pieces) {
@@ -250,7 +250,7 @@ template <class T>
 TileRow<T> tile_row(const AttentionShape& s, const AttentionTile& t, const Room<T>& room, int64_t i) {
   return {room.scores + i * kRow,
           t.keys,
-          static_cast<Wide<T>>(1.0 / std::sqrt(static_cast<double>(s.dim))),
+          static_cast<Wide<T>>(s.softmax_scale),
           t.hides,
           t.query_place[i],
           t.query_document[i],
@@ -297,11 +297,11 @@ template <class T>
 AttentionScratch scratch_of(const AttentionShape& s, bool backward, int64_t threads) {
   Pieces pieces(nullptr);
   Room<T>::of(s, backward, pieces);
-  const double work =
-      static_cast<double>(s.samples * s.heads * s.dim) * static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  const double work = static_cast<double>(s.samples * s.heads * (s.head_dim + s.v_head_dim)) *
+                      static_cast<double>(s.queries) * static_cast<double>(s.keys);
   const int64_t tasks = std::max(s.samples * s.heads * blocks(s.queries, kTileQueries),
                                  backward ? s.samples * s.groups * blocks(s.keys, kTileKeys) : 0);
-  return {nullptr, pieces.taken(), work < 2e5 ? 1 : std::clamp<int64_t>(tasks, 1, threads)};
+  return {nullptr, pieces.taken(), work < 4e5 ? 1 : std::clamp<int64_t>(tasks, 1, threads)};
 }
 
 template <class T>
@@ -312,14 +312,15 @@ void forward_block(const AttentionForward<T>& o, const AttentionShape& s, char* 
   const Room<T> room = Room<T>::of(s, false, pieces);
   TileCutter cutter(s);
   AttentionTile t;
-  const int64_t d = s.dim, queries = std::min(kTileQueries, s.queries - query), group = head / (s.heads / s.groups);
-  std::fill_n(room.sums, queries * d, W(0));
+  const int64_t of_v = s.v_head_dim, queries = std::min(kTileQueries, s.queries - query),
+                group = head / (s.heads / s.groups);
+  std::fill_n(room.sums, queries * of_v, W(0));
   std::fill_n(room.largest, queries, kHidden<W>);
   std::fill_n(room.total, queries, W(0));
   for (int64_t key = 0; key < s.keys; key += kTileKeys) {
     if (!cutter.cut(sample, query, key, t)) continue;
     multiply<T>({o.q.at(sample, head, t.query), o.q.row, o.k.at(sample, group, t.key), o.k.row, false, true},
-                t.queries, t.keys, d, room.scores, kRow, room.of_product);
+                t.queries, t.keys, s.head_dim, room.scores, kRow, room.of_product);
     const int64_t first = t.query - query;
     for (int64_t i = 0; i < t.queries; ++i) {
       TileRow<T> row = tile_row(s, t, room, i);
@@ -328,14 +329,14 @@ void forward_block(const AttentionForward<T>& o, const AttentionShape& s, char* 
       const W shrink = room.largest[first + i] == kHidden<W> ? W(0) : std::exp(room.largest[first + i] - base);
       room.total[first + i] = room.total[first + i] * shrink + exponentials(row, base, room.probabilities + i * kRow);
       room.largest[first + i] = most;
-      if (shrink != W(1)) scaled(room.sums + (first + i) * d, d, shrink);
+      if (shrink != W(1)) scaled(room.sums + (first + i) * of_v, of_v, shrink);
     }
-    multiply<T>({room.probabilities, kRow, o.v.at(sample, group, t.key), o.v.row, false, false, true}, t.queries, d,
-                t.keys, room.sums + first * d, d, room.of_product);
+    multiply<T>({room.probabilities, kRow, o.v.at(sample, group, t.key), o.v.row, false, false, true}, t.queries,
+                of_v, t.keys, room.sums + first * of_v, of_v, room.of_product);
   }
   for (int64_t i = 0; i < queries; ++i) {
     const W total = room.total[i], by = total == W(0) ? W(0) : W(1) / total;
-    stored(T{}, room.sums + i * d, d, by, o.out.at(sample, head, query + i));
+    stored(T{}, room.sums + i * of_v, of_v, by, o.out.at(sample, head, query + i));
     o.logsumexp[(sample * s.heads + head) * s.queries + query + i] = room.largest[i] + std::log(total);
   }
 }
@@ -347,30 +348,30 @@ template <class T>
 void backward_tile(const AttentionBackward<T>& o, const AttentionShape& s, const Room<T>& room, Makes makes,
                    int64_t sample, int64_t head, const AttentionTile& t) {
   using W = Wide<T>;
-  const int64_t d = s.dim, group = head / (s.heads / s.groups);
+  const int64_t of_qk = s.head_dim, of_v = s.v_head_dim, group = head / (s.heads / s.groups);
   const T *const q = o.q.at(sample, head, t.query), *const k = o.k.at(sample, group, t.key),
                  *const dout = o.dout.at(sample, head, t.query);
-  multiply<T>({q, o.q.row, k, o.k.row, false, true}, t.queries, t.keys, d, room.scores, kRow, room.of_product);
-  multiply<T>({dout, o.dout.row, o.v.at(sample, group, t.key), o.v.row, false, true}, t.queries, t.keys, d,
+  multiply<T>({q, o.q.row, k, o.k.row, false, true}, t.queries, t.keys, of_qk, room.scores, kRow, room.of_product);
+  multiply<T>({dout, o.dout.row, o.v.at(sample, group, t.key), o.v.row, false, true}, t.queries, t.keys, of_v,
               room.gradients, kRow, room.of_product);
   const W* const logsumexp = o.logsumexp + (sample * s.heads + head) * s.queries + t.query;
   for (int64_t i = 0; i < t.queries; ++i) {
     TileRow<T> row = tile_row(s, t, room, i);
     masked(row);
     row.factor = dropout_factors(s, t, sample, head, i, room.factor);
-    const W delta = dot(o.out.at(sample, head, t.query + i), o.dout.at(sample, head, t.query + i), d);
+    const W delta = dot(o.out.at(sample, head, t.query + i), o.dout.at(sample, head, t.query + i), of_v);
     gradients_of_scores(row, room.gradients + i * kRow, logsumexp[i] == kHidden<W> ? W(0) : logsumexp[i], delta,
                         room.probabilities + i * kRow, room.dscores + i * kRow);
   }
   if (makes != Makes::of_queries) {
-    multiply<T>({room.probabilities, kRow, dout, o.dout.row, true, false, true}, t.keys, d, t.queries,
-                room.dv + t.key * d, d, room.of_product);
-    multiply<T>({room.dscores, kRow, q, o.q.row, true, false, true}, t.keys, d, t.queries, room.dk + t.key * d, d,
-                room.of_product);
+    multiply<T>({room.probabilities, kRow, dout, o.dout.row, true, false, true}, t.keys, of_v, t.queries,
+                room.dv + t.key * of_v, of_v, room.of_product);
+    multiply<T>({room.dscores, kRow, q, o.q.row, true, false, true}, t.keys, of_qk, t.queries,
+                room.dk + t.key * of_qk, of_qk, room.of_product);
   }
   if (makes != Makes::of_keys) {
-    multiply<T>({room.dscores, kRow, k, o.k.row, false, false, true}, t.queries, d, t.keys, room.sums + t.query * d,
-                d, room.of_product);
+    multiply<T>({room.dscores, kRow, k, o.k.row, false, false, true}, t.queries, of_qk, t.keys,
+                room.sums + t.query * of_qk, of_qk, room.of_product);
   }
 }
 
@@ -387,13 +388,15 @@ void backward_blocks(const AttentionBackward<T>& o, const AttentionShape& s, cha
   const Room<T> room = Room<T>::of(s, true, pieces);
   TileCutter cutter(s);
   AttentionTile t;
-  const int64_t d = s.dim, of_keys = (keys.end - keys.begin) * d, group = heads.begin / (s.heads / s.groups);
+  const int64_t of_qk = s.head_dim, of_v = s.v_head_dim, all_keys = keys.end - keys.begin,
+                group = heads.begin / (s.heads / s.groups);
   if (makes != Makes::of_queries) {
-    std::fill_n(room.dk + keys.begin * d, of_keys, W(0));
-    std::fill_n(room.dv + keys.begin * d, of_keys, W(0));
+    std::fill_n(room.dk + keys.begin * of_qk, all_keys * of_qk, W(0));
+    std::fill_n(room.dv + keys.begin * of_v, all_keys * of_v, W(0));
   }
   for (int64_t head = heads.begin; head < heads.end; ++head) {
-    if (makes != Makes::of_keys) std::fill_n(room.sums + queries.begin * d, (queries.end - queries.begin) * d, W(0));
+    if (makes != Makes::of_keys)
+      std::fill_n(room.sums + queries.begin * of_qk, (queries.end - queries.begin) * of_qk, W(0));
     for (int64_t key = keys.begin; key < keys.end; key += kTileKeys) {
       for (int64_t query = queries.begin; query < queries.end; query += kTileQueries) {
         if (cutter.cut(sample, query, key, t)) backward_tile(o, s, room, makes, sample, head, t);
@@ -401,13 +404,13 @@ void backward_blocks(const AttentionBackward<T>& o, const AttentionShape& s, cha
     }
     if (makes == Makes::of_keys) continue;
     for (int64_t i = queries.begin; i < queries.end; ++i) {
-      stored(T{}, room.sums + i * d, d, W(1), o.dq.at(sample, head, i));
+      stored(T{}, room.sums + i * of_qk, of_qk, W(1), o.dq.at(sample, head, i));
     }
   }
   if (makes == Makes::of_queries) return;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    stored(T{}, room.dk + j * d, d, W(1), o.dk.at(sample, group, j));
-    stored(T{}, room.dv + j * d, d, W(1), o.dv.at(sample, group, j));
+    stored(T{}, room.dk + j * of_qk, of_qk, W(1), o.dk.at(sample, group, j));
+    stored(T{}, room.dv + j * of_v, of_v, W(1), o.dv.at(sample, group, j));
   }
 }
 

@@ -18,18 +18,21 @@ constexpr int kTile = 64, kDepth = 16, kPadded = kTile + 16;  // fragments begin
 __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
   if (threadIdx.x != 0 || blockIdx.x != 0) return;
   const GroupedOperand operands[] = {source.a, source.b, source.c};
-  const int64_t groups = source.groups;
+  const int64_t groups = source.groups, home = groups - source.clones;
   int64_t first = 0;
   for (int64_t e = 0; e < groups; ++e) {
     const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left,
                   rows = count > 0 ? count : 0;
     for (int64_t i = 0; i < 3; ++i) {
       const GroupedOperand& o = operands[i];
-      const int64_t at = o.group_stride != 0 ? e * o.group_stride : first * o.leading;
-      arguments[(kPointerA + i) * groups + e] = reinterpret_cast<int64_t>(o.base) + at * o.element_bytes;
+      const bool in_clones = o.group_stride != 0 && e >= home;
+      const int64_t at = o.group_stride != 0 ? (in_clones ? e - home : e) * o.group_stride : first * o.leading;
+      arguments[(kPointerA + i) * groups + e] =
+          reinterpret_cast<int64_t>(in_clones ? o.clones : o.base) + at * o.element_bytes;
       arguments[(kLeadingA + i) * groups + e] = o.leading;
     }
     arguments[kGroupRows * groups + e] = rows;
+    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.clones_add;
     first += rows;
   }
 }
@@ -64,7 +67,8 @@ __device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s
   } else if (s.op == GroupedOp::input_gradient) {
     p.n = s.in, p.k = s.out;
   } else {
-    p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = true, p.wide_c = s.wide_sum;
+    p.adds = of[kGroupAdds * groups] != 0;
+    p.m = rows > 0 || !p.adds ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.wide_c = s.wide_sum;
   }
   return p;
 }
@@ -86,8 +90,9 @@ template <class T>
 __device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, Wide<T> sum) {
   if (row >= p.m || column >= p.n) return;
   const int64_t at = row * p.ldc + column;
-  if (p.adds && p.wide_c) {
-    static_cast<Wide<T>*>(p.c)[at] += sum;
+  if (p.wide_c) {
+    Wide<T>* const to = static_cast<Wide<T>*>(p.c) + at;
+    *to = p.adds ? *to + sum : sum;
   } else {
     T* const to = static_cast<T*>(p.c) + at;
     *to = store<T>(p.adds ? load(*to) + sum : sum);
@@ -181,7 +186,7 @@ template <class T>
 void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
   const bool by_rows = s.op != GroupedOp::weight_gradient;
   const int64_t n = s.op == GroupedOp::forward ? s.out : s.in;
-  if (s.groups == 0 || n == 0 || s.rows == 0) return;
+  if (s.groups == 0 || n == 0 || (by_rows && s.rows == 0)) return;
   // Rows of a group are few as a rule: what has more goes round.
   const dim3 grid(tiles(n, INT32_MAX), tiles(by_rows ? s.rows : s.out, by_rows ? 32 : 65535),
                   static_cast<unsigned>(s.groups));

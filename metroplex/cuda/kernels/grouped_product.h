@@ -15,19 +15,24 @@ namespace metroplex::cuda::kernels {
 enum class GroupedOp {
   forward,         // c [rows, out] = a [rows, in] times b [out, in] transposed
   input_gradient,  // c [rows, in] = a [rows, out] times b [out, in]
-  weight_gradient  // c [out, in] += a [rows, out] transposed times b [rows, in]
+  weight_gradient  // c [out, in] += (or =) a [rows, out] transposed times b [rows, in]
 };
 
 // Row-major; group e begins `group_stride` elements behind group e - 1, or, where that is 0, behind its last row.
+// Where groups are a stride apart, those of clones begin at `clones` instead.
 struct GroupedOperand {
   const void* base = nullptr;
   int64_t leading = 0, group_stride = 0, element_bytes = 0;
+  const void* clones = nullptr;
 };
 
 struct GroupedSource {
   GroupedOperand a, b, c;
   int64_t groups = 0;
-  int64_t rows = 0;  // all that there is room for: counts beyond are cut
+  int64_t rows = 0;    // all that there is room for: counts beyond are cut
+  int64_t clones = 0;  // the last groups
+  // Of weight_gradient: whether c of a group is added to or written, which leaves zeros for a group without rows.
+  bool adds = true, clones_add = false;
 };
 
 // The arguments are [kGroupedFields, groups] int64.
@@ -39,6 +44,7 @@ enum GroupedField : int64_t {
   kLeadingB,
   kLeadingC,
   kGroupRows,
+  kGroupAdds,
   kGroupedFields
 };
 
@@ -46,7 +52,6 @@ struct GroupedShape {
   GroupedOp op = GroupedOp::forward;
   int64_t groups = 0, rows = 0, in = 0, out = 0;
   bool wide_sum = true;  // weight_gradient: c is in Wide<T>, not in T
-  bool adds = true;      // weight_gradient: c += ...; else c of groups that have rows is written. CPU only
 };
 
 // counts [groups].

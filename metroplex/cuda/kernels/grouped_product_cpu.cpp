@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -99,7 +100,8 @@ GroupedProblem problem_of(const int64_t* arguments, const GroupedShape& s, int64
       p.m = rows, p.n = s.in, p.k = s.out;
       break;
     case GroupedOp::weight_gradient:
-      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.adds = s.adds, p.wide_c = s.wide_sum;
+      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.wide_c = s.wide_sum;
+      p.adds = field(kGroupAdds) != 0;
       break;
   }
   return p;
@@ -111,6 +113,18 @@ struct Free {
 std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
   return std::unique_ptr<char, Free>(
       static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
+}
+
+// What is written for a group of a weight gradient that has no rows, and so no blocks.
+void write_zeros(const GroupedProblem& p, const GroupedShape& s, Number number) {
+  const bool half = number == Number::bf16 || number == Number::f16;
+  const int64_t bytes = number == Number::f64 ? 8 : half && !s.wide_sum ? 2 : 4;
+  at::parallel_for(0, s.out, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, s.in)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       std::memset(static_cast<char*>(p.c) + i * p.ldc * bytes, 0, static_cast<size_t>(s.in * bytes));
+                     }
+                   });
 }
 
 // How many there are.
@@ -193,17 +207,20 @@ const GroupedChoice& grouped_choice(bool gpu, Number number) { return *grouped_c
 
 void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments) {
   const GroupedOperand* const operands[] = {&source.a, &source.b, &source.c};
-  const int64_t groups = source.groups;
+  const int64_t groups = source.groups, home = groups - source.clones;
   int64_t first = 0;
   for (int64_t e = 0; e < groups; ++e) {
     const int64_t rows = std::max<int64_t>(0, std::min(counts[e], source.rows - first));
     for (int64_t i = 0; i < 3; ++i) {
       const GroupedOperand& o = *operands[i];
-      const int64_t at = o.group_stride != 0 ? e * o.group_stride : first * o.leading;
-      arguments[(kPointerA + i) * groups + e] = reinterpret_cast<int64_t>(o.base) + at * o.element_bytes;
+      const bool in_clones = o.group_stride != 0 && e >= home;
+      const int64_t at = o.group_stride != 0 ? (in_clones ? e - home : e) * o.group_stride : first * o.leading;
+      arguments[(kPointerA + i) * groups + e] =
+          reinterpret_cast<int64_t>(in_clones ? o.clones : o.base) + at * o.element_bytes;
       arguments[(kLeadingA + i) * groups + e] = o.leading;
     }
     arguments[kGroupRows * groups + e] = rows;
+    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.clones_add;
     first += rows;
   }
 }
@@ -213,6 +230,7 @@ void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, c
   double work = 0;
   for (int64_t e = 0; e < shape.groups; ++e) {
     const GroupedProblem p = problem_of(arguments, shape, e);
+    if (shape.op == GroupedOp::weight_gradient && p.k == 0 && !p.adds) write_zeros(p, shape, choice.number);
     groups.push_back({p});
     work += static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
   }

@@ -2,7 +2,7 @@
 // main parameter are updated, the low-precision parameter is written, in one pass over memory. Arithmetic is in
 // float, or in double where the main parameter is; what is stored in fewer bits is decoded and encoded on the way. An
 // element's result depends on nothing but its operands (and its block's, with block8), so any division into ranges
-// and threads gives the same bits, on any CPU. Pass 1, the sums over gradients, is optimizer_sums.h.
+// and threads gives the same bits, on any CPU. Pass 1, the sums over gradients, is below.
 #pragma once
 
 #include <cstdint>
@@ -76,5 +76,29 @@ void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPl
 void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place, CUstream_st* stream);
 void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream);
 void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place, CUstream_st* stream);
+
+// Pass 1 of an optimizer step: what gradient norm, overflow test and count of zeros need, in one pass over a flat
+// range. Sums are in double, in fixed blocks added in order: equal for any number of threads.
+
+struct GradientSums {
+  double sum_of_squares = 0;  // of all elements: NaN or infinite where one is
+  int64_t num_nonfinite = 0;
+  int64_t num_zeros = 0;  // padding included
+};
+
+// `grad` [n] as f64, f32, bf16 or f16.
+GradientSums gradient_sums(const void* grad, Number number, int64_t n);
+
+// The same on a GPU, enqueued on `stream`: adds to *sums, so that one result serves several ranges. All pointers are
+// of the device. The order of addition is fixed, and another than the CPU's. base::Error("cuda", ...) when nothing
+// was launched.
+struct GradientSumsPlace {
+  GradientSums* sums = nullptr;
+  GradientSums* workspace = nullptr;  // [gradient_sums_blocks(n)]
+};
+constexpr int64_t kSumsBlock = 16384;
+constexpr int64_t gradient_sums_blocks(int64_t n) { return (n + kSumsBlock - 1) / kSumsBlock; }
+void gradient_sums_cuda(const void* grad, Number number, int64_t n, const GradientSumsPlace& place,
+                        CUstream_st* stream);
 
 }  // namespace metroplex::cuda::kernels

@@ -1,5 +1,5 @@
 #include "cuda/kernels/block8_store.h"
-#include "cuda/kernels/optimizer_storage.h"
+#include "cuda/kernels/block8.h"
 
 namespace metroplex::cuda::kernels {
 namespace {

@@ -1,6 +1,6 @@
 #include <ATen/Parallel.h>
 
-#include "cuda/kernels/optimizer_storage.h"
+#include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_tile.h"
 
 namespace metroplex::cuda::kernels {

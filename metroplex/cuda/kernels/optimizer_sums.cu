@@ -1,5 +1,5 @@
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_step.h"
 
 namespace metroplex::cuda::kernels {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/kernels/optimizer_sums.h"
+#include "cuda/kernels/optimizer_step.h"
 #include "cuda/kernels/optimizer_tile.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
@@ -48,19 +48,31 @@ MPX_INLINE const float* widened(const void* grad, Number number, int64_t at, int
   return buffer;
 }
 
-// Calls work(elements, count) tile by tile.
+template <class Work>
+MPX_INLINE void each_tile(int64_t begin, int64_t end, const Work& work) {
+  for (int64_t at = begin; at < end; at += kTile) work(at, std::min(kTile, end - at));
+}
+
+// Calls work(elements, count) tile by tile, in a loop for each type: one loop for all keeps the sums out of
+// registers.
 template <class Work>
 MPX_INLINE void for_tiles(const void* grad, Number number, int64_t begin, int64_t end, const Work& work) {
-  float buffer[kTile];
-  for (int64_t at = begin; at < end; at += kTile) {
-    const int64_t n = std::min(kTile, end - at);
-    if (number == Number::f64) {
-      work(static_cast<const double*>(grad) + at, n);
-    } else if (number == Number::f32) {
-      work(static_cast<const float*>(grad) + at, n);
-    } else {
-      work(widened(grad, number, at, n, buffer), n);
-    }
+  if (number == Number::f64) {
+    each_tile(
+        begin, end, [&](int64_t at, int64_t n) __attribute__((always_inline)) {
+          work(static_cast<const double*>(grad) + at, n);
+        });
+  } else if (number == Number::f32) {
+    each_tile(
+        begin, end, [&](int64_t at, int64_t n) __attribute__((always_inline)) {
+          work(static_cast<const float*>(grad) + at, n);
+        });
+  } else {
+    float buffer[kTile];
+    each_tile(
+        begin, end, [&](int64_t at, int64_t n) __attribute__((always_inline)) {
+          work(widened(grad, number, at, n, buffer), n);
+        });
   }
 }
 

@@ -1,4 +1,4 @@
-#include "cuda/kernels/random_rows.h"
+#include "cuda/kernels/route.h"
 
 #include <ATen/Parallel.h>
 

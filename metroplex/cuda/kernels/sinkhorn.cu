@@ -1,5 +1,5 @@
 #include "cuda/kernels/reduce.h"
-#include "cuda/kernels/sinkhorn.h"
+#include "cuda/kernels/route.h"
 
 namespace metroplex::cuda::kernels {
 namespace {

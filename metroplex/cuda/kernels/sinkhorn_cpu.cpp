@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/kernels/sinkhorn.h"
+#include "cuda/kernels/route.h"
 
 #pragma GCC optimize("O3")
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "comm/autograd_node.h"
+#include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "moe/dispatcher.h"
 
@@ -15,7 +15,7 @@ namespace {
 at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
   const at::Tensor out = comm::all_gather(x.detach(), 0, group);
   if (group.size() == 1) return x;
-  return comm::attach(out, {x}, [group](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(out, {x}, [group](const at::Tensor& dy) -> nn::Gradients {
     return {comm::reduce_scatter(dy.contiguous(), 0, group)};
   });
 }
@@ -23,7 +23,7 @@ at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
 at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
   if (group.size() == 1) return x;
   const at::Tensor out = comm::reduce_scatter(x.detach(), 0, group);
-  return comm::attach(out, {x}, [group](const at::Tensor& dy) -> comm::Gradients {
+  return nn::attach(out, {x}, [group](const at::Tensor& dy) -> nn::Gradients {
     return {comm::all_gather(dy.contiguous(), 0, group)};
   });
 }
@@ -33,7 +33,7 @@ class AllGatherDispatcher final : public Dispatcher {
   using Dispatcher::Dispatcher;
 
   DispatchPlan plan(const at::Tensor& experts) const override {
-    const int64_t local = spec_.local_experts();
+    const int64_t local = spec_.local_groups();
     return {
         permutation(
             spec_.target, comm::all_gather(experts, 0, spec_.experts.experts),
@@ -59,7 +59,7 @@ class AllGatherDispatcher final : public Dispatcher {
  private:
   // That can come of `tokens` tokens a rank.
   int64_t most_rows(int64_t tokens) const {
-    const int64_t local = spec_.local_experts(), capacity = spec_.capacity(tokens);
+    const int64_t local = spec_.local_groups(), capacity = spec_.capacity(tokens);
     const int64_t of_a_rank = tokens * std::min(spec_.topk(), local);
     return spec_.experts.experts.size() * (capacity > 0 ? std::min(of_a_rank, local * capacity) : of_a_rank);
   }

@@ -47,20 +47,21 @@ class ExchangingDispatcher final : public Dispatcher {
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
     const at::Tensor came = ranks() > 1 ? way.rows.finish() : way.x,
                      probs = ranks() > 1 ? way.rows_probs.finish() : way.probs;
-    const int64_t local = spec_.local_experts();
+    const int64_t local = spec_.local_groups();
     const Permutation sorted =
         regroup(spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
                 {.capacity = padded_capacity(tokens_of(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
     return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
              sorted.counts},
-            {way.plan.permutation, sorted, ranks() > 1 ? stored(way.table) : at::Tensor()}};
+            {way.plan.permutation, sorted, std::move(way.table)}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
     const at::Tensor rows = unpermute(spec_.target, y, back.regroup);
     if (ranks() == 1) return unpermute(spec_.target, rows, back.permutation);
-    const RowTable table = loaded(back.row_table, back.permutation.rows.size(0)).turned();
-    return unpermute(spec_.target, RowsUnderWay(rows, table, spec_.experts, how_).finish(), back.permutation);
+    MPX_ASSERT(back.table.members() == ranks(), "combine without the table of its dispatch");
+    return unpermute(spec_.target, RowsUnderWay(rows, back.table.turned(), spec_.experts, how_).finish(),
+                     back.permutation);
   }
 
  private:
@@ -74,11 +75,11 @@ class ExchangingDispatcher final : public Dispatcher {
   // Every part of an expert gets its rows: a copy for each rank of etp.
   PermuteHow permute_how(const at::Tensor& experts) const {
     PermuteHow how;
-    how.num_experts = spec_.num_experts();
-    how.chunk = spec_.local_experts();
+    how.num_experts = spec_.columns();
+    how.chunk = spec_.local_groups();
     how.copies = spec_.experts.etp;
     how.capacity = padded_capacity(experts.size(0));
-    how.num_rows = how.copies * (how.capacity > 0 ? spec_.num_experts() * how.capacity : experts.numel());
+    how.num_rows = how.copies * (how.capacity > 0 ? spec_.columns() * how.capacity : experts.numel());
     return how;
   }
 
@@ -89,13 +90,13 @@ class ExchangingDispatcher final : public Dispatcher {
       if (!spec_.pads_to_capacity()) const at::Tensor as_read = at::empty_like(counts);
       return *table;
     }
-    const int64_t local = spec_.local_experts();
+    const int64_t local = spec_.local_groups();
     const at::Tensor on_host = cuda::read_on_host(spec_.target, counts);
     const int64_t* numbers = on_host.const_data_ptr<int64_t>();
     RowTable table(ranks());
     for (int from = 0; from < ranks(); ++from) {
       for (int to = 0; to < ranks(); ++to) {
-        const int64_t* begin = numbers + from * spec_.num_experts() + to / spec_.experts.etp * local;
+        const int64_t* begin = numbers + from * spec_.columns() + to / spec_.experts.etp * local;
         for (int64_t e = 0; e < local; ++e) table.at(from, to) += begin[e];
       }
     }
@@ -105,7 +106,7 @@ class ExchangingDispatcher final : public Dispatcher {
   // Where it follows from the number of tokens: with padding; and on the meta device, which has no values, where all
   // experts get the same share.
   std::optional<RowTable> table_without_counts(int64_t tokens) const {
-    if (spec_.pads_to_capacity()) return even_table(spec_.local_experts() * spec_.capacity(tokens), 0);
+    if (spec_.pads_to_capacity()) return even_table(spec_.local_groups() * spec_.capacity(tokens), 0);
     if (!spec_.target.meta) return std::nullopt;
     const int64_t assignments = tokens * spec_.topk();
     return even_table(assignments / spec_.experts.ep, assignments % spec_.experts.ep);
@@ -116,29 +117,6 @@ class ExchangingDispatcher final : public Dispatcher {
     RowTable table(ranks());
     for (int from = 0; from < ranks(); ++from) {
       for (int to = 0; to < ranks(); ++to) table.at(from, to) = rows + (to / spec_.experts.etp < rest ? 1 : 0);
-    }
-    return table;
-  }
-
-  at::Tensor stored(const RowTable& table) const {
-    const int n = ranks();
-    const at::Device place = spec_.target.gpu() && !spec_.target.meta ? at::Device(at::kCPU) : spec_.target.memory();
-    const at::Tensor out = at::empty({n, n}, at::TensorOptions().dtype(at::kLong).device(place));
-    if (spec_.target.meta) return out;
-    auto* numbers = out.mutable_data_ptr<int64_t>();
-    for (int from = 0; from < n; ++from) {
-      for (int to = 0; to < n; ++to) numbers[from * n + to] = table.at(from, to);
-    }
-    return out;
-  }
-
-  RowTable loaded(const at::Tensor& stored, int64_t tokens) const {
-    if (spec_.target.meta) return *table_without_counts(tokens);
-    const int n = ranks();
-    const int64_t* numbers = stored.const_data_ptr<int64_t>();
-    RowTable table(n);
-    for (int from = 0; from < n; ++from) {
-      for (int to = 0; to < n; ++to) table.at(from, to) = numbers[from * n + to];
     }
     return table;
   }

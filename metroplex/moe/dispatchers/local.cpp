@@ -9,8 +9,7 @@ class LocalDispatcher final : public Dispatcher {
   using Dispatcher::Dispatcher;
 
   DispatchPlan plan(const at::Tensor& experts) const override {
-    return {permutation(spec_.target, experts, {.num_experts = spec_.num_experts(), .num_rows = experts.numel()}),
-            {}};
+    return {permutation(spec_.target, experts, {.num_experts = spec_.columns(), .num_rows = experts.numel()}), {}};
   }
 
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {

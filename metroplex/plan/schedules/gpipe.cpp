@@ -1,4 +1,4 @@
-#include "plan/schedules/gpipe.h"
+#include "plan/schedules/registry.h"
 
 #include "base/error.h"
 #include "plan/table_writer.h"

@@ -1,4 +1,4 @@
-#include "plan/schedules/interleaved.h"
+#include "plan/schedules/registry.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "plan/schedules/one_f_one_b.h"
+#include "plan/schedules/registry.h"
 
 #include <algorithm>
 

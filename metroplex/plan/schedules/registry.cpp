@@ -5,10 +5,6 @@
 
 #include "base/error.h"
 #include "config/derived.h"
-#include "plan/schedules/gpipe.h"
-#include "plan/schedules/interleaved.h"
-#include "plan/schedules/none.h"
-#include "plan/schedules/one_f_one_b.h"
 
 namespace metroplex::plan {
 namespace {

@@ -219,12 +219,12 @@ class Watch {
       past = mine;
       return;
     }
-    if (past.thread == thread_) {
-      past.warp_epoch = mine.warp_epoch;
-      return;
-    }
     const uint32_t warp = thread_ / kWarp;
     const bool my_warp = past.thread < kManyOfWarp ? past.thread / kWarp == warp : past.thread == kManyOfWarp + warp;
+    if (past.thread == thread_ || (my_warp && past.warp_epoch < mine.warp_epoch)) {
+      past = mine;
+      return;
+    }
     past.thread = my_warp ? kManyOfWarp + warp : kManyOfBlock;
     past.warp_epoch = mine.warp_epoch;
   }

@@ -1,0 +1,17 @@
+#include "base/error.h"
+#include "program.h"
+
+namespace metroplex::apps {
+
+int exit_code_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const base::Error*>(&error);
+  if (!ours) return kExitInternal;
+  const std::string& room = ours->room();
+  if (room == "numerics") return kExitNumerics;
+  if (room == "internal") return kExitInternal;
+  if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
+  if (room == "comm") return kExitPeer;
+  return kExitConfig;  // config, topology, plan, models, ...: what was asked for cannot be
+}
+
+}  // namespace metroplex::apps

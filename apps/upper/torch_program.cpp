@@ -1,0 +1,40 @@
+// metroplex-torch: what `metroplex` becomes for a command with tensors.
+#include <vector>
+
+#include "apps/commands.h"
+#include "program.h"
+#include "upper/commands.h"
+#include "upper/launch.h"
+
+namespace metroplex::apps {
+namespace {
+
+struct TensorCommand {
+  const char* name;
+  RunCommand run;
+};
+
+constexpr TensorCommand kTensorCommands[] = {
+    {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify}};
+
+// The commands of the table that have a body here.
+std::vector<Command> with_bodies() {
+  std::vector<Command> found;
+  for (Command command : commands()) {
+    for (const TensorCommand& known : kTensorCommands) {
+      if (std::string(command.name) != known.name) continue;
+      command.run = known.run;
+      found.push_back(command);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Program this_program() {
+  static const std::vector<Command> commands = with_bodies();
+  return {commands, message_of, tell_ranks};
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,103 @@
+// echo_plan [repetitions]: what a plan of clones of experts takes on one core, and how good it is. Prints Markdown.
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
+#include "plan/echo.h"
+#include "plan/echo_reroute.h"
+
+namespace {
+
+using namespace metroplex;
+
+constexpr int64_t kRowsOfRank = 65536;
+
+// Rows of each source rank, by Zipf's law over experts in random order, with noise.
+std::vector<int64_t> counts_of(const plan::EchoSizes& sizes, double exponent, uint64_t seed) {
+  std::mt19937_64 draw(seed);
+  std::vector<int> place(static_cast<size_t>(sizes.experts));
+  std::iota(place.begin(), place.end(), 1);
+  std::shuffle(place.begin(), place.end(), draw);
+  double sum = 0;
+  for (const int i : place) sum += std::pow(i, -exponent);
+  std::uniform_real_distribution<double> noise(0.9, 1.1);
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < sizes.ranks; ++rank) {
+    for (const int i : place)
+      counts.push_back(
+          static_cast<int64_t>(static_cast<double>(kRowsOfRank) * std::pow(i, -exponent) / sum * noise(draw)));
+  }
+  return counts;
+}
+
+// Of this thread alone, whatever else the machine does.
+double microseconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+struct Figures {
+  std::vector<double> plans, reroutes;
+  double worst = 0;
+  int clones = 0;
+};
+
+void measure(const plan::EchoSizes& sizes, const plan::EchoOptions& options, double exponent, int repetitions,
+             Figures& f) {
+  plan::EchoWorkspace workspace;
+  plan::EchoRerouteWorkspace reroute;
+  plan::EchoPlan plan;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const std::vector<int64_t> counts = counts_of(sizes, exponent, seed);
+    std::vector<int32_t> experts;
+    for (int expert = 0; expert < sizes.experts; ++expert)
+      experts.insert(experts.end(), static_cast<size_t>(counts[static_cast<size_t>(expert)]), expert);
+    std::vector<int32_t> columns(experts.size());
+    for (int i = 0; i < repetitions; ++i) {
+      double start = microseconds();
+      plan_echo({counts.data(), sizes}, options, workspace, plan);
+      f.plans.push_back(microseconds() - start);
+      start = microseconds();
+      echo_reroute(plan, 0, experts, reroute, columns);
+      f.reroutes.push_back(microseconds() - start);
+    }
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    f.worst = std::max(f.worst, static_cast<double>(plan.max_load()) * sizes.ranks / static_cast<double>(total));
+    f.clones += plan.num_clones();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 50;
+  constexpr double kExponents[] = {0.3, 0.6, 0.9, 1.2};
+  std::printf("Zipf %.1f to %.1f, means of 4 seeds; µs on one core; %lld rows a rank are rerouted.\n\n", 0.3, 1.2,
+              static_cast<long long>(kRowsOfRank));
+  std::printf("| ranks x experts | slots | planner | plan, median | 99th | reroute | worst load / mean | clones |\n");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  for (const plan::EchoSizes sizes :
+       {plan::EchoSizes{64, 256, 1}, {64, 256, 2}, {64, 256, 4}, {256, 512, 2}, {64, 1024, 2}}) {
+    for (const auto& planner : config::kWords<config::EchoPlanner>) {
+      if (planner.value == config::EchoPlanner::binpack && sizes.slots > 1) continue;
+      plan::EchoOptions options;
+      options.planner = planner.value;
+      Figures f;
+      for (const double exponent : kExponents) measure(sizes, options, exponent, repetitions, f);
+      std::printf("| %d x %d | %d | %s | %.0f | %.0f | %.0f | %.4f | %.1f |\n", sizes.ranks, sizes.experts,
+                  sizes.slots, planner.text, quantile(f.plans, 0.5), quantile(f.plans, 0.99),
+                  quantile(f.reroutes, 0.5), f.worst, f.clones / 16.0);
+    }
+  }
+}

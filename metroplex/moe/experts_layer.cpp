@@ -1,0 +1,238 @@
+#include "moe/experts_layer.h"
+
+#include <ATen/ops/add.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "config/experts.h"
+#include "moe/values.h"
+#include "moe/load_meter.h"
+#include "moe/router.h"
+
+namespace metroplex::moe {
+namespace {
+
+// What `body` returns; adds its time to `sum`, which may be null, in replays too.
+template <class Body>
+auto timed(const cuda::Target& target, double* sum, const Body& body) {
+  using Clock = std::chrono::steady_clock;
+  if (sum == nullptr) return body();
+  const auto mark = [&](std::function<void()> host) {
+    if (target.recorder != nullptr) target.recorder->mark(std::move(host));
+    else host();
+  };
+  const auto start = std::make_shared<Clock::time_point>();
+  mark([start] { *start = Clock::now(); });
+  auto result = body();
+  mark([start, sum] { *sum += std::chrono::duration<double, std::milli>(Clock::now() - *start).count(); });
+  return result;
+}
+
+// Where this forward adds its times; null where it does not count.
+LoadMeter::Layer* meter_of(const ExpertsLayer& layer, const nn::SegmentContext& context) {
+  const bool counts = layer.context.meter && context.batch.training && !context.is_recompute;
+  return counts ? &layer.context.meter->layer(layer.spec.layer) : nullptr;
+}
+
+// All but those that only the segment before wanted.
+nn::Values without(const nn::Values& in, std::initializer_list<std::string_view> names) {
+  nn::Values out;
+  for (const nn::Values::Entry& entry : in) {
+    if (std::find(names.begin(), names.end(), entry.name) == names.end()) out.add(entry.name, entry.value);
+  }
+  return out;
+}
+
+class RouterSegment final : public nn::Segment {
+ public:
+  RouterSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model, const nn::LayerContext& context)
+      : layer_(std::move(layer)),
+        name_(layer_->spec.name + ".router"),
+        saving_(context.saving),
+        norm_(layer_->spec.norm, context),
+        router_(name_, layer_->spec.layer, model, context, layer_->context) {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+    const Routing routing = router_.forward(x.normed, context);
+    nn::Values out(nn::kHiddenStates, x.h);
+    out.add(kInput, x.normed).add(kTopExperts, routing.experts).add(kTopProbs, routing.probs);
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>& params) override {
+    norm_.collect_params(params);
+    router_.collect_params(params);
+  }
+  void collect_buffers(std::vector<nn::Buffer*>& buffers) override { router_.collect_buffers(buffers); }
+  void collect_step_counts(std::vector<at::Tensor>& counts) override { router_.collect_step_counts(counts); }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_router}; }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+  nn::SavePolicy saving_;
+  nn::Norm norm_;
+  Router router_;
+};
+
+// Where rows go, without any of them: integers of the device.
+class PlanSegment final : public nn::Segment {
+ public:
+  explicit PlanSegment(std::shared_ptr<ExpertsLayer> layer)
+      : layer_(std::move(layer)), name_(layer_->spec.name + ".dispatch_plan") {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    nn::Values out = without(in, {kTopExperts});
+    add_plan(out, timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
+                        [&] { return layer_->dispatcher->plan(in.tensor(kTopExperts)); }));
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>&) override {}
+  void collect_step_counts(std::vector<at::Tensor>& counts) override {
+    layer_->dispatcher->collect_step_counts(counts);
+  }
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_preprocess}; }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+};
+
+// The shared experts work here: before rows are sent, or while they are on their way. Where clones are sent, this is
+// a second use of the experts' weights: backward brings the gradients of clones home.
+class DispatchSegment final : public nn::Segment {
+ public:
+  DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
+      : layer_(std::move(layer)),
+        name_(layer_->spec.name + ".dispatch"),
+        overlaps_(model.moe_shared_expert_overlap) {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
+    const at::Tensor& x_sbh = in.tensor(kInput);
+    nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs}));
+    at::Tensor shared;
+    if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
+    DispatchUnderWay under_way = timed(layer_->target, ms, [&] {
+      return layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
+                                                dispatch_plan_in(in, layer_->topk));
+    });
+    if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
+    const Dispatched dispatched =
+        timed(layer_->target, ms, [&] { return layer_->dispatcher->finish_dispatch(std::move(under_way)); });
+    add_plan(out, dispatched.back);
+    if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
+    const ExpertRows& rows = dispatched.rows;
+    out.add(kRows, rows.x).add(kRowProbs, rows.probs).add(kRowCounts, rows.counts);
+    add_clones(out, dispatched.clones);
+    if (shared.defined()) out.add(kSharedOutput, shared);
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>& params) override {
+    if (layer_->context.slots > 0) layer_->experts.collect_params(params);
+    if (layer_->shared) layer_->shared->collect_params(params);
+  }
+  nn::SegmentTraits traits() const override {
+    const bool waits = layer_->dispatcher->needs_host();
+    return {.needs_host = waits, .static_shapes = !waits, .module = config::CudaGraphModule::moe};
+  }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+  bool overlaps_;
+};
+
+class ExpertsSegment final : public nn::Segment {
+ public:
+  explicit ExpertsSegment(std::shared_ptr<ExpertsLayer> layer)
+      : layer_(std::move(layer)), name_(layer_->spec.name + ".experts") {}
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
+    nn::Values out =
+        without(in, {kRows, kRowProbs, kRowCounts, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
+    out.add(kRowOutput,
+            layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)}, clones_in(in)));
+    return out;
+  }
+
+  void collect_params(std::vector<nn::Param*>& params) override { layer_->experts.collect_params(params); }
+  nn::SegmentTraits traits() const override {
+    return {.needs_host = layer_->experts.needs_host(), .module = config::CudaGraphModule::moe};
+  }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+};
+
+class CombineSegment final : public nn::Segment {
+ public:
+  CombineSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model, const nn::LayerContext& context)
+      : layer_(std::move(layer)),
+        name_(layer_->spec.name + ".combine"),
+        sp_(context.sp),
+        dropout_{context.seed, layer_->spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target} {
+  }
+  const std::string& name() const override { return name_; }
+
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    const at::Tensor& residual = in.tensor(nn::kHiddenStates);
+    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    CombinePlan back = combine_plan_in(in, layer_->topk);
+    if (const auto known = layer_->tables.extract(&context.batch)) back.table = known.mapped();
+    at::Tensor out = timed(layer_->target, meter != nullptr ? &meter->combine_ms : nullptr,
+                           [&] { return layer_->dispatcher->combine(in.tensor(kRowOutput), back); });
+    out = out.view(residual.sizes());
+    if (in.has(kSharedOutput)) out = at::add(out, in.tensor(kSharedOutput));
+    const nn::SequencePlace place = nn::sequence_place(residual, sp_);
+    return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
+  }
+
+  void collect_params(std::vector<nn::Param*>&) override {}
+  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe}; }
+
+ private:
+  std::shared_ptr<ExpertsLayer> layer_;
+  std::string name_;
+  comm::Group sp_;
+  nn::DropoutKey dropout_;
+};
+
+}  // namespace
+
+ExpertsLayer::ExpertsLayer(ExpertsLayerSpec its_spec, const config::Model& model, const nn::LayerContext& its_context,
+                           const ExpertContext& at)
+    : spec(std::move(its_spec)),
+      topk(model.moe_router_topk),
+      target(its_context.target),
+      context(at),
+      experts(spec.name + ".experts", model, its_context, at),
+      dispatcher(make_dispatcher(config::token_dispatcher(model, at.experts.size()),
+                                 {at, its_context.target, model, &experts, spec.layer})) {
+  if (model.moe_shared_expert_intermediate_size > 0)
+    shared.emplace(spec.name + ".shared_experts", model, its_context);
+}
+
+void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& layer, const config::Model& model,
+                         const nn::LayerContext& context) {
+  block.segments.push_back(std::make_unique<RouterSegment>(layer, model, context));
+  block.segments.push_back(std::make_unique<PlanSegment>(layer));
+  block.segments.push_back(std::make_unique<DispatchSegment>(layer, model));
+  block.segments.push_back(std::make_unique<ExpertsSegment>(layer));
+  block.segments.push_back(std::make_unique<CombineSegment>(layer, model, context));
+}
+
+}  // namespace metroplex::moe

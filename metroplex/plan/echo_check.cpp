@@ -1,0 +1,148 @@
+// What must hold of every plan of clones.
+#include "base/error.h"
+#include "plan/echo_parts.h"
+
+namespace metroplex::plan {
+namespace {
+
+using base::concat;
+
+class Check {
+ public:
+  Check(const EchoCounts& counts, const EchoOptions& options, const EchoPlan& plan)
+      : counts_(counts), sizes_(counts.sizes), options_(options), plan_(plan) {}
+
+  std::string problem() {
+    const size_t clones = static_cast<size_t>(sizes_.clones()), ranks = static_cast<size_t>(sizes_.ranks);
+    if (!(plan_.sizes == sizes_) || plan_.owner.size() != clones || plan_.rows.size() != clones ||
+        plan_.source_rows.size() != ranks * clones || plan_.final_loads.size() != ranks)
+      return "the plan is of other sizes";
+    sum();
+    for (const auto& part : {&Check::clones, &Check::experts, &Check::loads, &Check::of_planner}) {
+      if (const std::string problem = (this->*part)(); !problem.empty()) return problem;
+    }
+    return "";
+  }
+
+ private:
+  int32_t owner(int clone) const { return plan_.owner[static_cast<size_t>(clone)]; }
+  int64_t rows(int clone) const { return plan_.rows[static_cast<size_t>(clone)]; }
+  static int64_t& at(std::vector<int64_t>& values, int index) { return values[static_cast<size_t>(index)]; }
+
+  void sum() {
+    work_.expert_rows.assign(static_cast<size_t>(sizes_.experts), 0);
+    work_.loads.assign(static_cast<size_t>(sizes_.ranks), 0);
+    sent_ = received_ = work_.loads;
+    given_ = work_.expert_rows;
+    for (int expert = 0; expert < sizes_.experts; ++expert) {
+      for (int rank = 0; rank < sizes_.ranks; ++rank) at(work_.expert_rows, expert) += counts_.at(rank, expert);
+      at(work_.loads, sizes_.home(expert)) += at(work_.expert_rows, expert);
+      work_.total += at(work_.expert_rows, expert);
+    }
+  }
+
+  std::string clones() {
+    for (int clone = 0; clone < sizes_.clones(); ++clone) {
+      const int rank = sizes_.rank_of_clone(clone);
+      int64_t sum = 0;
+      for (int source = 0; source < sizes_.ranks; ++source) {
+        if (plan_.from(source, clone) < 0)
+          return concat("clone ", clone, " takes less than no rows of rank ", source);
+        sum += plan_.from(source, clone);
+      }
+      if (sum != rows(clone)) return concat("clone ", clone, " has ", rows(clone), " rows, sources send ", sum);
+      if (owner(clone) < -1 || owner(clone) >= sizes_.experts) return concat("clone ", clone, " of no expert");
+      if ((owner(clone) < 0) != (rows(clone) == 0)) return concat("clone ", clone, " has an owner or rows, not both");
+      if (owner(clone) < 0) continue;
+      if (sizes_.home(owner(clone)) == rank) return concat("clone ", clone, " is at its home");
+      for (int other = rank * sizes_.slots; other < clone; ++other) {
+        if (owner(other) == owner(clone)) return concat("clones ", other, " and ", clone, " of one rank are alike");
+      }
+      at(given_, owner(clone)) += rows(clone);
+      at(sent_, sizes_.home(owner(clone))) += rows(clone);
+      at(received_, rank) += rows(clone);
+    }
+    return "";
+  }
+
+  std::string experts() {
+    for (int expert = 0; expert < sizes_.experts; ++expert) {
+      if (at(given_, expert) > at(work_.expert_rows, expert))
+        return concat("expert ", expert, " gives more than it has");
+    }
+    std::vector<int64_t> taken(static_cast<size_t>(sizes_.experts));
+    for (int source = 0; source < sizes_.ranks; ++source) {
+      std::fill(taken.begin(), taken.end(), 0);
+      for (int clone = 0; clone < sizes_.clones(); ++clone) {
+        if (owner(clone) >= 0) at(taken, owner(clone)) += plan_.from(source, clone);
+      }
+      for (int expert = 0; expert < sizes_.experts; ++expert) {
+        if (at(taken, expert) > counts_.at(source, expert))
+          return concat("rank ", source, " sends clones of expert ", expert, " more than it has");
+      }
+    }
+    return "";
+  }
+
+  std::string loads() {
+    int64_t sum = 0;
+    for (int rank = 0; rank < sizes_.ranks; ++rank) {
+      const int64_t load = plan_.final_loads[static_cast<size_t>(rank)];
+      if (load != at(work_.loads, rank) - at(sent_, rank) + at(received_, rank))
+        return concat("the final load of rank ", rank, " is not ", load);
+      sum += load;
+    }
+    if (sum != work_.total) return concat(work_.total, " rows have become ", sum);
+    const int64_t before = *std::max_element(work_.loads.begin(), work_.loads.end());
+    if (plan_.max_load() > before) return concat("the largest load grew from ", before, " to ", plan_.max_load());
+    return "";
+  }
+
+  std::string of_planner() {
+    const bool upstream =
+        options_.planner == config::EchoPlanner::greedy || options_.planner == config::EchoPlanner::binpack;
+    if (upstream) return of_upstream();
+    const int64_t mean = (work_.total + sizes_.ranks - 1) / sizes_.ranks;
+    if (options_.planner == config::EchoPlanner::exact && sizes_.slots >= sizes_.home_experts() &&
+        plan_.max_load() != mean)
+      return concat("the largest load is ", plan_.max_load(), ", not the mean ", mean);
+    for (int rank = 0; rank < sizes_.ranks && options_.planner == config::EchoPlanner::capfill; ++rank) {
+      if (at(sent_, rank) > 0 && at(received_, rank) > 0) return concat("rank ", rank, " sends and receives");
+    }
+    return "";
+  }
+
+  std::string of_upstream() {
+    echo_spills({sizes_, options_, work_});
+    std::vector<int64_t> spills(static_cast<size_t>(sizes_.ranks), 0);
+    for (int expert = 0; expert < sizes_.experts; ++expert) {
+      if (at(given_, expert) > at(work_.spill, expert))
+        return concat("expert ", expert, " gives more than it spills");
+      at(spills, sizes_.home(expert)) += at(work_.spill, expert);
+    }
+    const int64_t mean = work_.total / sizes_.ranks;
+    for (int rank = 0; rank < sizes_.ranks; ++rank) {
+      if (at(received_, rank) > at(work_.spare, rank))
+        return concat("rank ", rank, " receives more than it has room");
+      if (at(spills, rank) != std::max<int64_t>(0, at(work_.loads, rank) - mean))
+        return concat("the experts of rank ", rank, " spill ", at(spills, rank));
+    }
+    return "";
+  }
+
+  const EchoCounts& counts_;
+  const EchoSizes sizes_;
+  const EchoOptions& options_;
+  const EchoPlan& plan_;
+  EchoWorkspace work_;
+  std::vector<int64_t> sent_, received_;  // [ranks]
+  std::vector<int64_t> given_;            // [experts], to clones
+};
+
+}  // namespace
+
+std::string echo_problem(const EchoCounts& counts, const EchoOptions& options, const EchoPlan& plan) {
+  return Check(counts, options, plan).problem();
+}
+
+}  // namespace metroplex::plan

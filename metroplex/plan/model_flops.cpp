@@ -1,0 +1,85 @@
+#include "plan/model_flops.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/derived.h"
+#include "config/experts.h"
+
+namespace metroplex::plan {
+
+ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) {
+  const config::Model& model = config.model;
+  MPX_CHECK(model.num_attention_heads > 0, "plan", "model.num_attention_heads ", model.num_attention_heads,
+            " must be positive");
+  const auto or_else = [](int64_t value, int64_t derived) { return value > 0 ? value : derived; };
+  ModelShape shape;
+  shape.num_layers = model.num_layers;
+  shape.hidden_size = model.hidden_size;
+  shape.num_attention_heads = model.num_attention_heads;
+  shape.num_query_groups = or_else(model.num_query_groups, model.num_attention_heads);
+  shape.kv_channels = or_else(model.kv_channels, model.hidden_size / model.num_attention_heads);
+  shape.ffn_hidden_size = config::ffn_width(model);
+  shape.padded_vocab_size = padded_vocab_size;
+  shape.seq_length = config.train.seq_length;
+  shape.gated_linear_unit = model.gated_linear_unit;
+  shape.linear_bias = model.add_bias_linear;
+  if (model.has_experts()) {
+    shape.experts = ExpertShape{.num_experts = model.num_moe_experts,
+                                .router_topk = model.moe_router_topk,
+                                .ffn_hidden_size = config::expert_ffn_width(model),
+                                .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size,
+                                .layer_is_moe = config::moe_layers(model)};
+  }
+  return shape;
+}
+
+double step_flops(const ModelShape& shape, const StepTokens& step) {
+  const auto as_double = [](int64_t value) { return static_cast<double>(value); };
+  const double hidden = as_double(shape.hidden_size), length = as_double(shape.seq_length),
+               batch = as_double(step.batch_size);
+  const double tokens = step.num_tokens.value_or(batch * length);
+  const double squares = step.squared_length_sum.value_or(batch * length * length);
+  // Multiply-adds of a forward.
+  const auto feed_forward = [&](int64_t width) {
+    return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
+  };
+  const double query = as_double(shape.kv_channels * shape.num_attention_heads);
+  const double key = as_double(shape.kv_channels * shape.num_query_groups);
+  double sum = as_double(shape.num_layers) * (tokens * (hidden * (query * 2 + 2 * key)) + squares * query);
+  const auto add_layers = [&](int64_t layers, double feed_forwards) {
+    sum += as_double(layers) * (tokens * feed_forwards);
+  };
+  int64_t moe_layers = 0;
+  if (shape.experts) {
+    const auto& pattern = shape.experts->layer_is_moe;
+    MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "plan", "the moe pattern names ",
+              pattern.size(), " layers, model.num_layers is ", shape.num_layers);
+    moe_layers = std::count(pattern.begin(), pattern.end(), true);
+  }
+  add_layers(shape.num_layers - moe_layers, feed_forward(shape.ffn_hidden_size));
+  if (moe_layers > 0) {
+    const ExpertShape& experts = *shape.experts;
+    add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +
+                               feed_forward(experts.shared_ffn_hidden_size));
+  }
+  sum += tokens * hidden * as_double(shape.padded_vocab_size);
+  constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;
+  return kForwardAndBackward * kMultiplyAdd * sum;
+}
+
+ModelShape with_all_experts(ModelShape shape) {
+  if (shape.experts) shape.experts->router_topk = shape.experts->num_experts;
+  return shape;
+}
+
+int64_t idle_parameters(const ModelShape& shape) {
+  if (!shape.experts) return 0;
+  const ExpertShape& e = *shape.experts;
+  const int64_t layers = std::count(e.layer_is_moe.begin(), e.layer_is_moe.end(), true);
+  const int64_t first = e.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
+  const int64_t biases = shape.linear_bias ? first + hidden : 0;
+  return layers * (e.num_experts - e.router_topk) * (hidden * (first + e.ffn_hidden_size) + biases);
+}
+
+}  // namespace metroplex::plan

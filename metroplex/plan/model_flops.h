@@ -1,0 +1,49 @@
+// Model FLOPs of a training step by formula, as Megatron counts them (num_floating_point_operations), and the sizes
+// of the network that they follow from. Matrix products only, two operations per multiply-add, backward twice the
+// forward, half of the score matrix (causal). TFLOP/s per GPU: flops / (iteration seconds * 1e12 * ranks).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::plan {
+
+struct ExpertShape {
+  int64_t num_experts = 0;
+  int64_t router_topk = 0;
+  int64_t ffn_hidden_size = 0;
+  int64_t shared_ffn_hidden_size = 0;   // 0: no shared expert
+  std::vector<bool> layer_is_moe = {};  // one entry a layer
+};
+
+struct ModelShape {
+  int64_t num_layers = 0, hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
+  int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
+  bool gated_linear_unit = false;
+  bool linear_bias = false;
+  std::optional<ExpertShape> experts = std::nullopt;
+};
+
+// `padded_vocab_size` as in the table (config::padded_vocab_size). Derived fields of the config are resolved here.
+ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size);
+
+struct StepTokens {
+  int64_t batch_size = 1;  // global batch, in sequences
+  // Of packed or short sequences: tokens that are not padding (else batch_size * seq_length) and the sum over
+  // documents of length^2 (else batch_size * seq_length^2).
+  std::optional<double> num_tokens = std::nullopt;
+  std::optional<double> squared_length_sum = std::nullopt;
+};
+
+// Forward and backward of one global batch.
+double step_flops(const ModelShape& shape, const StepTokens& tokens);
+
+// The same network with every token routed to all experts.
+ModelShape with_all_experts(ModelShape shape);
+// Parameters of the experts that a token is not routed to, over all layers: the active parameters are all but these.
+int64_t idle_parameters(const ModelShape& shape);
+
+}  // namespace metroplex::plan

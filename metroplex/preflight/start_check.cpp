@@ -1,0 +1,85 @@
+#include "preflight/start_check.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/folder_lock.h"
+#include "checkpoint/load.h"
+#include "comm/collectives.h"
+#include "config/validate.h"
+#include "data/build.h"
+#include "data/text_given.h"
+#include "data/token_count.h"
+#include "train/run_data.h"
+#include "train/run_folders.h"
+#include "train/same_data.h"
+#include "train/state.h"
+
+namespace metroplex::preflight {
+namespace {
+
+// Of the training samples; nothing where no data is here to look at.
+data::TrainOrder checked_data(const config::Config& config, const train::TokenizerFacts& tokenizer,
+                              int64_t world_size, files::FileSystem& disk) {
+  const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
+  for (const data::SourceTokens& source : sources) {
+    const std::string option = data::way_from_text(disk, source.prefix, config.data);
+    MPX_CHECK(option.empty(), "data", option);
+  }
+  const bool readable = std::all_of(sources.begin(), sources.end(),
+                                    [](const data::SourceTokens& source) { return source.problem.empty(); });
+  if (!readable) return {};
+  const int64_t dp = config::data_parallel_size(config.parallel, world_size);
+  const train::RunLength length = train::run_length(config, train::microbatch_schedule(config, dp));
+  const data::BuildOptions options = train::build_options(config, length, tokenizer, false);
+  data::check_splits(config.data, options, disk);
+  return data::train_order(config.data, options, disk);
+}
+
+void check_same_data(const train::DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
+  if (here.config.checkpoint.finetune || manifest.consumed_samples == 0) return;
+  const std::string other = train::data_differences(here, train::saved_data(manifest).run());
+  if (!other.empty()) train::check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
+}
+
+void check_checkpoint(const config::Config& config, const train::TokenizerFacts& tokenizer,
+                      const data::TrainOrder& order, files::FileSystem& disk) {
+  const config::Checkpoint& c = config.checkpoint;
+  if (c.load.empty()) return;
+  checkpoint::Alone alone;
+  const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
+  if (!found.reader) return train::check_fresh_start(config, found.others);
+  const files::Manifest& manifest = found.reader->manifest();
+  train::check_loadable(config, tokenizer.files.get(), manifest, found.reader->directory(), true);
+  check_same_data({config, order}, manifest, found.reader->directory());
+}
+
+}  // namespace
+
+void check_start(const config::Config& config, const train::TokenizerFacts& tokenizer, int64_t world_size,
+                 files::FileSystem& disk) {
+  train::check_save_folder(config, disk);
+  if (!config.checkpoint.save.empty()) {
+    train::check_writable(config.checkpoint.save);
+    checkpoint::check_unlocked(disk, config.checkpoint.save);
+  }
+  check_checkpoint(config, tokenizer, checked_data(config, tokenizer, world_size, disk), disk);
+}
+
+StartVerdict check_together(const Fit& mine, const comm::World& world, const std::function<std::string()>& refusal,
+                            const std::function<void(const std::string&)>& say) {
+  at::Tensor most = at::empty({2}, at::kLong);
+  most[0] = mine.fits() ? -world.size() : -world.rank();
+  most[1] = mine.need;
+  comm::all_reduce(most, world.groups().world, comm::ReduceOp::max);
+  StartVerdict verdict{most[1].item<int64_t>(), static_cast<int>(-most[0].item<int64_t>())};
+  if (verdict.misfit == world.size()) return {verdict.need, -1};
+  if (verdict.misfit == world.rank()) say(refusal());
+  comm::barrier(world.groups().world);
+  return verdict;
+}
+
+}  // namespace metroplex::preflight

@@ -1,0 +1,35 @@
+#include "train/step_errors.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "cuda/host_read.h"
+
+namespace metroplex::train {
+
+std::string overflow_of(const Assembly& a, const std::string& elsewhere) {
+  double least = 0;  // factor with which all rows would have found room
+  std::string text;
+  const config::Model& model = a.config.model;
+  for (const moe::StaticBuffers::Layer& layer : a.experts->buffers->layers) {
+    const at::Tensor wanted = cuda::read_on_host(a.world->target(), layer.wanted);
+    const auto* rows = wanted.const_data_ptr<int64_t>();
+    const auto* worst = std::max_element(rows, rows + wanted.numel());
+    if (*worst <= layer.room) continue;
+    const double factor = model.moe_expert_rank_capacity_factor * static_cast<double>(*worst) /
+                          static_cast<double>(std::max<int64_t>(layer.room, 1));
+    if (factor <= least) continue;
+    least = factor;
+    text = base::concat("layer ", layer.number, ": ", *worst, " rows for rank ", worst - rows,
+                        " of ep, which has room for ", layer.room);
+  }
+  if (text.empty()) text = "expert rows: " + elsewhere;
+  MPX_CHECK(model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", text,
+            " (model.moe_expert_rank_capacity_factor = ", model.moe_expert_rank_capacity_factor, "); raise it",
+            least > 0 ? base::concat(" to ", std::ceil(least * 100) / 100, " or more") : "",
+            ", or set model.moe_overflow_policy to redo");
+  return text;
+}
+
+}  // namespace metroplex::train

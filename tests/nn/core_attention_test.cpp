@@ -1,0 +1,266 @@
+// Core attention whose values have a head size of their own against the formula in float64; what it saves, and that a
+// recomputed core gives the same bits; blocks of keys joined, as the ranks of a ring do.
+#include "nn/core_attention.h"
+
+#include "cuda/memory_meter.h"
+#include "nn/kv_cache.h"
+#include "nn/plain_attention.h"
+#include "support/folder.h"
+
+namespace metroplex::test::core_attention_test {
+namespace {
+
+struct Heads {
+  int64_t heads, groups, d, dv;
+};
+// Smaller, larger, odd; one query head a group and several.
+constexpr Heads kHeads[] = {{4, 4, 8, 3}, {4, 2, 3, 5}, {3, 1, 5, 3}, {2, 2, 4, 16}, {6, 2, 24, 7}, {1, 1, 1, 2}};
+
+constexpr int64_t kBatch = 2;
+
+std::string name_of(const Heads& h) { return base::concat(h.heads, "/", h.groups, " heads of ", h.d, " and ", h.dv); }
+
+nn::CoreInputs inputs(const Heads& h, int64_t queries, int64_t keys, at::ScalarType dtype) {
+  return {sample({queries, kBatch, h.heads, h.d}, 5, dtype), sample({keys, kBatch, h.groups, h.d}, 6, dtype),
+          sample({keys, kBatch, h.groups, h.dv}, 7, dtype)};
+}
+at::Tensor gradient(const Heads& h, int64_t queries, at::ScalarType dtype) {
+  return sample({queries, kBatch, h.heads, h.dv}, 8, dtype);
+}
+
+nn::Microbatch batch_of(int64_t documents_of, int64_t whole) {
+  nn::Microbatch batch;
+  batch.sample_counters = nn::counters_of_samples(4, at::tensor({9, 11}, at::kLong));
+  if (documents_of > 0)
+    batch.document_ids = at::arange(whole, at::kLong).div(documents_of, "floor").expand({kBatch, whole}).contiguous();
+  return batch;
+}
+
+// Sums of some hundred terms of the size of the result; half types round probabilities, their gradients and the
+// results once each.
+double tolerance_of(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return 3 * 0x1p-8;
+  return dtype == at::kFloat ? 1e-5 : 2e-13;
+}
+
+TEST(CoreAttention, IsTheFormulaWithValuesOfAnotherHeadSize) {
+  for (const Heads& h : kHeads) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (const double dropout : {0.0, 0.3}) {
+        for (const int64_t document : {0, 5}) {
+          SCOPED_TRACE(testing::Message()
+                       << name_of(h) << " " << dtype << " dropout " << dropout << " documents of " << document);
+          const int64_t s = 21;
+          const nn::CoreInputs in = inputs(h, s, s, dtype);
+          const nn::CoreSpec spec = core_spec(in, dropout, 2);
+          const nn::Microbatch batch = batch_of(document, s);
+          const at::Tensor dy = gradient(h, s, dtype);
+          expect_attended(attended(in, {spec, {}, batch}, dy), plain_attention(in, {spec, {}, batch}, dy),
+                          tolerance_of(dtype));
+        }
+      }
+    }
+  }
+}
+
+TEST(CoreAttention, TakesTheScaleThatItIsGiven) {
+  const nn::CoreInputs in = inputs(kHeads[0], 9, 9, at::kDouble);
+  const at::Tensor dy = gradient(kHeads[0], 9, at::kDouble);
+  nn::CoreSpec spec = core_spec(in);
+  const Attended usual = attended(in, {spec, {}, {}}, dy);
+  spec.softmax_scale = 1.7;
+  const Attended got = attended(in, {spec, {}, {}}, dy);
+  expect_attended(got, plain_attention(in, {spec, {}, {}}, dy), tolerance_of(at::kDouble));
+  EXPECT_GT(largest(got.out - usual.out), 1e-3);
+}
+
+// The last queries over all keys, token by token and several at once.
+TEST(CoreAttention, ACacheHoldsKeysAndValuesOfTheirOwnSizes) {
+  const int64_t s = 11;
+  for (const Heads& h : kHeads) {
+    SCOPED_TRACE(name_of(h));
+    const nn::CoreInputs in = inputs(h, s, s, at::kDouble);
+    const nn::CoreSpec spec = core_spec(in);
+    const nn::CoreAttention core(spec, {});
+    const at::Tensor whole = plain_attention(in, {spec, {}, {}}, gradient(h, s, at::kDouble)).out;
+    nn::KvCache cache;
+    for (const int64_t n : {3, 1, 1, 4, 2}) {
+      const auto cut = [&](const at::Tensor& x) { return x.narrow(0, cache.length, n); };
+      const nn::KvCache::Layer all = cache.append(7, cut(in.k), cut(in.v));
+      EXPECT_TRUE(at::equal(all.v, in.v.narrow(0, 0, cache.length + n)));
+      const nn::CorePositions positions{{cache.length, {}, 0}, {}};
+      const at::Tensor q = cut(in.q);
+      const at::Tensor out = core.forward(q, all.k, all.v, positions, {}, nullptr).x;
+      EXPECT_EQ(out.sizes(), at::IntArrayRef({n, kBatch, h.heads * h.dv}));
+      EXPECT_LT(relative_difference(out, cut(whole).flatten(2)), tolerance_of(at::kDouble));
+      cache.length += n;
+      // Gradients of the queries at the end alone.
+      const at::Tensor dy = gradient(h, n, at::kDouble);
+      const nn::CoreInputs part{q, all.k, all.v};
+      expect_attended(attended(part, {spec, positions, {}}, dy), plain_attention(part, {spec, positions, {}}, dy),
+                      tolerance_of(at::kDouble));
+    }
+  }
+}
+
+struct Saving {
+  const char* name;
+  bool recomputes, offloads;
+};
+
+nn::SavePolicy policy_of(const Saving& saving, const std::string& folder) {
+  config::Memory memory;
+  if (saving.offloads) {
+    memory.offload_activations = "file";
+    memory.offload_directory = folder;
+  }
+  nn::SavePolicy policy = nn::save_policy(memory, nn::make_activation_store(memory));
+  if (saving.recomputes) policy.recomputed |= {nn::SavePoint::core_attn};
+  return policy;
+}
+
+TEST(CoreAttention, ARecomputedOrOffloadedCoreGivesTheBitsOfOneThatIsKept) {
+  const Folder folder;
+  const int64_t s = 40;
+  for (const Heads& h : kHeads) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      const nn::CoreSpec spec = core_spec(inputs(h, s, s, dtype), 0.3, 2);
+      const nn::Microbatch batch = batch_of(7, s);
+      const at::Tensor dy = gradient(h, s, dtype).flatten(2);
+      const auto run = [&](const Saving& saving) {
+        const nn::SavePolicy policy = policy_of(saving, folder.path());
+        const nn::CoreAttention core(spec, policy);
+        nn::CoreSaved saved;
+        nn::SavedSet moved;
+        at::Tensor out;
+        {
+          const nn::CoreInputs in = inputs(h, s, s, dtype);
+          if (policy.store) policy.store->begin();
+          const nn::Input result = core.forward(in.q, in.k, in.v, {}, batch, &saved);
+          if (policy.store) moved = policy.store->end();
+          EXPECT_EQ(result.recomputed.defined(), saving.recomputes);
+          if (result.recomputed.defined()) { EXPECT_TRUE(at::equal(result.recomputed.get(), result.x)); }
+          out = result.x;
+        }
+        const nn::CoreInputs d = core.backward(dy, saved);
+        return Attended{out, d.q, d.k, d.v};
+      };
+      const Attended kept = run({"kept", false, false});
+      for (const Saving& saving : {Saving{"recomputed", true, false}, Saving{"offloaded", false, true},
+                                   Saving{"recomputed and offloaded", true, true}}) {
+        SCOPED_TRACE(testing::Message() << name_of(h) << " " << dtype << " " << saving.name);
+        const Attended got = run(saving);
+        EXPECT_TRUE(at::equal(got.out, kept.out));
+        EXPECT_TRUE(at::equal(got.dq, kept.dq));
+        EXPECT_TRUE(at::equal(got.dk, kept.dk));
+        EXPECT_TRUE(at::equal(got.dv, kept.dv));
+      }
+    }
+  }
+}
+
+// Bytes between forward and backward, of 10 x 2 tokens with 4 heads over 2 groups.
+TEST(CoreAttention, KeepsWhatItsPolicySays) {
+  const Heads h{4, 2, 8, 3};
+  const int64_t s = 10, element = 4, tokens = s * kBatch;
+  const int64_t q = tokens * h.heads * h.d * element, k = tokens * h.groups * h.d * element,
+                v = tokens * h.groups * h.dv * element, out = tokens * h.heads * h.dv * element,
+                sums = tokens * h.heads * element;
+  const auto held = [&](bool recomputes, bool remakes_q) {
+    const nn::SavePolicy policy = policy_of({"", recomputes, false}, "");
+    const cuda::MemoryMeter meter;
+    nn::CoreInputs in = inputs(h, s, s, at::kFloat);
+    const nn::CoreAttention core(core_spec(in), policy);
+    int made = 0;
+    nn::Input of_q = in.q;
+    if (remakes_q) {
+      of_q.recomputed = nn::Saved::recomputed([&] {
+        ++made;
+        return inputs(h, s, s, at::kFloat).q;
+      });
+    }
+    nn::CoreSaved saved;
+    core.forward(of_q, in.k, in.v, {}, {}, &saved);
+    in = {};
+    of_q = at::Tensor();
+    const int64_t bytes = meter.bytes();
+    core.backward(gradient(h, s, at::kFloat).flatten(2), saved);
+    EXPECT_EQ(made, recomputes && remakes_q ? 1 : 0);
+    return bytes;
+  };
+  EXPECT_EQ(held(false, false), q + k + v + out + sums);
+  EXPECT_EQ(held(false, true), q + k + v + out + sums);
+  EXPECT_EQ(held(true, false), q + k + v);
+  EXPECT_EQ(held(true, true), k + v);
+}
+
+// What a rank of a ring does: its queries over the keys of one rank after the other, joined by their logsumexp; each
+// block's backward takes the joined ones.
+TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
+  const int64_t s = 15, first = 6;
+  for (const Heads& h : kHeads) {
+    for (const double dropout : {0.0, 0.3}) {
+      SCOPED_TRACE(testing::Message() << name_of(h) << " dropout " << dropout);
+      const nn::CoreInputs in = inputs(h, s, s, at::kDouble);
+      const nn::CoreSpec spec = core_spec(in, dropout, 2);
+      const nn::Microbatch batch = batch_of(0, s);
+      const at::Tensor dy = gradient(h, s, at::kDouble);
+      const nn::CoreAttention core(spec, {});
+      std::vector<nn::CoreSaved> blocks;
+      std::vector<at::Tensor> outs, sums;
+      for (const auto& [begin, end] : {std::pair{int64_t{0}, first}, std::pair{first, s}}) {
+        // Chosen keys count in the whole sequence, so that dropout is that of the whole.
+        const nn::CorePositions positions{{}, {0, at::arange(begin, end, at::kLong), s}};
+        const auto cut = [begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, begin, end - begin); };
+        nn::CoreSaved& saved = blocks.emplace_back();
+        outs.push_back(core.forward(in.q, cut(in.k), cut(in.v), positions, batch, &saved).x);
+        sums.push_back(saved.logsumexp.get());
+      }
+      const at::Tensor sum = at::logaddexp(sums[0], sums[1]);
+      at::Tensor out = at::zeros({s, kBatch, h.heads, h.dv}, at::kDouble);
+      for (size_t i = 0; i < 2; ++i)
+        out += outs[i].view(out.sizes()) * (sums[i] - sum).exp().permute({2, 0, 1}).unsqueeze(3);
+      std::vector<nn::CoreInputs> d;
+      for (nn::CoreSaved& saved : blocks) {
+        saved.out = nn::Saved(out.flatten(2)), saved.logsumexp = nn::Saved(sum);
+        d.push_back(core.backward(dy.flatten(2), saved));
+      }
+      expect_attended({out, d[0].q + d[1].q, at::cat({d[0].k, d[1].k}), at::cat({d[0].v, d[1].v})},
+                      plain_attention(in, {spec, {}, batch}, dy), tolerance_of(at::kDouble));
+    }
+  }
+}
+
+struct Told final : cuda::Recorder {
+  std::vector<std::pair<std::string, double>> calls;
+  void run(cuda::Operation operation) override {
+    calls.emplace_back(operation.name, operation.flops);
+    operation.run();
+  }
+  void issued(const cuda::Operation& product) override { calls.emplace_back(product.name, product.flops); }
+};
+
+// On a GPU. Of half of the 16 x 16 pairs: forward multiplies q k and p v, backward two more with each size, and q k
+// once more.
+TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
+  using Calls = std::vector<std::pair<std::string, double>>;
+  const auto calls = [](int64_t d, int64_t dv) {
+    Told told;
+    const cuda::Target target{at::Device(at::kCUDA, 0), &told, true};
+    const Heads h{4, 2, d, dv};
+    const nn::CoreInputs real = inputs(h, 16, 16, at::kBFloat16);
+    const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
+    nn::CoreSpec spec = core_spec(in);
+    spec.target = spec.dropout.target = target;
+    attended(in, {spec, {}, {}}, gradient(h, 16, at::kBFloat16).to(at::kMeta));
+    return told.calls;
+  };
+  const double pairs = 2 * 4 * 16 * 16 / 2;
+  EXPECT_EQ(calls(16, 16),
+            (Calls{{"fused_attention", 2 * pairs * 32}, {"fused_attention_backward", 2 * pairs * 80}}));
+  EXPECT_EQ(calls(16, 8), (Calls{{"attention_forward", 2 * pairs * (16 + 8)},
+                                 {"attention_backward", 2 * pairs * (3 * 16 + 2 * 8)}}));
+}
+
+}  // namespace
+}  // namespace metroplex::test::core_attention_test

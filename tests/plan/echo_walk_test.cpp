@@ -1,0 +1,259 @@
+// Planners of clones on many counts: what must hold of each plan, the same plan everywhere, and how good it is.
+#include <gtest/gtest.h>
+
+#include "plan/echo_cases.h"
+#include "plan/played_lanes.h"
+#include "plan/echo_naive.h"
+#include "plan/echo_reroute.h"
+#include "support/everyday.h"
+
+namespace metroplex::plan::echo_walk_test {
+namespace {
+
+using config::EchoPlanner;
+using echo_cases::Case;
+
+EchoOptions with(EchoPlanner planner) {
+  EchoOptions options;
+  options.planner = planner;
+  return options;
+}
+
+std::vector<EchoOptions> all_options(const EchoSizes& sizes, uint64_t number) {
+  std::vector<EchoOptions> result{with(EchoPlanner::greedy), with(EchoPlanner::capfill), with(EchoPlanner::exact)};
+  if (sizes.slots == 1) result.push_back(with(EchoPlanner::binpack));
+  if (number % 4 == 1) result[0].reclaim = 0.1 * static_cast<double>(number % 7);
+  if (number % 2 == 1) result[0].split = EchoSplit::breadth_then_depth;
+  if (number % 3 == 1) result[1].eps_bp = 0;
+  for (EchoOptions& options : result) options.ranks_per_node = number % 5 == 1 ? 2 : 0;
+  return result;
+}
+
+// One workspace and one plan for all of them, as a run has them: what a plan leaves there must not show in the next.
+TEST(EchoWalk, InvariantsHoldOfAllPlansAndEveryRankMakesTheSame) {
+  const int cases = test::whole_walks() ? 100'000 : 20'000;
+  std::mt19937_64 draw(11);
+  EchoWorkspace workspace;
+  EchoPlan plan;
+  int exact = 0, fewer = 0;
+  for (int i = 0; i < cases && !testing::Test::HasFailure(); ++i) {
+    const Case c = echo_cases::random_case(echo_cases::random_sizes(draw), i % echo_cases::kKinds, draw);
+    for (const EchoOptions& options : all_options(c.sizes, draw() % 60)) {
+      plan_echo(c.counts(), options, workspace, plan);
+      EXPECT_EQ(echo_problem(c.counts(), options, plan), "")
+          << config::text_of(options.planner) << " of kind " << i % echo_cases::kKinds << ": " << text_of(c);
+      EXPECT_EQ(echo_hash(plan), echo_hash(plan_echo(c.counts(), options))) << text_of(c);
+      if (options.planner != EchoPlanner::exact) continue;
+      const bool enough = c.sizes.slots >= c.sizes.home_experts();
+      EXPECT_GE(plan.max_load(), echo_lower_bound(c.counts())) << text_of(c);
+      exact += enough;
+      fewer += !enough;
+      if (enough) EXPECT_EQ(plan.max_load(), c.mean()) << text_of(c);
+      else EXPECT_LE(plan.max_load(), plan_echo(c.counts(), with(EchoPlanner::capfill)).max_load()) << text_of(c);
+    }
+  }
+  EXPECT_GT(exact, cases / 3);
+  EXPECT_GT(fewer, cases / 10);
+}
+
+TEST(EchoWalk, PlainerPlannersGiveTheSame) {
+  std::mt19937_64 draw(12);
+  int exact_cases = 0;
+  for (int i = 0; i < (test::whole_walks() ? 10'000 : 1'000) && !testing::Test::HasFailure(); ++i) {
+    EchoSizes sizes = echo_cases::random_sizes(draw);
+    if (sizes.ranks > 24) sizes = {sizes.ranks % 24 + 1, (sizes.ranks % 24 + 1) * sizes.home_experts(), sizes.slots};
+    const Case c = echo_cases::random_case(sizes, i % echo_cases::kKinds, draw);
+    const auto compare = [&](const EchoOptions& options, const echo_naive::Owners& expected) {
+      const EchoPlan plan = plan_echo(c.counts(), options);
+      EXPECT_EQ(plan.owner, expected.owner) << config::text_of(options.planner) << ": " << text_of(c);
+      EXPECT_EQ(plan.rows, expected.rows) << config::text_of(options.planner) << ": " << text_of(c);
+      EXPECT_EQ(plan.source_rows, echo_naive::local_first(c.counts(), expected)) << text_of(c);
+    };
+    compare(with(EchoPlanner::greedy), echo_naive::greedy(c.counts()));
+    if (sizes.slots == 1) compare(with(EchoPlanner::binpack), echo_naive::binpack(c.counts()));
+    EchoOptions options = with(EchoPlanner::capfill);
+    options.eps_bp = i % 2 * 100;
+    compare(options, echo_naive::capfill(c.counts(), options.eps_bp));
+    const auto exact = echo_naive::exact(c.counts());
+    if (exact) compare(with(EchoPlanner::exact), *exact);
+    exact_cases += exact.has_value();
+  }
+  EXPECT_GT(exact_cases, 500);
+}
+
+TEST(EchoWalk, LanesOfAWarpMakeTheSamePlans) {
+  std::mt19937_64 draw(17);
+  const int cases = test::whole_walks() ? 100'000 : 3'000;
+  for (int i = 0; i < cases && !testing::Test::HasFailure(); ++i) {
+    const Case c = echo_cases::random_case(echo_cases::random_sizes(draw), i % echo_cases::kKinds, draw);
+    for (EchoOptions options : {with(EchoPlanner::capfill), with(EchoPlanner::exact)}) {
+      options.ranks_per_node = i % 3 == 1 ? 2 : 0;
+      options.eps_bp = i % 5 == 1 ? 0 : 100;
+      EXPECT_EQ(echo_lanes::plan_in_lanes(c.counts(), options, draw()), plan_echo(c.counts(), options))
+          << config::text_of(options.planner) << ": " << text_of(c);
+    }
+  }
+}
+
+// Of one rank's tokens in the order of a run: each choice goes to a column of its expert, each clone gets its rows.
+TEST(EchoWalk, ReroutedRowsArriveAsPlanned) {
+  std::mt19937_64 draw(13);
+  EchoRerouteWorkspace workspace;
+  for (int i = 0; i < 600 && !testing::Test::HasFailure(); ++i) {
+    const EchoSizes sizes = [&] {
+      EchoSizes drawn = echo_cases::random_sizes(draw);
+      drawn.ranks = drawn.ranks % 6 + 2;
+      drawn.experts = drawn.ranks * (1 + static_cast<int>(draw() % 4));
+      return drawn;
+    }();
+    const int topk = 1 + static_cast<int>(draw() % static_cast<uint64_t>(std::min(4, sizes.experts)));
+    const int tokens = static_cast<int>(draw() % 40);
+    Case c{sizes, std::vector<int64_t>(static_cast<size_t>(sizes.ranks * sizes.experts))};
+    std::vector<std::vector<int32_t>> chosen(static_cast<size_t>(sizes.ranks));
+    for (int rank = 0; rank < sizes.ranks; ++rank) {
+      for (int token = 0; token < tokens; ++token) {
+        std::vector<int> order = echo_naive::indices(sizes.experts);
+        for (int j = 0; j < topk; ++j) {
+          const int rest = sizes.experts - j, skewed = static_cast<int>(draw() % static_cast<uint64_t>(rest));
+          std::swap(order[static_cast<size_t>(j)], order[static_cast<size_t>(j + skewed * skewed / rest)]);
+          const bool dropped = draw() % 16 == 0;
+          chosen[static_cast<size_t>(rank)].push_back(dropped ? -1 : order[static_cast<size_t>(j)]);
+          if (!dropped) ++c.rows[static_cast<size_t>(rank * sizes.experts + order[static_cast<size_t>(j)])];
+        }
+      }
+    }
+    const EchoPlan plan = plan_echo(c.counts(), with(i % 2 ? EchoPlanner::capfill : EchoPlanner::exact));
+    const std::vector<int32_t> expert_of = echo_column_experts(plan);
+    std::vector<int64_t> arrived(static_cast<size_t>(sizes.columns()));
+    for (int rank = 0; rank < sizes.ranks; ++rank) {
+      const std::vector<int32_t>& experts = chosen[static_cast<size_t>(rank)];
+      std::vector<int32_t> columns(experts.size());
+      echo_reroute(plan, rank, experts, workspace, columns);
+      std::vector<int64_t> here(arrived.size());
+      // Tokens of an expert go to its clones in their order, then stay at home.
+      std::vector<int> last(static_cast<size_t>(sizes.experts), -1);
+      for (size_t j = 0; j < experts.size(); ++j) {
+        if (experts[j] < 0) {
+          EXPECT_EQ(columns[j], -1);
+          continue;
+        }
+        ASSERT_EQ(expert_of[static_cast<size_t>(columns[j])], experts[j]);
+        ++here[static_cast<size_t>(columns[j])];
+        const bool home = columns[j] == sizes.column_of_expert(experts[j]);
+        const int place = home ? sizes.columns() : columns[j];
+        EXPECT_LE(last[static_cast<size_t>(experts[j])], place);
+        last[static_cast<size_t>(experts[j])] = place;
+      }
+      for (int clone = 0; clone < sizes.clones(); ++clone)
+        EXPECT_EQ(here[static_cast<size_t>(sizes.column_of_clone(clone))], plan.from(rank, clone));
+      std::vector<int64_t> folded(static_cast<size_t>(sizes.experts));
+      echo_fold(plan, std::span<const int64_t>(here), std::span(folded));
+      for (int e = 0; e < sizes.experts; ++e) EXPECT_EQ(folded[static_cast<size_t>(e)], c.counts().at(rank, e));
+      for (size_t j = 0; j < here.size(); ++j) arrived[j] += here[j];
+    }
+    for (int rank = 0; rank < sizes.ranks; ++rank) {
+      const auto first = arrived.begin() + rank * (sizes.home_experts() + sizes.slots);
+      EXPECT_EQ(std::accumulate(first, first + sizes.home_experts() + sizes.slots, int64_t{0}),
+                plan.final_loads[static_cast<size_t>(rank)]);
+    }
+  }
+}
+
+// The least largest load for given owners: no set of ranks may have more rows that can go nowhere else than its
+// share.
+int64_t least_load(const Case& c, const std::vector<int>& owners, int slots) {
+  const echo_naive::Sums sums(c.counts());
+  std::vector<unsigned> ranks_of(static_cast<size_t>(c.sizes.experts));
+  for (int e = 0; e < c.sizes.experts; ++e) ranks_of[static_cast<size_t>(e)] = 1u << c.sizes.home(e);
+  for (size_t k = 0; k < owners.size(); ++k)
+    ranks_of[static_cast<size_t>(owners[k])] |= 1u << (static_cast<int>(k) / slots);
+  int64_t least = 0;
+  for (unsigned set = 1; set < 1u << c.sizes.ranks; ++set) {
+    int64_t bound = 0;
+    for (size_t e = 0; e < ranks_of.size(); ++e) bound += (ranks_of[e] & ~set) == 0 ? sums.expert[e] : 0;
+    const int size = __builtin_popcount(set);
+    least = std::max(least, (bound + size - 1) / size);
+  }
+  return least;
+}
+
+// Over every way to fill the slots; a clone at home is one that does nothing.
+int64_t optimum(const Case& c, int slots) {
+  std::vector<int> owners(static_cast<size_t>(c.sizes.ranks * slots), 0);
+  int64_t best = least_load(c, owners, slots);
+  while (true) {
+    size_t k = 0;
+    while (k < owners.size() && ++owners[k] == c.sizes.experts) owners[k++] = 0;
+    if (k == owners.size()) return best;
+    best = std::min(best, least_load(c, owners, slots));
+  }
+}
+
+TEST(EchoWalk, NoPlanBeatsAnExhaustiveSearch) {
+  std::mt19937_64 draw(14);
+  std::vector<double> capfill_gaps, exact_gaps;
+  constexpr EchoSizes kSizes[] = {{3, 6, 1}, {2, 4, 1}, {2, 6, 2}, {4, 4, 1},
+                                  {3, 3, 1}, {2, 8, 1}, {4, 8, 1}, {3, 9, 1}};
+  for (int i = 0; i < (test::whole_walks() ? 2'000 : 240); ++i) {
+    const EchoSizes sizes = kSizes[static_cast<size_t>(i) % std::size(kSizes)];
+    const int kind = static_cast<int>(draw() % echo_cases::kKinds);
+    const Case c = echo_cases::random_case(sizes, kind, draw);
+    const int64_t least = optimum(c, sizes.slots);
+    EXPECT_LE(echo_lower_bound(c.counts()), least) << text_of(c);
+    if (sizes.slots >= sizes.home_experts()) { EXPECT_EQ(least, c.mean()) << text_of(c); }
+    for (const EchoOptions& options : all_options(sizes, draw() % 60)) {
+      const int64_t most = plan_echo(c.counts(), options).max_load();
+      EXPECT_GE(most, least) << config::text_of(options.planner) << ": " << text_of(c);
+      if (least == 0 || sizes.slots >= sizes.home_experts()) continue;
+      const double gap = static_cast<double>(most) / static_cast<double>(least);
+      if (options.planner == EchoPlanner::capfill) capfill_gaps.push_back(gap);
+      if (options.planner == EchoPlanner::exact) exact_gaps.push_back(gap);
+    }
+  }
+  const auto mean = [](const std::vector<double>& gaps) {
+    return std::accumulate(gaps.begin(), gaps.end(), 0.0) / static_cast<double>(gaps.size());
+  };
+  RecordProperty("capfill_over_optimum", std::to_string(mean(capfill_gaps)));
+  RecordProperty("exact_over_optimum", std::to_string(mean(exact_gaps)));
+  EXPECT_LT(mean(exact_gaps), mean(capfill_gaps));
+  EXPECT_LT(mean(exact_gaps), 1.05);
+}
+
+// Where no two loads or experts are alike, the numbers of the ranks do not matter.
+TEST(EchoWalk, RanksByOtherNumbersEndWithTheSameLoads) {
+  std::mt19937_64 draw(15);
+  for (int i = 0; i < 100; ++i) {
+    const EchoSizes sizes{8, 24, 1 + i % 3};
+    Case c{sizes, std::vector<int64_t>(8 * 24)};
+    for (int64_t& rows : c.rows) rows = static_cast<int64_t>(draw() % 1'000'003);
+    Case other = c;
+    for (int r = 0; r < 8; ++r) {
+      for (int e = 0; e < 24; ++e)
+        other.rows[static_cast<size_t>((7 - r) * 24 + (7 - e / 3) * 3 + e % 3)] = c.counts().at(r, e);
+    }
+    for (const EchoPlanner planner : {EchoPlanner::greedy, EchoPlanner::capfill, EchoPlanner::exact}) {
+      auto loads = plan_echo(c.counts(), with(planner)).final_loads;
+      auto others = plan_echo(other.counts(), with(planner)).final_loads;
+      std::sort(loads.begin(), loads.end());
+      std::sort(others.begin(), others.end());
+      EXPECT_EQ(loads, others) << config::text_of(planner);
+    }
+  }
+}
+
+// 64 ranks x 256 experts, loads drawn anew as a hot set does that moves.
+TEST(EchoWalk, TwoSlotsAreEnoughForOnePercent) {
+  std::mt19937_64 draw(16);
+  for (const double exponent : {0.3, 0.6, 0.9, 1.2, 1.5}) {
+    for (int step = 0; step < 4; ++step) {
+      const Case c = echo_cases::zipf({64, 256, 2}, exponent, 65536, draw);
+      const EchoPlan capfill = plan_echo(c.counts(), with(EchoPlanner::capfill));
+      EXPECT_LE(capfill.max_load() * 100, c.mean() * 101) << "exponent " << exponent;
+      EXPECT_LE(capfill.num_clones(), plan_echo(c.counts(), with(EchoPlanner::greedy)).num_clones());
+      EXPECT_EQ(plan_echo(c.counts(), with(EchoPlanner::exact)).max_load(), c.mean()) << "exponent " << exponent;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::plan::echo_walk_test

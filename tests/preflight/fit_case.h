@@ -1,0 +1,48 @@
+// Configurations to ask for, and predictors that say what a test wants.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "config/validate.h"
+#include "preflight/fit.h"
+
+namespace metroplex::test {
+
+constexpr int64_t kFitVocab = 128;
+
+inline config::Config fit_config(int ranks, const std::vector<std::string>& settings = {}) {
+  const config::Config config = config::parse(
+      "model: {family: gpt, num_layers: 8, hidden_size: 64, num_attention_heads: 4, vocab_size: 128}\n"
+      "train: {seq_length: 32, micro_batch_size: 4, global_batch_size: 64, train_iters: 10}\n"
+      "precision: {params_dtype: bf16}\n"
+      "data: {mock_data: true}\n",
+      settings);
+  config::check(config, ranks);
+  return config::resolved(config, ranks);
+}
+
+inline preflight::FitRequest fit_request(int ranks, const std::vector<std::string>& settings = {},
+                                         preflight::MemoryDomains domains = {}) {
+  return {fit_config(ranks, settings), ranks, kFitVocab, std::move(domains)};
+}
+
+// A GPU a rank, or a machine for all ranks.
+inline preflight::MemoryDomains gpus(int64_t bytes) { return {true, 1, bytes, "the test", {}}; }
+inline preflight::MemoryDomains machine(int ranks, int64_t bytes) { return {false, ranks, bytes, "the test", {}}; }
+
+// Predicts peak(request), and counts how often it is asked.
+struct Planted {
+  std::function<int64_t(const train::RankRequest&)> peak;
+  int* calls = nullptr;
+  train::RankPrediction operator()(const train::RankRequest& request) const {
+    if (calls != nullptr) ++*calls;
+    train::RankPrediction out;
+    out.memory.peak = out.memory.use.parameters = peak(request);
+    out.flops = out.model_flops = 1e12;
+    return out;
+  }
+};
+
+}  // namespace metroplex::test

@@ -1,0 +1,133 @@
+// What a memory domain needs is the sum of its ranks' peaks, asked for as seldom as possible.
+#include "preflight/fit.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/model_flops.h"
+#include "topology/rank_grid.h"
+#include "preflight/fit_case.h"
+
+namespace metroplex::test::fit_test {
+namespace {
+
+using preflight::fit;
+using preflight::Fit;
+using preflight::FitRequest;
+
+TEST(Fit, OneRankNeedsItsPeakAndFitsInExactlyThat) {
+  FitRequest request = fit_request(1);
+  const int64_t peak = train::predict_memory({request.config, 1, 0, kFitVocab, 0}).peak;
+  request.domains = machine(1, peak);
+  EXPECT_EQ(fit(request).need, peak);
+  EXPECT_TRUE(fit(request).fits());
+  request.domains.bytes = peak - 1;
+  EXPECT_FALSE(fit(request).fits());
+  request.domains.bytes.reset();
+  EXPECT_TRUE(fit(request).fits()) << "what is not known refuses nothing";
+}
+
+TEST(Fit, AMachineNeedsWhatAllItsRanksHold) {
+  for (const char* strategy : {"no_shard", "optim"}) {
+    const FitRequest request =
+        fit_request(8,
+                    {"parallel.tensor_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
+                     std::string("parallel.data_parallel_sharding_strategy=") + strategy},
+                    machine(8, 1));
+    int64_t sum = 0;
+    for (int rank = 0; rank < 8; ++rank) sum += train::predict_memory({request.config, 8, rank, kFitVocab, 0}).peak;
+    EXPECT_EQ(fit(request).need, sum) << strategy;  // of two ranks that share state both are asked for
+    EXPECT_EQ(fit(request).domain_ranks, 8);
+  }
+}
+
+// Peaks by hand: 100 on the first pp rank, 30 on the second, and 1 more on the last of each four that share state.
+TEST(Fit, TheFullestOfManyPlacesCounts) {
+  const std::vector<std::string> settings{"parallel.pipeline_model_parallel_size=2",
+                                          "parallel.data_parallel_sharding_strategy=optim"};
+  const Planted planted{[](const train::RankRequest& request) {
+    const topology::RankGrid grid(request.world_size, request.config.parallel);
+    const auto at = grid.coordinates(request.rank);
+    return (at.pp == 0 ? 100 : 30) + (at.dp == 3 ? 1 : 0);
+  }};
+  FitRequest request = fit_request(8, settings, gpus(1000));
+  EXPECT_EQ(fit(request, planted).need, 101);
+  EXPECT_EQ(fit(request, planted).worst_rank().rank, 3);
+  request.domains = machine(2, 1000);  // ranks 0 1, 2 3, 4 5, 6 7: the second has the last one of the four
+  EXPECT_EQ(fit(request, planted).need, 201);
+  EXPECT_EQ(fit(request, planted).domain, 1);
+  request.domains = machine(3, 1000);  // 0 1 2, 3 4 5, 6 7
+  EXPECT_EQ(fit(request, planted).need, 300);
+  request.domains = machine(8, 1000);
+  EXPECT_EQ(fit(request, planted).need, 4 * 130 + 2);
+  request.domains = machine(2, 1000);
+  request.domains.only = 6;
+  EXPECT_EQ(fit(request, planted).need, 61);
+  EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
+}
+
+// The last of four that share state holds 40 less than the first: those between count as the smaller of the two.
+TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
+  const Planted planted{[](const train::RankRequest& request) {
+    const topology::RankGrid grid(request.world_size, request.config.parallel);
+    return grid.coordinates(request.rank).dp == 3 ? 60 : 100;
+  }};
+  FitRequest request = fit_request(4, {"parallel.data_parallel_sharding_strategy=optim"}, machine(4, 1000));
+  const Fit all = fit(request, planted);
+  EXPECT_EQ(all.need, 100 + 3 * 60);
+  EXPECT_EQ(all.worst_rank().rank, 0);
+  request.domains = machine(2, 1000);  // 0 1, 2 3
+  EXPECT_EQ(fit(request, planted).need, 160);
+  EXPECT_EQ(fit(request, planted).domain, 0);
+  request.domains = gpus(1000);
+  EXPECT_EQ(fit(request, planted).need, 100);
+  EXPECT_EQ(fit(request, planted).domain, 0);
+}
+
+TEST(Fit, HostMemoryDoesNotCountOnAGpu) {
+  FitRequest request = fit_request(1, {"optim.optimizer_cpu_offload=true"}, machine(1, 1 << 30));
+  const Fit on_cpu = fit(request);
+  EXPECT_EQ(on_cpu.need, on_cpu.worst_rank().prediction.memory.peak);
+  request.domains = gpus(1 << 30);
+  const Fit on_gpu = fit(request);
+  const plan::MemoryPrediction& predicted = on_gpu.worst_rank().prediction.memory;
+  EXPECT_GT(predicted.use.host, 0);
+  EXPECT_EQ(on_gpu.need, predicted.peak - predicted.use.host);
+}
+
+TEST(Fit, ManyRanksCostNoMorePredictionsThanPipelineRanks) {
+  int calls = 0;
+  const Planted planted{[](const train::RankRequest&) { return 1; }, &calls};
+  FitRequest request = fit_request(16384,
+                                   {"parallel.tensor_model_parallel_size=4",
+                                    "parallel.pipeline_model_parallel_size=8", "train.global_batch_size=65536"},
+                                   gpus(1000));
+  fit(request, planted);
+  EXPECT_EQ(calls, 8);
+  calls = 0;
+  request.config.parallel.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
+  fit(request, planted);
+  EXPECT_EQ(calls, 16);
+}
+
+TEST(Fit, TheLargestStepOfABatchScheduleCounts) {
+  const FitRequest request =
+      fit_request(2, {"train.rampup_batch_size=8 8 1000", "train.train_iters=0", "train.train_samples=6400"},
+                  machine(2, 1 << 30));
+  EXPECT_EQ(preflight::most_microbatches(request.config, 2), 8);
+}
+
+// Two operations a multiply-add, three for forward and backward: by the formula of the iteration line.
+TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
+  const std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",
+                                          "parallel.pipeline_model_parallel_size=2"};
+  const FitRequest request = fit_request(8, settings);
+  double sum = 0;
+  for (int rank = 0; rank < 8; ++rank)
+    sum += train::predict_rank({request.config, 8, rank, kFitVocab, 0}).model_flops;
+  const int64_t padded = config::padded_vocab_size(kFitVocab, 128, 2);
+  const double whole = plan::step_flops(plan::model_shape(request.config, padded), {.batch_size = 64});
+  EXPECT_NEAR(sum / whole, 1, 1e-14);  // at most 32 of the same products in another order: 32 * 1.1e-16
+}
+
+}  // namespace
+}  // namespace metroplex::test::fit_test

@@ -1,0 +1,53 @@
+// The options out that are offered: of recomputation only what the model has and the rules allow.
+#include "preflight/memory_options.h"
+
+#include <algorithm>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "config/load.h"
+#include "config/validate.h"
+
+namespace metroplex::test::memory_option_levels_test {
+namespace {
+
+config::Config with(const std::vector<std::string>& overrides) {
+  return config::parse(
+      "model: {num_layers: 4, vocab_size: 50, num_attention_heads: 4, add_bias_linear: false}\n"
+      "train: {train_iters: 1}\ndata: {mock_data: true}\n",
+      overrides);
+}
+
+// Modules of selective recomputation in any of the options; each option must be a configuration that runs.
+std::set<std::string> modules_offered(const std::vector<std::string>& overrides) {
+  std::set<std::string> modules;
+  for (const preflight::OptionLevels& list : preflight::option_levels(config::resolved(with(overrides), 1), false)) {
+    if (list.kind != preflight::OptionKind::recompute) continue;
+    for (const preflight::OptionLevel& level : list.levels) {
+      std::vector<std::string> all = overrides;
+      all.insert(all.end(), level.settings.begin(), level.settings.end());
+      const config::Config c = with(all);
+      EXPECT_EQ(config::violations(c, 1).size(), 0U) << level.what << config::message(config::violations(c, 1));
+      modules.insert(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
+    }
+  }
+  return modules;
+}
+
+using Set = std::set<std::string>;
+
+TEST(OptionLevels, OffersToRecomputeWhatTheModelHas) {
+  const Set dense{"activation", "core_attn", "layernorm", "mlp"};
+  EXPECT_EQ(modules_offered({}), dense);
+  EXPECT_EQ(modules_offered({"model.num_moe_experts=4"}), (Set{"core_attn", "layernorm", "moe", "moe_act"}));
+  EXPECT_EQ(modules_offered({"model.num_moe_experts=4", "model.moe_layer_freq=2", "model.moe_grouped_gemm=false"}),
+            (Set{"activation", "core_attn", "layernorm", "mlp", "moe"}));
+  const std::vector<std::string> shared{"model.num_moe_experts=4", "model.moe_shared_expert_intermediate_size=64"};
+  EXPECT_TRUE(modules_offered(shared).contains("shared_experts"));
+  EXPECT_FALSE(
+      modules_offered({shared[0], shared[1], "model.moe_shared_expert_overlap=true"}).contains("shared_experts"));
+}
+
+}  // namespace
+}  // namespace metroplex::test::memory_option_levels_test

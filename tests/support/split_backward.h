@@ -1,0 +1,29 @@
+// A table of whole backwards with the weight gradients as actions of their own, as zero-bubble schedules have them.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "plan/pipeline_table.h"
+#include "plan/verify.h"
+
+namespace metroplex::test {
+
+// Right behind each backward, or all at the end of the list, the newest first.
+inline plan::PipelineTable split_backward(plan::PipelineTable table, bool at_the_end) {
+  for (auto& actions : table.ranks) {
+    std::vector<plan::Action> weights, all;
+    for (const plan::Action& action : actions) {
+      all.push_back(action);
+      if (action.kind != plan::ActionKind::backward) continue;
+      weights.push_back({plan::ActionKind::weight, action.microbatch, action.chunk});
+      if (!at_the_end) all.push_back(weights.back());
+    }
+    if (at_the_end) all.insert(all.end(), weights.rbegin(), weights.rend());
+    actions = std::move(all);
+  }
+  plan::verify(table);
+  return table;
+}
+
+}  // namespace metroplex::test

@@ -1,0 +1,19 @@
+// Saving and loading on the disk of this machine.
+#pragma once
+
+#include "files/file_system.h"
+#include "train/state.h"
+
+namespace metroplex::train {
+
+inline SaveOutcome save_state(Assembly& assembly, const Position& position) {
+  files::PosixFileSystem disk;
+  return save_state(assembly, position, disk);
+}
+
+inline LoadOutcome load_state(Assembly& assembly, const std::string& directory) {
+  files::PosixFileSystem disk;
+  return load_state(assembly, directory, disk);
+}
+
+}  // namespace metroplex::train
