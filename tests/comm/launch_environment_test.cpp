@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "comm/launch.h"
+#include "support/error_of.h"
 
 namespace metroplex::comm::launch_environment_test {
 namespace {
@@ -15,11 +16,8 @@ std::optional<LaunchEnvironment> read(const std::map<std::string, std::string>& 
   });
 }
 
-std::string error_of(const std::map<std::string, std::string>& variables) {
-  try {
-    read(variables);
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
+std::string refusal(const std::map<std::string, std::string>& variables) {
+  return test::error_of([&] { read(variables); });
 }
 
 TEST(LaunchEnvironment, IsEmptyWithoutALauncher) { EXPECT_FALSE(read({{"HOME", "/root"}}).has_value()); }
@@ -44,22 +42,22 @@ TEST(LaunchEnvironment, ReadsTorchrunAndItsAgentStore) {
 }
 
 TEST(LaunchEnvironment, NamesAllVariablesThatAreMissing) {
-  const std::string error = error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+  const std::string error = refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
   EXPECT_NE(error.find("MASTER_ADDR, MASTER_PORT are not set"), std::string::npos) << error;
   EXPECT_NE(
-      error_of({{"METROPLEX_RANK", "0"}}).find("METROPLEX_WORLD_SIZE, METROPLEX_MASTER_ADDR, METROPLEX_MASTER_PORT"),
+      refusal({{"METROPLEX_RANK", "0"}}).find("METROPLEX_WORLD_SIZE, METROPLEX_MASTER_ADDR, METROPLEX_MASTER_PORT"),
       std::string::npos);
 }
 
 TEST(LaunchEnvironment, RefusesNumbersThatAreNone) {
-  EXPECT_NE(error_of({{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}})
+  EXPECT_NE(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}})
                 .find("RANK=one is not an integer"),
             std::string::npos);
-  EXPECT_NE(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}})
+  EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}})
                 .find("MASTER_PORT=70000"),
             std::string::npos);
   EXPECT_NE(
-      error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}).find("rank 2 of 2"),
+      refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}).find("rank 2 of 2"),
       std::string::npos);
 }
 
@@ -97,7 +95,7 @@ TEST(LaunchEnvironment, OpenMpiNeedsAMasterOnlyAcrossMachines) {
                                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
   EXPECT_EQ(read(variables)->master_addr, "127.0.0.1");
   variables["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
-  EXPECT_NE(error_of(variables).find("MASTER_ADDR is not set"), std::string::npos);
+  EXPECT_NE(refusal(variables).find("MASTER_ADDR is not set"), std::string::npos);
 }
 
 TEST(LaunchEnvironment, ExplicitVariablesGoBeforeTheLaunchers) {

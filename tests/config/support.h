@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/validate.h"
+#include "support/error_of.h"
 
 namespace metroplex::config {
 
@@ -31,14 +32,7 @@ inline Config good(const std::vector<std::string>& overrides = {}) {
   return load("", all);
 }
 
-// What `body` throws as base::Error, or "" when it does not throw.
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
-}
+using test::error_of;
 
 // Overrides of good(), the one key that must be blamed, and words of the rule.
 struct Wrong {

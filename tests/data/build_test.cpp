@@ -11,6 +11,7 @@
 #include "data/scratch.h"
 #include "data/text_given.h"
 #include "files/file_system.h"
+#include "support/error_of.h"
 
 namespace metroplex::data::build_test {
 namespace {
@@ -27,10 +28,7 @@ class Build : public ::testing::Test {
     write_corpus(scratch / "b", std::vector<int64_t>(30, 40));
   }
   std::string refusal(const config::Data& config, const BuildOptions& options) const {
-    try {
-      build_datasets(config, options);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+    return test::error_of([&] { build_datasets(config, options); });
   }
 
   Scratch scratch;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "data/scratch.h"
+#include "support/error_of.h"
 
 namespace metroplex::data::documents_test {
 namespace {
@@ -69,10 +70,7 @@ TEST(Documents, TakeFoldersInTheOrderOfTheirNames) {
 TEST(Documents, NameTheByteOrLineThatIsWrong) {
   const Scratch scratch;
   const auto refusal = [&](const std::string& name, const std::string& content) -> std::string {
-    try {
-      texts(scratch, name, content, false);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+    return test::error_of([&] { texts(scratch, name, content, false); });
   };
   EXPECT_NE(refusal("a.txt", "good\xff").find("a.txt' byte 4: not UTF-8"), std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n").find("line 2 holds no string"),

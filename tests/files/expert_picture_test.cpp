@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "support/error_of.h"
 
 namespace metroplex::files::expert_picture_test {
 namespace {
@@ -104,10 +105,7 @@ TEST(ExpertPicture, DrawsManyExpertsTogetherWhereTheLineIsShort) {
 
 TEST(ExpertPicture, RefusesWhatTheTraceHasNot) {
   const auto error_of = [](const ExpertTrace& trace, const ExpertPictureOptions& options) -> std::string {
-    try {
-      draw_text(trace, options);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+    return test::error_of([&] { draw_text(trace, options); });
   };
   EXPECT_NE(error_of(trace(), {.layer = 0}).find("the layers 1, 2"), std::string::npos);
   EXPECT_NE(error_of(trace(), {.iteration = 9}).find("5 iterations from 1 to 5"), std::string::npos);

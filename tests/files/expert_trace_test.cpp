@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "files/expert_picture.h"
 #include "files/mutate.h"
+#include "support/error_of.h"
 #include "support/folder.h"
 
 namespace metroplex::files::expert_trace_test {
@@ -29,13 +30,7 @@ std::string text_of(const std::string& path) {
 
 void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
-}
+using test::error_of;
 
 TEST(ExpertTrace, WhatIsWrittenIsReadBack) {
   const test::Folder folder;

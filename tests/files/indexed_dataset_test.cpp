@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "files/memory_file_system.h"
+#include "support/error_of.h"
 
 namespace metroplex::files::indexed_dataset_test {
 namespace {
@@ -36,10 +37,7 @@ Files example(TokenType type, bool modes) {
 IndexedDataset open(const Files& files) { return {bytes_of(files.idx), bytes_of(files.bin), "set"}; }
 
 std::string refusal(const Files& files) {
-  try {
-    open(files);
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
+  return test::error_of([&] { open(files); });
 }
 
 void put(std::string& text, size_t at, int64_t value) { std::memcpy(text.data() + at, &value, sizeof value); }

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "support/error_of.h"
 
 namespace metroplex::test::lr_schedule_test {
 namespace {
@@ -134,13 +135,6 @@ TEST(LrSchedule, AGroupMayHaveItsOwnWeightDecay) {
   EXPECT_DOUBLE_EQ(constant.weight_decay(50, group), 0.3);
 }
 
-std::string refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const base::Error& error) { return error.what(); }
-  return "accepted";
-}
-
 TEST(LrSchedule, EachWrongArgumentIsRefusedByItsName) {
   struct Wrong {
     std::function<void(optim::ScheduleArgs&)> spoil;
@@ -162,7 +156,7 @@ TEST(LrSchedule, EachWrongArgumentIsRefusedByItsName) {
   };
   for (const Wrong& w : wrong) {
     optim::ScheduleArgs args = optim::schedule_args(in_iterations());
-    const std::string message = refusal([&] {
+    const std::string message = error_of([&] {
       w.spoil(args);
       optim::LrSchedule schedule(args);
     });
@@ -195,7 +189,7 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
     optim::ScheduleArgs own = saved;
     change(own);
     const std::string message =
-        refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+        error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
     EXPECT_NE(message.find(key), std::string::npos) << message;
     EXPECT_NE(message.find("override_opt_param_scheduler"), std::string::npos);
     EXPECT_NE(message.find("use_checkpoint_opt_param_scheduler"), std::string::npos);
@@ -213,7 +207,8 @@ TEST(MergeSchedules, OfTwoWsdSchedulesLengthAndStyleOfTheAnnealingAgree) {
   EXPECT_EQ(optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree), saved);
   own.wsd_decay_steps = 160;
   own.lr_wsd_decay_style = "minus_sqrt";
-  const std::string message = refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+  const std::string message =
+      error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
   for (const char* word : {"optim.lr_wsd_decay_iters (or _samples): 160 samples here, 80 samples there",
                            "optim.lr_wsd_decay_style: minus_sqrt here, linear there"})
     EXPECT_NE(message.find(word), std::string::npos) << message;
@@ -227,7 +222,8 @@ TEST(MergeSchedules, ALongerRunIsToldWhatDiffersInKeysAndSamples) {
   const optim::ScheduleArgs saved = optim::schedule_args(config);
   config.train.train_iters *= 2;
   const optim::ScheduleArgs own = optim::schedule_args(config);
-  const std::string message = refusal([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+  const std::string message =
+      error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
   for (const std::string& word : {std::string("optim.lr_decay_iters"), std::string("train.train_iters"),
                                   std::to_string(own.lr_decay_steps) + " samples here, " +
                                       std::to_string(saved.lr_decay_steps) + " samples there"})

@@ -18,6 +18,7 @@
 #include "plan/rendezvous.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
+#include "support/error_of.h"
 #include "support/megatron_captures.h"
 
 namespace metroplex::plan::graph_plan_test {
@@ -126,10 +127,7 @@ GraphLayers one_layer_a_chunk(const PipelineTable& table) {
 }
 
 std::string refusal(const GraphPlan& plan, const PipelineTable& table, int rank) {
-  try {
-    verify_graphs(plan, table, rank);
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
+  return test::error_of([&] { verify_graphs(plan, table, rank); });
 }
 
 TEST(GraphPlan, HasAsManySetsAsAreEverHeldAtATimeUnderAnySchedule) {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "megatron/launch_script.h"
+#include "support/error_of.h"
 
 namespace metroplex::test {
 
@@ -37,10 +38,7 @@ class LaunchScripts : public ::testing::Test {
     return megatron::read_launch_script("run.sh", arguments);
   }
   std::string refused(const std::string& text, const Words& arguments = {}) {
-    try {
-      read(text, arguments);
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+    return error_of([&] { read(text, arguments); });
   }
   Words files() const {
     Words names;

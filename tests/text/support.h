@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/error_of.h"
+
 namespace metroplex::text::testing {
 
 // Folders under tests/vectors/tokenizers that hold a cases.json, sorted.
@@ -34,18 +36,6 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// The message of the base::Error that `action` throws; "" when it throws none.
-template <class Action>
-std::string error_of(Action action);
+using test::error_of;
 
 }  // namespace metroplex::text::testing
-
-#include "base/error.h"
-
-template <class Action>
-std::string metroplex::text::testing::error_of(Action action) {
-  try {
-    action();
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
-}

@@ -2,9 +2,8 @@
 // type, with dropout, over tensor-parallel ranks; and what a stage then holds, in bytes.
 #include "base/error.h"
 #include "cuda/memory_meter.h"
-#include "models/tools.h"
-#include "pipeline/stage.h"
 #include "support/run_ranks.h"
+#include "train/whole_stage.h"
 
 namespace metroplex::test::activation_memory_ranks_test {
 namespace {
@@ -39,29 +38,14 @@ std::vector<config::Model> variants() {
   return all;
 }
 
-struct Place {
-  comm::Group tp;
-  bool sequence_parallel = false;
-  at::ScalarType dtype = at::kDouble;
-};
-
 struct Outcome {
   std::vector<at::Tensor> tensors;  // loss and the gradients of all parameters, as this rank has them
   int64_t held = 0;                 // bytes between forward and backward
 };
 
-Outcome run_stage(const config::Model& model, const Place& place, const config::Memory& memory) {
-  models::ModelContext context(model);
-  context.vocab_size = kVocab;
-  context.dtype = place.dtype;
-  nn::set_tensor_parallel(context, place.tp, place.sequence_parallel);
-  const auto store = nn::make_activation_store(memory);
-  context.saving = nn::save_policy(memory, store);
-  auto blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  auto how = pipeline::stage_saving(memory, blocks, place.tp, store);
-  pipeline::Stage stage(std::move(blocks), std::move(how));
-  give_main_grad(stage.params());
-  shake_vectors(stage.params());
+Outcome run_stage(const config::Model& model, const StagePlace& place, const config::Memory& memory) {
+  const auto whole = whole_stage(model, kVocab, place, memory);
+  pipeline::Stage& stage = *whole;
   const nn::Microbatch batch = small_batch(kBatch, kSequence, kVocab);
   stage.forward({}, batch, nullptr);  // grows the table of rotary positions
   const cuda::MemoryMeter meter;
@@ -81,7 +65,7 @@ void over_places(const Body& body) {
     for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
       SCOPED_TRACE(testing::Message() << dtype << " tp " << tp << " sp " << sequence_parallel);
       run_ranks(tp, [&, sequence_parallel = sequence_parallel](const comm::World& world) {
-        body(Place{world.groups().tp, sequence_parallel, dtype});
+        body(StagePlace{world.groups().tp, sequence_parallel, dtype});
       });
     }
   }
@@ -97,7 +81,7 @@ TEST(ActivationMemoryRanks, FullRecomputeGivesTheBitsOfKeepingAll) {
   };
   for (const config::Model& model : variants()) {
     SCOPED_TRACE(model.family);
-    over_places([&](const Place& place) {
+    over_places([&](const StagePlace& place) {
       const Outcome expected = run_stage(model, place, {});
       for (const config::Memory& memory : forms) {
         if (memory.distribute_saved_activations && place.sequence_parallel) continue;
@@ -115,7 +99,7 @@ TEST(ActivationMemoryRanks, FullRecomputeGivesTheBitsOfKeepingAll) {
 // Five layers of equal size: what full recompute saves is a multiple of what a block keeps beside its input.
 TEST(ActivationMemoryRanks, AStageHoldsTheInputsOfItsChunksOrTheirParts) {
   for (const config::Model& model : {variants()[0], variants()[3]}) {
-    over_places([&](const Place& place) {
+    over_places([&](const StagePlace& place) {
       const auto held = [&](const config::Memory& memory) { return run_stage(model, place, memory).held; };
       const int64_t tp = place.tp.size(), rows = kSequence * kBatch / (place.sequence_parallel ? tp : 1),
                     input = rows * model.hidden_size * static_cast<int64_t>(c10::elementSize(place.dtype));

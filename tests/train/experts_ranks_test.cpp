@@ -11,29 +11,10 @@
 #include "train/legs.h"
 #include "train/memory_watch.h"
 #include "train/memory_yaml.h"
+#include "train/small_experts.h"
 
 namespace metroplex::test::experts_ranks_test {
 namespace {
-
-// Groups, a bias, a shared expert with gate; all losses; jitter and dropout.
-config::Config experts(const std::string& yaml = "") {
-  config::Config config = config::parse(
-      "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
-      " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, normalization: RMSNorm,"
-      " num_moe_experts: 4, moe_layer_freq: \"[1,0,1,1]\", moe_router_score_function: sigmoid,"
-      " moe_router_enable_expert_bias: true, moe_router_load_balancing_type: "
-      "\"aux_loss,seq_aux_loss,global_aux_loss\","
-      " moe_aux_loss_coeff: \"0.02,0.01,0.01\", moe_z_loss_coeff: 0.001, moe_input_jitter_eps: 0.1,"
-      " moe_shared_expert_intermediate_size: 8, moe_shared_expert_gate: true, hidden_dropout: 0.1,"
-      " attention_dropout: 0.1, init_method_std: 0.2}\n" +
-      yaml);
-  const config::Config base = small_gpt();
-  config.train = base.train;
-  config.optim = base.optim;
-  config.precision = base.precision;
-  config.data = base.data;
-  return config;
-}
 
 struct Grid {
   TestLayout layout;
@@ -107,7 +88,7 @@ TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
   std::map<std::pair<const Grid*, bool>, Outcome> kept;
   for (const auto& [grid, drops, form] : test::everyday(all, 2)) {
     const auto run = [&](const std::string& yaml) {
-      config::Config config = experts(yaml);
+      config::Config config = small_experts("", yaml);
       if (drops) config.model.moe_expert_capacity_factor = 1.0;
       return run_leg(on(config, *grid), {grid->layout, "", "", 0, 2});
     };
@@ -120,7 +101,7 @@ TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
 
 // ep 4 x etp 1 becomes ep 2 x etp 2 becomes one rank; the expert bias and Adam's moments among what wanders.
 TEST(ExpertsRanks, ACheckpointGoesOnInAnyOtherLayout) {
-  config::Config config = experts();
+  config::Config config = small_experts();
   config.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";  // the global loss depends on dp
   config.model.moe_aux_loss_coeff = "0.02,0.01";
   const Outcome straight = run_leg(on(config, {}), {{}, "", "", 0, 5});
@@ -149,7 +130,7 @@ TEST(ExpertsRanks, ACheckpointGoesOnInAnyOtherLayout) {
 // dispatcher, padded or not.
 TEST(ExpertsRanks, DroppedTokensAreTheSameInEveryLayoutThatKeepsMicrobatchesWhole) {
   for (const char* policy : {"probs", "position"}) {
-    config::Config config = experts();
+    config::Config config = small_experts();
     config.model.moe_router_load_balancing_type = "aux_loss";
     config.model.moe_aux_loss_coeff = "0.02";
     config.model.moe_expert_capacity_factor = 0.75;
@@ -171,16 +152,16 @@ TEST(ExpertsRanks, DroppedTokensAreTheSameInEveryLayoutThatKeepsMicrobatchesWhol
 }
 
 TEST(ExpertsRanks, TheGlobalLossIsThatOfOneRankAtEqualDataParallelSize) {
-  const Outcome one = run_leg(on(experts(), {{.dp = 2}}), {{.dp = 2}, "", "", 0, 3});
+  const Outcome one = run_leg(on(small_experts(), {{.dp = 2}}), {{.dp = 2}, "", "", 0, 3});
   for (const Grid& grid : {Grid{{.pp = 2, .dp = 2}, 1, 2}, Grid{{.tp = 2, .dp = 2, .sp = true}, 1, 4, "alltoall"},
                            Grid{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "allgather", "optim"}}) {
     SCOPED_TRACE(words(grid));
-    expect_close(run_leg(on(experts(), grid), {grid.layout, "", "", 0, 3}), one);
+    expect_close(run_leg(on(small_experts(), grid), {grid.layout, "", "", 0, 3}), one);
   }
 }
 
 TEST(ExpertsRanks, PerTokenLossesAndOverlappedSharedExpertsChangeNothingOfLayouts) {
-  config::Config config = experts();
+  config::Config config = small_experts();
   config.model.moe_router_load_balancing_type = "aux_loss";
   config.model.moe_aux_loss_coeff = "0.02";
   for (const bool per_token : {false, true}) {
@@ -199,7 +180,7 @@ TEST(ExpertsRanks, PerTokenLossesAndOverlappedSharedExpertsChangeNothingOfLayout
 
 // One routing of all tokens, whoever does the products and however tokens are sent.
 TEST(ExpertsRanks, SequentialExpertsAreTheGroupedOnes) {
-  config::Config config = experts();
+  config::Config config = small_experts();
   const Grid grid{{.dp = 2}, 1, 2, "alltoall"};
   const Outcome grouped = run_leg(on(config, grid), {grid.layout, "", "", 0, 3});
   config.model.moe_grouped_gemm = false;
@@ -214,7 +195,7 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
                              "memory: {recompute_granularity: full, recompute_method: uniform,"
                              " recompute_num_layers: 1}\n"}) {
       SCOPED_TRACE(words(grid) + " " + form);
-      config::Config config = on(experts(form), grid);
+      config::Config config = on(small_experts("", form), grid);
       config.train.log_experts_interval = 1;
       config = cut(config, grid.layout);
       std::map<std::string, at::Tensor> wanted;
@@ -269,7 +250,7 @@ TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
   for (const char* recompute : {"",
                                 "memory: {recompute_granularity: full, recompute_method: uniform,"
                                 " recompute_num_layers: 1}\n"}) {
-    config::Config config = on(experts(recompute), {});
+    config::Config config = on(small_experts("", recompute), {});
     config.train.log_experts_interval = 1;
     config = cut(config, {});
     run_cut(config, {}, [&](const comm::World& world) {
@@ -316,7 +297,7 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
                         {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "allgather"}, "", 0, false}};
   for (const Case& c : cases) {
     SCOPED_TRACE(words(c.grid) + " " + c.yaml + base::concat(" capacity ", c.capacity));
-    config::Config config = experts(c.yaml);
+    config::Config config = small_experts("", c.yaml);
     if (!c.yaml.empty()) config.precision = config::parse(c.yaml).precision;
     else config.precision.params_dtype = "fp32";
     config.train.micro_batch_size = 2;

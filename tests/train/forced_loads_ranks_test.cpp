@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "files/expert_trace.h"
+#include "support/error_of.h"
 #include "support/folder.h"
 #include "train/support.h"
 
@@ -72,10 +73,7 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
     config::Model model = config_of(1, 1).model;
     model.moe_router_force_trace = folder.at("trace");
     std::ofstream(folder.at("trace")) << head << "\n" << lines;
-    try {
-      train::forced_loads(model, {});
-    } catch (const base::Error& error) { return error.what(); }
-    return "";
+    return error_of([&] { train::forced_loads(model, {}); });
   };
   const std::string head = R"({"ep":1,"etp":1,"expert_trace":1,"layers":[1,3],"num_experts":4,"topk":2})";
   EXPECT_EQ(refusal(head, steps), "");

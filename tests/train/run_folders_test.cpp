@@ -8,31 +8,25 @@
 
 #include "base/error.h"
 #include "files/file_system.h"
+#include "support/error_of.h"
 #include "support/folder.h"
 
 namespace metroplex::test::run_folders_test {
 namespace {
-
-std::string refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const base::Error& error) { return error.what(); }
-  return "accepted";
-}
 
 TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   const Folder folder;
   files::PosixFileSystem disk;
   config::Config config;
   const std::string save = config.checkpoint.save = folder.at("ck");
-  const auto check = [&] { return refusal([&] { train::check_save_folder(config, disk); }); };
-  EXPECT_EQ(check(), "accepted") << "not there yet";
+  const auto check = [&] { return error_of([&] { train::check_save_folder(config, disk); }); };
+  EXPECT_EQ(check(), "") << "not there yet";
   disk.make_directories(save);
   disk.replace_file(save + "/.lock", "");
   disk.replace_file(save + "/run.yaml", "");
   disk.make_directories(save + "/tb");
   config.train.tensorboard_dir = save + "/tb/";
-  EXPECT_EQ(check(), "accepted") << "nothing but what the run writes itself";
+  EXPECT_EQ(check(), "") << "nothing but what the run writes itself";
   config.train.tensorboard_dir = "";
   EXPECT_NE(check().find("(tb)"), std::string::npos) << check();
   disk.make_directories(save + "/iter_0000005");
@@ -40,11 +34,11 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
     EXPECT_NE(check().find(word), std::string::npos) << check();
   for (const std::string& load : {save, save + "/", folder.at("./ck"), save + "/iter_0000005", save + "/tb/.."}) {
     config.checkpoint.load = load;
-    EXPECT_EQ(check(), "accepted") << load;
+    EXPECT_EQ(check(), "") << load;
   }
   std::filesystem::create_directory_symlink(save, folder.at("link"));
   config.checkpoint.load = folder.at("link");
-  EXPECT_EQ(check(), "accepted") << "the same through a link";
+  EXPECT_EQ(check(), "") << "the same through a link";
   config.checkpoint.finetune = true;
   for (const std::string& load : {save, save + "/iter_0000005", folder.at("link")}) {
     config.checkpoint.load = load;
@@ -53,9 +47,9 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   }
   config.checkpoint.finetune = false;
   config.checkpoint.load = folder.at("another");
-  EXPECT_NE(check(), "accepted");
+  EXPECT_NE(check(), "");
   config.checkpoint.save = "";
-  EXPECT_EQ(check(), "accepted");
+  EXPECT_EQ(check(), "");
 }
 
 TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
@@ -78,23 +72,23 @@ TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
   EXPECT_EQ(disk.read(path + ".3"), "two");
   config::Config config;
   config.checkpoint.save = folder.at("");
-  EXPECT_NE(refusal([&] { train::check_save_folder(config, disk); }), "accepted");
+  EXPECT_NE(error_of([&] { train::check_save_folder(config, disk); }), "");
   config.train.metrics_file = path;
-  EXPECT_EQ(refusal([&] { train::check_save_folder(config, disk); }), "accepted") << "they do not count as content";
+  EXPECT_EQ(error_of([&] { train::check_save_folder(config, disk); }), "") << "they do not count as content";
   disk.replace_file(path + ".old", "");
-  EXPECT_NE(refusal([&] { train::check_save_folder(config, disk); }).find(".old"), std::string::npos);
+  EXPECT_NE(error_of([&] { train::check_save_folder(config, disk); }).find(".old"), std::string::npos);
 }
 
 TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   config::Config config;
   config.checkpoint.load = config.checkpoint.save = "runs/a";
   const auto check = [&](const std::vector<std::string>& others) {
-    return refusal([&] { train::check_fresh_start(config, others); });
+    return error_of([&] { train::check_fresh_start(config, others); });
   };
-  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({}), "");
   config.train.metrics_file = "runs/a/metrics.jsonl";
   config.train.expert_trace_file = "runs/a/experts.jsonl";
-  EXPECT_EQ(check({"metrics.jsonl", "experts.jsonl"}), "accepted");
+  EXPECT_EQ(check({"metrics.jsonl", "experts.jsonl"}), "");
   EXPECT_NE(check({"metrics.jsonl", "mp_rank_00"}).find("(mp_rank_00)"), std::string::npos);
   config.checkpoint.save = "";
   EXPECT_NE(check({}).find("checkpoint.load = runs/a"), std::string::npos) << "nothing will ever be saved there";

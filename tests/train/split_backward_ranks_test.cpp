@@ -10,17 +10,11 @@ namespace metroplex::test::split_backward_ranks_test {
 namespace {
 
 config::Config model(const std::string& yaml) {
-  config::Config config = config::parse(
+  return with_small_settings(
       "model: {num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 2, ffn_hidden_size: 24,"
       " vocab_size: 50, make_vocab_size_divisible_by: 8, hidden_dropout: 0.1, attention_dropout: 0.1,"
       " init_method_std: 0.2, " +
       yaml + "}\n");
-  const config::Config base = small_gpt();
-  config.train = base.train;
-  config.optim = base.optim;
-  config.precision = base.precision;
-  config.data = base.data;
-  return config;
 }
 
 enum class Weights { in_backward, behind_it, at_the_end };

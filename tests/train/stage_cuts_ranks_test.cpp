@@ -1,9 +1,9 @@
 // A stage with every border cut, every segment an island and every sum made, has the bits of one of whole blocks.
 #include "pipeline/stage.h"
 
-#include "models/tools.h"
 #include "pipeline/cutter.h"
 #include "support/run_ranks.h"
+#include "train/whole_stage.h"
 
 namespace metroplex::test::stage_cuts_ranks_test {
 namespace {
@@ -15,28 +15,6 @@ std::vector<config::Model> models_with_dropout() {
   all[2].family = "codegeex";
   for (config::Model& model : all) model.hidden_dropout = model.attention_dropout = 0.1;
   return all;
-}
-
-struct Layout {
-  comm::Group tp;
-  bool sequence_parallel = false;
-  at::ScalarType dtype = at::kDouble;
-};
-
-std::unique_ptr<pipeline::Stage> make_stage(const config::Model& model, const Layout& layout,
-                                            const config::Memory& memory) {
-  models::ModelContext context(model);
-  context.vocab_size = kVocab;
-  context.dtype = layout.dtype;
-  nn::set_tensor_parallel(context, layout.tp, layout.sequence_parallel);
-  const auto store = nn::make_activation_store(memory);
-  context.saving = nn::save_policy(memory, store);
-  nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  auto how = pipeline::stage_saving(memory, blocks, layout.tp, store);
-  auto stage = std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
-  give_main_grad(stage->params());
-  shake_vectors(stage->params());
-  return stage;
 }
 
 // Of islands, in either pass and in repeated forwards.
@@ -76,7 +54,7 @@ TEST(StageCutsRanks, OneSegmentAtATimeGivesTheBitsOfTheWholeStage) {
         SCOPED_TRACE(testing::Message() << model.family << " " << dtype << " tp " << tp);
         run_ranks(tp, [&, sequence_parallel = sequence_parallel](const comm::World& world) {
           for (const config::Memory& memory : {config::Memory(), full, modules}) {
-            const auto stage = make_stage(model, {world.groups().tp, sequence_parallel, dtype}, memory);
+            const auto stage = whole_stage(model, kVocab, {world.groups().tp, sequence_parallel, dtype}, memory);
             int whole = 0, steps = 0;
             const auto expected = run(*stage, &whole);
             Cutter cutter;

@@ -2,31 +2,18 @@
 #include <gtest/gtest.h>
 
 #include "moe/load_meter.h"
+#include "support/error_of.h"
 #include "support/notes.h"
 #include "support/poisoned.h"
 #include "train/legs.h"
+#include "train/small_experts.h"
 
 namespace metroplex::test::static_buffers_ranks_test {
 namespace {
 
-// All losses, a bias, a shared expert, jitter and dropout: what a second run of a step must not count twice or draw
-// anew. The router's choice is skewed, so that buffers of the even load overflow in every step.
+// The router's choice is skewed, so that buffers of the even load overflow in every step.
 config::Config experts(const std::string& yaml = "") {
-  config::Config config = config::parse(
-      "model: {family: gpt, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
-      " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, normalization: RMSNorm,"
-      " num_moe_experts: 4, moe_layer_freq: \"[1,0,1,1]\", moe_router_score_function: sigmoid,"
-      " moe_router_enable_expert_bias: true, moe_router_load_balancing_type: "
-      "\"aux_loss,seq_aux_loss,global_aux_loss\","
-      " moe_aux_loss_coeff: \"0.02,0.01,0.01\", moe_z_loss_coeff: 0.001, moe_input_jitter_eps: 0.1,"
-      " moe_shared_expert_intermediate_size: 8, moe_shared_expert_gate: true, moe_shared_expert_overlap: true,"
-      " hidden_dropout: 0.1, attention_dropout: 0.1, init_method_std: 0.2, moe_router_force_skew: 1.5}\n" +
-      yaml);
-  const config::Config base = small_gpt();
-  config.train = base.train;
-  config.optim = base.optim;
-  config.precision = base.precision;
-  config.data = base.data;
+  config::Config config = small_experts(", moe_shared_expert_overlap: true, moe_router_force_skew: 1.5", yaml);
   config.train.log_experts_interval = 1;
   return config;
 }
@@ -96,14 +83,6 @@ void expect_same_bits(const Ran& got, const Ran& want) {
   for (size_t i = 0; i < want.loads.size(); ++i) EXPECT_TRUE(got.loads[i].equal(want.loads[i])) << i;
   ASSERT_EQ(got.state.size(), want.state.size());
   for (const auto& [name, values] : want.state) EXPECT_TRUE(at::equal(got.state.at(name), values)) << name;
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const base::Error& error) { return error.what(); }
-  return "";
 }
 
 const char* const kForms[] = {"",

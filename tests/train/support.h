@@ -39,16 +39,21 @@ inline config::Config small_gpt() {
       "data: {mock_data: true}\n");
 }
 
-inline config::Config small_llama() {
-  config::Config config = config::parse(
-      "model: {family: llama, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 2,"
-      " ffn_hidden_size: 24, vocab_size: 50, make_vocab_size_divisible_by: 8}\n");
+// The model of `yaml`, which may hold other sections beside it but for those of small_gpt() that are taken over.
+inline config::Config with_small_settings(const std::string& yaml) {
+  config::Config config = config::parse(yaml);
   const config::Config base = small_gpt();
   config.train = base.train;
   config.optim = base.optim;
   config.precision = base.precision;
   config.data = base.data;
   return config;
+}
+
+inline config::Config small_llama() {
+  return with_small_settings(
+      "model: {family: llama, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 2,"
+      " ffn_hidden_size: 24, vocab_size: 50, make_vocab_size_divisible_by: 8}\n");
 }
 
 inline config::Config cut(config::Config config, const TestLayout& layout) {
