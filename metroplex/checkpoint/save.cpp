@@ -83,7 +83,7 @@ class Shard {
     const Piece region = region_of(local);
     if (region.count() == 0 && files::element_count(local.global_shape) != 0) return;
     const auto [it, is_new] = tensors_.try_emplace({local.name, local.kind}, manifest_.tensors.size());
-    if (is_new) manifest_.tensors.push_back({local.name, local.kind, local.dtype, local.global_shape, {}});
+    if (is_new) manifest_.tensors.push_back({{local.name, local.kind, local.dtype, local.global_shape}, {}});
     ManifestTensor& tensor = manifest_.tensors[it->second];
     MPX_ASSERT(tensor.shape == local.global_shape && tensor.dtype == local.dtype, label(local.name, local.kind),
                " is given with two shapes or dtypes");
