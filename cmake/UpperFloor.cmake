@@ -47,7 +47,7 @@ endif()
 # Loops made for many types and instruction sets: what they cost is not their headers, and their names are alike.
 file(GLOB cpu_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/*.cpp")
 set_source_files_properties(${cpu_kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-metroplex_room(cuda TORCH LINKS metroplex_base EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
+metroplex_room(cuda TORCH LINKS metroplex_base metroplex_plan EXCLUDE ${cuda_exclude} "/no_nvcc\\.cpp$")
 file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/*.cu")
 if(cuda_kernels AND have_kernels)
   add_library(metroplex_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu

@@ -21,10 +21,10 @@ GROUND = {
     "checkpoint": ["base", "files"],
 }
 UPPER = {
-    "cuda": ["base"],
+    "cuda": ["base", "plan"],
     "comm": ["base", "topology", "cuda"],
     "nn": ["base", "config", "topology", "cuda", "comm"],
-    "moe": ["base", "config", "comm", "nn", "cuda", "topology"],
+    "moe": ["base", "config", "plan", "comm", "nn", "cuda", "topology"],
     "models": ["base", "config", "comm", "nn", "moe", "cuda", "topology"],
     "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],

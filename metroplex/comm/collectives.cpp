@@ -172,6 +172,32 @@ Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_
   return Handle();
 }
 
+namespace {
+
+// rows [h, ...] at home, slots [s, ...].
+void check_owners(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& owners, const Group& group) {
+  MPX_ASSERT(rows.is_contiguous() && slots.is_contiguous() && owners.is_contiguous() && rows.dim() > 0 &&
+                 rows.sizes().slice(1) == slots.sizes().slice(1) && rows.dtype() == slots.dtype(),
+             "rows of ", rows.sizes(), " ", rows.dtype(), " and slots of ", slots.sizes(), " ", slots.dtype());
+  MPX_ASSERT(owners.scalar_type() == at::kInt && owners.numel() == group.size() * slots.size(0) &&
+                 owners.device() == rows.device(),
+             "int32 owners of ", slots.size(0), " slots on each of ", group.size(), " members are beside the rows");
+}
+
+}  // namespace
+
+Handle fetch_rows_async(const at::Tensor& out, const at::Tensor& in, const at::Tensor& owners, const Group& group) {
+  check_owners(in, out, owners, group);
+  if (group.size() == 1) return Handle();
+  return Handle(group.backend().fetch_rows(out.detach(), in.detach(), owners, group.index()));
+}
+
+Handle return_rows_async(const at::Tensor& sum, const at::Tensor& in, const at::Tensor& owners, const Group& group) {
+  check_owners(sum, in, owners, group);
+  if (group.size() == 1) return Handle();
+  return Handle(group.backend().return_rows(sum.detach(), in.detach(), owners, group.index()));
+}
+
 void barrier(const Group& group) {
   if (group.size() > 1) group.backend().barrier();
 }

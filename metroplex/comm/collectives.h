@@ -58,6 +58,12 @@ struct Exchange {
 // are `in`, and the counts that come are those that had been sent. A group of one copies.
 [[nodiscard]] Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_t capacity,
                                          const at::Tensor& overflow, const Group& group);
+// Rows to the slots that want them and, to be added up, back to their owners: GroupBackend::fetch_rows and
+// return_rows. A group of one wants none.
+[[nodiscard]] Handle fetch_rows_async(const at::Tensor& out, const at::Tensor& in, const at::Tensor& owners,
+                                      const Group& group);
+[[nodiscard]] Handle return_rows_async(const at::Tensor& sum, const at::Tensor& in, const at::Tensor& owners,
+                                       const Group& group);
 void barrier(const Group& group);
 
 // The own slice along `dim` of a tensor that every member holds whole. No communication.

@@ -14,6 +14,8 @@ const char* to_string(Purpose purpose) {
       return "layers";
     case Purpose::experts:
       return "experts";
+    case Purpose::clones:
+      return "clones";
     case Purpose::gradients:
       return "gradients";
     case Purpose::pipeline:

@@ -21,6 +21,7 @@ enum class Purpose {
   run,         // what ranks agree on before the first step and between steps
   layers,      // collectives inside a layer: tensor and context parallelism, sums of a router's losses
   experts,     // rows of tokens to experts and back
+  clones,      // weights of experts to their clones, and gradients back
   gradients,   // gradients, sharded parameters, norms, and what an optimizer puts together
   pipeline,    // messages between stages, which each pair of ranks issues in an order of its own
   batch,       // the broadcast of data

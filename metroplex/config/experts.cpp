@@ -237,9 +237,13 @@ int64_t expert_capacity(const Model& model, int64_t tokens) {
 
 bool pads_to_capacity(const Model& model) { return model.has_capacity() && model.moe_pad_expert_input_to_capacity; }
 
+int64_t echo_slots(const Model& model, int64_t ep) {
+  return model.moe_enable_echo ? model.moe_num_echo_experts / ep : 0;
+}
+
 // Of one rank to one rank, at most: a token goes to an expert once.
 static int64_t most_rows_of_pair(const Model& model, int64_t tokens, int64_t ep) {
-  return tokens * std::min(model.moe_router_topk, model.num_moe_experts / ep);
+  return tokens * std::min(model.moe_router_topk, model.num_moe_experts / ep + echo_slots(model, ep));
 }
 
 static int64_t share(double factor, int64_t rows, int64_t ep, int64_t most) {
@@ -257,6 +261,14 @@ int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep) {
   const int64_t most = most_rows_of_pair(model, tokens, ep);
   if (model.moe_rank_pair_capacity_factor == 0) return most;
   return share(model.moe_rank_pair_capacity_factor, tokens * model.moe_router_topk, ep, most);
+}
+
+int64_t echo_eps_basis_points(const Model& model) { return std::llround(model.moe_echo_eps * 10000); }
+
+bool echo_plans_on_device(const Model& model) {
+  const bool on_warps =
+      model.moe_echo_planner == EchoPlanner::capfill || model.moe_echo_planner == EchoPlanner::exact;
+  return on_warps && !model.moe_echo_enable_random_offloading;
 }
 
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks) {

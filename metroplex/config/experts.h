@@ -55,6 +55,12 @@ bool pads_to_capacity(const Model& model);
 // that one rank sends to another at most. No more than can come.
 int64_t rank_capacity(const Model& model, int64_t tokens, int64_t etp, int64_t ep);
 int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep);
+// Slots for clones on each rank of ep.
+int64_t echo_slots(const Model& model, int64_t ep);
+// Of model.moe_enable_echo. How far from the mean the largest load may be for a plan of fewer clones, in 1/10000.
+int64_t echo_eps_basis_points(const Model& model);
+// Whether plans can be made on a GPU.
+bool echo_plans_on_device(const Model& model);
 // model.moe_token_dispatcher_type; where it is auto, local for one rank, else alltoall. expert_ranks: those that
 // share a layer's experts, etp * ep.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);

@@ -45,6 +45,7 @@ void check_device(Rules& rules);
 void check_not_built_yet(Rules& rules);
 void check_model(Rules& rules);
 void check_experts(Rules& rules);
+void check_echo(Rules& rules);  // of a model with experts
 void check_pipeline(Rules& rules);
 void check_batch(Rules& rules);
 void check_lengths(Rules& rules);

@@ -239,6 +239,7 @@ void check_experts(Rules& rules) {
   check_sinkhorn(rules);
   check_forced(rules);
   check_shared(rules);
+  check_echo(rules);
 }
 
 }  // namespace metroplex::config

@@ -58,6 +58,9 @@ void check_iteration(Rules& rules) {
                 concat("captures layers with experts only where the host reads nothing: with ",
                        "model.moe_grouped_gemm = false ", kRowsAreRead),
                 "set moe_grouped_gemm, or use transformer_engine with cuda_graph_modules = attn");
+  rules.require(m.moe_echo_dump_dir.empty(), "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
+                "reads every plan of clones on the host, which " + captured + " leaves out of a step",
+                "leave it out, or cuda_graph_impl = none");
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload != Offload::file, "memory.offload_activations", offload,
                 "writes and reads a file on the host, which " + captured + " leaves out of a step",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -29,6 +30,14 @@ struct StaticBuffers {
   std::vector<Layer> layers;
 };
 
+// Which experts are cloned where, of one microbatch of a layer (plan/echo.h). C clones: the slots of each rank of ep.
+struct ClonePlan {
+  at::Tensor owners;       // [C] int32: the expert that a slot is a clone of, -1: none
+  at::Tensor counts;       // [ep, E] int64: rows of each source rank for each expert
+  at::Tensor source_rows;  // [ep, C] int64: of each source rank, those that go to each clone
+  at::Tensor loads;        // [2, ep] int64: rows of each rank without clones and with them
+};
+
 struct ExpertContext {
   // The ranks that tokens of a layer may visit: those that differ in etp and ep only. Member i holds part i % etp of
   // the experts [p E / ep, (p + 1) E / ep) with p = i / etp.
@@ -37,6 +46,8 @@ struct ExpertContext {
   // Of each rank, behind its home experts, for clones of experts of other ranks. With them the columns that tokens
   // are sent to are the local groups of each rank of ep in turn: E / ep home experts, then the slots.
   int slots = 0;
+  comm::Group
+      clones;  // those of `experts` with the same part: weights of clones travel here, member i from rank i of ep
   // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
   // at the same place of all nodes.
   comm::Group node, across;
@@ -48,7 +59,9 @@ struct ExpertContext {
   // [cuda::kernels::kStepFlags] int32, where layers raise what must keep a step from updating. Undefined: nobody
   // looks.
   at::Tensor step_flags;
-  std::shared_ptr<StaticBuffers> buffers;             // null: whoever finds no room is left out
+  std::shared_ptr<StaticBuffers> buffers;  // null: whoever finds no room is left out
+  // Is called with every plan of clones of a forward that counts (LoadMeter::count). Null: nobody wants to see them.
+  std::function<void(int64_t layer, const ClonePlan&)> on_clone_plan;
   std::shared_ptr<const RecordedLoads> forced_loads;  // what this rank's tokens are dealt out by; null: nothing
 
   int etp_rank() const { return experts.index() % etp; }

@@ -28,6 +28,7 @@ void add_plan(nn::Values& values, const DispatchPlan& plan) {
   add(values, kPlanSource, plan.permutation.source);
   add(values, kPlanCounts, plan.permutation.counts);
   add(values, kRankCounts, plan.rank_counts);
+  add(values, kCloneOwners, plan.clones.owners);
 }
 
 void add_plan(nn::Values& values, const CombinePlan& plan) {
@@ -41,7 +42,8 @@ void add_plan(nn::Values& values, const CombinePlan& plan) {
 
 DispatchPlan dispatch_plan_in(const nn::Values& values, int64_t topk) {
   return {{found(values, kPlanRows), found(values, kPlanSource), found(values, kPlanCounts), topk},
-          found(values, kRankCounts)};
+          found(values, kRankCounts),
+          {found(values, kCloneOwners), {}, {}, {}}};
 }
 
 CombinePlan combine_plan_in(const nn::Values& values, int64_t topk) {
@@ -65,7 +67,7 @@ CloneWeights clones_in(const nn::Values& values) {
 }
 
 nn::Values without_dispatch_plan(const nn::Values& values) {
-  constexpr std::string_view kNames[] = {kPlanRows, kPlanSource, kPlanCounts, kRankCounts};
+  constexpr std::string_view kNames[] = {kPlanRows, kPlanSource, kPlanCounts, kRankCounts, kCloneOwners};
   nn::Values out;
   for (const nn::Values::Entry& entry : values) {
     if (std::find(std::begin(kNames), std::end(kNames), entry.name) == std::end(kNames))

@@ -7,6 +7,7 @@ namespace metroplex::moe {
 
 // Each in the file of its name.
 using MakeDispatcher = std::unique_ptr<Dispatcher>(DispatcherSpec spec);
+std::unique_ptr<Dispatcher> make_echo(DispatcherSpec spec, std::unique_ptr<Dispatcher> rows);
 MakeDispatcher make_local, make_all_gather, make_all_to_all, make_hierarchical, make_static_buffer;
 
 namespace {
@@ -26,6 +27,13 @@ constexpr Row kDispatchers[] = {{config::TokenDispatcher::local, make_local},
 
 int64_t DispatcherSpec::capacity(int64_t tokens) const {
   return model.has_capacity() ? config::expert_capacity(model, tokens) : 0;
+}
+
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherSpec spec) {
+  const config::TokenDispatcher type = config::token_dispatcher(spec.model, spec.experts.experts.size());
+  const bool clones = spec.model.moe_enable_echo;
+  std::unique_ptr<Dispatcher> rows = make_dispatcher(type, spec);
+  return clones ? make_echo(std::move(spec), std::move(rows)) : std::move(rows);
 }
 
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec) {

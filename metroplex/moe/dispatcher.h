@@ -12,6 +12,7 @@
 #include "config/experts.h"
 #include "config/model.h"
 #include "cuda/launch_point.h"
+#include "moe/clones.h"
 #include "moe/context.h"
 #include "moe/exchange.h"
 #include "moe/experts.h"
@@ -38,6 +39,7 @@ struct DispatcherSpec {
 struct DispatchPlan {
   Permutation permutation;  // of tokens to rows sorted by rank and expert
   at::Tensor rank_counts;   // [ranks, columns] int64: rows that each rank sends, where rows are exchanged
+  ClonePlan clones = {};    // with clones; of these only the owners are a value of a layer
 };
 
 // Rows on their way to the ranks of their experts.
@@ -47,6 +49,7 @@ struct DispatchUnderWay {
   RowsUnderWay rows, rows_probs;                         // those that do
   RowTable table = {};                                   // who sends how many to whom
   CountedRowsUnderWay counted = {}, counted_probs = {};  // of the dispatcher static_buffer
+  ClonesUnderWay clones = {};
 };
 
 // What combine() needs of a dispatch.
@@ -62,6 +65,7 @@ struct Dispatched {
   CombinePlan back;
   // Undefined without slots. Differentiable, and nn::keep_gradient_type: backward brings their gradients home.
   CloneWeights clones = {};
+  ClonesUnderWay clones_under_way = {};  // or these, which are still to come
 };
 
 // plan(), start_dispatch(), finish_dispatch() and combine(), in this order, are collective over the experts' ranks.
@@ -88,7 +92,9 @@ class Dispatcher {
   DispatcherSpec spec_;
 };
 
-// `type` is not auto, and takes the place of the model's.
+// The one of the model, which with model.moe_enable_echo sends clones.
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherSpec spec);
+// `type` is not auto, and takes the place of the model's. Without clones.
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec);
 
 }  // namespace metroplex::moe

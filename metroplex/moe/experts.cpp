@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "moe/clones.h"
 #include "nn/autograd_node.h"
 #include "config/experts.h"
 #include "cuda/host_read.h"
@@ -49,6 +50,7 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       scales_input_(model.moe_apply_probs_on_input),
       first_of_etp_(at.etp_rank() == 0),
       slots_(at.slots),
+      clones_(at.clones),
       products_(context.target, at.local_groups(model.num_moe_experts)),
       rows_(nn::activation_spec(model, context.target)) {
   const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
@@ -188,7 +190,7 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
   return of_clones;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given) {
+at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners) {
   MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
@@ -203,7 +205,7 @@ at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given) {
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
-  Kept kept{saving_.keep(x), saving_.keep(inner), {}, factors, counts, keep(clones)};
+  Kept kept{saving_.keep(x), saving_.keep(inner), {}, factors, counts, keep(clones, owners)};
   kept.activated = keep_activated(activated, kept);
   std::vector<at::Tensor> inputs{in.x, in.probs};
   if (slots_ > 0) inputs.insert(inputs.end(), {given.fc1, given.fc2, given.bias1, given.bias2});
@@ -217,9 +219,13 @@ at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given) {
       });
 }
 
-Experts::KeptClones Experts::keep(const CloneWeights& clones) const {
+Experts::KeptClones Experts::keep(const CloneWeights& clones, const at::Tensor& owners) const {
   const auto keep = [&](const at::Tensor& x) { return x.defined() ? saving_.keep(x) : nn::Saved(); };
-  return {keep(clones.fc1), keep(clones.fc2), keep(clones.bias1), keep(clones.bias2)};
+  const auto keep_weight = [&](const at::Tensor& x, const nn::Param& home) {
+    if (!owners.defined()) return keep(x);
+    return nn::Saved::recomputed([this, &home, owners] { return fetched_clones(home, owners, slots_, clones_); });
+  };
+  return {keep_weight(clones.fc1, fc1_), keep_weight(clones.fc2, fc2_), keep(clones.bias1), keep(clones.bias2)};
 }
 
 nn::Saved Experts::keep_activated(const at::Tensor& activated, const Kept& kept) const {

@@ -51,7 +51,9 @@ class Experts {
   // [R, h], differentiable in x, probs and clones. Rows behind the last are unspecified, in gradients too. Gradients
   // of home experts are added to main_grad; those of clones are what the home has to add there: all of each slot,
   // zeros without rows, in the type in which the home's main_grad is accumulated.
-  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {});
+  // With `owners` (ClonePlan::owners) backward fetches the weights of clones again, which is collective over the
+  // ranks of ExpertContext::clones, and forward keeps none.
+  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {}, const at::Tensor& owners = {});
   HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Whether forward and backward wait for the counts on the host.
@@ -85,7 +87,7 @@ class Experts {
   // forward or input_gradient: of all rows, with the weight of each one's expert.
   at::Tensor product(cuda::kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
-  KeptClones keep(const CloneWeights& clones) const;
+  KeptClones keep(const CloneWeights& clones, const at::Tensor& owners) const;
   nn::Saved keep_activated(const at::Tensor& activated, const Kept& kept) const;
   // Of x and probs, and with slots of the clones' weights in their order.
   nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
@@ -101,6 +103,7 @@ class Experts {
   nn::SavePolicy saving_;
   bool grouped_, scales_input_, first_of_etp_;
   int64_t slots_;
+  comm::Group clones_;
   GroupedProduct products_;
   ExpertRowKernels rows_;
   nn::Param fc1_, fc2_;

@@ -90,14 +90,21 @@ class PlanSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     LoadMeter::Layer* const meter = meter_of(*layer_, context);
     nn::Values out = without(in, {kTopExperts});
-    add_plan(out, timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
-                        [&] { return layer_->dispatcher->plan(in.tensor(kTopExperts)); }));
+    const DispatchPlan plan = timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
+                                    [&] { return layer_->dispatcher->plan(in.tensor(kTopExperts)); });
+    if (plan.clones.owners.defined() && context.batch.training && !context.is_recompute) {
+      if (meter != nullptr) layer_->context.meter->count_clones(layer_->spec.layer, plan.clones);
+      if (layer_->context.on_clone_plan) layer_->context.on_clone_plan(layer_->spec.layer, plan.clones);
+    }
+    add_plan(out, plan);
     return out;
   }
 
   void collect_params(std::vector<nn::Param*>&) override {}
   void collect_step_counts(std::vector<at::Tensor>& counts) override {
     layer_->dispatcher->collect_step_counts(counts);
+    if (layer_->context.meter && layer_->context.slots > 0)
+      counts.push_back(layer_->context.meter->clones_of(layer_->spec.layer));
   }
   nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_preprocess}; }
 
@@ -113,13 +120,15 @@ class DispatchSegment final : public nn::Segment {
   DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
       : layer_(std::move(layer)),
         name_(layer_->spec.name + ".dispatch"),
-        overlaps_(model.moe_shared_expert_overlap) {}
+        overlaps_(model.moe_shared_expert_overlap),
+        fetches_again_(model.moe_echo_recompute_expert_dispatch) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     LoadMeter::Layer* const meter = meter_of(*layer_, context);
     double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
     const at::Tensor& x_sbh = in.tensor(kInput);
+    const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
     nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs}));
     at::Tensor shared;
     if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
@@ -128,13 +137,18 @@ class DispatchSegment final : public nn::Segment {
                                                 dispatch_plan_in(in, layer_->topk));
     });
     if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
-    const Dispatched dispatched =
+    Dispatched dispatched =
         timed(layer_->target, ms, [&] { return layer_->dispatcher->finish_dispatch(std::move(under_way)); });
+    if (dispatched.clones_under_way.defined()) {
+      dispatched.clones = timed(layer_->target, meter != nullptr ? &meter->clones_ms : nullptr,
+                                [&] { return dispatched.clones_under_way.finish(); });
+    }
     add_plan(out, dispatched.back);
     if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
     const ExpertRows& rows = dispatched.rows;
     out.add(kRows, rows.x).add(kRowProbs, rows.probs).add(kRowCounts, rows.counts);
     add_clones(out, dispatched.clones);
+    if (owners.defined() && fetches_again_) out.add(kCloneOwners, owners);
     if (shared.defined()) out.add(kSharedOutput, shared);
     return out;
   }
@@ -151,7 +165,7 @@ class DispatchSegment final : public nn::Segment {
  private:
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  bool overlaps_;
+  bool overlaps_, fetches_again_;
 };
 
 class ExpertsSegment final : public nn::Segment {
@@ -161,10 +175,11 @@ class ExpertsSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
-    nn::Values out =
-        without(in, {kRows, kRowProbs, kRowCounts, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
-    out.add(kRowOutput,
-            layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)}, clones_in(in)));
+    nn::Values out = without(
+        in, {kRows, kRowProbs, kRowCounts, kCloneOwners, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
+    const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
+    out.add(kRowOutput, layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)},
+                                                clones_in(in), owners));
     return out;
   }
 
@@ -220,8 +235,7 @@ ExpertsLayer::ExpertsLayer(ExpertsLayerSpec its_spec, const config::Model& model
       target(its_context.target),
       context(at),
       experts(spec.name + ".experts", model, its_context, at),
-      dispatcher(make_dispatcher(config::token_dispatcher(model, at.experts.size()),
-                                 {at, its_context.target, model, &experts, spec.layer})) {
+      dispatcher(make_dispatcher({at, its_context.target, model, &experts, spec.layer})) {
   if (model.moe_shared_expert_intermediate_size > 0)
     shared.emplace(spec.name + ".shared_experts", model, its_context);
 }

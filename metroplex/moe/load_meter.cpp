@@ -25,8 +25,27 @@ void LoadMeter::count(int64_t number, const at::Tensor& experts) {
   of.dropped.add_(experts.lt(0).sum());
 }
 
+const at::Tensor& LoadMeter::clones_of(int64_t number) {
+  at::Tensor& clones = layer(number).clones;
+  if (!clones.defined())
+    clones = at::zeros({kCloneNumbers}, at::TensorOptions().dtype(at::kDouble).device(target_.memory()));
+  return clones;
+}
+
+void LoadMeter::count_clones(int64_t number, const ClonePlan& plan) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor sums = clones_of(number), rows = plan.loads.to(at::kDouble);
+  const at::Tensor even = rows.sum(1).div_(rows.size(1));
+  const at::Tensor uneven = at::where(even.gt(0), rows.amax(1) / even, 1.0);  // without and with clones
+  sums.select(0, kPlans).add_(1);
+  sums.select(0, kClones).add_(plan.owners.ge(0).sum());
+  sums.narrow(0, kBefore, 2).add_(uneven);
+  const at::Tensor worst = sums.select(0, kWorstAfter);
+  worst.copy_(at::maximum(worst, uneven.select(0, 1)));
+}
+
 void LoadMeter::reset_times() {
-  for (auto& [number, of] : layers_) of.dispatch_ms = of.combine_ms = 0;
+  for (auto& [number, of] : layers_) of.dispatch_ms = of.combine_ms = of.clones_ms = 0;
 }
 
 }  // namespace metroplex::moe

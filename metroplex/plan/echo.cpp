@@ -38,6 +38,19 @@ void sum_counts(const EchoCounts& counts, EchoWorkspace& work) {
   }
 }
 
+void run_planner(EchoTask task) {
+  switch (task.options.planner) {
+    case config::EchoPlanner::greedy:
+      return echo_greedy(task);
+    case config::EchoPlanner::binpack:
+      return echo_binpack(task);
+    case config::EchoPlanner::capfill:
+      return echo_capfill(task);
+    case config::EchoPlanner::exact:
+      return echo_exact(task);
+  }
+}
+
 void final_loads(EchoTask task, EchoPlan& plan) {
   plan.final_loads = task.work.loads;
   for (int clone = 0; clone < task.sizes.clones(); ++clone) {
@@ -63,20 +76,8 @@ void plan_echo(const EchoCounts& counts, const EchoOptions& options, EchoWorkspa
   reserve(sizes, workspace, plan);
   sum_counts(counts, workspace);
   const EchoTask task{sizes, options, workspace};
-  switch (options.planner) {
-    case config::EchoPlanner::greedy:
-      echo_greedy(task);
-      break;
-    case config::EchoPlanner::binpack:
-      echo_binpack(task);
-      break;
-    case config::EchoPlanner::capfill:
-      echo_capfill(task);
-      break;
-    case config::EchoPlanner::exact:
-      echo_exact(task);
-      break;
-  }
+  if (options.random) echo_random(counts, task);
+  else run_planner(task);
   plan.sizes = sizes;
   plan.owner = workspace.best.owner;
   plan.rows = workspace.best.rows;

@@ -16,14 +16,16 @@ namespace metroplex::plan {
 struct EchoSizes {
   int ranks = 1, experts = 1, slots = 0;
 
-  int home_experts() const { return experts / ranks; }
-  int home(int expert) const { return expert / home_experts(); }
-  int clones() const { return ranks * slots; }
-  int rank_of_clone(int clone) const { return clone / slots; }
+  constexpr int home_experts() const { return experts / ranks; }
+  constexpr int home(int expert) const { return expert / home_experts(); }
+  constexpr int clones() const { return ranks * slots; }
+  constexpr int rank_of_clone(int clone) const { return clone / slots; }
   // Columns that rows are sent to: of each rank its home experts and then its slots.
-  int columns() const { return experts + clones(); }
-  int column_of_expert(int expert) const { return home(expert) * (home_experts() + slots) + expert % home_experts(); }
-  int column_of_clone(int clone) const {
+  constexpr int columns() const { return experts + clones(); }
+  constexpr int column_of_expert(int expert) const {
+    return home(expert) * (home_experts() + slots) + expert % home_experts();
+  }
+  constexpr int column_of_clone(int clone) const {
     return rank_of_clone(clone) * (home_experts() + slots) + home_experts() + clone % slots;
   }
   bool operator==(const EchoSizes&) const = default;
@@ -51,6 +53,10 @@ struct EchoOptions {
   double reclaim = 0;
   // capfill, exact: of homes that would do alike, one among as many neighbours of the clone's rank. 0: no preference.
   int ranks_per_node = 0;
+  // Instead of a planner, for tests: owners and rows are drawn, whatever the load, out of the counts and `seed`. So
+  // whoever plans the same counts again gets the same plan.
+  bool random = false;
+  uint64_t seed = 0;
   // Rounds breadth_then_depth and reclaim in float32, to replay what another program recorded.
   bool float32 = false;
 };
@@ -88,7 +94,7 @@ struct EchoWorkspace {
 
 // capfill needs few clones; exact reaches ceil(rows / ranks) on every rank with experts / ranks slots, and with fewer
 // the best that it finds; greedy and binpack (one slot) are what other programs do. A plan never makes the largest
-// load larger.
+// load larger, unless it is random.
 void plan_echo(const EchoCounts& counts, const EchoOptions& options, EchoWorkspace& workspace, EchoPlan& plan);
 EchoPlan plan_echo(const EchoCounts& counts, const EchoOptions& options);
 

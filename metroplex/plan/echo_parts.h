@@ -25,6 +25,7 @@ void echo_greedy(EchoTask task);
 void echo_binpack(EchoTask task);
 void echo_capfill(EchoTask task);
 void echo_exact(EchoTask task);
+void echo_random(const EchoCounts& counts, EchoTask task);
 void echo_split(const EchoCounts& counts, EchoTask task, EchoPlan& plan);
 
 // No slot taken, all rows at home.

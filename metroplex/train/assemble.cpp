@@ -13,6 +13,7 @@
 #include "plan/schedules/registry.h"
 #include "plan/layout.h"
 #include "plan/verify.h"
+#include "train/clone_dump.h"
 #include "train/expert_loads.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"
@@ -226,6 +227,8 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->experts->step_flags =
         at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
     a->experts->buffers = std::make_shared<moe::StaticBuffers>();
+    if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
+      a->experts->on_clone_plan = clone_dump(config.model.moe_echo_dump_dir, world.rank(), world.target());
   }
   if (!forward_only && counts_experts(config))
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());

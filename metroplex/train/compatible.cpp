@@ -37,13 +37,16 @@ const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by",
                                           "moe_pad_expert_input_to_capacity",
                                           "moe_token_drop_policy",
                                           "moe_token_dispatcher_type",
+                                          "moe_expert_rank_capacity_factor",
+                                          "moe_rank_pair_capacity_factor",
+                                          "moe_overflow_policy",
                                           "moe_grouped_gemm",
                                           "moe_shared_expert_overlap"};
 
 const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
 
 bool matters(const std::string& name, const Config& here, const Config& there) {
-  if (kSameFunction.contains(name)) return false;
+  if (kSameFunction.contains(name) || name.find("_echo") != std::string::npos) return false;
   const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };

@@ -132,6 +132,9 @@ std::vector<ExpertMetrics> ExpertLoads::table() {
     m.dropped = assigned > 0 ? of[kDropped] / assigned : 0;
     m.dispatch_ms = of[kDispatchMs] / steps;
     m.combine_ms = of[kCombineMs] / steps;
+    if (const double plans = of[kPlans]; plans > 0)
+      m.clones = {of[kClones] / plans, of[kBeforeClones] / plans, of[kAfterClones] / plans, of[kWorstAfterClones],
+                  of[kClonesMs] / steps};
     layers.push_back(m);
   }
   return layers;

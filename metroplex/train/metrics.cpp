@@ -42,21 +42,30 @@ std::string json_number(double value) {
 using Numbers = std::vector<std::pair<std::string, double>>;
 
 Numbers numbers_of(const ExpertMetrics& m) {
-  return {{"steps", static_cast<double>(m.steps)},
-          {"tokens min", m.least},
-          {"tokens p10", m.p10},
-          {"tokens p50", m.p50},
-          {"tokens p90", m.p90},
-          {"tokens max", m.most},
-          {"experts max over mean", m.experts.together},
-          {"experts max over mean of a step", m.experts.mean},
-          {"experts max over mean of the worst step", m.experts.worst},
-          {"ranks max over mean", m.ranks.together},
-          {"ranks max over mean of a step", m.ranks.mean},
-          {"ranks max over mean of the worst step", m.ranks.worst},
-          {"dropped", m.dropped},
-          {"dispatch ms", m.dispatch_ms},
-          {"combine ms", m.combine_ms}};
+  Numbers numbers{{"steps", static_cast<double>(m.steps)},
+                  {"tokens min", m.least},
+                  {"tokens p10", m.p10},
+                  {"tokens p50", m.p50},
+                  {"tokens p90", m.p90},
+                  {"tokens max", m.most},
+                  {"experts max over mean", m.experts.together},
+                  {"experts max over mean of a step", m.experts.mean},
+                  {"experts max over mean of the worst step", m.experts.worst},
+                  {"ranks max over mean", m.ranks.together},
+                  {"ranks max over mean of a step", m.ranks.mean},
+                  {"ranks max over mean of the worst step", m.ranks.worst},
+                  {"dropped", m.dropped},
+                  {"dispatch ms", m.dispatch_ms},
+                  {"combine ms", m.combine_ms}};
+  if (m.clones) {
+    const CloneMetrics& c = *m.clones;
+    numbers.insert(numbers.end(), {{"clones", c.clones},
+                                   {"ranks max over mean without clones", c.before},
+                                   {"ranks max over mean with clones", c.after},
+                                   {"ranks max over mean with clones, worst", c.worst},
+                                   {"clones ms", c.ms}});
+  }
+  return numbers;
 }
 
 std::string json_text(const std::vector<ExpertMetrics>& layers) {
@@ -121,6 +130,15 @@ std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers) 
       line += format(" %7.3f %7.3f %7.3f |", of.together, of.mean, of.worst);
     line += format(" %6.2f%% | %8.2f %8.2f", 100 * m.dropped, m.dispatch_ms, m.combine_ms);
     lines.push_back(line);
+  }
+  if (std::none_of(layers.begin(), layers.end(), [](const ExpertMetrics& m) { return m.clones.has_value(); }))
+    return lines;
+  lines.push_back(" clones: rows of a rank, max / mean, means of the plans");
+  lines.push_back(" layer   clones  without     with    worst | slowest rank waits, ms a step");
+  for (const ExpertMetrics& m : layers) {
+    if (!m.clones) continue;
+    lines.push_back(format(" %5ld %8.1f %8.3f %8.3f %8.3f | %8.2f", m.layer, m.clones->clones, m.clones->before,
+                           m.clones->after, m.clones->worst, m.clones->ms));
   }
   return lines;
 }

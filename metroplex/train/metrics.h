@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@
 namespace metroplex::train {
 
 // The load of the experts of one layer, over the steps since the last table; tokens and times are means of them.
+// Means over the plans of clones of a layer, one for each microbatch and group of ranks that share its experts.
+struct CloneMetrics {
+  double clones = 0;             // made by a plan
+  double before = 1, after = 1;  // largest over mean of the rows of a rank, without and with clones
+  double worst = 1;              // the largest `after`
+  double ms = 0;                 // a step waited for weights of clones, the slowest rank, on the host's clock
+};
+
 struct ExpertMetrics {
   int64_t layer = 0, steps = 1;
   double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens of an expert, over the experts
@@ -22,6 +31,7 @@ struct ExpertMetrics {
   files::Imbalance ranks = {};             // tokens of a rank's experts, over the ranks that hold experts
   double dropped = 0;                      // share of the assignments
   double dispatch_ms = 0, combine_ms = 0;  // of the slowest rank, on the host's clock
+  std::optional<CloneMetrics> clones = {};
 };
 
 // One step as it was.

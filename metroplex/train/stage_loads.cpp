@@ -29,7 +29,8 @@ void StageLoads::make(int64_t layers) {
   of_ranks_ = at::zeros({layers, experts_.ep}, counts_.options());
   summed_ = at::zeros({layers, 2}, counts_.options());
   worst_ = at::zeros({layers, 2}, counts_.options());
-  times_ = at::zeros({layers, 2}, at::kDouble);
+  times_ = at::zeros({layers, 3}, at::kDouble);
+  clones_ = at::zeros({layers, moe::LoadMeter::kCloneNumbers}, counts_.options());
 }
 
 void StageLoads::keep_step() {
@@ -44,9 +45,23 @@ void StageLoads::keep_step() {
     counts.push_back(of.counts);
     *times++ += of.dispatch_ms;
     *times++ += of.combine_ms;
+    *times++ += of.clones_ms;
   }
+  keep_clones();
   kept_.select(0, kept_steps_++).copy_(at::stack(counts));
   experts_.meter->reset_times();
+}
+
+void StageLoads::keep_clones() {
+  constexpr int64_t kWorst = moe::LoadMeter::kWorstAfter;
+  int64_t row = 0;
+  for (const auto& [number, of] : experts_.meter->layers()) {
+    const at::Tensor sums = clones_.select(0, row++);
+    if (!of.clones.defined()) continue;
+    const at::Tensor worst = at::maximum(sums.select(0, kWorst), of.clones.select(0, kWorst));
+    sums.add_(of.clones);
+    sums.select(0, kWorst).copy_(worst);
+  }
 }
 
 at::Tensor StageLoads::last_step() const {
@@ -76,15 +91,21 @@ void StageLoads::add_up() {
 at::Tensor StageLoads::sums() {
   if (!kept_.defined()) return at::zeros({0, num_experts_ + kLoadNumbers}, at::kDouble);
   if (kept_steps_ > 0) add_up();
-  const at::Tensor largest = at::cat({of_ranks_.amax(-1, true), times_.to(counts_.device())}, 1);
+  constexpr int64_t kWorst = moe::LoadMeter::kWorstAfter;
+  const at::Tensor times = times_.to(counts_.device());
+  const at::Tensor largest = at::cat({of_ranks_.amax(-1, true), times, clones_.narrow(1, kWorst, 1)}, 1);
   comm::all_reduce(largest, experts_.tp_dp_cp, comm::ReduceOp::max);
-  return at::cat({counts_, largest, summed_, worst_}, 1);
+  const at::Tensor clones = clones_.narrow(1, 0, kWorst).clone();
+  comm::all_reduce(clones, experts_.tp_dp_cp);
+  return at::cat(
+      {counts_, largest.narrow(1, 0, 3), summed_, worst_, clones, largest.narrow(1, 4, 1), largest.narrow(1, 3, 1)},
+      1);
 }
 
 void StageLoads::reset() {
   steps_ = kept_steps_ = 0;
   if (!kept_.defined()) return;
-  for (const at::Tensor& of : {counts_, of_ranks_, times_, summed_, worst_}) of.zero_();
+  for (const at::Tensor& of : {counts_, of_ranks_, times_, summed_, worst_, clones_}) of.zero_();
 }
 
 }  // namespace metroplex::train

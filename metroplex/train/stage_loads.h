@@ -23,6 +23,14 @@ enum LoadNumber {
   kRanksSum,
   kExpertsWorst,
   kRanksWorst,
+  // Of clones, over the plans of all groups of ranks that share experts: moe::LoadMeter::CloneNumber; milliseconds
+  // of the slowest rank's waiting for them. Zeros without clones.
+  kPlans,
+  kClones,
+  kBeforeClones,
+  kAfterClones,
+  kWorstAfterClones,
+  kClonesMs,
   kLoadNumbers
 };
 
@@ -43,6 +51,7 @@ class StageLoads {
 
  private:
   void make(int64_t layers);
+  void keep_clones();
   void add_up();
 
   const moe::ExpertContext& experts_;
@@ -51,7 +60,8 @@ class StageLoads {
   at::Tensor kept_;            // [steps, layers, E + 1] int32, of this rank, not added up yet; undefined: no layers
   at::Tensor counts_;          // [layers, E + 1], over the ranks of the stage
   at::Tensor of_ranks_;        // [layers, ep]: tokens of the experts of each rank of the own group
-  at::Tensor times_;           // [layers, 2], on the host
+  at::Tensor times_;           // [layers, 3], on the host
+  at::Tensor clones_;          // [layers, moe::LoadMeter::kCloneNumbers], of this rank
   at::Tensor summed_, worst_;  // [layers, 2] of experts and ranks: the largest over mean of the steps
 };
 

@@ -233,6 +233,23 @@ class Drawing:
             self.put("model.moe_expert_rank_capacity_factor", self.one(1, 1.2, 2, 16))
             self.maybe("model.moe_rank_pair_capacity_factor", 1, 2, odds=0.2)
             self.maybe("model.moe_overflow_policy", "drop", odds=0.2)
+        self.clones(dispatcher)
+
+    def clones(self, dispatcher):
+        ep, count = self.ep, self.count
+        if ep < 2 or dispatcher == "allgather" or "model.moe_expert_capacity_factor" in self.keys or not self.chance(0.4):
+            return
+        slots = self.rng.randint(1, min(3, count - count // ep))
+        planner = self.one("greedy", "capfill", "exact", *(["binpack"] if slots == 1 else []))
+        self.put("model.moe_enable_echo", True)
+        self.put("model.moe_num_echo_experts", slots * ep)
+        self.put("model.moe_echo_planner", planner)
+        if planner == "greedy":
+            self.maybe("model.moe_echo_reclaim", 0.1, 0.5, odds=0.3)
+        if planner == "capfill" and self.keys.get("model.moe_expert_rank_capacity_factor") == 1:
+            self.put("model.moe_expert_rank_capacity_factor", 1.01)
+        self.maybe("model.moe_echo_recompute_expert_dispatch", "true", odds=0.3)
+        self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
     def batches(self):
         seq = self.rng.randint(2, 40)

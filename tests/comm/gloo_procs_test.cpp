@@ -12,6 +12,7 @@
 #include "comm/collectives.h"
 #include "support/collective_checks.h"
 #include "support/exchange_checks.h"
+#include "support/owned_rows_checks.h"
 #include "support/notes.h"
 #include "support/pipeline_p2p.h"
 #include "support/run_processes.h"
@@ -42,6 +43,12 @@ TEST(GlooProcesses, GroupsOfTwoPurposesAreUnderWayBesideEachOther) {
 
 TEST(GlooProcesses, ExchangeRowsByCountsOfTheDevice) {
   test::run_processes_well(3, {.tp = 3}, [](const World& world) { test::check_exchange_rows(world.groups().tp); });
+}
+
+TEST(GlooProcesses, RowsComeToThoseWhoWantThemAndAreAddedUpAtHome) {
+  test::run_processes_well(3, {.tp = 3}, [](const World& world) {
+    test::check_owned_rows(world.groups().tp, test::owned_rows_of(world.groups().tp));
+  });
 }
 
 TEST(GlooProcesses, PassActivationsAndGradientsBetweenStagesInEveryMode) {

@@ -59,6 +59,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "allgather",
                               "position",
                               "drop",
+                              "exact",
                               "probs",
                               "mlp",
                               "1f1b",

@@ -311,6 +311,62 @@ const std::vector<Wrong>& wrong_shared_experts() {
   return kCases;
 }
 
+// Each with clones, four experts on two ranks.
+const std::vector<Wrong>& wrong_clones() {
+  static const std::vector<Wrong> kCases = {
+      {{"model.moe_num_echo_experts=0"}, "model.moe_num_echo_experts", "must be given with model.moe_enable_echo"},
+      {{"model.moe_num_echo_experts=3"},
+       "model.moe_num_echo_experts",
+       "must be a multiple of parallel.expert_model_parallel_size = 2"},
+      {{"model.moe_num_echo_experts=6"},
+       "model.moe_num_echo_experts",
+       "but only 2 experts have their home elsewhere"},
+      {{"parallel.expert_model_parallel_size=1"}, "model.moe_enable_echo", "has no effect"},
+      {{"model.moe_echo_planner=binpack", "model.moe_num_echo_experts=4"},
+       "model.moe_echo_planner",
+       "one slot a rank, not 2"},
+      {{"model.moe_echo_planner=greed"}, "model.moe_echo_planner", "greedy"},
+      {{"model.moe_token_dispatcher_type=allgather"},
+       "model.moe_token_dispatcher_type",
+       "does not send rows to ranks of their own"},
+      {{"model.moe_expert_capacity_factor=1"}, "model.moe_expert_capacity_factor", "before anything is dropped"},
+      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1"},
+       "model.moe_expert_rank_capacity_factor",
+       "less than 1 + model.moe_echo_eps = 1.01"},
+      {{"model.moe_echo_reclaim=0.1"},
+       "model.moe_echo_reclaim",
+       "is for model.moe_echo_planner = greedy, not capfill"},
+      {{"model.moe_echo_reclaim=-0.1", "model.moe_echo_planner=greedy"}, "model.moe_echo_reclaim", ""},
+      {{"model.moe_echo_eps=0.1", "model.moe_echo_planner=exact"},
+       "model.moe_echo_eps",
+       "is for model.moe_echo_planner = capfill"},
+      {{"model.moe_echo_eps=1"}, "model.moe_echo_eps", ""},
+      {{"model.moe_echo_dump_dir=plans", "train.cuda_graph_impl=full_iteration",
+        "model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2"},
+       "model.moe_echo_dump_dir",
+       "reads every plan of clones on the host"},
+  };
+  return kCases;
+}
+
+const std::vector<std::string> kClones{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
+                                       "model.moe_num_echo_experts=2"};
+
+TEST(ExpertRules, RefuseWrongClones) {
+  EXPECT_EQ(described(violations(good(with_experts(kClones)), kWorld)), "nothing");
+  for (const Wrong& wrong : wrong_clones()) {
+    std::vector<std::string> all = kClones;
+    all.insert(all.end(), wrong.overrides.begin(), wrong.overrides.end());
+    expect_refused({with_experts(all), wrong.key, wrong.words});
+  }
+  for (const char* key : {"model.moe_num_echo_experts=2", "model.moe_echo_planner=exact", "model.moe_echo_eps=0.02",
+                          "model.moe_echo_reclaim=0.1", "model.moe_echo_recompute_expert_dispatch=true",
+                          "model.moe_echo_enable_random_offloading=true", "model.moe_echo_dump_dir=plans"}) {
+    const std::string name(key, std::string_view(key).find('='));
+    expect_refused({with_experts({key}), name.c_str(), "has no effect without model.moe_enable_echo"});
+  }
+}
+
 TEST(ExpertRules, TheConfigurationThatTheseTestsSpoilIsGood) {
   EXPECT_EQ(described(violations(good(with_experts({})), kWorld)), "nothing");
 }

@@ -1,83 +1,126 @@
-// Plans of clones by a warp are those of the plain planner, and no lane reads what another may not have written yet.
+// Plans of clones by a warp are those of the plain planner, rows go to the columns that plan/echo_reroute gives them,
+// and no lane reads what another may not have written yet.
 #include <gtest/gtest.h>
 
-#include <list>
 #include <random>
 
+#include "base/error.h"
+#include "cuda/kernels/echo_plan.h"
 #include "kernels_on_host/device_array.h"
-#include "kernels_on_host/echo_plan.h"
 #include "kernels_on_host/machine/machine.h"
-#include "plan/echo.h"
+#include "plan/echo_reroute.h"
 
 namespace metroplex::kernels_on_host::echo_plan_test {
 namespace {
 
-using plan::EchoCounts;
-using plan::EchoOptions;
+namespace kernels = cuda::kernels;
 using plan::EchoPlan;
+using plan::EchoSizes;
 
-class Arrays {
- public:
-  int64_t* wide(size_t count, const char* name) {
-    return wide_.emplace_back(std::vector<int64_t>(count), Use::both, name).data();
-  }
-  int32_t* narrow(size_t count, const char* name) {
-    return narrow_.emplace_back(std::vector<int32_t>(count), Use::both, name).data();
-  }
-  template <class T>
-  static std::vector<T> values(const T* data, size_t count) {
-    return {data, data + count};
-  }
+template <class T>
+DeviceArray<T> room(int64_t count, const char* name) {
+  return DeviceArray<T>(std::vector<T>(static_cast<size_t>(count)), Use::both, name);
+}
 
- private:
-  std::list<DeviceArray<int64_t>> wide_;
-  std::list<DeviceArray<int32_t>> narrow_;
+struct Place {
+  explicit Place(const EchoSizes& s)
+      : owner(room<int32_t>(s.clones(), "owner")),
+        first(room<int32_t>(s.experts, "first")),
+        next(room<int32_t>(s.clones(), "next")),
+        ends(room<int64_t>(s.clones(), "ends")),
+        source_rows(room<int64_t>(int64_t{s.ranks} * s.clones(), "source_rows")),
+        final_loads(room<int64_t>(s.ranks, "final_loads")),
+        scratch(room<int64_t>(kernels::echo_plan_scratch(s), "scratch")),
+        narrow_scratch(room<int32_t>(kernels::echo_plan_narrow_scratch(s), "narrow_scratch")) {}
+  kernels::EchoPlanPlace place() {
+    return {owner.data(),       first.data(),       next.data(),    ends.data(),
+            source_rows.data(), final_loads.data(), scratch.data(), narrow_scratch.data()};
+  }
+  DeviceArray<int32_t> owner, first, next;
+  DeviceArray<int64_t> ends, source_rows, final_loads, scratch;
+  DeviceArray<int32_t> narrow_scratch;
 };
 
-EchoPlan in_a_warp(const EchoCounts& counts, const EchoOptions& options) {
-  const plan::EchoSizes sizes = counts.sizes;
-  const size_t ranks = static_cast<size_t>(sizes.ranks), experts = static_cast<size_t>(sizes.experts);
-  const size_t clones = static_cast<size_t>(sizes.clones());
-  const DeviceArray<int64_t> given(std::vector<int64_t>(counts.rows, counts.rows + ranks * experts), Use::in,
-                                   "counts");
-  Arrays arrays;
-  plan::EchoLaneMemory m{};
-  m.counts = given.data();
-  m.expert_rows = arrays.wide(experts, "expert_rows"), m.loads = arrays.wide(ranks, "loads");
-  m.caps = arrays.wide(ranks, "caps"), m.order = arrays.narrow(ranks, "order");
-  m.column = arrays.wide(ranks, "column"), m.remainder = arrays.wide(ranks, "remainder");
-  for (plan::EchoLaneFill& fill : m.fills) {
-    fill.owner = arrays.narrow(clones, "owner"), fill.used = arrays.narrow(ranks, "used");
-    fill.hot = arrays.narrow(ranks, "hot"), fill.rows = arrays.wide(clones, "rows");
-    fill.left = arrays.wide(experts, "left"), fill.room = arrays.wide(ranks, "room");
+template <class T>
+std::vector<T> values(DeviceArray<T>& x, size_t count) {
+  return {x.data(), x.data() + count};
+}
+
+std::vector<int64_t> counts_of(const EchoSizes& sizes, std::mt19937_64& draw) {
+  std::vector<int64_t> rows(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const uint64_t hot = i % static_cast<size_t>(sizes.experts) % 7 == 3 ? 90 : 6;
+    rows[i] = static_cast<int64_t>(draw() % hot);
   }
-  m.owner = arrays.narrow(clones, "plan.owner"), m.rows = arrays.wide(clones, "plan.rows");
-  m.source_rows = arrays.wide(ranks * clones, "plan.source_rows"),
-  m.final_loads = arrays.wide(ranks, "plan.final_loads");
-  echo_plan_in_a_warp({sizes.ranks, sizes.experts, sizes.slots, options.ranks_per_node, options.eps_bp,
-                       options.planner == config::EchoPlanner::exact},
-                      m);
-  return {sizes, Arrays::values(m.owner, clones), Arrays::values(m.rows, clones),
-          Arrays::values(m.source_rows, ranks * clones), Arrays::values(m.final_loads, ranks)};
+  return rows;
+}
+
+// The assignments of a rank in any order, and of each its number among those for the same expert.
+struct Assignments {
+  std::vector<int64_t> experts, rows;
+};
+Assignments assignments_of(const std::vector<int64_t>& counts, const EchoSizes& sizes, int rank,
+                           std::mt19937_64& draw) {
+  Assignments all;
+  for (int e = 0; e < sizes.experts; ++e)
+    all.experts.insert(all.experts.end(), static_cast<size_t>(counts[static_cast<size_t>(rank * sizes.experts + e)]),
+                       e);
+  all.experts.insert(all.experts.end(), 5, -1);
+  std::shuffle(all.experts.begin(), all.experts.end(), draw);
+  std::vector<int64_t> seen(static_cast<size_t>(sizes.experts), 0);
+  for (const int64_t e : all.experts) all.rows.push_back(e < 0 ? -1 : seen[static_cast<size_t>(e)]++);
+  return all;
+}
+
+void check(const EchoSizes& sizes, const plan::EchoOptions& options, std::mt19937_64& draw) {
+  const std::vector<int64_t> rows = counts_of(sizes, draw);
+  const EchoPlan expected = plan_echo({rows.data(), sizes}, options);
+  const DeviceArray<int64_t> counts(rows, Use::in, "counts");
+  const int rank = static_cast<int>(draw() % static_cast<uint64_t>(sizes.ranks));
+  Place by_warp(sizes), plain(sizes);
+  kernels::echo_plan_cuda(counts.data(), by_warp.place(), {sizes, options, rank}, nullptr);
+  kernels::echo_plan(counts.data(), plain.place(), {sizes, options, rank});
+  for (Place* const p : {&by_warp, &plain}) {
+    EXPECT_EQ(values(p->owner, expected.owner.size()), expected.owner);
+    EXPECT_EQ(values(p->source_rows, expected.source_rows.size()), expected.source_rows);
+    EXPECT_EQ(values(p->final_loads, expected.final_loads.size()), expected.final_loads);
+  }
+  const size_t clones = expected.owner.size(), experts = static_cast<size_t>(sizes.experts);
+  EXPECT_EQ(values(by_warp.first, experts), values(plain.first, experts));
+  EXPECT_EQ(values(by_warp.next, clones), values(plain.next, clones));
+  EXPECT_EQ(values(by_warp.ends, clones), values(plain.ends, clones));
+
+  const Assignments all = assignments_of(rows, sizes, rank, draw);
+  const auto n = static_cast<int64_t>(all.experts.size());
+  const std::vector<int32_t> chosen(all.experts.begin(), all.experts.end());
+  const std::vector<int32_t> columns = echo_reroute(expected, rank, chosen);
+  const DeviceArray<int64_t> given(all.experts, Use::in, "experts");
+  std::vector<int64_t> moved = all.rows;
+  for (int64_t& row : moved) row += 7;  // taken off again by the offsets
+  const DeviceArray<int64_t> number(moved, Use::in, "rows"),
+      offsets(std::vector<int64_t>(experts, -7), Use::in, "offsets");
+  for (const bool on_warps : {true, false}) {
+    DeviceArray<int64_t> out = room<int64_t>(n, "columns");
+    const kernels::EchoColumnsPlace place{
+        given.data(),        number.data(),       offsets.data(), by_warp.first.data(),
+        by_warp.next.data(), by_warp.ends.data(), out.data()};
+    if (on_warps) kernels::echo_columns_cuda(place, {sizes, n}, nullptr);
+    else kernels::echo_columns(place, {sizes, n});
+    EXPECT_EQ(values(out, all.experts.size()), std::vector<int64_t>(columns.begin(), columns.end())) << on_warps;
+  }
 }
 
 TEST(EchoPlan, OfAWarpIsThatOfThePlainPlanner) {
   std::mt19937_64 draw(5);
   for (const uint64_t seed : orders_to_try()) {
     set_order({seed, {}});
-    for (const plan::EchoSizes sizes :
-         {plan::EchoSizes{2, 2, 1}, {3, 9, 1}, {4, 8, 2}, {8, 16, 1}, {37, 74, 1}, {40, 120, 2}}) {
-      std::vector<int64_t> rows(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts));
-      for (size_t i = 0; i < rows.size(); ++i) {
-        const uint64_t hot = i % static_cast<size_t>(sizes.experts) % 7 == 3 ? 900 : 60;
-        rows[i] = static_cast<int64_t>(draw() % hot);
-      }
+    for (const EchoSizes sizes : {EchoSizes{2, 2, 1}, {3, 9, 1}, {4, 8, 2}, {8, 16, 1}, {37, 74, 1}, {40, 120, 2}}) {
       for (const config::EchoPlanner planner : {config::EchoPlanner::capfill, config::EchoPlanner::exact}) {
-        EchoOptions options;
+        SCOPED_TRACE(base::concat(sizes.ranks, " ranks, order ", seed));
+        plan::EchoOptions options;
         options.planner = planner;
         options.ranks_per_node = 4;
-        const EchoCounts counts{rows.data(), sizes};
-        EXPECT_EQ(in_a_warp(counts, options), plan_echo(counts, options)) << sizes.ranks << " ranks, order " << seed;
+        check(sizes, options, draw);
       }
     }
   }

@@ -61,6 +61,18 @@ class GroupBackend {
   // needs room for 2 x members x capacity rows while it is under way. On NVSHMEM's symmetric memory
   // c10d::nvshmem_extension::all_to_all_vdev_2d, which sends no more than the rows, would take its place.
   virtual PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow);
+  // Rows come to whoever wants them, by owners that stay on the device. Every member has h rows (dim 0 of `in`) and s
+  // slots (dim 0 of `out`); row r of member m has number m h + r. owners [size() s] int32, the same on all members:
+  // the number of the row for each slot of each member in turn; below 0: none, and what lies in that slot is
+  // unspecified. No slot wants a row of its own member, and no two of one member the same.
+  //
+  // Unless a backend can do better: on the CPU by messages, of which those who have a row already pass it on (a tree,
+  // relay_hops); on a device by an all-to-all of s rows for each pair, which needs room for 2 x size() x s rows. On
+  // symmetric memory each member would read what it wants. `index` is the caller's in the group.
+  virtual PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index);
+  // The way back: sum [h, ...] += for each slot whose owner is a row of this member, by ascending slot, that row of
+  // the slot's member's `in` [s, ...].
+  virtual PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index);
   // Issues the operations of a batch together: none waits for another one of the same batch.
   virtual PendingPtr batch_p2p(std::vector<P2pOp> ops) = 0;
   virtual void barrier() = 0;

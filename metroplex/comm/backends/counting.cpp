@@ -62,6 +62,14 @@ class CountingBackend final : public GroupBackend {
     traffic_->add(group_, "exchange_rows", num_bytes(in.counts) + in.counts.numel() * capacity * row);
     return inner_ ? inner_->exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow)) : nullptr;
   }
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
+    traffic_->add(group_, "fetch_rows", num_bytes(out));
+    return inner_ ? inner_->fetch_rows(std::move(out), std::move(in), std::move(owners), index) : nullptr;
+  }
+  PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
+    traffic_->add(group_, "return_rows", num_bytes(in));
+    return inner_ ? inner_->return_rows(std::move(sum), std::move(in), std::move(owners), index) : nullptr;
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     for (const P2pOp& op : ops) traffic_->add(group_, op.is_send ? "send" : "recv", num_bytes(op.tensor));
     return inner_ ? inner_->batch_p2p(std::move(ops)) : nullptr;

@@ -31,6 +31,12 @@ class MirrorBackend final : public GroupBackend {
   PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t /*capacity*/, at::Tensor overflow) override {
     return tell("exchange_rows", {in.rows, in.counts, overflow}, {out.rows, out.counts, overflow});
   }
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int /*index*/) override {
+    return tell("fetch_rows", {in, owners}, {out});
+  }
+  PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int /*index*/) override {
+    return tell("return_rows", {sum, in, owners}, {sum});
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     for (const P2pOp& op : ops) op.is_send ? tell("send", {op.tensor}, {}) : tell("recv", {}, {op.tensor});
     return nullptr;

@@ -77,6 +77,14 @@ class RecordingBackend final : public GroupBackend {
         },
         {overflow});
   }
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
+    return issue({"fetch_rows", group_, {in, owners}, {out}, {}, {}}, {out, in, owners},
+                 [index, b = inner_](const Tensors& x) { return b->fetch_rows(x[0], x[1], x[2], index); });
+  }
+  PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
+    return issue({"return_rows", group_, {sum, in, owners}, {sum}, {}, {}}, {sum, in, owners},
+                 [index, b = inner_](const Tensors& x) { return b->return_rows(x[0], x[1], x[2], index); });
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     Tensors all, reads, writes;
     Scalars scalars;

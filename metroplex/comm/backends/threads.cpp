@@ -123,6 +123,14 @@ class ThreadBackend final : public GroupBackend {
     Arrival arrival{true, out.rows, in.rows, {}, {}, {}, out.counts, in.counts};
     return issue({Kind::exchange_rows, ReduceOp::sum, 0, capacity}, std::move(arrival), std::move(overflow));
   }
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
+    if (!in.is_cpu()) return GroupBackend::fetch_rows(std::move(out), std::move(in), std::move(owners), index);
+    return issue({Kind::fetch_rows}, Arrival{.here = true, .out = out, .in = in, .owners = owners});
+  }
+  PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
+    if (!in.is_cpu()) return GroupBackend::return_rows(std::move(sum), std::move(in), std::move(owners), index);
+    return issue({Kind::return_rows}, Arrival{.here = true, .out = sum, .in = in, .owners = owners});
+  }
   void barrier() override { issue({}, Arrival{true, {}, {}, {}, {}, {}})->wait(); }
 
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {

@@ -68,15 +68,26 @@ class HubState {
   std::map<GroupSpec, std::shared_ptr<Meeting>> meetings_;
 };
 
-enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, exchange_rows, barrier };
+enum class Kind {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  all_to_all,
+  exchange_rows,
+  fetch_rows,
+  return_rows,
+  barrier
+};
 
 // What one rank brings to a collective.
 struct Arrival {
   bool here = false;
   at::Tensor out, in;
-  std::vector<int64_t> out_splits, in_splits;
-  StreamMark ready;
+  std::vector<int64_t> out_splits{}, in_splits{};
+  StreamMark ready{};
   at::Tensor out_counts{}, in_counts{};  // of exchange_rows
+  at::Tensor owners{};                   // of fetch_rows and return_rows
   bool overflow = false;                 // set by the piece of the member that brought this
 };
 

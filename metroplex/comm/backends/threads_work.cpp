@@ -95,6 +95,37 @@ void exchange_rows_piece(Collective& op, size_t member) {
   }
 }
 
+// Each slot in turn that wants one of the rows of a member: body(member, slot of it, number of the row).
+template <class Body>
+void each_owned(const at::Tensor& owners, int64_t slots, const Body& body) {
+  const auto* numbers = static_cast<const int32_t*>(owners.const_data_ptr());
+  for (int64_t i = 0; i < owners.numel(); ++i) {
+    if (numbers[i] >= 0) body(static_cast<size_t>(i / slots), i % slots, int64_t{numbers[i]});
+  }
+}
+
+// Piece = the member whose slots are filled.
+void fetch_rows_piece(Collective& op, size_t member) {
+  const Arrival& mine = op.arrivals[member];
+  const int64_t width = row_bytes(mine.out), home = mine.in.size(0);
+  each_owned(mine.owners, mine.out.size(0), [&](size_t of, int64_t slot, int64_t row) {
+    if (of != member) return;
+    const Arrival& from = op.arrivals[static_cast<size_t>(row / home)];
+    copy_bytes(mutable_bytes(mine.out) + slot * width, bytes(from.in) + row % home * width,
+               static_cast<size_t>(width));
+  });
+}
+
+// Piece = the member to whose rows is added.
+void return_rows_piece(Collective& op, size_t member) {
+  const at::NoGradGuard no_grad;
+  const Arrival& mine = op.arrivals[member];
+  const int64_t home = mine.out.size(0);
+  each_owned(mine.owners, mine.in.size(0), [&](size_t of, int64_t slot, int64_t row) {
+    if (static_cast<size_t>(row / home) == member) mine.out.select(0, row % home).add_(op.arrivals[of].in[slot]);
+  });
+}
+
 void run_on_host(Collective& op, int64_t piece) {
   const auto index = static_cast<size_t>(piece);
   switch (op.agreement.kind) {
@@ -118,6 +149,12 @@ void run_on_host(Collective& op, int64_t piece) {
       return;
     case Kind::exchange_rows:
       exchange_rows_piece(op, index);
+      return;
+    case Kind::fetch_rows:
+      fetch_rows_piece(op, index);
+      return;
+    case Kind::return_rows:
+      return_rows_piece(op, index);
       return;
     case Kind::barrier:
       return;
@@ -167,6 +204,8 @@ void run_on_device(Collective& op) {
       }
       return;
     case Kind::exchange_rows:  // never on a device: GroupBackend's
+    case Kind::fetch_rows:
+    case Kind::return_rows:
     case Kind::barrier:
       return;
   }
@@ -213,6 +252,11 @@ std::string check_sizes(const Collective& op) {
     if (arrival.in.numel() != first.in.numel()) {
       return base::concat("member ", i, " brings ", arrival.in.numel(), " elements, member 0 ", first.in.numel());
     }
+    if (op.agreement.kind == Kind::fetch_rows || op.agreement.kind == Kind::return_rows) {
+      if (arrival.out.numel() != first.out.numel() || !at::equal(arrival.owners, first.owners))
+        return base::concat("member ", i, " has other slots or owners than member 0");
+      continue;
+    }
     const int64_t in = arrival.in.numel() * (op.agreement.kind == Kind::all_gather ? n : 1);
     const int64_t out = arrival.out.numel() * (op.agreement.kind == Kind::reduce_scatter ? n : 1);
     if (in != out)
@@ -238,6 +282,10 @@ std::string in_words(const Agreement& agreement) {
       return "all_to_all";
     case Kind::exchange_rows:
       return base::concat("exchange_rows of up to ", agreement.capacity, " for each");
+    case Kind::fetch_rows:
+      return "fetch_rows";
+    case Kind::return_rows:
+      return "return_rows";
     case Kind::barrier:
       return "barrier";
   }

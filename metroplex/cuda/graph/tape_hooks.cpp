@@ -93,12 +93,14 @@ class PoolAllocator final : public c10::Allocator {
   c10::Allocator* otherwise_;
 };
 
-void install() {
-  static PoolAllocator* allocator = [] {
-    auto* made = new PoolAllocator(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(made, /*priority=*/1);
-    return made;
-  }();
+// Before any thread begins: libtorch reads its pointer to the allocator without a lock.
+PoolAllocator* const allocator = [] {
+  auto* made = new PoolAllocator(c10::GetCPUAllocator());
+  c10::SetCPUAllocator(made, /*priority=*/1);
+  return made;
+}();
+
+void check_allocator() {
   MPX_CHECK(
       c10::GetCPUAllocator() == allocator, "cuda graph",
       "another allocator than the graphs' gives this process its CPU tensors: what a capture frees would be lost; "
@@ -125,7 +127,7 @@ struct TapeHooks::State {
 };
 
 TapeHooks::TapeHooks(LibraryCalls* calls, std::shared_ptr<TapePool> pool) : state_(std::make_unique<State>()) {
-  install();
+  check_allocator();
   if (pool) live_pools().add(pool);
   state_->outer = std::exchange(hooks, {calls, std::move(pool)});
   if (calls != nullptr) state_->seen.emplace(kKey);

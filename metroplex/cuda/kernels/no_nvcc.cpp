@@ -7,6 +7,7 @@
 #include "cuda/kernels/compiled.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
+#include "cuda/kernels/echo_plan.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/grouped_product.h"
@@ -37,6 +38,8 @@ bool compiled_for(int) { return false; }
 
 MPX_NO_KERNEL(plan_permutation, const int64_t*, const PermutationPlan&, const PermutationShape&)
 MPX_NO_KERNEL(plan_regroup, const int64_t*, const PermutationPlan&, const RegroupShape&)
+MPX_NO_KERNEL(echo_plan, const int64_t*, const EchoPlanPlace&, const EchoPlanShape&)
+MPX_NO_KERNEL(echo_columns, const EchoColumnsPlace&, const EchoColumnsShape&)
 MPX_NO_KERNEL(grouped_arguments, const int64_t*, const GroupedSource&, int64_t*)
 MPX_NO_KERNEL(gradient_sums, const void*, Number, int64_t, const GradientSumsPlace&)
 MPX_NO_KERNEL(block8_encode, const float*, int64_t, bool, uint8_t*, float*)

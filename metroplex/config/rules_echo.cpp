@@ -1,0 +1,87 @@
+// Rules about clones of hot experts (model.moe_enable_echo).
+#include "config/experts.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+constexpr const char *kEnable = "model.moe_enable_echo", *kNumber = "model.moe_num_echo_experts",
+                     *kPlanner = "model.moe_echo_planner", *kFactor = "model.moe_expert_rank_capacity_factor";
+
+// Without clones nothing may be said of them.
+void check_no_echo(Rules& rules) {
+  Config here = rules.config, defaults;
+  const std::vector<Field> given = fields(here), standard = fields(defaults);
+  for (size_t i = 0; i < given.size(); ++i) {
+    const bool echo = given[i].name.find("_echo_") != std::string::npos;
+    rules.require(!echo || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
+                  concat("has no effect without ", kEnable), "leave it out, or turn moe_enable_echo on");
+  }
+}
+
+void check_slots(Rules& rules) {
+  const Model& m = rules.config.model;
+  const int64_t ep = rules.config.parallel.ep(), clones = m.moe_num_echo_experts;
+  const std::string of_ep = key_is("parallel.expert_model_parallel_size", ep);
+  rules.require(ep > 1, kEnable, "true",
+                concat("has no effect with ", of_ep, ": all experts are on one rank, and none waits for another"),
+                "turn it off, or spread the experts over more ranks");
+  rules.require(clones > 0, kNumber, clones,
+                concat("must be given with ", kEnable, ": slots for clones on all ranks together"),
+                concat("give a multiple of ", of_ep, ", one or two slots a rank to begin with: ", 2 * ep));
+  if (ep < 2 || clones <= 0 || m.num_moe_experts % ep != 0) return;
+  rules.require(clones % ep == 0, kNumber, clones,
+                concat("must be a multiple of ", of_ep, ": every rank has as many slots"),
+                concat("the next one is ", (clones + ep - 1) / ep * ep));
+  const int64_t slots = clones / ep, foreign = m.num_moe_experts - m.num_moe_experts / ep;
+  rules.require(slots <= foreign, kNumber, clones,
+                concat("makes ", slots, " slots a rank, but only ", foreign, " experts have their home elsewhere (",
+                       key_is("model.num_moe_experts", m.num_moe_experts), ", ", of_ep, ")"),
+                concat("give ", foreign * ep, " at most"));
+  rules.require(m.moe_echo_planner != EchoPlanner::binpack || slots == 1, kPlanner, m.moe_echo_planner,
+                concat("supports one slot a rank, not ", slots),
+                concat("set moe_num_echo_experts to ", ep, ", or use another planner"));
+}
+
+void check_dispatcher(Rules& rules) {
+  const Model& m = rules.config.model;
+  const TokenDispatcher type = m.moe_token_dispatcher_type;
+  const bool known = type != TokenDispatcher::local && type != TokenDispatcher::allgather;
+  rules.require(known, "model.moe_token_dispatcher_type", m.moe_token_dispatcher_type,
+                concat("does not send rows to ranks of their own, which clones are for (", kEnable, ")"),
+                "use alltoall, hierarchical or static_buffer");
+  rules.require(!m.has_capacity(), "model.moe_expert_capacity_factor", m.moe_expert_capacity_factor,
+                concat("excludes ", kEnable, ": plans are made of what was routed, before anything is dropped"),
+                "set it to 0");
+  if (type != TokenDispatcher::static_buffer || m.moe_echo_planner != EchoPlanner::capfill) return;
+  rules.require(
+      m.moe_expert_rank_capacity_factor >= 1 + m.moe_echo_eps, kFactor, m.moe_expert_rank_capacity_factor,
+      concat("is less than 1 + model.moe_echo_eps = ", number_text(1 + m.moe_echo_eps),
+             ", the load that the planner capfill is content with"),
+      concat("give ", number_text(1 + m.moe_echo_eps), " or more, lower moe_echo_eps, or use the planner exact"));
+}
+
+void check_effects(Rules& rules) {
+  const Model& m = rules.config.model;
+  rules.require(m.moe_echo_reclaim == 0 || m.moe_echo_planner == EchoPlanner::greedy, "model.moe_echo_reclaim",
+                m.moe_echo_reclaim, concat("is for ", kPlanner, " = greedy, not ", m.moe_echo_planner.text()),
+                "set it to 0, or use greedy");
+  rules.require(m.moe_echo_eps == Model{}.moe_echo_eps || m.moe_echo_planner == EchoPlanner::capfill,
+                "model.moe_echo_eps", m.moe_echo_eps,
+                concat("is for ", kPlanner, " = capfill, not ", m.moe_echo_planner.text()),
+                "leave it out, or use capfill");
+}
+
+}  // namespace
+
+void check_echo(Rules& rules) {
+  if (!rules.config.model.moe_enable_echo) return check_no_echo(rules);
+  check_slots(rules);
+  check_dispatcher(rules);
+  check_effects(rules);
+}
+
+}  // namespace metroplex::config

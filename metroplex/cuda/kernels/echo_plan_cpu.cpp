@@ -1,0 +1,51 @@
+#include <algorithm>
+
+#include "cuda/kernels/echo_plan.h"
+
+namespace metroplex::cuda::kernels {
+namespace {
+
+// The lists of clones, and where each one's rows of shape.rank end.
+void link_clones(const plan::EchoPlan& plan, const EchoPlanPlace& place, const EchoPlanShape& shape) {
+  const int clones = shape.sizes.clones();
+  std::fill_n(place.first, shape.sizes.experts, -1);
+  for (int clone = clones - 1; clone >= 0; --clone) {
+    const int32_t expert = plan.owner[static_cast<size_t>(clone)];
+    place.next[clone] = -1;
+    place.ends[clone] = 0;
+    if (expert < 0) continue;
+    place.next[clone] = place.first[expert];
+    place.first[expert] = clone;
+  }
+  for (int expert = 0; expert < shape.sizes.experts; ++expert) {
+    int64_t end = 0;
+    for (int32_t clone = place.first[expert]; clone >= 0; clone = place.next[clone])
+      place.ends[clone] = end += plan.from(shape.rank, clone);
+  }
+}
+
+}  // namespace
+
+void echo_plan(const int64_t* counts, const EchoPlanPlace& place, const EchoPlanShape& shape) {
+  const plan::EchoPlan plan = plan::plan_echo({counts, shape.sizes}, shape.options);
+  std::copy(plan.owner.begin(), plan.owner.end(), place.owner);
+  std::copy(plan.source_rows.begin(), plan.source_rows.end(), place.source_rows);
+  std::copy(plan.final_loads.begin(), plan.final_loads.end(), place.final_loads);
+  link_clones(plan, place, shape);
+}
+
+void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape) {
+  for (int64_t a = 0; a < shape.assignments; ++a) {
+    const auto expert = static_cast<int32_t>(place.experts[a]);
+    if (expert < 0) {
+      place.columns[a] = -1;
+      continue;
+    }
+    const int64_t row = place.rows[a] + place.offsets[expert];
+    int32_t clone = place.first[expert];
+    while (clone >= 0 && row >= place.ends[clone]) clone = place.next[clone];
+    place.columns[a] = clone < 0 ? shape.sizes.column_of_expert(expert) : shape.sizes.column_of_clone(clone);
+  }
+}
+
+}  // namespace metroplex::cuda::kernels

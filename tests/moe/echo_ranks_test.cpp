@@ -1,0 +1,223 @@
+// A layer with clones of hot experts is the layer without them: outputs and all gradients, by every planner, over
+// every dispatcher that sends rows to ranks; on integers bit for bit.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "moe/experts_layer.h"
+#include "moe/values.h"
+#include "nn/island.h"
+#include "nn/tools.h"
+#include "support/poisoned.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test::echo_ranks_test {
+namespace {
+
+using config::EchoPlanner;
+using config::TokenDispatcher;
+
+constexpr int64_t kHidden = 12, kSequence = 20, kSamples = 2;
+
+struct Case {
+  int ranks, etp;
+  int64_t experts;
+  int slots;
+  int ep() const { return ranks / etp; }
+  std::string text() const {
+    return base::concat(ranks, " ranks, etp ", etp, ", ", experts, " experts, ", slots, " slots");
+  }
+};
+const Case kCases[] = {{2, 1, 4, 1}, {2, 1, 4, 2}, {4, 1, 8, 2}, {4, 2, 6, 1}, {8, 2, 8, 3}, {3, 1, 3, 1}};
+
+struct Form {
+  EchoPlanner planner = EchoPlanner::capfill;
+  TokenDispatcher rows = TokenDispatcher::alltoall;
+  double room = 0;  // of static buffers
+  bool bias = false, grouped = true, random = false, recomputes = false, one_island = true, fetches_again = false;
+  at::ScalarType type = at::kDouble;
+  std::string text() const {
+    return base::concat(config::text_of(planner), ", ", config::text_of(rows), bias ? ", bias" : "",
+                        grouped ? "" : ", one by one", random ? ", random" : "", recomputes ? ", recomputed" : "",
+                        fetches_again ? ", fetched again" : "", one_island ? "" : ", islands", ", ",
+                        at::toString(type));
+  }
+};
+
+config::Config config_of(const Case& c, const Form& form, bool clones) {
+  config::Config config;
+  config.parallel.expert_tensor_parallel_size = c.etp;
+  config.parallel.expert_model_parallel_size = c.ep();
+  config::Model& m = config.model;
+  m.num_layers = 1;
+  m.hidden_size = kHidden;
+  m.num_moe_experts = c.experts;
+  m.moe_router_topk = 2;
+  m.moe_ffn_hidden_size = 10;
+  m.gated_linear_unit = true;
+  m.activation = config::Activation::silu;
+  m.add_bias_linear = form.bias;
+  m.moe_grouped_gemm = form.grouped;
+  m.hidden_dropout = 0;
+  m.moe_router_force_skew = 1.2;
+  m.moe_token_dispatcher_type = form.rows;
+  m.moe_expert_rank_capacity_factor = form.room;
+  m.moe_enable_echo = clones;
+  m.moe_num_echo_experts = clones ? c.slots * c.ep() : 0;
+  m.moe_echo_planner = form.planner;
+  m.moe_echo_enable_random_offloading = clones && form.random;
+  m.moe_echo_recompute_expert_dispatch = clones && form.fetches_again;
+  return config;
+}
+
+struct Layer {
+  Layer(const config::Config& config, const comm::World& world, at::ScalarType type) {
+    const nn::LayerContext context = layer_context({}, false, type);
+    const moe::ExpertsLayerSpec spec{"layer.mlp", 3, {"layer.norm", kHidden}};
+    layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, moe::expert_context(world, config));
+    blocks.resize(1);
+    moe::add_expert_segments(blocks[0], layer, config.model, context);
+    params = nn::params_of(blocks);
+    nn::count_uses({&blocks});
+    for (nn::Param* param : params) {
+      // Biases that are zeros hide what is left out.
+      if (param->init != nn::Init::zeros) continue;
+      nn::fill(*param, [](int64_t i) { return 0.3 * std::sin(0.7 * static_cast<double>(i) + 0.2); });
+    }
+    give_main_grad(params);
+  }
+  std::shared_ptr<moe::ExpertsLayer> layer;
+  nn::Blocks blocks;
+  std::vector<nn::Param*> params;
+};
+
+std::vector<nn::Island> islands_of(const nn::Block& block, bool one) {
+  if (one) return {nn::make_island(block)};
+  std::vector<nn::Island> islands;
+  for (const auto& segment : block.segments) islands.push_back(nn::make_island({segment.get()}));
+  return islands;
+}
+
+struct Results {
+  std::map<std::string, at::Tensor> tensors;
+  int64_t cloned_rows = 0;  // of this rank, over the microbatches
+};
+
+Results run(Layer& layer, const Case& c, const Form& form, const comm::World& world) {
+  const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
+  Results results;
+  for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {
+    nn::Microbatch batch;
+    batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
+    batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
+    batch.sample_counters =
+        at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * world.rank());
+    const uint64_t seed = 10 + 2 * static_cast<uint64_t>(world.rank()) + microbatch;
+    const nn::Values in(nn::kHiddenStates, sample({kSequence, kSamples, kHidden}, seed, form.type));
+    nn::Values x = in;
+    std::vector<nn::IslandRun> runs(islands.size());
+    if (form.recomputes) {
+      for (const nn::Island& island : islands) x = nn::run_forward(island, x, {batch}, nullptr);
+      x = in;
+    }
+    for (size_t i = 0; i < islands.size(); ++i) {
+      x = nn::run_forward(islands[i], x, {batch, nullptr, nullptr, form.recomputes}, &runs[i]);
+      if (x.has(moe::kCloneWeight1)) {
+        const at::Tensor& counts = x.tensor(moe::kRowCounts);
+        const int64_t home = c.experts / c.ep();
+        results.cloned_rows += counts.narrow(0, home, counts.numel() - home).sum().item<int64_t>();
+      }
+    }
+    const std::string number = std::to_string(microbatch);
+    results.tensors["y " + number] = x.tensor(nn::kHiddenStates);
+    nn::Gradients dy{sample({kSequence, kSamples, kHidden}, seed + 77, form.type)};
+    for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+    results.tensors["dx " + number] = dy.at(0);
+  }
+  for (const nn::Param* param : layer.params) {
+    results.tensors[param->name] = param->main_grad;
+    EXPECT_EQ(param->uses_of_microbatch, 0) << param->name;
+  }
+  return results;
+}
+
+// Rows of an expert are summed in several places, in at least fp32: the results are those of another order of some
+// 100 additions. Nothing of a clone is rounded to the type of its weights.
+void run_case(const Case& c, const std::vector<Form>& forms) {
+  const config::Config plain_config = config_of(c, {}, false);
+  comm::run_threads(c.ranks, topology::RankGrid(c.ranks, plain_config.parallel), {}, [&](const comm::World& world) {
+    for (const Form& form : forms) {
+      if (form.planner == EchoPlanner::binpack && c.slots > 1) continue;
+      SCOPED_TRACE(c.text() + ", " + form.text());
+      Layer plain(config_of(c, form, false), world, form.type), cloned(config_of(c, form, true), world, form.type);
+      const Results got = run(cloned, c, form, world), expected = run(plain, c, form, world);
+      ASSERT_EQ(got.tensors.size(), expected.tensors.size());
+      const double rounding = form.type == at::kDouble ? 0x1p-53 : 0x1p-24;
+      for (const auto& [name, tensor] : expected.tensors)
+        EXPECT_LE(relative_difference(got.tensors.at(name), tensor), 100 * rounding) << name;
+      if (form.one_island) continue;
+      const at::Tensor rows = at::full({1}, got.cloned_rows, at::kLong);
+      comm::all_reduce(rows, world.groups().world);
+      EXPECT_GT(rows.item<int64_t>(), 0) << "nothing was cloned";
+    }
+  });
+}
+
+TEST(Echo, OfEveryPlannerIsTheLayerWithoutIt) {
+  const Poisoned poisoned;
+  for (const Case& c : kCases) {
+    std::vector<Form> forms;
+    for (const auto& planner : config::kWords<EchoPlanner>) {
+      forms.push_back({.planner = planner.value, .one_island = false});
+      forms.push_back({.planner = planner.value, .bias = true});
+    }
+    forms.push_back({.random = true, .one_island = false});
+    run_case(c, forms);
+  }
+}
+
+TEST(Echo, OverEveryDispatcherThatSendsRows) {
+  const Poisoned poisoned;
+  for (const Case& c : kCases) {
+    run_case(c,
+             {{.planner = EchoPlanner::exact, .rows = TokenDispatcher::static_buffer, .room = 4, .one_island = false},
+              {.rows = TokenDispatcher::static_buffer, .room = 8, .bias = true},
+              {.rows = TokenDispatcher::hierarchical, .one_island = false},
+              {.bias = true, .grouped = false},
+              {.bias = true, .recomputes = true, .one_island = false},
+              {.random = true, .recomputes = true},
+              {.bias = true, .fetches_again = true},
+              {.rows = TokenDispatcher::static_buffer, .room = 4, .one_island = false, .fetches_again = true},
+              {.bias = true, .type = at::kBFloat16}});
+  }
+}
+
+// With as many slots as home experts the planner exact leaves no rank more rows than the mean: buffers of the even
+// load hold them all, and a layer without clones would lose some.
+TEST(Echo, ExactNeedsNoMoreRoomThanTheEvenLoad) {
+  const Poisoned poisoned;
+  const Case c{4, 1, 8, 2};
+  const Form exact{.planner = EchoPlanner::exact, .rows = TokenDispatcher::static_buffer, .room = 1};
+  Form roomy = exact;
+  roomy.room = 4;
+  comm::run_threads(4, topology::RankGrid(4, config_of(c, exact, true).parallel), {}, [&](const comm::World& world) {
+    const auto difference = [&](bool clones) {
+      Layer tight(config_of(c, exact, clones), world, at::kDouble),
+          wide(config_of(c, roomy, clones), world, at::kDouble);
+      const Results got = run(tight, c, exact, world), expected = run(wide, c, roomy, world);
+      int64_t other = 0;
+      for (const auto& [name, tensor] : expected.tensors) other += !at::equal(got.tensors.at(name), tensor);
+      const at::Tensor all = at::full({1}, other, at::kLong);
+      comm::all_reduce(all, world.groups().world);
+      return all.item<int64_t>();
+    };
+    EXPECT_EQ(difference(true), 0) << "bit for bit";
+    EXPECT_GT(difference(false), 0) << "the load is too even to show anything";
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test::echo_ranks_test

@@ -1,0 +1,91 @@
+// What every backend's fetch_rows and return_rows must do, said once, against plain loops over what all members have.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "comm/collectives.h"
+
+namespace metroplex::test {
+
+// owners [members * slots]: rows of other members, different ones on a member, `empty` in ten of the slots none.
+inline std::vector<int32_t> random_owners(int members, int64_t slots, int64_t home, unsigned empty,
+                                          std::mt19937& draw) {
+  std::vector<int32_t> owners;
+  for (int member = 0; member < members; ++member) {
+    std::vector<int32_t> foreign;
+    for (int32_t row = 0; row < members * home; ++row) {
+      if (row / home != member) foreign.push_back(row);
+    }
+    std::shuffle(foreign.begin(), foreign.end(), draw);
+    for (int64_t slot = 0; slot < slots; ++slot)
+      owners.push_back(draw() % 10 < empty ? -1 : foreign[static_cast<size_t>(slot)]);
+  }
+  return owners;
+}
+
+struct OwnedRows {
+  std::function<comm::Handle(const at::Tensor&out, const at::Tensor&in, const at::Tensor&owners)> fetch, give_back;
+};
+
+// Row r of a member is its number times 1 to 4 by column; a slot's gradient a number of its own. Empty slots are NaN.
+inline void check_owned_rows(const comm::Group& group, const std::vector<int32_t>& owners, int64_t slots,
+                             int64_t home, const OwnedRows& how, at::ScalarType type = at::kDouble) {
+  const auto number = [&](int64_t n) { return at::arange(1, 5, at::kDouble).mul_(static_cast<double>(n)).to(type); };
+  const at::Tensor numbers = at::tensor(at::ArrayRef<int32_t>(owners), at::kInt);
+  const auto mine = owners.begin() + group.index() * slots;
+  at::Tensor in = at::empty({home, 4}, type),
+             out = at::full({slots, 4}, std::numeric_limits<double>::quiet_NaN(), type);
+  for (int64_t row = 0; row < home; ++row) in[row].copy_(number(group.index() * home + row));
+  how.fetch(out, in, numbers).wait();
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (mine[slot] >= 0) { EXPECT_TRUE(at::equal(out[slot], number(mine[slot]))) << slot; }
+  }
+  at::Tensor sum = at::full({home, 4}, 1000, type), expected = sum.clone();
+  at::Tensor gradient = at::full({slots, 4}, std::numeric_limits<double>::quiet_NaN(), type);
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (mine[slot] >= 0) gradient[slot].copy_(number(group.index() * slots + slot).mul_(0.1));
+  }
+  for (size_t i = 0; i < owners.size(); ++i) {
+    if (owners[i] >= 0 && owners[i] / home == group.index())
+      expected[owners[i] % home].add_(number(static_cast<int64_t>(i)).mul_(0.1));
+  }
+  how.give_back(sum, gradient, numbers).wait();
+  EXPECT_TRUE(at::equal(sum, expected)) << "in the order of the slots, bit for bit";
+}
+
+inline void check_owned_rows(const comm::Group& group, const OwnedRows& how) {
+  std::mt19937 draw(11);
+  const int members = group.size();
+  for (const int64_t home : {1, 3}) {
+    for (const int64_t slots : {1, 2}) {
+      if (slots > home * (members - 1)) continue;
+      for (const unsigned empty : {0u, 3u, 10u}) {
+        const std::vector<int32_t> owners = random_owners(members, slots, home, empty, draw);
+        check_owned_rows(group, owners, slots, home, how);
+        check_owned_rows(group, owners, slots, home, how, at::kFloat);
+      }
+    }
+  }
+  const int owner = members / 2;  // one of its two rows all others want
+  std::vector<int32_t> hot(static_cast<size_t>(members), 2 * owner + 1);
+  hot[static_cast<size_t>(owner)] = -1;
+  check_owned_rows(group, hot, 1, 2, how);
+}
+
+inline OwnedRows owned_rows_of(const comm::Group& group) {
+  return {[&group](const auto& out, const auto& in, const auto& owners) {
+            return comm::fetch_rows_async(out, in, owners, group);
+          },
+          [&group](const auto& sum, const auto& in, const auto& owners) {
+            return comm::return_rows_async(sum, in, owners, group);
+          }};
+}
+
+}  // namespace metroplex::test

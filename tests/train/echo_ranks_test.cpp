@@ -1,0 +1,213 @@
+// Training with clones of hot experts is training without: on every grid, eager and as a graph, resumed with other
+// slots or none.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "moe/load_meter.h"
+#include "plan/echo.h"
+#include "support/poisoned.h"
+#include "train/legs.h"
+#include "train/small_experts.h"
+
+namespace metroplex::test::echo_ranks_test {
+namespace {
+
+struct Grid {
+  TestLayout layout;
+  int64_t etp = 1, ep = 1;
+  const char* sharding = "no_shard";
+};
+const Grid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
+                       {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
+                       {{.dp = 4}, 1, 2, "optim_grads"},
+                       {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
+
+std::string words(const Grid& g) {
+  return base::concat("tp ", g.layout.tp, " pp ", g.layout.pp, " dp ", g.layout.dp, " etp ", g.etp, " ep ", g.ep, " ",
+                      g.sharding);
+}
+
+// slots 0: no clones. room 0: alltoall.
+struct Clones {
+  int64_t slots = 0;
+  config::EchoPlanner planner = config::EchoPlanner::capfill;
+  double room = 0;
+  bool random = false;
+};
+
+config::Config experts(const Grid& grid, const Clones& clones, const std::string& yaml = "") {
+  config::Config config = small_experts(", moe_shared_expert_overlap: true, moe_router_force_skew: 1.5", yaml);
+  config.parallel.expert_tensor_parallel_size = grid.etp;
+  config.parallel.expert_model_parallel_size = grid.ep;
+  config.parallel.data_parallel_sharding_strategy = grid.sharding;
+  config::Model& m = config.model;
+  m.moe_token_dispatcher_type = clones.room > 0 ? "static_buffer" : "alltoall";
+  m.moe_expert_rank_capacity_factor = clones.room;
+  m.moe_enable_echo = clones.slots > 0;
+  m.moe_num_echo_experts = clones.slots * grid.ep;
+  m.moe_echo_planner = clones.planner;
+  m.moe_echo_enable_random_offloading = clones.random;
+  config.train.log_experts_interval = 1;
+  return cut(config, grid.layout);
+}
+
+struct Ran {
+  std::vector<double> losses, norms, evaluated;
+  int64_t repeated = 0;
+  double clones = 0;  // that rank 0 planned
+  State state;
+};
+
+Ran train_steps(const config::Config& config, const Grid& grid, int64_t steps = 4) {
+  Ran ran;
+  run_cut(config, grid.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    Ran mine;
+    for (int64_t step = 0; step < steps; ++step) {
+      const train::StepOutcome outcome = step_at(*a, step);
+      EXPECT_TRUE(outcome.updated && !outcome.overflow);
+      mine.losses.push_back(outcome.loss);
+      mine.norms.push_back(outcome.grad_norm);
+      mine.repeated += !outcome.repeated.empty();
+      for (const auto& [layer, load] : a->experts->meter->layers()) {
+        if (load.clones.defined()) mine.clones += load.clones[moe::LoadMeter::kClones].item<double>();
+      }
+      auto batches = batches_of(*a, step + 100);
+      for (nn::Microbatch& batch : batches) batch.training = false;
+      if (step % 2 == 1) mine.evaluated.push_back(train::evaluate_step(*a, batches).mean());
+    }
+    mine.state = whole_state(*a);
+    if (world.rank() == 0) ran = std::move(mine);
+  });
+  return ran;
+}
+
+// As layouts are held to one rank: sums of weight gradients in another order, over a few steps.
+void expect_near(const Ran& got, const Ran& want) {
+  ASSERT_EQ(got.losses.size(), want.losses.size());
+  for (size_t i = 0; i < want.losses.size(); ++i) EXPECT_NEAR(got.losses[i], want.losses[i], 1e-12 * want.losses[i]);
+  for (size_t i = 0; i < want.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], 1e-10 * want.norms[i]);
+  for (size_t i = 0; i < want.evaluated.size(); ++i)
+    EXPECT_NEAR(got.evaluated[i], want.evaluated[i], 1e-12 * want.evaluated[i]);
+  ASSERT_EQ(got.state.size(), want.state.size()) << "clones are no state";
+  for (const auto& [name, values] : want.state)
+    EXPECT_LE((got.state.at(name) - values).abs().max().item<double>(), 1e-10) << name;
+}
+
+void expect_same_bits(const Ran& got, const Ran& want) {
+  EXPECT_EQ(got.losses, want.losses);
+  EXPECT_EQ(got.norms, want.norms);
+  EXPECT_EQ(got.evaluated, want.evaluated);
+  ASSERT_EQ(got.state.size(), want.state.size());
+  for (const auto& [name, values] : want.state) EXPECT_TRUE(at::equal(got.state.at(name), values)) << name;
+}
+
+const char* const kFull =
+    "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}\n";
+const char* const kExperts = "memory: {recompute_granularity: selective, recompute_modules: [moe]}\n";
+
+TEST(EchoRanks, TrainsAsWithoutClones) {
+  const Poisoned poisoned;
+  for (const Grid& grid : kGrids) {
+    SCOPED_TRACE(words(grid));
+    const Ran want = train_steps(experts(grid, {}), grid);
+    for (const Clones& clones :
+         {Clones{1}, Clones{1, config::EchoPlanner::exact}, Clones{.slots = 2, .random = true}}) {
+      if (clones.slots > 4 - 4 / grid.ep) continue;
+      const Ran got = train_steps(experts(grid, clones), grid);
+      expect_near(got, want);
+      EXPECT_GT(got.clones, 0);
+      for (const char* form : {kFull, kExperts})
+        expect_same_bits(train_steps(experts(grid, clones, form), grid), got);
+      config::Config again = experts(grid, clones);
+      again.model.moe_echo_recompute_expert_dispatch = true;
+      expect_same_bits(train_steps(again, grid), got);
+    }
+  }
+}
+
+// As many slots as home experts, and buffers of the even load: no step overflows, and none needs the host.
+TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
+  const Poisoned poisoned;
+  for (const Grid& grid : kGrids) {
+    SCOPED_TRACE(words(grid));
+    const int64_t slots = 4 / grid.ep;
+    const Ran want = train_steps(experts(grid, {slots, config::EchoPlanner::exact}), grid, 6);
+    const config::Config config = experts(grid, {slots, config::EchoPlanner::exact, 1.0});
+    const Ran got = train_steps(config, grid, 6);
+    expect_same_bits(got, want);
+    EXPECT_EQ(got.repeated, 0);
+    EXPECT_EQ(train_steps(experts(grid, {0, config::EchoPlanner::capfill, 1.0}), grid, 6).repeated, 6);
+    config::Config graphs = config;
+    graphs.train.cuda_graph_impl = config::CudaGraphImpl::full_iteration;
+    graphs.train.cuda_graph_warmup_steps = 1;
+    config::check(graphs, grid.layout.ranks());
+    expect_same_bits(train_steps(graphs, grid, 6), want);
+  }
+}
+
+// Rows drawn without regard to the load find no room now and then: the step runs again.
+TEST(EchoRanks, StepsThatOverflowRunAgain) {
+  const Grid& grid = kGrids[0];
+  const Ran want = train_steps(experts(grid, {.slots = 1, .random = true}), grid, 6);
+  const Ran got = train_steps(experts(grid, {.slots = 1, .room = 1.3, .random = true}), grid, 6);
+  expect_same_bits(got, want);
+  EXPECT_GT(got.repeated, 0);
+}
+
+// What is dumped is what the plan was made of: planned again, it is the same plan.
+TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
+  const Folder folder;
+  const Grid& grid = kGrids[0];
+  config::Config config = experts(grid, {1});
+  config.model.moe_echo_dump_dir = folder.at("plans");
+  train_steps(config, grid, 2);
+  std::vector<std::string> first;
+  for (int rank = 0; rank < 4; ++rank) {
+    std::ifstream file(folder.at("plans") + "/clones-" + std::to_string(rank) + ".jsonl");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    EXPECT_EQ(lines.size(), 2U * 3 * 2) << "steps, layers with experts, microbatches";
+    if (rank == 0) first = lines;
+    EXPECT_EQ(lines, first) << "every rank plans alike";
+  }
+  int clones = 0;
+  for (const std::string& line : first) {
+    const auto json = nlohmann::json::parse(line);
+    std::vector<int64_t> counts, source_rows;
+    for (const auto& row : json.at("counts")) counts.insert(counts.end(), row.begin(), row.end());
+    for (const auto& row : json.at("source_rows")) source_rows.insert(source_rows.end(), row.begin(), row.end());
+    const plan::EchoPlan plan = plan::plan_echo({counts.data(), {4, 4, 1}}, {});
+    EXPECT_EQ(plan.owner, json.at("owners").get<std::vector<int32_t>>());
+    EXPECT_EQ(plan.source_rows, source_rows);
+    EXPECT_EQ(plan.final_loads, json.at("loads").at(1).get<std::vector<int64_t>>());
+    clones += plan.num_clones();
+  }
+  EXPECT_GT(clones, 0);
+}
+
+TEST(EchoRanks, CheckpointsGoOnWithOtherSlotsOrNone) {
+  const Folder folder;
+  const Grid& saved_on = kGrids[0];
+  const Grid& other = kGrids[2];  // of the same dp, which global_aux_loss depends on
+  const std::string half = folder.path() + "/half";
+  const Outcome whole = run_leg(experts(saved_on, {2}), {saved_on.layout, "", "", 0, 4});
+  const Outcome first = run_leg(experts(saved_on, {2}), {saved_on.layout, "", half, 0, 2});
+  for (const auto& [grid, slots] : {std::pair(&saved_on, int64_t{2}), std::pair(&saved_on, int64_t{1}),
+                                    std::pair(&saved_on, int64_t{0}), std::pair(&other, int64_t{1})}) {
+    const Outcome second = run_leg(experts(*grid, {slots}), {grid->layout, half, "", 2, 4});
+    ASSERT_TRUE(second.loaded.loaded);
+    ASSERT_EQ(second.state.size(), whole.state.size());
+    for (const auto& [name, values] : whole.state) {
+      const double difference = (second.state.at(name) - values).abs().max().item<double>();
+      EXPECT_LE(difference, grid == &saved_on && slots == 2 ? 0 : 1e-10) << name << ", slots " << slots;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test::echo_ranks_test
