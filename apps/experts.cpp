@@ -1,4 +1,6 @@
 // metroplex experts: what a run's expert trace shows.
+#include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <iostream>
 
@@ -6,7 +8,9 @@
 
 #include "apps/command.h"
 #include "base/error.h"
+#include "config/model.h"
 #include "files/expert_picture.h"
+#include "plan/echo.h"
 
 namespace metroplex::apps {
 namespace {
@@ -18,7 +22,78 @@ struct ExpertsOptions {
   files::ExpertPictureOptions picture;
   int columns = 0;
   bool json = false, no_color = false;
+  int slots = 0, ep = 0;  // of --echo-slots; 0: no plans, and the ep of the trace
+  std::string planner = config::text_of(config::EchoPlanner::capfill);
 };
+
+// What clones in so many slots a rank would have made of the loads of a layer.
+struct CloneSummary {
+  files::Imbalance without, with;  // of the ranks
+  double clones = 0;               // of a step
+};
+
+CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
+                         size_t layer, const plan::EchoSizes& sizes, const plan::EchoOptions& options) {
+  CloneSummary summary;
+  std::vector<std::vector<int64_t>> before, after;
+  plan::EchoWorkspace workspace;
+  plan::EchoPlan plan;
+  for (const files::ExpertTraceStep* step : steps) {
+    // Where rows come from does not matter to the loads.
+    std::vector<int64_t> counts = files::tokens_of_layer(trace, {step}, layer);
+    before.push_back(files::tokens_of_ranks(counts, sizes.ranks));
+    counts.resize(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts), 0);
+    plan_echo({counts.data(), sizes}, options, workspace, plan);
+    after.push_back(plan.final_loads);
+    summary.clones += static_cast<double>(plan.num_clones()) / static_cast<double>(steps.size());
+  }
+  summary.without = files::imbalance_of_steps(before);
+  summary.with = files::imbalance_of_steps(after);
+  return summary;
+}
+
+struct ClonePlans {
+  plan::EchoSizes sizes;
+  plan::EchoOptions options;
+};
+
+// Nothing without --echo-slots.
+std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
+  if (options.slots == 0) {
+    MPX_CHECK(options.ep == 0, "config", "--ep is for --echo-slots; give both");
+    return std::nullopt;
+  }
+  const auto experts = static_cast<int>(head.num_experts),
+             ep = options.ep > 0 ? options.ep : static_cast<int>(head.ep);
+  MPX_CHECK(ep > 1 && experts % ep == 0, "config", "--echo-slots needs more than one rank of ep, a divisor of the ",
+            experts, " experts, not ", ep, "; say which with --ep");
+  const int foreign = experts - experts / ep;
+  MPX_CHECK(options.slots <= foreign, "config", "--echo-slots ", options.slots, ": only ", foreign,
+            " experts have their home on another rank; give ", foreign, " at most");
+  ClonePlans plans{{ep, experts, options.slots}, {}};
+  plans.options.planner = config::Choice<config::EchoPlanner>(options.planner);
+  MPX_CHECK(plans.options.planner != config::EchoPlanner::binpack || options.slots == 1, "config",
+            "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
+  return plans;
+}
+
+std::string clone_text(const files::ExpertTrace& trace, const files::ExpertPictureOptions& picture,
+                       const ClonePlans& plans) {
+  const auto steps = files::chosen_steps(trace, picture);
+  std::string text = base::concat("\nclones by ", config::text_of(plans.options.planner), ", ep ", plans.sizes.ranks,
+                                  ", ", plans.sizes.slots, " slots a rank: rows of a rank, max / mean of a step\n",
+                                  "               without   worst     with   worst   clones\n");
+  for (size_t layer = 0; layer < trace.head.layers.size(); ++layer) {
+    if (picture.layer && *picture.layer != trace.head.layers[layer]) continue;
+    const CloneSummary s = with_clones(trace, steps, layer, plans.sizes, plans.options);
+    char line[128];
+    std::snprintf(line, sizeof line, "  layer %-5lld %8.3f %7.3f %8.3f %7.3f %8.1f\n",
+                  static_cast<long long>(trace.head.layers[layer]), s.without.mean, s.without.worst, s.with.mean,
+                  s.with.worst, s.clones);
+    text += line;
+  }
+  return text;
+}
 
 Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
                 size_t layer) {
@@ -41,7 +116,8 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
 }
 
 // By layer, and of one layer by iteration too.
-Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions& options) {
+Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions& options,
+             const std::optional<ClonePlans>& plans) {
   files::expert_heats(trace, options);  // refuses what the trace has not
   const auto steps = files::chosen_steps(trace, options);
   const files::ExpertTraceHead& head = trace.head;
@@ -53,6 +129,16 @@ Json to_json(const files::ExpertTrace& trace, const files::ExpertPictureOptions&
     Json of = layer_json(trace, steps, layer);
     for (const auto* step : options.layer ? steps : std::vector<const files::ExpertTraceStep*>{})
       of["by_iteration"].push_back(files::tokens_of_layer(trace, {step}, layer));
+    if (plans) {
+      const CloneSummary s = with_clones(trace, steps, layer, plans->sizes, plans->options);
+      of["clones"] = {{"ep", plans->sizes.ranks},
+                      {"slots", plans->sizes.slots},
+                      {"of_a_step", s.clones},
+                      {"max_over_mean_without", s.without.mean},
+                      {"max_over_mean_without_worst", s.without.worst},
+                      {"max_over_mean_with", s.with.mean},
+                      {"max_over_mean_with_worst", s.with.worst}};
+    }
     out["layers"].push_back(of);
   }
   return out;
@@ -75,11 +161,19 @@ int run_experts(const std::vector<std::string>& arguments) {
   app.add_flag("--no-color", options.no_color, "no colours even on a terminal");
   app.add_option("--columns", options.columns, "columns of a line; left out, those of the terminal, else 100")
       ->check(CLI::Range(20, 100000));
+  app.add_option("--echo-slots", options.slots,
+                 "also: what ECHO would make of each step with so many slots for clones a rank")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--echo-planner", options.planner, "with --echo-slots: greedy, binpack, capfill (left out) or exact")
+      ->needs("--echo-slots");
+  app.add_option("--ep", options.ep, "with --echo-slots: ranks that hold the experts; left out, those of the trace")
+      ->check(CLI::Range(2, 65536));
   app.footer("Example:\n  metroplex experts runs/moe/experts.jsonl --layer 3 --svg layer3.svg");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
 
   const files::ExpertTrace trace = files::read_expert_trace(files::find_expert_trace(options.run));
+  const std::optional<ClonePlans> plans = clone_plans(options, trace.head);
   const Terminal terminal = terminal_of_stdout();
   const int columns = terminal.columns > 0 ? terminal.columns : 100;
   options.picture.columns = options.columns > 0 ? options.columns : columns;
@@ -93,9 +187,10 @@ int run_experts(const std::vector<std::string>& arguments) {
     MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist and is there room?");
   }
   if (options.json) {
-    std::cout << to_json(trace, options.picture).dump(2) << "\n";
+    std::cout << to_json(trace, options.picture, plans).dump(2) << "\n";
   } else {
     std::cout << files::draw_text(trace, options.picture);
+    if (plans) std::cout << clone_text(trace, options.picture, *plans);
   }
   return 0;
 }

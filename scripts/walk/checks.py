@@ -201,7 +201,7 @@ def layout(base, rng):
     return f"{problem} {' / '.join(outcome.out.strip().splitlines()[-2:])}"[:500] if problem else None
 
 
-LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_(token_dispatcher_type|expert_rank_capacity_factor|rank_pair_capacity_factor|overflow_policy)$|^model\.moe_shared_expert_overlap$")
+LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_(token_dispatcher_type|expert_rank_capacity_factor|rank_pair_capacity_factor|overflow_policy)$|^model\.moe_shared_expert_overlap$|^model\.moe_.*echo")
 
 
 def on_one_rank(case):
@@ -263,6 +263,8 @@ def twin(base, rng):
     ways += [again, again]
     if "memory.offload_activations" not in keys:
         ways.append({"memory__offload_activations": "file"})
+    if "model.moe_enable_echo" in keys:
+        ways += 2 * [{"model__moe_echo_recompute_expert_dispatch": "false" if "model.moe_echo_recompute_expert_dispatch" in keys else "true"}]
     more = {}
     for way in rng.sample(ways, 3):
         more.update(way)

@@ -26,6 +26,20 @@ done << 'GRIDS'
 2 2,1,1,1 alltoall gloo
 GRIDS
 
+while read -r ranks backend dispatcher more; do
+  # shellcheck disable=SC2086
+  run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout "$ranks" 1 1 1) --model.moe_enable_echo=true \
+    --model.moe_num_echo_experts=4 --model.moe_token_dispatcher_type=$dispatcher $more --train.log_experts_interval=8 --train.metrics_file=many.jsonl
+  same_losses many.jsonl one.jsonl 2e-6
+  prints '^ layer +clones'
+  rm many.jsonl
+  holds "clones of hot experts, $ranks ranks, $backend, $dispatcher"
+done << 'CLONES'
+4 threads alltoall
+4 threads static_buffer --model.moe_expert_rank_capacity_factor=1 --model.moe_echo_planner=exact --train.cuda_graph_impl=full_iteration
+2 gloo alltoall --model.moe_echo_recompute_expert_dispatch=true
+CLONES
+
 run 0 train "${tiny[@]}" "${experts[@]}" --optim.lr=0.01001 --train.metrics_file=many.jsonl
 ! python3 "$apps/metrics.py" compare many.jsonl one.jsonl 2e-6 > compared || fail "a rate a thousandth off was not seen"
 holds "a rate a thousandth off is seen"
@@ -62,3 +76,12 @@ mv experts.jsonl experts.jsonl.1 traces
 run 0 experts traces
 prints '; 2 iterations'
 holds "the example trains and shows its experts; another run's trace is set aside"
+
+run 0 experts traces --echo-slots 2 --echo-planner exact
+prints '^clones by exact, ep 2, 2 slots a rank'
+[ "$(grep -cE '^  layer [0-9]+ +1\.[0-9]+ +1\.[0-9]+ +1\.00[0-9] +1\.00[0-9] +[0-9.]+$' out)" = 4 ] && held || fail "layers without and with clones were expected"
+run 2 experts traces --echo-slots 5
+warns 'only 4 experts have their home on another rank'
+run 0 train "$repository/examples/echo_tiny.yaml" --train.train_iters=10
+[ "$(grep -cE '^ +[01] +[0-9.]+ +[2-9]\.[0-9]+ +1\.000 +1\.000 \|' out)" = 2 ] && held || fail "uneven loads that clones make even were expected"
+holds "the example of clones shows what they do; a trace says what they would have done"

@@ -137,6 +137,7 @@ void Meeting::finish(const std::shared_ptr<Collective>& op, int index) {
   mine.in.reset();
   mine.out_counts.reset();
   mine.in_counts.reset();
+  mine.owners.reset();
   if (!op->error.empty()) throw base::Error("comm", op->error);
 }
 
