@@ -103,6 +103,12 @@ std::vector<int64_t> EchoPlacement::loads() const {
 
 int64_t EchoPlacement::total() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
 
+int64_t EchoPlacement::crossing() const {
+  int64_t stay = 0;
+  for (int rank = 0; rank < ranks; ++rank) stay += at(rank, rank);
+  return total() - stay;
+}
+
 double EchoPlacement::imbalance() const {
   const std::vector<int64_t> sums = loads();
   const int64_t all = total();
@@ -129,6 +135,7 @@ EchoPlacement echo_placement(const EchoCounts& counts, const EchoPlan& plan) {
     if (expert < 0) continue;
     const int home = sizes.home(expert), rank = sizes.rank_of_clone(clone);
     placement.copies.push_back({expert, home, rank});
+    placement.away += plan.rows[static_cast<size_t>(clone)];
     for (int source = 0; source < sizes.ranks; ++source) {
       placement.at(source, home) -= plan.from(source, clone);
       placement.at(source, rank) += plan.from(source, clone);
@@ -184,7 +191,7 @@ EchoCost echo_cost(const EchoPlacement& placement, const EchoLayer& layer, const
   cost.compute = static_cast<double>(*std::max_element(loads.begin(), loads.end())) * layer.row_seconds(machine);
   cost.rows = 4 * pass_seconds(placement, static_cast<double>(layer.hidden * layer.row_bytes), machine);
   cost.clones = copies(placement.copies, layer.weight_bytes) * (options.resend ? 2 : 1) +
-                copies(placement.moves, layer.weight_bytes) / placement.layers_per_move;
+                copies(placement.moves, layer.weight_bytes);
   cost.other = layer.other_seconds(machine);
   cost.gradients = std::max(0.0, copies(placement.copies, layer.grad_bytes) - cost.other * 2 / 3);
   cost.plan = placement.plans ? machine.plan : 0;

@@ -46,18 +46,18 @@ struct EchoPlacement {
   int ranks = 0;
   std::vector<int64_t> rows;     // [ranks][ranks]: of each source, by each rank
   std::vector<EchoCopy> copies;  // before the layer, and again before its backward
-  // Weights that move when a placement is renewed, once in so many layers.
-  std::vector<EchoCopy> moves;
-  double layers_per_move = 1;
+  std::vector<EchoCopy> moves;   // weights that move because the placement is renewed before this layer
   // Replicas that stay: gradients and new weights pass between them once a step, behind other work.
   std::vector<EchoCopy> kept;
   bool plans = false;  // in every layer, before rows are sent
+  int64_t away = 0;    // rows that are computed elsewhere than at their expert's home
 
   explicit EchoPlacement(int num_ranks = 0);
   int64_t& at(int source, int rank) { return rows[static_cast<size_t>(source * ranks + rank)]; }
   int64_t at(int source, int rank) const { return rows[static_cast<size_t>(source * ranks + rank)]; }
   std::vector<int64_t> loads() const;  // [ranks]
   int64_t total() const;
+  int64_t crossing() const;  // rows that leave their source
   double imbalance() const;  // largest load / mean; 1 without rows
 };
 

@@ -114,7 +114,9 @@ EchoPlacement eplb_placement(const EchoCounts& counts, std::span<const int32_t> 
         const int64_t rows = counts.at(source, expert);
         // Remainders begin at another replica for each source.
         const int rank = ranks[static_cast<size_t>((source + i) % holders)];
-        placement.at(source, rank) += rows / holders + (i < rows % holders ? 1 : 0);
+        const int64_t share = rows / holders + (i < rows % holders ? 1 : 0);
+        placement.at(source, rank) += share;
+        if (rank != sizes.home(expert)) placement.away += share;
       }
     }
   }

@@ -57,6 +57,7 @@ EchoPlacement shadow_placement(const EchoCounts& counts, std::span<const int32_t
     for (int rank = 0; rank < counts.sizes.ranks; ++rank) {
       if (rank == home) continue;
       placement.copies.push_back({expert, home, rank});
+      placement.away += counts.at(rank, expert);
       placement.at(rank, home) -= counts.at(rank, expert);
       placement.at(rank, rank) += counts.at(rank, expert);
     }
@@ -154,6 +155,7 @@ EchoPlacement llep_placement(const EchoCounts& counts, const LlepOptions& option
     if (piece.rank != home &&
         std::find(placement.copies.begin(), placement.copies.end(), copy) == placement.copies.end())
       placement.copies.push_back(copy);
+    if (piece.rank != home) placement.away += piece.rows;
     for (int64_t rows = piece.rows; rows > 0;) {
       while (left == 0) left = counts.at(++source, expert);
       const int64_t taken = std::min(rows, left);
