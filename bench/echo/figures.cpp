@@ -32,6 +32,10 @@ plan::EchoMachine machine_of(double bandwidth, int ranks) {
   return machine;
 }
 
+struct Point {
+  double imbalance = 1, clones = 0, share = 1;
+};
+
 struct Cell {
   plan::EchoPlacement home, cloned;
 };
@@ -76,12 +80,14 @@ std::string text_of(double imbalance) {
 }  // namespace
 
 void print_gain(const Options& options) {
-  Heat heat{"Gain of capfill over no clones, % of the layer of experts; above the line clones pay",
-            "tokens a rank",
-            "largest load / mean before",
-            {},
-            {},
-            {}};
+  Heat heat{
+      "Gain of capfill over no clones, % of the layer of experts; above the lines clones pay (solid: by the rule, "
+      "dashed: by the time)",
+      "tokens a rank",
+      "largest load / mean before",
+      {},
+      {},
+      {}};
   for (const double imbalance : kImbalances) {
     char text[16];
     std::snprintf(text, sizeof text, "%.3g", imbalance);
@@ -90,7 +96,7 @@ void print_gain(const Options& options) {
   for (const double bandwidth : kBandwidths) {
     char title[32];
     std::snprintf(title, sizeof title, "%.0f GB/s", bandwidth / 1e9);
-    heat.panels.push_back({title, std::vector<std::vector<double>>(std::size(kImbalances)), {}});
+    heat.panels.push_back({title, std::vector<std::vector<double>>(std::size(kImbalances)), {}, {}});
   }
   std::vector<std::vector<std::string>> table;
   for (const int64_t tokens : kTokens) {
@@ -101,26 +107,30 @@ void print_gain(const Options& options) {
     std::vector<std::string>& row = table.emplace_back();
     for (size_t b = 0; b < std::size(kBandwidths); ++b) {
       const plan::EchoMachine machine = machine_of(kBandwidths[b], options.ranks);
-      std::vector<double> surplus;
+      std::vector<double> by_rule, by_time;
       for (size_t i = 0; i < cells.size(); ++i) {
         const double before = echo_cost(cells[i].home, model.layer, machine).moe();
         const double after = echo_cost(cells[i].cloned, model.layer, machine).moe();
         heat.panels[b].values[i].push_back(before / after - 1);
         const plan::EchoGain gain = echo_gain(cells[i].home, cells[i].cloned, model.layer, machine);
-        surplus.push_back(gain.gained - gain.paid);
+        by_rule.push_back(gain.gained - gain.paid);
+        by_time.push_back(before - after);
       }
-      const double line = break_even(surplus);
+      const double lines[] = {break_even(by_rule), break_even(by_time)};
       const auto column = static_cast<double>(heat.columns.size());
-      heat.panels[b].line.emplace_back(column - 1, line);
-      heat.panels[b].line.emplace_back(column, line);
-      row.push_back(text_of(imbalance_at(line)));
+      for (const double edge : {column - 1, column}) {
+        heat.panels[b].line.emplace_back(edge, lines[0]);
+        heat.panels[b].dashed.emplace_back(edge, lines[1]);
+      }
+      row.push_back(text_of(imbalance_at(lines[0])) + " / " + text_of(imbalance_at(lines[1])));
     }
   }
   std::printf(
-      "Imbalance from which clones are worth it (rows that the fullest rank is rid of take longer than plan, "
-      "clones and what is exposed of their gradients; dispatch is left out of the rule). Products of GB200, %d ranks "
-      "on one "
-      "switch, capfill with %d slots.\n\n",
+      "Imbalance from which clones pay: by the rule (the rows that the fullest rank is rid of take longer than plan, "
+      "clones "
+      "and exposed gradients) / by the whole time, with dispatch and combine, which the rule leaves out. Products of "
+      "GB200, "
+      "%d ranks on one switch, capfill with %d slots.\n\n",
       options.ranks, options.slots);
   std::printf("| tokens a rank |");
   for (const double bandwidth : kBandwidths) std::printf(" %.0f GB/s |", bandwidth / 1e9);
@@ -137,6 +147,7 @@ void print_gain(const Options& options) {
 void print_clones(const Options& options) {
   constexpr int64_t kTolerances[] = {0, 25, 50, 100, 200, 400, 700, 1000, 1500, 2000};
   const Model model = deepseek_v3(8192);
+  const plan::EchoMachine gb200 = machine_of(900e9, options.ranks);
   Chart chart{"Clones against balance: capfill by its tolerance (lines), exact (squares)",
               "largest load / mean after",
               "clones",
@@ -144,7 +155,9 @@ void print_clones(const Options& options) {
               1.2,
               70,
               {}};
-  std::printf("| counts | exact: max/mean, clones |");
+  std::printf(
+      "max/mean, clones and the modelled share of forced balance on GB200 in %%, by the tolerance of capfill.\n\n| "
+      "counts | exact |");
   for (const int64_t tolerance : kTolerances) std::printf(" capfill %.4g %% |", static_cast<double>(tolerance) / 100);
   std::printf("\n|---|---|");
   for (size_t i = 0; i < std::size(kTolerances); ++i) std::printf("---|");
@@ -154,22 +167,26 @@ void print_clones(const Options& options) {
     const plan::EchoTrace trace =
         make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
     const plan::EchoCounts counts = trace.counts(0, options.slots);
+    const double even =
+        echo_cost(plan::echo_balanced(options.ranks, model.layer.tokens * model.topk), model.layer, gb200).moe();
     const auto point = [&](const plan::EchoOptions& how) {
       const plan::EchoPlan plan = plan_echo(counts, how);
-      return std::pair{echo_placement(counts, plan).imbalance(), static_cast<double>(plan.num_clones())};
+      const plan::EchoPlacement placement = echo_placement(counts, plan);
+      const double share = even / echo_cost(placement, model.layer, gb200).moe();
+      return Point{placement.imbalance(), static_cast<double>(plan.num_clones()), share};
     };
     const auto exact = point({.planner = config::EchoPlanner::exact});
-    std::printf("| %s | %.4f, %.0f |", form.name, exact.first, exact.second);
+    std::printf("| %s | %.4f, %.0f, %.1f |", form.name, exact.imbalance, exact.clones, 100 * exact.share);
     Line line{base::concat("capfill, ", form.name), {}, true};
     for (const int64_t tolerance : kTolerances) {
       const auto found = point({.eps_bp = tolerance});
-      std::printf(" %.4f, %.0f |", found.first, found.second);
-      line.points.push_back(found);
+      std::printf(" %.4f, %.0f, %.1f |", found.imbalance, found.clones, 100 * found.share);
+      line.points.emplace_back(found.imbalance, found.clones);
     }
     std::printf("\n");
     if (form.kind == plan::EchoTraceKind::ultra_ep) continue;
     chart.lines.push_back(line);
-    chart.lines.push_back({base::concat("exact, ", form.name), {exact}, false});
+    chart.lines.push_back({base::concat("exact, ", form.name), {{exact.imbalance, exact.clones}}, false});
   }
   std::printf("\n");
   write_svg(options, "clones", svg_of(chart));

@@ -13,6 +13,12 @@ using namespace metroplex;
 
 void print(const bench::Options& options, int64_t tokens, const std::string& trace, const std::string& counts) {
   bench::Model model = bench::deepseek_v3(tokens);
+  if (options.hidden > 0) {
+    model = {"experts", model.experts, model.topk, {}};
+    model.layer.hidden = options.hidden;
+    model.layer.ffn = options.ffn;
+    model.layer.tokens = tokens;
+  }
   print_assumptions(model, options);
   if (!trace.empty() || !counts.empty()) {
     if (!trace.empty()) print_recorded(files::read_expert_trace(trace), trace, model, options);
@@ -40,6 +46,12 @@ int main(int argc, char** argv) {
   app.add_option("--counts", counts, "counts as CSV or JSON lines of step, layer, expert, count");
   app.add_option("--ranks", options.ranks, "that hold the experts")->check(CLI::Range(1, 1024));
   app.add_option("--slots", options.slots, "for clones, of a rank")->check(CLI::Range(1, 16));
+  auto* const hidden = app.add_option("--hidden", options.hidden,
+                                      "width of the model, where it is not DeepSeek-V3's; "
+                                      "then no other work hides gradients");
+  auto* const ffn = app.add_option("--ffn", options.ffn, "inner width of an expert");
+  hidden->needs(ffn)->check(CLI::Range(1, 1 << 20));
+  ffn->needs(hidden)->check(CLI::Range(1, 1 << 20));
   app.add_option("--tokens", tokens, "of a rank, of made-up counts")->check(CLI::Range(1, 1 << 24));
   app.add_option("--steps", options.steps, "of made-up counts")->check(CLI::Range(2, 100000));
   app.add_option("--warm-up", options.warm_up, "steps that are history only")->check(CLI::Range(0, 100000));

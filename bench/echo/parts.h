@@ -11,8 +11,9 @@ namespace metroplex::bench {
 
 struct Options {
   int ranks = 64, slots = 2, steps = 200, warm_up = 100;
-  bool all = false;        // every trace's table; else of a few
-  std::string svg_folder;  // "": no pictures
+  int64_t hidden = 0, ffn = 0;  // of experts that are not DeepSeek-V3's
+  bool all = false;             // every trace's table; else of a few
+  std::string svg_folder;       // "": no pictures
   std::string svg_name = "echo";
 };
 

@@ -66,9 +66,12 @@ std::string svg_of(const Heat& heat, double most) {
     }
     for (int column = 0; column < columns; ++column)
       text(out, left + (column + 0.5) * kCell, bottom + 16, "middle", heat.columns[static_cast<size_t>(column)], 10);
-    out += "<polyline fill=\"none\" stroke=\"black\" stroke-width=\"2.5\" points=\"";
-    for (const auto& [x, y] : part.line) add(out, "%.1f,%.1f ", left + x * kCell, bottom - y * kCell);
-    out += "\"/>\n";
+    for (const auto* const line : {&part.line, &part.dashed}) {
+      add(out, "<polyline fill=\"none\" stroke=\"black\" stroke-width=\"2.5\"%s points=\"",
+          line == &part.dashed ? " stroke-dasharray=\"5 4\"" : "");
+      for (const auto& [x, y] : *line) add(out, "%.1f,%.1f ", left + x * kCell, bottom - y * kCell);
+      out += "\"/>\n";
+    }
   }
   for (int row = 0; row < rows; ++row)
     text(out, kLeft - 6, kTop + (rows - row - 0.5) * kCell + 4, "end", heat.rows[static_cast<size_t>(row)], 10);

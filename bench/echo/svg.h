@@ -9,8 +9,8 @@ namespace metroplex::bench {
 
 struct Panel {
   std::string title;
-  std::vector<std::vector<double>> values;      // [row][column], rows from below
-  std::vector<std::pair<double, double>> line;  // in columns and rows, from 0 at the edge of the first
+  std::vector<std::vector<double>> values;              // [row][column], rows from below
+  std::vector<std::pair<double, double>> line, dashed;  // in columns and rows, from 0 at the edge of the first
 };
 struct Heat {
   std::string title, x_title, y_title;

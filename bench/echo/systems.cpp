@@ -87,8 +87,11 @@ class Echo : public System {
     const bool upstream = planner == config::EchoPlanner::greedy || planner == config::EchoPlanner::binpack;
     if (upstream) options_.split = plan::EchoSplit::breadth_then_depth;
   }
-  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
+  // Ours knows which ranks are near.
+  bool weighs_costs() const override { return options_.split == plan::EchoSplit::local_first; }
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
     const EchoCounts counts = trace.counts(step, slots_);
+    if (weighs_costs()) options_.ranks_per_node = machine.domain < counts.sizes.ranks ? machine.domain : 0;
     plan_echo(counts, options_, workspace_, plan_);
     return echo_placement(counts, plan_);
   }
@@ -120,23 +123,30 @@ Summary summary_of(System& system, const EchoTrace& trace, const plan::EchoLayer
   Summary s;
   s.name = system.name;
   s.share.assign(machines.size(), 0);
+  s.pays = s.share;
   for (size_t step = 0; step < trace.steps.size(); ++step) {
-    // A system that weighs costs shows the plan for the last machine of the data sheets but one, which is GB200.
+    // What is no time is of GB200, where a system's choice depends on the machine.
     const size_t shown = machines.size() - 2;
     const EchoPlacement placement = system.place(trace, step, machines[shown]);
     if (step < from) continue;
+    const EchoPlacement home = echo_at_home(trace.counts(step, 0));
     add_placement(placement, layer, s);
-    const EchoPlacement even = plan::echo_balanced(placement.ranks, placement.total() / placement.ranks);
+    const EchoPlacement even =
+        plan::echo_balanced(placement.ranks, (placement.total() + placement.ranks - 1) / placement.ranks);
     for (size_t i = 0; i < machines.size(); ++i) {
       const bool again = system.weighs_costs() && i != shown;
       const EchoPlacement other = again ? system.place(trace, step, machines[i]) : EchoPlacement();
-      const double time = echo_cost(again ? other : placement, layer, machines[i]).moe();
+      const EchoPlacement& taken = again ? other : placement;
+      const double time = echo_cost(taken, layer, machines[i]).moe();
+      s.pays[i] += echo_gain(home, taken, layer, machines[i]).worth() ? 1 : 0;
       s.share[i] += time > 0 ? echo_cost(even, layer, machines[i]).moe() / time : 1;
     }
   }
   const auto steps = static_cast<double>(trace.steps.size() - from);
   for (double* const value : {&s.clones, &s.bytes, &s.sender_bytes, &s.away, &s.crossing}) *value /= steps;
-  for (double& share : s.share) share /= steps;
+  for (auto* const shares : {&s.share, &s.pays}) {
+    for (double& share : *shares) share /= steps;
+  }
   return s;
 }
 

@@ -16,7 +16,7 @@ class System {
   virtual ~System() = default;
   // Step after step. The machine is what a system reckons with that weighs costs.
   virtual plan::EchoPlacement place(const plan::EchoTrace& trace, size_t step, const plan::EchoMachine& machine) = 0;
-  virtual bool weighs_costs() const { return false; }
+  virtual bool weighs_costs() const { return false; }  // or distances: another machine, another placement
 
   const std::string name;
 };
@@ -30,7 +30,8 @@ struct Summary {
   double clones = 0;                   // means over steps from here
   double bytes = 0, sender_bytes = 0;  // weights, one way: all, and of the rank that holds most of what is sent
   double away = 0, crossing = 0;       // shares of the rows
-  std::vector<double> share;           // of forced balance, of each machine
+  // Of each machine: the share of forced balance, and of the steps in which what is paid is gained (echo_gain).
+  std::vector<double> share, pays;
   double mean() const;
   double quantile(double of) const;
 };

@@ -113,10 +113,10 @@ void print_made_up(const Model& model, const Options& options) {
   const auto machines = plan::echo_machines();
   for (size_t i = 0; i < machines.size(); ++i) {
     if (i > 0 && machines[i].flops == machines[i - 1].flops && machines[i].link == machines[i - 1].link) continue;
-    std::printf("### Modelled share of forced balance, %%, %s\n\n", machines[i].name);
+    std::printf("### %s: modelled share of forced balance, %% (of the steps that pay, %%)\n\n", machines[i].name);
     print_overview(all, [&](const Summary& s) {
       if (s.share.empty()) std::printf(" |");
-      else std::printf(" %.1f |", 100 * s.share[i]);
+      else std::printf(" %.1f (%.0f) |", 100 * s.share[i], 100 * s.pays[i]);
     });
   }
   for (size_t i = 0; i < all.size(); ++i) {
@@ -140,10 +140,12 @@ void print_recorded(const files::ExpertTrace& trace, const std::string& path, co
     const auto of_layer = static_cast<size_t>(head.sources() * head.num_experts);
     for (const files::ExpertTraceStep& step : trace.steps)
       counts.steps.push_back(counts_of(head, step.tokens.data() + layer * of_layer, options.ranks));
-    std::printf("### %s, layer %lld: %d steps, the first %d history only; %s\n\n", path.c_str(),
-                static_cast<long long>(head.layers[layer]), steps, warm_up,
+    std::printf("### %s, layer %lld: %d steps, the first %d history only, microbatches of a step as one; %s\n\n",
+                path.c_str(), static_cast<long long>(head.layers[layer]), steps, warm_up,
                 head.ep == options.ranks ? "sources as recorded" : "rows dealt to all sources alike");
-    print_table(summaries(counts, options.slots, model.layer, static_cast<size_t>(warm_up)));
+    plan::EchoLayer shape = model.layer;
+    if (head.topk > 0) shape.tokens = echo_at_home(counts.counts(0, 0)).total() / (options.ranks * head.topk);
+    print_table(summaries(counts, options.slots, shape, static_cast<size_t>(warm_up)));
   }
 }
 
