@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/error.h"
 #include "files/routing_counts.h"
 #include "parts.h"
 
@@ -12,6 +13,9 @@ namespace {
 using namespace metroplex;
 
 void print(const bench::Options& options, int64_t tokens, const std::string& trace, const std::string& counts) {
+  constexpr int kFewest = 128;  // experts of the models
+  MPX_CHECK(!trace.empty() || !counts.empty() || kFewest % options.ranks == 0, "bench", "--ranks ", options.ranks,
+            " does not divide the ", kFewest, " experts of made-up counts; choose a power of two up to ", kFewest);
   bench::Model model = bench::deepseek_v3(tokens);
   if (options.hidden > 0) {
     model = {"experts", model.experts, model.topk, {}};

@@ -164,11 +164,13 @@ double Summary::quantile(double of) const {
   return sorted[std::min(sorted.size(), std::max<size_t>(1, at)) - 1];
 }
 
-std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer) {
+std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer, size_t steps) {
   using config::EchoPlanner;
   std::vector<std::unique_ptr<System>> all;
   all.push_back(std::make_unique<None>());
-  for (const size_t history : {1, 10, 100}) all.push_back(std::make_unique<Eplb>(slots, history));
+  for (const size_t history : {1, 10, 100}) {
+    if (history < steps) all.push_back(std::make_unique<Eplb>(slots, history));
+  }
   all.push_back(std::make_unique<Shadowing>(layer));
   all.push_back(std::make_unique<Llep>());
   all.push_back(std::make_unique<Echo>("upstream greedy", slots, EchoPlanner::greedy));
@@ -181,7 +183,8 @@ std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& l
 
 std::vector<Summary> summaries(const EchoTrace& trace, int slots, const plan::EchoLayer& layer, size_t from) {
   std::vector<Summary> all;
-  for (const auto& system : systems(slots, layer)) all.push_back(summary_of(*system, trace, layer, from));
+  for (const auto& system : systems(slots, layer, trace.steps.size()))
+    all.push_back(summary_of(*system, trace, layer, from));
   Summary& bound = all.emplace_back();
   bound.name = "bound";
   for (size_t step = from; step < trace.steps.size(); ++step) {

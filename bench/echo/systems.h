@@ -21,8 +21,9 @@ class System {
   const std::string name;
 };
 
-// `slots` places a rank, but for those that know none (shadowing, LLEP) or one (bin packing).
-std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer);
+// `slots` places a rank, but for those that know none (shadowing, LLEP) or one (bin packing). None whose history is
+// longer than the trace.
+std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer, size_t steps);
 
 struct Summary {
   std::string name;

@@ -64,6 +64,25 @@ TEST(EchoCost, AddsUpByHand) {
   EXPECT_FALSE(echo_gain(home, cloned, small_layer(), quick).worth());
 }
 
+// Each way of each rank has its time, inside a domain and outside.
+TEST(EchoCost, ThePassOfRowsIsTheBusiestWays) {
+  EchoPlacement to_one(4);  // domains {0, 1} and {2, 3}
+  to_one.at(1, 0) = 30;
+  EXPECT_DOUBLE_EQ(echo_cost(to_one, small_layer(), kPlain).rows, 4 * 4 * 30);
+  to_one.at(2, 0) = 2;
+  EXPECT_DOUBLE_EQ(echo_cost(to_one, small_layer(), kPlain).rows, 4 * 4 * 30);
+  to_one.at(3, 0) = 2;  // 4 rows that rank 0 receives, ten times slower
+  EXPECT_DOUBLE_EQ(echo_cost(to_one, small_layer(), kPlain).rows, 4 * 4 * 40);
+  EchoPlacement from_one(4);
+  from_one.at(0, 2) = from_one.at(0, 3) = 2;
+  EXPECT_DOUBLE_EQ(echo_cost(from_one, small_layer(), kPlain).rows, 4 * 4 * 40);
+  EchoPlacement stays(4);
+  stays.at(2, 2) = 9;
+  EXPECT_EQ(echo_cost(stays, small_layer(), kPlain).rows, 0);
+  EXPECT_EQ(to_one.crossing(), 34);
+  EXPECT_EQ(stays.crossing(), 0);
+}
+
 TEST(EchoCost, OtherWorkHidesGradients) {
   EchoPlacement placement(2);
   placement.copies = spread(1);

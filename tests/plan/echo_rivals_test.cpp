@@ -41,13 +41,16 @@ TEST(EchoRivals, EplbIsGlobalWhereNodesDoNotDivideTheGroups) {
   EXPECT_EQ(eplb_replicas(weights, {6, 3, 2, 2}), eplb_replicas(weights, {6, 1, 1, 2}));
   // Expert 0 is replicated twice: 8 / 3 three times; then heaviest first, to the lighter of two ranks with room.
   EXPECT_EQ(eplb_replicas(weights, {6, 1, 1, 2}), (std::vector<int32_t>{0, 0, 2, 0, 3, 1}));
+  // Of two with as many rows the first is replicated.
+  EXPECT_EQ(eplb_replicas(std::vector<float>{4, 4, 1, 1}, {5, 1, 1, 1}), (std::vector<int32_t>{1, 0, 0, 2, 3}));
 }
 
 TEST(EchoRivals, EplbDealsAnExpertsRowsToItsReplicasInTurn) {
-  const Case c{{2, 2, 0}, {7, 1, 4, 0}};
+  const Case c{{2, 2, 0}, {7, 1, 5, 0}};
   const std::vector<int32_t> replicas{0, 1, 0, -1};
   const EchoPlacement placement = eplb_placement(c.counts(), replicas);
-  EXPECT_EQ(placement.rows, (std::vector<int64_t>{4 + 1, 3, 2, 2}));
+  EXPECT_EQ(placement.rows, (std::vector<int64_t>{4 + 1, 3, 2, 3}));  // an odd row of source 1 goes to the second
+  EXPECT_EQ(placement.away, 3 + 1 + 3);
   EXPECT_EQ(placement.kept, (std::vector<EchoCopy>{{0, 0, 1}}));
   EXPECT_TRUE(placement.copies.empty());
   // From {0, -} and {1, -}: rank 0 needs expert 1, rank 1 needs expert 0.

@@ -57,6 +57,17 @@ TEST(EchoTraces, AHotSetDriftsWhenItIsTold) {
   EXPECT_EQ(hottest.size(), 3U);
 }
 
+// 1 / j^4 of a rank's four experts, as long as few tokens choose them: the second has (3 / 2)^4 times the third.
+TEST(EchoTraces, UltraEpsRanksHaveOneHotExpert) {
+  const EchoTrace trace = make_echo_trace(form(EchoTraceKind::ultra_ep, 2.01), {});
+  std::vector<double> rows(4, 0);
+  for (size_t i = 0; i < trace.steps[0].size(); ++i) {
+    if (i % 256 < 4) rows[i % 256] += static_cast<double>(trace.steps[0][i]);
+  }
+  EXPECT_NEAR(rows[1] / rows[2], 81.0 / 16, 0.5);
+  EXPECT_GT(rows[0], 5 * rows[1]);
+}
+
 // Two slots a rank: no step above 1.01 and no more clones than upstream's planner makes.
 TEST(EchoTraces, CapfillStaysWithinItsToleranceWithFewerClonesThanUpstream) {
   for (const EchoTraceForm& f : echo_trace_forms()) {
