@@ -28,7 +28,7 @@ constexpr EchoMachine kEchoMachines[] = {
     {"2 cores of EPYC", 0.95e12, 24.6e9, 24.6e9, 64, 5e-6, 240e-6},
 };
 // The latency is no data sheet's: the order of one round of a collective. 100 µs of planning on a GPU is the
-// aim of the planner's kernel (UltraEP publishes 103 to 114 µs on GB200-class links); it is not measured.
+// aim of the planner's kernel (UltraEP publishes 106 to 114); it is not measured.
 
 // Bytes or rounds of one rank, inside its domain and outside.
 struct Ways {
