@@ -77,6 +77,27 @@ std::string text_of(double imbalance) {
   return text;
 }
 
+// A row for each number of tokens, a column for each bandwidth.
+void print_break_even(const std::vector<std::string>& tokens, const std::vector<std::vector<std::string>>& table,
+                      const Options& options) {
+  std::printf(
+      "Imbalance from which clones pay: by the rule (the rows that the fullest rank is rid of take longer than plan, "
+      "clones "
+      "and exposed gradients) / by the whole time, with dispatch and combine, which the rule leaves out. Products of "
+      "GB200, "
+      "%d ranks on one switch, capfill with %d slots.\n\n",
+      options.ranks, options.slots);
+  std::printf("| tokens a rank |");
+  for (const double bandwidth : kBandwidths) std::printf(" %.0f GB/s |", bandwidth / 1e9);
+  std::printf("\n|---|---|---|---|---|---|\n");
+  for (size_t i = 0; i < table.size(); ++i) {
+    std::printf("| %s |", tokens[i].c_str());
+    for (const std::string& cell : table[i]) std::printf(" %s |", cell.c_str());
+    std::printf("\n");
+  }
+  std::printf("\n");
+}
+
 }  // namespace
 
 void print_gain(const Options& options) {
@@ -125,22 +146,7 @@ void print_gain(const Options& options) {
       row.push_back(text_of(imbalance_at(lines[0])) + " / " + text_of(imbalance_at(lines[1])));
     }
   }
-  std::printf(
-      "Imbalance from which clones pay: by the rule (the rows that the fullest rank is rid of take longer than plan, "
-      "clones "
-      "and exposed gradients) / by the whole time, with dispatch and combine, which the rule leaves out. Products of "
-      "GB200, "
-      "%d ranks on one switch, capfill with %d slots.\n\n",
-      options.ranks, options.slots);
-  std::printf("| tokens a rank |");
-  for (const double bandwidth : kBandwidths) std::printf(" %.0f GB/s |", bandwidth / 1e9);
-  std::printf("\n|---|---|---|---|---|---|\n");
-  for (size_t i = 0; i < table.size(); ++i) {
-    std::printf("| %s |", heat.columns[i].c_str());
-    for (const std::string& cell : table[i]) std::printf(" %s |", cell.c_str());
-    std::printf("\n");
-  }
-  std::printf("\n");
+  print_break_even(heat.columns, table, options);
   write_svg(options, "gain", svg_of(heat, 1));
 }
 

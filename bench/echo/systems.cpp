@@ -1,7 +1,9 @@
 #include "systems.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "base/error.h"
@@ -111,6 +113,12 @@ void add_placement(const EchoPlacement& placement, const plan::EchoLayer& layer,
   for (const auto* const copies : {&placement.copies, &placement.moves}) {
     for (const plan::EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
   }
+  std::map<std::pair<int, int>, int> clones;  // by home and expert
+  for (const plan::EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
+  std::vector<int> rounds(sent.size(), 0);
+  for (const auto& [key, count] : clones)
+    rounds[static_cast<size_t>(key.first)] += std::bit_width(static_cast<unsigned>(count));
+  s.rounds += *std::max_element(rounds.begin(), rounds.end());
   s.bytes += std::accumulate(sent.begin(), sent.end(), 0.0);
   s.sender_bytes += *std::max_element(sent.begin(), sent.end());
   const auto total = std::max(1.0, static_cast<double>(placement.total()));
@@ -143,7 +151,7 @@ Summary summary_of(System& system, const EchoTrace& trace, const plan::EchoLayer
     }
   }
   const auto steps = static_cast<double>(trace.steps.size() - from);
-  for (double* const value : {&s.clones, &s.bytes, &s.sender_bytes, &s.away, &s.crossing}) *value /= steps;
+  for (double* const value : {&s.clones, &s.bytes, &s.sender_bytes, &s.rounds, &s.away, &s.crossing}) *value /= steps;
   for (auto* const shares : {&s.share, &s.pays}) {
     for (double& share : *shares) share /= steps;
   }

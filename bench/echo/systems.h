@@ -30,6 +30,7 @@ struct Summary {
   std::vector<double> imbalance;       // of each step that counts
   double clones = 0;                   // means over steps from here
   double bytes = 0, sender_bytes = 0;  // weights, one way: all, and of the rank that holds most of what is sent
+  double rounds = 0;                   // of the relays of one home's experts, the most of all homes
   double away = 0, crossing = 0;       // shares of the rows
   // Of each machine: the share of forced balance, and of the steps in which what is paid is gained (echo_gain).
   std::vector<double> share, pays;

@@ -11,10 +11,11 @@ using plan::EchoTraceKind;
 
 void print_table(const std::vector<Summary>& summaries) {
   std::printf(
-      "| system | max/mean: mean | p50 | p99 | worst | clones | weights moved, GB | of one sender, GB | "
+      "| system | max/mean: mean | p50 | p99 | worst | clones | weights moved, GB | of one sender, GB | relay rounds "
+      "of one home | "
       "rows moved | rows between ranks |");
   for (const plan::EchoMachine& machine : plan::echo_machines()) std::printf(" %s |", machine.name);
-  std::printf("\n|---|---|---|---|---|---|---|---|---|---|");
+  std::printf("\n|---|---|---|---|---|---|---|---|---|---|---|");
   for (size_t i = 0; i < plan::echo_machines().size(); ++i) std::printf("---|");
   std::printf("\n");
   for (const Summary& s : summaries) {
@@ -24,8 +25,8 @@ void print_table(const std::vector<Summary>& summaries) {
       std::printf("\n");
       continue;
     }
-    std::printf(" %.1f | %.2f | %.2f | %.1f %% | %.1f %% |", s.clones, s.bytes / 1e9, s.sender_bytes / 1e9,
-                100 * s.away, 100 * s.crossing);
+    std::printf(" %.1f | %.2f | %.2f | %.1f | %.1f %% | %.1f %% |", s.clones, s.bytes / 1e9, s.sender_bytes / 1e9,
+                s.rounds, 100 * s.away, 100 * s.crossing);
     for (const double share : s.share) std::printf(" %.1f %% |", 100 * share);
     std::printf("\n");
   }

@@ -45,22 +45,27 @@ void print_training(const Options& options) {
       "of the three gains) and what the model says of capfill with %d slots on GB200 at the same imbalance.\n\n",
       options.slots);
   std::printf(
-      "| model | imbalance | plain | UltraEP | gain | modelled: experts alone | the layer, all at the data "
-      "sheet's rate | the layer, as long as published for forced balance |\n|---|---|---|---|---|---|---|---|\n");
+      "| model | imbalance | plain | UltraEP | forced balance | gain | modelled: experts alone | the layer, all at "
+      "the "
+      "data sheet's rate | the layer, as long as published for forced balance | share of a balanced step that grows "
+      "with the imbalance: by their figures | modelled, all at the data sheet's rate |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|\n");
   double sums[4] = {};
   for (const auto& p : published) {
     const Gains g = gains_of(p.model, {"", plan::EchoTraceKind::scaled, p.imbalance}, options, p.ideal * 1e12);
     const double gains[] = {p.theirs / p.plain, g.layer, g.whole, g.slow};
-    std::printf("| %s | %.2f | %.0f | %.0f |", p.model.name, p.imbalance, p.plain, p.theirs);
+    std::printf("| %s | %.2f | %.0f | %.0f | %.1f |", p.model.name, p.imbalance, p.plain, p.theirs, p.ideal);
     for (int i = 0; i < 4; ++i) {
       std::printf(" %+.1f %% |", 100 * (gains[i] - 1));
       sums[i] += (gains[i] - 1) / 3;
     }
-    std::printf("\n");
+    const plan::EchoCost even =
+        echo_cost(plan::echo_balanced(options.ranks, p.model.layer.tokens * p.model.topk), p.model.layer, gb200());
+    std::printf(" %.2f | %.2f |\n", (p.ideal / p.plain - 1) / (p.imbalance - 1), even.moe() / even.total());
   }
-  std::printf("| mean | | | |");
+  std::printf("| mean | | | | |");
   for (const double sum : sums) std::printf(" %+.1f %% |", 100 * sum);
-  std::printf("\n\n");
+  std::printf(" | |\n\n");
 }
 
 void print_points(const Options& options) {
