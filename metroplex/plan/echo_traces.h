@@ -1,5 +1,4 @@
-// Made-up counts of rows on which plans of clones are compared, one table a step, from fixed seeds: the same bytes on
-// every machine. They say how planners differ, not what a trained router does.
+// Made-up counts of rows on which plans of clones are compared, one table a step, from fixed seeds. They say how planners differ, not what a trained router does.
 #pragma once
 
 #include <cstdint>
