@@ -181,6 +181,7 @@ void add_source(const Weights& weights, int64_t rows, std::vector<int64_t>& coun
 std::span<const EchoTraceForm> echo_trace_forms() { return kEchoTraceForms; }
 
 EchoTrace make_echo_trace(const EchoTraceForm& form, const EchoTraceSizes& sizes, uint64_t seed) {
+  MPX_ASSERT(sizes.experts % sizes.ranks == 0, sizes.experts, " experts on ", sizes.ranks, " ranks");
   Draw draw(seed);
   EchoTrace trace{form.name, {sizes.ranks, sizes.experts, 0}, {}};
   const bool drifts = form.kind == EchoTraceKind::drift;
