@@ -1,4 +1,5 @@
-// Made-up counts of rows on which plans of clones are compared, one table a step, from fixed seeds. They say how planners differ, not what a trained router does.
+// Made-up counts of rows on which plans of clones are compared, one table a step, from fixed seeds. They say how
+// planners differ, not what a trained router does.
 #pragma once
 
 #include <cstdint>
