@@ -44,6 +44,11 @@ add_executable(metroplex apps/ground_program.cpp)
 target_link_libraries(metroplex PRIVATE metroplex_main)
 install(TARGETS metroplex)
 
+# What bench/*-echo.md shows; built by name only, as the programs of cmake/Apps.cmake.
+file(GLOB echo_bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/echo/*.cpp")
+add_executable(echo_bench EXCLUDE_FROM_ALL ${echo_bench_sources})
+target_link_libraries(echo_bench PRIVATE metroplex_files metroplex_plan CLI11::CLI11)
+
 # metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
 file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/*.cpp")
 add_executable(metroplex_vectors ${vector_runners})

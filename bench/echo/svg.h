@@ -1,0 +1,35 @@
+// Two pictures: squares whose colour is a number, in panels, and lines of points.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metroplex::bench {
+
+struct Panel {
+  std::string title;
+  std::vector<std::vector<double>> values;              // [row][column], rows from below
+  std::vector<std::pair<double, double>> line, dashed;  // in columns and rows, from 0 at the edge of the first
+};
+struct Heat {
+  std::string title, x_title, y_title;
+  std::vector<std::string> columns, rows;
+  std::vector<Panel> panels;
+};
+// Values are gains: 0 is white, losses red, gains blue up to `most`.
+std::string svg_of(const Heat& heat, double most);
+
+struct Line {
+  std::string name;
+  std::vector<std::pair<double, double>> points;
+  bool joined = true;  // else lone squares
+};
+struct Chart {
+  std::string title, x_title, y_title;
+  double x_from = 0, x_to = 1, y_to = 1;
+  std::vector<Line> lines;
+};
+std::string svg_of(const Chart& chart);
+
+}  // namespace metroplex::bench

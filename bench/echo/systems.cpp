@@ -1,0 +1,206 @@
+#include "systems.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace metroplex::bench {
+namespace {
+
+using plan::EchoCounts;
+using plan::EchoMachine;
+using plan::EchoPlacement;
+using plan::EchoTrace;
+
+class None : public System {
+ public:
+  None() : System("none") {}
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
+    return echo_at_home(trace.counts(step, 0));
+  }
+};
+
+// Renewed every `history` steps by the rows of the steps since.
+class Eplb : public System {
+ public:
+  Eplb(int slots, size_t history)
+      : System(base::concat("EPLB, history ", history)), slots_(slots), history_(history) {}
+
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
+    const plan::EchoSizes sizes = trace.sizes;
+    const int replicas = sizes.experts + sizes.ranks * slots_;
+    std::vector<plan::EchoCopy> moves;
+    if (step == 0) replicas_ = eplb_start(sizes, replicas);
+    if (step > 0 && step % history_ == 0) {
+      const std::vector<int32_t> next = plan::eplb_replicas(rows(trace, step), {replicas, 1, 1, sizes.ranks});
+      moves = plan::eplb_moves(replicas_, next, sizes.ranks);
+      replicas_ = next;
+    }
+    EchoPlacement placement = eplb_placement(trace.counts(step, 0), replicas_);
+    placement.moves = moves;
+    return placement;
+  }
+
+ private:
+  std::vector<float> rows(const EchoTrace& trace, size_t step) const {
+    std::vector<float> sums(static_cast<size_t>(trace.sizes.experts), 0);
+    for (size_t past = step - history_; past < step; ++past) {
+      for (size_t i = 0; i < trace.steps[past].size(); ++i)
+        sums[i % sums.size()] += static_cast<float>(trace.steps[past][i]);
+    }
+    return sums;
+  }
+
+  int slots_;
+  size_t history_;
+  std::vector<int32_t> replicas_;
+};
+
+class Shadowing : public System {
+ public:
+  explicit Shadowing(const plan::EchoLayer& layer) : System("FasterMoE's shadows"), layer_(layer) {}
+  bool weighs_costs() const override { return true; }
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
+    const EchoCounts counts = trace.counts(step, 0);
+    const double bandwidth = machine.domain >= counts.sizes.ranks ? machine.link : machine.network;
+    return shadow_placement(counts, shadowed_experts(counts, layer_, machine.flops, bandwidth));
+  }
+
+ private:
+  plan::EchoLayer layer_;
+};
+
+class Llep : public System {
+ public:
+  Llep() : System("LLEP") {}
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
+    return llep_placement(trace.counts(step, 0));
+  }
+};
+
+class Echo : public System {
+ public:
+  Echo(const std::string& called, int slots, config::EchoPlanner planner) : System(called), slots_(slots) {
+    options_.planner = planner;
+    const bool upstream = planner == config::EchoPlanner::greedy || planner == config::EchoPlanner::binpack;
+    if (upstream) options_.split = plan::EchoSplit::breadth_then_depth;
+  }
+  // Ours knows which ranks are near.
+  bool weighs_costs() const override { return options_.split == plan::EchoSplit::local_first; }
+  EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
+    const EchoCounts counts = trace.counts(step, slots_);
+    if (weighs_costs()) options_.ranks_per_node = machine.domain < counts.sizes.ranks ? machine.domain : 0;
+    plan_echo(counts, options_, workspace_, plan_);
+    return echo_placement(counts, plan_);
+  }
+
+ private:
+  int slots_;
+  plan::EchoOptions options_;
+  plan::EchoWorkspace workspace_;
+  plan::EchoPlan plan_;
+};
+
+void add_placement(const EchoPlacement& placement, const plan::EchoLayer& layer, Summary& s) {
+  s.imbalance.push_back(placement.imbalance());
+  s.clones += static_cast<double>(placement.copies.size() + placement.kept.size());
+  std::vector<double> sent(static_cast<size_t>(placement.ranks), 0);
+  const double bytes = static_cast<double>(layer.expert_elements() * layer.weight_bytes);
+  for (const auto* const copies : {&placement.copies, &placement.moves}) {
+    for (const plan::EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
+  }
+  std::map<std::pair<int, int>, int> clones;  // by home and expert
+  for (const plan::EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
+  std::vector<int> rounds(sent.size(), 0);
+  for (const auto& [key, count] : clones)
+    rounds[static_cast<size_t>(key.first)] += std::bit_width(static_cast<unsigned>(count));
+  s.rounds += *std::max_element(rounds.begin(), rounds.end());
+  s.bytes += std::accumulate(sent.begin(), sent.end(), 0.0);
+  s.sender_bytes += *std::max_element(sent.begin(), sent.end());
+  const auto total = std::max(1.0, static_cast<double>(placement.total()));
+  s.away += static_cast<double>(placement.away) / total;
+  s.crossing += static_cast<double>(placement.crossing()) / total;
+}
+
+Summary summary_of(System& system, const EchoTrace& trace, const plan::EchoLayer& layer, size_t from) {
+  const auto machines = plan::echo_machines();
+  Summary s;
+  s.name = system.name;
+  s.share.assign(machines.size(), 0);
+  s.pays = s.share;
+  for (size_t step = 0; step < trace.steps.size(); ++step) {
+    // What is no time is of GB200, where a system's choice depends on the machine.
+    const size_t shown = machines.size() - 2;
+    const EchoPlacement placement = system.place(trace, step, machines[shown]);
+    if (step < from) continue;
+    const EchoPlacement home = echo_at_home(trace.counts(step, 0));
+    add_placement(placement, layer, s);
+    const EchoPlacement even =
+        plan::echo_balanced(placement.ranks, (placement.total() + placement.ranks - 1) / placement.ranks);
+    for (size_t i = 0; i < machines.size(); ++i) {
+      const bool again = system.weighs_costs() && i != shown;
+      const EchoPlacement other = again ? system.place(trace, step, machines[i]) : EchoPlacement();
+      const EchoPlacement& taken = again ? other : placement;
+      const double time = echo_cost(taken, layer, machines[i]).moe();
+      s.pays[i] += echo_gain(home, taken, layer, machines[i]).worth() ? 1 : 0;
+      s.share[i] += time > 0 ? echo_cost(even, layer, machines[i]).moe() / time : 1;
+    }
+  }
+  const auto steps = static_cast<double>(trace.steps.size() - from);
+  for (double* const value : {&s.clones, &s.bytes, &s.sender_bytes, &s.rounds, &s.away, &s.crossing}) *value /= steps;
+  for (auto* const shares : {&s.share, &s.pays}) {
+    for (double& share : *shares) share /= steps;
+  }
+  return s;
+}
+
+}  // namespace
+
+double Summary::mean() const {
+  return std::accumulate(imbalance.begin(), imbalance.end(), 0.0) / static_cast<double>(imbalance.size());
+}
+
+// The smallest value that so large a share of the steps does not exceed.
+double Summary::quantile(double of) const {
+  std::vector<double> sorted = imbalance;
+  std::sort(sorted.begin(), sorted.end());
+  const auto at = static_cast<size_t>(std::ceil(of * static_cast<double>(sorted.size())));
+  return sorted[std::min(sorted.size(), std::max<size_t>(1, at)) - 1];
+}
+
+std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer, size_t steps) {
+  using config::EchoPlanner;
+  std::vector<std::unique_ptr<System>> all;
+  all.push_back(std::make_unique<None>());
+  for (const size_t history : {1, 10, 100}) {
+    if (history < steps) all.push_back(std::make_unique<Eplb>(slots, history));
+  }
+  all.push_back(std::make_unique<Shadowing>(layer));
+  all.push_back(std::make_unique<Llep>());
+  all.push_back(std::make_unique<Echo>("upstream greedy", slots, EchoPlanner::greedy));
+  all.push_back(std::make_unique<Echo>("upstream bin packing, 1 slot", 1, EchoPlanner::binpack));
+  all.push_back(std::make_unique<Echo>("capfill, 1 slot", 1, EchoPlanner::capfill));
+  all.push_back(std::make_unique<Echo>("capfill", slots, EchoPlanner::capfill));
+  all.push_back(std::make_unique<Echo>("exact", slots, EchoPlanner::exact));
+  return all;
+}
+
+std::vector<Summary> summaries(const EchoTrace& trace, int slots, const plan::EchoLayer& layer, size_t from) {
+  std::vector<Summary> all;
+  for (const auto& system : systems(slots, layer, trace.steps.size()))
+    all.push_back(summary_of(*system, trace, layer, from));
+  Summary& bound = all.emplace_back();
+  bound.name = "bound";
+  for (size_t step = from; step < trace.steps.size(); ++step) {
+    const int64_t total = std::accumulate(trace.steps[step].begin(), trace.steps[step].end(), int64_t{0});
+    const auto mean = static_cast<double>(total) / trace.sizes.ranks;
+    bound.imbalance.push_back(static_cast<double>(echo_lower_bound(trace.counts(step, slots))) / mean);
+  }
+  return all;
+}
+
+}  // namespace metroplex::bench
