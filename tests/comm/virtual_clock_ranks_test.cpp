@@ -371,6 +371,20 @@ TEST(VirtualClock, CpuTimeIsThatOfTheCallingThread) {
   EXPECT_LT(clock.now(0) - mine, 0.05);  // what it takes to start a thread and sleep
 }
 
+// Or its CPU time would be missing. A thread of the engine would be the same one for all ranks.
+TEST(VirtualClock, BackwardRunsInTheThreadOfItsRank) {
+  run_ranks(2, [](const World&) {
+    const at::Tensor x = doubles(4).requires_grad_();
+    std::optional<std::thread::id> in;
+    x.register_hook([&](const at::Tensor& gradient) {
+      in = std::this_thread::get_id();
+      return gradient;
+    });
+    x.mul(x).sum().backward();
+    EXPECT_EQ(in, std::this_thread::get_id());
+  });
+}
+
 void expect_in(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
