@@ -371,7 +371,7 @@ TEST(VirtualClock, CpuTimeIsThatOfTheCallingThread) {
   EXPECT_LT(clock.now(0) - mine, 0.05);  // what it takes to start a thread and sleep
 }
 
-// Or its CPU time would be missing. A thread of the engine would be the same one for all ranks.
+// libtorch does so for tensors on the CPU, whatever prepare_rank_thread sets; else its CPU time would be missing.
 TEST(VirtualClock, BackwardRunsInTheThreadOfItsRank) {
   run_ranks(2, [](const World&) {
     const at::Tensor x = doubles(4).requires_grad_();
