@@ -3,6 +3,7 @@
 // the wall clock and by the virtual clock. Then 4 to 64 ranks by the virtual clock alone: who waits how long for
 // what. Without latency and bandwidth the link is what two threads of this machine have, as measured first.
 #include <ATen/ATen.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/backends/virtual_clock.h"
@@ -81,6 +83,17 @@ double seconds_without_core() {
   return without * 1e-9;
 }
 
+// The calling thread stays on one of the cores that it may use: the n-th, if there are as many.
+void keep_to_core(int n) {
+  cpu_set_t allowed, one;
+  CPU_ZERO(&one);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed) && n-- == 0) CPU_SET(core, &one);
+  }
+  if (CPU_COUNT(&one) == 1) sched_setaffinity(0, sizeof one, &one);
+}
+
 struct StepTime {
   double wall_s = 0, virtual_s = 0, without_core_s = 0;
   comm::RankTime time{};
@@ -106,6 +119,7 @@ StepTimes train_steps(const Sizes& s, const comm::LinkCost& link, int steps) {
   const auto clock = std::make_shared<comm::VirtualClock>(s.ranks, link);
   comm::run_threads(s.ranks, topology::RankGrid(s.ranks, config.parallel), {.clock = clock},
                     [&](const comm::World& world) {
+                      if (s.ranks == 2) keep_to_core(world.rank());
                       auto assembly = train::assemble(config, world, config.model.vocab_size);
                       const std::vector<nn::Microbatch> batches{random_batch(s, world.rank())};
                       for (int64_t step = 0; step < steps + 2; ++step) {

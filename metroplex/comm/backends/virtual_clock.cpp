@@ -63,9 +63,9 @@ void VirtualClock::count(int rank, Rank& mine) {
 
 void VirtualClock::pause(int rank) {
   Rank& mine = rank_of(rank);
-  MPX_ASSERT(mine.running, "the virtual clock of rank ", rank, " does not run");
   MPX_CHECK(mine.thread == std::this_thread::get_id(), "comm", "a second thread communicates for rank ", rank,
             ", whose virtual clock runs with one; leave that work out of what the clock measures");
+  MPX_ASSERT(mine.running, "the virtual clock of rank ", rank, " does not run");
   count(rank, mine);
   mine.running = false;
 }
