@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/backends/clocked.h"
 #include "comm/backends/gloo.h"
 #include "comm/backends/nccl.h"
 #include "comm/backends/counting.h"
@@ -31,6 +32,25 @@ void check_world(int world_size, const topology::RankGrid& grid) {
 
 c10::Device device_of(int gpu) {
   return gpu < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+}
+
+void check_clock(int world_size, const ThreadsOptions& options) {
+  if (!options.clock) return;
+  MPX_CHECK(options.clock->world_size() == world_size, "comm", "a virtual clock for ", options.clock->world_size(),
+            " ranks, but ", world_size, " were started; make it for as many");
+  MPX_CHECK(options.threads_per_rank == 1 && options.gpu < 0, "comm",
+            "a virtual clock runs with the CPU time of one thread a rank, but ranks have ", options.threads_per_rank,
+            options.gpu < 0 ? " threads" : " threads and a GPU", "; set threads_per_rank to 1 and gpu to -1");
+}
+
+// The communicators of one rank.
+GroupFactory rank_factory(const Hub& hub, int rank, const ThreadsOptions& options) {
+  GroupFactory factory = shared([&hub, rank, &options](const GroupSpec& spec) {
+    std::shared_ptr<GroupBackend> backend = hub.backend(spec, rank);
+    if (!options.clock) return backend;
+    return make_clocked_backend({spec, rank, options.rendezvous}, options.clock, std::move(backend));
+  });
+  return options.traffic ? counted(std::move(factory), options.traffic) : factory;
 }
 
 // The failure that came first; one that a rank caused itself goes before one that it heard of.
@@ -79,14 +99,16 @@ void prepare_rank_thread(int num_threads, c10::Device device) {
 void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOptions& options,
                  const RankBody& body) {
   check_world(world_size, grid);
+  check_clock(world_size, options);
   const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
     try {
       prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
-      GroupFactory factory = shared([&hub, rank](const GroupSpec& spec) { return hub.backend(spec, rank); });
-      if (options.traffic) factory = counted(std::move(factory), options.traffic);
-      body(make_world(rank, grid, factory, device_of(options.gpu)));
+      const World world = make_world(rank, grid, rank_factory(hub, rank, options), device_of(options.gpu));
+      if (options.clock) options.clock->start(rank);
+      body(world);
+      if (options.clock) options.clock->stop(rank);
       hub.leave(rank);
     } catch (...) {
       const std::exception_ptr exception = std::current_exception();

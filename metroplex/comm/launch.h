@@ -15,8 +15,9 @@
 
 namespace metroplex::comm {
 
-class GlooContext;  // backends/gloo.h
-class NcclContext;  // backends/nccl.h
+class GlooContext;   // backends/gloo.h
+class NcclContext;   // backends/nccl.h
+class VirtualClock;  // backends/virtual_clock.h
 
 using RankBody = std::function<void(const World&)>;
 
@@ -26,6 +27,8 @@ struct ThreadsOptions {
   int threads_per_rank = 1;                                     // of libtorch's operators
   std::shared_ptr<Traffic> traffic = nullptr;                   // counts what the groups carry; null: not counted
   int gpu = -1;                                                 // on which all ranks compute; -1: the CPU
+  // Measures each rank from the start of `body` to its end; needs one thread a rank and no GPU. Null: nothing.
+  std::shared_ptr<VirtualClock> clock = nullptr;
 };
 
 // Runs `body` on `world_size` threads and joins them. The failure that came first is thrown (with_rank of failure.h).

@@ -36,6 +36,7 @@ struct RunOptions {
   bool rendezvous = false;
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};
   std::shared_ptr<comm::Traffic> traffic = nullptr;
+  std::shared_ptr<comm::VirtualClock> clock = nullptr;
 };
 
 // num_ranks must be tp*pp*dp*cp. An exception in any rank becomes a failure of the test.
@@ -45,7 +46,7 @@ inline void run_ranks(int num_ranks, const Layout& layout, const comm::RankBody&
   const topology::RankGrid grid = grid_of(num_ranks, layout);
   const comm::DescribeRank describe = comm::describe_in(grid);
   try {
-    comm::run_threads(num_ranks, grid, {options.timeout, options.rendezvous, 1, options.traffic},
+    comm::run_threads(num_ranks, grid, {options.timeout, options.rendezvous, 1, options.traffic, -1, options.clock},
                       [&](const comm::World& world) {
                         const testing::ScopedTrace trace(__FILE__, __LINE__, describe(world.rank()));
                         body(world);
