@@ -1,7 +1,7 @@
 // Inside the room: bash, run behind a kernel filter, and the answers to what it asks of us. The first
-// program that is started is bash; tools that only read (kTrialTools) may follow, and every other start is written
-// down and refused. What would be written into files goes nowhere. The whole process tree ends with the trial, or
-// with us, and has limits of time, memory, processes and output.
+// program that is started is bash, and the only one: every other start is written down and refused. What would be
+// written into files goes nowhere. The whole process tree ends with the trial, or with us, and has limits of time,
+// memory, processes and output.
 #pragma once
 
 #include <seccomp.h>
@@ -11,12 +11,6 @@
 
 namespace metroplex::megatron {
 
-// From kToolFolders only, whatever PATH says; behind the filter none of them can write or start anything either.
-inline constexpr const char* kTrialTools[] = {
-    "basename", "dirname", "realpath", "readlink", "cat",    "head", "tail",  "cut",  "tr",
-    "seq",      "date",    "hostname", "nproc",    "sed",    "awk",  "grep",  "sort", "uniq",
-    "wc",       "expr",    "uname",    "id",       "whoami", "ls",   "getopt"};
-inline constexpr const char* kToolFolders[] = {"/usr/bin/", "/bin/"};
 // Of bash: where it writes its records, and where it finds a script of which there is no file.
 inline constexpr int kRecordFd = 199, kScriptFd = 198;
 
