@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 
 #include <unistd.h>
@@ -54,11 +55,13 @@ std::string starting_lines(const std::string& text) {
 
 Trial run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
                const std::string& text, const std::string& copy) {
-  std::vector<std::string> words{"bash", "-c",
-                                 base::concat(kLaunchTools, kLaunchFilters, kLaunchTrial,
-                                              "shopt -s extdebug; trap 'metroplex_step \"$@\" && true' DEBUG; "
-                                              ". \"$0\" \"$@\""),
-                                 script};
+  std::vector<std::string> words{
+      "bash", "-c",
+      base::concat(
+          kLaunchTools, kLaunchFilters, kLaunchTrial,
+          "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
+          ". \"$0\" \"$@\""),
+      script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   try {
     return run_trial(source, words, copy);
@@ -71,18 +74,28 @@ Trial run_bash(const std::string& script, const std::string& source, const std::
   }
 }
 
-// The records of launch_trial.h.
+// What metroplex_record of launch_trial.h wrote.
 std::vector<Command> read_record(const std::string& text) {
-  std::vector<std::string> words;
-  for (size_t at = 0, end = 0; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
-    words.push_back(text.substr(at, end - at));
+  struct Writer {
+    std::vector<std::string> words;
+    std::string begun;
+  };
+  std::map<std::string, Writer> writers;
   std::vector<Command> commands;
-  for (size_t at = 0; at + 1 < words.size();) {
-    const size_t count = std::strtoul(words[at].c_str(), nullptr, 10);
-    if (count == 0 || count > words.size() - at - 2) break;  // two programs wrote at once
-    const auto first = words.begin() + static_cast<std::ptrdiff_t>(at) + 2;
-    commands.push_back({words[at + 1], {first, first + static_cast<std::ptrdiff_t>(count)}});
-    at += 2 + count;
+  std::istringstream stream(text);
+  std::string process, ends, piece;
+  while (std::getline(stream, process, '\0') && std::getline(stream, ends, '\0') &&
+         std::getline(stream, piece, '\0')) {
+    Writer& writer = writers[process];
+    std::replace(piece.begin(), piece.end(), '\1', '\n');
+    writer.begun += piece;
+    if (ends != ".") continue;
+    std::vector<std::string>& words = writer.words;
+    words.push_back(std::move(writer.begun));
+    writer.begun.clear();
+    if (words.size() < 3 || words.size() < 2 + std::strtoul(words[0].c_str(), nullptr, 10)) continue;
+    commands.push_back({words[1], {words.begin() + 2, words.end()}});
+    words.clear();
   }
   return commands;
 }

@@ -7,18 +7,30 @@
 
 namespace metroplex::megatron {
 
-// To be run behind kLaunchTools and kLaunchFilters; "extdebug" and the trap on metroplex_step come after it. A
-// record, on descriptor 199 (kRecordFd), is the number of words, the folder and the words, each ended by a zero byte.
-// A mark is
-// "@not@run@TOOL@LINE@FILE@"; a record of a mark alone says that it was printed, one of a mark and a "!" that the
-// script's course depends on what is not known.
+// To be run behind kLaunchTools and kLaunchFilters; "extdebug" and the trap on metroplex_step come after it. What it
+// writes to descriptor 199 (kRecordFd) is read by read_record of launch_script.cpp: of each command the number of its
+// words, the folder and the words. A mark is "@not@run@TOOL@LINE@FILE@"; a record of a mark alone says that it was
+// printed, one of a mark and a "!" that what the script does next depends on what is not known.
 inline constexpr const char* kLaunchTrial = R"BASH(
 builtin exec 197>&1
+# Several processes may write at once, so it takes small pieces, each written as one: the process, "." where a word ends
+# there or else "+", the piece. A new line would be two writes and goes as \1.
+metroplex_record() {
+  local mpx_word
+  for mpx_word in "$#" "$PWD" "$@"; do
+    mpx_word=${mpx_word//$'\n'/$'\1'}
+    while [[ ${#mpx_word} -gt 900 ]]; do
+      builtin printf '%s\0' "$BASHPID" + "${mpx_word:0:900}"
+      mpx_word=${mpx_word:900}
+    done
+    builtin printf '%s\0' "$BASHPID" . "$mpx_word"
+  done >&199
+}
 # In the place of what TOOL would print, where it is read by something.
 metroplex_unknown() {
-  [[ ${2-} != ! && /dev/fd/1 -ef /dev/fd/197 ]] && return 0
+  [[ ${2-} != ! && (/dev/fd/1 -ef /dev/fd/197 || /dev/fd/1 -ef /dev/null) ]] && return 0
   local mpx_mark=@not@run@${1//[!A-Za-z0-9_+-]/_}@${metroplex_line-}@${metroplex_file//[!A-Za-z0-9_.+-]/_}@
-  builtin printf '%s\0' "$#" "$PWD" "$mpx_mark" "${@:2}" >&199
+  metroplex_record "$mpx_mark" "${@:2}"
   builtin printf '%s\n' "$mpx_mark"
 }
 metroplex_refuse() { metroplex_unknown "$1" !; }
@@ -76,7 +88,7 @@ metroplex_note() {
       [[ $# == 1 ]] && IFS= read -r -d '' metroplex_text
       [[ $# == 1 ]] && { launched_text "$metroplex_text"; return 0; } ;;
   esac
-  builtin printf '%s\0' "$#" "$PWD" "$@" >&199
+  metroplex_record "$@"
   case ${1##*/} in
     # These print nothing: some never, some where there is no such device.
     mkdir | rmdir | touch | rm | cp | mv | ln | chmod | chown | sleep | sync | nvidia-smi | rocm-smi) ;;
@@ -128,7 +140,6 @@ metroplex_test() {
 metroplex_step() {
   set +eu
   trap - ERR
-  [[ ${FUNCNAME[1]-} == metroplex_* ]] && return 0
   [[ ${BASH_SOURCE[1]-environment} != environment ]] &&
     metroplex_line=${BASH_LINENO[0]} metroplex_file=${BASH_SOURCE[1]##*/}
   [[ ${1-} == @not@run@getopt@* ]] && exit 1  # it would shift for ever
