@@ -74,9 +74,9 @@ class TrialProcess {
 std::string bash_path();
 
 // What the kernel lets the trial run of a launch script do. It reads files, makes pipes and copies
-// of itself, and computes. Three kinds of calls are asked of us (trial.cpp answers): starting a program, opening a
-// file in a way that could change it, and making a process. Everything else does not exist there, and all that it
-// starts inherits this.
+// of itself, and computes. Three kinds of calls are asked of us (trial.cpp answers): starting a program, of which the
+// first alone is let through, opening a file in a way that could change it, and making a process. Everything else
+// does not exist there, and its copies inherit this.
 
 // To be loaded by the process that becomes bash; `hand_over` is the socket that it may send the listener through.
 // Null where libseccomp cannot express it here.
