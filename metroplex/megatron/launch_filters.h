@@ -116,6 +116,7 @@ metroplex_tr() {
   local LC_ALL=C mpx_text mpx_set mpx_from mpx_to mpx_at mpx_other mpx_what=
   [[ ${1-} == -[ds] ]] && { mpx_what=$1; shift; }
   [[ ${1-} == -- ]] && shift
+  [[ ${2-} == *'[:'* && "$1$2" != '[:lower:][:upper:]' && "$1$2" != '[:upper:][:lower:]' ]] && set --
   [[ ${1-} != -?* && $# == $((1 + (${#mpx_what} == 0))) ]] && metroplex_set "$1" && mpx_from=("${mpx_set[@]}") &&
     metroplex_set "${2-x}" || { metroplex_unknown tr; return; }
   mpx_to=("${mpx_set[@]}")
@@ -142,7 +143,7 @@ metroplex_tr() {
 }
 
 metroplex_cut() {
-  local LC_ALL=C IFS=, mpx_by=$'\t' mpx_kind= mpx_list= mpx_text mpx_lines mpx_line mpx_fields
+  local LC_ALL=C IFS=, mpx_by= mpx_kind= mpx_list= mpx_text mpx_lines mpx_line mpx_fields
   local mpx_at mpx_range mpx_out mpx_last
   while [[ ${1-} == -?* ]]; do
     case $1 in
@@ -156,13 +157,14 @@ metroplex_cut() {
     [[ $mpx_range =~ ^([1-9][0-9]{0,5})?(-([1-9][0-9]{0,5})?)?$ && $mpx_range != - ]] || mpx_kind=
     [[ -n ${mpx_range#*-} && ${mpx_range#*-} -lt ${mpx_range%-*} ]] && mpx_kind=
   done
-  [[ $mpx_kind != [fc] || $# -gt 1 || $mpx_list == *, ]] && { metroplex_unknown cut; return; }
+  [[ $mpx_kind != [fc] || $# -gt 1 || $mpx_list == *, || $mpx_list == ,* || $mpx_kind$mpx_by == c?* ]] &&
+    { metroplex_unknown cut; return; }
+  [[ $mpx_kind == f ]] && mpx_by=${mpx_by:-$'\t'}
   metroplex_read cut "${1--}" || return 1
   metroplex_lines -t
   for mpx_line in "${mpx_lines[@]}"; do
     mpx_fields=() mpx_out= mpx_last=$mpx_line
     if [[ $mpx_kind == c ]]; then
-      mpx_by=
       for ((mpx_at = 0; mpx_at < ${#mpx_line}; mpx_at++)); do mpx_fields+=("${mpx_line:mpx_at:1}"); done
     elif [[ $mpx_line != *"$mpx_by"* ]]; then
       builtin printf '%s\n' "$mpx_line"
@@ -197,6 +199,7 @@ metroplex_grep() {
   mpx_line=${mpx_line%$}
   [[ $mpx_how != *[FE]* && ($mpx_line == *[\\+?{}\|\(\)^\$]* || $mpx_line == \**) ]] && set --
   [[ $mpx_how == *E* && $mpx_pattern == *\\* || $mpx_how == *E*F* || $mpx_how == *F*E* ]] && set --
+  [[ $mpx_how == *v* && -z $mpx_pattern || $mpx_how == *E* && "|$mpx_line" == *[\(\|*]\** ]] && set --
   [[ $mpx_how == *i* && $mpx_pattern == *[\[\\]* || $mpx_pattern == *$'\n'* ]] && set --
   [[ $# != [12] || $1 == -?* || ${2-} == -?* ]] && { metroplex_refuse grep; return; }
   [[ $mpx_how == *i* ]] && mpx_pattern=${mpx_pattern,,}
