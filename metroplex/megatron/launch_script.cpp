@@ -22,7 +22,6 @@ namespace metroplex::megatron {
 namespace {
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
-constexpr const char* kMark = "@not@run@";  // launch_trial.h
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
   std::ifstream stream(path, std::ios::binary);

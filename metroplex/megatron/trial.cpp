@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <seccomp.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -61,9 +62,9 @@ class Memory {
   Descriptor file_;
 };
 
-std::string folder_of(pid_t pid) {
+std::string link_of(pid_t pid, const char* name) {
   char path[PATH_MAX];
-  const ssize_t length = readlink(base::concat("/proc/", pid, "/cwd").c_str(), path, sizeof path);
+  const ssize_t length = readlink(base::concat("/proc/", pid, "/", name).c_str(), path, sizeof path);
   return length > 0 ? std::string(path, static_cast<size_t>(length)) : "";
 }
 
@@ -169,10 +170,25 @@ class Watch {
       response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
       return;
     }
-    Command command{folder_of(pid), memory.words(request.data.args[1])};
-    if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0)
+    Command command{link_of(pid, "cwd"), memory.words(request.data.args[1])};
+    if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0) {
+      print_mark(pid, command.words[0]);
       trial_.refused.push_back(std::move(command));
+    }
     response.error = -EPERM;
+  }
+
+  // Into a pipe that the trial has made for what the program would have printed.
+  void print_mark(pid_t pid, const std::string& program) const {
+    struct stat printed {};
+    const std::string out = link_of(pid, "fd/1");
+    if (out.rfind("pipe:", 0) != 0 || fstat(pipes_.printed.get(), &printed) != 0 ||
+        out == base::concat("pipe:[", printed.st_ino, "]"))
+      return;
+    // For reading too, so that it cannot break while we write.
+    const Descriptor pipe(open(base::concat("/proc/", pid, "/fd/1").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+    const std::string mark = base::concat(kMark, program.substr(program.rfind('/') + 1), "@@@\n");
+    [[maybe_unused]] const ssize_t written = write(pipe.get(), mark.data(), mark.size());
   }
 
   // Whatever it would have written goes nowhere.

@@ -13,6 +13,8 @@ namespace metroplex::megatron {
 
 // Of bash: where it writes its records, and where it finds a script of which there is no file.
 inline constexpr int kRecordFd = 199, kScriptFd = 198;
+// Begins what stands in the place of a program's output, "@not@run@TOOL@LINE@FILE@"; line and file may be empty.
+inline constexpr const char* kMark = "@not@run@";
 
 struct Command {
   std::string folder;
