@@ -9,8 +9,8 @@ namespace metroplex::megatron {
 
 // To be run behind kLaunchTools and kLaunchFilters; "extdebug" and the trap on metroplex_step come after it. What it
 // writes to descriptor 199 (kRecordFd) is read by read_record of launch_script.cpp: of each command the number of its
-// words, the folder and the words. A record of a mark (kMark of trial.h) alone says that it was printed, one of a mark
-// and a "!" that what the script does next depends on what is not known.
+// words, the folder and the words. A record of a mark (kMark of trial.h) alone says that it was printed, one of a
+// mark and a "!" that what the script does next depends on what is not known.
 inline constexpr const char* kLaunchTrial = R"BASH(
 builtin exec 197>&1
 # Several processes may write at once, so it takes small pieces, each written as one: the process, "." where a word ends
