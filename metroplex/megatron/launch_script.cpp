@@ -7,11 +7,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 
 #include <unistd.h>
 
 #include "base/error.h"
+#include "megatron/launch_filters.h"
+#include "megatron/launch_tools.h"
 #include "megatron/launch_trial.h"
 #include "megatron/trial.h"
 
@@ -51,13 +54,13 @@ std::string starting_lines(const std::string& text) {
 
 Trial run_bash(const std::string& script, const std::string& source, const std::vector<std::string>& arguments,
                const std::string& text, const std::string& copy) {
-  std::string tools;
-  for (const char* tool : kTrialTools) tools += base::concat(tools.empty() ? "" : " ", tool);
-  std::vector<std::string> words{"bash", "-c",
-                                 base::concat("metroplex_tools=\"", tools, "\"\n", kLaunchTrial,
-                                              "shopt -s extdebug; trap 'metroplex_step \"$@\" && true' DEBUG; "
-                                              ". \"$0\" \"$@\""),
-                                 script};
+  std::vector<std::string> words{
+      "bash", "-c",
+      base::concat(
+          kLaunchTools, kLaunchFilters, kLaunchTrial,
+          "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
+          ". \"$0\" \"$@\""),
+      script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   try {
     return run_trial(source, words, copy);
@@ -70,18 +73,28 @@ Trial run_bash(const std::string& script, const std::string& source, const std::
   }
 }
 
-// The records of launch_trial.h.
+// What metroplex_record of launch_trial.h wrote.
 std::vector<Command> read_record(const std::string& text) {
-  std::vector<std::string> words;
-  for (size_t at = 0, end = 0; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
-    words.push_back(text.substr(at, end - at));
+  struct Writer {
+    std::vector<std::string> words;
+    std::string begun;
+  };
+  std::map<std::string, Writer> writers;
   std::vector<Command> commands;
-  for (size_t at = 0; at + 1 < words.size();) {
-    const size_t count = std::strtoul(words[at].c_str(), nullptr, 10);
-    if (count == 0 || count > words.size() - at - 2) break;  // two programs wrote at once
-    const auto first = words.begin() + static_cast<std::ptrdiff_t>(at) + 2;
-    commands.push_back({words[at + 1], {first, first + static_cast<std::ptrdiff_t>(count)}});
-    at += 2 + count;
+  std::istringstream stream(text);
+  std::string process, ends, piece;
+  while (std::getline(stream, process, '\0') && std::getline(stream, ends, '\0') &&
+         std::getline(stream, piece, '\0')) {
+    Writer& writer = writers[process];
+    std::replace(piece.begin(), piece.end(), '\1', '\n');
+    writer.begun += piece;
+    if (ends != ".") continue;
+    std::vector<std::string>& words = writer.words;
+    words.push_back(std::move(writer.begun));
+    writer.begun.clear();
+    if (words.size() < 3 || words.size() < 2 + std::strtoul(words[0].c_str(), nullptr, 10)) continue;
+    commands.push_back({words[1], {words.begin() + 2, words.end()}});
+    words.clear();
   }
   return commands;
 }
@@ -123,6 +136,62 @@ int64_t arguments_named(const std::string& text) {
   return highest;
 }
 
+// "awk in line 12 of run.sh" for the mark that stands in `text`.
+std::string program_of_mark(const std::string& text, const std::string& path) {
+  std::istringstream stream(text.substr(text.find(kMark) + std::string(kMark).size()));
+  std::string tool, line, file;
+  std::getline(stream, tool, '@');
+  std::getline(stream, line, '@');
+  std::getline(stream, file, '@');
+  if (file == std::to_string(kScriptFd)) file = std::filesystem::path(path).filename().string();
+  return base::concat(tool, line.empty() ? "" : " in line " + line, file.empty() ? "" : " of " + file);
+}
+
+bool has_mark(const std::string& text) { return text.find(kMark) != std::string::npos; }
+
+void add_once(std::string& list, const std::string& item) {
+  if (list.find(item) == std::string::npos) list += (list.empty() ? "" : ", ") + item;
+}
+
+constexpr const char* kByHand =
+    "; a trial starts no program, so give that by hand: write it into the script, in the place of the command";
+
+void check_flags_are_known(const LaunchScript& script, const std::string& path) {
+  std::string flag = "an argument", unknown;
+  for (const std::string& word : script.flags) {
+    if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
+    if (has_mark(flag)) flag = "a flag";
+    if (has_mark(word)) add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
+  }
+  MPX_CHECK(unknown.empty(), "config", path, ": depends on what a program prints: ", unknown, kByHand);
+}
+
+// The programs of marks that go with a "!" before `end`, and of those in bash's own complaints ("run.sh: line 3: cd:
+// ..."): what they would have said decided what came next.
+void check_course_is_known(const std::vector<Command>& commands, size_t end, const std::string& printed,
+                           const std::string& path) {
+  std::string unknown;
+  for (size_t i = 0; i < end; ++i) {
+    const std::vector<std::string>& words = commands[i].words;
+    if (words.size() == 2 && words[0].rfind(kMark, 0) == 0 && words[1] == "!")
+      add_once(unknown, program_of_mark(words[0], path));
+  }
+  std::istringstream lines(printed);
+  for (std::string line; std::getline(lines, line);) {
+    if (has_mark(line) && line.find(": line ") < line.find(kMark)) add_once(unknown, program_of_mark(line, path));
+  }
+  MPX_CHECK(unknown.empty(), "config", path, ": what it does depends on what a program prints or decides: ", unknown,
+            kByHand);
+}
+
+std::string programs_of_marks(const std::vector<Command>& commands, const std::string& path) {
+  std::string found;
+  for (const Command& command : commands) {
+    if (command.words[0].rfind(kMark, 0) == 0) add_once(found, program_of_mark(command.words[0], path));
+  }
+  return found.empty() ? "" : base::concat("; it reads what programs print that a trial does not start: ", found);
+}
+
 std::string last_lines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   size_t begin = text.size();
@@ -131,10 +200,12 @@ std::string last_lines(std::string text) {
   return text.substr(begin == std::string::npos ? 0 : begin + (begin > 0 ? 1 : 0));
 }
 
-LaunchScript training_command(std::vector<Command> commands) {
+// `at`: where among the commands it stands.
+LaunchScript training_command(const std::vector<Command>& commands, size_t& at) {
   LaunchScript out;
   std::vector<std::string> alone;
-  for (Command& command : commands) {
+  at = commands.size();
+  for (const Command& command : commands) {
     const auto program = std::find_if(command.words.begin(), command.words.end(), ends_with_py);
     if (program == command.words.end()) {
       if (command.words[0].rfind("--", 0) == 0) alone.insert(alone.end(), command.words.begin(), command.words.end());
@@ -146,6 +217,7 @@ LaunchScript training_command(std::vector<Command> commands) {
     out.flags.assign(program + 1, command.words.end());
     out.ranks = ranks_of({command.words.begin(), program});
     out.folder = command.folder;
+    at = static_cast<size_t>(&command - commands.data());
   }
   if (out.flags.empty()) out.flags = std::move(alone);
   return out;
@@ -170,15 +242,18 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   Trial trial = run_bash(script, path, arguments, text, copy);
   std::vector<Command> commands = read_record(trial.record);
   std::move(trial.refused.begin(), trial.refused.end(), std::back_inserter(commands));
-  LaunchScript out = training_command(std::move(commands));
+  size_t at = 0;
+  LaunchScript out = training_command(commands, at);
   out.arguments_named = arguments_named(text);
+  check_course_is_known(commands, at, trial.printed, path);
+  check_flags_are_known(out, path);
   const std::string said = last_lines(trial.printed);
   const bool broken =
       said.find("unexpected EOF") != std::string::npos || said.find("syntax error") != std::string::npos;
   MPX_CHECK(!out.flags.empty(), "config", path, ": starts no training (bash ends with ", trial.status,
             broken ? ": a quote or bracket is never closed?" : "",
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
-            said.empty() ? "" : "; the script said:\n" + said);
+            programs_of_marks(commands, path), said.empty() ? "" : "; the script said:\n" + said);
   return out;
 }
 

@@ -1,7 +1,7 @@
 // A launch script of Megatron's (examples/*/train_*.sh), read by a trial run: bash runs it, with its arguments, in
-// the folder we stand in, behind a filter of system calls (trial.h): no program is started but tools that only read,
-// and no file written. Each start is written down instead (launch_trial.h); the longest one of a .py program is the
-// training command.
+// the folder we stand in, behind a filter of system calls (trial.h): no program is started and no file written.
+// Each start is written down instead (launch_trial.h); the longest one of a .py program is the training command.
+// Where its flags hold what a program would have printed, they cannot be known.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct LaunchScript {
   int64_t arguments_named = 0;     // the highest of $1, $2, ... in its text
 };
 
-// Throws base::Error("config"): no such file, not a script, nothing started within 20 s; with what the script
-// printed.
+// Throws base::Error("config"): no such file, not a script, nothing started within 20 s, with what the script
+// printed; flags that are not known, with the program and its line.
 LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
 
 // A script that was read, as words for another process, which is not to read it again: it could find another seed.

@@ -1,6 +1,5 @@
 #include "megatron/trial.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <climits>
@@ -12,6 +11,7 @@
 #include <poll.h>
 #include <seccomp.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,17 +62,10 @@ class Memory {
   Descriptor file_;
 };
 
-std::string folder_of(pid_t pid) {
+std::string link_of(pid_t pid, const char* name) {
   char path[PATH_MAX];
-  const ssize_t length = readlink(base::concat("/proc/", pid, "/cwd").c_str(), path, sizeof path);
+  const ssize_t length = readlink(base::concat("/proc/", pid, "/", name).c_str(), path, sizeof path);
   return length > 0 ? std::string(path, static_cast<size_t>(length)) : "";
-}
-
-bool is_tool(const std::string& path) {
-  return std::any_of(std::begin(kToolFolders), std::end(kToolFolders), [&](const std::string& folder) {
-    return std::any_of(std::begin(kTrialTools), std::end(kTrialTools),
-                       [&](const char* tool) { return path == folder + tool; });
-  });
 }
 
 // Zero bytes first: the kernel insists.
@@ -168,22 +161,34 @@ class Watch {
   void answer_start(const seccomp_notif& request, seccomp_notif_resp& response) {
     const auto pid = static_cast<pid_t>(request.pid);
     const Memory memory(pid);
-    const std::string path = memory.readable() ? memory.text(request.data.args[0]) : "";
     if (!started_) {
-      MPX_CHECK(path == bash_path(), "config",
+      MPX_CHECK(memory.readable() && memory.text(request.data.args[0]) == bash_path(), "config",
                 "the filter of system calls behind which it is tried cannot be had (the memory of its processes "
                 "cannot be read)");
       process_.limit();
-    }
-    if (!started_ || is_tool(path)) {
       started_ = true;
       response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
       return;
     }
-    Command command{folder_of(pid), memory.words(request.data.args[1])};
-    if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0)
+    Command command{link_of(pid, "cwd"), memory.words(request.data.args[1])};
+    if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0) {
+      print_mark(pid, command.words[0]);
       trial_.refused.push_back(std::move(command));
+    }
     response.error = -EPERM;
+  }
+
+  // Into a pipe that the trial has made for what the program would have printed.
+  void print_mark(pid_t pid, const std::string& program) const {
+    struct stat printed {};
+    const std::string out = link_of(pid, "fd/1");
+    if (out.rfind("pipe:", 0) != 0 || fstat(pipes_.printed.get(), &printed) != 0 ||
+        out == base::concat("pipe:[", printed.st_ino, "]"))
+      return;
+    // For reading too, so that it cannot break while we write.
+    const Descriptor pipe(open(base::concat("/proc/", pid, "/fd/1").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+    const std::string mark = base::concat(kMark, program.substr(program.rfind('/') + 1), "@@@\n");
+    [[maybe_unused]] const ssize_t written = write(pipe.get(), mark.data(), mark.size());
   }
 
   // Whatever it would have written goes nowhere.

@@ -1,7 +1,7 @@
 // Inside the room: bash, run behind a kernel filter, and the answers to what it asks of us. The first
-// program that is started is bash; tools that only read (kTrialTools) may follow, and every other start is written
-// down and refused. What would be written into files goes nowhere. The whole process tree ends with the trial, or
-// with us, and has limits of time, memory, processes and output.
+// program that is started is bash, and the only one: every other start is written down and refused. What would be
+// written into files goes nowhere. The whole process tree ends with the trial, or with us, and has limits of time,
+// memory, processes and output.
 #pragma once
 
 #include <seccomp.h>
@@ -11,14 +11,10 @@
 
 namespace metroplex::megatron {
 
-// From kToolFolders only, whatever PATH says; behind the filter none of them can write or start anything either.
-inline constexpr const char* kTrialTools[] = {
-    "basename", "dirname", "realpath", "readlink", "cat",    "head", "tail",  "cut",  "tr",
-    "seq",      "date",    "hostname", "nproc",    "sed",    "awk",  "grep",  "sort", "uniq",
-    "wc",       "expr",    "uname",    "id",       "whoami", "ls",   "getopt"};
-inline constexpr const char* kToolFolders[] = {"/usr/bin/", "/bin/"};
 // Of bash: where it writes its records, and where it finds a script of which there is no file.
 inline constexpr int kRecordFd = 199, kScriptFd = 198;
+// Begins what stands in the place of a program's output, "@not@run@TOOL@LINE@FILE@"; line and file may be empty.
+inline constexpr const char* kMark = "@not@run@";
 
 struct Command {
   std::string folder;
@@ -80,9 +76,9 @@ class TrialProcess {
 std::string bash_path();
 
 // What the kernel lets the trial run of a launch script do. It reads files, makes pipes and copies
-// of itself, and computes. Three kinds of calls are asked of us (trial.cpp answers): starting a program, opening a
-// file in a way that could change it, and making a process. Everything else does not exist there, and all that it
-// starts inherits this.
+// of itself, and computes. Three kinds of calls are asked of us (trial.cpp answers): starting a program, of which the
+// first alone is let through, opening a file in a way that could change it, and making a process. Everything else
+// does not exist there, and its copies inherit this.
 
 // To be loaded by the process that becomes bash; `hand_over` is the socket that it may send the listener through.
 // Null where libseccomp cannot express it here.

@@ -16,11 +16,10 @@ namespace {
 constexpr const char* kAllowed[] = {
     // open files
     "read", "readv", "pread64", "write", "writev", "close", "close_range", "dup", "dup2", "dup3", "fcntl", "lseek",
-    "pipe", "pipe2", "poll", "ppoll", "select", "pselect6", "fadvise64", "getdents", "getdents64",
+    "pipe", "pipe2", "poll", "ppoll", "select", "pselect6", "getdents", "getdents64",
     // looking at paths
     "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat", "faccessat2",
-    "readlink", "readlinkat", "getcwd", "chdir", "fchdir", "umask", "getxattr", "lgetxattr", "fgetxattr", "listxattr",
-    "llistxattr", "flistxattr",
+    "readlink", "readlinkat", "getcwd", "chdir", "fchdir", "umask",
     // memory
     "munmap", "mprotect", "mremap", "brk", "madvise",
     // signals of its own, waiting for its children, ending
@@ -29,9 +28,8 @@ constexpr const char* kAllowed[] = {
     "getitimer",
     // who and where am I
     "getpid", "getppid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getgroups", "getresuid", "getresgid",
-    "getpgrp", "getpgid", "getsid", "uname", "sysinfo", "getrlimit", "getrusage", "getpriority", "sched_getaffinity",
-    "sched_yield", "capget", "times", "time", "gettimeofday", "clock_gettime", "clock_getres", "clock_nanosleep",
-    "nanosleep", "getrandom",
+    "getpgrp", "getpgid", "getsid", "uname", "sysinfo", "getrlimit", "getrusage", "getpriority", "sched_yield",
+    "times", "time", "gettimeofday", "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "getrandom",
     // what the C library asks at a start
     "futex", "set_tid_address", "set_robust_list", "get_robust_list", "rseq", "arch_prctl"};
 

@@ -1,14 +1,18 @@
 // Scripts that start, write, end or flood what is not theirs: behind the filter nothing of it happens, and the
 // training command is found all the same.
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <thread>
 
 #include <fcntl.h>
 #include <seccomp.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "megatron/launch_script.h"
+#include "megatron/trial.h"
 #include "support/launch_scripts.h"
 
 namespace metroplex::megatron {
@@ -80,6 +84,69 @@ TEST_F(LaunchScripts, RunNoProgramWriteNoFileAndLoseNone) {
     EXPECT_EQ(script.flags, (Words{"--a", "1", "--b", "2"})) << name;
     EXPECT_EQ(text_of("canary"), "old\n") << name;
     EXPECT_EQ(files(), (Words{"bin", "canary", "program", "run.sh"})) << name;
+  }
+}
+
+// Below the functions that stand for programs: the kernel's answer to whatever bash tries to start.
+TEST_F(LaunchScripts, StartNoProgramButBash) {
+  std::filesystem::create_symlink("/usr/bin/dirname", "linked");
+  write("#!/bin/bash\n", "program");
+  std::filesystem::permissions("program", std::filesystem::perms::all);
+  for (const char* start : {"/usr/bin/dirname a/b",
+                            "/bin/date",
+                            "PATH=/usr/bin:/bin date",
+                            "PATH=$PWD:/usr/bin linked a/b",
+                            "command -p date",
+                            "hash -p /usr/bin/date x; x",
+                            "env date",
+                            "/usr/bin/env date",
+                            "(exec /usr/bin/date)",
+                            "(exec -a bash date)",
+                            "bash -c 'exit 0'",
+                            "/bin/bash -c date",
+                            "sh -c date",
+                            "./program",
+                            "./linked a/b",
+                            "/proc/self/exe -c 'exit 0'",
+                            "/lib64/ld-linux-x86-64.so.2 /usr/bin/date",
+                            "x=$(date)",
+                            "(date)",
+                            "date | cat",
+                            "coproc /usr/bin/date; wait $!",
+                            "time /usr/bin/true",
+                            "cat < <(date)",
+                            "/usr/bin/true & wait $!"}) {
+    const std::string text = std::string(start) + " && exit 0\nexit 7\n";
+    const Trial trial = run_trial("run.sh", {"bash", "-c", text}, "");
+    EXPECT_EQ(trial.status, 7) << start << "\n" << trial.printed;
+    EXPECT_FALSE(trial.refused.empty() && trial.printed.find("exe") == std::string::npos) << start;
+  }
+  // Nor by a call that bash does not make.
+  const pid_t child = fork();
+  if (child == 0) {
+    const scmp_filter_ctx filter = make_trial_filter(0);
+    if (filter == nullptr || seccomp_load(filter) != 0) _exit(3);
+    char name[] = "true";
+    char* words[] = {name, nullptr};
+    syscall(SYS_execveat, AT_FDCWD, "/usr/bin/true", words, nullptr, 0);
+    _exit(errno == ENOSYS ? 42 : 4);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
+}
+
+// A script that gets around the functions gets nothing either, and is told so.
+TEST_F(LaunchScripts, GetNoWordFromAProgram) {
+  for (const char* start :
+       {"builtin exec /usr/bin/date", "builtin command -p date", "unset -f date; PATH=/usr/bin builtin command date",
+        "unset -f date command_not_found_handle; trap - DEBUG; PATH=/usr/bin; date", "trap - DEBUG; /usr/bin/date",
+        "trap - DEBUG; unset -f date; hash -p /usr/bin/date date; date", "builtin command -p env date",
+        "trap - DEBUG; /bin/bash -c date", "\"$(dirname /usr/bin/x)\"/date",
+        "builtin command -p date | cut -d' ' -f1",
+        "trap - DEBUG; /usr/bin/date | while read -r line; do echo $line; done"}) {
+    const std::string error = refused("x=$(" + std::string(start) + " 2> /dev/null)\ntorchrun p.py --a y$x --b\n");
+    EXPECT_EQ(error.find("[config] run.sh: depends on what a program prints: --a ("), 0u) << start << error;
   }
 }
 
@@ -159,16 +226,6 @@ TEST_F(LaunchScripts, ShellsWithOptionsAndArgumentsAreFollowed) {
                            "command -p env X=1 p.py --a 1", "torchrun p.py --a 1 > >(tee log) 2>&1"}) {
     EXPECT_EQ(read(std::string(text) + "\n").flags, (Words{"--a", "1"})) << text;
   }
-}
-
-TEST_F(LaunchScripts, ToolsThatReadAnswerAsEver) {
-  EXPECT_EQ(
-      read(
-          "echo 'b 2' > /dev/null\ntorchrun p.py --a $(seq 1 3 | wc -l) $(expr 2 + 3) $(basename /x/y.sh .sh) "
-          "$(echo 'k v' | awk '{print $2}') $(echo abc | sed s/b/x/ | tr a z) $(printf 'b\\na\\n' | sort | head -n1) "
-          "n$(nvidia-smi | wc -l) $(echo 1,2,3 | cut -d, -f2) $(printf 'x\\nyx\\n' | grep -c x)\n")
-          .flags,
-      (Words{"--a", "3", "5", "y", "v", "zxc", "a", "n0", "2", "2"}));
 }
 
 TEST_F(LaunchScripts, AreRefusedWhereThereIsNoFilter) {

@@ -157,6 +157,22 @@ TEST_F(LaunchScripts, OfAnotherFolderOfAnotherSystemAndWithParts) {
   EXPECT_EQ(read_launch_script("dos.sh", {}).flags, (Words{"--a", "1", "--b", "x y"}));
 }
 
+// Each of these commands is longer than what one write to a pipe is sure to keep together.
+TEST_F(LaunchScripts, StartLongCommandsAtOnce) {
+  const std::string text(5000, 'x');
+  for (int tries = 0; tries < 3; ++tries) {
+    const LaunchScript script = read(R"SH(LONG=$(printf '%5000s' | tr ' ' x)
+for i in 1 2 3 4; do other $i "$LONG" {1..90} | another $i {1..90} "$LONG" & done
+torchrun p.py --a "$LONG" --b $'two\nlines' {1..100} | other "$LONG" {1..90} | another "$LONG"
+wait
+)SH");
+    ASSERT_EQ(script.flags.size(), 104u);
+    EXPECT_EQ(script.flags[1], text);
+    EXPECT_EQ(script.flags[3], "two\nlines");
+    EXPECT_EQ(script.flags[103], "100");
+  }
+}
+
 TEST_F(LaunchScripts, AreRefusedWithWhatTheySaid) {
   EXPECT_NE(refused("echo 'Checkpoint path does not exist: /ck'\nexit 7\ntorchrun p.py --a 1\n")
                 .find("(bash ends with 7); expected"),

@@ -1,0 +1,302 @@
+// The functions that stand for small programs in a trial: each prints, and ends with the status that, its program
+// does (run here by bash, outside of any trial), or says that it cannot.
+#include "megatron/launch_script.h"
+
+#include <array>
+#include <cstdio>
+#include <memory>
+
+#include "support/launch_scripts.h"
+
+namespace metroplex::megatron::launch_tools_test {
+
+using test::LaunchScripts;
+using Words = std::vector<std::string>;
+
+// What bash and the programs of this machine print.
+static std::string printed_by(const std::string& text) {
+  std::ofstream("real.sh") << text;
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen("bash real.sh", "r"), pclose);
+  std::string out;
+  std::array<char, 256> part{};
+  while (pipe != nullptr && fgets(part.data(), part.size(), pipe.get()) != nullptr) out += part.data();
+  return out;
+}
+
+// With the status, behind which no newline is lost.
+static std::string with_status(const std::string& command) {
+  return "\"$(" + command + " 2> /dev/null; echo \"[$?]\")\"";
+}
+
+static void expect_same(const Words& commands) {
+  std::string trial = "torchrun p.py", real;
+  for (const std::string& command : commands) {
+    trial += " \\\n  --a " + with_status(command);
+    real += "printf '%s\\1' " + with_status(command) + "\n";
+  }
+  std::ofstream("run.sh") << trial << "\n";
+  std::istringstream before(printed_by(real));  // an hour may end in between
+  const LaunchScript script = read_launch_script("run.sh", {});
+  std::istringstream after(printed_by(real));
+  ASSERT_EQ(script.flags.size(), 2 * commands.size());
+  for (size_t i = 0; i < commands.size(); ++i) {
+    std::string answer, later;
+    ASSERT_TRUE(std::getline(before, answer, '\1') && std::getline(after, later, '\1'));
+    EXPECT_EQ(script.flags[2 * i + 1], script.flags[2 * i + 1] == later ? later : answer) << commands[i];
+  }
+}
+
+static const char* const kLines = "printf 'b 2\\na,1,x\\n\\n  two words\\nB:q:r:\\nlast' | ";
+
+TEST_F(LaunchScripts, AskSmallProgramsThatAnswerAsTheirOwn) {
+  std::filesystem::create_directories("deep/er");
+  std::filesystem::create_directory_symlink("deep/er", "link");
+  write("one\ntwo two\nthree\n", "deep/file");
+  std::filesystem::create_symlink("deep/file", "file_link");
+  Words commands;
+  for (const char* path : {"a/b", "/a", "a", "a//", "//", "///x", "a//b///", "''", "/a/b/c.sh", ".", "..", "a/..",
+                           "'x y/z'", "-- -a/b", "a/-b"}) {
+    commands.push_back(std::string("dirname ") + path);
+    commands.push_back(std::string("basename ") + path);
+  }
+  for (const char* path : {".", "deep/../deep", "link", "link/..", "link/new", "new", "gone/new", "deep/file", "/",
+                           "//", "/usr/bin", "''", "//new", "deep/er/", "./deep/./file", "-- deep"}) {
+    for (const char* tool : {"realpath ", "readlink -f ", "realpath -e ", "readlink -e "})
+      commands.push_back(tool + std::string(path));
+  }
+  for (const char* filter : {"cat",
+                             "head",
+                             "head -n 2",
+                             "head -n2",
+                             "head -1",
+                             "head -n 0",
+                             "tail",
+                             "tail -n 2",
+                             "tail -1",
+                             "tail -n +3",
+                             "tail -n +0",
+                             "tail -n0",
+                             "wc -l",
+                             "wc -w",
+                             "wc -c",
+                             "tr b Z",
+                             "tr a-z A-Z",
+                             "tr -d 'a-c\\n'",
+                             "tr '\\n' ' '",
+                             "tr -s ' '",
+                             "tr -s 'ow '",
+                             "tr , '\\n'",
+                             "tr abq xy",
+                             "cut -d, -f2",
+                             "cut -d ' ' -f 2",
+                             "cut -d: -f1,3-",
+                             "cut -d: -f -2",
+                             "cut -c1-3",
+                             "cut -f1",
+                             "cut -c 2,5-",
+                             "grep b",
+                             "grep -c b",
+                             "grep -qi b",
+                             "grep -v b",
+                             "grep -q zz",
+                             "grep '^b.*2$'",
+                             "grep -E '(a|q)'",
+                             "grep -F .",
+                             "grep -ic B",
+                             "tr '[:lower:]' '[:upper:]'",
+                             "tr -d '[:space:]'",
+                             "cat - deep/file",
+                             "tee /dev/null",
+                             "head -n 1 | tr b c | cut -c1",
+                             "cut -d: -f4",
+                             "cut -d: -f3,1 | wc -c"})
+    commands.push_back(kLines + std::string(filter));
+  for (const char* command : {"basename /x/y.sh .sh",
+                              "basename .sh .sh",
+                              "basename y.sh z",
+                              "basename a/b/ b",
+                              "readlink deep/file",
+                              "readlink deep",
+                              "seq 3",
+                              "seq 2 5",
+                              "seq 10 -3 1",
+                              "seq -s, 4",
+                              "seq -s ' ' 2 2 7",
+                              "seq 5 1",
+                              "seq -2 1",
+                              "seq -s, 3 1",
+                              "nproc",
+                              "hostname",
+                              "hostname -s",
+                              "uname",
+                              "uname -s",
+                              "uname -n",
+                              "uname -r",
+                              "whoami",
+                              "id -u",
+                              "id -un",
+                              "id -u -n",
+                              "cat deep/file",
+                              "cat deep/file gone",
+                              "cat gone",
+                              "cat deep",
+                              "wc -l deep/file",
+                              "wc -l < deep/file",
+                              "head -n 1 deep/file",
+                              "tail -n 1 deep/file",
+                              "cut -d' ' -f1 deep/file",
+                              "cat < /dev/null",
+                              "grep -c t deep/file",
+                              "grep -q '' deep/file",
+                              "wc -w < /dev/null",
+                              "grep x gone",
+                              "expr 2 + 3",
+                              "expr 7 / 2",
+                              "expr -7 % 3",
+                              "expr 6 \\* 7",
+                              "expr 3 - 3",
+                              "expr 3 \\< 4",
+                              "expr 4 = 5",
+                              "expr 5 - -5",
+                              "ls gone",
+                              "/usr/bin/dirname a/b",
+                              "command -p dirname a/b",
+                              "command seq 2",
+                              "printf 'a\\nb\\n' | /usr/bin/head -n 1",
+                              "date +%Y-%m-%d",
+                              "date '+%d.%b %% %j%%N'",
+                              "date -u +%FT%H:%Z",
+                              "date --utc +%y",
+                              "date +%-m_%_d_%^a",
+                              "date +",
+                              "LC_ALL=C date | cut -c1-10",
+                              "TZ=Asia/Tokyo date +%H%Z",
+                              "date +%s%N | cut -c1-8"})
+    commands.emplace_back(command);
+  // One trial has seconds, so they come in parts.
+  for (auto at = commands.begin(); at != commands.end();) {
+    const auto end = at + std::min<std::ptrdiff_t>(40, commands.end() - at);
+    expect_same({at, end});
+    at = end;
+  }
+}
+
+TEST_F(LaunchScripts, NameTheProgramThatTheyAskForAFlag) {
+  write("old\n", "file");
+  std::filesystem::create_symlink("file", "link");
+  for (const char* command : {"sed s/a/b/ file",
+                              "awk '{print $2}' file",
+                              "jq .x file",
+                              "scontrol show hostnames",
+                              "sort file",
+                              "mktemp",
+                              "dirname -z a",
+                              "basename -a a b",
+                              "realpath link",
+                              "readlink link",
+                              "readlink -m a",
+                              "date -d yesterday +%F",
+                              "date '+%(x)'",
+                              "date -r file",
+                              "seq 1 0.5 2",
+                              "seq 08 10",
+                              "head -c 3 file",
+                              "head -n -1 file",
+                              "tail -f file",
+                              "wc -lw file",
+                              "tr ab ba",
+                              "tr -cd a-z",
+                              "tr '[=a=]' b",
+                              "cut -f2 --complement",
+                              "cut -f 0",
+                              "cut -d , -c 1",
+                              "cut -f ,1",
+                              "tr a-z '[:upper:]'",
+                              "grep -v '' file",
+                              "grep -E '*a' file",
+                              "cut -d ab -f1",
+                              "expr length abc",
+                              "expr 1 / 0",
+                              "expr 1 + 2 + 3",
+                              "cat -n file",
+                              "grep -P x file",
+                              "grep -o x file",
+                              "hostname -I",
+                              "uname -a",
+                              "id -g",
+                              "ls",
+                              "nproc --all",
+                              "cat /proc/self/exe",
+                              "getopt a: -a 1",
+                              "python3 -c 'print(3)'",
+                              "/usr/bin/sed p file",
+                              "command -p sed p file",
+                              "env date",
+                              "bash -c 'sed p file'",
+                              "git rev-parse --short HEAD"}) {
+    const std::string text = command;
+    std::string tool = text.substr(0, text.find(' '));
+    if (text.find("sed") != std::string::npos) tool = "sed";
+    for (const char* filter : {"", " | tr x y | cut -d' ' -f1 | head -n 1", " | grep -v zz | wc -l"}) {
+      // In the file that says it, and in the first line of it.
+      write("\n\nVALUE=v$(" + text + filter + ")\n", "part.sh");
+      const std::string error = refused(". ./part.sh\ntorchrun p.py --b 1 --size \"$VALUE\" --c 2\n");
+      EXPECT_EQ(error.find("[config] run.sh: "), 0u) << text << filter << error;
+      EXPECT_NE(error.find(tool + " in line 3 of part.sh"), std::string::npos) << text << filter << error;
+      EXPECT_NE(error.find("by hand"), std::string::npos) << error;
+      const bool decides = tool == "grep" || tool == "getopt";
+      EXPECT_EQ(error.find("--size (") != std::string::npos, !decides) << error;
+      EXPECT_EQ(error.find("--b ("), std::string::npos) << error;
+    }
+    if (tool == "grep" || tool == "getopt") continue;
+    EXPECT_EQ(read("VALUE=$(" + text + ")\n" + text + "\ntorchrun --nproc-per-node $VALUE p.py --a 1\n").flags,
+              (Words{"--a", "1"}))
+        << text;
+  }
+}
+
+TEST_F(LaunchScripts, AreRefusedWhereAProgramDecidesTheirCourse) {
+  const std::string train = "torchrun p.py --a 1\n";
+  for (const std::string text :
+       {"N=$(sinfo -h)\nW=$((N * 8))\n", "cd $(sed p x)\n", ". $(sed p x)/model.sh\n",
+        "if [ $(sinfo -h | wc -l) -ge 8 ]; then X=1; fi\n", "if grep -P x file; then X=1; fi\n",
+        "O=$(getopt -o a: -- \"$@\")\neval set -- \"$O\"\nwhile true; do case $1 in --) break ;; *) shift ;; esac; "
+        "done\n"}) {
+    const std::string error = refused(text + train);
+    EXPECT_NE(error.find("what it does depends on what a program prints or decides"), std::string::npos)
+        << text << error;
+    EXPECT_NE(error.find("in line 1 of run.sh"), std::string::npos) << text << error;
+  }
+  EXPECT_NE(refused("if [ -z \"$(nosuch)\" ]; then torchrun p.py --a 1; fi\n").find("nosuch in line 1 of run.sh"),
+            std::string::npos);
+  // What comes behind the training command, or has no device to speak of, decides nothing.
+  EXPECT_EQ(read(train + "grep -oP 'loss: .*' log | tail -n 1\n").flags, (Words{"--a", "1"}));
+  EXPECT_EQ(
+      read(
+          "DIR=$(mkdir -p d && pwd)\nif nvidia-smi | grep -q H100; then X='--fp8'; fi\nW=$((8 * $(nvidia-smi -L | wc "
+          "-l)))\ntorchrun p.py --a $W $X\n")
+          .flags,
+      (Words{"--a", "0"}));
+}
+
+// A script's own functions and options do not get in the way.
+TEST_F(LaunchScripts, AskSmallProgramsWhateverTheyDefine) {
+  EXPECT_EQ(read(R"SH(set -euo pipefail
+shopt -s nullglob
+set -f
+IFS=:
+readonly name=1 text=2 line=3 tool=4
+date() { command date +%Y; }
+cd() { command cd "$@"; }
+log() { echo "$(date) $*"; }
+printf() { echo mine; }
+log start
+cd /
+YEAR=$(date)
+torchrun p.py --a $(dirname x/y) "$(seq 2 | tr '\n' ,)" $(PATH=/usr/bin basename a/b) ${#YEAR} $(pwd)
+)SH")
+                .flags,
+            (Words{"--a", "x", "1,2,", "b", "4", "/"}));
+}
+
+}  // namespace metroplex::megatron::launch_tools_test
