@@ -38,6 +38,13 @@ LAYOUTS = [
                                 "--model.add_bias_linear=false", "--model.moe_router_score_function=sigmoid",
                                 "--model.moe_router_enable_expert_bias=true",
                                 "--parallel.data_parallel_sharding_strategy=optim"]),
+    ("clones of experts, ep 4, threads", ["--nproc", "4", "--parallel.expert_model_parallel_size=4",
+                                          "--model.num_moe_experts=8", "--model.add_bias_linear=false",
+                                          "--model.moe_enable_echo=true", "--model.moe_num_echo_experts=8",
+                                          "--model.moe_echo_planner=exact", "--model.moe_router_force_skew=1",
+                                          "--model.moe_token_dispatcher_type=static_buffer",
+                                          "--model.moe_expert_rank_capacity_factor=1",
+                                          "--train.cuda_graph_impl=full_iteration"]),
 ]
 
 
