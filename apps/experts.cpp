@@ -71,7 +71,10 @@ std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files
   MPX_CHECK(options.slots <= foreign, "config", "--echo-slots ", options.slots, ": only ", foreign,
             " experts have their home on another rank; give ", foreign, " at most");
   ClonePlans plans{{ep, experts, options.slots}, {}};
-  plans.options.planner = config::Choice<config::EchoPlanner>(options.planner);
+  const auto planner = config::value_of<config::EchoPlanner>(options.planner);
+  MPX_CHECK(planner.has_value(), "config", "--echo-planner ", options.planner,
+            ": there is no such planner; give greedy, binpack, capfill or exact");
+  plans.options.planner = *planner;
   MPX_CHECK(plans.options.planner != config::EchoPlanner::binpack || options.slots == 1, "config",
             "--echo-planner binpack supports one slot a rank, not ", options.slots, "; use another planner");
   return plans;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/load.h"
+#include "config/experts.h"
 #include "config/load.h"
 #include "files/file_system.h"
 #include "text/tokenizer_files.h"
@@ -21,7 +22,9 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   const files::Manifest& manifest = found.reader->manifest();
   SavedRun saved;
   saved.directory = found.reader->directory();
-  saved.config_yaml = config::dump(config::parse_saved(manifest.config_yaml));
+  config::Config its_config = config::parse_saved(manifest.config_yaml);
+  config::turn_echo_off(its_config.model);
+  saved.config_yaml = config::dump(its_config);
   saved.problems = std::move(found.problems);
   const auto tokenizer = nlohmann::json::parse(manifest.extra).value("tokenizer", nlohmann::json());
   if (tokenizer.is_object()) {

@@ -10,8 +10,9 @@
 namespace metroplex::apps {
 
 struct SavedRun {
-  std::string directory;              // the checkpoint itself
-  std::string config_yaml;            // with the keys that this program knows
+  std::string directory;  // the checkpoint itself
+  // With the keys that this program knows. Without clones of experts: their slots are for the ranks of that run.
+  std::string config_yaml;
   std::vector<std::string> problems;  // damaged ones that were passed over
   std::string tokenizer_type;         // empty: it carries none
   std::vector<std::string> tokenizer_files;

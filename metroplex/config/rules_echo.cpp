@@ -1,4 +1,6 @@
 // Rules about clones of hot experts (model.moe_enable_echo).
+#include <cmath>
+
 #include "config/experts.h"
 #include "config/rules.h"
 
@@ -57,11 +59,11 @@ void check_dispatcher(Rules& rules) {
                 concat("excludes ", kEnable, ": plans are made of what was routed, before anything is dropped"),
                 "set it to 0");
   if (type != TokenDispatcher::static_buffer || m.moe_echo_planner != EchoPlanner::capfill) return;
-  rules.require(
-      m.moe_expert_rank_capacity_factor >= 1 + m.moe_echo_eps, kFactor, m.moe_expert_rank_capacity_factor,
-      concat("is less than 1 + model.moe_echo_eps = ", number_text(1 + m.moe_echo_eps),
-             ", the load that the planner capfill is content with"),
-      concat("give ", number_text(1 + m.moe_echo_eps), " or more, lower moe_echo_eps, or use the planner exact"));
+  const double content = std::round((1 + m.moe_echo_eps) * 1e12) / 1e12;  // 1 + 0.0131 alone is above 1.0131
+  rules.require(m.moe_expert_rank_capacity_factor >= content, kFactor, m.moe_expert_rank_capacity_factor,
+                concat("is less than 1 + model.moe_echo_eps = ", number_text(content),
+                       ", the load that the planner capfill is content with"),
+                concat("give ", number_text(content), " or more, lower moe_echo_eps, or use the planner exact"));
 }
 
 void check_effects(Rules& rules) {

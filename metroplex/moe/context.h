@@ -46,8 +46,8 @@ struct ExpertContext {
   // Of each rank, behind its home experts, for clones of experts of other ranks. With them the columns that tokens
   // are sent to are the local groups of each rank of ep in turn: E / ep home experts, then the slots.
   int slots = 0;
-  comm::Group
-      clones;  // those of `experts` with the same part: weights of clones travel here, member i from rank i of ep
+  // Those of `experts` with the same part: weights of clones travel here, member i from rank i of ep.
+  comm::Group clones;
   // Of the same ranks, for the hierarchical dispatcher: those of the own node, in the order of `experts`, and those
   // at the same place of all nodes.
   comm::Group node, across;

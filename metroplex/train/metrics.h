@@ -15,7 +15,6 @@
 
 namespace metroplex::train {
 
-// The load of the experts of one layer, over the steps since the last table; tokens and times are means of them.
 // Means over the plans of clones of a layer, one for each microbatch and group of ranks that share its experts.
 struct CloneMetrics {
   double clones = 0;             // made by a plan
@@ -24,6 +23,7 @@ struct CloneMetrics {
   double ms = 0;                 // a step waited for weights of clones, the slowest rank, on the host's clock
 };
 
+// The load of the experts of one layer, over the steps since the last table; tokens and times are means of them.
 struct ExpertMetrics {
   int64_t layer = 0, steps = 1;
   double least = 0, p10 = 0, p50 = 0, p90 = 0, most = 0;  // tokens of an expert, over the experts

@@ -35,10 +35,16 @@ while read -r ranks backend dispatcher more; do
   rm many.jsonl
   holds "clones of hot experts, $ranks ranks, $backend, $dispatcher"
 done << 'CLONES'
-4 threads alltoall
+4 threads alltoall --checkpoint.save=ck_clones --checkpoint.save_interval=8
 4 threads static_buffer --model.moe_expert_rank_capacity_factor=1 --model.moe_echo_planner=exact --train.cuda_graph_impl=full_iteration
 2 gloo alltoall --model.moe_echo_recompute_expert_dispatch=true
 CLONES
+
+run 0 eval --load ck_clones --train.eval_iters=2
+prints 'loss value: [0-9]'
+run 0 generate --load ck_clones --prompt Document --max-new-tokens 4 --nproc 2 $(layout 2 1 1 1)
+run 0 eval --load ck_clones --train.eval_iters=2 --nproc 2 $(layout 2 1 1 1) --model.moe_enable_echo=true --model.moe_num_echo_experts=2
+holds "what was trained with clones needs none, and may have others"
 
 run 0 train "${tiny[@]}" "${experts[@]}" --optim.lr=0.01001 --train.metrics_file=many.jsonl
 ! python3 "$apps/metrics.py" compare many.jsonl one.jsonl 2e-6 > compared || fail "a rate a thousandth off was not seen"
@@ -82,6 +88,8 @@ prints '^clones by exact, ep 2, 2 slots a rank'
 [ "$(grep -cE '^  layer [0-9]+ +1\.[0-9]+ +1\.[0-9]+ +1\.00[0-9] +1\.00[0-9] +[0-9.]+$' out)" = 4 ] && held || fail "layers without and with clones were expected"
 run 2 experts traces --echo-slots 5
 warns 'only 4 experts have their home on another rank'
+run 2 experts traces --echo-slots 2 --echo-planner best
+warns '--echo-planner best: there is no such planner; give greedy, binpack, capfill or exact'
 run 0 train "$repository/examples/echo_tiny.yaml" --train.train_iters=10
 [ "$(grep -cE '^ +[01] +[0-9.]+ +[2-9]\.[0-9]+ +1\.000 +1\.000 \|' out)" = 2 ] && held || fail "uneven loads that clones make even were expected"
 holds "the example of clones shows what they do; a trace says what they would have done"

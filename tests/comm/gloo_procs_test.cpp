@@ -51,6 +51,12 @@ TEST(GlooProcesses, RowsComeToThoseWhoWantThemAndAreAddedUpAtHome) {
   });
 }
 
+TEST(GlooProcesses, SeveralTensorsOfRowsAreUnderWayAtOnce) {
+  test::run_processes_well(4, {.tp = 4}, [](const World& world) {
+    test::check_several_owned_rows(world.groups().tp, test::owned_rows_of(world.groups().tp));
+  });
+}
+
 TEST(GlooProcesses, PassActivationsAndGradientsBetweenStagesInEveryMode) {
   test::run_processes_well(2, {.pp = 2}, [](const World& world) {
     const Group& pp = world.groups().pp;
@@ -123,6 +129,43 @@ TEST(GlooFailure, ARankThatThrowsStopsTheOthersWithItsCause) {
 TEST(GlooFailure, ARankThatIsKilledStopsTheOthersWithItsName) {
   expect_all_stop("killed", "killed by signal 9", "died or closed its connection", [] { ::raise(SIGKILL); });
 }
+
+void expect_all_stop_relaying(int victim) {
+  const Notes notes("relay" + std::to_string(victim));
+  const auto result = test::run_processes(4, {.tp = 4},
+                                          [&](const World& world) {
+                                            const at::Tensor owners = at::tensor({-1, 0, 0, 0}, at::kInt),
+                                                             rows = at::ones({1, 64}), slots = at::zeros({1, 64});
+                                            const Group& tp = world.groups().tp;
+                                            fetch_rows_async(slots, rows, owners, tp).wait();
+                                            barrier(world.groups().world);
+                                            try {
+                                              if (world.rank() == victim) {
+                                                std::this_thread::sleep_for(100ms);
+                                                ::raise(SIGKILL);
+                                              }
+                                              while (true) fetch_rows_async(slots, rows, owners, tp).wait();
+                                            } catch (const PeerFailure& failure) {
+                                              notes.write(world.rank(), failure.what());
+                                              throw;
+                                            }
+                                          },
+                                          {.grace = 10s});
+  if (!result) return;
+  EXPECT_EQ(result->rank, victim);
+  EXPECT_EQ(result->exit_code, 128 + SIGKILL);
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == victim) continue;
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    expect_contains(notes.read(rank).second, "rank " + std::to_string(victim) + " (tp");
+    expect_contains(notes.read(rank).second, "died or closed its connection");
+  }
+}
+
+TEST(GlooFailure, ARankThatIsKilledBeforeItSendsARowIsNamed) { expect_all_stop_relaying(0); }
+
+// Rank 3 waits for what rank 1 would have passed on.
+TEST(GlooFailure, ARankThatIsKilledBeforeItPassesARowOnIsNamed) { expect_all_stop_relaying(1); }
 
 TEST(GlooFailure, TheRankThatHoldsTheStoreMayDieToo) {
   const Notes notes("rank0");

@@ -44,6 +44,26 @@ TEST(OwnedRows, ByMessagesAndByBlocksAreTheSame) {
   }
 }
 
+TEST(OwnedRows, SeveralTensorsAreUnderWayAtOnce) {
+  for (const int n : {2, 4, 7}) {
+    run_ranks(n, [](const comm::World& world) {
+      const comm::Group& group = world.groups().tp;
+      const auto by = [&](const auto& fetch, const auto& give_back) {
+        check_several_owned_rows(group,
+                                 {[&](const auto& out, const auto& in, const auto& owners) {
+                                    return comm::Handle(fetch(group.backend(), out, in, owners, group.index()));
+                                  },
+                                  [&](const auto& sum, const auto& in, const auto& owners) {
+                                    return comm::Handle(give_back(group.backend(), sum, in, owners, group.index()));
+                                  }});
+      };
+      check_several_owned_rows(group, owned_rows_of(group));
+      by(comm::fetch_by_hops, comm::return_by_messages);
+      by(comm::fetch_by_blocks, comm::return_by_blocks);
+    });
+  }
+}
+
 // In each round a holder sends a row once, and only what it has; every slot gets its row.
 TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
   std::mt19937 draw(3);

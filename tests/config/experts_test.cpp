@@ -352,6 +352,23 @@ const std::vector<Wrong>& wrong_clones() {
 const std::vector<std::string> kClones{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
                                        "model.moe_num_echo_experts=2"};
 
+// What a message asks for is accepted, also where the sum of two decimals is above the decimal that it stands for.
+TEST(ExpertRules, BuffersMayBeAsLargeAsCapfillIsContentWith) {
+  for (int eps = 1; eps < 2000; ++eps) {
+    std::vector<std::string> all = kClones;
+    const auto text = [](const char* format, int n) {
+      char digits[16];
+      std::snprintf(digits, sizeof digits, format, n);
+      return std::string(digits);
+    };
+    for (const std::string& key :
+         {std::string("model.moe_token_dispatcher_type=static_buffer"), "model.moe_echo_eps=0." + text("%04d", eps),
+          "model.moe_expert_rank_capacity_factor=1." + text("%04d", eps)})
+      all.push_back(key);
+    EXPECT_EQ(described(violations(good(with_experts(all)), kWorld)), "nothing") << eps;
+  }
+}
+
 TEST(ExpertRules, RefuseWrongClones) {
   EXPECT_EQ(described(violations(good(with_experts(kClones)), kWorld)), "nothing");
   for (const Wrong& wrong : wrong_clones()) {

@@ -9,6 +9,7 @@
 #include "comm/collectives.h"
 #include "moe/experts_layer.h"
 #include "moe/values.h"
+#include "plan/echo.h"
 #include "nn/island.h"
 #include "nn/tools.h"
 #include "support/poisoned.h"
@@ -78,7 +79,12 @@ struct Layer {
   Layer(const config::Config& config, const comm::World& world, at::ScalarType type, bool rms = false) {
     const nn::LayerContext context = layer_context({}, false, type);
     const moe::ExpertsLayerSpec spec{"layer.mlp", 3, {"layer.norm", kHidden, rms, rms ? 0 : 1e-5}};
-    layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, moe::expert_context(world, config));
+    moe::ExpertContext experts = moe::expert_context(world, config);
+    experts.on_clone_plan = [this](int64_t number, const moe::ClonePlan& plan) {
+      EXPECT_EQ(number, 3);
+      plans.push_back(plan);
+    };
+    layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, experts);
     blocks.resize(1);
     moe::add_expert_segments(blocks[0], layer, config.model, context);
     params = nn::params_of(blocks);
@@ -91,6 +97,7 @@ struct Layer {
     give_main_grad(params);
   }
   std::shared_ptr<moe::ExpertsLayer> layer;
+  std::vector<moe::ClonePlan> plans;  // of forwards that count
   nn::Blocks blocks;
   std::vector<nn::Param*> params;
 };
@@ -132,7 +139,11 @@ Results run(Layer& layer, const Case& c, const Form& form, const comm::World& wo
       if (x.has(moe::kCloneWeight1)) {
         const at::Tensor& counts = x.tensor(moe::kRowCounts);
         const int64_t home = c.experts / c.ep();
-        results.cloned_rows += counts.narrow(0, home, counts.numel() - home).sum().item<int64_t>();
+        const at::Tensor cloned = counts.narrow(0, home, c.slots);
+        const at::Tensor planned =
+            layer.plans.back().source_rows.sum(0).narrow(0, world.rank() / c.etp * c.slots, c.slots);
+        EXPECT_TRUE(at::equal(cloned, planned)) << cloned << " rows came, and not " << planned;
+        results.cloned_rows += cloned.sum().item<int64_t>();
       }
     }
     const std::string number = std::to_string(microbatch);
@@ -238,6 +249,79 @@ TEST(Echo, OfWholeNumbersIsBitForBitTheLayerWithout) {
             EXPECT_TRUE(random || rows.item<int64_t>() > 0) << "nothing was cloned";
           });
     }
+  }
+}
+
+template <class T>
+std::vector<T> values(const at::Tensor& x) {
+  const at::Tensor here = x.contiguous();
+  const T* const data = here.const_data_ptr<T>();
+  return {data, data + here.numel()};
+}
+
+// Each key of the planner does something here: the plans of other options are not all the same.
+TEST(Echo, PlansAreThoseOfTheKeys) {
+  struct Keys {
+    Case on;
+    int64_t ranks_of_node;  // 0: alltoall
+    plan::EchoOptions options;
+    plan::EchoOptions other;
+  };
+  const auto options = [](EchoPlanner planner) {
+    plan::EchoOptions of;
+    of.planner = planner;
+    return of;
+  };
+  plan::EchoOptions wide = options(EchoPlanner::capfill), reclaims = options(EchoPlanner::greedy),
+                    near = options(EchoPlanner::exact), drawn = wide, drawn_elsewhere = wide;
+  wide.eps_bp = 3000;
+  reclaims.reclaim = 0.3;
+  near.ranks_per_node = 2;
+  drawn.random = drawn_elsewhere.random = true;
+  drawn.seed = 3;  // the number of the layer
+  const Case few{4, 1, 8, 1}, many{4, 1, 8, 2}, ranks{8, 1, 16, 2}, parts{12, 2, 12, 2};
+  const Keys cases[] = {{many, 0, options(EchoPlanner::exact), options(EchoPlanner::capfill)},
+                        {few, 0, options(EchoPlanner::binpack), options(EchoPlanner::capfill)},
+                        {many, 0, wide, options(EchoPlanner::capfill)},
+                        {many, 0, reclaims, options(EchoPlanner::greedy)},
+                        {ranks, 2, near, options(EchoPlanner::exact)},
+                        {parts, 4, near, options(EchoPlanner::exact)},
+                        {parts, 1, options(EchoPlanner::exact), near},
+                        {many, 0, drawn, drawn_elsewhere}};
+  for (const Keys& keys : cases) {
+    const Form form{.planner = keys.options.planner,
+                    .rows = keys.ranks_of_node > 0 ? TokenDispatcher::hierarchical : TokenDispatcher::alltoall,
+                    .random = keys.options.random};
+    config::Config config = config_of(keys.on, form, true);
+    config.parallel.expert_ranks_per_node = keys.ranks_of_node;
+    config.model.moe_echo_eps = static_cast<double>(keys.options.eps_bp) / 10000;
+    config.model.moe_echo_reclaim = keys.options.reclaim;
+    SCOPED_TRACE(keys.on.text() + ", " + form.text());
+    const plan::EchoSizes sizes{keys.on.ep(), static_cast<int>(keys.on.experts), keys.on.slots};
+    comm::run_threads(
+        keys.on.ranks, topology::RankGrid(keys.on.ranks, config.parallel), {}, [&](const comm::World& world) {
+          int others = 0;
+          for (const double skew : {0.3, 0.6, 0.9, 1.2}) {
+            config::Config skewed = config;
+            skewed.model.moe_router_force_skew = skew;
+            Layer layer(skewed, world, at::kDouble);
+            run(layer, keys.on, form, world);
+            ASSERT_EQ(layer.plans.size(), 2U);
+            for (const moe::ClonePlan& got : layer.plans) {
+              const std::vector<int64_t> counts = values<int64_t>(got.counts);
+              const plan::EchoPlan expected = plan::plan_echo({counts.data(), sizes}, keys.options);
+              EXPECT_EQ(values<int32_t>(got.owners), expected.owner);
+              EXPECT_EQ(values<int64_t>(got.source_rows), expected.source_rows);
+              EXPECT_EQ(values<int64_t>(got.loads[1]), expected.final_loads);
+              std::vector<int64_t> without(static_cast<size_t>(sizes.ranks), 0);
+              for (size_t i = 0; i < counts.size(); ++i)
+                without[static_cast<size_t>(sizes.home(static_cast<int>(i) % sizes.experts))] += counts[i];
+              EXPECT_EQ(values<int64_t>(got.loads[0]), without);
+              others += plan::plan_echo({counts.data(), sizes}, keys.other) != expected;
+            }
+          }
+          EXPECT_GT(others, 0) << "these loads cannot tell the options apart: " << &keys - cases;
+        });
   }
 }
 

@@ -79,6 +79,53 @@ inline void check_owned_rows(const comm::Group& group, const OwnedRows& how) {
   check_owned_rows(group, hot, 1, 2, how);
 }
 
+// Both weights and both biases of an expert are under way at one time, each in several rounds; so are the ways back.
+inline void check_several_owned_rows(const comm::Group& group, const OwnedRows& how) {
+  constexpr int64_t kHome = 2, kSlots = 2;
+  const std::vector<int64_t> widths = {5, 1, 9, 3};
+  std::mt19937 draw(7);
+  const int me = group.index(), members = group.size();
+  for (int repetition = 0; repetition < 3; ++repetition) {
+    std::vector<int32_t> owners = random_owners(members, kSlots, kHome, 1, draw);
+    for (int member = 1; member < members; ++member) owners[static_cast<size_t>(member * kSlots)] = 1;  // of member 0
+    for (int member = 1; member < members; ++member) {
+      int32_t& second = owners[static_cast<size_t>(member * kSlots + 1)];
+      if (second == 1) second = -1;
+    }
+    const at::Tensor numbers = at::tensor(at::ArrayRef<int32_t>(owners), at::kInt);
+    const auto row = [](int64_t number, int64_t width) {
+      return at::arange(1, width + 1, at::kDouble).mul_(static_cast<double>(number + 1) * static_cast<double>(width));
+    };
+    std::vector<at::Tensor> out, sums;
+    std::vector<comm::Handle> handles;
+    for (const int64_t width : widths) {
+      at::Tensor in = at::empty({kHome, width}, at::kDouble);
+      for (int64_t r = 0; r < kHome; ++r) in[r].copy_(row(me * kHome + r, width));
+      out.push_back(at::zeros({kSlots, width}, at::kDouble));
+      handles.push_back(how.fetch(out.back(), in, numbers));
+    }
+    for (comm::Handle& handle : handles) handle.wait();
+    for (size_t i = 0; i < widths.size(); ++i) {
+      for (int64_t slot = 0; slot < kSlots; ++slot) {
+        const int32_t owner = owners[static_cast<size_t>(me * kSlots + slot)];
+        if (owner >= 0) { EXPECT_TRUE(at::equal(out[i][slot], row(owner, widths[i]))) << i << " " << slot; }
+      }
+    }
+    handles.clear();
+    for (const at::Tensor& x : out) {
+      sums.push_back(at::zeros({kHome, x.size(1)}, at::kDouble));
+      handles.push_back(how.give_back(sums.back(), x, numbers));
+    }
+    for (comm::Handle& handle : handles) handle.wait();
+    for (size_t i = 0; i < widths.size(); ++i) {
+      for (int64_t r = 0; r < kHome; ++r) {
+        const auto clones = std::count(owners.begin(), owners.end(), static_cast<int32_t>(me * kHome + r));
+        EXPECT_TRUE(at::equal(sums[i][r], row(me * kHome + r, widths[i]).mul_(static_cast<double>(clones))));
+      }
+    }
+  }
+}
+
 inline OwnedRows owned_rows_of(const comm::Group& group) {
   return {[&group](const auto& out, const auto& in, const auto& owners) {
             return comm::fetch_rows_async(out, in, owners, group);

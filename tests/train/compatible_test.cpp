@@ -20,12 +20,26 @@ std::vector<std::string> keys_that_differ(const std::vector<std::string>& overri
 }
 
 TEST(Compatible, WhatOnlyBalancesOrPlacesExpertsMakesNoOtherModel) {
-  for (const char* override :
-       {"model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=none", "model.moe_z_loss_coeff=0.1",
-        "model.moe_input_jitter_eps=0.1", "model.moe_router_bias_update_rate=0.1", "model.moe_router_dtype=fp64",
-        "model.moe_expert_capacity_factor=1", "model.moe_token_drop_policy=position",
-        "model.moe_token_dispatcher_type=allgather", "model.moe_grouped_gemm=false",
-        "model.moe_router_force_load_balancing=true", "model.moe_layer_freq=[1,1,1,1]"})
+  for (const char* override : {"model.moe_aux_loss_coeff=0.1",
+                               "model.moe_router_load_balancing_type=none",
+                               "model.moe_z_loss_coeff=0.1",
+                               "model.moe_input_jitter_eps=0.1",
+                               "model.moe_router_bias_update_rate=0.1",
+                               "model.moe_router_dtype=fp64",
+                               "model.moe_expert_capacity_factor=1",
+                               "model.moe_token_drop_policy=position",
+                               "model.moe_token_dispatcher_type=allgather",
+                               "model.moe_grouped_gemm=false",
+                               "model.moe_router_force_load_balancing=true",
+                               "model.moe_layer_freq=[1,1,1,1]",
+                               "model.moe_enable_echo=true",
+                               "model.moe_num_echo_experts=8",
+                               "model.moe_echo_planner=exact",
+                               "model.moe_echo_eps=0.1",
+                               "model.moe_echo_recompute_expert_dispatch=true",
+                               "model.moe_expert_rank_capacity_factor=2",
+                               "model.moe_rank_pair_capacity_factor=2",
+                               "model.moe_overflow_policy=drop"})
     EXPECT_EQ(keys_that_differ({override}), std::vector<std::string>{}) << override;
 }
 

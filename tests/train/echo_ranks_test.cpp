@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
 #include "moe/load_meter.h"
 #include "plan/echo.h"
 #include "support/poisoned.h"
+#include "train/expert_loads.h"
 #include "train/legs.h"
 #include "train/small_experts.h"
 
@@ -159,6 +162,13 @@ TEST(EchoRanks, StepsThatOverflowRunAgain) {
   EXPECT_GT(got.repeated, 0);
 }
 
+std::vector<std::string> dumped_lines(const std::string& folder, int rank) {
+  std::ifstream file(folder + "/clones-" + std::to_string(rank) + ".jsonl");
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
 // What is dumped is what the plan was made of: planned again, it is the same plan.
 TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
   const Folder folder;
@@ -168,9 +178,7 @@ TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
   train_steps(config, grid, 2);
   std::vector<std::string> first;
   for (int rank = 0; rank < 4; ++rank) {
-    std::ifstream file(folder.at("plans") + "/clones-" + std::to_string(rank) + ".jsonl");
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    const std::vector<std::string> lines = dumped_lines(folder.at("plans"), rank);
     EXPECT_EQ(lines.size(), 2U * 3 * 2) << "steps, layers with experts, microbatches";
     if (rank == 0) first = lines;
     EXPECT_EQ(lines, first) << "every rank plans alike";
@@ -188,6 +196,71 @@ TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
     clones += plan.num_clones();
   }
   EXPECT_GT(clones, 0);
+}
+
+struct Nobody final : base::Log {
+  void info(const std::string&) override {}
+  void warn(const std::string& line) override { ADD_FAILURE() << line; }
+};
+
+double unevenness(const nlohmann::json& loads) {
+  const auto of = loads.get<std::vector<double>>();
+  return *std::max_element(of.begin(), of.end()) * static_cast<double>(of.size()) /
+         std::accumulate(of.begin(), of.end(), 0.0);
+}
+
+// Of each table by the plans that both groups of ranks dumped since the one before it. Plans at random are of any
+// unevenness, before and after.
+TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
+  const Folder folder;
+  const Grid& grid = kGrids[2];
+  config::Config config = experts(grid, {.slots = 2, .random = true}, kFull);
+  config.model.moe_echo_dump_dir = folder.at("plans");
+  config.train.log_experts_interval = 2;
+  std::vector<std::vector<train::ExpertMetrics>> tables;
+  run_cut(config, grid.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    Nobody log;
+    train::ExpertLoads loads(*a, log);
+    for (int64_t step = 0; step < 4; ++step) {
+      step_at(*a, step);
+      const auto table = loads.after_step(step + 1);
+      if (world.rank() == 0 && step % 2 == 1) tables.push_back(table);
+    }
+  });
+  ASSERT_EQ(tables.size(), 2U);
+  for (size_t interval = 0; interval < 2; ++interval) {
+    std::map<int64_t, train::CloneMetrics> expected;
+    const size_t of_interval = 2 * 3 * 2, plans = 2 * 2 * 2;  // lines of a rank; of a layer, of both groups
+    for (const int rank : {0, 3}) {
+      const std::vector<std::string> lines = dumped_lines(folder.at("plans"), rank);
+      ASSERT_EQ(lines.size(), 2 * of_interval);
+      for (size_t i = 0; i < of_interval; ++i) {
+        const auto json = nlohmann::json::parse(lines[interval * of_interval + i]);
+        const auto owners = json.at("owners").get<std::vector<int>>();
+        const double before = unevenness(json.at("loads").at(0)), after = unevenness(json.at("loads").at(1));
+        const int64_t layer = json.at("layer");
+        const auto [of, fresh] = expected.try_emplace(layer, train::CloneMetrics{0, 0, 0, 0, 0});
+        of->second.clones +=
+            static_cast<double>(std::count_if(owners.begin(), owners.end(), [](int e) { return e >= 0; }));
+        of->second.before += before;
+        of->second.after += after;
+        of->second.worst = std::max(of->second.worst, after);
+      }
+    }
+    ASSERT_EQ(tables[interval].size(), 3U);
+    for (const train::ExpertMetrics& layer : tables[interval]) {
+      SCOPED_TRACE(base::concat("table ", interval, ", layer ", layer.layer));
+      ASSERT_TRUE(layer.clones.has_value());
+      const train::CloneMetrics& want = expected.at(layer.layer);
+      EXPECT_DOUBLE_EQ(layer.clones->clones, want.clones / plans);
+      EXPECT_DOUBLE_EQ(layer.clones->before, want.before / plans);
+      EXPECT_DOUBLE_EQ(layer.clones->after, want.after / plans);
+      EXPECT_DOUBLE_EQ(layer.clones->worst, want.worst);
+      EXPECT_GT(layer.clones->ms, 0);
+      EXPECT_LT(layer.clones->ms, 60e3);
+    }
+  }
 }
 
 TEST(EchoRanks, CheckpointsGoOnWithOtherSlotsOrNone) {

@@ -65,6 +65,24 @@ TEST(Verify, OneRankCanRunWhatWasSentOverNodes) {
   EXPECT_NO_THROW(config::check(train::one_rank_config(asked), 1));
 }
 
+TEST(Verify, OneRankHasNoClones) {
+  config::Config asked = config::parse(
+      "model: {family: mixtral, num_layers: 2, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
+      " vocab_size: 50, num_moe_experts: 4, moe_enable_echo: true, moe_num_echo_experts: 4, moe_echo_planner: greedy,"
+      " moe_echo_reclaim: 0.1, moe_echo_recompute_expert_dispatch: true, moe_echo_enable_random_offloading: true,"
+      " moe_echo_dump_dir: plans}\n"
+      "parallel: {expert_model_parallel_size: 4}\n"
+      "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 2}\n"
+      "optim: {lr: 1.0e-2}\ndata: {mock_data: true}\n");
+  config::check(asked, 4);
+  EXPECT_NO_THROW(config::check(train::one_rank_config(asked), 1));
+  asked.model.moe_echo_planner = config::EchoPlanner::capfill;
+  asked.model.moe_echo_reclaim = 0;
+  asked.model.moe_echo_eps = 0.1;
+  config::check(asked, 4);
+  EXPECT_NO_THROW(config::check(train::one_rank_config(asked), 1));
+}
+
 TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   config::Config asked = small_gpt();
   asked.optim.lr_warmup_iters = 0;

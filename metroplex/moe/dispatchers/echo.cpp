@@ -38,6 +38,9 @@ class EchoDispatcher final : public Dispatcher {
     shape_.options.reclaim = m.moe_echo_reclaim;
     shape_.options.random = m.moe_echo_enable_random_offloading;
     shape_.options.seed = static_cast<uint64_t>(spec_.layer);
+    // A node that ends inside the parts of an expert is none that a clone could stay on.
+    const int of_node = spec_.experts.node.size();
+    shape_.options.ranks_per_node = of_node % spec_.experts.etp == 0 ? of_node / spec_.experts.etp : 0;
     shape_.rank = spec_.experts.ep_rank();
     MPX_CHECK(!spec_.target.gpu() || config::echo_plans_on_device(m), "config",
               "model.moe_echo_planner = ", m.moe_echo_planner,
