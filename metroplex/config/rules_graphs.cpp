@@ -11,6 +11,9 @@ namespace {
 
 constexpr const char* kImpl = "train.cuda_graph_impl";
 constexpr const char* kScope = "train.cuda_graph_modules";
+constexpr const char* kNoPartsOfExperts = "parts of layers with experts are not captured yet";
+constexpr const char* kOtherParts =
+    "name attn, and mlp for dense layers, or use full_iteration, which captures all of a step";
 constexpr const char* kRowsAreRead = "the host reads how many rows go to each expert";
 
 void check_parts(Rules& rules) {
@@ -21,12 +24,11 @@ void check_parts(Rules& rules) {
   rules.require(!named.has(mamba), kScope, "mamba", "names what no layer here has", "leave it out");
   for (const CudaGraphModule module : {moe, moe_router, moe_preprocess}) {
     rules.require(!experts || !named.has(module), kScope, text_of(module),
-                  concat("cannot be captured yet: ", kRowsAreRead), "name attn, and mlp for dense layers");
+                  concat("cannot be captured: ", kNoPartsOfExperts), kOtherParts);
   }
   rules.require(!experts || !t.cuda_graph_modules.empty(), kScope, "",
-                concat("captures whole layers, those with experts (model.num_moe_experts) too, which cannot be yet: ",
-                       kRowsAreRead),
-                "name attn, and mlp for dense layers");
+                concat("captures whole layers, those with experts (model.num_moe_experts) too: ", kNoPartsOfExperts),
+                kOtherParts);
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload == Offload::none, "memory.offload_activations", offload,
                 "moves away what a captured backward finds where it was: " + std::string(kImpl) + " = " +

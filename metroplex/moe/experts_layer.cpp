@@ -94,7 +94,8 @@ class PlanSegment final : public nn::Segment {
                                     [&] { return layer_->dispatcher->plan(in.tensor(kTopExperts)); });
     if (plan.clones.owners.defined() && context.batch.training && !context.is_recompute) {
       if (meter != nullptr) layer_->context.meter->count_clones(layer_->spec.layer, plan.clones);
-      if (layer_->context.on_clone_plan) layer_->context.on_clone_plan(layer_->spec.layer, plan.clones);
+      const bool repeats = layer_->context.buffers && layer_->context.buffers->repeats;
+      if (layer_->context.on_clone_plan && !repeats) layer_->context.on_clone_plan(layer_->spec.layer, plan.clones);
     }
     add_plan(out, plan);
     return out;

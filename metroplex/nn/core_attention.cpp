@@ -38,7 +38,7 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
 }
 
 // What a recomputation takes, and what it leaves for backward beside its result.
-struct Again {
+struct RecomputedAttention {
   Saved q, k, v;
   CorePositions positions;
   Microbatch batch;
@@ -83,19 +83,19 @@ Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, con
               batch};
     return out;
   }
-  const auto again =
-      std::make_shared<Again>(Again{saving_.keep(q), saving_.keep(k), saving_.keep(v), positions, batch, {}});
-  const Saved made = Saved::recomputed([this, again, s_q, b, width] {
-    const CoreResult second =
-        compute({again->q.get(), again->k.get(), again->v.get()}, again->positions, again->batch);
-    again->logsumexp = second.logsumexp;
+  const auto recomputed = std::make_shared<RecomputedAttention>(
+      RecomputedAttention{saving_.keep(q), saving_.keep(k), saving_.keep(v), positions, batch, {}});
+  const Saved made = Saved::recomputed([this, recomputed, s_q, b, width] {
+    const CoreResult second = compute({recomputed->q.get(), recomputed->k.get(), recomputed->v.get()},
+                                      recomputed->positions, recomputed->batch);
+    recomputed->logsumexp = second.logsumexp;
     return second.out.reshape({s_q, b, width});
   });
-  const Saved sums = Saved::recomputed([made, again] {
+  const Saved sums = Saved::recomputed([made, recomputed] {
     made.get();
-    return std::move(again->logsumexp);
+    return std::move(recomputed->logsumexp);
   });
-  *saved = {again->q, again->k, again->v, made, sums, positions, batch};
+  *saved = {recomputed->q, recomputed->k, recomputed->v, made, sums, positions, batch};
   return {out, made};
 }
 

@@ -64,7 +64,7 @@ struct TraceParam {
 };
 
 // Transient gradient buckets (ZeRO-2 and 3) of one family of parameters.
-struct PassingFamily {
+struct TransientFamily {
   std::vector<int64_t> bytes;                // of each bucket
   std::vector<std::vector<size_t>> buckets;  // indices into RankTrace::params
 };
@@ -74,7 +74,7 @@ struct RankTrace {
   std::vector<ChunkTrace> chunks;
   int64_t border = 0;  // bytes of what crosses a stage border, of one microbatch
   int64_t batch = 0;   // of a microbatch's tensors
-  std::vector<PassingFamily> passing;
+  std::vector<TransientFamily> transient;
   bool overlaps = false;  // the reduction of one such bucket is under way while the next one fills
   // Kept all the time.
   int64_t parameters = 0, gradients = 0, main_parameters = 0, moments = 0;

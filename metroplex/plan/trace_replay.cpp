@@ -17,7 +17,7 @@ namespace {
 class TransientBytes {
  public:
   explicit TransientBytes(const RankTrace& trace) : place_(trace.params.size()) {
-    for (const PassingFamily& family : trace.passing) {
+    for (const TransientFamily& family : trace.transient) {
       std::vector<std::vector<size_t>> buckets;
       std::vector<int64_t> uses;
       for (const std::vector<size_t>& bucket : family.buckets) {

@@ -191,15 +191,15 @@ nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
   return batch;
 }
 
-std::vector<plan::PassingFamily> passing_families(const Assembly& a) {
-  std::vector<plan::PassingFamily> all;
+std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
+  std::vector<plan::TransientFamily> all;
   for (const distributed::ParamFamily& family : a.families.all()) {
     const distributed::GradBufferOptions& options = family.gradients->options();
     if (!options.transient_buckets) continue;
-    plan::PassingFamily& passing = all.emplace_back();
+    plan::TransientFamily& transient = all.emplace_back();
     for (const distributed::FlatBucket& bucket : family.gradients->layout().buckets()) {
-      passing.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
-      std::vector<size_t>& params = passing.buckets.emplace_back();
+      transient.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
+      std::vector<size_t>& params = transient.buckets.emplace_back();
       for (const size_t i : bucket.params) {
         const auto at = std::find(a.params.begin(), a.params.end(), family.gradients->layout().params()[i]);
         params.push_back(static_cast<size_t>(at - a.params.begin()));
@@ -227,7 +227,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.moments = state.moments;
   out.host = state.host;
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
-  out.passing = passing_families(*a);
+  out.transient = transient_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : a->params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});

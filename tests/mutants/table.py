@@ -139,7 +139,7 @@ MUTANTS = [
     ("buckets_of_one_rank", "distributed/families.cpp", "sharding, family.data_parallel.size());", "sharding, 1);", "distributed_test"),
     ("queries_as_wide_as_values", "cuda/kernels/blocked_attention_cpu.cpp", "(queries.end - queries.begin) * of_qk, W(0));", "(queries.end - queries.begin) * of_v, W(0));", "nn_test CoreAttention*; kernels_on_host AttentionOnHost*"),
     ("values_cached_as_keys", "nn/kv_cache.cpp", "sizes = x.sizes().vec();", "sizes = k.sizes().vec();", "nn_test CoreAttention*"),
-    ("core_again_without_dropout", "nn/core_attention.cpp", "Saved::recomputed([this, again, s_q, b, width] {\n", "Saved::recomputed([this, again, s_q, b, width] {\n    again->batch.training = false;\n", "nn_test CoreAttention*"),
+    ("core_again_without_dropout", "nn/core_attention.cpp", "Saved::recomputed([this, recomputed, s_q, b, width] {\n", "Saved::recomputed([this, recomputed, s_q, b, width] {\n    recomputed->batch.training = false;\n", "nn_test CoreAttention*"),
     ("keys_in_order_only", "cuda/kernels/blocked_attention_cpu.cpp", "if (element / 4 != drawn) bits", "if (element / 4 > drawn) bits", "kernels_on_host AttentionOnHost*"),
     # Experts, and how a run is cut.
     ("capacity_without_limit", "config/experts.cpp", "asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens", "static_cast<int64_t>(asked)", "config_test"),

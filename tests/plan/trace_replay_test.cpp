@@ -87,7 +87,7 @@ TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
 // once.
 TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
   plan::RankTrace trace = trace_of(1);
-  trace.passing = {{{100}, {{0}}}};
+  trace.transient = {{{100}, {{0}}}};
   trace.chunks[0].forward.islands[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
   trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
   const plan::ReplayPeaks alone = plan::replay_trace(trace, one_f_one_b(1, 3), 0);
@@ -103,7 +103,7 @@ TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
 TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
   plan::RankTrace trace = trace_of(1);
   trace.params.push_back({"bias", {2}, 1});
-  trace.passing = {{{100}, {{0, 1}}}};
+  trace.transient = {{{100}, {{0, 1}}}};
   std::vector<TraceStep>& steps = trace.chunks[0].backward.islands[0].steps;
   steps = {{0, 0, TraceStep::End::opens, 0},
            {0, 0, TraceStep::End::used, 0},
