@@ -352,9 +352,22 @@ const std::vector<Wrong>& wrong_clones() {
 const std::vector<std::string> kClones{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
                                        "model.moe_num_echo_experts=2"};
 
+TEST(Experts, ClonesArePlannedOnAGpuWhereTheWarpsProgramCan) {
+  Model model;
+  for (const auto& planner : kWords<EchoPlanner>) {
+    model.moe_echo_planner = planner.value;
+    model.moe_echo_enable_random_offloading = false;
+    EXPECT_EQ(echo_plans_on_device(model),
+              planner.value == EchoPlanner::capfill || planner.value == EchoPlanner::exact)
+        << planner.text;
+    model.moe_echo_enable_random_offloading = true;
+    EXPECT_FALSE(echo_plans_on_device(model)) << planner.text;
+  }
+}
+
 // What a message asks for is accepted, also where the sum of two decimals is above the decimal that it stands for.
 TEST(ExpertRules, BuffersMayBeAsLargeAsCapfillIsContentWith) {
-  for (int eps = 1; eps < 2000; ++eps) {
+  for (int eps = 1; eps < 600; ++eps) {
     std::vector<std::string> all = kClones;
     const auto text = [](const char* format, int n) {
       char digits[16];

@@ -29,6 +29,33 @@ std::vector<EchoOptions> all_options(const EchoSizes& sizes, uint64_t number) {
   return result;
 }
 
+// They carry out whatever a plan may ask for: no own expert, none twice on a rank; other counts and another seed give
+// other plans.
+TEST(EchoWalk, PlansAtRandomAreValidAndDrawnFromTheCounts) {
+  std::mt19937_64 draw(13);
+  EchoOptions options;
+  options.random = true;
+  int same_by_counts = 0, same_by_seed = 0, cases = 0, clones = 0;
+  for (int i = 0; i < 2000 && !testing::Test::HasFailure(); ++i) {
+    Case c = echo_cases::random_case(echo_cases::random_sizes(draw), i % echo_cases::kKinds, draw);
+    options.seed = draw() % 8;
+    const EchoPlan plan = plan_echo(c.counts(), options);
+    EXPECT_EQ(echo_problem(c.counts(), options, plan), "") << text_of(c);
+    clones += plan.num_clones();
+    if (plan.num_clones() < 3) continue;
+    ++cases;
+    EchoOptions other = options;
+    ++other.seed;
+    same_by_seed += plan_echo(c.counts(), other).owner == plan.owner;
+    ++c.rows[draw() % c.rows.size()];
+    same_by_counts += plan_echo(c.counts(), options).owner == plan.owner;
+  }
+  EXPECT_GT(clones, 2000);
+  EXPECT_GT(cases, 500);
+  EXPECT_LT(same_by_counts, cases / 10);
+  EXPECT_LT(same_by_seed, cases / 10);
+}
+
 // One workspace and one plan for all of them, as a run has them: what a plan leaves there must not show in the next.
 TEST(EchoWalk, InvariantsHoldOfAllPlansAndEveryRankMakesTheSame) {
   const int cases = test::whole_walks() ? 100'000 : 20'000;
