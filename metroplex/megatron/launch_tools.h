@@ -127,7 +127,11 @@ metroplex_seq() {
 
 metroplex_nproc() {
   local mpx_range mpx_ranges mpx_all=0
-  [[ $# != 0 || ${OMP_NUM_THREADS@a}${OMP_THREAD_LIMIT@a} == *x* ]] && { metroplex_unknown nproc; return; }
+  [[ $# != 0 || ${OMP_THREAD_LIMIT@a} == *x* ]] && { metroplex_unknown nproc; return; }
+  if [[ ${OMP_NUM_THREADS@a} == *x* && $OMP_NUM_THREADS =~ ^\ *0*([1-9][0-9]{0,8})\ *(,.*)?$ ]]; then
+    builtin printf '%s\n' "${BASH_REMATCH[1]}"
+    return
+  fi
   while IFS=$':,\t ' read -r -a mpx_ranges; do
     [[ ${mpx_ranges[0]} == Cpus_allowed_list ]] && break
   done < /proc/self/status

@@ -9,7 +9,7 @@ NOT_DRAWN = {
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
         "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
-        "model.moe_router_force_trace"],
+        "model.moe_router_force_trace", "model.moe_echo_dump_dir"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
@@ -246,8 +246,11 @@ class Drawing:
         self.put("model.moe_echo_planner", planner)
         if planner == "greedy":
             self.maybe("model.moe_echo_reclaim", 0.1, 0.5, odds=0.3)
-        if planner == "capfill" and self.keys.get("model.moe_expert_rank_capacity_factor") == 1:
-            self.put("model.moe_expert_rank_capacity_factor", 1.01)
+        if planner == "capfill":
+            self.maybe("model.moe_echo_eps", 0, 0.1, odds=0.3)
+            least = 1 + float(self.keys.get("model.moe_echo_eps", 0.01))
+            if dispatcher == "static_buffer" and float(self.keys["model.moe_expert_rank_capacity_factor"]) < least:
+                self.put("model.moe_expert_rank_capacity_factor", least)
         self.maybe("model.moe_echo_recompute_expert_dispatch", "true", odds=0.3)
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 

@@ -12,6 +12,7 @@
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout_norm.h"
+#include "cuda/kernels/echo_plan.h"
 #include "cuda/kernels/embedding.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/grouped_product.h"
@@ -125,6 +126,25 @@ void run_experts(const Room& r) {
   grouped_product_cuda<Bf16>(r.i.data(), {GroupedOp::forward, kExperts, kRows, kWidth, kRows}, nullptr);
 }
 
+void run_clones(const Room& r) {
+  EchoPlanShape shape;
+  shape.sizes = {4, kExperts, 1};
+  std::vector<int64_t> counts(4 * kExperts, 8);
+  for (size_t i = 0; i < counts.size(); i += kExperts) counts[i] = 100;  // expert 0 is hot
+  const DeviceArray<int64_t> given(counts, Use::in, "counts");
+  const auto room = [](int64_t n, const char* name) {
+    return DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(n)), Use::both, name);
+  };
+  const DeviceArray<int32_t> owner = room(4, "owner"), first = room(kExperts, "first"), next = room(4, "next"),
+                             narrow = room(echo_plan_narrow_scratch(shape.sizes), "narrow_scratch");
+  echo_plan_cuda(given.data(),
+                 {owner.data(), first.data(), next.data(), r.i.data(), r.i.data() + 100, r.i.data() + 200, r.j.data(),
+                  narrow.data()},
+                 shape, nullptr);
+  echo_columns_cuda({r.zero.data(), r.k.data(), r.zero.data(), first.data(), next.data(), r.i.data(), r.j.data()},
+                    {shape.sizes, kRows}, nullptr);
+}
+
 void run_optimizer(const Room& r) {
   const DeviceArray<StepValues> values({StepValues{.updates = 1}}, Use::both, "values");
   const DeviceArray<GroupRates> rates({GroupRates{}}, Use::both, "rates");
@@ -184,6 +204,7 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   run_attention(room);
   run_router(room);
   run_experts(room);
+  run_clones(room);
   run_optimizer(room);
   if (!watches()) return;
   for (const std::string& name : launched_in_sources())
