@@ -315,7 +315,8 @@ def checks_of(case, ways):
     for impl, modules in ways:
         found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
         found.append((f"capturable={impl}={modules or ''}", capturable(impl, modules), 1 / len(ways)))
-    if case.data_parallel() == 1 and "parallel.data_parallel_sharding_strategy" in case.keys:
+    shares = case.data_parallel() > 1 or (case.has_experts() and case.expert_data_parallel() > 1)
+    if not shares and "parallel.data_parallel_sharding_strategy" in case.keys:
         found.append(("alone", alone, 2))
     if case.ranks > 1 and not depends_on_layout(case):
         found.append(("layout", layout, 3))
