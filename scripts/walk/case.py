@@ -40,6 +40,11 @@ class Case:
         model_ranks = self.number("parallel.tensor_model_parallel_size", 1) * self.number("parallel.pipeline_model_parallel_size", 1)
         return self.ranks // model_ranks
 
+    def expert_data_parallel(self):
+        tensor = self.number("parallel.expert_tensor_parallel_size", self.number("parallel.tensor_model_parallel_size", 1))
+        layer_ranks = tensor * self.number("parallel.expert_model_parallel_size", 1)
+        return self.ranks // (layer_ranks * self.number("parallel.pipeline_model_parallel_size", 1))
+
     def without(self, key):
         return Case(self.ranks, {k: v for k, v in self.keys.items() if k != key})
 

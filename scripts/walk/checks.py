@@ -170,9 +170,26 @@ def captured(impl, modules):
         more = {"train__cuda_graph_impl": impl, "train__cuda_graph_modules": modules,
                 "train__cuda_graph_warmup_steps": str(rng.choice((0, 1, 2)))}
         outcome = train(base.bench, base.case, "captured", **more)
-        return outcome.failed() or same_end(base, "captured")
+        problem = outcome.failed() or same_end(base, "captured")
+        return problem or (same_capture(base, outcome, more) if impl == "full_iteration" else None)
 
     return check
+
+
+CAPTURED = re.compile(r"has captured (\d+) graphs of (\d+) operations")
+
+
+def same_capture(base, outcome, more):
+    """The second step, which runs as it is where memory is logged, leaves the capture of the step as it would be."""
+    if {"train.rampup_batch_size", "train.step_batch_size_schedule"} & base.case.keys.keys():
+        return None  # the step captured may have another number of microbatches
+    logged = "true" if base.case.get("memory.log_memory") == "false" else "false"
+    other = train(base.bench, base.case, "recaptured", **more, memory__log_memory=logged)
+    problem = other.failed()
+    if problem:
+        return problem
+    one, two = (CAPTURED.findall(each.out + each.err)[:1] for each in (outcome, other))
+    return None if one == two else f"capture differs: {one} graphs and operations, {two} with memory.log_memory={logged}"
 
 
 def capturable(impl, modules):
@@ -317,7 +334,8 @@ def checks_of(case, ways):
     for impl, modules in ways:
         found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
         found.append((f"capturable={impl}={modules or ''}", capturable(impl, modules), 1 / len(ways)))
-    if case.data_parallel() == 1 and "parallel.data_parallel_sharding_strategy" in case.keys:
+    shares = case.data_parallel() > 1 or (case.has_experts() and case.expert_data_parallel() > 1)
+    if not shares and "parallel.data_parallel_sharding_strategy" in case.keys:
         found.append(("alone", alone, 2))
     if case.ranks > 1 and not depends_on_layout(case):
         found.append(("layout", layout, 3))
