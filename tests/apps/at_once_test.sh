@@ -5,8 +5,8 @@
 make_corpus
 
 echo "A second signal says what it does, and ends the run at once"
-# Steps of some seconds, so that the first signal is still waited for.
-slow=("${tiny[@]}" --train.train_iters=1000 --optim.lr_decay_iters=1000 --train.global_batch_size=2000 --train.log_interval=1)
+# Steps of more than a second, so that the second signal comes while the first is still waited for.
+slow=("${tiny[@]}" --train.train_iters=1000 --optim.lr_decay_iters=1000 --train.global_batch_size=6000 --train.log_interval=1)
 for form in threads gloo; do
   for target in group launcher rank; do
     [ "$form $target" != "threads rank" ] || continue
