@@ -94,7 +94,7 @@ class PoolAllocator final : public c10::Allocator {
 };
 
 // Before any thread begins: libtorch reads its pointer to the allocator without a lock.
-PoolAllocator* const allocator = [] {
+PoolAllocator* const pool_allocator = [] {
   auto* made = new PoolAllocator(c10::GetCPUAllocator());
   c10::SetCPUAllocator(made, /*priority=*/1);
   return made;
@@ -102,7 +102,7 @@ PoolAllocator* const allocator = [] {
 
 void check_allocator() {
   MPX_CHECK(
-      c10::GetCPUAllocator() == allocator, "cuda graph",
+      c10::GetCPUAllocator() == pool_allocator, "cuda graph",
       "another allocator than the graphs' gives this process its CPU tensors: what a capture frees would be lost; "
       "leave libtorch's allocator as it is, or set train.cuda_graph_impl: none");
 }
