@@ -30,6 +30,7 @@ while read -r ranks backend dispatcher more; do
   # shellcheck disable=SC2086
   run 0 train "${tiny[@]}" "${experts[@]}" --nproc "$ranks" --backend "$backend" $(layout "$ranks" 1 1 1) --model.moe_enable_echo=true \
     --model.moe_num_echo_experts=4 --model.moe_token_dispatcher_type=$dispatcher $more --train.log_experts_interval=8 --train.metrics_file=many.jsonl
+  # As above: another order of sums, and no more.
   same_losses many.jsonl one.jsonl 2e-6
   prints '^ layer +clones'
   rm many.jsonl
