@@ -263,16 +263,14 @@ int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep) {
   return share(model.moe_rank_pair_capacity_factor, tokens * model.moe_router_topk, ep, most);
 }
 
+bool is_echo_key(std::string_view name) { return name.find("_echo") != std::string_view::npos; }
+
 void turn_echo_off(Model& model) {
   const Model plain;
-  model.moe_enable_echo = plain.moe_enable_echo;
-  model.moe_num_echo_experts = plain.moe_num_echo_experts;
-  model.moe_echo_planner = plain.moe_echo_planner;
-  model.moe_echo_eps = plain.moe_echo_eps;
-  model.moe_echo_reclaim = plain.moe_echo_reclaim;
-  model.moe_echo_recompute_expert_dispatch = plain.moe_echo_recompute_expert_dispatch;
-  model.moe_echo_enable_random_offloading = plain.moe_echo_enable_random_offloading;
-  model.moe_echo_dump_dir = plain.moe_echo_dump_dir;
+#define KEY(type, name, value, limits, help) \
+  if (is_echo_key(#name)) model.name = plain.name;
+#include "config/moe_keys.inc"
+#undef KEY
 }
 
 int64_t echo_eps_basis_points(const Model& model) { return std::llround(model.moe_echo_eps * 10000); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/config.h"
@@ -57,7 +58,9 @@ int64_t rank_capacity(const Model& model, int64_t tokens, int64_t etp, int64_t e
 int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep);
 // Slots for clones on each rank of ep.
 int64_t echo_slots(const Model& model, int64_t ep);
-// Sets model.moe_enable_echo and all keys that are for it to what they are without.
+// Whether a key of section model is moe_enable_echo or for it alone.
+bool is_echo_key(std::string_view name);
+// Sets all of these to what they are without clones.
 void turn_echo_off(Model& model);
 // Of model.moe_enable_echo. How far from the mean the largest load may be for a plan of fewer clones, in 1/10000.
 int64_t echo_eps_basis_points(const Model& model);

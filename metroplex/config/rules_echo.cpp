@@ -18,9 +18,9 @@ void check_no_echo(Rules& rules) {
   Config here = rules.config, defaults;
   const std::vector<Field> given = fields(here), standard = fields(defaults);
   for (size_t i = 0; i < given.size(); ++i) {
-    const bool echo = given[i].name.find("_echo_") != std::string::npos;
-    rules.require(!echo || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
-                  concat("has no effect without ", kEnable), "leave it out, or turn moe_enable_echo on");
+    rules.require(!is_echo_key(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
+                  to_text(given[i]), concat("has no effect without ", kEnable),
+                  "leave it out, or turn moe_enable_echo on");
   }
 }
 

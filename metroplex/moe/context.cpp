@@ -41,10 +41,12 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
     if (i % of_node == index % of_node) across.push_back(context.experts.ranks()[i]);
   }
   context.slots = static_cast<int>(config::echo_slots(config.model, context.ep));
-  std::vector<int> same_part;
-  for (size_t i = static_cast<size_t>(context.etp_rank()); i < ranks; i += static_cast<size_t>(context.etp))
-    same_part.push_back(context.experts.ranks()[i]);
-  context.clones = world.make_group({"ep", comm::Purpose::clones, same_part});
+  if (context.slots > 0) {
+    std::vector<int> same_part;
+    for (size_t i = static_cast<size_t>(context.etp_rank()); i < ranks; i += static_cast<size_t>(context.etp))
+      same_part.push_back(context.experts.ranks()[i]);
+    context.clones = world.make_group({"ep", comm::Purpose::clones, same_part});
+  }
   context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
   context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});
   context.tp_cp = layer_group(world, "tp-cp", {Axis::tp, Axis::cp});

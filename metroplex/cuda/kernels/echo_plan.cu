@@ -63,15 +63,7 @@ __global__ void echo_plan_kernel(const int64_t* counts, EchoPlanPlace place, Ech
 __global__ void __launch_bounds__(kThreads) echo_columns_kernel(EchoColumnsPlace place, EchoColumnsShape s) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t a = int64_t{blockIdx.x} * kThreads + threadIdx.x; a < s.assignments; a += stride) {
-    const auto expert = static_cast<int32_t>(place.experts[a]);
-    if (expert < 0) {
-      place.columns[a] = -1;
-      continue;
-    }
-    const int64_t row = place.rows[a] + place.offsets[expert];
-    int32_t clone = place.first[expert];
-    while (clone >= 0 && row >= place.ends[clone]) clone = place.next[clone];
-    place.columns[a] = clone < 0 ? s.sizes.column_of_expert(expert) : s.sizes.column_of_clone(clone);
+    place.columns[a] = echo_column(place, s.sizes, a);
   }
 }
 

@@ -49,6 +49,14 @@ struct EchoColumnsPlace {
   const int64_t* ends;
   int64_t* columns;  // [assignments]
 };
+constexpr int64_t echo_column(const EchoColumnsPlace& place, const plan::EchoSizes& sizes, int64_t assignment) {
+  const auto expert = static_cast<int32_t>(place.experts[assignment]);
+  if (expert < 0) return -1;
+  const int64_t row = place.rows[assignment] + place.offsets[expert];
+  int32_t clone = place.first[expert];
+  while (clone >= 0 && row >= place.ends[clone]) clone = place.next[clone];
+  return clone < 0 ? sizes.column_of_expert(expert) : sizes.column_of_clone(clone);
+}
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape);
 
 // The same on a GPU, enqueued on `stream`; all pointers are of the device. base::Error("cuda", ...) when nothing was

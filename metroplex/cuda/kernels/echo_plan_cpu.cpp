@@ -35,17 +35,7 @@ void echo_plan(const int64_t* counts, const EchoPlanPlace& place, const EchoPlan
 }
 
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape) {
-  for (int64_t a = 0; a < shape.assignments; ++a) {
-    const auto expert = static_cast<int32_t>(place.experts[a]);
-    if (expert < 0) {
-      place.columns[a] = -1;
-      continue;
-    }
-    const int64_t row = place.rows[a] + place.offsets[expert];
-    int32_t clone = place.first[expert];
-    while (clone >= 0 && row >= place.ends[clone]) clone = place.next[clone];
-    place.columns[a] = clone < 0 ? shape.sizes.column_of_expert(expert) : shape.sizes.column_of_clone(clone);
-  }
+  for (int64_t a = 0; a < shape.assignments; ++a) { place.columns[a] = echo_column(place, shape.sizes, a); }
 }
 
 }  // namespace metroplex::cuda::kernels
