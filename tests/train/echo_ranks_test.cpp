@@ -13,26 +13,15 @@
 #include "plan/echo.h"
 #include "support/poisoned.h"
 #include "train/expert_loads.h"
-#include "train/legs.h"
-#include "train/small_experts.h"
+#include "train/expert_runs.h"
 
 namespace metroplex::test::echo_ranks_test {
 namespace {
 
-struct Grid {
-  TestLayout layout;
-  int64_t etp = 1, ep = 1;
-  const char* sharding = "no_shard";
-};
-const Grid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
-                       {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
-                       {{.dp = 4}, 1, 2, "optim_grads"},
-                       {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
-
-std::string words(const Grid& g) {
-  return base::concat("tp ", g.layout.tp, " pp ", g.layout.pp, " dp ", g.layout.dp, " etp ", g.etp, " ep ", g.ep, " ",
-                      g.sharding);
-}
+const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
+                             {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
+                             {{.dp = 4}, 1, 2, "optim_grads"},
+                             {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
 
 // slots 0: no clones. room 0: alltoall.
 struct Clones {
@@ -42,55 +31,18 @@ struct Clones {
   bool random = false;
 };
 
-config::Config experts(const Grid& grid, const Clones& clones, const std::string& yaml = "") {
-  config::Config config = small_experts(", moe_shared_expert_overlap: true, moe_router_force_skew: 1.5", yaml);
-  config.parallel.expert_tensor_parallel_size = grid.etp;
-  config.parallel.expert_model_parallel_size = grid.ep;
-  config.parallel.data_parallel_sharding_strategy = grid.sharding;
+config::Config experts(const ExpertGrid& grid, const Clones& clones, const std::string& yaml = "") {
+  config::Config config = skewed_experts(grid, clones.room, yaml);
   config::Model& m = config.model;
-  m.moe_token_dispatcher_type = clones.room > 0 ? "static_buffer" : "alltoall";
-  m.moe_expert_rank_capacity_factor = clones.room;
   m.moe_enable_echo = clones.slots > 0;
   m.moe_num_echo_experts = clones.slots * grid.ep;
   m.moe_echo_planner = clones.planner;
   m.moe_echo_enable_random_offloading = clones.random;
-  config.train.log_experts_interval = 1;
   return cut(config, grid.layout);
 }
 
-struct Ran {
-  std::vector<double> losses, norms, evaluated;
-  int64_t repeated = 0;
-  double clones = 0;  // that rank 0 planned
-  State state;
-};
-
-Ran train_steps(const config::Config& config, const Grid& grid, int64_t steps = 4) {
-  Ran ran;
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = train::assemble(config, world, kVocab);
-    Ran mine;
-    for (int64_t step = 0; step < steps; ++step) {
-      const train::StepOutcome outcome = step_at(*a, step);
-      EXPECT_TRUE(outcome.updated && !outcome.overflow);
-      mine.losses.push_back(outcome.loss);
-      mine.norms.push_back(outcome.grad_norm);
-      mine.repeated += !outcome.repeated.empty();
-      for (const auto& [layer, load] : a->experts->meter->layers()) {
-        if (load.clones.defined()) mine.clones += load.clones[moe::LoadMeter::kClones].item<double>();
-      }
-      auto batches = batches_of(*a, step + 100);
-      for (nn::Microbatch& batch : batches) batch.training = false;
-      if (step % 2 == 1) mine.evaluated.push_back(train::evaluate_step(*a, batches).mean());
-    }
-    mine.state = whole_state(*a);
-    if (world.rank() == 0) ran = std::move(mine);
-  });
-  return ran;
-}
-
 // As layouts are held to one rank: sums of weight gradients in another order, over a few steps.
-void expect_near(const Ran& got, const Ran& want) {
+void expect_near(const ExpertRun& got, const ExpertRun& want) {
   ASSERT_EQ(got.losses.size(), want.losses.size());
   for (size_t i = 0; i < want.losses.size(); ++i) EXPECT_NEAR(got.losses[i], want.losses[i], 1e-12 * want.losses[i]);
   for (size_t i = 0; i < want.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], 1e-10 * want.norms[i]);
@@ -101,34 +53,26 @@ void expect_near(const Ran& got, const Ran& want) {
     EXPECT_LE((got.state.at(name) - values).abs().max().item<double>(), 1e-10) << name;
 }
 
-void expect_same_bits(const Ran& got, const Ran& want) {
-  EXPECT_EQ(got.losses, want.losses);
-  EXPECT_EQ(got.norms, want.norms);
-  EXPECT_EQ(got.evaluated, want.evaluated);
-  ASSERT_EQ(got.state.size(), want.state.size());
-  for (const auto& [name, values] : want.state) EXPECT_TRUE(at::equal(got.state.at(name), values)) << name;
-}
-
 const char* const kFull =
     "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}\n";
 const char* const kExperts = "memory: {recompute_granularity: selective, recompute_modules: [moe]}\n";
 
 TEST(EchoRanks, TrainsAsWithoutClones) {
   const Poisoned poisoned;
-  for (const Grid& grid : kGrids) {
+  for (const ExpertGrid& grid : kGrids) {
     SCOPED_TRACE(words(grid));
-    const Ran want = train_steps(experts(grid, {}), grid);
+    const ExpertRun want = train_steps(experts(grid, {}), grid, 4);
     for (const Clones& clones :
          {Clones{1}, Clones{1, config::EchoPlanner::exact}, Clones{.slots = 2, .random = true}}) {
       if (clones.slots > 4 - 4 / grid.ep) continue;
-      const Ran got = train_steps(experts(grid, clones), grid);
+      const ExpertRun got = train_steps(experts(grid, clones), grid, 4);
       expect_near(got, want);
       EXPECT_GT(got.clones, 0);
       for (const char* form : {kFull, kExperts})
-        expect_same_bits(train_steps(experts(grid, clones, form), grid), got);
+        expect_same_bits(train_steps(experts(grid, clones, form), grid, 4), got);
       config::Config again = experts(grid, clones);
       again.model.moe_echo_recompute_expert_dispatch = true;
-      expect_same_bits(train_steps(again, grid), got);
+      expect_same_bits(train_steps(again, grid, 4), got);
     }
   }
 }
@@ -136,15 +80,15 @@ TEST(EchoRanks, TrainsAsWithoutClones) {
 // As many slots as home experts, and buffers of the even load: no step overflows, and none needs the host.
 TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
   const Poisoned poisoned;
-  for (const Grid& grid : kGrids) {
+  for (const ExpertGrid& grid : kGrids) {
     SCOPED_TRACE(words(grid));
     const int64_t slots = 4 / grid.ep;
-    const Ran want = train_steps(experts(grid, {slots, config::EchoPlanner::exact}), grid, 6);
+    const ExpertRun want = train_steps(experts(grid, {slots, config::EchoPlanner::exact}), grid, 6);
     const config::Config config = experts(grid, {slots, config::EchoPlanner::exact, 1.0});
-    const Ran got = train_steps(config, grid, 6);
+    const ExpertRun got = train_steps(config, grid, 6);
     expect_same_bits(got, want);
-    EXPECT_EQ(got.repeated, 0);
-    EXPECT_EQ(train_steps(experts(grid, {0, config::EchoPlanner::capfill, 1.0}), grid, 6).repeated, 6);
+    EXPECT_EQ(got.times_repeated(), 0);
+    EXPECT_EQ(train_steps(experts(grid, {0, config::EchoPlanner::capfill, 1.0}), grid, 6).times_repeated(), 6);
     config::Config graphs = config;
     graphs.train.cuda_graph_impl = config::CudaGraphImpl::full_iteration;
     graphs.train.cuda_graph_warmup_steps = 1;
@@ -155,11 +99,11 @@ TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
 
 // Rows drawn without regard to the load find no room now and then: the step runs again.
 TEST(EchoRanks, StepsThatOverflowRunAgain) {
-  const Grid& grid = kGrids[0];
-  const Ran want = train_steps(experts(grid, {.slots = 1, .random = true}), grid, 6);
-  const Ran got = train_steps(experts(grid, {.slots = 1, .room = 1.3, .random = true}), grid, 6);
+  const ExpertGrid& grid = kGrids[0];
+  const ExpertRun want = train_steps(experts(grid, {.slots = 1, .random = true}), grid, 6);
+  const ExpertRun got = train_steps(experts(grid, {.slots = 1, .room = 1.3, .random = true}), grid, 6);
   expect_same_bits(got, want);
-  EXPECT_GT(got.repeated, 0);
+  EXPECT_GT(got.times_repeated(), 0);
 }
 
 std::vector<std::string> dumped_lines(const std::string& folder, int rank) {
@@ -172,7 +116,7 @@ std::vector<std::string> dumped_lines(const std::string& folder, int rank) {
 // What is dumped is what the plan was made of: planned again, it is the same plan.
 TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
   const Folder folder;
-  const Grid& grid = kGrids[0];
+  const ExpertGrid& grid = kGrids[0];
   config::Config config = experts(grid, {1});
   config.model.moe_echo_dump_dir = folder.at("plans");
   train_steps(config, grid, 2);
@@ -213,7 +157,7 @@ double unevenness(const nlohmann::json& loads) {
 // unevenness, before and after.
 TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   const Folder folder;
-  const Grid& grid = kGrids[2];
+  const ExpertGrid& grid = kGrids[2];
   config::Config config = experts(grid, {.slots = 2, .random = true}, kFull);
   config.model.moe_echo_dump_dir = folder.at("plans");
   config.train.log_experts_interval = 2;
@@ -265,8 +209,8 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
 
 TEST(EchoRanks, CheckpointsGoOnWithOtherSlotsOrNone) {
   const Folder folder;
-  const Grid& saved_on = kGrids[0];
-  const Grid& other = kGrids[2];  // of the same dp, which global_aux_loss depends on
+  const ExpertGrid& saved_on = kGrids[0];
+  const ExpertGrid& other = kGrids[2];  // of the same dp, which global_aux_loss depends on
   const std::string half = folder.path() + "/half";
   const Outcome whole = run_leg(experts(saved_on, {2}), {saved_on.layout, "", "", 0, 4});
   const Outcome first = run_leg(experts(saved_on, {2}), {saved_on.layout, "", half, 0, 2});
