@@ -44,10 +44,17 @@ add_executable(metroplex apps/ground_program.cpp)
 target_link_libraries(metroplex PRIVATE metroplex_main)
 install(TARGETS metroplex)
 
-# What bench/*-echo.md shows; built by name only, as the programs of cmake/Apps.cmake.
+# The model behind what bench/*-echo.md shows, and its tests; the program is built by name only, as those of
+# cmake/Apps.cmake.
+file(GLOB echo_model_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/echo_model/*.cpp")
+add_library(metroplex_echo_model STATIC ${echo_model_sources})
+target_include_directories(metroplex_echo_model PUBLIC "${CMAKE_SOURCE_DIR}/bench")
+target_link_libraries(metroplex_echo_model PUBLIC metroplex_files metroplex_plan)
+file(GLOB bench_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/bench/*_test.cpp")
+metroplex_test(bench_test "" metroplex_echo_model ${bench_tests})
 file(GLOB echo_bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/echo/*.cpp")
 add_executable(echo_bench EXCLUDE_FROM_ALL ${echo_bench_sources})
-target_link_libraries(echo_bench PRIVATE metroplex_files metroplex_plan CLI11::CLI11)
+target_link_libraries(echo_bench PRIVATE metroplex_echo_model CLI11::CLI11)
 
 # metroplex_vectors replays tests/vectors; its tensor runners need the upper floor.
 file(GLOB vector_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/*.cpp")

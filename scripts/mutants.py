@@ -18,17 +18,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 from table import MUTANTS  # noqa: E402
 
-GROUND = {"base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint"}
+GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint"}
 
 
 class Mutant:
     def __init__(self, name, file, old, new, suites):
         self.name, self.file, self.old, self.new, self.suites = name, file, old, new, [s.strip() for s in suites.split(";")]
         self.room = file.split("/")[0]
+        self.path = file if self.room == "bench" else f"metroplex/{file}"
 
     def problem(self, root):
         """Why it cannot be planted; None where it can."""
-        path = root / "metroplex" / self.file
+        path = root / self.path
         if not path.exists():
             return f"there is no {path}"
         count = path.read_text().count(self.old)
@@ -74,7 +75,7 @@ def sound(mutants, tree, build, options):
 
 def catch(mutant, tree, build, options):
     """Which suite noticed, or "survived"."""
-    path = tree / "metroplex" / mutant.file
+    path = tree / mutant.path
     before = path.read_text()
     path.write_text(before.replace(mutant.old, mutant.new))
     log = build / f"{mutant.name}.log"

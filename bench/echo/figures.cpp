@@ -25,8 +25,8 @@ void write_svg(const Options& options, const char* what, const std::string& svg)
 }
 
 // One switch between all ranks, products of GB200.
-plan::EchoMachine machine_of(double bandwidth, int ranks) {
-  plan::EchoMachine machine = plan::echo_machines()[plan::echo_machines().size() - 2];
+EchoMachine machine_of(double bandwidth, int ranks) {
+  EchoMachine machine = echo_machines()[echo_machines().size() - 2];
   machine.link = machine.network = bandwidth;
   machine.domain = ranks;
   return machine;
@@ -37,13 +37,12 @@ struct Point {
 };
 
 struct Cell {
-  plan::EchoPlacement home, cloned;
+  EchoPlacement home, cloned;
 };
 
 Cell cell_of(const Model& model, double imbalance, const Options& options) {
-  const plan::EchoTraceForm form{"", plan::EchoTraceKind::scaled, imbalance};
-  const plan::EchoTrace trace =
-      make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
+  const EchoTraceForm form{"", EchoTraceKind::scaled, imbalance};
+  const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
   const plan::EchoCounts counts = trace.counts(0, options.slots);
   return {echo_at_home(counts), echo_placement(counts, plan_echo(counts, {}))};
 }
@@ -127,13 +126,13 @@ void print_gain(const Options& options) {
     for (const double imbalance : kImbalances) cells.push_back(cell_of(model, imbalance, options));
     std::vector<std::string>& row = table.emplace_back();
     for (size_t b = 0; b < std::size(kBandwidths); ++b) {
-      const plan::EchoMachine machine = machine_of(kBandwidths[b], options.ranks);
+      const EchoMachine machine = machine_of(kBandwidths[b], options.ranks);
       std::vector<double> by_rule, by_time;
       for (size_t i = 0; i < cells.size(); ++i) {
         const double before = echo_cost(cells[i].home, model.layer, machine).moe();
         const double after = echo_cost(cells[i].cloned, model.layer, machine).moe();
         heat.panels[b].values[i].push_back(before / after - 1);
-        const plan::EchoGain gain = echo_gain(cells[i].home, cells[i].cloned, model.layer, machine);
+        const EchoGain gain = echo_gain(cells[i].home, cells[i].cloned, model.layer, machine);
         by_rule.push_back(gain.gained - gain.paid);
         by_time.push_back(before - after);
       }
@@ -153,7 +152,7 @@ void print_gain(const Options& options) {
 void print_clones(const Options& options) {
   constexpr int64_t kTolerances[] = {0, 25, 50, 100, 200, 400, 700, 1000, 1500, 2000};
   const Model model = deepseek_v3(8192);
-  const plan::EchoMachine gb200 = machine_of(900e9, options.ranks);
+  const EchoMachine gb200 = machine_of(900e9, options.ranks);
   Chart chart{"Clones against balance: capfill by its tolerance (lines), exact (squares)",
               "largest load / mean after",
               "clones",
@@ -168,16 +167,15 @@ void print_clones(const Options& options) {
   std::printf("\n|---|---|");
   for (size_t i = 0; i < std::size(kTolerances); ++i) std::printf("---|");
   std::printf("\n");
-  for (const plan::EchoTraceForm& form : plan::echo_trace_forms()) {
-    if (form.kind != plan::EchoTraceKind::scaled && form.kind != plan::EchoTraceKind::ultra_ep) continue;
-    const plan::EchoTrace trace =
-        make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
+  for (const EchoTraceForm& form : echo_trace_forms()) {
+    if (form.kind != EchoTraceKind::scaled && form.kind != EchoTraceKind::ultra_ep) continue;
+    const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
     const plan::EchoCounts counts = trace.counts(0, options.slots);
     const double even =
-        echo_cost(plan::echo_balanced(options.ranks, model.layer.tokens * model.topk), model.layer, gb200).moe();
+        echo_cost(echo_balanced(options.ranks, model.layer.tokens * model.topk), model.layer, gb200).moe();
     const auto point = [&](const plan::EchoOptions& how) {
       const plan::EchoPlan plan = plan_echo(counts, how);
-      const plan::EchoPlacement placement = echo_placement(counts, plan);
+      const EchoPlacement placement = echo_placement(counts, plan);
       const double share = even / echo_cost(placement, model.layer, gb200).moe();
       return Point{placement.imbalance(), static_cast<double>(plan.num_clones()), share};
     };
@@ -190,7 +188,7 @@ void print_clones(const Options& options) {
       line.points.emplace_back(found.imbalance, found.clones);
     }
     std::printf("\n");
-    if (form.kind == plan::EchoTraceKind::ultra_ep) continue;
+    if (form.kind == EchoTraceKind::ultra_ep) continue;
     chart.lines.push_back(line);
     chart.lines.push_back({base::concat("exact, ", form.name), {{exact.imbalance, exact.clones}}, false});
   }

@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
-#include "files/routing_counts.h"
+#include "echo_model/routing_counts.h"
 #include "parts.h"
 
 namespace {
@@ -27,7 +27,7 @@ void print(const bench::Options& options, int64_t tokens, const std::string& tra
   print_assumptions(model, options);
   if (!trace.empty() || !counts.empty()) {
     if (!trace.empty()) print_recorded(files::read_expert_trace(trace), trace, model, options);
-    if (!counts.empty()) print_recorded(files::read_routing_counts(counts), counts, model, options);
+    if (!counts.empty()) print_recorded(bench::read_routing_counts(counts), counts, model, options);
     return;
   }
   std::printf("## Against UltraEP's figures\n\n");

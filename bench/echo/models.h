@@ -1,14 +1,14 @@
 // Layers of experts of three published models, as their config files have them.
 #pragma once
 
-#include "plan/echo_cost.h"
+#include "echo_model/cost.h"
 
 namespace metroplex::bench {
 
 struct Model {
   const char* name;
   int experts, topk;
-  plan::EchoLayer layer;
+  EchoLayer layer;
   double expert_flops() const { return 2.0 * topk * static_cast<double>(layer.expert_elements()); }  // of a token
 };
 

@@ -12,9 +12,6 @@ namespace metroplex::bench {
 namespace {
 
 using plan::EchoCounts;
-using plan::EchoMachine;
-using plan::EchoPlacement;
-using plan::EchoTrace;
 
 class None : public System {
  public:
@@ -33,11 +30,11 @@ class Eplb : public System {
   EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
     const plan::EchoSizes sizes = trace.sizes;
     const int replicas = sizes.experts + sizes.ranks * slots_;
-    std::vector<plan::EchoCopy> moves;
+    std::vector<EchoCopy> moves;
     if (step == 0) replicas_ = eplb_start(sizes, replicas);
     if (step > 0 && step % history_ == 0) {
-      const std::vector<int32_t> next = plan::eplb_replicas(rows(trace, step), {replicas, 1, 1, sizes.ranks});
-      moves = plan::eplb_moves(replicas_, next, sizes.ranks);
+      const std::vector<int32_t> next = eplb_replicas(rows(trace, step), {replicas, 1, 1, sizes.ranks});
+      moves = eplb_moves(replicas_, next, sizes.ranks);
       replicas_ = next;
     }
     EchoPlacement placement = eplb_placement(trace.counts(step, 0), replicas_);
@@ -62,7 +59,7 @@ class Eplb : public System {
 
 class Shadowing : public System {
  public:
-  explicit Shadowing(const plan::EchoLayer& layer) : System("FasterMoE's shadows"), layer_(layer) {}
+  explicit Shadowing(const EchoLayer& layer) : System("FasterMoE's shadows"), layer_(layer) {}
   bool weighs_costs() const override { return true; }
   EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
     const EchoCounts counts = trace.counts(step, 0);
@@ -71,7 +68,7 @@ class Shadowing : public System {
   }
 
  private:
-  plan::EchoLayer layer_;
+  EchoLayer layer_;
 };
 
 class Llep : public System {
@@ -105,16 +102,16 @@ class Echo : public System {
   plan::EchoPlan plan_;
 };
 
-void add_placement(const EchoPlacement& placement, const plan::EchoLayer& layer, Summary& s) {
+void add_placement(const EchoPlacement& placement, const EchoLayer& layer, Summary& s) {
   s.imbalance.push_back(placement.imbalance());
   s.clones += static_cast<double>(placement.copies.size() + placement.kept.size());
   std::vector<double> sent(static_cast<size_t>(placement.ranks), 0);
   const double bytes = static_cast<double>(layer.expert_elements() * layer.weight_bytes);
   for (const auto* const copies : {&placement.copies, &placement.moves}) {
-    for (const plan::EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
+    for (const EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
   }
   std::map<std::pair<int, int>, int> clones;  // by home and expert
-  for (const plan::EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
+  for (const EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
   std::vector<int> rounds(sent.size(), 0);
   for (const auto& [key, count] : clones)
     rounds[static_cast<size_t>(key.first)] += std::bit_width(static_cast<unsigned>(count));
@@ -126,8 +123,8 @@ void add_placement(const EchoPlacement& placement, const plan::EchoLayer& layer,
   s.crossing += static_cast<double>(placement.crossing()) / total;
 }
 
-Summary summary_of(System& system, const EchoTrace& trace, const plan::EchoLayer& layer, size_t from) {
-  const auto machines = plan::echo_machines();
+Summary summary_of(System& system, const EchoTrace& trace, const EchoLayer& layer, size_t from) {
+  const auto machines = echo_machines();
   Summary s;
   s.name = system.name;
   s.share.assign(machines.size(), 0);
@@ -140,7 +137,7 @@ Summary summary_of(System& system, const EchoTrace& trace, const plan::EchoLayer
     const EchoPlacement home = echo_at_home(trace.counts(step, 0));
     add_placement(placement, layer, s);
     const EchoPlacement even =
-        plan::echo_balanced(placement.ranks, (placement.total() + placement.ranks - 1) / placement.ranks);
+        echo_balanced(placement.ranks, (placement.total() + placement.ranks - 1) / placement.ranks);
     for (size_t i = 0; i < machines.size(); ++i) {
       const bool again = system.weighs_costs() && i != shown;
       const EchoPlacement other = again ? system.place(trace, step, machines[i]) : EchoPlacement();
@@ -172,7 +169,7 @@ double Summary::quantile(double of) const {
   return sorted[std::min(sorted.size(), std::max<size_t>(1, at)) - 1];
 }
 
-std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer, size_t steps) {
+std::vector<std::unique_ptr<System>> systems(int slots, const EchoLayer& layer, size_t steps) {
   using config::EchoPlanner;
   std::vector<std::unique_ptr<System>> all;
   all.push_back(std::make_unique<None>());
@@ -189,7 +186,7 @@ std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& l
   return all;
 }
 
-std::vector<Summary> summaries(const EchoTrace& trace, int slots, const plan::EchoLayer& layer, size_t from) {
+std::vector<Summary> summaries(const EchoTrace& trace, int slots, const EchoLayer& layer, size_t from) {
   std::vector<Summary> all;
   for (const auto& system : systems(slots, layer, trace.steps.size()))
     all.push_back(summary_of(*system, trace, layer, from));

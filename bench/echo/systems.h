@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/echo_rivals.h"
-#include "plan/echo_traces.h"
+#include "echo_model/rivals.h"
+#include "echo_model/traces.h"
 
 namespace metroplex::bench {
 
@@ -15,7 +15,7 @@ class System {
   explicit System(std::string called) : name(std::move(called)) {}
   virtual ~System() = default;
   // Step after step. The machine is what a system reckons with that weighs costs.
-  virtual plan::EchoPlacement place(const plan::EchoTrace& trace, size_t step, const plan::EchoMachine& machine) = 0;
+  virtual EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) = 0;
   virtual bool weighs_costs() const { return false; }  // or distances: another machine, another placement
 
   const std::string name;
@@ -23,7 +23,7 @@ class System {
 
 // `slots` places a rank, but for those that know none (shadowing, LLEP) or one (bin packing). None whose history is
 // longer than the trace.
-std::vector<std::unique_ptr<System>> systems(int slots, const plan::EchoLayer& layer, size_t steps);
+std::vector<std::unique_ptr<System>> systems(int slots, const EchoLayer& layer, size_t steps);
 
 struct Summary {
   std::string name;
@@ -39,6 +39,6 @@ struct Summary {
 };
 
 // Steps before `from` are history only. The last summary is the bound: of `imbalance` alone.
-std::vector<Summary> summaries(const plan::EchoTrace& trace, int slots, const plan::EchoLayer& layer, size_t from);
+std::vector<Summary> summaries(const EchoTrace& trace, int slots, const EchoLayer& layer, size_t from);
 
 }  // namespace metroplex::bench

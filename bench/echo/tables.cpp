@@ -6,17 +6,14 @@
 namespace metroplex::bench {
 namespace {
 
-using plan::EchoTrace;
-using plan::EchoTraceKind;
-
 void print_table(const std::vector<Summary>& summaries) {
   std::printf(
       "| system | max/mean: mean | p50 | p99 | worst | clones | weights moved, GB | of one sender, GB | relay rounds "
       "of one home | "
       "rows moved | rows between ranks |");
-  for (const plan::EchoMachine& machine : plan::echo_machines()) std::printf(" %s |", machine.name);
+  for (const EchoMachine& machine : echo_machines()) std::printf(" %s |", machine.name);
   std::printf("\n|---|---|---|---|---|---|---|---|---|---|---|");
-  for (size_t i = 0; i < plan::echo_machines().size(); ++i) std::printf("---|");
+  for (size_t i = 0; i < echo_machines().size(); ++i) std::printf("---|");
   std::printf("\n");
   for (const Summary& s : summaries) {
     std::printf("| %s | %.3f | %.3f | %.3f | %.3f |", s.name.c_str(), s.mean(), s.quantile(0.5), s.quantile(0.99),
@@ -49,7 +46,7 @@ void print_overview(const std::vector<std::pair<std::string, std::vector<Summary
   std::printf("\n");
 }
 
-bool is_shown(const plan::EchoTraceForm& form) {
+bool is_shown(const EchoTraceForm& form) {
   return (form.kind == EchoTraceKind::scaled && form.value == 2) || form.kind == EchoTraceKind::ultra_ep ||
          form.kind == EchoTraceKind::drift || (form.kind == EchoTraceKind::hot_experts && form.value == 1);
 }
@@ -96,7 +93,7 @@ void print_assumptions(const Model& model, const Options& options) {
   std::printf(
       "| machine | TFLOP/s | GB/s in a domain | of ranks | GB/s beyond | plan and columns, us |\n"
       "|---|---|---|---|---|---|\n");
-  for (const plan::EchoMachine& m : plan::echo_machines())
+  for (const EchoMachine& m : echo_machines())
     std::printf("| %s | %.4g | %.4g | %d | %.4g | %.0f |\n", m.name, m.flops / 1e12, m.link / 1e9, m.domain,
                 m.network / 1e9, m.plan * 1e6);
   std::printf("\n");
@@ -104,14 +101,14 @@ void print_assumptions(const Model& model, const Options& options) {
 
 void print_made_up(const Model& model, const Options& options) {
   std::vector<std::pair<std::string, std::vector<Summary>>> all;
-  for (const plan::EchoTraceForm& form : plan::echo_trace_forms()) {
+  for (const EchoTraceForm& form : echo_trace_forms()) {
     const EchoTrace trace =
         make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, options.steps});
     all.emplace_back(form.name, summaries(trace, options.slots, model.layer, static_cast<size_t>(options.warm_up)));
   }
   std::printf("### max/mean, mean of the steps\n\n");
   print_overview(all, [](const Summary& s) { std::printf(" %.3f |", s.mean()); });
-  const auto machines = plan::echo_machines();
+  const auto machines = echo_machines();
   for (size_t i = 0; i < machines.size(); ++i) {
     if (i > 0 && machines[i].flops == machines[i - 1].flops && machines[i].link == machines[i - 1].link) continue;
     std::printf("### %s: modelled share of forced balance, %% (of the steps that pay, %%)\n\n", machines[i].name);
@@ -121,7 +118,7 @@ void print_made_up(const Model& model, const Options& options) {
     });
   }
   for (size_t i = 0; i < all.size(); ++i) {
-    if (!options.all && !is_shown(plan::echo_trace_forms()[i])) continue;
+    if (!options.all && !is_shown(echo_trace_forms()[i])) continue;
     std::printf("### %s\n\n", all[i].first.c_str());
     print_table(all[i].second);
   }
@@ -144,7 +141,7 @@ void print_recorded(const files::ExpertTrace& trace, const std::string& path, co
     std::printf("### %s, layer %lld: %d steps, the first %d history only, microbatches of a step as one; %s\n\n",
                 path.c_str(), static_cast<long long>(head.layers[layer]), steps, warm_up,
                 head.ep == options.ranks ? "sources as recorded" : "rows dealt to all sources alike");
-    plan::EchoLayer shape = model.layer;
+    EchoLayer shape = model.layer;
     if (head.topk > 0) shape.tokens = echo_at_home(counts.counts(0, 0)).total() / (options.ranks * head.topk);
     print_table(summaries(counts, options.slots, shape, static_cast<size_t>(warm_up)));
   }

@@ -7,7 +7,7 @@
 namespace metroplex::bench {
 namespace {
 
-const plan::EchoMachine& gb200() { return plan::echo_machines()[plan::echo_machines().size() - 2]; }
+const EchoMachine& gb200() { return echo_machines()[echo_machines().size() - 2]; }
 
 struct Gains {
   double layer = 0, whole = 0, slow = 0;  // ratios of times
@@ -15,13 +15,12 @@ struct Gains {
 
 // The experts' part alone; with attention and the rest at the same rate; with the rest as long as makes the layer
 // take what it would at `ideal_flops` a second under forced balance (0: not known).
-Gains gains_of(const Model& model, const plan::EchoTraceForm& form, const Options& options, double ideal_flops) {
-  const plan::EchoTrace trace =
-      make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
+Gains gains_of(const Model& model, const EchoTraceForm& form, const Options& options, double ideal_flops) {
+  const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
   const plan::EchoCounts counts = trace.counts(0, options.slots);
-  const plan::EchoCost before = echo_cost(echo_at_home(counts), model.layer, gb200());
-  const plan::EchoCost after = echo_cost(echo_placement(counts, plan_echo(counts, {})), model.layer, gb200());
-  const auto even = plan::echo_balanced(options.ranks, model.layer.tokens * model.topk);
+  const EchoCost before = echo_cost(echo_at_home(counts), model.layer, gb200());
+  const EchoCost after = echo_cost(echo_placement(counts, plan_echo(counts, {})), model.layer, gb200());
+  const auto even = echo_balanced(options.ranks, model.layer.tokens * model.topk);
   Gains gains{before.moe() / after.moe(), before.total() / after.total(), 0};
   if (ideal_flops > 0) {
     const double flops =
@@ -52,15 +51,15 @@ void print_training(const Options& options) {
       "|---|---|---|---|---|---|---|---|---|---|---|\n");
   double sums[4] = {};
   for (const auto& p : published) {
-    const Gains g = gains_of(p.model, {"", plan::EchoTraceKind::scaled, p.imbalance}, options, p.ideal * 1e12);
+    const Gains g = gains_of(p.model, {"", EchoTraceKind::scaled, p.imbalance}, options, p.ideal * 1e12);
     const double gains[] = {p.theirs / p.plain, g.layer, g.whole, g.slow};
     std::printf("| %s | %.2f | %.0f | %.0f | %.1f |", p.model.name, p.imbalance, p.plain, p.theirs, p.ideal);
     for (int i = 0; i < 4; ++i) {
       std::printf(" %+.1f %% |", 100 * (gains[i] - 1));
       sums[i] += (gains[i] - 1) / 3;
     }
-    const plan::EchoCost even =
-        echo_cost(plan::echo_balanced(options.ranks, p.model.layer.tokens * p.model.topk), p.model.layer, gb200());
+    const EchoCost even =
+        echo_cost(echo_balanced(options.ranks, p.model.layer.tokens * p.model.topk), p.model.layer, gb200());
     std::printf(" %.2f | %.2f |\n", (p.ideal / p.plain - 1) / (p.imbalance - 1), even.moe() / even.total());
   }
   std::printf("| mean | | | | |");
@@ -91,9 +90,8 @@ void print_points(const Options& options) {
       "|---|---|---|---|---|---|---|---|\n");
   double sums[2] = {};
   for (const auto& p : published) {
-    const plan::EchoTraceForm form{"", plan::EchoTraceKind::ultra_ep, p.imbalance};
-    const plan::EchoTrace trace =
-        make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
+    const EchoTraceForm form{"", EchoTraceKind::ultra_ep, p.imbalance};
+    const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
     const plan::EchoCounts counts = trace.counts(0, options.slots);
     const plan::EchoPlan plans[] = {plan_echo(counts, {}),
                                     plan_echo(counts, {.planner = config::EchoPlanner::exact})};
@@ -105,7 +103,7 @@ void print_points(const Options& options) {
         most[i] = std::max<long>(most[i], std::count(plans[i].owner.begin(), plans[i].owner.end(), expert));
       after[i] = echo_placement(counts, plans[i]).imbalance();
     }
-    const plan::EchoPlacement cloned = echo_placement(counts, plans[0]);
+    const EchoPlacement cloned = echo_placement(counts, plans[0]);
     const double bytes = static_cast<double>(small.layer.expert_elements() * small.layer.weight_bytes);
     const auto copies = [&](bool relay) {
       return 1e3 * echo_copy_seconds(cloned.copies, options.ranks, bytes, gb200(), relay);

@@ -1,4 +1,4 @@
-#include "plan/echo_traces.h"
+#include "echo_model/traces.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 namespace {
 
 constexpr EchoTraceForm kEchoTraceForms[] = {
@@ -209,4 +209,4 @@ EchoTrace make_echo_trace(const EchoTraceForm& form, const EchoTraceSizes& sizes
   return trace;
 }
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

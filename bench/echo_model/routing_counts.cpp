@@ -1,4 +1,4 @@
-#include "files/routing_counts.h"
+#include "echo_model/routing_counts.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "files/json_text.h"
 
-namespace metroplex::files {
+namespace metroplex::bench {
 namespace {
 
 constexpr std::array<const char*, 4> kColumns{"step", "layer", "expert", "count"};
@@ -40,7 +40,7 @@ std::vector<size_t> columns_of(const std::string& line, const std::string& where
   std::vector<size_t> columns;
   for (const std::string_view name : split(line)) {
     const auto found = std::find(kColumns.begin(), kColumns.end(), name);
-    MPX_CHECK(found != kColumns.end(), "files", where, ": '", printable(name),
+    MPX_CHECK(found != kColumns.end(), "files", where, ": '", files::printable(name),
               "' is no column; the first line names step,layer,expert,count in any order");
     columns.push_back(static_cast<size_t>(found - kColumns.begin()));
   }
@@ -59,7 +59,7 @@ Values values_of_csv(const std::string& line, const std::vector<size_t>& columns
     int64_t& value = values[columns[i]];
     const char* const end = fields[i].data() + fields[i].size();
     const auto result = std::from_chars(fields[i].data(), end, value);
-    MPX_CHECK(result.ec == std::errc() && result.ptr == end, "files", where, ": '", printable(fields[i]),
+    MPX_CHECK(result.ec == std::errc() && result.ptr == end, "files", where, ": '", files::printable(fields[i]),
               "' is no whole number for '", kColumns[columns[i]], "'");
     check_range(columns[i], value, where);
   }
@@ -67,22 +67,22 @@ Values values_of_csv(const std::string& line, const std::vector<size_t>& columns
 }
 
 Values values_of_json(const std::string& line, const std::string& where) {
-  const nlohmann::json json = parse_json_strictly(line, where);
+  const nlohmann::json json = files::parse_json_strictly(line, where);
   Values values{};
   for (size_t i = 0; i < kColumns.size(); ++i) {
-    values[i] = json_count(json, kColumns[i], where);
+    values[i] = files::json_count(json, kColumns[i], where);
     check_range(i, values[i], where);
   }
-  MPX_CHECK(json.size() == kColumns.size(), "files", where, ": ", shortened(json),
+  MPX_CHECK(json.size() == kColumns.size(), "files", where, ": ", files::shortened(json),
             " has other members than step, layer, expert and count");
   return values;
 }
 
 using Cells = std::map<int64_t, std::map<std::pair<int64_t, int64_t>, int64_t>>;  // step, {layer, expert}: count
 
-ExpertTrace trace_of(const Cells& cells, const std::string& path) {
+files::ExpertTrace trace_of(const Cells& cells, const std::string& path) {
   std::set<int64_t> layers;
-  ExpertTrace trace;
+  files::ExpertTrace trace;
   for (const auto& [step, counts] : cells) {
     for (const auto& [place, count] : counts) {
       layers.insert(place.first);
@@ -95,7 +95,7 @@ ExpertTrace trace_of(const Cells& cells, const std::string& path) {
             " steps, ", layers.size(), " layers and ", experts, " experts; more than ", kMostCells,
             " counts in all are not read; split the file");
   for (const auto& [step, counts] : cells) {
-    ExpertTraceStep& row = trace.steps.emplace_back();
+    files::ExpertTraceStep& row = trace.steps.emplace_back();
     row.iteration = step;
     row.tokens.assign(layers.size() * experts, 0);
     row.dropped.assign(layers.size(), 0);
@@ -109,7 +109,7 @@ ExpertTrace trace_of(const Cells& cells, const std::string& path) {
 
 }  // namespace
 
-ExpertTrace read_routing_counts(const std::string& path) {
+files::ExpertTrace read_routing_counts(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   MPX_CHECK(stream.good(), "files", "cannot read the counts '", path, "'; check the path");
   Cells cells;
@@ -131,4 +131,4 @@ ExpertTrace read_routing_counts(const std::string& path) {
   return trace_of(cells, path);
 }
 
-}  // namespace metroplex::files
+}  // namespace metroplex::bench

@@ -9,7 +9,7 @@
 
 #include "plan/echo.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 
 struct EchoTraceSizes {
   int ranks = 64, experts = 256, topk = 8;
@@ -19,10 +19,10 @@ struct EchoTraceSizes {
 
 struct EchoTrace {
   std::string name;
-  EchoSizes sizes;                          // without slots
+  plan::EchoSizes sizes;                    // without slots
   std::vector<std::vector<int64_t>> steps;  // each [ranks][experts]
 
-  EchoCounts counts(size_t step, int slots) const {
+  plan::EchoCounts counts(size_t step, int slots) const {
     return {steps[step].data(), {sizes.ranks, sizes.experts, slots}};
   }
 };
@@ -49,4 +49,4 @@ std::span<const EchoTraceForm> echo_trace_forms();
 
 EchoTrace make_echo_trace(const EchoTraceForm& form, const EchoTraceSizes& sizes, uint64_t seed = 1);
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

@@ -1,4 +1,4 @@
-#include "plan/echo_cost.h"
+#include "echo_model/cost.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 namespace {
 
 // Products are bf16 without sparsity. Data sheets state links as the sum of both ways; here is one.
@@ -116,7 +116,7 @@ double EchoPlacement::imbalance() const {
   return static_cast<double>(*std::max_element(sums.begin(), sums.end())) * ranks / static_cast<double>(all);
 }
 
-EchoPlacement echo_at_home(const EchoCounts& counts) {
+EchoPlacement echo_at_home(const plan::EchoCounts& counts) {
   EchoPlacement placement(counts.sizes.ranks);
   for (int source = 0; source < counts.sizes.ranks; ++source) {
     for (int expert = 0; expert < counts.sizes.experts; ++expert)
@@ -125,9 +125,9 @@ EchoPlacement echo_at_home(const EchoCounts& counts) {
   return placement;
 }
 
-EchoPlacement echo_placement(const EchoCounts& counts, const EchoPlan& plan) {
+EchoPlacement echo_placement(const plan::EchoCounts& counts, const plan::EchoPlan& plan) {
   MPX_ASSERT(plan.sizes == counts.sizes, "a plan of other sizes than the counts");
-  const EchoSizes sizes = plan.sizes;
+  const plan::EchoSizes sizes = plan.sizes;
   EchoPlacement placement = echo_at_home(counts);
   placement.plans = true;
   for (int clone = 0; clone < sizes.clones(); ++clone) {
@@ -204,4 +204,4 @@ EchoGain echo_gain(const EchoPlacement& before, const EchoPlacement& after, cons
   return {plain.compute - cost.compute, cost.plan + cost.clones + cost.gradients};
 }
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

@@ -1,13 +1,13 @@
-#include "plan/echo_cost.h"
+#include "echo_model/cost.h"
 
 #include <gtest/gtest.h>
 
 #include "plan/echo_cases.h"
 
-namespace metroplex::plan::echo_cost_test {
+namespace metroplex::bench::cost_test {
 namespace {
 
-using echo_cases::Case;
+using plan::echo_cases::Case;
 
 // One rank's products take 1 s a row, a byte takes 1 s near and 10 s far, a plan 7 s, a round nothing.
 constexpr EchoMachine kPlain{"plain", 36, 1, 0.1, 2, 0, 7};
@@ -38,7 +38,7 @@ TEST(EchoCost, AddsUpByHand) {
   EXPECT_DOUBLE_EQ(plain.rows, 4 * 4 * 4);  // rank 1 sends 4 rows of 4 bytes, four times
   EXPECT_DOUBLE_EQ(plain.moe(), 10 + 64);
 
-  EchoPlan plan = plan_echo(c.counts(), {.planner = config::EchoPlanner::exact});
+  plan::EchoPlan plan = plan::plan_echo(c.counts(), {.planner = config::EchoPlanner::exact});
   EXPECT_EQ(plan.owner, (std::vector<int32_t>{-1, 0}));
   EXPECT_EQ(plan.rows[1], 3);  // all of source 1, whose rank the clone is on
   const EchoPlacement cloned = echo_placement(c.counts(), plan);
@@ -131,9 +131,9 @@ TEST(EchoCost, ForcedBalanceIsTheLeast) {
   EXPECT_DOUBLE_EQ(echo_cost(echo_balanced(4, 0), small_layer(), kPlain).total(), 0);
   std::mt19937_64 draw(3);
   for (int i = 0; i < 50; ++i) {
-    const Case c = echo_cases::zipf({16, 64, 2}, 0.3 + 0.02 * i, 4096, draw);
+    const Case c = plan::echo_cases::zipf({16, 64, 2}, 0.3 + 0.02 * i, 4096, draw);
     const double plain = echo_cost(echo_at_home(c.counts()), small_layer(), kPlain).compute;
-    const EchoPlan plan = plan_echo(c.counts(), {.planner = config::EchoPlanner::capfill});
+    const plan::EchoPlan plan = plan::plan_echo(c.counts(), {.planner = config::EchoPlanner::capfill});
     const EchoPlacement cloned = echo_placement(c.counts(), plan);
     EXPECT_EQ(cloned.loads(), plan.final_loads);
     const double compute = echo_cost(cloned, small_layer(), kPlain).compute;
@@ -166,4 +166,4 @@ TEST(EchoCost, MachinesAreStatedInOneUnit) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan::echo_cost_test
+}  // namespace metroplex::bench::cost_test

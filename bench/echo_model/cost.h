@@ -10,7 +10,7 @@
 
 #include "plan/echo.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 
 struct EchoMachine {
   const char* name = "";
@@ -61,8 +61,8 @@ struct EchoPlacement {
   double imbalance() const;  // largest load / mean; 1 without rows
 };
 
-EchoPlacement echo_at_home(const EchoCounts& counts);
-EchoPlacement echo_placement(const EchoCounts& counts, const EchoPlan& plan);
+EchoPlacement echo_at_home(const plan::EchoCounts& counts);
+EchoPlacement echo_placement(const plan::EchoCounts& counts, const plan::EchoPlan& plan);
 // Forced balance: a source's rows go to all ranks alike, and every rank has `rows_of_source`.
 EchoPlacement echo_balanced(int ranks, int64_t rows_of_source);
 
@@ -100,4 +100,4 @@ struct EchoGain {
 EchoGain echo_gain(const EchoPlacement& before, const EchoPlacement& after, const EchoLayer& layer,
                    const EchoMachine& machine, const EchoCostOptions& options = {});
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

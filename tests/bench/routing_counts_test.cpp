@@ -1,4 +1,4 @@
-#include "files/routing_counts.h"
+#include "echo_model/routing_counts.h"
 
 #include <fstream>
 
@@ -7,12 +7,12 @@
 #include "support/error_of.h"
 #include "support/folder.h"
 
-namespace metroplex::files::routing_counts_test {
+namespace metroplex::bench::routing_counts_test {
 namespace {
 
 using test::error_of;
 
-ExpertTrace read(const std::string& text) {
+files::ExpertTrace read(const std::string& text) {
   const test::Folder folder;
   std::ofstream(folder.at("counts"), std::ios::binary) << text;
   return read_routing_counts(folder.at("counts"));
@@ -23,12 +23,12 @@ std::string refused(const std::string& text) {
 }
 
 TEST(RoutingCounts, BothFormsAreOneTrace) {
-  const ExpertTrace csv = read("layer,step,expert,count\r\n3,7,0,5\r\n3,7,2,1\n1,9,1,4\n");
-  const ExpertTrace json = read(R"({"step":7,"layer":3,"expert":0,"count":5}
+  const files::ExpertTrace csv = read("layer,step,expert,count\r\n3,7,0,5\r\n3,7,2,1\n1,9,1,4\n");
+  const files::ExpertTrace json = read(R"({"step":7,"layer":3,"expert":0,"count":5}
 {"count":1,"step":7,"layer":3,"expert":2}
 {"step":9,"layer":1,"expert":1,"count":4})");
-  for (const ExpertTrace& trace : {csv, json}) {
-    EXPECT_EQ(trace.head, (ExpertTraceHead{3, 0, 1, 1, {1, 3}}));
+  for (const files::ExpertTrace& trace : {csv, json}) {
+    EXPECT_EQ(trace.head, (files::ExpertTraceHead{3, 0, 1, 1, {1, 3}}));
     ASSERT_EQ(trace.steps.size(), 2U);
     EXPECT_EQ(trace.steps[0].iteration, 7);
     EXPECT_EQ(trace.steps[0].tokens, (std::vector<int64_t>{0, 0, 0, 5, 0, 1}));
@@ -82,4 +82,4 @@ TEST(RoutingCounts, ATableThatIsTooLargeIsRefused) {
 }
 
 }  // namespace
-}  // namespace metroplex::files::routing_counts_test
+}  // namespace metroplex::bench::routing_counts_test

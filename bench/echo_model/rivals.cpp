@@ -1,14 +1,14 @@
-#include "plan/echo_rivals.h"
+#include "echo_model/rivals.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 namespace {
 
-std::vector<int64_t> rows_of_experts(const EchoCounts& counts) {
+std::vector<int64_t> rows_of_experts(const plan::EchoCounts& counts) {
   std::vector<int64_t> rows(static_cast<size_t>(counts.sizes.experts), 0);
   for (int source = 0; source < counts.sizes.ranks; ++source) {
     for (int expert = 0; expert < counts.sizes.experts; ++expert)
@@ -28,7 +28,7 @@ std::vector<int> largest_first(std::span<const T> values) {
 
 }  // namespace
 
-std::vector<int32_t> shadowed_experts(const EchoCounts& counts, const EchoLayer& layer, double flops,
+std::vector<int32_t> shadowed_experts(const plan::EchoCounts& counts, const EchoLayer& layer, double flops,
                                       double bandwidth) {
   const std::vector<int64_t> rows = rows_of_experts(counts);
   const std::vector<int> order = largest_first(std::span<const int64_t>(rows));
@@ -49,7 +49,7 @@ std::vector<int32_t> shadowed_experts(const EchoCounts& counts, const EchoLayer&
   return result;
 }
 
-EchoPlacement shadow_placement(const EchoCounts& counts, std::span<const int32_t> experts) {
+EchoPlacement shadow_placement(const plan::EchoCounts& counts, std::span<const int32_t> experts) {
   EchoPlacement placement = echo_at_home(counts);
   placement.plans = true;
   for (const int32_t expert : experts) {
@@ -137,8 +137,8 @@ std::vector<LlepPiece> llep_pieces(std::span<const int64_t> expert_rows, int ran
   return assignment.pieces;
 }
 
-EchoPlacement llep_placement(const EchoCounts& counts, const LlepOptions& options) {
-  const EchoSizes sizes = counts.sizes;
+EchoPlacement llep_placement(const plan::EchoCounts& counts, const LlepOptions& options) {
+  const plan::EchoSizes sizes = counts.sizes;
   EchoPlacement placement = echo_at_home(counts);
   placement.plans = true;
   if (placement.imbalance() < options.threshold) return placement;
@@ -168,4 +168,4 @@ EchoPlacement llep_placement(const EchoCounts& counts, const LlepOptions& option
   return placement;
 }
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "plan/echo_rivals.h"
+#include "echo_model/rivals.h"
 
-namespace metroplex::plan {
+namespace metroplex::bench {
 namespace {
 
 // The pack of each item and its place there: items by weight, heaviest first, each into the lightest pack with room.
@@ -93,8 +93,8 @@ std::vector<int32_t> eplb_replicas(std::span<const float> weights, const EplbSiz
   return result;
 }
 
-EchoPlacement eplb_placement(const EchoCounts& counts, std::span<const int32_t> replicas) {
-  const EchoSizes sizes = counts.sizes;
+EchoPlacement eplb_placement(const plan::EchoCounts& counts, std::span<const int32_t> replicas) {
+  const plan::EchoSizes sizes = counts.sizes;
   const int of_rank = static_cast<int>(replicas.size()) / sizes.ranks;
   EchoPlacement placement(sizes.ranks);
   std::vector<std::vector<int>> ranks_of(static_cast<size_t>(sizes.experts));
@@ -139,7 +139,7 @@ std::vector<EchoCopy> eplb_moves(std::span<const int32_t> before, std::span<cons
   return moves;
 }
 
-std::vector<int32_t> eplb_start(const EchoSizes& sizes, int replicas) {
+std::vector<int32_t> eplb_start(const plan::EchoSizes& sizes, int replicas) {
   const int of_rank = replicas / sizes.ranks;
   std::vector<int32_t> result(static_cast<size_t>(replicas), -1);
   for (int expert = 0; expert < sizes.experts; ++expert) {
@@ -149,4 +149,4 @@ std::vector<int32_t> eplb_start(const EchoSizes& sizes, int replicas) {
   return result;
 }
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::bench

@@ -1,4 +1,4 @@
-#include "plan/echo_rivals.h"
+#include "echo_model/rivals.h"
 
 #include <gtest/gtest.h>
 
@@ -6,10 +6,10 @@
 
 #include "plan/echo_cases.h"
 
-namespace metroplex::plan::echo_rivals_test {
+namespace metroplex::bench::rivals_test {
 namespace {
 
-using echo_cases::Case;
+using plan::echo_cases::Case;
 
 int64_t rows_of(const EchoPlacement& placement, int source) {
   int64_t sum = 0;
@@ -107,7 +107,8 @@ TEST(EchoRivals, NoRivalLosesARow) {
   layer.hidden = 64;
   layer.ffn = 32;
   for (int i = 0; i < 300; ++i) {
-    const Case c = echo_cases::random_case(echo_cases::random_sizes(draw), i % echo_cases::kHuge, draw);
+    const Case c =
+        plan::echo_cases::random_case(plan::echo_cases::random_sizes(draw), i % plan::echo_cases::kHuge, draw);
     std::vector<float> weights(static_cast<size_t>(c.sizes.experts), 0);
     for (size_t at = 0; at < c.rows.size(); ++at) weights[at % weights.size()] += static_cast<float>(c.rows[at]);
     const int replicas = c.sizes.experts + c.sizes.ranks;
@@ -125,4 +126,4 @@ TEST(EchoRivals, NoRivalLosesARow) {
 }
 
 }  // namespace
-}  // namespace metroplex::plan::echo_rivals_test
+}  // namespace metroplex::bench::rivals_test

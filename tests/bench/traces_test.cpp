@@ -1,13 +1,13 @@
-#include "plan/echo_traces.h"
+#include "echo_model/traces.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <set>
 
-#include "plan/echo_cost.h"
+#include "echo_model/cost.h"
 
-namespace metroplex::plan::echo_traces_test {
+namespace metroplex::bench::traces_test {
 namespace {
 
 double imbalance(const EchoTrace& trace, size_t step) { return echo_at_home(trace.counts(step, 0)).imbalance(); }
@@ -73,20 +73,20 @@ TEST(EchoTraces, CapfillStaysWithinItsToleranceWithFewerClonesThanUpstream) {
   for (const EchoTraceForm& f : echo_trace_forms()) {
     const EchoTrace trace = make_echo_trace(f, {.steps = 12}, 5);
     for (size_t step = 0; step < trace.steps.size(); ++step) {
-      const EchoCounts counts = trace.counts(step, 2);
-      const EchoPlan ours = plan_echo(counts, {.planner = config::EchoPlanner::capfill});
-      const EchoPlan upstream = plan_echo(counts, {.planner = config::EchoPlanner::greedy});
+      const plan::EchoCounts counts = trace.counts(step, 2);
+      const plan::EchoPlan ours = plan::plan_echo(counts, {.planner = config::EchoPlanner::capfill});
+      const plan::EchoPlan upstream = plan::plan_echo(counts, {.planner = config::EchoPlanner::greedy});
       if (f.kind == EchoTraceKind::few) {
         EXPECT_EQ(ours.max_load(), 1) << f.name;
         continue;
       }
       EXPECT_LE(echo_placement(counts, ours).imbalance(), 1.0101) << f.name << " step " << step;
       EXPECT_LE(ours.num_clones(), upstream.num_clones()) << f.name << " step " << step;
-      const EchoPlan exact = plan_echo(counts, {.planner = config::EchoPlanner::exact});
+      const plan::EchoPlan exact = plan::plan_echo(counts, {.planner = config::EchoPlanner::exact});
       EXPECT_LE(exact.max_load(), ours.max_load()) << f.name << " step " << step;
     }
   }
 }
 
 }  // namespace
-}  // namespace metroplex::plan::echo_traces_test
+}  // namespace metroplex::bench::traces_test

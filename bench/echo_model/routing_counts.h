@@ -11,10 +11,10 @@
 
 #include "files/expert_trace.h"
 
-namespace metroplex::files {
+namespace metroplex::bench {
 
 // With one source, which stands for all ranks, and a topk of 0: not known. Throws base::Error("files") naming file
 // and line of what is no such count, is there twice, or lies beyond what a run can have.
-ExpertTrace read_routing_counts(const std::string& path);
+files::ExpertTrace read_routing_counts(const std::string& path);
 
-}  // namespace metroplex::files
+}  // namespace metroplex::bench
