@@ -8,8 +8,8 @@
 #include <numeric>
 #include <random>
 
+#include "cuda/kernels/echo_plan.h"
 #include "plan/echo.h"
-#include "plan/echo_reroute.h"
 
 namespace {
 
@@ -48,30 +48,64 @@ double quantile(std::vector<double> values, double share) {
 }
 
 struct Figures {
-  std::vector<double> plans, reroutes;
+  std::vector<double> plans, columns;
   double worst = 0;
   int clones = 0;
 };
 
+namespace kernels = cuda::kernels;
+
+// What a plan is written to.
+struct Place {
+  explicit Place(const plan::EchoSizes& s)
+      : owner(static_cast<size_t>(s.clones())),
+        first(static_cast<size_t>(s.experts)),
+        next(owner.size()),
+        narrow_scratch(static_cast<size_t>(kernels::echo_plan_narrow_scratch(s))),
+        ends(owner.size()),
+        source_rows(static_cast<size_t>(s.ranks) * owner.size()),
+        final_loads(static_cast<size_t>(s.ranks)),
+        scratch(static_cast<size_t>(kernels::echo_plan_scratch(s))) {}
+  kernels::EchoPlanPlace place() {
+    return {owner.data(),       first.data(),       next.data(),    ends.data(),
+            source_rows.data(), final_loads.data(), scratch.data(), narrow_scratch.data()};
+  }
+  std::vector<int32_t> owner, first, next, narrow_scratch;
+  std::vector<int64_t> ends, source_rows, final_loads, scratch;
+};
+
+// The rows of rank 0, and the number of each among those for its expert.
+struct Assignments {
+  Assignments(const std::vector<int64_t>& counts, const plan::EchoSizes& sizes)
+      : offsets(static_cast<size_t>(sizes.experts), 0) {
+    for (int expert = 0; expert < sizes.experts; ++expert) {
+      for (int64_t row = 0; row < counts[static_cast<size_t>(expert)]; ++row) {
+        experts.push_back(expert);
+        rows.push_back(row);
+      }
+    }
+  }
+  std::vector<int64_t> experts, rows, offsets;
+};
+
 void measure(const plan::EchoSizes& sizes, const plan::EchoOptions& options, double exponent, int repetitions,
              Figures& f) {
-  plan::EchoWorkspace workspace;
-  plan::EchoRerouteWorkspace reroute;
-  plan::EchoPlan plan;
+  Place place(sizes);
   for (uint64_t seed = 0; seed < 4; ++seed) {
     const std::vector<int64_t> counts = counts_of(sizes, exponent, seed);
-    std::vector<int32_t> experts;
-    for (int expert = 0; expert < sizes.experts; ++expert)
-      experts.insert(experts.end(), static_cast<size_t>(counts[static_cast<size_t>(expert)]), expert);
-    std::vector<int32_t> columns(experts.size());
+    const Assignments of_rank(counts, sizes);
+    std::vector<int64_t> columns(of_rank.experts.size());
     for (int i = 0; i < repetitions; ++i) {
       double start = microseconds();
-      plan_echo({counts.data(), sizes}, options, workspace, plan);
+      kernels::echo_plan(counts.data(), place.place(), {sizes, options, 0});
       f.plans.push_back(microseconds() - start);
       start = microseconds();
-      echo_reroute(plan, 0, experts, reroute, columns);
-      f.reroutes.push_back(microseconds() - start);
+      kernels::echo_columns({of_rank.experts.data(), of_rank.rows.data(), of_rank.offsets.data(), place.first.data(),
+                             place.next.data(), place.ends.data(), columns.data()},
+                            {sizes, static_cast<int64_t>(columns.size())});
+      f.columns.push_back(microseconds() - start);
     }
+    const plan::EchoPlan plan = plan_echo({counts.data(), sizes}, options);
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
     f.worst = std::max(f.worst, static_cast<double>(plan.max_load()) * sizes.ranks / static_cast<double>(total));
     f.clones += plan.num_clones();
@@ -83,9 +117,9 @@ void measure(const plan::EchoSizes& sizes, const plan::EchoOptions& options, dou
 int main(int argc, char** argv) {
   const int repetitions = argc > 1 ? std::atoi(argv[1]) : 50;
   constexpr double kExponents[] = {0.3, 0.6, 0.9, 1.2};
-  std::printf("Zipf %.1f to %.1f, means of 4 seeds; µs on one core; %lld rows a rank are rerouted.\n\n", 0.3, 1.2,
-              static_cast<long long>(kRowsOfRank));
-  std::printf("| ranks x experts | slots | planner | plan, median | 99th | reroute | worst load / mean | clones |\n");
+  std::printf("Zipf %.1f to %.1f, means of 4 seeds; µs on one core; %lld rows of a rank get their columns.\n\n", 0.3,
+              1.2, static_cast<long long>(kRowsOfRank));
+  std::printf("| ranks x experts | slots | planner | plan, median | 99th | columns | worst load / mean | clones |\n");
   std::printf("|---|---|---|---|---|---|---|---|\n");
   for (const plan::EchoSizes sizes :
        {plan::EchoSizes{64, 256, 1}, {64, 256, 2}, {64, 256, 4}, {256, 512, 2}, {64, 1024, 2}}) {
@@ -97,7 +131,7 @@ int main(int argc, char** argv) {
       for (const double exponent : kExponents) measure(sizes, options, exponent, repetitions, f);
       std::printf("| %d x %d | %d | %s | %.0f | %.0f | %.0f | %.4f | %.1f |\n", sizes.ranks, sizes.experts,
                   sizes.slots, planner.text, quantile(f.plans, 0.5), quantile(f.plans, 0.99),
-                  quantile(f.reroutes, 0.5), f.worst, f.clones / 16.0);
+                  quantile(f.columns, 0.5), f.worst, f.clones / 16.0);
     }
   }
 }

@@ -21,6 +21,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "train/step.h"
+#include "mixture.h"
 #include "timing.h"
 
 namespace {
@@ -30,55 +31,25 @@ using namespace metroplex;
 struct Sizes {
   int ranks;
   double skew;
-  int64_t layers, hidden, ffn, experts, vocab, seq, batch;
+  bench::MixtureSizes model;
   bool clones = false;
 };
-Sizes two_ranks() { return {2, 1, 4, 256, 512, 8, 2048, 256, 1}; }
-Sizes many_ranks(int ranks, double skew, bool clones) { return {ranks, skew, 2, 128, 256, 64, 256, 128, 2, clones}; }
+Sizes two_ranks() { return {2, 1, {4, 256, 4, 512, 8, 2, 2048, 256, 1}}; }
+Sizes many_ranks(int ranks, double skew, bool clones) {
+  return {ranks, skew, {2, 128, 4, 256, 64, 2, 256, 128, 2}, clones};
+}
 
-config::Config mixture(const Sizes& s) {
-  config::Config c;
-  c.model.num_layers = s.layers;
-  c.model.hidden_size = s.hidden;
-  c.model.num_attention_heads = 4;
-  c.model.ffn_hidden_size = s.ffn;
-  c.model.vocab_size = s.vocab;
-  c.model.max_position_embeddings = s.seq;
-  c.model.normalization = "RMSNorm";
-  c.model.activation = "silu";
-  c.model.gated_linear_unit = true;
-  c.model.add_bias_linear = false;
-  c.model.num_moe_experts = s.experts;
-  c.model.moe_router_topk = 2;
+config::Config config_of(const Sizes& s) {
+  config::Config c = bench::mixture(s.model, s.ranks);
   if (s.skew > 0) c.model.moe_router_force_skew = s.skew;
   else c.model.moe_router_force_load_balancing = true;
   c.model.moe_enable_echo = s.clones;
   if (s.clones) {
-    c.model.moe_num_echo_experts = s.experts;  // as many slots as home experts
+    c.model.moe_num_echo_experts = s.model.experts;  // as many slots as home experts
     c.model.moe_echo_planner = "exact";
   }
-  c.parallel.expert_model_parallel_size = s.ranks;
-  c.train.seq_length = s.seq;
-  c.train.micro_batch_size = s.batch;
-  c.train.global_batch_size = s.batch * s.ranks;
-  c.train.train_iters = 1000;
-  c.optim.lr = 1e-4;
-  c.optim.lr_decay_style = "constant";
-  c.optim.clip_grad = 0;
-  c.data.mock_data = true;
   config::check(c, s.ranks);
   return config::resolved(c, s.ranks);
-}
-
-nn::Microbatch random_batch(const Sizes& s, int rank) {
-  nn::Microbatch batch;
-  batch.tokens = at::randint(0, s.vocab, {s.batch, s.seq}, at::kLong);
-  batch.labels = at::randint(0, s.vocab, {s.batch, s.seq}, at::kLong);
-  batch.position_ids = at::arange(s.seq, at::kLong).expand({s.batch, s.seq}).contiguous();
-  batch.loss_mask = at::ones({s.batch, s.seq});
-  batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(s.batch, at::kLong) + rank * s.batch);
-  return batch;
 }
 
 // How long the calling thread has been ready to run without a core.
@@ -120,21 +91,21 @@ StepTime timed(const comm::World& world, comm::VirtualClock& clock, const Body& 
 }
 
 StepTimes train_steps(const Sizes& s, const comm::LinkCost& link, int steps) {
-  const config::Config config = mixture(s);
+  const config::Config config = config_of(s);
   StepTimes times(static_cast<size_t>(s.ranks));
   const auto clock = std::make_shared<comm::VirtualClock>(s.ranks, link);
-  comm::run_threads(s.ranks, topology::RankGrid(s.ranks, config.parallel), {.clock = clock},
-                    [&](const comm::World& world) {
-                      if (s.ranks == 2) keep_to_core(world.rank());
-                      auto assembly = train::assemble(config, world, config.model.vocab_size);
-                      const std::vector<nn::Microbatch> batches{random_batch(s, world.rank())};
-                      for (int64_t step = 0; step < steps + 2; ++step) {
-                        const StepTime time = timed(world, *clock, [&] {
-                          train::train_step(*assembly, {batches, step + 1, step * s.batch * s.ranks, false, {}});
-                        });
-                        if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(time);
-                      }
-                    });
+  comm::run_threads(
+      s.ranks, topology::RankGrid(s.ranks, config.parallel), {.clock = clock}, [&](const comm::World& world) {
+        if (s.ranks == 2) keep_to_core(world.rank());
+        auto assembly = train::assemble(config, world, config.model.vocab_size);
+        const std::vector<nn::Microbatch> batches{bench::random_batch(s.model, world.rank())};
+        for (int64_t step = 0; step < steps + 2; ++step) {
+          const StepTime time = timed(world, *clock, [&] {
+            train::train_step(*assembly, {batches, step + 1, step * s.model.batch * s.ranks, false, {}});
+          });
+          if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(time);
+        }
+      });
   return times;
 }
 

@@ -63,9 +63,7 @@ struct CombinePlan {
 struct Dispatched {
   ExpertRows rows;
   CombinePlan back;
-  // Undefined without slots. Differentiable, and nn::keep_gradient_type: backward brings their gradients home.
-  CloneWeights clones = {};
-  ClonesUnderWay clones_under_way = {};  // or these, which are still to come
+  ClonesUnderWay clones = {};  // not defined without slots
 };
 
 // plan(), start_dispatch(), finish_dispatch() and combine(), in this order, are collective over the experts' ranks.

@@ -140,15 +140,16 @@ class DispatchSegment final : public nn::Segment {
     if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
     Dispatched dispatched =
         timed(layer_->target, ms, [&] { return layer_->dispatcher->finish_dispatch(std::move(under_way)); });
-    if (dispatched.clones_under_way.defined()) {
-      dispatched.clones = timed(layer_->target, meter != nullptr ? &meter->clones_ms : nullptr,
-                                [&] { return dispatched.clones_under_way.finish(); });
+    CloneWeights clones;
+    if (dispatched.clones.defined()) {
+      clones = timed(layer_->target, meter != nullptr ? &meter->clones_ms : nullptr,
+                     [&] { return dispatched.clones.finish(); });
     }
     add_plan(out, dispatched.back);
     if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
     const ExpertRows& rows = dispatched.rows;
     out.add(kRows, rows.x).add(kRowProbs, rows.probs).add(kRowCounts, rows.counts);
-    add_clones(out, dispatched.clones);
+    add_clones(out, clones);
     if (owners.defined() && fetches_again_) out.add(kCloneOwners, owners);
     if (shared.defined()) out.add(kSharedOutput, shared);
     return out;

@@ -2,7 +2,7 @@
 // columns that tokens go to.
 #include "conformance/report.h"
 #include "plan/echo_parts.h"
-#include "plan/echo_reroute.h"
+#include "support/echo_reroute.h"
 
 namespace metroplex::conformance {
 namespace {

@@ -8,7 +8,7 @@
 #include "cuda/kernels/echo_plan.h"
 #include "kernels_on_host/device_array.h"
 #include "kernels_on_host/machine/machine.h"
-#include "plan/echo_reroute.h"
+#include "support/echo_reroute.h"
 
 namespace metroplex::kernels_on_host::echo_plan_test {
 namespace {

@@ -114,6 +114,14 @@ struct Results {
   int64_t cloned_rows = 0;  // of this rank, over the microbatches
 };
 
+nn::Microbatch batch_of(uint64_t microbatch, int rank) {
+  nn::Microbatch batch;
+  batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
+  batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
+  batch.sample_counters = at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * rank);
+  return batch;
+}
+
 using Values = at::Tensor(const at::Tensor&);
 at::Tensor as_drawn(const at::Tensor& x) { return x; }
 
@@ -121,11 +129,7 @@ Results run(Layer& layer, const Case& c, const Form& form, const comm::World& wo
   const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
   Results results;
   for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {
-    nn::Microbatch batch;
-    batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
-    batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
-    batch.sample_counters =
-        at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * world.rank());
+    const nn::Microbatch batch = batch_of(microbatch, world.rank());
     const uint64_t seed = 10 + 2 * static_cast<uint64_t>(world.rank()) + microbatch;
     const nn::Values in(nn::kHiddenStates, values(sample({kSequence, kSamples, kHidden}, seed, form.type)));
     nn::Values x = in;
@@ -206,7 +210,8 @@ TEST(Echo, OverEveryDispatcherThatSendsRows) {
               {.random = true, .recomputes = true},
               {.bias = true, .fetches_again = true},
               {.rows = TokenDispatcher::static_buffer, .room = 4, .one_island = false, .fetches_again = true},
-              {.bias = true, .type = at::kBFloat16}});
+              {.bias = true, .type = at::kBFloat16},
+              {.one_island = false, .type = at::kBFloat16}});
   }
 }
 
@@ -323,6 +328,53 @@ TEST(Echo, PlansAreThoseOfTheKeys) {
           EXPECT_GT(others, 0) << "these loads cannot tell the options apart: " << &keys - cases;
         });
   }
+}
+
+// A home reduces its gradient when the clones' have arrived, and not before.
+TEST(Echo, ClonesAreASecondUseOfTheWeightsAtHome) {
+  const Case& c = kCases[0];
+  comm::run_threads(c.ranks, topology::RankGrid(c.ranks, config_of(c, {}, true).parallel), {},
+                    [&](const comm::World& world) {
+                      for (const bool clones : {false, true}) {
+                        Layer layer(config_of(c, {}, clones), world, at::kDouble);
+                        std::map<std::string, int> uses;
+                        for (nn::Param* param : layer.params) {
+                          const bool expert = param->placement.grid == topology::Grid::expert;
+                          EXPECT_EQ(param->uses_per_microbatch, expert && clones ? 2 : 1) << param->name;
+                          param->on_use.add("test", [&uses, param] { ++uses[param->name]; });
+                        }
+                        run(layer, c, {}, world);
+                        for (const nn::Param* param : layer.params)
+                          EXPECT_EQ(uses[param->name], 2 * param->uses_per_microbatch) << param->name;
+                      }
+                    });
+}
+
+// What the host knows of a dispatch is its microbatch's own until it is combined.
+TEST(ExpertsLayer, SendsAMicrobatchBeforeAnotherIsCombined) {
+  const Case& c = kCases[0];
+  comm::run_threads(
+      c.ranks, topology::RankGrid(c.ranks, config_of(c, {}, true).parallel), {}, [&](const comm::World& world) {
+        for (const bool clones : {false, true}) {
+          const Layer layer(config_of(c, {}, clones), world, at::kDouble);
+          const nn::Microbatch batches[] = {batch_of(0, world.rank()), batch_of(1, world.rank())};
+          const auto input = [&](uint64_t i) {
+            const auto rank = static_cast<uint64_t>(world.rank());
+            return nn::Values(nn::kHiddenStates, sample({kSequence, kSamples, kHidden}, 3 + 2 * rank + i));
+          };
+          const std::vector<nn::Island> islands = islands_of(layer.blocks[0], false);
+          nn::Values apart[] = {input(0), input(1)}, together[] = {input(0), input(1)};
+          for (size_t i = 0; i < 2; ++i) {
+            for (const nn::Island& island : islands)
+              apart[i] = nn::run_forward(island, apart[i], {batches[i]}, nullptr);
+          }
+          for (const nn::Island& island : islands) {
+            for (size_t i = 0; i < 2; ++i) together[i] = nn::run_forward(island, together[i], {batches[i]}, nullptr);
+          }
+          for (size_t i = 0; i < 2; ++i)
+            EXPECT_TRUE(at::equal(together[i].tensor(nn::kHiddenStates), apart[i].tensor(nn::kHiddenStates))) << i;
+        }
+      });
 }
 
 // With as many slots as home experts the planner exact leaves no rank more rows than the mean: buffers of the even

@@ -4,7 +4,7 @@
 #include "plan/echo_cases.h"
 #include "plan/played_lanes.h"
 #include "plan/echo_naive.h"
-#include "plan/echo_reroute.h"
+#include "support/echo_reroute.h"
 #include "support/everyday.h"
 
 namespace metroplex::plan::echo_walk_test {

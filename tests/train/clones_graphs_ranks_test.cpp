@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cuda/graph/graph.h"
-#include "moe/cloning_dispatcher.h"
 #include "moe/experts_layer.h"
 #include "moe/load_meter.h"
 #include "nn/tools.h"
@@ -31,7 +30,12 @@ config::Config two_ranks_of_experts() {
   m.moe_ffn_hidden_size = 10;
   m.add_bias_linear = true;
   m.hidden_dropout = 0;
-  m.moe_token_dispatcher_type = config::TokenDispatcher::allgather;  // reads nothing on the host
+  m.moe_router_force_skew = 1.5;
+  m.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;  // reads nothing on the host
+  m.moe_expert_rank_capacity_factor = 1;
+  m.moe_enable_echo = true;
+  m.moe_num_echo_experts = 4;
+  m.moe_echo_planner = config::EchoPlanner::exact;
   return config;
 }
 
@@ -40,13 +44,9 @@ nn::Blocks layer_with_clones(const comm::World& world, std::shared_ptr<moe::Load
   nn::LayerContext context = layer_context();
   context.target = world.target();
   moe::ExpertContext experts = moe::expert_context(world, config);
-  experts.slots = 2;
   experts.meter = std::move(meter);
   const moe::ExpertsLayerSpec spec{"layer.mlp", 0, {"layer.norm", kHidden}};
   const auto layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, experts);
-  layer->dispatcher = std::make_unique<CloningDispatcher>(
-      moe::DispatcherSpec{experts, context.target, config.model, &layer->experts}, config::TokenDispatcher::allgather,
-      std::vector<CloneOf>{{0, 1, 1}, {3, 0, 0}});
   nn::Blocks blocks(1);
   blocks[0].is_layer = true;
   moe::add_expert_segments(blocks[0], layer, config.model, context);
@@ -61,6 +61,7 @@ std::vector<at::Tensor> run(
   std::vector<at::Tensor> all;
   for (uint64_t i = 0; i < 3; ++i) {
     nn::Microbatch batch;
+    batch.sample_counters = at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * i) + 100 * rank);
     batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
     batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
     const uint64_t seed = 7 * static_cast<uint64_t>(rank) + i;

@@ -78,7 +78,7 @@ class EchoDispatcher final : public Dispatcher {
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
     ClonesUnderWay clones = std::move(way.clones);
     Dispatched out = rows_->finish_dispatch(std::move(way));
-    out.clones_under_way = std::move(clones);
+    out.clones = std::move(clones);
     return out;
   }
 

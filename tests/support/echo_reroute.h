@@ -1,21 +1,35 @@
-#include "plan/echo_reroute.h"
+// The rows of one source rank after a plan of clones, plainly: from the experts that tokens chose to the columns that
+// they are sent to (EchoSizes::columns), and back. What cuda/kernels/echo_plan.h is held to.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/error.h"
+#include "plan/echo.h"
 
 namespace metroplex::plan {
-namespace {
+
+struct EchoRerouteWorkspace {
+  std::vector<int32_t> clone, next;  // [experts] the clone that rows go to now, -1: home; [clones] the one behind it
+  std::vector<int64_t> left;         // [experts] rows that it still takes
+};
 
 // Of each expert the first clone that takes rows of `rank` at or behind `clone`, with those rows.
-void take_clone(const EchoPlan& plan, int rank, int32_t expert, int32_t clone, EchoRerouteWorkspace& work) {
+inline void take_clone(const EchoPlan& plan, int rank, int32_t expert, int32_t clone, EchoRerouteWorkspace& work) {
   while (clone >= 0 && plan.from(rank, clone) == 0) clone = work.next[static_cast<size_t>(clone)];
   work.clone[static_cast<size_t>(expert)] = clone;
   work.left[static_cast<size_t>(expert)] = clone < 0 ? 0 : plan.from(rank, clone);
 }
 
-}  // namespace
-
-void echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts, EchoRerouteWorkspace& work,
-                  std::span<int32_t> columns) {
+// experts [tokens, topk]: the different experts that each token of `rank` chose, -1: none. Of an expert's tokens in
+// their order the first from(rank, clone) go to its first clone, the next ones to the second, the rest stay at home.
+// columns [tokens, topk]: where each choice goes, so what belongs to a choice, as its probability, stays in its
+// place.
+inline void echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts, EchoRerouteWorkspace& work,
+                         std::span<int32_t> columns) {
   MPX_ASSERT(experts.size() == columns.size(), experts.size(), " choices to ", columns.size(), " columns");
   const EchoSizes sizes = plan.sizes;
   work.clone.assign(static_cast<size_t>(sizes.experts), -1);
@@ -41,21 +55,34 @@ void echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> exper
       take_clone(plan, rank, expert, work.next[static_cast<size_t>(clone)], work);
   }
 }
-
-std::vector<int32_t> echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts) {
+inline std::vector<int32_t> echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts) {
   EchoRerouteWorkspace work;
   std::vector<int32_t> columns(experts.size());
   echo_reroute(plan, rank, experts, work, columns);
   return columns;
 }
 
-std::vector<int32_t> echo_column_experts(const EchoPlan& plan) {
+// [columns] the expert that each computes with; -1: a slot without owner.
+inline std::vector<int32_t> echo_column_experts(const EchoPlan& plan) {
   std::vector<int32_t> experts(static_cast<size_t>(plan.sizes.columns()), -1);
   for (int32_t expert = 0; expert < plan.sizes.experts; ++expert)
     experts[static_cast<size_t>(plan.sizes.column_of_expert(expert))] = expert;
   for (int clone = 0; clone < plan.sizes.clones(); ++clone)
     experts[static_cast<size_t>(plan.sizes.column_of_clone(clone))] = plan.owner[static_cast<size_t>(clone)];
   return experts;
+}
+
+// by_column [n, columns] to by_expert [n, experts]: what stands at an expert's home and at its clones is added up, in
+// the order of columns. Of rows of the above at most one of these is not zero, so nothing is rounded.
+template <class Number>
+void echo_fold(const EchoPlan& plan, std::span<const Number> by_column, std::span<Number> by_expert) {
+  const std::vector<int32_t> expert_of = echo_column_experts(plan);
+  const size_t experts = static_cast<size_t>(plan.sizes.experts);
+  std::fill(by_expert.begin(), by_expert.end(), Number{});
+  for (size_t i = 0; i < by_column.size(); ++i) {
+    const int32_t expert = expert_of[i % expert_of.size()];
+    if (expert >= 0) by_expert[i / expert_of.size() * experts + static_cast<size_t>(expert)] += by_column[i];
+  }
 }
 
 }  // namespace metroplex::plan
