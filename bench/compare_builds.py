@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Two builds side by side: compare_builds.py OLD NEW [--rounds N] [--gpt2 B T STEPS] [--iterations N] [--only BENCH...]
+"""Two builds side by side: compare_builds.py OLD NEW [--rounds N] [--gpt2 B T STEPS] [--iterations N] [--moe STEPS]
+[--only BENCH...]
 
-OLD and NEW are folders with gpt2_step, layer_overhead, optimizer_step and recompute_time (build/bin). Every round runs each
+OLD and NEW are folders with gpt2_step, layer_overhead, moe_step, optimizer_step and recompute_time (build/bin). Every round runs each
 program of both, the first of the two in turn; a figure's ratio is the median over the rounds of new / old within a round.
 Prints a Markdown table; exit code 1 when a median ratio is above 1.02."""
 import argparse
@@ -28,6 +29,10 @@ def layer_overhead(text):
     return {f"{row[0]}, ours / bare torch": float(row[1]) / float(row[2]) for row in rows}
 
 
+def moe_step(text):
+    return {"mixture of experts, step, ms": float(re.search(r"median ([\d.]+) ms", text).group(1))}
+
+
 def optimizer_step(text):
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")][2:]
     return {f"AdamW, {row[0]}, ms": float(row[2]) for row in rows}
@@ -45,12 +50,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpt2", nargs=3, default=["4", "64", "6"], metavar=("B", "T", "STEPS"))
     parser.add_argument("--iterations", default="1500", help="of layer_overhead")
+    parser.add_argument("--moe", default="12", metavar="STEPS")
     parser.add_argument("--recompute", default="7", help="steps a form")
     parser.add_argument("--only", nargs="+", default=[])
     a = parser.parse_args()
     benches = {
         "layer_overhead": (layer_overhead, [a.iterations]),
         "gpt2_step": (gpt2_step, a.gpt2),
+        "moe_step": (moe_step, ["f32", a.moe]),
         "optimizer_step": (optimizer_step, ["60", "7"]),
         "recompute_time": (recompute_time, [a.recompute]),
     }

@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/error.h"
@@ -19,15 +20,23 @@ MPX_INLINE double square(T x) {
   return static_cast<double>(x) * static_cast<double>(x);
 }
 
-// Element i goes to lane i % kLanes; in the last tile of a block, what does not fill all lanes goes to lane 0.
+// Element i goes to lane i % kLanes; in the last tile of a block, what does not fill all lanes goes to lane 0. A full
+// tile is written out in vectors: whether the compiler keeps the lanes in registers changes with what stands around
+// it.
 template <class T>
 MPX_INLINE void add_tile(const T* __restrict x, int64_t n, double* __restrict lanes) {
+  typedef double Lanes __attribute__((vector_size(kLanes * sizeof(double))));
+  typedef T Elements __attribute__((vector_size(kLanes * sizeof(T))));
   if (n == kTile) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {  // this loop becomes the vectors
-      double sum = lanes[lane];
-      for (int64_t i = 0; i < kTile / kLanes; ++i) sum += square(x[i * kLanes + lane]);
-      lanes[lane] = sum;
+    Lanes sum;
+    std::memcpy(&sum, lanes, sizeof(sum));
+    for (int64_t i = 0; i < kTile; i += kLanes) {
+      Elements narrow;
+      std::memcpy(&narrow, x + i, sizeof(narrow));
+      const Lanes wide = __builtin_convertvector(narrow, Lanes);
+      sum += wide * wide;
     }
+    std::memcpy(lanes, &sum, sizeof(sum));
     return;
   }
   const int64_t even = n / kLanes * kLanes;
