@@ -129,11 +129,4 @@ std::vector<Finding> check_tape(const Recording& recording, bool alone) {
   return found;
 }
 
-std::vector<Finding> check_tapes(const Recording& first, const Recording& second) {
-  std::vector<Finding> found = check_tape(first);
-  append(found, check_tape(second));
-  append(found, compare(first, second));
-  return found;
-}
-
 }  // namespace metroplex::cuda

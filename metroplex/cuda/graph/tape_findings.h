@@ -50,8 +50,6 @@ struct Recording {
 // between a communication call and its wait, calls that are not waited for; and, where it is replayed `alone`, not
 // among other graphs of its pool, values there that its next replay does not find.
 std::vector<Finding> check_tape(const Recording& recording, bool alone = true);
-// The same of both, and what compare() finds between them.
-std::vector<Finding> check_tapes(const Recording& first, const Recording& second);
 
 // For those who find.
 Finding finding_at(const Tape& tape, size_t operation, FindingKind kind, std::string text);
