@@ -75,7 +75,7 @@ std::vector<Finding> compare(const Recording& first, const Recording& second);
 // writes. On a fast machine such a race with a slow peer would not show.
 
 // Also finds the calls that are not waited for within the tape: a replay would start them a second time.
-std::vector<Finding> check_flights(const Tape& tape);
+std::vector<Finding> check_pending_calls(const Tape& tape);
 
 // Compares communication on the tapes of all ranks: every member of a group must issue the same calls in the same
 // order, and every send needs its receive. On GPUs a mismatch would be a silent hang.
