@@ -13,7 +13,6 @@
 #include "plan/schedules/registry.h"
 #include "plan/layout.h"
 #include "plan/verify.h"
-#include "train/clone_dump.h"
 #include "train/expert_loads.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"

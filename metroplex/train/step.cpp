@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "cuda/host_read.h"
 #include "optim/clip.h"
-#include "train/gradients.h"
 #include "train/step_errors.h"
 #include "train/step_graphs.h"
 
