@@ -81,15 +81,6 @@ void with_type(TokenType type, Visit visit) {
 const char* token_type_name(TokenType type) { return row_of(type).name; }
 int64_t token_type_bytes(TokenType type) { return row_of(type).bytes; }
 
-TokenType token_type_of(const std::string& numpy_name) {
-  for (const TypeRow& row : kTypes) {
-    if (numpy_name == row.name) return row.type;
-  }
-  base::throw_error("files",
-                    base::concat("'", numpy_name, "' is no token type; one of uint8, int8, int16, int32, int64, ",
-                                 "float64, float32, uint16 is"));
-}
-
 TokenType token_type_for_vocabulary(std::optional<int64_t> vocab_size) {
   return vocab_size && *vocab_size < 65500 ? TokenType::u16 : TokenType::i32;
 }

@@ -19,7 +19,6 @@ namespace metroplex::files {
 enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, f64 = 6, f32 = 7, u16 = 8 };
 
 const char* token_type_name(TokenType type);  // as numpy spells it: "uint8", "float32", ...
-TokenType token_type_of(const std::string& numpy_name);
 int64_t token_type_bytes(TokenType type);
 // Megatron's rule: uint16 below 65500 tokens, int32 otherwise and where the size is unknown.
 TokenType token_type_for_vocabulary(std::optional<int64_t> vocab_size);

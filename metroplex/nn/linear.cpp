@@ -13,7 +13,7 @@ namespace metroplex::nn {
 namespace {
 
 // A collective in flight and the tensor that it fills.
-struct InFlight {
+struct PendingTensor {
   at::Tensor tensor;
   comm::Handle handle;
   at::Tensor source;  // stays alive until the end
@@ -23,23 +23,23 @@ struct InFlight {
   }
 };
 
-InFlight start_gather(const at::Tensor& x, const comm::Group& sp) {
+PendingTensor start_gather(const at::Tensor& x, const comm::Group& sp) {
   if (sp.size() == 1) return {x, {}, {}};
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[0] *= sp.size();
-  InFlight flight{at::empty(sizes, x.options()), {}, x.contiguous()};
-  flight.handle = comm::all_gather_into_async(flight.tensor, flight.source, sp);
-  return flight;
+  PendingTensor pending{at::empty(sizes, x.options()), {}, x.contiguous()};
+  pending.handle = comm::all_gather_into_async(pending.tensor, pending.source, sp);
+  return pending;
 }
 
 // x summed over both groups, of which one is a group of one: a reduce-scatter over sp, or an all-reduce.
-InFlight start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_reduce) {
+PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const comm::Group& tp_reduce) {
   if (sp.size() == 1) return {x, comm::all_reduce_async(x, tp_reduce), {}};
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[0] /= sp.size();
-  InFlight flight{at::empty(sizes, x.options()), {}, x};
-  flight.handle = comm::reduce_scatter_into_async(flight.tensor, flight.source, sp);
-  return flight;
+  PendingTensor pending{at::empty(sizes, x.options()), {}, x};
+  pending.handle = comm::reduce_scatter_into_async(pending.tensor, pending.source, sp);
+  return pending;
 }
 
 std::shared_ptr<Param> share(ParamSpec spec, const LayerContext& context) {
@@ -116,10 +116,10 @@ at::Tensor ColumnParallelLinear::forward(const Input& in) {
   return attach(out, {in.x}, [this, adds_bias, saved = saving_.keep(in)](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor x = saved.get();
-    InFlight input = start_gather(x, sp_);
+    PendingTensor input = start_gather(x, sp_);
     at::Tensor dx = linear_product(target_, dy, weight_->data);
     const at::Tensor whole = input.wait();
-    InFlight reduced = start_reduce(dx, sp_, tp_reduce_);
+    PendingTensor reduced = start_reduce(dx, sp_, tp_reduce_);
     accumulate_weight_gradient(target_, *weight_, dy, whole);
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
     return {reduced.wait()};

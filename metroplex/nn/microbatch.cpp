@@ -23,13 +23,31 @@ Positions sequence_positions(const Microbatch& batch) {
   return {0, batch.rows, batch.full_seq_len};
 }
 
+Microbatch empty_microbatch(const MicrobatchForm& form) {
+  const int64_t b = form.samples, s = form.seq_length;
+  const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(form.device);
+  Microbatch batch;
+  batch.tokens = at::empty({b, s}, integers);
+  batch.labels = at::empty({b, s}, integers);
+  batch.loss_mask = at::empty({b, s}, integers.dtype(form.float_type));
+  batch.position_ids = at::empty({b, s}, integers);
+  if (form.documents) batch.document_ids = at::empty({b, s}, integers);
+  place_counters(batch, at::empty({b + 1}, integers));
+  return batch;
+}
+
+void place_counters(Microbatch& batch, const at::Tensor& both) {
+  const int64_t b = both.numel() - 1;
+  batch.sample_counters = both.narrow(0, 0, b);
+  batch.step = both.narrow(0, b, 1);
+}
+
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers) {
   const int64_t b = numbers.numel();
   const at::Tensor both = at::empty({b + 1}, at::kLong);
   both.narrow(0, 0, b).copy_(counters_of_samples(step, numbers));
   both.mutable_data_ptr<int64_t>()[b] = step;
-  batch.sample_counters = both.narrow(0, 0, b);
-  batch.step = both.narrow(0, b, 1);
+  place_counters(batch, both);
 }
 
 at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers) {

@@ -59,6 +59,17 @@ inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch
                                                           {"step", &Microbatch::step},
                                                           {"rows", &Microbatch::rows}};
 
+// How large a microbatch of whole sequences is, and where it lies.
+struct MicrobatchForm {
+  int64_t samples = 0, seq_length = 0;
+  bool documents = false;  // attention stays inside one
+  at::ScalarType float_type = at::kFloat;
+  at::Device device = at::kCPU;
+};
+// With all tensors that a training step reads, their values unset.
+Microbatch empty_microbatch(const MicrobatchForm& form);
+// Makes `sample_counters` and `step` views of `both` [b + 1] int64.
+void place_counters(Microbatch& batch, const at::Tensor& both);
 // Sets `sample_counters` and `step` of `batch`, in one storage, for samples with the global indices `numbers` [b]
 // (int64, on the host).
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);

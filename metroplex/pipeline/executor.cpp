@@ -215,8 +215,8 @@ void Executor::exchange(const Step& step, const Action* begin, const Action* end
       ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});
     }
   }
-  const auto flight = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
-  for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
+  const auto call = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
+  for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
 }
 
 }  // namespace metroplex::pipeline

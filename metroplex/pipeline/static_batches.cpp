@@ -57,10 +57,7 @@ nn::Microbatch places_for(const nn::Microbatch& batch, at::Device device) {
   nn::Microbatch out = batch;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) out.*tensor = place_for(batch.*tensor, device);
   if (!batch.sample_counters.defined() || !batch.step.defined()) return out;
-  const int64_t b = batch.sample_counters.numel();
-  const at::Tensor both = at::empty({b + batch.step.numel()}, batch.step.options().device(device));
-  out.sample_counters = both.narrow(0, 0, b);
-  out.step = both.narrow(0, b, batch.step.numel());
+  nn::place_counters(out, at::empty({batch.sample_counters.numel() + 1}, batch.step.options().device(device)));
   return out;
 }
 

@@ -53,33 +53,33 @@ class Borders {
     MPX_ASSERT(found != from.end(), "nothing to send for microbatch ", key.first, " of chunk ", key.second);
     return found->second;
   }
-  // The p2p action has been issued with `flight`.
-  void issued(const Action& action, const PendingCall& flight) {
+  // The p2p action has been issued with `call`.
+  void issued(const Action& action, const PendingCall& call) {
     const BorderKey key{action.microbatch, action.chunk};
     if (action.kind == ActionKind::send_forward) {
-      outputs_in_flight_[key] = flight;
+      output_calls_[key] = call;
     } else if (action.kind == ActionKind::send_backward) {
-      leave(flight, std::move(input_gradients_[key]), {});
+      leave(call, std::move(input_gradients_[key]), {});
       input_gradients_.erase(key);
     } else {
-      (action.kind == ActionKind::recv_forward ? inputs_in_flight_ : gradients_in_flight_)[key] = flight;
+      (action.kind == ActionKind::recv_forward ? input_calls_ : gradient_calls_)[key] = call;
     }
   }
   // For a compute action; waits for the receive.
-  Content take_input(BorderKey key) { return take(inputs_, inputs_in_flight_, key); }
+  Content take_input(BorderKey key) { return take(inputs_, input_calls_, key); }
   Content take_gradient(BorderKey key) {
-    Content gradient = take(gradients_, gradients_in_flight_, key);
+    Content gradient = take(gradients_, gradient_calls_, key);
     arrived(key);
     return gradient;
   }
   // The action `free`: the output has been sent, or is not sent at all.
   void release(BorderKey key) {
     const auto output = outputs_.find(key);
-    const auto flight = outputs_in_flight_.find(key);
-    if (output != outputs_.end() && flight != outputs_in_flight_.end())
-      leave(std::move(flight->second), std::move(output->second), key);
+    const auto call = output_calls_.find(key);
+    if (output != outputs_.end() && call != output_calls_.end())
+      leave(std::move(call->second), std::move(output->second), key);
     if (output != outputs_.end()) outputs_.erase(output);
-    if (flight != outputs_in_flight_.end()) outputs_in_flight_.erase(flight);
+    if (call != output_calls_.end()) output_calls_.erase(call);
   }
   // Waits for all sends.
   void finish() { drop_sent(0); }
@@ -96,11 +96,11 @@ class Borders {
   }
 
  private:
-  Content take(std::map<BorderKey, Content>& from, std::map<BorderKey, PendingCall>& flights, BorderKey key) {
-    const auto flight = flights.find(key);
-    if (flight != flights.end()) {
-      flight->second->wait();
-      flights.erase(flight);
+  Content take(std::map<BorderKey, Content>& from, std::map<BorderKey, PendingCall>& calls, BorderKey key) {
+    const auto call = calls.find(key);
+    if (call != calls.end()) {
+      call->second->wait();
+      calls.erase(call);
       drop_sent(leaving_.size());  // sends of the same batched call are done too
     }
     const auto found = from.find(key);
@@ -110,30 +110,30 @@ class Borders {
     from.erase(found);
     return content;
   }
-  void leave(PendingCall flight, Content content, std::optional<BorderKey> output) {
-    leaving_.push_back({std::move(flight), std::move(content), output});
+  void leave(PendingCall call, Content content, std::optional<BorderKey> output) {
+    leaving_.push_back({std::move(call), std::move(content), output});
     drop_sent(kMostLeaving);
   }
   // The gradient of an output has arrived, so the output was received: waiting for its send does not block.
   void arrived(BorderKey output) {
     for (const Leaving& leaving : leaving_) {
-      if (leaving.output == output) leaving.flight->wait();
+      if (leaving.output == output) leaving.call->wait();
     }
     drop_sent(leaving_.size());
   }
   void drop_sent(size_t most_left) {
-    const auto drop_done = [this] { std::erase_if(leaving_, [](const auto& sent) { return sent.flight->done; }); };
+    const auto drop_done = [this] { std::erase_if(leaving_, [](const auto& sent) { return sent.call->done; }); };
     drop_done();
     while (leaving_.size() > most_left) {
-      leaving_.front().flight->wait();
+      leaving_.front().call->wait();
       drop_done();
     }
   }
 
   std::map<BorderKey, Content> inputs_, outputs_, gradients_, input_gradients_;
-  std::map<BorderKey, PendingCall> inputs_in_flight_, gradients_in_flight_, outputs_in_flight_;
+  std::map<BorderKey, PendingCall> input_calls_, gradient_calls_, output_calls_;
   struct Leaving {
-    PendingCall flight;
+    PendingCall call;
     Content content;
     std::optional<BorderKey> output;  // of which forward it is the output; none: an input's gradient
   };

@@ -128,18 +128,4 @@ int64_t echo_lower_bound(const EchoCounts& counts) {
   return low;
 }
 
-uint64_t echo_hash(const EchoPlan& plan) {
-  uint64_t hash = 0x9E3779B97F4A7C15u;
-  const auto mix = [&](const auto& values) {
-    for (const auto value : values) {
-      hash = (hash ^ static_cast<uint64_t>(value)) * 0xBF58476D1CE4E5B9u;
-      hash ^= hash >> 31;
-    }
-  };
-  mix(plan.owner);
-  mix(plan.rows);
-  mix(plan.source_rows);
-  return hash;
-}
-
 }  // namespace metroplex::plan

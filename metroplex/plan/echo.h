@@ -101,10 +101,4 @@ EchoPlan plan_echo(const EchoCounts& counts, const EchoOptions& options);
 // No plan has a smaller largest load. With experts / ranks slots it is ceil(rows / ranks).
 int64_t echo_lower_bound(const EchoCounts& counts);
 
-// "" where `plan` is one that `options` may give for these counts, else what is wrong with it.
-std::string echo_problem(const EchoCounts& counts, const EchoOptions& options, const EchoPlan& plan);
-
-// For ranks to compare their plans by.
-uint64_t echo_hash(const EchoPlan& plan);
-
 }  // namespace metroplex::plan

@@ -47,26 +47,23 @@ void add_captures(GraphPlan& plan, const std::vector<Action>& actions) {
   }
 }
 
-GraphPlan planned(const PipelineTable& table, int pp_rank, const GraphLayers& layers, bool sends) {
+}  // namespace
+
+GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers,
+                      const ReadsOfSets& of_sets) {
   MPX_CHECK(static_cast<int>(layers.signatures.size()) == table.num_chunks, "plan", "graphs: layers of ",
             layers.signatures.size(), " chunks for a table of ", table.num_chunks, "; give one list a chunk");
   GraphPlan plan;
   for (const auto& chunk : layers.signatures) plan.layers_of_chunk.push_back(static_cast<int>(chunk.size()));
-  for (const std::vector<SetReads>& reads : set_reads(table, pp_rank, sends)) {
+  for (const std::vector<SetReads>& reads : of_sets) {
     assign_sets(reads, plan.set_of.emplace_back(), plan.sets_of_chunk.emplace_back(0));
   }
   add_captures(plan, table.ranks[static_cast<size_t>(pp_rank)]);
   return plan;
 }
 
-}  // namespace
-
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers) {
-  return planned(table, pp_rank, layers, true);
-}
-
-GraphPlan plan_graphs_without_sends(const PipelineTable& table, int pp_rank, const GraphLayers& layers) {
-  return planned(table, pp_rank, layers, false);
+  return plan_graphs(table, pp_rank, layers, set_reads(table, pp_rank));
 }
 
 static int64_t sum_of(const std::vector<int64_t>& bytes) {

@@ -38,8 +38,6 @@ struct GraphPlan {
 
 // Requires: verify(table) has passed. Throws base::Error("plan") when `layers` has another number of chunks.
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers);
-// The same if a send were done as soon as it is issued, as Megatron assumes.
-GraphPlan plan_graphs_without_sends(const PipelineTable& table, int pp_rank, const GraphLayers& layers);
 
 // Throws base::Error("plan") unless no pass writes into a set of which anything will still be read, and every graph
 // is captured once, in the first pass that takes its set. Names buffer, set, writer and last reader.
@@ -57,8 +55,11 @@ struct SetReads {
 
   int64_t until() const;
 };
-// [chunk][microbatch]. `sends`: whether a send reads until it has been waited for.
-std::vector<std::vector<SetReads>> set_reads(const PipelineTable& table, int pp_rank, bool sends);
+using ReadsOfSets = std::vector<std::vector<SetReads>>;  // [chunk][microbatch]
+// A send reads until it has been waited for.
+ReadsOfSets set_reads(const PipelineTable& table, int pp_rank);
+// The plan for these reads.
+GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers, const ReadsOfSets& reads);
 
 // Of one rank: static inputs and results of each layer in each set. `gradients`: one buffer per signature for the
 // gradients that enter a backward, and one per set for the gradients of a chunk's inputs.

@@ -24,7 +24,7 @@ int64_t SetReads::until() const { return std::max({input.until, output.until, in
 
 namespace {
 
-struct P2pFlight {
+struct P2pCall {
   bool done = false;
   void wait() { done = true; }
 };
@@ -45,14 +45,13 @@ std::string name_of(size_t index, const Action& action) {
 // The executor's walk over one rank's actions, with a Piece for each border tensor.
 class Walk {
  public:
-  Walk(const PipelineTable& table, int pp_rank, bool sends)
+  Walk(const PipelineTable& table, int pp_rank)
       : table_(table),
         rank_(pp_rank),
-        sends_(sends),
         reads_(static_cast<size_t>(table.num_chunks),
                std::vector<SetReads>(static_cast<size_t>(table.num_microbatches))) {}
 
-  std::vector<std::vector<SetReads>> run() {
+  ReadsOfSets run() {
     const std::vector<Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
     for (size_t i = 0; i < actions.size();) {
       at_ = i;
@@ -106,7 +105,7 @@ class Walk {
     const Piece piece{action.chunk, action.microbatch, !forward};
     if (forward) borders_.leave_output(action.microbatch, own, *next, piece);
     else borders_.leave_gradient(action.microbatch, own, *next, piece);
-    if (next->rank == rank_ || sends_) held_.push_back(piece);
+    held_.push_back(piece);
   }
 
   // `piece` is read by this action's computation. Its wait for the receive also finished sends of the same batched
@@ -120,12 +119,12 @@ class Walk {
   }
 
   void exchange(const Action* begin, const Action* end) {
-    const auto flight = std::make_shared<P2pFlight>();
+    const auto call = std::make_shared<P2pCall>();
     for (const Action* a = begin; a != end; ++a) {
       Piece& piece = borders_.slot(*a);
       if (!is_send(a->kind)) piece = {};
     }
-    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
+    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
   }
 
   // Records the end of sends: what Borders no longer holds has been sent and waited for.
@@ -146,9 +145,8 @@ class Walk {
 
   const PipelineTable& table_;
   const int rank_;
-  const bool sends_;
-  std::vector<std::vector<SetReads>> reads_;
-  Borders<Piece, P2pFlight> borders_;
+  ReadsOfSets reads_;
+  Borders<Piece, P2pCall> borders_;
   std::vector<Piece> held_;
   size_t at_ = 0;
   std::string name_;
@@ -224,14 +222,12 @@ void check_captures(const GraphPlan& plan, const PipelineTable& table, int pp_ra
 
 }  // namespace
 
-std::vector<std::vector<SetReads>> set_reads(const PipelineTable& table, int pp_rank, bool sends) {
-  return Walk(table, pp_rank, sends).run();
-}
+ReadsOfSets set_reads(const PipelineTable& table, int pp_rank) { return Walk(table, pp_rank).run(); }
 
 void verify_graphs(const GraphPlan& plan, const PipelineTable& table, int pp_rank) {
   const std::string who = base::concat("graphs of pipeline rank ", pp_rank, ": ");
   check_shape(plan, table, who);
-  const auto reads = set_reads(table, pp_rank, true);
+  const auto reads = set_reads(table, pp_rank);
   for (size_t chunk = 0; chunk < reads.size(); ++chunk) check_writes(plan, reads[chunk], chunk, who);
   check_captures(plan, table, pp_rank, who);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/parallel.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 
@@ -49,8 +50,11 @@ struct StageLayers {
   bool operator==(const StageLayers&) const = default;
 };
 
-// One entry a stage, in model order: entry chunk * pp + pp_rank. Throws base::Error("plan") where the numbers do not
-// fit, with the key and a way out.
+// Where the stages are: with any schedule that there is, always from the first rank to the last.
+StagePlacement stage_placement(const config::Parallel& parallel);
+
+// One entry a stage, in model order, as stage_placement() places them. Throws base::Error("plan") where the numbers
+// do not fit, with the key and a way out.
 std::vector<StageLayers> split_stages(const config::Parallel& parallel, int64_t num_layers,
                                       int64_t num_mtp_layers = 0);
 

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 namespace {
@@ -101,6 +100,10 @@ int64_t num_model_chunks(const Parallel& p) {
   return chunks;
 }
 
+StagePlacement stage_placement(const Parallel& p) {
+  return {static_cast<int>(p.pp()), static_cast<int>(num_model_chunks(p))};
+}
+
 std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int64_t num_mtp_layers) {
   MPX_CHECK(num_layers > 0, "plan", "model.num_layers ", num_layers, " must be positive");
   MPX_CHECK(p.pp() > 0 && p.vpp() > 0, "plan", "parallel.pipeline_model_parallel_size ", p.pp(),
@@ -108,7 +111,7 @@ std::vector<StageLayers> split_stages(const Parallel& p, int64_t num_layers, int
   std::vector<StageLayers> stages = p.pipeline_model_parallel_layout.empty()
                                         ? from_counts(p, num_layers)
                                         : from_layout(p, num_layers, num_mtp_layers);
-  const StagePlacement placement{static_cast<int>(p.pp()), static_cast<int>(num_model_chunks(p))};
+  const StagePlacement placement = stage_placement(p);
   int64_t next = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
     const StagePlace place = placement.place_of(static_cast<int>(s));

@@ -145,9 +145,9 @@ class TraceReplay {
       borders_.leave_gradient(a.microbatch, own, *next, trace_.border);
   }
   void exchange(const Action* begin, const Action* end) {
-    const auto flight = std::make_shared<P2pCall>();
+    const auto call = std::make_shared<P2pCall>();
     for (const Action* a = begin; a != end; ++a) borders_.slot(*a) = trace_.border;
-    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, flight);
+    for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
   }
 
   void sample() {

@@ -175,28 +175,15 @@ Coordinates RankGrid::coordinates(int rank) const {
           .edp = expert_.coordinate(rank, Axis::dp)};
 }
 
-namespace {
-
-int rank_at(const RankGrid& grid, const OrderedGrid& local, const Coordinates& coordinates,
-            std::initializer_list<Axis> axes) {
+int RankGrid::rank(const Coordinates& coordinates) const {
   int rank = 0;
-  for (Axis axis : axes) {
+  for (const Axis axis : {Axis::tp, Axis::gtp, Axis::cp, Axis::dp, Axis::pp}) {
     const int at = coordinates.at(axis);
-    MPX_CHECK(at >= 0 && at < grid.size(axis), "topology", "coordinate ", name(axis), " ", at, " is outside ",
-              name(axis), " = ", grid.size(axis), "; coordinates start at 0");
-    rank += at * local.stride(expert_alias(axis));
+    MPX_CHECK(at >= 0 && at < size(axis), "topology", "coordinate ", name(axis), " ", at, " is outside ", name(axis),
+              " = ", size(axis), "; coordinates start at 0");
+    rank += at * dense_.stride(axis);
   }
   return rank;
-}
-
-}  // namespace
-
-int RankGrid::rank(const Coordinates& coordinates) const {
-  return rank_at(*this, dense_, coordinates, {Axis::tp, Axis::gtp, Axis::cp, Axis::dp, Axis::pp});
-}
-
-int RankGrid::expert_rank(const Coordinates& coordinates) const {
-  return rank_at(*this, expert_, coordinates, {Axis::etp, Axis::ep, Axis::edp, Axis::pp});
 }
 
 const OrderedGrid& RankGrid::grid_of(AxisSet axes) const {

@@ -48,8 +48,6 @@ class RankGrid {
   Coordinates coordinates(int rank) const;
   // From the dense coordinates tp, gtp, cp, dp, pp; the expert ones are ignored.
   int rank(const Coordinates& coordinates) const;
-  // From etp, ep, edp, pp.
-  int expert_rank(const Coordinates& coordinates) const;
 
   // All groups of the kind, in Megatron's order. The axes must belong to one grid: {tp, ep} throws, {etp, ep} and
   // {ep, pp} do not. pp alone and no axes at all (every rank for itself) are of both.

@@ -13,7 +13,6 @@
 #include "plan/schedules/registry.h"
 #include "plan/layout.h"
 #include "plan/verify.h"
-#include "train/clone_dump.h"
 #include "train/expert_loads.h"
 #include "train/partial_graphs.h"
 #include "train/run_length.h"
@@ -220,12 +219,14 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   const comm::World& world = *a->world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
+  a->placement = plan::stage_placement(config.parallel);
   if (!forward_only) a->sharding = config.parallel.sharding();
+  a->step_flags =
+      at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
   if (config.model.has_experts()) {
     a->experts = moe::expert_context(world, config);
     a->experts->forced_loads = forced_loads(config.model, *a->experts);
-    a->experts->step_flags =
-        at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
+    a->experts->step_flags = a->step_flags;
     a->experts->buffers = std::make_shared<moe::StaticBuffers>();
     if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
       a->experts->on_clone_plan = clone_dump(config.model.moe_echo_dump_dir, world.rank(), world.target());

@@ -47,6 +47,7 @@ struct Assembly {
   int64_t vocab_size;                                     // unpadded
   std::shared_ptr<const text::TokenizerFiles> tokenizer;  // saved with checkpoints; null: unknown
 
+  plan::StagePlacement placement;                        // of the stages of the model
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one a chunk of this rank
   std::vector<nn::Param*> params;                        // of all stages, forward order, a shared one once
   std::vector<SharedParam> shared;                       // of these, those that other stages or chunks hold too
@@ -77,6 +78,7 @@ struct Assembly {
   // Of the current step, at fixed addresses: what the host writes before it (step_vector.h), and the factor of each
   // microbatch's summed loss, [microbatches] double.
   at::Tensor step_inputs, loss_factors;
+  at::Tensor step_flags;  // [cuda::kernels::kStepFlags] int32: raised by layers, which hold it; judge_step reads them
 
   std::unique_ptr<StepGraphs> graphs;             // of whole steps; null: steps run eagerly
   std::unique_ptr<PartialGraphs> partial_graphs;  // of parts of layers; null: these run eagerly
@@ -87,7 +89,9 @@ struct Assembly {
                                          bool forward_only);
 
   const comm::Groups& groups() const { return world->groups(); }
-  bool last_stage() const { return groups().pp.last(); }
+  // The pp rank that holds the last stage, which makes the loss.
+  int last_stage_rank() const { return placement.place_of(placement.stages() - 1).rank; }
+  bool last_stage() const { return groups().pp.index() == last_stage_rank(); }
 
   std::vector<optim::NormPart> norm_parts() const;  // one a family
 

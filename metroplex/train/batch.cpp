@@ -96,11 +96,8 @@ BatchMessage message_of(const nn::Microbatch& batch, const int64_t* header, cons
 
 nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   nn::Microbatch out = views_of(message, header);
-  const int64_t b = out.sample_counters.numel();
   // In a storage of their own: dropout saves them for backward and must not keep the whole batch alive.
-  const at::Tensor counters = at::cat({out.sample_counters, out.step});
-  out.sample_counters = counters.narrow(0, 0, b);
-  out.step = counters.narrow(0, b, 1);
+  nn::place_counters(out, at::cat({out.sample_counters, out.step}));
   out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
   out.full_seq_len = header[kFullSeqLen];
   return out;
@@ -149,13 +146,8 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
   const int64_t b = static_cast<int64_t>(batch.samples.size()),
                 s = static_cast<int64_t>(batch.samples.at(0).tokens.size());
   MPX_ASSERT(batch.vocab_size > 0, "samples whose vocabulary is not told");
-  nn::Microbatch out;
-  out.tokens = at::empty({b, s}, at::kLong);
-  out.labels = at::empty({b, s}, at::kLong);
-  out.position_ids = at::empty({b, s}, at::kLong);
-  at::Tensor mask = at::empty({b, s}, at::kFloat);
   const bool documents = !batch.samples[0].document_ids.empty();
-  if (documents) out.document_ids = at::empty({b, s}, at::kLong);
+  nn::Microbatch out = nn::empty_microbatch({b, s, documents});
   for (int64_t row = 0; row < b; ++row) {
     const data::Sample& sample = batch.samples[row];
     check_tokens(batch, row, "token", sample.tokens);
@@ -164,9 +156,9 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
     copy_row(out.labels, row, sample.labels);
     copy_row(out.position_ids, row, sample.position_ids);
     if (documents) copy_row(out.document_ids, row, sample.document_ids);
-    std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), mask.mutable_data_ptr<float>() + row * s);
+    std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), out.loss_mask.mutable_data_ptr<float>() + row * s);
   }
-  out.loss_mask = mask.to(float_type);
+  out.loss_mask = out.loss_mask.to(float_type);
   out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
   MPX_ASSERT(batch.numbers.step >= 0, "a microbatch has samples and no step");
   nn::set_counters(out, batch.numbers.step,

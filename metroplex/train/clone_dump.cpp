@@ -1,4 +1,4 @@
-#include "train/clone_dump.h"
+#include "train/expert_loads.h"
 
 #include <ATen/ATen.h>
 

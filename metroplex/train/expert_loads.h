@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "base/log.h"
 #include "config/config.h"
+#include "cuda/launch_point.h"
 #include "files/expert_trace.h"
 #include "moe/context.h"
 #include "train/assemble.h"
@@ -58,5 +60,14 @@ class ExpertLoads {
 // loads of its own source, of others the sum over all sources. Throws base::Error where the trace has other experts
 // than the model, lacks one of its layers or has no iteration, or cannot be read (files/expert_trace.h).
 std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts);
+
+// The folder of model.moe_echo_dump_dir: what every plan of clones was made of and what it is, to be planned again
+// elsewhere. JSON lines, a file for each rank (clones-<rank>.jsonl); a later run goes on behind them.
+
+// ExpertContext::on_clone_plan that writes a line for each plan, which the host waits for:
+//   {"layer":3,"counts":[[...],...],"owners":[...],"source_rows":[[...],...],"loads":[[...],[...]]}
+// as ClonePlan has them. Throws base::Error("files") where nothing can be written.
+std::function<void(int64_t layer, const moe::ClonePlan&)> clone_dump(const std::string& folder, int rank,
+                                                                     const cuda::Target& target);
 
 }  // namespace metroplex::train

@@ -34,8 +34,9 @@ nn::Microbatch tokens_at(const std::vector<int64_t>& tokens, int64_t position, n
 plan::PipelineTable one_pass(const Assembly& a) {
   plan::PipelineTable table;
   table.name = "one pass";
-  table.num_stages = a.groups().pp.size();
-  table.num_chunks = static_cast<int>(a.stages.size());
+  table.num_stages = a.placement.ranks;
+  table.num_chunks = a.placement.chunks;
+  table.v_shaped = a.placement.v_shaped;
   table.forward_only = true;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
   for (int rank = 0; rank < table.num_stages; ++rank) {
@@ -106,7 +107,7 @@ std::vector<int64_t> generate(Assembly& a, const std::vector<int64_t>& prompt, c
     cache.length += static_cast<int64_t>(input.size());
     at::Tensor next = at::zeros({1}, at::kLong);
     if (a.last_stage()) next.fill_(sample_token(outputs.at(0)[-1][0], options, cache.length));
-    comm::broadcast(next, stages.size() - 1, stages);
+    comm::broadcast(next, a.last_stage_rank(), stages);
     const int64_t token = next.item<int64_t>();
     if (token == options.stop_token) break;
     made.push_back(token);

@@ -1,4 +1,4 @@
-#include "train/gradients.h"
+#include "train/step.h"
 
 #include <ATen/ops/cat.h>
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cuda/graph/checked_graphs.h"
@@ -29,5 +30,16 @@ config::Config graph_check_config(config::Config config);
 // Collective, on the CPU. `config` is resolved and checked for world.size() ranks.
 GraphCheck check_graphs(const config::Config& config, const comm::World& world, int64_t vocab_size,
                         const GraphCheckOptions& options = {}, const StageBuilder& build = models::build_stage);
+
+// What a rank has captured, as lines for the log.
+
+// The number of graphs captured so far.
+int64_t captured_graphs(const Assembly& assembly);
+// Of this rank: number, operations, memory, and what was predicted of the pool. Nothing where nothing captures.
+std::vector<std::string> graph_lines(const Assembly& assembly, int64_t num_microbatches);
+
+// What of this rank's stages is captured, a line a chunk, from the first segment to the last: "[...]" are segments of
+// one graph, "4 x (...)" blocks that are alike. Nothing where no parts of layers are.
+std::vector<std::string> scope_lines(const Assembly& assembly);
 
 }  // namespace metroplex::train

@@ -1,4 +1,4 @@
-#include "train/graph_report.h"
+#include "train/graph_check.h"
 
 #include <cstdio>
 

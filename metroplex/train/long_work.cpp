@@ -1,4 +1,4 @@
-#include "train/long_work.h"
+#include "train/run_data.h"
 
 #include <ATen/ops/full.h>
 

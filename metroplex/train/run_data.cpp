@@ -8,7 +8,6 @@
 #include "comm/collectives.h"
 #include "data/build.h"
 #include "data/sampler.h"
-#include "train/long_work.h"
 
 namespace metroplex::train {
 

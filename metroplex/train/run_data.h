@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/world.h"
 #include "data/build.h"
 #include "data/sample.h"
 #include "files/file_system.h"
@@ -57,5 +59,13 @@ class RunData {
   std::array<bool, 3> present_{};                                 // on every rank
   data::TrainOrder train_order_;
 };
+
+// Work of unknown length on some ranks (building a dataset index may take hours) while the others wait. Waiting
+// inside one collective would time out, so the ranks run short ones in a loop, which also notices at once when a rank
+// dies.
+
+// Collective over the world; returns when the work of every rank is done, and throws what this rank's threw. Where a
+// peer fails the work is left to itself: it must own all it uses.
+void do_with_peers(const std::function<void()>& work, const comm::World& world);
 
 }  // namespace metroplex::train

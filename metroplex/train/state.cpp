@@ -108,8 +108,8 @@ void load_optimizer(Assembly& a, checkpoint::TensorSource& source, bool moments)
 
 // A tensor of the checkpoint that no rank has a place for is an error, unless a difference was allowed that explains
 // it.
-void check_all_taken(checkpoint::TensorSource& source, checkpoint::Exchange& exchange, bool moments, bool allowed,
-                     LoadOutcome& outcome) {
+void check_all_read(checkpoint::TensorSource& source, checkpoint::Exchange& exchange, bool moments, bool allowed,
+                    LoadOutcome& outcome) {
   for (const files::TensorForm& tensor : source.tensors()) {
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
       source.mark_read(tensor.name, tensor.kind);
@@ -295,7 +295,7 @@ LoadOutcome load_state(Assembly& a, const std::string& directory, files::FileSys
   load_weights(a, reader);
   load_buffers(a, reader);
   if (a.optimizer) load_optimizer(a, reader, with_optimizer);
-  check_all_taken(reader, exchange, with_optimizer, !allowed.empty(), outcome);
+  check_all_read(reader, exchange, with_optimizer, !allowed.empty(), outcome);
   if (with_optimizer) {
     load_step(a, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
     a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(

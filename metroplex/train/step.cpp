@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "cuda/host_read.h"
 #include "optim/clip.h"
-#include "train/gradients.h"
 #include "train/step_errors.h"
 #include "train/step_graphs.h"
 
@@ -116,7 +115,7 @@ StepOutcome outcome_of(Assembly& a, const StepInput& input, const EnqueuedStep& 
   const kernels::StepVerdict& verdict = *told.verdict();
   a.steps = static_cast<int64_t>(verdict.steps);
   check_numbers(a, input, told);
-  if (sums.overflows + sums.flagged > 0) a.experts->step_flags.zero_();
+  if (sums.overflows > 0) a.step_flags.zero_();
   StepOutcome outcome;
   const auto mean = [&](double sum) { return sums.weight > 0 ? sum / sums.weight : 0.0; };
   outcome.loss = mean(sums.loss);
@@ -194,7 +193,7 @@ LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& given, boo
   }
   StepVector told = vector.on_host(a.world->target());
   if (told.sums()->overflows > 0) {
-    a.experts->step_flags.zero_();
+    a.step_flags.zero_();
     overflow_of(a, "in evaluation");
     const Repeating repeating(a);
     write_step_inputs(a, given, stop);

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "optim/clip.h"
-#include "train/gradients.h"
+#include "train/step.h"
 
 namespace metroplex::train {
 

@@ -71,8 +71,7 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.losses = values_of(losses);
   own.stop = values_of(a.step_inputs);
   own.tokens = own.stop + 1;
-  const at::Tensor flags = a.experts ? a.experts->step_flags : at::Tensor();
-  own.flags = flags.defined() ? static_cast<const int32_t*>(flags.const_data_ptr()) : nullptr;
+  own.flags = static_cast<const int32_t*>(a.step_flags.const_data_ptr());
   own.reports = values_of(terms.sums);
   own.reported = terms.terms.defined() ? terms.terms.numel() : 0;
   own.terms = terms.terms.defined() ? static_cast<const int64_t*>(terms.terms.const_data_ptr()) : nullptr;
@@ -82,7 +81,8 @@ StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, in
   own.counts_tokens = own.counts_losses && a.groups().cp.first();
   const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
   const at::Tensor summed = vector.summed(), kept = vector.own();
-  cuda::launch(target, {"own_sums", {&a.step_inputs, &losses, &flags, &terms.sums, &terms.terms}, {&summed, &kept}},
+  cuda::launch(target,
+               {"own_sums", {&a.step_inputs, &losses, &a.step_flags, &terms.sums, &terms.terms}, {&summed, &kept}},
                kernels::own_sums, kernels::own_sums_cuda, own, place);
   comm::all_reduce(summed, a.groups().world);
   return vector;

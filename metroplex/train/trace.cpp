@@ -95,8 +95,9 @@ int64_t net_of(const std::vector<plan::IslandTrace>& islands) {
 plan::PipelineTable own_actions(const Assembly& a, int num_microbatches) {
   using plan::ActionKind;
   plan::PipelineTable table;
-  table.num_stages = a.groups().pp.size();
-  table.num_chunks = static_cast<int>(a.stages.size());
+  table.num_stages = a.placement.ranks;
+  table.num_chunks = a.placement.chunks;
+  table.v_shaped = a.placement.v_shaped;
   table.num_microbatches = num_microbatches;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
   const int rank = a.groups().pp.index();
@@ -175,22 +176,6 @@ class Tracer final : public nn::StageObserver {
   int64_t border_ = 0, gathered_ = 0;
 };
 
-nn::Microbatch blank_batch(const config::Config& config, at::Device device) {
-  const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(device);
-  const int64_t b = config.train.micro_batch_size, s = config.train.seq_length;
-  const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  nn::Microbatch batch;
-  batch.tokens = at::empty({b, s}, integers);
-  batch.labels = at::empty({b, s}, integers);
-  batch.position_ids = at::empty({b, s}, integers);
-  const at::Tensor counters = at::empty({b + 1}, integers);
-  batch.sample_counters = counters.narrow(0, 0, b);
-  batch.step = counters.narrow(0, b, 1);
-  batch.loss_mask = at::empty({b, s}, integers.dtype(wide ? at::kDouble : at::kFloat));
-  if (config.data.reset_attention_mask) batch.document_ids = at::empty({b, s}, integers);
-  return batch;
-}
-
 std::vector<plan::TransientFamily> transient_families(const Assembly& a) {
   std::vector<plan::TransientFamily> all;
   for (const distributed::ParamFamily& family : a.families.all()) {
@@ -233,7 +218,10 @@ plan::RankTrace trace_rank(const RankRequest& request) {
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
   // The second microbatch is recorded: one-time allocations were made in the first.
-  const std::vector<nn::Microbatch> batches(2, blank_batch(config, world.device()));
+  const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
+  const std::vector<nn::Microbatch> batches(
+      2, nn::empty_microbatch({config.train.micro_batch_size, config.train.seq_length,
+                               config.data.reset_attention_mask, wide ? at::kDouble : at::kFloat, world.device()}));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();

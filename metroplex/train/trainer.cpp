@@ -16,7 +16,7 @@
 #include "plan/microbatches.h"
 #include "plan/model_flops.h"
 #include "train/expert_loads.h"
-#include "train/graph_report.h"
+#include "train/graph_check.h"
 #include "train/intervals.h"
 #include "train/memory_report.h"
 #include "train/run_data.h"

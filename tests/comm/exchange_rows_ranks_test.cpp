@@ -6,7 +6,7 @@
 #include "support/forwarding_backend.h"
 #include "support/record_tape.h"
 #include "support/run_ranks.h"
-#include "support/tape.h"
+#include "support/operation_recorder.h"
 
 namespace metroplex::test::exchange_rows_ranks_test {
 namespace {
@@ -116,13 +116,13 @@ TEST(ExchangeRows, AreCountedByTheirCapacity) {
 }
 
 TEST(ExchangeRows, OfARankWithoutValuesAreTold) {
-  Tape tape;
-  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &tape);
+  OperationRecorder recorder;
+  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &recorder);
   const auto on_meta = at::TensorOptions(at::kMeta);
   const at::Tensor rows = at::empty({4, 3}, on_meta), counts = at::empty({2}, on_meta.dtype(at::kLong)),
                    flag = at::empty({1}, on_meta.dtype(at::kInt));
   comm::exchange_rows_async({rows.clone(), counts.clone()}, {rows, counts}, 2, flag, world.groups().tp).wait();
-  EXPECT_EQ(tape.calls().at("exchange_rows"), 1);
+  EXPECT_EQ(recorder.calls().at("exchange_rows"), 1);
 }
 
 TEST(ExchangeRows, OfAnotherCapacityOrShapeAreNamed) {

@@ -11,7 +11,7 @@
 #include "support/owned_rows_checks.h"
 #include "support/record_tape.h"
 #include "support/run_ranks.h"
-#include "support/tape.h"
+#include "support/operation_recorder.h"
 
 namespace metroplex::test::owned_rows_ranks_test {
 namespace {
@@ -156,11 +156,11 @@ TEST(OwnedRows, AreCountedAndTold) {
             {.traffic = traffic});
   EXPECT_EQ(traffic->of("tp", "fetch_rows").calls, 2) << "one a rank";
   EXPECT_EQ(traffic->of("tp", "return_rows").bytes, 2 * 4 * 4);
-  Tape tape;
-  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &tape);
+  OperationRecorder recorder;
+  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &recorder);
   both(world.groups().tp, at::TensorOptions(at::kMeta).dtype(at::kFloat));
-  EXPECT_EQ(tape.calls().at("fetch_rows"), 1);
-  EXPECT_EQ(tape.calls().at("return_rows"), 1);
+  EXPECT_EQ(recorder.calls().at("fetch_rows"), 1);
+  EXPECT_EQ(recorder.calls().at("return_rows"), 1);
 }
 
 }  // namespace

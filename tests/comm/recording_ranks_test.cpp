@@ -3,7 +3,7 @@
 #include "comm/collectives.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
-#include "support/tape.h"
+#include "support/operation_recorder.h"
 
 namespace metroplex::test::recording_ranks_test {
 namespace {
@@ -37,13 +37,13 @@ void call_all(Buffers& b, const comm::Group& group) {
 
 TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
   run_ranks(3, [](const comm::World& world) {
-    Tape tape;
-    const comm::Group group = world.groups().tp.recorded(tape);
+    OperationRecorder recorder;
+    const comm::Group group = world.groups().tp.recorded(recorder);
     Buffers first(world.rank(), 1.0), other(world.rank(), 7.0), wanted(world.rank(), 7.0);
     call_all(first, group);
     call_all(wanted, world.groups().tp);
     std::vector<std::string> names;
-    for (const Tape::Kept& kept : tape.operations()) {
+    for (const OperationRecorder::Kept& kept : recorder.operations()) {
       names.push_back(kept.operation.name);
       EXPECT_EQ(kept.operation.group, "tp");
     }
@@ -51,7 +51,8 @@ TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
                                                "batch_p2p", "wait", "broadcast", "wait", "barrier"}));
     const auto pointers = [&](size_t i, bool reads) {
       std::vector<const void*> all;
-      for (const at::Tensor& x : reads ? tape.operations()[i].operation.reads : tape.operations()[i].operation.writes)
+      for (const at::Tensor& x :
+           reads ? recorder.operations()[i].operation.reads : recorder.operations()[i].operation.writes)
         all.push_back(x.const_data_ptr());
       return all;
     };
@@ -67,24 +68,24 @@ TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
     EXPECT_EQ(pointers(6, false), at_of(first.received));
     const std::vector<at::Tensor*> to = first.all(), from = other.all(), want = wanted.all();
     for (size_t i = 0; i < to.size(); ++i) to[i]->copy_(*from[i]);
-    tape.replay();
+    recorder.replay();
     for (size_t i = 0; i < to.size(); ++i) EXPECT_TRUE(at::equal(*to[i], *want[i])) << i;
   });
 }
 
 TEST(RecordingRanks, RecordedGroupsDoWhatEveryBackendMust) {
   run_ranks(2, [](const comm::World& world) {
-    Tape tape;
-    check_collectives(world.groups().tp.recorded(tape));
-    EXPECT_GT(tape.calls()["all_to_all"], 0);
+    OperationRecorder recorder;
+    check_collectives(world.groups().tp.recorded(recorder));
+    EXPECT_GT(recorder.calls()["all_to_all"], 0);
   });
 }
 
 TEST(RecordingRanks, AGroupOfOneHasNothingToTell) {
-  Tape tape;
+  OperationRecorder recorder;
   Buffers b(0, 1.0);
-  comm::all_reduce(b.reduced, comm::Group().recorded(tape));
-  EXPECT_TRUE(tape.operations().empty());
+  comm::all_reduce(b.reduced, comm::Group().recorded(recorder));
+  EXPECT_TRUE(recorder.operations().empty());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // columns that tokens go to.
 #include "conformance/report.h"
 #include "plan/echo_parts.h"
+#include "support/echo_check.h"
 #include "support/echo_reroute.h"
 
 namespace metroplex::conformance {
@@ -68,7 +69,7 @@ std::string check_plan(const EchoCase& given, EchoPlanner planner, const Json& e
   const EchoOptions options = as_upstream(planner, entry.value("threshold", 0.0));
   const EchoPlan plan = plan_echo(counts, options);
   const EchoSizes sizes = counts.sizes;
-  if (const std::string problem = echo_problem(counts, options, plan); !problem.empty()) return problem;
+  if (const std::string problem = test::echo_problem(counts, options, plan); !problem.empty()) return problem;
   if (entry.contains("undefined")) return "";
   Matrix assign = zeros(sizes.experts, sizes.clones());
   Matrix breadth = zeros(sizes.ranks, sizes.clones()), depth = breadth, from = breadth;

@@ -5,6 +5,7 @@
 #include "plan/graph_plan.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
+#include "support/graphs_without_sends.h"
 #include "support/megatron_captures.h"
 
 namespace metroplex::conformance {
@@ -89,7 +90,7 @@ std::string check_rank(const plan::PipelineTable& table, const Json& recorded) {
   const int rank = recorded.at("rank").get<int>();
   std::string problem = compare_list(plan::order_of(table, rank), recorded, "order");
   const std::vector<int> layers(static_cast<size_t>(table.num_chunks), 1);
-  const auto sets = plan::plan_graphs_without_sends(table, rank, plan::alike_layers(layers));
+  const auto sets = test::plan_graphs_without_sends(table, rank, plan::alike_layers(layers));
   plan::verify_graphs(plan::plan_graphs(table, rank, plan::alike_layers(layers)), table, rank);
   if (table.num_chunks > 1) return problem;
   expect(problem, recorded, "te_graph_static_input_sets_1layer", sets.num_sets());

@@ -71,18 +71,20 @@ void check_copies() {
 void check_sums_and_factors() {
   const int64_t n = 1000;
   const at::Tensor losses = at::arange(n, at::kDouble).sin(), tokens = at::arange(n, at::kDouble).cos().abs() * 9;
-  const at::Tensor stop = at::ones({1}, at::kDouble), reported = at::ones({1}, at::kLong);
+  const at::Tensor stop = at::ones({1}, at::kDouble), reported = at::ones({1}, at::kLong),
+                   flags = at::ones({kStepFlags}, at::kInt);
   const StepValues values{.loss_scale = 3};
   const LossFactorShape shape{n, 3, false};
   const auto run = [&](at::Device device, auto&& sums, auto&& factors) {
     const auto there = [&](const at::Tensor& x) { return x.to(device); };
     const at::Tensor l = there(losses), t = there(tokens), s = there(stop), p = there(reported),
-                     v = there(tensor_of(&values, sizeof(values)));
-    const at::Tensor out = at::zeros({5 + 2 + n}, v.options()), f = at::zeros({n}, v.options());
+                     raised = there(flags), v = there(tensor_of(&values, sizeof(values)));
+    constexpr int64_t kSums = sizeof(StepSums) / sizeof(double);
+    const at::Tensor out = at::zeros({kSums + 2 + n}, v.options()), f = at::zeros({n}, v.options());
     auto* const place = at_gpu<StepSums>(out);
-    auto* const terms = at_gpu<double>(out) + 5;
+    auto* const terms = at_gpu<double>(out) + kSums;
     sums(OwnLosses{n, at_gpu<double>(l), at_gpu<double>(t), at_gpu<double>(s), 1, at_gpu<double>(l),
-                   at_gpu<int64_t>(p), false, true, true, true},
+                   at_gpu<int64_t>(p), false, true, true, true, at_gpu<int32_t>(raised)},
          SumsPlace{place, terms, 2, terms + 2});
     factors(at_gpu<StepValues>(v), at_gpu<double>(t), at_gpu<double>(f));
     return at::cat({out, f}).cpu();

@@ -101,8 +101,7 @@ TEST(StepState, WhatHoldsAStepBack) {
   }
 }
 
-// An overflow of rows is taken again: gradients, losses and the loss scale say nothing. What a layer finds not finite
-// counts as a gradient that is not.
+// An overflow of rows is taken again: gradients, losses and the loss scale say nothing.
 TEST(StepState, FlagsOfLayersHoldAStepBack) {
   Case c;
   c.rules.scale.scales = c.rules.scale.dynamic = true;
@@ -110,7 +109,7 @@ TEST(StepState, FlagsOfLayersHoldAStepBack) {
   c.rules.skip_threshold = 1;
   c.values.loss_scale = 4;
   c.values.hysteresis_tracker = 1;
-  c.sums.overflows = c.sums.flagged = 2;
+  c.sums.overflows = 2;
   c.numbers[1] = 1;
   const StepVerdict overflow = c.judged();
   EXPECT_EQ(overflow.updates + overflow.found_inf + overflow.over_limit, 0);
@@ -119,11 +118,10 @@ TEST(StepState, FlagsOfLayersHoldAStepBack) {
   EXPECT_EQ(c.values.growth_tracker, 0);
   EXPECT_EQ(c.values.hysteresis_tracker, 1);
   c.sums.overflows = 0;
-  c.numbers[1] = 0;
   c.rules.skip_threshold = kInf;
   EXPECT_EQ(c.judged().found_inf, 1);
   EXPECT_EQ(c.values.loss_scale, 2);
-  c.sums.flagged = 0;
+  c.numbers[1] = 0;
   EXPECT_EQ(c.judged().updates, 1);
   EXPECT_EQ(c.values.loss_scale, 4);
 }
@@ -151,7 +149,8 @@ Sums summed(const std::function<void(OwnLosses&)>& change) {
   static const double losses[] = {3, 10, 7}, tokens[] = {2, 0.5, 4}, stop = 1;
   static const double reports[] = {1, 2, 4, 16, 0, 0, 0, 8, 0};
   static const int64_t terms[] = {0, 1, 1};
-  OwnLosses own{3, losses, tokens, &stop, 3, reports, terms, false, true, true, true};
+  static const int32_t flags[kStepFlags] = {};
+  OwnLosses own{3, losses, tokens, &stop, 3, reports, terms, false, true, true, true, flags};
   change(own);
   Sums out;
   own_sums(own, {&out.sums, out.terms, 2, out.losses});
@@ -175,13 +174,11 @@ TEST(StepState, OwnSumsAreMeansOfMicrobatchesOrSumsOverTokens) {
 }
 
 TEST(StepState, FlagsAreOfRanksHoweverOftenRaised) {
-  const int32_t flags[kStepFlags] = {3, 0}, other[kStepFlags] = {0, -1};
-  const Sums overflow = summed([&](OwnLosses& own) { own.flags = flags; });
-  EXPECT_EQ(overflow.sums.overflows, 1);
-  EXPECT_EQ(overflow.sums.flagged, 0);
-  const Sums flagged = summed([&](OwnLosses& own) { own.flags = other; });
-  EXPECT_EQ(flagged.sums.overflows, 0);
-  EXPECT_EQ(flagged.sums.flagged, 1);
+  for (const int32_t raised : {3, -1}) {
+    const int32_t flags[kStepFlags] = {raised};
+    EXPECT_EQ(summed([&](OwnLosses& own) { own.flags = flags; }).sums.overflows, 1);
+  }
+  EXPECT_EQ(summed([](OwnLosses&) {}).sums.overflows, 0);
 }
 
 TEST(StepState, ATermThatThereIsNotWritesNowhereAndShows) {

@@ -171,7 +171,8 @@ void run_optimizer(const Room& r) {
   loss_factors_cuda(values.data(), r.d.data(), r.d.data() + 100, {8, 1, false}, nullptr);
   const DeviceArray<StepSums> sums({StepSums{}}, Use::both, "sums");
   const DeviceArray<StepVerdict> verdict({StepVerdict{}}, Use::both, "verdict");
-  own_sums_cuda({.stop = r.d.data()}, {sums.data(), nullptr, 0, nullptr}, nullptr);
+  const DeviceArray<int32_t> flags({0}, Use::in, "flags");
+  own_sums_cuda({.stop = r.d.data(), .flags = flags.data()}, {sums.data(), nullptr, 0, nullptr}, nullptr);
   judge_step_cuda({}, {values.data(), rates.data(), r.d.data(), sums.data(), r.d.data(), verdict.data()}, nullptr);
 }
 

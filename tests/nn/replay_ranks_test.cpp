@@ -1,4 +1,4 @@
-// Kernels and collectives that a tape has recorded, run again in order on other inputs, give what a run on these
+// Kernels and collectives that a recorder has kept, run again in order on other inputs, give what a run on these
 // gives.
 #include <ATen/core/grad_mode.h>
 
@@ -9,7 +9,7 @@
 #include "nn/rope.h"
 #include "nn/tools.h"
 #include "support/run_ranks.h"
-#include "support/tape.h"
+#include "support/operation_recorder.h"
 
 namespace metroplex::test::replay_ranks_test {
 namespace {
@@ -47,8 +47,8 @@ struct Chain {
 
 TEST(ReplayRanks, OnOtherInputsGivesTheBitsOfARun) {
   run_ranks(2, [](const comm::World& world) {
-    Tape tape;
-    const comm::World watched = world.recorded(tape);
+    OperationRecorder recorder;
+    const comm::World watched = world.recorded(recorder);
     nn::LayerContext context = layer_context(watched.groups().tp);
     context.target = watched.target();
     const at::Tensor x = sample({6, 2, 24}, 1 + static_cast<uint64_t>(world.rank())),
@@ -59,9 +59,9 @@ TEST(ReplayRanks, OnOtherInputsGivesTheBitsOfARun) {
     const at::Tensor out = chain.run(x);
     EXPECT_TRUE(at::equal(out, before));
     EXPECT_FALSE(at::equal(out, wanted));
-    EXPECT_EQ(tape.operations().size(), 4u + 2 * 2);  // kernels, calls and their waits
+    EXPECT_EQ(recorder.operations().size(), 4u + 2 * 2);  // kernels, calls and their waits
     x.copy_(other);
-    tape.replay();
+    recorder.replay();
     EXPECT_TRUE(at::equal(out, wanted));
   });
 }

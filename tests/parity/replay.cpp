@@ -6,7 +6,7 @@
 #include "nn/param_init.h"
 #include "train/batch.h"
 #include "train/gather.h"
-#include "train/graph_report.h"
+#include "train/graph_check.h"
 
 namespace metroplex::parity {
 namespace {

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "plan/echo_cases.h"
 #include "plan/echo_parts.h"
+#include "support/echo_check.h"
 
 namespace metroplex::plan::echo_test {
 namespace {
@@ -22,7 +23,8 @@ EchoOptions with(EchoPlanner planner, int ranks_per_node = 0) {
 
 EchoPlan checked(const Case& c, int slots, const EchoOptions& options) {
   EchoPlan plan = plan_echo(c.with(slots), options);
-  EXPECT_EQ(echo_problem(c.with(slots), options, plan), "") << config::text_of(options.planner) << ": " << text_of(c);
+  EXPECT_EQ(test::echo_problem(c.with(slots), options, plan), "")
+      << config::text_of(options.planner) << ": " << text_of(c);
   return plan;
 }
 
@@ -183,15 +185,6 @@ TEST(Echo, ClonesComeFromTheSameNodeWhereThatCostsNothing) {
   EXPECT_GT(near, 2 * near_without);
 }
 
-TEST(Echo, HashTellsPlansApart) {
-  const Case c = of_experts(4, {250, 150, 100, 20, 160, 140, 120, 80});
-  const EchoPlan plan = checked(c, 2, with(EchoPlanner::greedy));
-  EchoPlan other = plan;
-  EXPECT_EQ(echo_hash(plan), echo_hash(other));
-  std::swap(other.source_rows[2], other.source_rows[6]);
-  EXPECT_NE(echo_hash(plan), echo_hash(other));
-}
-
 // echo_problem is what the walks rely on.
 TEST(Echo, AWrongPlanHasAProblem) {
   const Case c{{3, 3, 1}, {15, 0, 0, 25, 0, 0, 50, 0, 0}};
@@ -200,7 +193,7 @@ TEST(Echo, AWrongPlanHasAProblem) {
   const auto problem = [&](const auto& change) {
     EchoPlan wrong = plan;
     change(wrong);
-    return echo_problem(c.with(1), options, wrong);
+    return test::echo_problem(c.with(1), options, wrong);
   };
   EXPECT_NE(problem([](EchoPlan& p) { p.owner[0] = 1; }), "");
   EXPECT_NE(problem([](EchoPlan& p) { p.owner[1] = 1; }), "");

@@ -19,6 +19,7 @@
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 #include "support/error_of.h"
+#include "support/graphs_without_sends.h"
 #include "support/megatron_captures.h"
 
 namespace metroplex::plan::graph_plan_test {
@@ -195,7 +196,7 @@ TEST(GraphPlan, EverySetThatIsTakenTooEarlyIsFoundAndNoOther) {
 
 TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
   const auto table = build_schedule("interleaved", {4, 2, 8, 0, false, true});
-  const GraphPlan plan = plan_graphs_without_sends(table, 3, one_layer_a_chunk(table));
+  const GraphPlan plan = test::plan_graphs_without_sends(table, 3, one_layer_a_chunk(table));
   const std::string text = refusal(plan, table, 3);
   EXPECT_EQ(
       text,
@@ -205,7 +206,7 @@ TEST(GraphPlan, ASendThatIsNotCountedIsFoundWithItsBuffer) {
   EXPECT_EQ(refusal(plan_graphs(table, 3, one_layer_a_chunk(table)), table, 3), "");
   // An evaluation has outputs alone.
   const auto evaluation = build_schedule("1f1b", {3, 1, 4, 0, true});
-  EXPECT_NE(refusal(plan_graphs_without_sends(evaluation, 0, one_layer_a_chunk(evaluation)), evaluation, 0)
+  EXPECT_NE(refusal(test::plan_graphs_without_sends(evaluation, 0, one_layer_a_chunk(evaluation)), evaluation, 0)
                 .find("the output of set 0 of chunk 0 (microbatch 0) is overwritten by the forward of microbatch 1"),
             std::string::npos);
 }
@@ -216,7 +217,7 @@ TEST(GraphPlan, IsMegatronsWhereSendsTakeNoTimeAndChunksShareNoSets) {
     for (int rank = 0; rank < table.num_stages; ++rank) {
       const GraphLayers layers = one_layer_a_chunk(table);
       const MegatronSets theirs = megatron_sets(order_of(table, rank), layers, table.num_microbatches);
-      const GraphPlan ours = plan_graphs_without_sends(table, rank, layers);
+      const GraphPlan ours = test::plan_graphs_without_sends(table, rank, layers);
       ASSERT_EQ(ours.num_sets(), theirs.num_sets);
       ASSERT_EQ(ours.set_of[0], theirs.set_of_forward);
     }

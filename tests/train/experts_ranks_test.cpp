@@ -213,7 +213,7 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
           const auto before = whole_state(*a);
           const auto rank = static_cast<size_t>(world.rank());
           if (overflows) {
-            if (world.rank() == 1) a->experts->step_flags[cuda::kernels::kOverflow] = 1;
+            if (world.rank() == 1) a->step_flags[cuda::kernels::kOverflow] = 1;
             const auto batches = batches_of(*a, 1), next = batches_of(*a, 2);
             const train::StepInput input{batches, 2, 8, false, {}}, behind{next, 3, 16, false, {}};
             const train::EnqueuedStep first = train::enqueue_step(*a, input),

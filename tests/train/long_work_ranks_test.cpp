@@ -1,5 +1,5 @@
 // Ranks wait for the long work of others without a timeout, and not for one that failed.
-#include "train/long_work.h"
+#include "train/run_data.h"
 
 #include <gtest/gtest.h>
 

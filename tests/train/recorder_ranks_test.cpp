@@ -2,7 +2,7 @@
 // steps, with all tensors that they touch.
 #include "comm/backends/counting.h"
 #include "nn/with_products.h"
-#include "support/tape.h"
+#include "support/operation_recorder.h"
 #include "train/support.h"
 
 namespace metroplex::test::recorder_ranks_test {
@@ -22,19 +22,19 @@ Recorded record(config::Config config, bool sequence_parallel) {
   std::vector<Recorded> of_ranks(2);
   comm::run_threads(2, topology::RankGrid(2, config.parallel), {std::chrono::seconds(60)},
                     [&](const comm::World& world) {
-                      Tape tape;
+                      OperationRecorder recorder;
                       Recorded& mine = of_ranks[static_cast<size_t>(world.rank())];
                       {
-                        const comm::World watched = world.recorded(tape);
+                        const comm::World watched = world.recorded(recorder);
                         const auto a = train::assemble(config, watched, kVocab);
                         for (int64_t step = 0; step < 2; ++step) mine.outcome = step_at(*a, step);
                         for (const optim::State& state : a->optimizer->state())
                           a->optimizer->restore(state, state.values().clone());
                         a->families.settle();
                       }
-                      mine.kernels = tape.kernels();
-                      mine.calls = tape.calls();
-                      tape.run_each_alone();
+                      mine.kernels = recorder.kernels();
+                      mine.calls = recorder.calls();
+                      recorder.run_each_alone();
                     });
   Recorded all = of_ranks[0];
   EXPECT_EQ(all.kernels, of_ranks[1].kernels);
@@ -118,12 +118,12 @@ TEST(RecorderRanks, IsToldOfEveryCallOfAGroup) {
     options.traffic = traffic;
     std::vector<std::map<std::string, int64_t>> of_ranks(8);
     comm::run_threads(8, topology::RankGrid(8, config.parallel), options, [&](const comm::World& world) {
-      Tape tape;
-      const comm::World watched = world.recorded(tape);
+      OperationRecorder recorder;
+      const comm::World watched = world.recorded(recorder);
       const auto a = train::assemble(config, watched, kVocab);
       step_at(*a, 0);
       a->families.settle();
-      of_ranks[static_cast<size_t>(world.rank())] = tape.calls();
+      of_ranks[static_cast<size_t>(world.rank())] = recorder.calls();
     });
     std::map<std::string, int64_t> recorded, counted;
     for (const auto& calls : of_ranks) {
@@ -142,8 +142,8 @@ TEST(RecorderRanks, ARecorderChangesNothing) {
   std::vector<std::vector<double>> numbers;
   for (const bool watched : {false, true}) {
     run_cut(config, {.tp = 2}, [&](const comm::World& world) {
-      Tape tape;
-      const comm::World own = watched ? world.recorded(tape) : world;
+      OperationRecorder recorder;
+      const comm::World own = watched ? world.recorded(recorder) : world;
       const auto a = train::assemble(config, own, kVocab);
       std::vector<double> mine;
       for (int64_t step = 0; step < 3; ++step) {

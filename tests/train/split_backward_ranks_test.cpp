@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/split_backward.h"
-#include "train/gradients.h"
+#include "train/step.h"
 #include "train/legs.h"
 
 namespace metroplex::test::split_backward_ranks_test {

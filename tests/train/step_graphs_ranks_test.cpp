@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/without_onednn.h"
-#include "train/graph_report.h"
+#include "train/graph_check.h"
 #include "train/memory_cases.h"
 #include "train/memory_watch.h"
 #include "train/step_graphs.h"

@@ -15,25 +15,25 @@ using PendingSlot = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
  public:
-  RecordedPending(std::string group, cuda::Recorder& recorder, PendingSlot flight, Tensors reads, Tensors writes)
+  RecordedPending(std::string group, cuda::Recorder& recorder, PendingSlot slot, Tensors reads, Tensors writes)
       : group_(std::move(group)),
         recorder_(recorder),
-        flight_(std::move(flight)),
+        slot_(std::move(slot)),
         reads_(std::move(reads)),
         writes_(std::move(writes)) {}
   void wait() override {
-    cuda::Operation wait{"wait", group_, reads_, writes_, {}, [flight = flight_] {
-                           if (*flight) (*flight)->wait();
-                           flight->reset();
+    cuda::Operation wait{"wait", group_, reads_, writes_, {}, [slot = slot_] {
+                           if (*slot) (*slot)->wait();
+                           slot->reset();
                          }};
-    wait.flight = flight_.get();
+    wait.flight = slot_.get();
     recorder_.run(std::move(wait));
   }
 
  private:
   std::string group_;
   cuda::Recorder& recorder_;
-  PendingSlot flight_;
+  PendingSlot slot_;
   Tensors reads_, writes_;
 };
 
@@ -115,13 +115,13 @@ class RecordingBackend final : public GroupBackend {
   // `start` gets the tensors of the call; its wait() updates `settled`.
   PendingPtr issue(cuda::Operation operation, const Tensors& tensors,
                    const std::function<PendingPtr(const Tensors&)>& start, const Tensors& settled = {}) {
-    const auto flight = std::make_shared<PendingPtr>();
+    const auto slot = std::make_shared<PendingPtr>();
     Tensors writes = operation.writes;
     writes.insert(writes.end(), settled.begin(), settled.end());
-    auto pending = std::make_shared<RecordedPending>(group_, recorder_, flight, settled, std::move(writes));
-    operation.flight = flight.get();
+    auto pending = std::make_shared<RecordedPending>(group_, recorder_, slot, settled, std::move(writes));
+    operation.flight = slot.get();
     const auto run_over = [&](Tensors over) {
-      return [flight, start, over = std::move(over)] { *flight = start(over); };
+      return [slot, start, over = std::move(over)] { *slot = start(over); };
     };
     Tensors held;
     for (const at::Tensor& x : tensors) held.push_back(recorder_.held(x));

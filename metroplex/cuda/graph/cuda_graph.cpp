@@ -22,16 +22,16 @@ using SharedPtr = std::shared_ptr<Shared>;
 
 // During its lifetime the capture stream is the current stream, ordered after the work of the previous one; at the
 // end the previous stream waits for it. Autograd's own threads are off meanwhile, so that backward runs on this one.
-class Aside {
+class CaptureStreamGuard {
  public:
-  explicit Aside(Shared& shared) : shared_(shared), outer_(shared.calls->current_stream()) {
+  explicit CaptureStreamGuard(Shared& shared) : shared_(shared), outer_(shared.calls->current_stream()) {
     shared.calls->chain(outer_, shared.stream);
     shared.calls->set_current_stream(shared.stream);
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
-  Aside(const Aside&) = delete;
-  Aside& operator=(const Aside&) = delete;
-  ~Aside() {
+  CaptureStreamGuard(const CaptureStreamGuard&) = delete;
+  CaptureStreamGuard& operator=(const CaptureStreamGuard&) = delete;
+  ~CaptureStreamGuard() {
     if (left_) return;
     try {
       leave();
@@ -86,7 +86,7 @@ class CudaGraph final : public Graph {
       shared_->capturing = capturing_ = true;
       graph_ = calls().make_graph();
       live_before_ = pool_->bytes().live;
-      aside_.emplace(*shared_);
+      guard_.emplace(*shared_);
       calls().synchronize(shared_->stream);
       meter_.emplace(MemoryMeter::Of::gpu);
       graph_->begin_capture(pool_->id());
@@ -104,9 +104,9 @@ class CudaGraph final : public Graph {
       graph_->instantiate();
       size_.bytes = std::max<int64_t>(0, free_before - calls().free_bytes());
       calls().synchronize(shared_->stream);
-      aside_->leave();
+      guard_->leave();
     });
-    aside_.reset();
+    guard_.reset();
     shared_->capturing = capturing_ = false;
     captured_ = true;
   }
@@ -116,7 +116,7 @@ class CudaGraph final : public Graph {
     if (graph_) graph_->discard_capture();
     graph_.reset();
     meter_.reset();
-    aside_.reset();
+    guard_.reset();
     size_ = {};
     shared_->capturing = capturing_ = false;
   }
@@ -160,7 +160,7 @@ class CudaGraph final : public Graph {
   SharedPtr shared_;
   std::shared_ptr<CudaPool> pool_;
   std::unique_ptr<CudaGraphCalls::Graph> graph_;
-  std::optional<Aside> aside_;
+  std::optional<CaptureStreamGuard> guard_;
   std::optional<MemoryMeter> meter_;
   int64_t live_before_ = 0;
   GraphSize size_;
@@ -180,9 +180,9 @@ class CudaGraphDevice final : public GraphDevice {
   Recorder* recorder() override { return nullptr; }
   void run_on_capture_stream(const std::function<void()>& work) override {
     MPX_ASSERT(!shared_->capturing, "warm-up inside a capture");
-    Aside aside(*shared_);
+    CaptureStreamGuard guard(*shared_);
     work();
-    aside.leave();
+    guard.leave();
   }
 
  private:

@@ -124,15 +124,8 @@ std::vector<Finding> check_tape(const Recording& recording, bool alone) {
   std::vector<Finding> found;
   find_host_reads(recording.tape, found);
   find_given_back(recording.tape, found);
-  append(found, check_flights(recording.tape));
+  append(found, check_pending_calls(recording.tape));
   if (alone) append(found, check_replays({{"", &recording.tape, {}}}, {0}, {&recording.pool}));
-  return found;
-}
-
-std::vector<Finding> check_tapes(const Recording& first, const Recording& second) {
-  std::vector<Finding> found = check_tape(first);
-  append(found, check_tape(second));
-  append(found, compare(first, second));
   return found;
 }
 

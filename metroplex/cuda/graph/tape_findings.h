@@ -50,8 +50,6 @@ struct Recording {
 // between a communication call and its wait, calls that are not waited for; and, where it is replayed `alone`, not
 // among other graphs of its pool, values there that its next replay does not find.
 std::vector<Finding> check_tape(const Recording& recording, bool alone = true);
-// The same of both, and what compare() finds between them.
-std::vector<Finding> check_tapes(const Recording& first, const Recording& second);
 
 // For those who find.
 Finding finding_at(const Tape& tape, size_t operation, FindingKind kind, std::string text);
@@ -77,7 +75,7 @@ std::vector<Finding> compare(const Recording& first, const Recording& second);
 // writes. On a fast machine such a race with a slow peer would not show.
 
 // Also finds the calls that are not waited for within the tape: a replay would start them a second time.
-std::vector<Finding> check_flights(const Tape& tape);
+std::vector<Finding> check_pending_calls(const Tape& tape);
 
 // Compares communication on the tapes of all ranks: every member of a group must issue the same calls in the same
 // order, and every send needs its receive. On GPUs a mismatch would be a silent hang.

@@ -42,20 +42,20 @@ struct StepPlace {
 constexpr int64_t kRatesOfGroup = sizeof(GroupRates) / sizeof(double);
 constexpr int64_t rate_row(int64_t groups) { return 1 + groups * kRatesOfGroup; }
 
-// What layers find while they run, int32 each, not 0: raised. The host lowers them.
+// What layers find while they run, int32 each, not 0: raised. The host lowers them. Losses and gradients need none:
+// they are counted where they are summed (StepSums::bad_losses, JudgePlace::numbers).
 enum StepFlag {
-  kOverflow,   // rows found no room in a buffer, so the step must be taken again: nothing may change, no loss scale
-               // either
-  kNotFinite,  // as gradients that are not finite
+  kOverflow,  // rows found no room in a buffer, so the step must be taken again: nothing may change, no loss scale
+              // either
   kStepFlags
 };
 
 // Sums over all ranks; those of the loss terms follow.
 struct StepSums {
   double loss = 0, weight = 0, tokens = 0;
-  double stop = 0;                    // ranks that were asked to end
-  double bad_losses = 0;              // that are not finite
-  double overflows = 0, flagged = 0;  // ranks that raised kOverflow, kNotFinite
+  double stop = 0;        // ranks that were asked to end
+  double bad_losses = 0;  // that are not finite
+  double overflows = 0;   // ranks that raised kOverflow
 };
 
 struct StepVerdict {
@@ -97,7 +97,7 @@ struct OwnLosses {
   const int64_t* terms = nullptr;   // [reported]: which they are; one that there is not makes them all NaN
   bool per_token = false;
   bool counts_losses = false, counts_tokens = false, counts_terms = false;
-  const int32_t* flags = nullptr;  // [kStepFlags]; null: nobody raises any
+  const int32_t* flags = nullptr;  // [kStepFlags]
 };
 struct SumsPlace {
   StepSums* sums = nullptr;

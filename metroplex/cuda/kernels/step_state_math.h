@@ -34,10 +34,7 @@ constexpr MPX_INLINE void add_terms(const OwnLosses& own, const SumsPlace& place
 constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) {
   StepSums sums;
   sums.stop = *own.stop;
-  if (own.flags != nullptr) {
-    sums.overflows = own.flags[kOverflow] != 0 ? 1 : 0;
-    sums.flagged = own.flags[kNotFinite] != 0 ? 1 : 0;
-  }
+  sums.overflows = own.flags[kOverflow] != 0 ? 1 : 0;
   for (int64_t m = 0; m < own.microbatches; ++m) {
     place.losses[m] = own.losses == nullptr ? 0.0 : own.losses[m];
     if (own.losses == nullptr) continue;
@@ -99,7 +96,7 @@ constexpr MPX_INLINE void judge(const StepRules& rules, const JudgePlace& place,
   out.num_bad = place.numbers[1];
   out.num_zeros = place.numbers[2];
   const bool overflows = place.sums->overflows > 0;
-  const bool found_inf = !overflows && (out.num_bad > 0 || !is_finite(norm) || place.sums->flagged > 0);
+  const bool found_inf = !overflows && (out.num_bad > 0 || !is_finite(norm));
   const bool over_limit = !overflows && !found_inf && out.grad_norm > rules.skip_threshold;
   const bool held = overflows || (rules.holds_bad_losses && place.sums->bad_losses > 0) ||
                     (found_inf && (rules.scale.scales || rules.holds_bad_gradients)) || over_limit;

@@ -15,7 +15,7 @@
 
 namespace metroplex::test {
 
-class Tape final : public cuda::Recorder {
+class OperationRecorder final : public cuda::Recorder {
  public:
   struct Kept {
     cuda::Operation operation;

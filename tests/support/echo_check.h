@@ -1,15 +1,18 @@
 // What must hold of every plan of clones.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 #include "plan/echo_parts.h"
 
-namespace metroplex::plan {
-namespace {
+namespace metroplex::test {
 
-using base::concat;
-
-class Check {
+class EchoCheck {
  public:
-  Check(const EchoCounts& counts, const EchoOptions& options, const EchoPlan& plan)
+  EchoCheck(const plan::EchoCounts& counts, const plan::EchoOptions& options, const plan::EchoPlan& plan)
       : counts_(counts), sizes_(counts.sizes), options_(options), plan_(plan) {}
 
   std::string problem() {
@@ -18,7 +21,7 @@ class Check {
         plan_.source_rows.size() != ranks * clones || plan_.final_loads.size() != ranks)
       return "the plan is of other sizes";
     sum();
-    for (const auto& part : {&Check::clones, &Check::experts, &Check::loads, &Check::of_planner}) {
+    for (const auto& part : {&EchoCheck::clones, &EchoCheck::experts, &EchoCheck::loads, &EchoCheck::of_planner}) {
       if (const std::string problem = (this->*part)(); !problem.empty()) return problem;
     }
     return "";
@@ -47,16 +50,18 @@ class Check {
       int64_t sum = 0;
       for (int source = 0; source < sizes_.ranks; ++source) {
         if (plan_.from(source, clone) < 0)
-          return concat("clone ", clone, " takes less than no rows of rank ", source);
+          return base::concat("clone ", clone, " takes less than no rows of rank ", source);
         sum += plan_.from(source, clone);
       }
-      if (sum != rows(clone)) return concat("clone ", clone, " has ", rows(clone), " rows, sources send ", sum);
-      if (owner(clone) < -1 || owner(clone) >= sizes_.experts) return concat("clone ", clone, " of no expert");
-      if ((owner(clone) < 0) != (rows(clone) == 0)) return concat("clone ", clone, " has an owner or rows, not both");
+      if (sum != rows(clone)) return base::concat("clone ", clone, " has ", rows(clone), " rows, sources send ", sum);
+      if (owner(clone) < -1 || owner(clone) >= sizes_.experts) return base::concat("clone ", clone, " of no expert");
+      if ((owner(clone) < 0) != (rows(clone) == 0))
+        return base::concat("clone ", clone, " has an owner or rows, not both");
       if (owner(clone) < 0) continue;
-      if (sizes_.home(owner(clone)) == rank) return concat("clone ", clone, " is at its home");
+      if (sizes_.home(owner(clone)) == rank) return base::concat("clone ", clone, " is at its home");
       for (int other = rank * sizes_.slots; other < clone; ++other) {
-        if (owner(other) == owner(clone)) return concat("clones ", other, " and ", clone, " of one rank are alike");
+        if (owner(other) == owner(clone))
+          return base::concat("clones ", other, " and ", clone, " of one rank are alike");
       }
       at(given_, owner(clone)) += rows(clone);
       at(sent_, sizes_.home(owner(clone))) += rows(clone);
@@ -68,7 +73,7 @@ class Check {
   std::string experts() {
     for (int expert = 0; expert < sizes_.experts; ++expert) {
       if (at(given_, expert) > at(work_.expert_rows, expert))
-        return concat("expert ", expert, " gives more than it has");
+        return base::concat("expert ", expert, " gives more than it has");
     }
     std::vector<int64_t> taken(static_cast<size_t>(sizes_.experts));
     for (int source = 0; source < sizes_.ranks; ++source) {
@@ -78,7 +83,7 @@ class Check {
       }
       for (int expert = 0; expert < sizes_.experts; ++expert) {
         if (at(taken, expert) > counts_.at(source, expert))
-          return concat("rank ", source, " sends clones of expert ", expert, " more than it has");
+          return base::concat("rank ", source, " sends clones of expert ", expert, " more than it has");
       }
     }
     return "";
@@ -89,13 +94,13 @@ class Check {
     for (int rank = 0; rank < sizes_.ranks; ++rank) {
       const int64_t load = plan_.final_loads[static_cast<size_t>(rank)];
       if (load != at(work_.loads, rank) - at(sent_, rank) + at(received_, rank))
-        return concat("the final load of rank ", rank, " is not ", load);
+        return base::concat("the final load of rank ", rank, " is not ", load);
       sum += load;
     }
-    if (sum != work_.total) return concat(work_.total, " rows have become ", sum);
+    if (sum != work_.total) return base::concat(work_.total, " rows have become ", sum);
     const int64_t before = *std::max_element(work_.loads.begin(), work_.loads.end());
     if (!options_.random && plan_.max_load() > before)
-      return concat("the largest load grew from ", before, " to ", plan_.max_load());
+      return base::concat("the largest load grew from ", before, " to ", plan_.max_load());
     return "";
   }
 
@@ -107,44 +112,44 @@ class Check {
     const int64_t mean = (work_.total + sizes_.ranks - 1) / sizes_.ranks;
     if (options_.planner == config::EchoPlanner::exact && sizes_.slots >= sizes_.home_experts() &&
         plan_.max_load() != mean)
-      return concat("the largest load is ", plan_.max_load(), ", not the mean ", mean);
+      return base::concat("the largest load is ", plan_.max_load(), ", not the mean ", mean);
     for (int rank = 0; rank < sizes_.ranks && options_.planner == config::EchoPlanner::capfill; ++rank) {
-      if (at(sent_, rank) > 0 && at(received_, rank) > 0) return concat("rank ", rank, " sends and receives");
+      if (at(sent_, rank) > 0 && at(received_, rank) > 0) return base::concat("rank ", rank, " sends and receives");
     }
     return "";
   }
 
   std::string of_upstream() {
-    echo_spills({sizes_, options_, work_});
+    plan::echo_spills({sizes_, options_, work_});
     std::vector<int64_t> spills(static_cast<size_t>(sizes_.ranks), 0);
     for (int expert = 0; expert < sizes_.experts; ++expert) {
       if (at(given_, expert) > at(work_.spill, expert))
-        return concat("expert ", expert, " gives more than it spills");
+        return base::concat("expert ", expert, " gives more than it spills");
       at(spills, sizes_.home(expert)) += at(work_.spill, expert);
     }
     const int64_t mean = work_.total / sizes_.ranks;
     for (int rank = 0; rank < sizes_.ranks; ++rank) {
       if (at(received_, rank) > at(work_.spare, rank))
-        return concat("rank ", rank, " receives more than it has room");
+        return base::concat("rank ", rank, " receives more than it has room");
       if (at(spills, rank) != std::max<int64_t>(0, at(work_.loads, rank) - mean))
-        return concat("the experts of rank ", rank, " spill ", at(spills, rank));
+        return base::concat("the experts of rank ", rank, " spill ", at(spills, rank));
     }
     return "";
   }
 
-  const EchoCounts& counts_;
-  const EchoSizes sizes_;
-  const EchoOptions& options_;
-  const EchoPlan& plan_;
-  EchoWorkspace work_;
+  const plan::EchoCounts& counts_;
+  const plan::EchoSizes sizes_;
+  const plan::EchoOptions& options_;
+  const plan::EchoPlan& plan_;
+  plan::EchoWorkspace work_;
   std::vector<int64_t> sent_, received_;  // [ranks]
   std::vector<int64_t> given_;            // [experts], to clones
 };
 
-}  // namespace
-
-std::string echo_problem(const EchoCounts& counts, const EchoOptions& options, const EchoPlan& plan) {
-  return Check(counts, options, plan).problem();
+// "" where `plan` is one that `options` may give for these counts, else what is wrong with it.
+inline std::string echo_problem(const plan::EchoCounts& counts, const plan::EchoOptions& options,
+                                const plan::EchoPlan& plan) {
+  return EchoCheck(counts, options, plan).problem();
 }
 
-}  // namespace metroplex::plan
+}  // namespace metroplex::test
