@@ -233,7 +233,18 @@ class Drawing:
             self.put("model.moe_expert_rank_capacity_factor", self.one(1, 1.2, 2, 16))
             self.maybe("model.moe_rank_pair_capacity_factor", 1, 2, odds=0.2)
             self.maybe("model.moe_overflow_policy", "drop", odds=0.2)
+            self.pages()
         self.clones(dispatcher)
+
+    def pages(self):
+        recomputed = "moe" in str(self.keys.get("memory.recompute_modules", ""))
+        offloaded = self.keys.get("memory.offload_activations", "none") != "none"
+        if "model.moe_overflow_policy" in self.keys or recomputed or offloaded or not self.chance(0.4):
+            return
+        self.put("model.moe_paged_stash", True)
+        self.maybe("model.moe_paged_stash_page_size", 1, 3, 8, odds=0.7)
+        self.maybe("model.moe_paged_stash_buffer_size_factor_cuda", 0.5, 1, 2, 16, odds=0.6)
+        self.maybe("model.moe_paged_stash_buffer_size_factor_cpu", 0.5, 16, odds=0.4)
 
     def clones(self, dispatcher):
         ep, count = self.ep, self.count
