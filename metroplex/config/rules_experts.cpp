@@ -80,9 +80,10 @@ void check_paged_stash(Rules& rules) {
                 concat("excludes ", kStash, ": a row that backward needs cannot be left out"),
                 "use redo or stop, or turn moe_paged_stash off");
   const Memory& memory = rules.config.memory;
-  rules.require(memory.offload_activations == Offload::none, "memory.offload_activations", memory.offload_activations,
-                concat("excludes ", kStash, ", whose pages stay where they are"),
-                "set it to none, with model.moe_paged_stash_buffer_size_factor_cpu where the host's memory is wanted");
+  rules.require(
+      memory.offload_activations == Offload::none, "memory.offload_activations", memory.offload_activations,
+      concat("excludes ", kStash, ", whose pages stay where they are"),
+      "set it to none, with model.moe_paged_stash_buffer_size_factor_cpu where the host's memory is wanted");
   rules.require(!memory.recomputes("moe"), kStash, "true",
                 "has no effect with moe in memory.recompute_modules: backward keeps no rows of experts",
                 "turn it off, or recompute moe_act instead");

@@ -61,7 +61,7 @@ struct ExpertContext {
   // looks.
   at::Tensor step_flags;
   std::shared_ptr<StaticBuffers> buffers;  // null: whoever finds no room is left out
-  std::shared_ptr<PagedStash> stash;  // null: backward keeps whole buffers
+  std::shared_ptr<PagedStash> stash;       // null: backward keeps whole buffers
   // Is called with every plan of clones of a forward that counts (LoadMeter::count). Null: nobody wants to see them.
   std::function<void(int64_t layer, const ClonePlan&)> on_clone_plan;
   std::shared_ptr<const RecordedLoads> forced_loads;  // what this rank's tokens are dealt out by; null: nothing

@@ -198,8 +198,7 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
   return of_clones;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners,
-                            bool again) {
+at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners, bool again) {
   MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;

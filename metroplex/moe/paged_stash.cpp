@@ -74,9 +74,9 @@ void PagedStash::make(const kernels::PageShape& shape) {
   device_ = at::empty({shape.device_pages * page}, here.dtype(at::kByte));
   if (shape.host_pages == 0) return;
   const bool pinned = target_.gpu() && !target_.meta;
-  host_ = at::empty({shape.host_pages * page},
-                    at::TensorOptions().dtype(at::kByte).device(target_.meta ? at::kMeta : at::kCPU).pinned_memory(
-                        pinned));
+  host_ = at::empty(
+      {shape.host_pages * page},
+      at::TensorOptions().dtype(at::kByte).device(target_.meta ? at::kMeta : at::kCPU).pinned_memory(pinned));
 }
 
 std::vector<nn::Saved> PagedStash::keep(const std::vector<at::Tensor>& rows, const at::Tensor& counts, int layer) {
@@ -106,8 +106,9 @@ std::vector<nn::Saved> PagedStash::keep(const std::vector<at::Tensor>& rows, con
 }
 
 void PagedStash::copy(const at::Tensor& rows, const Lease& lease, int64_t offset, bool to_pages) const {
-  const kernels::PagedRows pages{words(lease.words), bytes(device_), bytes(host_),
-                                 rows.size(0),       row_bytes_of(rows), offset, shape_.page_rows * row_bytes_};
+  const kernels::PagedRows pages{
+      words(lease.words),           bytes(device_), bytes(host_), rows.size(0), row_bytes_of(rows), offset,
+      shape_.page_rows * row_bytes_};
   if (to_pages) {
     cuda::launch(target_, {"rows_to_pages", {&rows, &lease.words}, {&device_, &host_}}, kernels::rows_to_pages,
                  kernels::rows_to_pages_cuda, static_cast<const void*>(rows.const_data_ptr()), pages, shape_);

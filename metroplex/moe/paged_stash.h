@@ -1,7 +1,8 @@
 // What backward keeps of the rows of experts, in pages of one pool of a rank instead of in buffers with room for more
-// (model.moe_paged_stash). All rows of a layer's forward have the same counts and lie in the same pages, a part of each
-// page for each tensor. Pages are taken in forward and given back when backward has read the last of these tensors, in
-// the order of the stream (cuda/kernels/pages.h). A step that failed gives nothing back: who begins one zeroes state().
+// (model.moe_paged_stash). All rows of a layer's forward have the same counts and lie in the same pages, a part of
+// each page for each tensor. Pages are taken in forward and given back when backward has read the last of these
+// tensors, in the order of the stream (cuda/kernels/pages.h). A step that failed gives nothing back: who begins one
+// zeroes state().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,15 +28,16 @@ class PagedStash : public std::enable_shared_from_this<PagedStash> {
   // Makes the pool, once all layers have joined.
   void make(const cuda::kernels::PageShape& shape);
 
-  // Of each tensor [R, width], whose rows lie one expert behind the other, those that `counts` say. Rows behind them are
-  // unspecified in what comes back.
+  // Of each tensor [R, width], whose rows lie one expert behind the other, those that `counts` say. Rows behind them
+  // are unspecified in what comes back.
   std::vector<nn::Saved> keep(const std::vector<at::Tensor>& rows, const at::Tensor& counts, int layer);
 
   const at::Tensor& state() const { return state_; }  // cuda::kernels::PageWord
   const at::Tensor& pool() const { return device_; }  // bytes
   int64_t host_bytes() const { return host_.defined() ? host_.numel() : 0; }
 
-  // Of the step, read on the host: how many pages were wanted at one time, and who found too few first; empty: nobody.
+  // Of the step, read on the host: how many pages were wanted at one time, and who found too few first; empty:
+  // nobody.
   struct Shortage {
     std::string layer;
     int64_t wanted = 0, pages = 0;

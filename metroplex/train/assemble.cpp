@@ -150,11 +150,9 @@ void make_stash(Assembly& a, const std::vector<int>& layers) {
   cuda::kernels::PageShape shape;
   shape.page_rows = model.moe_paged_stash_page_size;
   const int64_t even = at_once * shape.pages_of(config::even_rows(model, tokens, a.experts->etp)),
-                most = at_once * shape.pages_of(
-                                     config::rank_capacity(model, tokens, a.experts->etp, a.experts->ep));
+                most = at_once * shape.pages_of(config::rank_capacity(model, tokens, a.experts->etp, a.experts->ep));
   const auto times = [&](double factor) {
-    return static_cast<int64_t>(
-        std::min(std::ceil(factor * static_cast<double>(even)), static_cast<double>(most)));
+    return static_cast<int64_t>(std::min(std::ceil(factor * static_cast<double>(even)), static_cast<double>(most)));
   };
   shape.device_pages = times(model.moe_paged_stash_buffer_size_factor_cuda);
   shape.host_pages = std::min(times(model.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);

@@ -21,8 +21,7 @@ static std::string stash_overflow(const Assembly& a) {
                         static_cast<double>(std::max<int64_t>(shortage.pages, 1));
   MPX_CHECK(model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", text,
             " (model.moe_paged_stash_buffer_size_factor_cuda = ", model.moe_paged_stash_buffer_size_factor_cuda,
-            "); raise it to ", std::ceil(factor * 100) / 100,
-            " or more, or set model.moe_overflow_policy to redo");
+            "); raise it to ", std::ceil(factor * 100) / 100, " or more, or set model.moe_overflow_policy to redo");
   return text;
 }
 

@@ -233,13 +233,13 @@ class Drawing:
             self.put("model.moe_expert_rank_capacity_factor", self.one(1, 1.2, 2, 16))
             self.maybe("model.moe_rank_pair_capacity_factor", 1, 2, odds=0.2)
             self.maybe("model.moe_overflow_policy", "drop", odds=0.2)
-            self.pages()
         self.clones(dispatcher)
 
     def pages(self):
-        recomputed = "moe" in str(self.keys.get("memory.recompute_modules", ""))
-        offloaded = self.keys.get("memory.offload_activations", "none") != "none"
-        if "model.moe_overflow_policy" in self.keys or recomputed or offloaded or not self.chance(0.4):
+        static = self.keys.get("model.moe_token_dispatcher_type") == "static_buffer"
+        recomputed = "moe" in str(self.keys.get("memory.recompute_modules", "")).split(",")
+        excluded = recomputed or "model.moe_overflow_policy" in self.keys or "memory.offload_activations" in self.keys
+        if not static or excluded or not self.chance(0.5):
             return
         self.put("model.moe_paged_stash", True)
         self.maybe("model.moe_paged_stash_page_size", 1, 3, 8, odds=0.7)
@@ -455,4 +455,5 @@ def draw(rng):
     d.precision()
     d.optim()
     d.memory()
+    d.pages()
     return Case(d.ranks, d.keys), d.graphs()

@@ -214,7 +214,7 @@ MUTANTS = [
     ("random_on_a_gpu", "config/experts.cpp", "return on_warps && !model.moe_echo_enable_random_offloading;", "return on_warps;", "config_test Experts*"),
     ("own_experts_in_slots", "config/rules_echo.cpp", "foreign = m.num_moe_experts - m.num_moe_experts / ep;", "foreign = m.num_moe_experts;", "config_test ExpertRules*"),
     ("echo_verified_with_clones", "train/verify.cpp", "  config::turn_echo_off(config.model);\n", "", "train_test Verify*"),
-    ("echo_is_the_model", "train/compatible.cpp", " || config::is_echo_key(name)) return false;", ") return false;", "train_test Compatible*"),
+    ("echo_is_the_model", "train/compatible.cpp", " || config::is_echo_key(name) || config::is_stash_key(name)) return false;", ") return false;", "train_test Compatible*"),
     ("clones_per_step", "train/expert_loads.cpp", "of[kClones] / plans, of[kBeforeClones] / plans", "of[kClones] / steps, of[kBeforeClones] / plans", "train_test EchoRanks*"),
     ("random_own_expert", "plan/echo_random.cpp", "sizes.home(expert) == rank ||", "false ||", "plan_test EchoWalk*"),
     ("random_twice_on_a_rank", "plan/echo_random.cpp", "std::find(slots, fill.owner.begin() + clone, expert) != fill.owner.begin() + clone)", "std::find(slots, fill.owner.begin() + clone, expert) == fill.owner.end())", "plan_test EchoWalk*"),

@@ -1,5 +1,5 @@
-// Training with what backward keeps of experts in pages: the bits of whole buffers, also where pages run out and a step
-// runs again; memory as predicted.
+// Training with what backward keeps of experts in pages: the bits of whole buffers, also where pages run out and a
+// step runs again; memory as predicted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -116,9 +116,9 @@ TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
     const std::string said = error_of([&] { step_at(*a, 0); });
     if (said.find("stash has") == std::string::npos) return;
     ++named;
-    for (const char* part : {"decoder.layers.", ": backward keeps rows on ", " pages at one time, the stash has ",
-                             "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ",
-                             "moe_overflow_policy"})
+    for (const char* part :
+         {"decoder.layers.", ": backward keeps rows on ", " pages at one time, the stash has ",
+          "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
   });
   EXPECT_GT(named, 0);
@@ -151,8 +151,8 @@ TEST(PagedStash, WholeStepsHoldWhatTheirTraceSays) {
   }
 }
 
-// Two layers a stage, whose first has two microbatches in flight and whose last one. 32 rows come to a rank when experts
-// are loaded evenly, 8 pages of 4; of the first 5/4 of 32 pages, of the last of 16.
+// Two layers a stage, whose first has two microbatches in flight and whose last one. 32 rows come to a rank when
+// experts are loaded evenly, 8 pages of 4; of the first 5/4 of 32 pages, of the last of 16.
 TEST(PagedStash, HasPagesForTheMicrobatchesInFlight) {
   const TestLayout layout{.pp = 2, .dp = 2};
   const config::Config config = measured(

@@ -1,6 +1,6 @@
-// Pages of a pool for rows whose number only the device knows: taken where the counts are, given back, taken again. The
-// numbers of free pages are two stacks on the device, of pages in its own memory and of those in the host's, which are
-// taken when the others are gone. No size reaches the host, and a replay takes pages as the first run did.
+// Pages of a pool for rows whose number only the device knows: taken where the counts are, given back, taken again.
+// The numbers of free pages are two stacks on the device, of pages in its own memory and of those in the host's,
+// which are taken when the others are gone. No size reaches the host, and a replay takes pages as the first run did.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ enum PageWord {
   kWantedPages,     // by all leases that have not been given back, with pages or without
   kMostWanted,      // of that, since all was 0
   kShortLayer,      // who found too few first: PageTake::layer, from 1. 0: nobody
-  kPageWords        // then the stacks. What lies at place i of a stack, plus i, is a number: zeros are ascending numbers
+  kPageWords  // then the stacks. What lies at place i of a stack, plus i, is a number: zeros are ascending numbers
 };
 
 // What a take got: [lease_words] int32, then the numbers of its pages, those of the host last.
@@ -36,7 +36,8 @@ enum LeaseWord {
 };
 constexpr int64_t lease_words(int64_t rows, const PageShape& shape) { return kLeaseWords + shape.pages_of(rows); }
 
-// Takes pages for the sum of `counts`, at most for `rows`. Where too few are free none is taken, and `flag` is raised.
+// Takes pages for the sum of `counts`, at most for `rows`. Where too few are free none is taken, and `flag` is
+// raised.
 struct PageTake {
   const int64_t* counts = nullptr;  // [groups]
   int64_t groups = 0, rows = 0;
@@ -65,8 +66,8 @@ void rows_to_pages(const void* from, const PagedRows& pages, const PageShape& sh
 // Rows behind the leased ones are not written.
 void rows_from_pages(const PagedRows& pages, void* to, const PageShape& shape);
 
-// The same on a GPU, enqueued on `stream`; all pointers are of the device, or of pinned memory. base::Error("cuda", ...)
-// when nothing was launched.
+// The same on a GPU, enqueued on `stream`; all pointers are of the device, or of pinned memory. base::Error("cuda",
+// ...) when nothing was launched.
 void take_pages_cuda(const PageTake& take, const PageShape& shape, CUstream_st* stream);
 void give_pages_cuda(const int32_t* lease, int32_t* state, const PageShape& shape, CUstream_st* stream);
 void rows_to_pages_cuda(const void* from, const PagedRows& pages, const PageShape& shape, CUstream_st* stream);

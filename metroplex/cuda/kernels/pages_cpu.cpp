@@ -25,8 +25,7 @@ void take_pages(const PageTake& take, const PageShape& shape) {
   const PagesTaken taken = pages_to_take(take, shape);
   int32_t* const state = take.state;
   for (int64_t i = 0; i < taken.on_device + taken.on_host; ++i) {
-    const int64_t place =
-        place_of_page(i, taken.on_device, state[kTakenPages], state[kTakenHostPages], shape);
+    const int64_t place = place_of_page(i, taken.on_device, state[kTakenPages], state[kTakenHostPages], shape);
     take.lease[kLeaseWords + i] = state[kPageWords + place] + static_cast<int32_t>(place);
   }
   take.lease[kLeaseRows] = taken.rows;
