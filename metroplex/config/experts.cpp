@@ -263,6 +263,10 @@ int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep) {
   return share(model.moe_rank_pair_capacity_factor, tokens * model.moe_router_topk, ep, most);
 }
 
+int64_t even_rows(const Model& model, int64_t tokens, int64_t etp) { return etp * tokens * model.moe_router_topk; }
+
+bool is_stash_key(std::string_view name) { return name.rfind("moe_paged_stash", 0) == 0; }
+
 bool is_echo_key(std::string_view name) { return name.find("_echo") != std::string_view::npos; }
 
 void turn_echo_off(Model& model) {

@@ -56,6 +56,10 @@ bool pads_to_capacity(const Model& model);
 // that one rank sends to another at most. No more than can come.
 int64_t rank_capacity(const Model& model, int64_t tokens, int64_t etp, int64_t ep);
 int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep);
+// Of that dispatcher: the rows of a rank when experts are loaded evenly.
+int64_t even_rows(const Model& model, int64_t tokens, int64_t etp);
+// Whether a key of section model is moe_paged_stash or for it alone.
+bool is_stash_key(std::string_view name);
 // Slots for clones on each rank of ep.
 int64_t echo_slots(const Model& model, int64_t ep);
 // Whether a key of section model is moe_enable_echo or for it alone.

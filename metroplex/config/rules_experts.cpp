@@ -59,6 +59,36 @@ void check_static_buffer(Rules& rules) {
                 "turn it off, or use alltoall");
 }
 
+void check_paged_stash(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kStash = "model.moe_paged_stash";
+  if (!m.moe_paged_stash) {
+    Config here = rules.config, defaults;
+    const std::vector<Field> given = fields(here), standard = fields(defaults);
+    for (size_t i = 0; i < given.size(); ++i) {
+      rules.require(!is_stash_key(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
+                    to_text(given[i]), concat("has no effect without ", kStash),
+                    "leave it out, or turn moe_paged_stash on");
+    }
+    return;
+  }
+  rules.require(m.moe_token_dispatcher_type == TokenDispatcher::static_buffer, kStash, "true",
+                "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type +
+                    ": only its buffers are larger than what came",
+                "turn it off, or use static_buffer");
+  rules.require(m.moe_overflow_policy != OverflowPolicy::drop, "model.moe_overflow_policy", m.moe_overflow_policy,
+                concat("excludes ", kStash, ": a row that backward needs cannot be left out"),
+                "use redo or stop, or turn moe_paged_stash off");
+  const Memory& memory = rules.config.memory;
+  rules.require(
+      memory.offload_activations == Offload::none, "memory.offload_activations", memory.offload_activations,
+      concat("excludes ", kStash, ", whose pages stay where they are"),
+      "set it to none, with model.moe_paged_stash_buffer_size_factor_cpu where the host's memory is wanted");
+  rules.require(!memory.recomputes("moe"), kStash, "true",
+                "has no effect with moe in memory.recompute_modules: backward keeps no rows of experts",
+                "turn it off, or recompute moe_act instead");
+}
+
 void check_expert_ranks(Rules& rules) {
   const Model& m = rules.config.model;
   const Parallel& p = rules.config.parallel;
@@ -239,6 +269,7 @@ void check_experts(Rules& rules) {
   check_sinkhorn(rules);
   check_forced(rules);
   check_shared(rules);
+  check_paged_stash(rules);
   check_echo(rules);
 }
 

@@ -13,7 +13,8 @@
 
 namespace metroplex::moe {
 
-class LoadMeter;  // load_meter.h
+class LoadMeter;   // load_meter.h
+class PagedStash;  // paged_stash.h
 
 // By layer: the load of every expert in each iteration of a recorded run, at least one.
 using RecordedLoads = std::map<int64_t, std::vector<std::vector<int64_t>>>;
@@ -60,6 +61,7 @@ struct ExpertContext {
   // looks.
   at::Tensor step_flags;
   std::shared_ptr<StaticBuffers> buffers;  // null: whoever finds no room is left out
+  std::shared_ptr<PagedStash> stash;       // null: backward keeps whole buffers
   // Is called with every plan of clones of a forward that counts (LoadMeter::count). Null: nobody wants to see them.
   std::function<void(int64_t layer, const ClonePlan&)> on_clone_plan;
   std::shared_ptr<const RecordedLoads> forced_loads;  // what this rank's tokens are dealt out by; null: nothing

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "moe/clones.h"
+#include "moe/paged_stash.h"
 #include "nn/autograd_node.h"
 #include "config/experts.h"
 #include "cuda/host_read.h"
@@ -51,6 +52,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       first_of_etp_(at.etp_rank() == 0),
       slots_(at.slots),
       clones_(at.clones),
+      buffers_(at.buffers),
+      stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts)),
       rows_(nn::activation_spec(model, context.target)) {
   const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
@@ -66,6 +69,11 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
   };
   fc1_ = make("linear_fc1.weight", {sizes.experts, inner, sizes.hidden}, 1, nn::Init::normal);
   fc2_ = make("linear_fc2.weight", {sizes.experts, sizes.hidden, sizes.width}, 2, nn::Init::scaled_normal);
+  if (stash_) {
+    const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
+    const int64_t width = sizes.hidden + fc1_.local_shape[1] + activated;
+    number_ = stash_->join(name, width * static_cast<int64_t>(c10::elementSize(context.dtype)));
+  }
   if (!model.add_bias_linear) return;
   bias1_ = make("linear_fc1.bias", {sizes.experts, inner}, 1, nn::Init::zeros);
   bias2_ = make("linear_fc2.bias", {sizes.experts, sizes.hidden}, -1, nn::Init::zeros);
@@ -190,7 +198,7 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
   return of_clones;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners) {
+at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners, bool again) {
   MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
@@ -205,8 +213,8 @@ at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, con
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
-  Kept kept{saving_.keep(x), saving_.keep(inner), {}, factors, counts, keep(clones, owners)};
-  kept.activated = keep_activated(activated, kept);
+  Kept kept{{}, {}, {}, factors, counts, keep(clones, owners)};
+  keep_rows(kept, x, inner, activated, again);
   std::vector<at::Tensor> inputs{in.x, in.probs};
   if (slots_ > 0) inputs.insert(inputs.end(), {given.fc1, given.fc2, given.bias1, given.bias2});
   return nn::attach(
@@ -228,9 +236,22 @@ Experts::KeptClones Experts::keep(const CloneWeights& clones, const at::Tensor& 
   return {keep_weight(clones.fc1, fc1_), keep_weight(clones.fc2, fc2_), keep(clones.bias1), keep(clones.bias2)};
 }
 
-nn::Saved Experts::keep_activated(const at::Tensor& activated, const Kept& kept) const {
-  if (!saving_.recomputes(nn::SavePoint::expert_activation)) return saving_.keep(activated);
-  return nn::Saved::recomputed(
+void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
+                        bool again) const {
+  const bool recomputes = saving_.recomputes(nn::SavePoint::expert_activation);
+  // A step that runs again has buffers of what came.
+  if (stash_ && !again && !(buffers_ && buffers_->repeats)) {
+    std::vector<at::Tensor> rows{x, inner};
+    if (!recomputes) rows.push_back(activated);
+    std::vector<nn::Saved> paged = stash_->keep(rows, kept.counts.device, number_);
+    kept.x = paged[0], kept.inner = paged[1];
+    if (!recomputes) kept.activated = paged[2];
+  } else {
+    kept.x = saving_.keep(x), kept.inner = saving_.keep(inner);
+    if (!recomputes) kept.activated = saving_.keep(activated);
+  }
+  if (!recomputes) return;
+  kept.activated = nn::Saved::recomputed(
       [this, inner = kept.inner, factors = kept.factors, counts = kept.counts, clone_bias = kept.clones.bias1] {
         return activation(inner.get(), factors, counts, clone_bias.get());
       });

@@ -53,7 +53,9 @@ class Experts {
   // zeros without rows, in the type in which the home's main_grad is accumulated.
   // With `owners` (ClonePlan::owners) backward fetches the weights of clones again, which is collective over the
   // ranks of ExpertContext::clones, and forward keeps none.
-  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {}, const at::Tensor& owners = {});
+  // `again`: of a forward that backward repeats, whose rows are not worth pages.
+  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {}, const at::Tensor& owners = {},
+                     bool again = false);
   HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Whether forward and backward wait for the counts on the host.
@@ -88,7 +90,9 @@ class Experts {
   at::Tensor product(cuda::kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
   KeptClones keep(const CloneWeights& clones, const at::Tensor& owners) const;
-  nn::Saved keep_activated(const at::Tensor& activated, const Kept& kept) const;
+  // Sets x, inner and activated.
+  void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
+                 bool again) const;
   // Of x and probs, and with slots of the clones' weights in their order.
   nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
   // Both return the gradients of clones, undefined without slots.
@@ -104,6 +108,9 @@ class Experts {
   bool grouped_, scales_input_, first_of_etp_;
   int64_t slots_;
   comm::Group clones_;
+  std::shared_ptr<const StaticBuffers> buffers_;
+  std::shared_ptr<PagedStash> stash_;  // null: whole buffers are kept
+  int number_ = 0;                     // of the stash
   GroupedProduct products_;
   ExpertRowKernels rows_;
   nn::Param fc1_, fc2_;

@@ -176,12 +176,12 @@ class ExpertsSegment final : public nn::Segment {
       : layer_(std::move(layer)), name_(layer_->spec.name + ".experts") {}
   const std::string& name() const override { return name_; }
 
-  nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     nn::Values out = without(
         in, {kRows, kRowProbs, kRowCounts, kCloneOwners, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
     const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
     out.add(kRowOutput, layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)},
-                                                clones_in(in), owners));
+                                                clones_in(in), owners, context.is_recompute));
     return out;
   }
 

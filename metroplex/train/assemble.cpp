@@ -3,12 +3,15 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "config/experts.h"
 #include "config/param_groups.h"
 #include "models/registry.h"
 #include "moe/load_meter.h"
+#include "moe/paged_stash.h"
 #include "nn/param_init.h"
 #include "plan/schedules/registry.h"
 #include "plan/layout.h"
@@ -102,6 +105,60 @@ models::ModelContext model_context(const Assembly& a) {
   return context;
 }
 
+// Layers of a stage whose rows of experts are kept from forward to backward.
+int layers_with_kept_rows(const pipeline::StageSaving& saving, const nn::Blocks& blocks) {
+  int layers = 0;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const auto& segments = blocks[b].segments;
+    const bool experts = std::any_of(segments.begin(), segments.end(), [](const auto& segment) {
+      return segment->traits().module == config::CudaGraphModule::moe;
+    });
+    const bool recomputed =
+        std::any_of(saving.recomputed.begin(), saving.recomputed.end(),
+                    [&](const nn::RecomputedChunk& chunk) { return chunk.begin <= b && b < chunk.end; });
+    layers += experts && !recomputed ? 1 : 0;
+  }
+  return layers;
+}
+
+// The most layers whose rows are kept at one time, in the longest step. layers: of each chunk.
+int64_t layers_at_once(Assembly& a, const std::vector<int>& layers) {
+  const plan::MicrobatchSchedule schedule = microbatch_schedule(a.config, a.groups().dp.size());
+  int64_t samples = a.config.train.global_batch_size;
+  for (const auto& [from, size] : schedule.thresholds()) samples = std::max(samples, size);
+  const int64_t count = samples / (a.config.train.micro_batch_size * a.groups().dp.size());
+  int64_t now = 0, most = 0;
+  const plan::PipelineTable& table = a.table(static_cast<int>(std::max<int64_t>(1, count)), false);
+  for (const plan::Action& action : table.ranks[static_cast<size_t>(a.groups().pp.index())]) {
+    const int of_chunk = layers[static_cast<size_t>(action.chunk)];
+    if (action.kind == plan::ActionKind::forward) now += of_chunk;
+    if (action.kind == plan::ActionKind::backward) now -= of_chunk;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+// Pages for the even load of all that is kept at one time, times the factors, and no more than buffers have rows.
+void make_stash(Assembly& a, const std::vector<int>& layers) {
+  if (!a.experts || !a.experts->stash) return;
+  const config::Config& config = a.config;
+  const config::Model& model = config.model;
+  const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1,
+                tokens = config.train.micro_batch_size * config.train.seq_length / (parts * config.parallel.cp()),
+                at_once = layers_at_once(a, layers);
+  cuda::kernels::PageShape shape;
+  shape.page_rows = model.moe_paged_stash_page_size;
+  const int64_t even = at_once * shape.pages_of(config::even_rows(model, tokens, a.experts->etp)),
+                most = at_once * shape.pages_of(config::rank_capacity(model, tokens, a.experts->etp, a.experts->ep));
+  const auto times = [&](double factor) {
+    return static_cast<int64_t>(std::min(std::ceil(factor * static_cast<double>(even)), static_cast<double>(most)));
+  };
+  shape.device_pages = times(model.moe_paged_stash_buffer_size_factor_cuda);
+  shape.host_pages = std::min(times(model.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);
+  a.experts->stash->make(shape);
+  a.step_counts.push_back(a.experts->stash->state());
+}
+
 // Builds this rank's chunks and lists their parameters. Returns how many new ones each block brought.
 std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
   const config::Memory& memory = a.config.memory;
@@ -109,6 +166,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
+  std::vector<int> kept_layers;  // of each chunk
   const std::vector<plan::StageLayers> slices = plan::split_stages(a.config.parallel, a.config.model.num_layers);
   for (size_t place = 0; place < slices.size(); ++place) {
     const plan::StageLayers& slice = slices[place];
@@ -116,6 +174,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     chunks.push_back({static_cast<int64_t>(place), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss});
     auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
+    kept_layers.push_back(layers_with_kept_rows(saving, blocks));
     a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
     for (const nn::Block& block : a.stages.back()->blocks()) {
       const size_t before = a.params.size();
@@ -132,6 +191,7 @@ std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, cons
     }
   }
   for (const nn::Buffer* buffer : a.buffers) a.step_counts.push_back(buffer->pending);
+  make_stash(a, kept_layers);
   a.shared = find_shared(*a.world, chunks);
   std::vector<const nn::Blocks*> all;
   for (const auto& stage : a.stages) all.push_back(&stage->blocks());
@@ -228,6 +288,9 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     a->experts->forced_loads = forced_loads(config.model, *a->experts);
     a->experts->step_flags = a->step_flags;
     a->experts->buffers = std::make_shared<moe::StaticBuffers>();
+    if (config.model.moe_paged_stash && !forward_only)
+      a->experts->stash = std::make_shared<moe::PagedStash>(
+          world.target(), a->experts->step_flags.narrow(0, cuda::kernels::kOverflow, 1));
     if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
       a->experts->on_clone_plan = clone_dump(config.model.moe_echo_dump_dir, world.rank(), world.target());
   }

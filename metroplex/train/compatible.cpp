@@ -46,7 +46,7 @@ const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by",
 const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
 
 bool matters(const std::string& name, const Config& here, const Config& there) {
-  if (kSameFunction.contains(name) || config::is_echo_key(name)) return false;
+  if (kSameFunction.contains(name) || config::is_echo_key(name) || config::is_stash_key(name)) return false;
   const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };

@@ -5,8 +5,25 @@
 
 #include "base/error.h"
 #include "cuda/host_read.h"
+#include "moe/paged_stash.h"
 
 namespace metroplex::train {
+
+// Of the stash for rows of experts; empty: it had pages enough.
+static std::string stash_overflow(const Assembly& a) {
+  if (!a.experts->stash) return {};
+  const moe::PagedStash::Shortage shortage = a.experts->stash->shortage();
+  if (shortage.layer.empty()) return {};
+  const config::Model& model = a.config.model;
+  std::string text = base::concat(shortage.layer, ": backward keeps rows on ", shortage.wanted,
+                                  " pages at one time, the stash has ", shortage.pages);
+  const double factor = model.moe_paged_stash_buffer_size_factor_cuda * static_cast<double>(shortage.wanted) /
+                        static_cast<double>(std::max<int64_t>(shortage.pages, 1));
+  MPX_CHECK(model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", text,
+            " (model.moe_paged_stash_buffer_size_factor_cuda = ", model.moe_paged_stash_buffer_size_factor_cuda,
+            "); raise it to ", std::ceil(factor * 100) / 100, " or more, or set model.moe_overflow_policy to redo");
+  return text;
+}
 
 std::string overflow_of(const Assembly& a, const std::string& elsewhere) {
   double least = 0;  // factor with which all rows would have found room
@@ -24,6 +41,7 @@ std::string overflow_of(const Assembly& a, const std::string& elsewhere) {
     text = base::concat("layer ", layer.number, ": ", *worst, " rows for rank ", worst - rows,
                         " of ep, which has room for ", layer.room);
   }
+  if (text.empty()) text = stash_overflow(a);
   if (text.empty()) text = "expert rows: " + elsewhere;
   MPX_CHECK(model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", text,
             " (model.moe_expert_rank_capacity_factor = ", model.moe_expert_rank_capacity_factor, "); raise it",

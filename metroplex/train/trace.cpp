@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/memory_meter.h"
+#include "moe/paged_stash.h"
 #include "optim/clip.h"
 #include "train/batch.h"
 
@@ -211,6 +212,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.main_parameters = state.main_params;
   out.moments = state.moments;
   out.host = state.host;
+  if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
   out.transient = transient_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;

@@ -235,6 +235,17 @@ class Drawing:
             self.maybe("model.moe_overflow_policy", "drop", odds=0.2)
         self.clones(dispatcher)
 
+    def pages(self):
+        static = self.keys.get("model.moe_token_dispatcher_type") == "static_buffer"
+        recomputed = "moe" in str(self.keys.get("memory.recompute_modules", "")).split(",")
+        excluded = recomputed or "model.moe_overflow_policy" in self.keys or "memory.offload_activations" in self.keys
+        if not static or excluded or not self.chance(0.5):
+            return
+        self.put("model.moe_paged_stash", True)
+        self.maybe("model.moe_paged_stash_page_size", 1, 3, 8, odds=0.7)
+        self.maybe("model.moe_paged_stash_buffer_size_factor_cuda", 0.5, 1, 2, 16, odds=0.6)
+        self.maybe("model.moe_paged_stash_buffer_size_factor_cpu", 0.5, 16, odds=0.4)
+
     def clones(self, dispatcher):
         ep, count = self.ep, self.count
         if ep < 2 or dispatcher == "allgather" or "model.moe_expert_capacity_factor" in self.keys or not self.chance(0.4):
@@ -444,4 +455,5 @@ def draw(rng):
     d.precision()
     d.optim()
     d.memory()
+    d.pages()
     return Case(d.ranks, d.keys), d.graphs()

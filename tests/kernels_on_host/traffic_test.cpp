@@ -17,6 +17,7 @@
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/grouped_product.h"
 #include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/pages.h"
 #include "cuda/kernels/permutation.h"
 #include "cuda/kernels/rope.h"
 #include "cuda/kernels/step_state.h"
@@ -145,6 +146,18 @@ void run_clones(const Room& r) {
                     {shape.sizes, kRows}, nullptr);
 }
 
+void run_pages(const Room& r) {
+  const PageShape shape{8, 0, 16};
+  const DeviceArray<int32_t> state(std::vector<int32_t>(kPageWords + 8), Use::both, "state"),
+      lease(std::vector<int32_t>(kLeaseWords + 4), Use::both, "lease"), flag({0}, Use::both, "flag");
+  const DeviceArray<uint8_t> pool(std::vector<uint8_t>(8 * 16 * 2 * kWidth), Use::both, "pool");
+  const PagedRows pages{lease.data(), pool.data(), nullptr, kRows, 2 * kWidth, 0, 16 * 2 * kWidth};
+  take_pages_cuda({r.eight.data(), kExperts, kRows, 1, state.data(), lease.data(), flag.data()}, shape, nullptr);
+  rows_to_pages_cuda(r.x.data(), pages, shape, nullptr);
+  rows_from_pages_cuda(pages, r.y.data(), shape, nullptr);
+  give_pages_cuda(lease.data(), state.data(), shape, nullptr);
+}
+
 void run_optimizer(const Room& r) {
   const DeviceArray<StepValues> values({StepValues{.updates = 1}}, Use::both, "values");
   const DeviceArray<GroupRates> rates({GroupRates{}}, Use::both, "rates");
@@ -205,6 +218,7 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   run_attention(room);
   run_router(room);
   run_experts(room);
+  run_pages(room);
   run_clones(room);
   run_optimizer(room);
   if (!watches()) return;

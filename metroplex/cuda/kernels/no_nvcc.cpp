@@ -14,6 +14,7 @@
 #include "cuda/kernels/dropout_norm.h"
 #include "cuda/kernels/norm.h"
 #include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/pages.h"
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/permutation.h"
 #include "cuda/kernels/rope.h"
@@ -40,6 +41,10 @@ MPX_NO_KERNEL(plan_permutation, const int64_t*, const PermutationPlan&, const Pe
 MPX_NO_KERNEL(plan_regroup, const int64_t*, const PermutationPlan&, const RegroupShape&)
 MPX_NO_KERNEL(echo_plan, const int64_t*, const EchoPlanPlace&, const EchoPlanShape&)
 MPX_NO_KERNEL(echo_columns, const EchoColumnsPlace&, const EchoColumnsShape&)
+MPX_NO_KERNEL(take_pages, const PageTake&, const PageShape&)
+MPX_NO_KERNEL(give_pages, const int32_t*, int32_t*, const PageShape&)
+MPX_NO_KERNEL(rows_to_pages, const void*, const PagedRows&, const PageShape&)
+MPX_NO_KERNEL(rows_from_pages, const PagedRows&, void*, const PageShape&)
 MPX_NO_KERNEL(grouped_arguments, const int64_t*, const GroupedSource&, int64_t*)
 MPX_NO_KERNEL(gradient_sums, const void*, Number, int64_t, const GradientSumsPlace&)
 MPX_NO_KERNEL(block8_encode, const float*, int64_t, bool, uint8_t*, float*)

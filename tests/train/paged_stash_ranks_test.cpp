@@ -1,0 +1,170 @@
+// Training with what backward keeps of experts in pages: the bits of whole buffers, also where pages run out and a
+// step runs again; memory as predicted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "cuda/kernels/pages.h"
+#include "moe/paged_stash.h"
+#include "support/error_of.h"
+#include "support/notes.h"
+#include "support/poisoned.h"
+#include "support/without_onednn.h"
+#include "train/expert_runs.h"
+#include "train/memory_watch.h"
+
+namespace metroplex::test::paged_stash_ranks_test {
+namespace {
+
+namespace kernels = cuda::kernels;
+
+const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
+                             {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
+                             {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
+
+struct Pages {
+  double cuda = 1.1, cpu = 0;
+  int64_t rows = 4;  // of a page
+};
+
+// Buffers with room for all rows; without pages, or with.
+config::Config on(const ExpertGrid& grid, const std::string& yaml, const Pages* pages, const char* policy = "redo") {
+  config::Config config = skewed_experts(grid, static_cast<double>(grid.ep), yaml);
+  config.model.moe_overflow_policy = policy;
+  if (pages != nullptr) {
+    config.model.moe_paged_stash = true;
+    config.model.moe_paged_stash_page_size = pages->rows;
+    config.model.moe_paged_stash_buffer_size_factor_cuda = pages->cuda;
+    config.model.moe_paged_stash_buffer_size_factor_cpu = pages->cpu;
+  }
+  return cut(config, grid.layout);
+}
+
+const char* const kForms[] = {
+    "", "precision: {params_dtype: bf16}\n",
+    "memory: {recompute_granularity: full, recompute_method: block, recompute_num_layers: 1}\n",
+    "memory: {recompute_granularity: selective, recompute_modules: [moe_act]}\n"};
+
+// Enough for all, some of it in the host's memory, and far too few.
+TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWhetherOrNotPagesSuffice) {
+  const Poisoned poisoned;
+  for (const ExpertGrid& grid : kGrids) {
+    for (const char* form : kForms) {
+      const ExpertRun want = train_steps(on(grid, form, nullptr), grid, 5);
+      EXPECT_EQ(want.times_repeated(), 0);
+      for (const Pages& pages : {Pages{static_cast<double>(grid.ep)}, Pages{0.5, static_cast<double>(grid.ep)},
+                                 Pages{static_cast<double>(grid.ep), 0, 7}, Pages{0.3}}) {
+        SCOPED_TRACE(words(grid) + " " + form + base::concat(" factors ", pages.cuda, " ", pages.cpu));
+        const ExpertRun got = train_steps(on(grid, form, &pages), grid, 5);
+        expect_same_bits(got, want);
+        // Chunks of one layer that is recomputed keep no rows.
+        const bool keeps = grid.layout.vpp == 1 || std::string(form).find("full") == std::string::npos;
+        EXPECT_EQ(got.times_repeated(), keeps && pages.cuda + pages.cpu < 1 ? 5 : 0);
+      }
+    }
+  }
+}
+
+TEST(PagedStash, IsCapturedWithTheStep) {
+  for (const ExpertGrid& grid : kGrids) {
+    const ExpertRun want = train_steps(on(grid, "", nullptr), grid, 7);
+    for (const Pages& pages : {Pages{static_cast<double>(grid.ep)}, Pages{0.3}}) {
+      SCOPED_TRACE(words(grid) + base::concat(" factor ", pages.cuda));
+      config::Config config = on(grid, "", &pages);
+      config.train.cuda_graph_impl = config::CudaGraphImpl::full_iteration;
+      config.train.cuda_graph_warmup_steps = 1;
+      expect_same_bits(train_steps(config, grid, 7), want);
+    }
+  }
+}
+
+// Behind a step every page is free again, and what a step finds in free pages does not matter.
+TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
+  for (const ExpertGrid& grid : kGrids) {
+    SCOPED_TRACE(words(grid));
+    const Pages pages{static_cast<double>(grid.ep)};
+    const config::Config config = on(grid, "", &pages), plain = on(grid, "", nullptr);
+    const ExpertRun want = train_steps(plain, grid, 3);
+    run_cut(config, grid.layout, [&](const comm::World& world) {
+      const auto a = train::assemble(config, world, kVocab);
+      const moe::PagedStash& stash = *a->experts->stash;
+      for (int64_t step = 0; step < 3; ++step) {
+        stash.pool().fill_(0xFF);  // NaN in every format
+        EXPECT_EQ(step_at(*a, step).loss, want.losses[static_cast<size_t>(step)]);
+        const auto* const state = stash.state().const_data_ptr<int32_t>();
+        EXPECT_EQ(state[kernels::kTakenPages], 0);
+        EXPECT_EQ(state[kernels::kWantedPages], 0);
+        EXPECT_GT(state[kernels::kMostWanted], 0);
+        const int64_t count = stash.state().numel() - kernels::kPageWords;
+        std::vector<bool> seen(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) seen.at(static_cast<size_t>(state[kernels::kPageWords + i] + i)) = true;
+        EXPECT_EQ(std::count(seen.begin(), seen.end(), true), count);
+      }
+    });
+  }
+}
+
+TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
+  const ExpertGrid& grid = kGrids[0];
+  const Pages pages{0.3};
+  const config::Config config = on(grid, "", &pages, "stop");
+  std::atomic<int> named{0};
+  run_cut(config, grid.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    const std::string said = error_of([&] { step_at(*a, 0); });
+    if (said.find("stash has") == std::string::npos) return;
+    ++named;
+    for (const char* part :
+         {"decoder.layers.", ": backward keeps rows on ", " pages at one time, the stash has ",
+          "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ", "moe_overflow_policy"})
+      expect_contains(said, part);
+  });
+  EXPECT_GT(named, 0);
+}
+
+// Buffers with room for all rows.
+config::Config measured(const TestLayout& layout, const char* type, const char* more) {
+  return cut(config::parse(base::concat(
+                 "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 48,"
+                 " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, num_moe_experts: 4,"
+                 " moe_router_topk: 1, moe_router_pre_softmax: true, moe_token_dispatcher_type: static_buffer,"
+                 " moe_expert_rank_capacity_factor: 2, moe_router_force_skew: 1.5",
+                 more, "}\n", "parallel: {expert_model_parallel_size: 2}\n",
+                 "train: {seq_length: 16, micro_batch_size: 2, global_batch_size: 16, train_iters: 10}\n",
+                 "precision: {params_dtype: ", type, "}\n", "data: {mock_data: true}\n")),
+             layout);
+}
+
+TEST(PagedStash, WholeStepsHoldWhatTheirTraceSays) {
+  const WithoutOneDnn without;
+  const TestLayout layout{.dp = 2};
+  for (const char* type : {"fp32", "bf16", "fp64"}) {
+    for (const char* more :
+         {", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cuda: 2",
+          ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cpu: 1"}) {
+      SCOPED_TRACE(base::concat(type, more));
+      const config::Config config = measured(layout, type, more);
+      run_cut(config, layout, [&](const comm::World& world) { expect_predicted_memory(config, kVocab, world); });
+    }
+  }
+}
+
+// Two layers a stage, whose first has two microbatches in flight and whose last one. 32 rows come to a rank when
+// experts are loaded evenly, 8 pages of 4; of the first 5/4 of 32 pages, of the last of 16.
+TEST(PagedStash, HasPagesForTheMicrobatchesInFlight) {
+  const TestLayout layout{.pp = 2, .dp = 2};
+  const config::Config config = measured(
+      layout, "fp32",
+      ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cuda: 1.25");
+  run_cut(config, layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    const int64_t pages = a->experts->stash->state().numel() - kernels::kPageWords;
+    EXPECT_EQ(pages, a->last_stage() ? 20 : 40);
+    EXPECT_EQ(a->experts->stash->pool().numel(), pages * 4 * (32 + 48 + 48) * 4);
+  });
+}
+
+}  // namespace
+}  // namespace metroplex::test::paged_stash_ranks_test
