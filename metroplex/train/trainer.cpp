@@ -388,14 +388,18 @@ void Job::evaluate_at_end() {
   one(kTest, 0, summary_.test_loss);
 }
 
-// For the log: the dispatcher and the grouped product, which the configuration may leave open.
+// For the log: the dispatcher and the grouped product, which the configuration may leave open, and who plans clones.
 std::string words_of_experts(const Assembly& a) {
   const config::Model& model = a.config.model;
-  const int64_t ranks = a.config.parallel.etp() * a.config.parallel.ep();
+  const int64_t ep = a.config.parallel.ep(), ranks = a.config.parallel.etp() * ep;
+  const std::string clones = !model.moe_enable_echo
+                                 ? std::string()
+                                 : "; slots for clones: " + std::to_string(config::echo_slots(model, ep)) +
+                                       " a rank, planned by " + model.moe_echo_planner.text();
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
          " for a token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
-         (model.moe_grouped_gemm ? moe::product_name(a.world->target(), a.dtype) : "a product for each");
+         (model.moe_grouped_gemm ? moe::product_name(a.world->target(), a.dtype) : "a product for each") + clones;
 }
 
 void Job::begin_training() {

@@ -33,6 +33,7 @@ while read -r ranks backend dispatcher more; do
   # As above: another order of sums, and no more.
   same_losses many.jsonl one.jsonl 2e-6
   prints '^ layer +clones'
+  prints "^ experts: .*; slots for clones: $((4 / ranks)) a rank, planned by (capfill|exact)$"
   rm many.jsonl
   holds "clones of hot experts, $ranks ranks, $backend, $dispatcher"
 done << 'CLONES'
