@@ -2,9 +2,9 @@
 """Two builds side by side: compare_builds.py OLD NEW [--rounds N] [--gpt2 B T STEPS] [--iterations N] [--moe STEPS]
 [--only BENCH...]
 
-OLD and NEW are folders with gpt2_step, layer_overhead, moe_step, optimizer_step and recompute_time (build/bin). Every round runs each
-program of both, the first of the two in turn; a figure's ratio is the median over the rounds of new / old within a round.
-Prints a Markdown table; exit code 1 when a median ratio is above 1.02."""
+OLD and NEW are folders with gpt2_step, layer_overhead, moe_step, optimizer_step and recompute_time (build/bin). Every
+round runs each program of both, the first of the two in turn; a figure's ratio is the median over the rounds of new / old
+within a round. Prints a Markdown table; exit code 1 when a median ratio is above 1.02."""
 import argparse
 import pathlib
 import re
