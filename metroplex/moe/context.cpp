@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/experts.h"
+#include "cuda/host_read.h"
 
 namespace metroplex::moe {
 
@@ -18,6 +19,21 @@ comm::Group layer_group(const comm::World& world, const char* name, topology::Ax
 }
 
 }  // namespace
+
+NoRoom StaticBuffers::no_room(const cuda::Target& target) const {
+  NoRoom worst;
+  for (const Layer& layer : layers) {
+    const at::Tensor wanted = cuda::read_on_host(target, layer.wanted);
+    const auto* const rows = wanted.const_data_ptr<int64_t>();
+    const auto* const most = std::max_element(rows, rows + wanted.numel());
+    const double times = static_cast<double>(*most) / static_cast<double>(std::max<int64_t>(layer.room, 1));
+    if (*most <= layer.room || times <= worst.times) continue;
+    worst = {base::concat("layer ", layer.number, ": ", *most, " rows for rank ", most - rows,
+                          " of ep, which has room for ", layer.room),
+             times};
+  }
+  return worst;
+}
 
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
   ExpertContext context;

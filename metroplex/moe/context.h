@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/group.h"
@@ -19,6 +20,13 @@ class PagedStash;  // paged_stash.h
 // By layer: the load of every expert in each iteration of a recorded run, at least one.
 using RecordedLoads = std::map<int64_t, std::vector<std::vector<int64_t>>>;
 
+// Where rows of experts found no room in a step, on this rank. `text` is empty: nowhere. `times`: with so many times
+// as much room all of them would have found some.
+struct NoRoom {
+  std::string text;
+  double times = 0;
+};
+
 // What layers with the dispatcher static_buffer and the step share.
 struct StaticBuffers {
   bool repeats =
@@ -29,6 +37,7 @@ struct StaticBuffers {
     int64_t room = 0;   // rows of a buffer, of the last microbatch
   };
   std::vector<Layer> layers;
+  NoRoom no_room(const cuda::Target& target) const;  // "layer 3: 1200 rows for rank 1 of ep, which has room for 1000"
 };
 
 // Which experts are cloned where, of one microbatch of a layer (plan/echo.h). C clones: the slots of each rank of ep.

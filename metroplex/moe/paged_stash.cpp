@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "cuda/host_read.h"
 
@@ -123,13 +125,16 @@ void PagedStash::give(const Lease& lease) const {
                kernels::give_pages_cuda, static_cast<const int32_t*>(words(lease.words)), words(state_), shape_);
 }
 
-PagedStash::Shortage PagedStash::shortage() const {
+NoRoom PagedStash::no_room() const {
   if (!state_.defined()) return {};
   const at::Tensor here = cuda::read_on_host(target_, state_.narrow(0, 0, kernels::kPageWords));
   const auto* const said = here.const_data_ptr<int32_t>();
   const int32_t layer = said[kernels::kShortLayer];
-  return {layer > 0 ? layers_.at(static_cast<size_t>(layer - 1)) : std::string(), said[kernels::kMostWanted],
-          shape_.pages()};
+  if (layer == 0) return {};
+  const int64_t wanted = said[kernels::kMostWanted], pages = shape_.pages();
+  return {base::concat(layers_.at(static_cast<size_t>(layer - 1)), ": backward keeps rows on ", wanted,
+                       " pages at one time, the stash has ", pages),
+          static_cast<double>(wanted) / static_cast<double>(std::max<int64_t>(pages, 1))};
 }
 
 }  // namespace metroplex::moe

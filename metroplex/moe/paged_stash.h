@@ -14,6 +14,7 @@
 
 #include "cuda/kernels/pages.h"
 #include "cuda/launch_point.h"
+#include "moe/context.h"
 #include "nn/saved.h"
 
 namespace metroplex::moe {
@@ -36,13 +37,9 @@ class PagedStash : public std::enable_shared_from_this<PagedStash> {
   const at::Tensor& pool() const { return device_; }  // bytes
   int64_t host_bytes() const { return host_.defined() ? host_.numel() : 0; }
 
-  // Of the step, read on the host: how many pages were wanted at one time, and who found too few first; empty:
-  // nobody.
-  struct Shortage {
-    std::string layer;
-    int64_t wanted = 0, pages = 0;
-  };
-  Shortage shortage() const;
+  // "decoder.layers.1.mlp.experts: backward keeps rows on 10 pages at one time, the stash has 5": of the layer that
+  // found too few first.
+  NoRoom no_room() const;
 
  private:
   struct Lease;

@@ -168,7 +168,7 @@ EnqueuedStep enqueue_step(Assembly& a, const StepInput& input) {
 StepOutcome read_outcome(Assembly& a, const StepInput& input, const EnqueuedStep& step) {
   StepOutcome outcome = outcome_of(a, input, step);
   if (!outcome.overflow || !has_static_buffers(a)) return outcome;
-  const std::string why = overflow_of(a, outcome.skipped);
+  const std::string why = overflow_of(a);
   const Repeating repeating(a);
   StepInput eager = input;
   eager.eager = true;
@@ -194,7 +194,7 @@ LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& given, boo
   StepVector told = vector.on_host(a.world->target());
   if (told.sums()->overflows > 0) {
     a.step_flags.zero_();
-    overflow_of(a, "in evaluation");
+    overflow_of(a);
     const Repeating repeating(a);
     write_step_inputs(a, given, stop);
     told = body(given).on_host(a.world->target());

@@ -27,10 +27,9 @@ cuda::kernels::StepRules rules_of(const Assembly& assembly);
 
 // Steps in which rows of experts found no room in the static buffers of model.moe_token_dispatcher_type.
 
-// "layer 3: 1200 rows for rank 1 of ep, which has room for 1000 (...)" of the layers on this stage, of the others
-// `elsewhere`. Throws it as base::Error("moe") where model.moe_overflow_policy is stop, on every rank. Before the
-// next step.
-std::string overflow_of(const Assembly& assembly, const std::string& elsewhere);
+// What moe::NoRoom says on the first rank where rows found no room. Throws it as base::Error("moe") where
+// model.moe_overflow_policy is stop. Collective, with the same result on all; before the next step.
+std::string overflow_of(const Assembly& assembly);
 
 // During its lifetime rows are sent by counts that the host reads, so that all of them find room.
 class Repeating {

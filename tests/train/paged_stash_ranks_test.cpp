@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "cuda/kernels/pages.h"
@@ -106,22 +105,19 @@ TEST(PagedStash, HasEveryPageFreeBehindAStepAndReadsNoneThatIsFree) {
   }
 }
 
+// On all ranks, whichever found too few.
 TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
   const ExpertGrid& grid = kGrids[0];
   const Pages pages{0.3};
   const config::Config config = on(grid, "", &pages, "stop");
-  std::atomic<int> named{0};
   run_cut(config, grid.layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
     const std::string said = error_of([&] { step_at(*a, 0); });
-    if (said.find("stash has") == std::string::npos) return;
-    ++named;
     for (const char* part :
          {"decoder.layers.", ": backward keeps rows on ", " pages at one time, the stash has ",
           "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
   });
-  EXPECT_GT(named, 0);
 }
 
 // Buffers with room for all rows.

@@ -86,6 +86,19 @@ TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
   });
 }
 
+// Where buffers have room, and one rank alone has more for another than it may send.
+TEST(StaticBuffers, StopNamesTheCapacityOfAPair) {
+  const ExpertGrid& grid = kGrids[0];
+  config::Config config = on(grid, 4, "", "stop");
+  config.model.moe_rank_pair_capacity_factor = 1;
+  run_cut(config, grid.layout, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, kVocab);
+    const std::string said = error_of([&] { step_at(*a, 0); });
+    for (const char* part : {"from one rank to another", "model.moe_rank_pair_capacity_factor = 1", "raise it"})
+      expect_contains(said, part);
+  });
+}
+
 TEST(StaticBuffers, DropTrainsOnWithoutTheRowsThatFindNoRoom) {
   const ExpertGrid& grid = kGrids[0];
   const ExpertRun want = train_steps(on(grid, 0), grid, 5), got = train_steps(on(grid, 1, "", "drop"), grid, 5),
