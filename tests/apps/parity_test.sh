@@ -73,6 +73,28 @@ moe_sigmoid_bias_shared --nproc 8 --tp 2 --pp 2 --ep 4 --etp 1 --data-parallel-s
 moe_capacity --nproc 4 --pp 2 --ep 2
 moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2
 LAYOUTS
+buffers="--set model.moe_token_dispatcher_type=static_buffer --set model.moe_expert_rank_capacity_factor"
+clones="--set model.moe_enable_echo=true --set model.moe_echo_planner=exact --set model.moe_num_echo_experts"
+# The whole step in a graph, with experts: buffers with room for all rows where the host would read counts, and clones
+# in buffers of the even load.
+while read -r run how; do
+  # shellcheck disable=SC2086
+  replays 0 "$golden/$run.json" --cuda-graph-impl full_iteration $how
+  holds "$run passes as a graph${how:+ with $how}"
+done << RUNS
+moe_1
+moe_1 --nproc 8 --tp 2 --pp 2 --vpp 2 --ep 2 --etp 2 $buffers=4
+moe_ep2 $buffers=2
+moe_ep2 $buffers=2 --set model.moe_paged_stash=true
+moe_ep2 --nproc 4 --ep 4 $buffers=1 $clones=4
+moe_allgather_ep2
+moe_noaux --nproc 4 --pp 2 --ep 2 --data-parallel-sharding-strategy optim_grads_params $buffers=2
+moe_noaux --nproc 4 --ep 4 $buffers=1 $clones=4
+moe_sigmoid_bias_shared --nproc 4 --ep 4 $buffers=4
+moe_sigmoid_bias_shared --nproc 4 --ep 4 $buffers=1 $clones=4
+moe_capacity --nproc 4 --pp 2
+moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2 $buffers=2
+RUNS
 # In fp16 the scale moves with the number of a rank's microbatches, and the steps that overflow stay.
 while read -r run layout; do
   # shellcheck disable=SC2086

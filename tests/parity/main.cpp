@@ -144,6 +144,7 @@ int run(int argc, char** argv) {
   app.add_flag("--sp", other.sequence_parallel, "sequence parallelism; on by itself for experts where tp is above 1");
   app.add_option("--data-parallel-sharding-strategy", other.sharding_strategy,
                  "no_shard, optim, optim_grads or optim_grads_params");
+  app.add_option("--set", other.settings, "section.key=value: another setting that must not change the results");
   app.add_option("--cuda-graph-impl", other.cuda_graph_impl,
                  "none, local, transformer_engine or full_iteration: replays graphs from the fourth step on");
   app.add_option("--cuda-graph-modules", other.cuda_graph_modules,

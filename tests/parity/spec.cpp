@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/load.h"
 #include "config/validate.h"
 #include "parity/cfg_keys.h"
 
@@ -88,6 +89,7 @@ double loss_divisor(const config::Config& c, int64_t dp) {
 // `recorded` on the layout that it was recorded on.
 void apply_layout(const OtherLayout& other, const config::Config& recorded, int64_t recorded_nproc, Spec& spec) {
   config::Config& c = spec.config;
+  if (!other.settings.empty()) c = config::parse(config::dump(c), other.settings);
   other.apply(c.parallel);
   other.apply(c.train);
   if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without

@@ -28,7 +28,8 @@ struct OtherLayout {
   int64_t nproc = 0, tp = 0, pp = 0, vpp = 0, ep = 0, etp = 0;
   bool sequence_parallel = false;
   std::string sharding_strategy;
-  std::string cuda_graph_impl;  // empty: none; captured from the third step on
+  std::vector<std::string> settings;  // "section.key=value", of keys that keep the function
+  std::string cuda_graph_impl;        // empty: none; captured from the third step on
   std::vector<std::string> cuda_graph_modules;
 
   void apply(config::Parallel& parallel) const;
