@@ -11,24 +11,49 @@ namespace {
 
 constexpr const char* kImpl = "train.cuda_graph_impl";
 constexpr const char* kScope = "train.cuda_graph_modules";
-constexpr const char* kNoPartsOfExperts = "parts of layers with experts are not captured yet";
-constexpr const char* kOtherParts =
-    "name attn, and mlp for dense layers, or use full_iteration, which captures all of a step";
-constexpr const char* kRowsAreRead = "the host reads how many rows go to each expert";
+
+// What the host reads of layers with experts, and what reads nothing in its place; both empty: nothing.
+struct HostReads {
+  std::string what, instead;
+};
+
+HostReads host_reads(const Config& config) {
+  const Model& m = config.model;
+  const int64_t ranks = config.parallel.etp() * config.parallel.expert_model_parallel_size;
+  if (!m.has_experts()) return {};
+  if (dispatcher_reads_counts(m, ranks)) {
+    return {concat("with model.moe_token_dispatcher_type = ", text_of(token_dispatcher(m, ranks)),
+                   " it reads how many rows go to each rank"),
+            "use static_buffer or allgather, set model.moe_expert_capacity_factor and "
+            "moe_pad_expert_input_to_capacity"};
+  }
+  if (m.moe_grouped_gemm) return {};
+  return {"with model.moe_grouped_gemm = false it reads how many rows go to each expert", "set moe_grouped_gemm"};
+}
+
+void check_parts_of_experts(Rules& rules) {
+  using enum CudaGraphModule;
+  const Train& t = rules.config.train;
+  const Model& m = rules.config.model;
+  const CudaGraphModules captured = t.captured_modules();
+  if (!m.has_experts()) return;
+  const HostReads reads = host_reads(rules.config);
+  rules.require(reads.what.empty() || !captured.has(moe), kScope, t.cuda_graph_modules.empty() ? "" : "moe",
+                concat(t.cuda_graph_modules.empty() ? "captures whole layers, those with experts too" : "is captured",
+                       ", where the host must read nothing: ", reads.what),
+                reads.instead + ", or name attn, moe_router and moe_preprocess");
+  rules.require(m.moe_echo_dump_dir.empty() || !(captured.has(moe) || captured.has(moe_preprocess)),
+                "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
+                "reads every plan of clones on the host, and plans are captured (" + std::string(kScope) + ")",
+                "leave it out, or capture neither moe nor moe_preprocess");
+}
 
 void check_parts(Rules& rules) {
   using enum CudaGraphModule;
   const Train& t = rules.config.train;
   const CudaGraphModules named = cuda_graph_module_set(t.cuda_graph_modules);
-  const bool experts = rules.config.model.has_experts();
   rules.require(!named.has(mamba), kScope, "mamba", "names what no layer here has", "leave it out");
-  for (const CudaGraphModule module : {moe, moe_router, moe_preprocess}) {
-    rules.require(!experts || !named.has(module), kScope, text_of(module),
-                  concat("cannot be captured: ", kNoPartsOfExperts), kOtherParts);
-  }
-  rules.require(!experts || !t.cuda_graph_modules.empty(), kScope, "",
-                concat("captures whole layers, those with experts (model.num_moe_experts) too: ", kNoPartsOfExperts),
-                kOtherParts);
+  check_parts_of_experts(rules);
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload == Offload::none, "memory.offload_activations", offload,
                 "moves away what a captured backward finds where it was: " + std::string(kImpl) + " = " +
@@ -48,18 +73,12 @@ void check_iteration(Rules& rules) {
   const Train& t = rules.config.train;
   const Model& m = rules.config.model;
   const std::string captured = concat(kImpl, " = ", t.cuda_graph_impl.text());
-  const int64_t expert_ranks = rules.config.parallel.etp() * rules.config.parallel.expert_model_parallel_size;
-  const bool counts_are_read = m.has_experts() && dispatcher_reads_counts(m, expert_ranks);
-  rules.require(!counts_are_read, kImpl, t.cuda_graph_impl,
-                concat("captures layers with experts only where the host reads nothing: with ",
-                       "model.moe_token_dispatcher_type = ", text_of(token_dispatcher(m, expert_ranks)),
-                       " it reads how many rows go to each rank"),
-                "use static_buffer or allgather, set model.moe_expert_capacity_factor and "
-                "moe_pad_expert_input_to_capacity, or use transformer_engine with cuda_graph_modules = attn");
-  rules.require(!m.has_experts() || m.moe_grouped_gemm, kImpl, t.cuda_graph_impl,
-                concat("captures layers with experts only where the host reads nothing: with ",
-                       "model.moe_grouped_gemm = false ", kRowsAreRead),
-                "set moe_grouped_gemm, or use transformer_engine with cuda_graph_modules = attn");
+  const HostReads reads = host_reads(rules.config);
+  rules.require(reads.what.empty(), kImpl, t.cuda_graph_impl,
+                "captures layers with experts only where the host reads nothing: " + reads.what,
+                reads.instead +
+                    ", or use transformer_engine with cuda_graph_modules = attn, moe_router, "
+                    "moe_preprocess");
   rules.require(m.moe_echo_dump_dir.empty(), "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
                 "reads every plan of clones on the host, which " + captured + " leaves out of a step",
                 "leave it out, or cuda_graph_impl = none");

@@ -36,6 +36,11 @@ void PartialGraphs::take_part(pipeline::PipelineInput& run) {
   const config::Train& train = a_.config.train;
   const bool evaluates = run.table.forward_only;
   if (evaluates && train.cuda_graph_impl != config::CudaGraphImpl::local) return;
+  const bool repeats = a_.experts && a_.experts->buffers && a_.experts->buffers->repeats;
+  if (repeats) {  // rows are sent by counts of the host
+    run.warms_up = &device_;
+    return;
+  }
   int64_t& steps = evaluates ? evaluation_steps_ : training_steps_;
   if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) {
     run.warms_up = &device_;

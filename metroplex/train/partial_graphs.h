@@ -23,7 +23,7 @@ class PartialGraphs {
 
   // Sets how this run takes the graphs: by the plan of its table, or eagerly. Eager are the first
   // train.cuda_graph_warmup_steps of training and of evaluation (at least one each), on the stream of the captures,
-  // and every evaluation with transformer_engine.
+  // every evaluation with transformer_engine, and what runs again because rows of experts found no room.
   void take_part(pipeline::PipelineInput& run);
 
   struct Sizes {

@@ -433,11 +433,14 @@ class Drawing:
         uncounted = ("model.moe_pad_expert_input_to_capacity" in self.keys or self.expert_ranks == 1 or
                      self.keys.get("model.moe_token_dispatcher_type") in ("allgather", "static_buffer"))
         stays = "memory.offload_activations" not in self.keys
-        if (not self.experts or (uncounted and "model.moe_grouped_gemm" not in self.keys)) and stays and "optim.optimizer_cpu_offload" not in self.keys:
+        whole_experts = uncounted and "model.moe_grouped_gemm" not in self.keys
+        if (not self.experts or whole_experts) and stays and "optim.optimizer_cpu_offload" not in self.keys:
             ways.append(("full_iteration", None))
         whole = self.keys.get("memory.recompute_granularity") == "full"
         if stays and not whole and self.sharding in ("no_shard", "optim"):
-            parts = ["attn"] if self.experts else [None, "attn", "mlp", "attn,mlp"]
+            parts = [None, "attn", "mlp", "attn,mlp"]
+            if self.experts:
+                parts = ["attn", "attn,moe_router,moe_preprocess", "moe_router"] + ([None, "moe", "attn,moe"] if whole_experts else [])
             ways += [(impl, part) for impl in ("local", "transformer_engine") for part in parts]
         return ways
 

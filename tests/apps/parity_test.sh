@@ -95,6 +95,23 @@ moe_sigmoid_bias_shared --nproc 4 --ep 4 $buffers=1 $clones=4
 moe_capacity --nproc 4 --pp 2
 moe_sinkhorn_top1 --nproc 4 --tp 2 --ep 2 --etp 2 $buffers=2
 RUNS
+# Attention, router and plan of every layer, for every dispatcher; and whole layers where the host reads nothing.
+modules="--cuda-graph-impl transformer_engine --cuda-graph-modules"
+while read -r run how; do
+  # shellcheck disable=SC2086
+  replays 0 "$golden/$run.json" $modules $how
+  holds "$run passes with graphs of $how"
+done << RUNS
+moe_1 attn moe_router moe_preprocess
+moe_1 attn moe
+moe_ep2 attn moe_router moe_preprocess
+moe_ep2 attn moe $buffers=2
+moe_allgather_ep2 attn moe_router moe_preprocess
+moe_capacity attn moe_router moe_preprocess
+moe_noaux attn moe_router moe_preprocess --nproc 4 --pp 2 --ep 2
+moe_sigmoid_bias_shared attn moe_router moe_preprocess --nproc 4 --ep 4 $buffers=1 $clones=4
+moe_sinkhorn_top1 attn moe_router moe_preprocess
+RUNS
 # In fp16 the scale moves with the number of a rank's microbatches, and the steps that overflow stay.
 while read -r run layout; do
   # shellcheck disable=SC2086

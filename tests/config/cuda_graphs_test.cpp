@@ -56,6 +56,12 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
     expect_accepted({impl, "optim.optimizer_cpu_offload=true"});
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn"}));
     expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,mlp", "model.moe_layer_freq=2"}));
+    expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,moe_router"}));
+    expect_accepted(experts(impl, {"train.cuda_graph_modules=attn,moe_router,moe_preprocess"}));
+    const std::vector<std::string> buffers = {"model.moe_token_dispatcher_type=static_buffer",
+                                              "model.moe_expert_rank_capacity_factor=1.5"};
+    expect_accepted(experts(impl, buffers));
+    expect_accepted(experts(impl, {buffers[0], buffers[1], "train.cuda_graph_modules=attn,moe"}));
   }
   // Megatron has the NaN test of the loss on the host.
   expect_accepted({kIteration, "train.check_for_nan_in_loss=true", "train.cuda_graph_warmup_steps=0"});
@@ -89,13 +95,19 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {experts(kLocal, {te_scope + "moe,moe_preprocess"}), scope, "excludes moe_preprocess"},
       {experts(kTe, {te_scope + "moe_preprocess"}), scope, "needs moe_router"},
       {experts(kTe, {te_scope + "mlp"}), scope, "of dense layers"},
-      {experts(kTe, {te_scope + "attn,moe_router"}), scope,
-       "cannot be captured: parts of layers with experts are not captured yet"},
-      {experts(kTe), scope, "captures whole layers"},
+      {experts(kTe, {te_scope + "attn,moe"}), scope,
+       "must read nothing: with model.moe_token_dispatcher_type = alltoall it reads how many rows"},
+      {experts(kLocal,
+               {te_scope + "moe", "model.moe_token_dispatcher_type=allgather", "model.moe_grouped_gemm=false"}),
+       scope, "must read nothing: with model.moe_grouped_gemm = false"},
+      {experts(kTe), scope, "captures whole layers, those with experts too"},
+      {experts(kTe, {te_scope + "moe_router,moe_preprocess", "model.moe_enable_echo=true",
+                     "model.moe_num_echo_experts=2", "model.moe_echo_dump_dir=plans"}),
+       "model.moe_echo_dump_dir", "plans are captured"},
       {experts(kIteration), impl, "alltoall it reads how many rows"},
       {experts(kIteration, {"model.moe_expert_capacity_factor=1"}), impl, "alltoall it reads how many rows"},
       {experts(kIteration, {"model.moe_token_dispatcher_type=allgather", "model.moe_grouped_gemm=false"}), impl,
-       "grouped_gemm = false the host reads"},
+       "grouped_gemm = false it reads"},
       {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
        impl,
        "runs whole layers again"},

@@ -7,6 +7,7 @@
 #include "train/graph_check.h"
 #include "train/partial_graphs.h"
 #include "train/planted_fault.h"
+#include "train/small_experts.h"
 #include "train/support.h"
 
 namespace metroplex::graph_findings_ranks_test {
@@ -83,6 +84,32 @@ TEST(GraphFindingsRanks, ReplaysOfPartsFindWhatTheirCapturesDid) {
     config::Config config = test::small_gpt();
     config.train.cuda_graph_impl = config::CudaGraphImpl::local;
     config.train.cuda_graph_modules = {"attn"};
+    config.train.cuda_graph_warmup_steps = 1;
+    std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
+    config = test::cut(config, layout);
+    test::run_cut(config, layout, [&](const comm::World& world) {
+      ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
+    });
+    for (const Parts& rank : ranks) {
+      EXPECT_EQ(cuda::report(rank.findings), "");
+      EXPECT_GT(rank.replays, 20u);
+    }
+  }
+}
+
+// Router and plan of layers with experts, and all of such layers, with clones and in buffers of the even load.
+TEST(GraphFindingsRanks, ReplaysOfPartsWithExpertsFindWhatTheirCapturesDid) {
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n";
+  const std::string clones =
+      ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1, moe_enable_echo: true,"
+      " moe_echo_planner: exact, moe_num_echo_experts: 4";
+  const TestLayout layout{1, 2, 1, 2, false};
+  using Modules = std::vector<std::string>;
+  for (const auto& [more, modules] : {std::pair{std::string(), Modules{"attn", "moe_router", "moe_preprocess"}},
+                                      std::pair{clones, Modules{"moe"}}, std::pair{clones, Modules{}}}) {
+    config::Config config = test::small_experts(more, parts);
+    config.train.cuda_graph_impl = config::CudaGraphImpl::local;
+    config.train.cuda_graph_modules = modules;
     config.train.cuda_graph_warmup_steps = 1;
     std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
     config = test::cut(config, layout);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "support/everyday.h"
+#include "train/small_experts.h"
 #include "train/support.h"
 
 namespace metroplex::partial_graphs_ranks_test {
@@ -207,6 +208,33 @@ TEST(PartialGraphs, AttentionOfLayersWithExpertsIsCaptured) {
   expect_same_bits_in_every_scope(config, {}, scopes);
   expect_same_bits_in_every_scope(over_ranks, {1, 1, 1, 2, false}, scopes);
   expect_same_bits_in_every_scope(over_ranks, {2, 2, 1, 2, true}, {{"attn"}});
+}
+
+// Of layers with experts: the router, where rows go, and, where the host reads no count, all of the layer. With
+// everything that must not be counted twice or drawn anew (small_experts), rows that find no room, clones, pages.
+TEST(PartialGraphs, LayersWithExpertsHaveTheBitsOfStepsWithoutThem) {
+  const std::vector<Modules> routes{{"attn", "moe_router", "moe_preprocess"},
+                                    {"moe_router"},
+                                    {"mlp", "moe_router", "moe_preprocess"},
+                                    {"attn", "moe_router"}},
+      whole{{"moe"}, {}, {"attn", "moe"}, {"moe_router", "moe_preprocess"}};
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
+                    skew = ", moe_router_force_skew: 1.0, moe_token_dispatcher_type: static_buffer",
+                    clones = ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
+  const TestLayout two{1, 1, 1, 2, false}, stages{1, 2, 2, 2, false}, all{2, 2, 1, 2, true};
+  expect_same_bits_in_every_scope(test::small_experts(), {}, routes);
+  expect_same_bits_in_every_scope(test::small_experts(), {}, whole);
+  for (const TestLayout& layout : {two, stages, all}) {
+    SCOPED_TRACE(::testing::Message() << "tp" << layout.tp << " pp" << layout.pp << " vpp" << layout.vpp);
+    expect_same_bits_in_every_scope(test::small_experts("", parts), layout, routes);
+    expect_same_bits_in_every_scope(test::small_experts(skew + ", moe_expert_rank_capacity_factor: 1.3", parts),
+                                    layout, whole);
+    expect_same_bits_in_every_scope(
+        test::small_experts(skew + ", moe_expert_rank_capacity_factor: 2, moe_paged_stash: true", parts), layout,
+        whole);
+    expect_same_bits_in_every_scope(
+        test::small_experts(skew + ", moe_expert_rank_capacity_factor: 1" + clones, parts), layout, whole);
+  }
 }
 
 TEST(PartialGraphs, AllMicrobatchesOfAScheduleInFlightHaveASetEach) {
