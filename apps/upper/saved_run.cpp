@@ -23,7 +23,7 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   SavedRun saved;
   saved.directory = found.reader->directory();
   config::Config its_config = config::parse_saved(manifest.config_yaml);
-  config::turn_echo_off(its_config.model);
+  config::turn_echo_and_stash_off(its_config.model);
   saved.config_yaml = config::dump(its_config);
   saved.problems = std::move(found.problems);
   const auto tokenizer = nlohmann::json::parse(manifest.extra).value("tokenizer", nlohmann::json());

@@ -269,10 +269,10 @@ bool is_stash_key(std::string_view name) { return name.rfind("moe_paged_stash", 
 
 bool is_echo_key(std::string_view name) { return name.find("_echo") != std::string_view::npos; }
 
-void turn_echo_off(Model& model) {
+void turn_echo_and_stash_off(Model& model) {
   const Model plain;
 #define KEY(type, name, value, limits, help) \
-  if (is_echo_key(#name)) model.name = plain.name;
+  if (is_echo_key(#name) || is_stash_key(#name)) model.name = plain.name;
 #include "config/moe_keys.inc"
 #undef KEY
 }

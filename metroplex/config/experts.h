@@ -64,8 +64,9 @@ bool is_stash_key(std::string_view name);
 int64_t echo_slots(const Model& model, int64_t ep);
 // Whether a key of section model is moe_enable_echo or for it alone.
 bool is_echo_key(std::string_view name);
-// Sets all of these to what they are without clones.
-void turn_echo_off(Model& model);
+// Sets all keys of clones and of the stash to their defaults, for what can do without: another number of ranks, a run
+// that evaluates.
+void turn_echo_and_stash_off(Model& model);
 // Of model.moe_enable_echo. How far from the mean the largest load may be for a plan of fewer clones, in 1/10000.
 int64_t echo_eps_basis_points(const Model& model);
 // Whether plans can be made on a GPU.

@@ -209,7 +209,7 @@ config::Config one_rank_config(config::Config config) {
   // It sends over nodes, of which there is one: the same rows come by alltoall.
   if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
     config.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
-  config::turn_echo_off(config.model);
+  config::turn_echo_and_stash_off(config.model);
   config.run.nproc = 1;
   return config;
 }

@@ -218,7 +218,7 @@ def layout(base, rng):
     return f"{problem} {' / '.join(outcome.out.strip().splitlines()[-2:])}"[:500] if problem else None
 
 
-LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_(token_dispatcher_type|expert_rank_capacity_factor|rank_pair_capacity_factor|overflow_policy)$|^model\.moe_shared_expert_overlap$|^model\.moe_.*echo")
+LAYOUT_KEYS = re.compile(r"^parallel\.|^memory\.|^model\.moe_(token_dispatcher_type|expert_rank_capacity_factor|rank_pair_capacity_factor|overflow_policy)$|^model\.moe_shared_expert_overlap$|^model\.moe_.*(echo|paged_stash)")
 
 
 def on_one_rank(case):

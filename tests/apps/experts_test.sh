@@ -47,6 +47,13 @@ prints 'loss value: [0-9]'
 run 0 generate --load ck_clones --prompt Document --max-new-tokens 4 --nproc 2 $(layout 2 1 1 1)
 run 0 eval --load ck_clones --train.eval_iters=2 --nproc 2 $(layout 2 1 1 1) --model.moe_enable_echo=true --model.moe_num_echo_experts=2
 holds "what was trained with clones needs none, and may have others"
+# shellcheck disable=SC2046
+run 0 train "${tiny[@]}" "${experts[@]}" --nproc 2 $(layout 2 1 1 1) --model.moe_token_dispatcher_type=static_buffer \
+  --model.moe_expert_rank_capacity_factor=2 --moe-paged-stash --checkpoint.save=ck_pages --checkpoint.save_interval=8
+# shellcheck disable=SC2046
+run 0 eval --load ck_pages --train.eval_iters=2 --nproc 2 $(layout 2 1 1 1) --model.moe_token_dispatcher_type=alltoall \
+  --model.moe_expert_rank_capacity_factor=0
+holds "what was trained with pages for rows needs none"
 
 run 0 train "${tiny[@]}" "${experts[@]}" --optim.lr=0.01001 --train.metrics_file=many.jsonl
 ! python3 "$apps/metrics.py" compare many.jsonl one.jsonl 2e-6 > compared || fail "a rate a thousandth off was not seen"

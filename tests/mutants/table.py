@@ -213,7 +213,7 @@ MUTANTS = [
     ("slots_of_all_ranks", "config/experts.cpp", "model.moe_enable_echo ? model.moe_num_echo_experts / ep : 0", "model.moe_enable_echo ? model.moe_num_echo_experts : 0", "moe_test Echo*"),
     ("random_on_a_gpu", "config/experts.cpp", "return on_warps && !model.moe_echo_enable_random_offloading;", "return on_warps;", "config_test Experts*"),
     ("own_experts_in_slots", "config/rules_echo.cpp", "foreign = m.num_moe_experts - m.num_moe_experts / ep;", "foreign = m.num_moe_experts;", "config_test ExpertRules*"),
-    ("echo_verified_with_clones", "train/verify.cpp", "  config::turn_echo_off(config.model);\n", "", "train_test Verify*"),
+    ("echo_verified_with_clones", "train/verify.cpp", "  config::turn_echo_and_stash_off(config.model);\n", "", "train_test Verify*"),
     ("echo_is_the_model", "train/compatible.cpp", " || config::is_echo_key(name) || config::is_stash_key(name)) return false;", ") return false;", "train_test Compatible*"),
     ("pages_not_given_back", "moe/paged_stash.cpp", "if (--lease_->unread == 0) stash_->give(*lease_);", "--lease_->unread;", "train_test PagedStash*"),
     ("pages_short_unseen", "cuda/kernels/pages_cpu.cpp", "  *take.flag = 1;\n", "", "train_test PagedStash*"),
