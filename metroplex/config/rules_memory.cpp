@@ -57,6 +57,12 @@ static void check_full_recompute(Rules& rules) {
   rules.require(
       m.recompute_modules.empty(), "memory.recompute_modules", concat(m.recompute_modules.size(), " modules"),
       "are for memory.recompute_granularity = selective; full recomputes all of a layer", "leave the list empty");
+  const bool all = m.recompute_method == RecomputeMethod::uniform || (most > 0 && m.recompute_num_layers >= most);
+  rules.require(
+      !rules.config.model.moe_paged_stash || !all, "model.moe_paged_stash", "true",
+      concat("has no effect with full recompute of all layers (memory.recompute_method = ", m.recompute_method,
+             "): backward keeps no rows of experts"),
+      "turn it off, or recompute moe_act instead, or with method block fewer layers than a model chunk has");
 }
 
 static void check_saved_activations(Rules& rules) {

@@ -238,7 +238,11 @@ class Drawing:
     def pages(self):
         static = self.keys.get("model.moe_token_dispatcher_type") == "static_buffer"
         recomputed = "moe" in str(self.keys.get("memory.recompute_modules", "")).split(",")
-        excluded = recomputed or "model.moe_overflow_policy" in self.keys or "memory.offload_activations" in self.keys
+        # Block repeats the first layer of every chunk: all of them, where chunks have one.
+        block = self.keys.get("memory.recompute_method") == "block" and self.pp == 1 and self.layers > 1
+        all_layers = "memory.recompute_method" in self.keys and not block
+        excluded = (recomputed or all_layers or "model.moe_overflow_policy" in self.keys or
+                    "memory.offload_activations" in self.keys)
         if not static or excluded or not self.chance(0.5):
             return
         self.put("model.moe_paged_stash", True)

@@ -216,6 +216,8 @@ MUTANTS = [
     ("echo_verified_with_clones", "train/verify.cpp", "  config::turn_echo_and_stash_off(config.model);\n", "", "train_test Verify*"),
     ("echo_is_the_model", "train/compatible.cpp", " || config::is_echo_key(name) || config::is_stash_key(name)) return false;", ") return false;", "train_test Compatible*"),
     ("pages_not_given_back", "moe/paged_stash.cpp", "if (--lease_->unread == 0) stash_->give(*lease_);", "--lease_->unread;", "train_test PagedStash*"),
+    ("pages_of_a_step_given_up", "train/assemble.cpp", "  a.step_counts.push_back(a.experts->stash->state());\n", "", "train_test PagedStash*"),
+    ("stash_of_nothing", "config/rules_memory.cpp", "m.recompute_method == RecomputeMethod::uniform || (most > 0", "(most > 0", "config_test Expert*"),
     ("pages_short_unseen", "cuda/kernels/pages_cpu.cpp", "  *take.flag = 1;\n", "", "train_test PagedStash*"),
     ("clones_per_step", "train/expert_loads.cpp", "of[kClones] / plans, of[kBeforeClones] / plans", "of[kClones] / steps, of[kBeforeClones] / plans", "train_test EchoRanks*"),
     ("random_own_expert", "plan/echo_random.cpp", "sizes.home(expert) == rank ||", "false ||", "plan_test EchoWalk*"),
