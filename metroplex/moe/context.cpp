@@ -26,11 +26,11 @@ NoRoom StaticBuffers::no_room(const cuda::Target& target) const {
     const at::Tensor wanted = cuda::read_on_host(target, layer.wanted);
     const auto* const rows = wanted.const_data_ptr<int64_t>();
     const auto* const most = std::max_element(rows, rows + wanted.numel());
-    const double times = static_cast<double>(*most) / static_cast<double>(std::max<int64_t>(layer.room, 1));
-    if (*most <= layer.room || times <= worst.times) continue;
+    const double factor = static_cast<double>(*most) / static_cast<double>(std::max<int64_t>(layer.even, 1));
+    if (*most <= layer.room || factor <= worst.factor) continue;
     worst = {base::concat("layer ", layer.number, ": ", *most, " rows for rank ", most - rows,
                           " of ep, which has room for ", layer.room),
-             times};
+             factor};
   }
   return worst;
 }

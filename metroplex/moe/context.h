@@ -20,11 +20,11 @@ class PagedStash;  // paged_stash.h
 // By layer: the load of every expert in each iteration of a recorded run, at least one.
 using RecordedLoads = std::map<int64_t, std::vector<std::vector<int64_t>>>;
 
-// Where rows of experts found no room in a step, on this rank. `text` is empty: nowhere. `times`: with so many times
-// as much room all of them would have found some.
+// Where rows of experts found no room in a step, on this rank. `text` is empty: nowhere. `factor`: of the even load,
+// with which all of them would have found some.
 struct NoRoom {
   std::string text;
-  double times = 0;
+  double factor = 0;
 };
 
 // What layers with the dispatcher static_buffer and the step share.
@@ -35,6 +35,7 @@ struct StaticBuffers {
     int64_t number = 0;
     at::Tensor wanted;  // [ep] int64, of the step: the most rows for a rank of ep in a microbatch, with room or not
     int64_t room = 0;   // rows of a buffer, of the last microbatch
+    int64_t even = 0;   // rows that come when experts are loaded evenly
   };
   std::vector<Layer> layers;
   NoRoom no_room(const cuda::Target& target) const;  // "layer 3: 1200 rows for rank 1 of ep, which has room for 1000"

@@ -67,9 +67,10 @@ int PagedStash::join(std::string name, int64_t row_bytes) {
   return static_cast<int>(layers_.size());
 }
 
-void PagedStash::make(const kernels::PageShape& shape) {
+void PagedStash::make(const kernels::PageShape& shape, int64_t even_pages) {
   const at::NoGradGuard no_grad;
   shape_ = shape;
+  even_pages_ = even_pages;
   const at::TensorOptions here = at::TensorOptions().device(target_.memory());
   const int64_t page = shape.page_rows * row_bytes_;
   state_ = at::zeros({kernels::kPageWords + shape.pages()}, here.dtype(at::kInt));
@@ -131,10 +132,10 @@ NoRoom PagedStash::no_room() const {
   const auto* const said = here.const_data_ptr<int32_t>();
   const int32_t layer = said[kernels::kShortLayer];
   if (layer == 0) return {};
-  const int64_t wanted = said[kernels::kMostWanted], pages = shape_.pages();
+  const int64_t wanted = said[kernels::kMostWanted];
   return {base::concat(layers_.at(static_cast<size_t>(layer - 1)), ": backward keeps rows on ", wanted,
-                       " pages at one time, the stash has ", pages),
-          static_cast<double>(wanted) / static_cast<double>(std::max<int64_t>(pages, 1))};
+                       " pages at one time, the stash has ", shape_.pages()),
+          static_cast<double>(wanted - shape_.host_pages) / static_cast<double>(std::max<int64_t>(even_pages_, 1))};
 }
 
 }  // namespace metroplex::moe

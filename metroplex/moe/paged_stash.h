@@ -26,8 +26,8 @@ class PagedStash : public std::enable_shared_from_this<PagedStash> {
 
   // A layer whose forward keeps so many bytes of a row: as many as all others. Its number for keep(), from 1.
   int join(std::string name, int64_t row_bytes);
-  // Makes the pool, once all layers have joined.
-  void make(const cuda::kernels::PageShape& shape);
+  // Makes the pool, once all layers have joined. even_pages: what is kept at one time when experts are loaded evenly.
+  void make(const cuda::kernels::PageShape& shape, int64_t even_pages);
 
   // Of each tensor [R, width], whose rows lie one expert behind the other, those that `counts` say. Rows behind them
   // are unspecified in what comes back.
@@ -38,7 +38,7 @@ class PagedStash : public std::enable_shared_from_this<PagedStash> {
   int64_t host_bytes() const { return host_.defined() ? host_.numel() : 0; }
 
   // "decoder.layers.1.mlp.experts: backward keeps rows on 10 pages at one time, the stash has 5": of the layer that
-  // found too few first.
+  // found too few first. NoRoom::factor is for pages of the device, beside those that the host has.
   NoRoom no_room() const;
 
  private:
@@ -51,7 +51,7 @@ class PagedStash : public std::enable_shared_from_this<PagedStash> {
   cuda::Target target_;
   at::Tensor flag_, state_, device_, host_;
   cuda::kernels::PageShape shape_;
-  int64_t row_bytes_ = 0;
+  int64_t row_bytes_ = 0, even_pages_ = 0;
   std::vector<std::string> layers_;
 };
 

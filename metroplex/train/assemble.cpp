@@ -155,7 +155,7 @@ void make_stash(Assembly& a, const std::vector<int>& layers) {
   };
   shape.device_pages = times(model.moe_paged_stash_buffer_size_factor_cuda);
   shape.host_pages = std::min(times(model.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);
-  a.experts->stash->make(shape);
+  a.experts->stash->make(shape, even);
   a.step_counts.push_back(a.experts->stash->state());
 }
 

@@ -1,5 +1,7 @@
 #include "train/step_errors.h"
 
+#include <ATen/ops/full.h>
+
 #include <cmath>
 
 #include "base/error.h"
@@ -9,39 +11,49 @@
 namespace metroplex::train {
 namespace {
 
-// What found no room on this rank, and behind a line feed the key that gives more; empty: all did.
-std::string own_overflow(const Assembly& a) {
+// What the rank says that would need the largest factor of all, and that factor; the same on all ranks.
+moe::NoRoom worst_of_all(const moe::NoRoom& mine, const comm::Group& world) {
+  const at::Tensor factor = at::full({1}, mine.factor, at::kDouble);
+  comm::all_reduce(factor, world, comm::ReduceOp::max);
+  moe::NoRoom worst{{}, factor.item<double>()};
+  for (const std::string& text : comm::gather_strings(mine.factor == worst.factor ? mine.text : "", world)) {
+    if (worst.text.empty()) worst.text = text;
+  }
+  worst.text = comm::broadcast_string(worst.text, world);
+  return worst;
+}
+
+struct Overflow {
+  std::string text, way_out;
+};
+
+Overflow found(const moe::NoRoom& worst, const char* key, double factor) {
+  // Two places, and no less than is needed.
+  return {worst.text, base::concat("model.", key, " = ", factor, "); raise it to ",
+                                   std::ceil(worst.factor * 100) / 100, " or more")};
+}
+
+Overflow overflow_in(const Assembly& a) {
   const config::Model& model = a.config.model;
-  const auto described = [](const moe::NoRoom& found, const char* key, double factor) {
-    return base::concat(found.text, "\n (model.", key, " = ", factor, "); raise it to ",
-                        std::ceil(found.times * factor * 100) / 100, " or more");
-  };
-  const moe::NoRoom rows = a.experts->buffers->no_room(a.world->target());
+  const comm::Group& world = a.groups().world;
+  const moe::NoRoom rows = worst_of_all(a.experts->buffers->no_room(a.world->target()), world);
   if (!rows.text.empty())
-    return described(rows, "moe_expert_rank_capacity_factor", model.moe_expert_rank_capacity_factor);
-  const moe::NoRoom pages = a.experts->stash ? a.experts->stash->no_room() : moe::NoRoom();
-  if (pages.text.empty()) return {};
-  return described(pages, "moe_paged_stash_buffer_size_factor_cuda", model.moe_paged_stash_buffer_size_factor_cuda);
+    return found(rows, "moe_expert_rank_capacity_factor", model.moe_expert_rank_capacity_factor);
+  const moe::NoRoom pages = worst_of_all(a.experts->stash ? a.experts->stash->no_room() : moe::NoRoom(), world);
+  if (!pages.text.empty())
+    return found(pages, "moe_paged_stash_buffer_size_factor_cuda", model.moe_paged_stash_buffer_size_factor_cuda);
+  return {"rows of experts from one rank to another",
+          base::concat("model.moe_rank_pair_capacity_factor = ", model.moe_rank_pair_capacity_factor,
+                       "); raise it, or set it to 0")};
 }
 
 }  // namespace
 
 std::string overflow_of(const Assembly& a) {
-  const comm::Group& world = a.groups().world;
-  std::string first;
-  for (const std::string& text : comm::gather_strings(own_overflow(a), world)) {
-    if (first.empty()) first = text;
-  }
-  if (first.empty()) {  // buffers and pages sufficed
-    first = base::concat("rows of experts from one rank to another\n (model.moe_rank_pair_capacity_factor = ",
-                         a.config.model.moe_rank_pair_capacity_factor, "); raise it, or set it to 0");
-  }
-  first = comm::broadcast_string(first, world);
-  const size_t end = first.find('\n');
-  const std::string what = first.substr(0, end), way_out = first.substr(end + 1);
-  MPX_CHECK(a.config.model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", what, way_out,
-            ", or set model.moe_overflow_policy to redo");
-  return what;
+  const Overflow overflow = overflow_in(a);
+  MPX_CHECK(a.config.model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", overflow.text, " (",
+            overflow.way_out, ", or set model.moe_overflow_policy to redo");
+  return overflow.text;
 }
 
 }  // namespace metroplex::train

@@ -27,7 +27,7 @@ cuda::kernels::StepRules rules_of(const Assembly& assembly);
 
 // Steps in which rows of experts found no room in the static buffers of model.moe_token_dispatcher_type.
 
-// What moe::NoRoom says on the first rank where rows found no room. Throws it as base::Error("moe") where
+// What moe::NoRoom says on the rank that needs the largest factor. Throws it as base::Error("moe") where
 // model.moe_overflow_policy is stop. Collective, with the same result on all; before the next step.
 std::string overflow_of(const Assembly& assembly);
 

@@ -198,6 +198,30 @@ TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
   });
 }
 
+// "raise it to X or more": X is enough, whatever pages are in the host's memory.
+TEST(PagedStash, TheFactorThatIsAskedForIsEnough) {
+  for (const ExpertGrid& grid : {kGrids[0], kPlain1F1B}) {
+    for (Pages pages : {Pages{0.3}, Pages{0.013, 0, 3}, Pages{0.3, 0.4}}) {
+      SCOPED_TRACE(words(grid) + base::concat(" factors ", pages.cuda, " ", pages.cpu));
+      const auto said_with = [&](const Pages& with) {
+        std::string said;
+        const config::Config config = on(grid, "", &with, "stop");
+        run_cut(config, grid.layout, [&](const comm::World& world) {
+          const auto a = train::assemble(config, world, kVocab);
+          const std::string mine = error_of([&] { step_at(*a, 0); });
+          if (world.rank() == 0) said = mine;
+        });
+        return said;
+      };
+      const std::string said = said_with(pages), before = "raise it to ";
+      const size_t at = said.find(before);
+      ASSERT_NE(at, std::string::npos) << said;
+      pages.cuda = std::stod(said.substr(at + before.size()));
+      EXPECT_EQ(said_with(pages), "");
+    }
+  }
+}
+
 // Buffers with room for all rows.
 config::Config measured(const TestLayout& layout, const char* type, const char* more) {
   return cut(config::parse(base::concat(

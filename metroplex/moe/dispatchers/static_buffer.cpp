@@ -47,7 +47,10 @@ class StaticBufferDispatcher final : public Dispatcher {
     if (repeats()) return exact_->plan(experts);
     const at::NoGradGuard no_grad;
     const int64_t tokens = experts.size(0), most = most_of_pair(tokens);
-    if (spec_.experts.buffers) spec_.experts.buffers->layers[entry_].room = room(tokens);
+    if (spec_.experts.buffers) {
+      StaticBuffers::Layer& entry = spec_.experts.buffers->layers[entry_];
+      entry.room = room(tokens), entry.even = config::even_rows(spec_.model, tokens, spec_.experts.etp);
+    }
     const bool may_overflow = room(tokens) < ranks() * most || pair_capacity(tokens) < most;
     if (!may_overflow) {
       const Permutation p = permutation(spec_.target, experts, permute_how(experts));
