@@ -21,10 +21,8 @@ constexpr EchoMachine kEchoMachines[] = {
     // TFLOP/s and 1.8 TB/s a GPU; one ConnectX-7 of 400 Gb/s a GPU.
     {"GB200", 2500e12, 900e9, 50e9, 72, 5e-6, 100e-6},
     // Two cores of AMD EPYC, family 26, as measured in bench/2026-11-23-amd-epyc-2-cores.md (bf16 products, 0.95
-    // TFLOP/s)
-    // and bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written); a rank is such a machine. The
-    // plan and
-    // the columns: bench echo_plan, 64 ranks, 256 experts.
+    // TFLOP/s) and bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written); a rank is such a
+    // machine. The plan and the columns: bench echo_plan, 64 ranks, 256 experts.
     {"2 cores of EPYC", 0.95e12, 24.6e9, 24.6e9, 64, 5e-6, 240e-6},
 };
 // The latency is no data sheet's: the order of one round of a collective. 100 µs of planning on a GPU is the

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -39,6 +40,10 @@ class Rules {
 
 // "key = value", for the text of a rule.
 inline std::string key_is(const char* key, int64_t value) { return base::concat(key, " = ", value); }
+
+// Refuses every key of which `belongs` is true that has another value than its default: it has no effect without
+// `switched`, a flag that is off.
+void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name));
 
 void check_ranks(Rules& rules);
 void check_device(Rules& rules);

@@ -13,17 +13,6 @@ namespace {
 constexpr const char *kEnable = "model.moe_enable_echo", *kNumber = "model.moe_num_echo_experts",
                      *kPlanner = "model.moe_echo_planner", *kFactor = "model.moe_expert_rank_capacity_factor";
 
-// Without clones nothing may be said of them.
-void check_no_echo(Rules& rules) {
-  Config here = rules.config, defaults;
-  const std::vector<Field> given = fields(here), standard = fields(defaults);
-  for (size_t i = 0; i < given.size(); ++i) {
-    rules.require(!is_echo_key(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
-                  to_text(given[i]), concat("has no effect without ", kEnable),
-                  "leave it out, or turn moe_enable_echo on");
-  }
-}
-
 void check_slots(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t ep = rules.config.parallel.ep(), clones = m.moe_num_echo_experts;
@@ -80,7 +69,7 @@ void check_effects(Rules& rules) {
 }  // namespace
 
 void check_echo(Rules& rules) {
-  if (!rules.config.model.moe_enable_echo) return check_no_echo(rules);
+  if (!rules.config.model.moe_enable_echo) return refuse_without(rules, kEnable, is_echo_key);
   check_slots(rules);
   check_dispatcher(rules);
   check_effects(rules);

@@ -62,16 +62,7 @@ void check_static_buffer(Rules& rules) {
 void check_paged_stash(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char* kStash = "model.moe_paged_stash";
-  if (!m.moe_paged_stash) {
-    Config here = rules.config, defaults;
-    const std::vector<Field> given = fields(here), standard = fields(defaults);
-    for (size_t i = 0; i < given.size(); ++i) {
-      rules.require(!is_stash_key(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
-                    to_text(given[i]), concat("has no effect without ", kStash),
-                    "leave it out, or turn moe_paged_stash on");
-    }
-    return;
-  }
+  if (!m.moe_paged_stash) return refuse_without(rules, kStash, is_stash_key);
   rules.require(m.moe_token_dispatcher_type == TokenDispatcher::static_buffer, kStash, "true",
                 "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type +
                     ": only its buffers are larger than what came",

@@ -20,6 +20,16 @@ static int64_t dp_or_zero(const Parallel& p, int64_t world_size) {
 Rules::Rules(const Config& c, int64_t world, Use u)
     : config(c), world_size(world), use(u), dp(dp_or_zero(c.parallel, world)) {}
 
+void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name)) {
+  Config here = rules.config, defaults;
+  const std::vector<Field> given = fields(here), standard = fields(defaults);
+  for (size_t i = 0; i < given.size(); ++i) {
+    rules.require(!belongs(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
+                  to_text(given[i]), base::concat("has no effect without ", switched),
+                  base::concat("leave it out, or turn ", switched, " on"));
+  }
+}
+
 static std::string fix_for_limit(const Field& field) {
   if (!field.limits.choices.empty()) {
     const std::string nearest = base::nearest_name(to_text(field), field.limits.choices);

@@ -198,7 +198,8 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
   return of_clones;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners, bool again) {
+at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners,
+                            bool is_recompute) {
   MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
@@ -214,7 +215,7 @@ at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, con
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
   Kept kept{{}, {}, {}, factors, counts, keep(clones, owners)};
-  keep_rows(kept, x, inner, activated, again);
+  keep_rows(kept, x, inner, activated, is_recompute);
   std::vector<at::Tensor> inputs{in.x, in.probs};
   if (slots_ > 0) inputs.insert(inputs.end(), {given.fc1, given.fc2, given.bias1, given.bias2});
   return nn::attach(
@@ -237,10 +238,10 @@ Experts::KeptClones Experts::keep(const CloneWeights& clones, const at::Tensor& 
 }
 
 void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
-                        bool again) const {
+                        bool is_recompute) const {
   const bool recomputes = saving_.recomputes(nn::SavePoint::expert_activation);
   // A step that runs again has buffers of what came.
-  if (stash_ && !again && !(buffers_ && buffers_->repeats)) {
+  if (stash_ && !is_recompute && !(buffers_ && buffers_->repeats)) {
     std::vector<at::Tensor> rows{x, inner};
     if (!recomputes) rows.push_back(activated);
     std::vector<nn::Saved> paged = stash_->keep(rows, kept.counts.device, number_);

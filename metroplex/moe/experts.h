@@ -53,9 +53,9 @@ class Experts {
   // zeros without rows, in the type in which the home's main_grad is accumulated.
   // With `owners` (ClonePlan::owners) backward fetches the weights of clones again, which is collective over the
   // ranks of ExpertContext::clones, and forward keeps none.
-  // `again`: of a forward that backward repeats, whose rows are not worth pages.
+  // `is_recompute`: of a forward that backward repeats, whose rows are not worth pages.
   at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {}, const at::Tensor& owners = {},
-                     bool again = false);
+                     bool is_recompute = false);
   HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Whether forward and backward wait for the counts on the host.
@@ -92,7 +92,7 @@ class Experts {
   KeptClones keep(const CloneWeights& clones, const at::Tensor& owners) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
-                 bool again) const;
+                 bool is_recompute) const;
   // Of x and probs, and with slots of the clones' weights in their order.
   nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
   // Both return the gradients of clones, undefined without slots.

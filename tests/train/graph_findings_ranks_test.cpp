@@ -77,23 +77,28 @@ Parts replayed_parts(const config::Config& config, const comm::World& world) {
   return parts;
 }
 
+// On every rank, with parts named `modules`.
+void expect_no_finding_in_parts(config::Config config, const TestLayout& layout,
+                                const std::vector<std::string>& modules) {
+  config.train.cuda_graph_impl = config::CudaGraphImpl::local;
+  config.train.cuda_graph_modules = modules;
+  config.train.cuda_graph_warmup_steps = 1;
+  config = test::cut(config, layout);
+  std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
+  test::run_cut(config, layout, [&](const comm::World& world) {
+    ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
+  });
+  for (const Parts& rank : ranks) {
+    EXPECT_EQ(cuda::report(rank.findings), "");
+    EXPECT_GT(rank.replays, 20u);
+  }
+}
+
 TEST(GraphFindingsRanks, ReplaysOfPartsFindWhatTheirCapturesDid) {
   for (const TestLayout& layout :
        std::vector<TestLayout>{{1, 1, 1, 1, false}, {1, 2, 1, 1, false}, {1, 2, 2, 1, false}, {2, 2, 1, 1, true}}) {
     SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " pp " << layout.pp << " vpp " << layout.vpp);
-    config::Config config = test::small_gpt();
-    config.train.cuda_graph_impl = config::CudaGraphImpl::local;
-    config.train.cuda_graph_modules = {"attn"};
-    config.train.cuda_graph_warmup_steps = 1;
-    std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
-    config = test::cut(config, layout);
-    test::run_cut(config, layout, [&](const comm::World& world) {
-      ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
-    });
-    for (const Parts& rank : ranks) {
-      EXPECT_EQ(cuda::report(rank.findings), "");
-      EXPECT_GT(rank.replays, 20u);
-    }
+    expect_no_finding_in_parts(test::small_gpt(), layout, {"attn"});
   }
 }
 
@@ -107,19 +112,7 @@ TEST(GraphFindingsRanks, ReplaysOfPartsWithExpertsFindWhatTheirCapturesDid) {
   using Modules = std::vector<std::string>;
   for (const auto& [more, modules] : {std::pair{std::string(), Modules{"attn", "moe_router", "moe_preprocess"}},
                                       std::pair{clones, Modules{"moe"}}, std::pair{clones, Modules{}}}) {
-    config::Config config = test::small_experts(more, parts);
-    config.train.cuda_graph_impl = config::CudaGraphImpl::local;
-    config.train.cuda_graph_modules = modules;
-    config.train.cuda_graph_warmup_steps = 1;
-    std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
-    config = test::cut(config, layout);
-    test::run_cut(config, layout, [&](const comm::World& world) {
-      ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
-    });
-    for (const Parts& rank : ranks) {
-      EXPECT_EQ(cuda::report(rank.findings), "");
-      EXPECT_GT(rank.replays, 20u);
-    }
+    expect_no_finding_in_parts(test::small_experts(more, parts), layout, modules);
   }
 }
 
