@@ -36,7 +36,7 @@ def moe_step(text):
 def optimizer_step(text):
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")][2:]
     # Bytes an element over GB/s: the milliseconds beside them are whole.
-    return {f"{row[0]}, ns an element": float(row[1]) / float(row[3]) for row in rows}
+    return {f"optimizer, {row[0]}, ns an element": float(row[1]) / float(row[3]) for row in rows}
 
 
 def recompute_time(text):
