@@ -74,3 +74,15 @@ mock=(--data.data_path= --data.mock_data=true --data.tokenizer_type=none --model
 losses() { python3 "$apps/metrics.py" losses "$1"; }
 # same_losses A B TOLERANCE [FIRST]: absolute, over the iterations from FIRST that B has; prints the largest difference.
 same_losses() { python3 "$apps/metrics.py" compare "$@" && held || fail "losses of $1 and $2 are not within $3"; }
+
+# same_end A B: the last checkpoints of two folders of saves hold the same bytes.
+same_end() {
+  local last
+  last=$(ls "$1" | grep -E '^iter' | sort | tail -1)
+  [ -n "$last" ] && [ -d "$2/$last" ] || fail "$1 and $2 end with other checkpoints"
+  local file
+  for file in "$1/$last"/*.safetensors; do
+    cmp -s "$file" "$2/$last/$(basename "$file")" || fail "$2/$last/$(basename "$file") differs from $1"
+    held
+  done
+}

@@ -6,18 +6,6 @@ make_corpus
 steps=(--train.train_iters=20 --train.eval_interval=7 --train.eval_iters=2 --data.split=80,10,10 --checkpoint.save_interval=9
   --train.log_interval=5 --model.hidden_dropout=0.1 --model.attention_dropout=0.1 --train.cuda_graph_warmup_steps=2)
 
-# same_end A B: the last checkpoints of two folders of saves.
-same_end() {
-  local last
-  last=$(ls "$1" | grep -E '^iter' | sort | tail -1)
-  [ -n "$last" ] && [ -d "$2/$last" ] || fail "$1 and $2 end with other checkpoints"
-  local file
-  for file in "$1/$last"/*.safetensors; do
-    cmp -s "$file" "$2/$last/$(basename "$file")" || fail "$2/$last/$(basename "$file") differs from $1"
-    held
-  done
-}
-
 graphs() { # IMPL MODULES(comma)
   echo "--train.cuda_graph_impl=$1 --train.cuda_graph_modules=[$2]"
 }
