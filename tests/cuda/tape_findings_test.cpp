@@ -132,6 +132,17 @@ TEST(TapeFindings, AViewOfAnElementThatNothingHasWrittenYetReadsNoNumber) {
             "");
 }
 
+// Nor does one that is written and not read.
+TEST(TapeFindings, ACopyIntoAnElementReadsNoNumberOfIt) {
+  Work work;
+  EXPECT_EQ(report(work.twice([&](int) {
+              const at::Tensor count = at::empty({1}, at::kDouble);
+              count.copy_(work.state.view(-1).narrow(0, 0, 1));
+              work.state.add_(count);
+            })),
+            "");
+}
+
 TEST(TapeFindings, ANumberThatALaunchDoesNotNameIsFoundAmongItsArguments) {
   Work work;
   const auto found =

@@ -56,6 +56,22 @@ TEST(GraphFindingsRanks, StepsWithEveryShardingHaveNone) {
   }
 }
 
+// With rows that find no room, with pages, with clones in buffers of the even load.
+TEST(GraphFindingsRanks, StepsWithExpertsHaveNone) {
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
+                    buffers =
+                        ", moe_router_force_skew: 1.0, moe_token_dispatcher_type: static_buffer,"
+                        " moe_expert_rank_capacity_factor: ";
+  for (const TestLayout& layout :
+       std::vector<TestLayout>{{1, 1, 1, 2, false}, {1, 2, 2, 2, false}, {2, 2, 1, 2, true}}) {
+    for (const char* more : {"1.3", "2, moe_paged_stash: true, moe_paged_stash_page_size: 4",
+                             "1, moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4"}) {
+      SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " pp " << layout.pp << more);
+      expect_clean(test::cut(test::small_experts(buffers + more, parts), layout), layout);
+    }
+  }
+}
+
 // Graphs of parts of layers, replayed for four steps of training and of evaluation.
 struct Parts {
   std::vector<cuda::Finding> findings;

@@ -275,6 +275,17 @@ TEST(PartialGraphs, AnotherNumberOfMicrobatchesTakesTheSetsThatFitAndCapturesThe
       expect_same_bits(train_steps(graph, layout, 8, batches), eager);
     }
   }
+  config::Config experts = test::small_experts(
+      ", moe_router_force_skew: 1.0, moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1.3",
+      "parallel: {expert_model_parallel_size: 2}\n");
+  experts.train.global_batch_size = 16;
+  const TestLayout two{1, 1, 1, 2, false};
+  const Ran eager = train_steps(test::cut(experts, two), two, 8, batches);
+  for (const Modules& modules : std::vector<Modules>{{}, {"attn", "moe_router", "moe_preprocess"}}) {
+    SCOPED_TRACE(text_of(modules));
+    expect_same_bits(
+        train_steps(test::cut(with_graphs(experts, CudaGraphImpl::local, modules), two), two, 8, batches), eager);
+  }
 }
 
 // Microbatch m of step s has 8 tokens, or 4 where the two together say so.

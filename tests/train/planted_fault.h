@@ -3,9 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "train/assemble.h"
@@ -14,36 +16,63 @@ namespace metroplex::test {
 
 // Hidden states in, hidden states out; in every forward.
 using Fault = std::function<at::Tensor(const at::Tensor& x)>;
+// Likewise of all values.
+using FaultOfValues = std::function<nn::Values(const nn::Values& in)>;
 
 class PlantedSegment final : public nn::Segment {
  public:
-  explicit PlantedSegment(Fault fault) : fault_(std::move(fault)) {}
+  explicit PlantedSegment(FaultOfValues fault) : fault_(std::move(fault)) {}
   const std::string& name() const override { return name_; }
   void collect_params(std::vector<nn::Param*>&) override {}
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    nn::Values out;
+    nn::Values made;
     for (const auto& [name, value] : in) {
-      nn::Value made = value;
-      made.make(context.batch);
-      out.add(name, name == nn::kHiddenStates ? fault_(made.tensor()) : made.tensor());
+      nn::Value copy = value;
+      copy.make(context.batch);
+      made.add(name, copy.tensor());
     }
-    return out;
+    return fault_(made);
   }
 
  private:
   std::string name_ = "planted";
-  Fault fault_;
+  FaultOfValues fault_;
 };
 
-// At the end of the first layer of each stage. Its context says on which groups a fault may speak.
-inline train::StageBuilder with_fault(std::function<Fault(const models::ModelContext&)> make) {
-  return [make = std::move(make)](const models::ModelContext& context, const models::StageSlice& slice) {
+// `in` with `x` under `name`.
+inline nn::Values replaced(const nn::Values& in, std::string_view name, const at::Tensor& x) {
+  nn::Values out;
+  for (const auto& [other, value] : in) out.add(other, other == name ? x : value.tensor());
+  return out;
+}
+
+// Behind the first segment of each stage whose name ends with `suffix`. Its context says on which groups a fault may
+// speak.
+inline train::StageBuilder with_fault_behind(std::string suffix,
+                                             std::function<FaultOfValues(const models::ModelContext&)> make) {
+  return [=](const models::ModelContext& context, const models::StageSlice& slice) {
     nn::Blocks blocks = models::build_stage(context, slice);
     for (nn::Block& block : blocks) {
       if (!block.is_layer) continue;
-      block.segments.push_back(std::make_unique<PlantedSegment>(make(context)));
-      break;
+      for (auto segment = block.segments.begin(); segment != block.segments.end(); ++segment) {
+        if (!(*segment)->name().ends_with(suffix)) continue;
+        block.segments.insert(std::next(segment), std::make_unique<PlantedSegment>(make(context)));
+        return blocks;
+      }
     }
+    return blocks;
+  };
+}
+
+// At the end of the first layer of each stage.
+inline train::StageBuilder with_fault(std::function<Fault(const models::ModelContext&)> make) {
+  return [make = std::move(make)](const models::ModelContext& context, const models::StageSlice& slice) {
+    nn::Blocks blocks = models::build_stage(context, slice);
+    const auto layer = std::find_if(blocks.begin(), blocks.end(), [](const nn::Block& b) { return b.is_layer; });
+    if (layer == blocks.end()) return blocks;
+    layer->segments.push_back(std::make_unique<PlantedSegment>([fault = make(context)](const nn::Values& in) {
+      return replaced(in, nn::kHiddenStates, fault(in.tensor(nn::kHiddenStates)));
+    }));
     return blocks;
   };
 }

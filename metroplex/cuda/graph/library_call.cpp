@@ -200,6 +200,11 @@ bool computes_nothing(const LibraryCall& call) {
   return !fresh;
 }
 
+bool reads_argument(const c10::OperatorHandle& op, size_t i) {
+  const Argument& argument = op.schema().arguments()[i];
+  return !written(argument) || !(argument.is_out() || (i == 0 && overwrites(op.schema().name())));
+}
+
 TapeOperation operation_of(const LibraryCall& call) {
   const FunctionSchema& schema = call.op.schema();
   TapeOperation operation;
@@ -212,8 +217,7 @@ TapeOperation operation_of(const LibraryCall& call) {
       operation.scalars.push_back(scalar_of(argument.name(), value));
       continue;
     }
-    const bool writes = written(argument);
-    const bool reads = !writes || !(argument.is_out() || (i == 0 && overwrites(schema.name())));
+    const bool writes = written(argument), reads = reads_argument(call.op, i);
     for_each_tensor(value, [&](const at::Tensor& x) {
       if (reads) operation.reads.push_back(x);
       if (writes) operation.writes.push_back(x);

@@ -26,6 +26,9 @@ std::string unfit_for_graph(const c10::OperatorHandle& op);
 // Whether every result is a view of an argument: it reads no value.
 bool makes_views(const c10::OperatorHandle& op);
 
+// Whether its argument i has values that it reads, not only memory that it writes.
+bool reads_argument(const c10::OperatorHandle& op, size_t i);
+
 // Whether it only makes views, or only allocates: there is nothing to replay.
 bool computes_nothing(const LibraryCall& call);
 

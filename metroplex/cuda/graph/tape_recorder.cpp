@@ -128,8 +128,9 @@ void TapeRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   LibraryCall call{op, {stack.end() - static_cast<int64_t>(count), stack.end()}, {}};
   std::vector<TapeScalar> constants;
   const bool reads = !makes_views(op);
-  for (c10::IValue& argument : call.arguments) {
-    if (!reads || !argument.isTensor() || !recording_->host_made(argument.toTensor())) continue;
+  for (size_t i = 0; reads && i < count; ++i) {
+    c10::IValue& argument = call.arguments[i];
+    if (!argument.isTensor() || !reads_argument(op, i) || !recording_->host_made(argument.toTensor())) continue;
     unseen([&] {
       const TapeHooks outside(nullptr, nullptr);
       const at::Tensor& x = argument.toTensor();
