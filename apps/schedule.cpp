@@ -2,12 +2,16 @@
 #include <algorithm>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
 #include "base/error.h"
+#include "config/experts.h"
 #include "plan/draw.h"
+#include "plan/graph_exits.h"
 #include "plan/layout.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
@@ -25,10 +29,10 @@ struct ScheduleOptions {
   bool json = false, no_color = false, table = false;
   // With --graphs: what is captured, and the shape of a layer's input.
   bool graphs = false;
-  int64_t layers = 0, seq_length = 4096, micro_batch_size = 1, hidden_size = 4096, bytes_per_element = 2;
-  std::string layout;
-
-  int64_t layer_bytes() const { return seq_length * micro_batch_size * hidden_size * bytes_per_element; }
+  std::string impl = "transformer_engine", modules = "attn";
+  int64_t layers = 0, seq_length = 4096, micro_batch_size = 1;
+  std::string layout, moe_layer_freq = "1";
+  plan::CapturedLayer layer{.hidden_size = 4096};  // with experts where there are any
 };
 
 void declare(CLI::App& app, ScheduleOptions& options) {
@@ -71,7 +75,19 @@ void declare(CLI::App& app, ScheduleOptions& options) {
         ->group(group)
         ->needs(graphs);
   };
-  app.add_option("--layers", options.layers, "layers of the model, all captured; 0: one a chunk")
+  app.add_option("--cuda-graph-impl", options.impl,
+                 "transformer_engine or local: parts of layers; full_iteration: the step")
+      ->check(CLI::IsMember({"transformer_engine", "local", "full_iteration"}))
+      ->capture_default_str()
+      ->group(group)
+      ->needs(graphs);
+  app.add_option(
+         "--cuda-graph-modules", options.modules,
+         "what of every layer is captured: modules of train.cuda_graph_modules, with commas; empty: all of it")
+      ->capture_default_str()
+      ->group(group)
+      ->needs(graphs);
+  app.add_option("--layers", options.layers, "layers of the model; 0: one a chunk")
       ->check(CLI::Range(0, 100000))
       ->group(group)
       ->needs(graphs);
@@ -80,8 +96,24 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->needs(graphs);
   size("--seq-length", options.seq_length, 1 << 24, "tokens of a sample, on one rank");
   size("--micro-batch-size", options.micro_batch_size, 1 << 20, "samples of a microbatch");
-  size("--hidden-size", options.hidden_size, 1 << 20, "width of the layers' inputs");
-  size("--bytes-per-element", options.bytes_per_element, 8, "of their format");
+  size("--hidden-size", options.layer.hidden_size, 1 << 20, "width of the layers' inputs");
+  size("--bytes-per-element", options.layer.element, 8, "of their format");
+  app.add_option("--num-experts", options.layer.num_experts, "of layers with experts; 0: all layers are dense")
+      ->check(CLI::Range(0, 65536))
+      ->group(group)
+      ->needs(graphs);
+  app.add_option("--moe-layer-freq", options.moe_layer_freq,
+                 "which layers have experts: every n-th, or a list [0,1,1]")
+      ->capture_default_str()
+      ->group(group)
+      ->needs(graphs);
+  size("--moe-router-topk", options.layer.topk, 1024, "experts of a token");
+  size("--ep", options.layer.ep, 65536, "expert parallel ranks");
+  size("--etp", options.layer.etp, 65536, "expert tensor parallel ranks");
+  app.add_option("--moe-num-echo-experts", options.layer.slots, "slots for clones, of all ranks of ep together")
+      ->check(CLI::Range(0, 65536))
+      ->group(group)
+      ->needs(graphs);
   app.footer("Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg");
 }
 
@@ -90,8 +122,8 @@ struct Graphs {
   std::vector<plan::GraphNumbers> numbers;
 };
 
-// [rank][chunk]
-std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, const ScheduleOptions& options) {
+// [stage]
+std::vector<int> layers_of_stages(const plan::PipelineTable& table, const ScheduleOptions& options) {
   const auto stages = static_cast<size_t>(table.placement().stages());
   std::vector<int> of_stage(stages, 0);
   if (options.layout.empty()) {
@@ -101,31 +133,75 @@ std::vector<std::vector<int>> captured_layers(const plan::PipelineTable& table, 
               " x --vpp ", table.num_chunks, "; choose a multiple of ", chunks,
               ", or say those of each stage with --layout");
     of_stage.assign(stages, layers / chunks);
-  } else {
-    MPX_CHECK(options.layers == 0, "plan", "--layers ", options.layers,
-              " excludes --layout, which says them; keep one");
-    const plan::PipelineLayout layout = plan::parse_layout(options.layout, table.num_stages);
-    MPX_CHECK(layout.stages.size() == stages, "plan", "--layout ", options.layout, " has ", layout.num_chunks(),
-              " chunks a rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
-    for (size_t stage = 0; stage < stages; ++stage) {
-      const auto& kinds = layout.stages[stage];
-      of_stage[stage] = static_cast<int>(std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder));
-    }
+    return of_stage;
   }
-  std::vector<std::vector<int>> layers(static_cast<size_t>(table.num_stages));
-  for (size_t stage = 0; stage < stages; ++stage)
-    layers[static_cast<size_t>(table.placement().place_of(static_cast<int>(stage)).rank)].push_back(of_stage[stage]);
-  return layers;
+  MPX_CHECK(options.layers == 0, "plan", "--layers ", options.layers,
+            " excludes --layout, which says them; keep one");
+  const plan::PipelineLayout layout = plan::parse_layout(options.layout, table.num_stages);
+  MPX_CHECK(layout.stages.size() == stages, "plan", "--layout ", options.layout, " has ", layout.num_chunks(),
+            " chunks a rank, the schedule has ", table.num_chunks, "; give --vpp ", layout.num_chunks());
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const auto& kinds = layout.stages[stage];
+    of_stage[stage] = static_cast<int>(std::count(kinds.begin(), kinds.end(), plan::LayerKind::decoder));
+  }
+  return of_stage;
+}
+
+config::CudaGraphModules modules_of(const std::string& text) {
+  if (text.empty()) return {};
+  const std::vector<std::string> words = config::comma_list(text);
+  for (const std::string& word : words) {
+    MPX_CHECK(!config::cuda_graph_module_set({word}).empty(), "plan", "--cuda-graph-modules ", text, ": '", word,
+              "' is no module; choose among attn, mlp, moe, moe_router, moe_preprocess");
+  }
+  return config::cuda_graph_module_set(words);
+}
+
+constexpr int kDense = 0, kExperts = 1;  // signatures
+
+// What is captured of either kind of layer.
+std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
+                                             const config::CudaGraphModules& modules) {
+  std::map<int, plan::GraphTensors> tensors;
+  for (const int kind : {kDense, kExperts}) {
+    plan::CapturedLayer layer = options.layer;
+    layer.tokens = options.seq_length * options.micro_batch_size;
+    layer.exchanges = layer.ep * layer.etp > 1;
+    if (kind == kDense) layer.num_experts = layer.slots = 0;
+    if (const auto captured = plan::captured_tensors(layer, modules)) tensors[kind] = *captured;
+  }
+  return tensors;
 }
 
 Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options) {
-  const auto layers = captured_layers(table, options);
+  const config::CudaGraphModules modules = modules_of(options.modules);
+  const std::map<int, plan::GraphTensors> tensors = tensors_of(options, modules);
+  const std::vector<int> of_stage = layers_of_stages(table, options);
+  config::Model model;
+  model.num_layers = std::accumulate(of_stage.begin(), of_stage.end(), 0);
+  model.num_moe_experts = options.layer.num_experts;
+  model.moe_layer_freq = options.moe_layer_freq;
+  const std::vector<bool> experts = config::moe_layers(model);
+  std::vector<plan::GraphLayers> layers(static_cast<size_t>(table.num_stages));
+  size_t number = 0;
+  for (size_t stage = 0; stage < of_stage.size(); ++stage) {
+    auto& chunks = layers[static_cast<size_t>(table.placement().place_of(static_cast<int>(stage)).rank)].signatures;
+    chunks.emplace_back();
+    for (int layer = 0; layer < of_stage[stage]; ++layer) {
+      const int kind = experts[number++] ? kExperts : kDense;
+      if (tensors.count(kind) > 0) chunks.back().push_back(kind);
+    }
+  }
+  plan::CapturedLayer store = options.layer;
+  store.tokens = options.seq_length * options.micro_batch_size;
+  const auto exit = plan::graph_exit(modules, store.num_experts > 0);
+  const std::map<int, int64_t> stores{{kExperts, exit ? plan::megatron_store_bytes(store, *exit) : 0}};
   Graphs graphs;
   for (int rank = 0; rank < table.num_stages; ++rank) {
-    const auto captured = plan::alike_layers(layers[static_cast<size_t>(rank)]);
+    const plan::GraphLayers& captured = layers[static_cast<size_t>(rank)];
     graphs.plans.push_back(plan::plan_graphs(table, rank, captured));
     plan::verify_graphs(graphs.plans.back(), table, rank);
-    graphs.numbers.push_back(plan::graph_numbers(graphs.plans.back(), table, rank, captured, options.layer_bytes()));
+    graphs.numbers.push_back(plan::graph_numbers(graphs.plans.back(), table, rank, captured, tensors, stores));
   }
   return graphs;
 }
@@ -151,6 +227,7 @@ nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& nu
           {"result_bytes", numbers.bytes.results},
           {"gradient_bytes", numbers.bytes.gradients},
           {"megatron_input_bytes", numbers.megatron_inputs},
+          {"megatron_store_bytes", numbers.megatron_stores},
           {"captures", captures}};
 }
 
@@ -222,10 +299,11 @@ int run_schedule(const std::vector<std::string>& arguments) {
   const auto table = plan::build_schedule(options.schedule, options.request);
   plan::verify(table);
   const auto timeline = plan::replay(table, options.costs);
-  const Graphs graphs = options.graphs ? plan_all(table, options) : Graphs{};
+  const bool parts = options.graphs && options.impl != "full_iteration";
+  const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
   if (!options.svg.empty()) write_svg(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {
-    std::cout << to_json(table, timeline, options.graphs ? &graphs : nullptr).dump(2) << "\n";
+    std::cout << to_json(table, timeline, parts ? &graphs : nullptr).dump(2) << "\n";
     return 0;
   }
   if (options.table) {
@@ -242,9 +320,11 @@ int run_schedule(const std::vector<std::string>& arguments) {
   std::cout << plan::draw_text(table, timeline, options.draw);
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
             << 100 * plan::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
-  if (options.graphs) {
-    std::cout << "\n" << plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw);
+  if (options.graphs && !parts) {
+    std::cout << "\ngraphs of every rank: 2, a training step and an evaluation, with all microbatches, chunks and "
+                 "sends in them; no layer hands anything on\n";
   }
+  if (parts) { std::cout << "\n" << plan::draw_graphs(table, timeline, graphs.plans, graphs.numbers, options.draw); }
   return 0;
 }
 

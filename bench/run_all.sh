@@ -25,7 +25,7 @@ done
 rounds=(--rounds 5) steps=(--steps 6) iterations=3000 forms=15 repetitions=9 megabytes=(--megabytes 32)
 if [ "$quick" = 1 ]; then rounds=(--rounds 1) steps=(--steps 2) iterations=200 forms=3 repetitions=1 megabytes=(--megabytes 2); fi
 
-[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead optimizer_step recompute_time zero_traffic grouped_product blocked_attention moe_step virtual_clock >&2
+[ "$make" = 0 ] || ninja -C "$build" metroplex gpt2_step layer_overhead optimizer_step recompute_time zero_traffic grouped_product blocked_attention moe_step virtual_clock graph_experts >&2
 
 model=$(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1)
 machine=$(printf '%s' "${model:-machine}" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')-$(nproc)-cores
@@ -77,6 +77,7 @@ section "Core attention" "$build/bin/blocked_attention" "$repetitions"
 section "Optimizer step against copy bandwidth and fused AdamW" "$build/bin/optimizer_step"
 section "Recompute and offload" "$build/bin/recompute_time" "$forms"
 section "Traffic of the ZeRO stages" "$build/bin/zero_traffic"
+section "Layers of experts, eager and replayed" "$build/bin/graph_experts" "$iterations"
 section "Ranks as threads by a virtual clock" "$build/bin/virtual_clock" "$forms"
 section "Layers above bare torch operators" "$build/bin/layer_overhead" "$iterations"
 if [ -n "$python" ]; then

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -192,6 +193,18 @@ cuda::GraphSize GraphedIsland::size() const {
 int64_t GraphedIsland::input_bytes() const {
   int64_t bytes = 0;
   for (const Entry& entry : inputs_) bytes += entry.copied ? bytes_of(entry.place) : 0;
+  return bytes;
+}
+
+int64_t GraphedIsland::result_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, value] : outputs_) {
+    const at::Tensor& x = value.tensor();
+    const bool passes = std::any_of(inputs_.begin(), inputs_.end(), [&](const Entry& entry) {
+      return entry.place.defined() && entry.place.const_data_ptr() == x.const_data_ptr();
+    });
+    if (!passes) bytes += bytes_of(x);
+  }
   return bytes;
 }
 

@@ -64,7 +64,8 @@ class GraphedIsland {
   const std::string& name() const { return island_.segments.front()->name(); }
   int64_t graphs() const { return forward_->captured() + backward_->captured(); }
   cuda::GraphSize size() const;
-  int64_t input_bytes() const;  // of its own static input buffers
+  int64_t input_bytes() const;   // of its own static input buffers
+  int64_t result_bytes() const;  // of what it hands on, without inputs that pass through
 
  private:
   // An input of a graph. An output of an earlier graph of the same set is read where it lies, anything else is copied

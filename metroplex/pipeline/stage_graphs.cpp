@@ -9,6 +9,7 @@ void GraphSizes::add(const GraphSizes& other) {
   size.nodes += other.size.nodes;
   size.bytes += other.size.bytes;
   static_inputs += other.static_inputs;
+  results += other.results;
   gradients += other.gradients;
   pools.live += other.pools.live;
   pools.peak += other.pools.peak;
@@ -51,6 +52,7 @@ GraphSizes LiveSet::sizes() const {
     one.graphs = island.graphs();
     one.size = island.size();
     one.static_inputs = island.input_bytes();
+    one.results = island.result_bytes();
     sizes.add(one);
   }
   return sizes;

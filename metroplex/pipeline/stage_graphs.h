@@ -15,6 +15,7 @@ struct GraphSizes {
   int64_t graphs = 0;  // captured so far
   cuda::GraphSize size;
   int64_t static_inputs = 0;  // bytes: microbatches, and what comes from layers that are not captured
+  int64_t results = 0;        // bytes in the pools: what graphs hand on
   int64_t gradients = 0;      // bytes of GradientBuffers
   cuda::GraphPool::Bytes pools;
 

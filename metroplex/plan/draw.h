@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,10 +49,16 @@ struct GraphNumbers {
   int megatron_sets = 0;           // of one layer each
   int megatron_sets_in_turns = 0;  // the same where the layers of a backward and of the next forward alternate
   GraphBytes bytes;
-  int64_t megatron_inputs = 0;  // bytes
+  int64_t megatron_inputs = 0;  // bytes, of layers whose inputs have one size
+  int64_t megatron_stores = 0;  // bytes of all layers with experts, of the passes that are live at a time
 };
 
-// layer_bytes: of one layer's input, and of its result.
+// tensors: of the layers, by signature. megatron_stores: bytes of Megatron's store of a layer, by signature; 0 where
+// there is none.
+GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
+                           const std::map<int, GraphTensors>& tensors,
+                           const std::map<int, int64_t>& megatron_stores = {});
+// layer_bytes: of each layer's input, and of its result; no two share a tensor.
 GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
                            int64_t layer_bytes);
 

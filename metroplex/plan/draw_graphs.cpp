@@ -37,7 +37,8 @@ std::string columns(const std::vector<std::vector<std::string>>& rows) {
 }  // namespace
 
 GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
-                           int64_t layer_bytes) {
+                           const std::map<int, GraphTensors>& tensors,
+                           const std::map<int, int64_t>& megatron_stores) {
   GraphNumbers numbers;
   numbers.layers = std::accumulate(plan.layers_of_chunk.begin(), plan.layers_of_chunk.end(), 0);
   numbers.sets_of_chunk = plan.sets_of_chunk;
@@ -47,16 +48,29 @@ GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, in
   numbers.megatron_graphs = each * (table.num_stages == 1 ? 1 : table.num_microbatches);
   numbers.bound = each * table.num_stages;
   const std::vector<int> order = order_of(table, pp_rank);
-  numbers.megatron_sets = megatron_sets(order, layers, table.num_microbatches).num_sets;
+  GraphLayers alike = alike_layers(plan.layers_of_chunk);  // their inputs are, whatever they hand on
+  numbers.megatron_sets = megatron_sets(order, alike, table.num_microbatches).num_sets;
   const LayerOrder in_turns = overlap_layer_order(order, plan.layers_of_chunk, false);
-  numbers.megatron_sets_in_turns = megatron_sets(in_turns, layers, table.num_microbatches).num_sets;
+  numbers.megatron_sets_in_turns = megatron_sets(in_turns, alike, table.num_microbatches).num_sets;
+  numbers.bytes = graph_bytes(plan, layers, tensors);
+  for (size_t chunk = 0; chunk < layers.signatures.size(); ++chunk) {
+    for (const int signature : layers.signatures[chunk]) {
+      const auto store = megatron_stores.find(signature);
+      if (store != megatron_stores.end()) numbers.megatron_stores += plan.sets_of_chunk[chunk] * store->second;
+      const std::vector<int64_t>& inputs = tensors.at(signature).inputs;
+      numbers.megatron_inputs = numbers.megatron_sets * std::accumulate(inputs.begin(), inputs.end(), int64_t{0});
+    }
+  }
+  return numbers;
+}
+
+GraphNumbers graph_numbers(const GraphPlan& plan, const PipelineTable& table, int pp_rank, const GraphLayers& layers,
+                           int64_t layer_bytes) {
   std::map<int, GraphTensors> tensors;
   for (const std::vector<int>& of_chunk : layers.signatures) {
     for (const int signature : of_chunk) tensors[signature] = {{layer_bytes}, {layer_bytes}};
   }
-  numbers.bytes = graph_bytes(plan, layers, tensors);
-  numbers.megatron_inputs = numbers.megatron_sets * layer_bytes;
-  return numbers;
+  return graph_numbers(plan, table, pp_rank, layers, tensors);
 }
 
 std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, const std::vector<GraphPlan>& plans,
@@ -76,8 +90,11 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
       labels.widest = std::max(labels.widest, std::to_string(sets - 1).size() + (chunks ? 1 : 0));
   }
   const int passes = passes_of(table);
+  const bool stores =
+      std::any_of(numbers.begin(), numbers.end(), [](const auto& n) { return n.megatron_stores > 0; });
   std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "sets", "graphs", "Megatron's", "bound",
                                               "inputs", "results", "gradients", "Megatron's inputs"}};
+  if (stores) rows[0].emplace_back("and stores");
   const auto bytes = [](int64_t count) { return base::bytes_text(static_cast<double>(count)); };
   for (size_t rank = 0; rank < numbers.size(); ++rank) {
     const GraphNumbers& n = numbers[rank];
@@ -86,6 +103,7 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
                     std::to_string(n.graphs), std::to_string(n.megatron_graphs), std::to_string(n.bound),
                     bytes(n.bytes.inputs), bytes(n.bytes.results), bytes(n.bytes.gradients),
                     bytes(n.megatron_inputs)});
+    if (stores) rows.back().push_back(bytes(n.megatron_stores));
   }
   const std::string times = std::to_string(passes) + " x layers x ";
   return draw_text(table, timeline, options, labels) + columns(rows) + "graphs: " + times +

@@ -72,18 +72,21 @@ static int64_t sum_of(const std::vector<int64_t>& bytes) {
 
 GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors) {
   GraphBytes bytes;
-  std::set<int> signatures;
+  std::set<std::pair<size_t, int64_t>> gradients;
   for (size_t chunk = 0; chunk < layers.signatures.size(); ++chunk) {
     const std::vector<int>& of_chunk = layers.signatures[chunk];
     const int64_t sets = plan.sets_of_chunk[chunk];
+    bool meets = false;
     for (const int signature : of_chunk) {
-      bytes.inputs += sets * sum_of(tensors.at(signature).inputs);
-      bytes.results += sets * sum_of(tensors.at(signature).results);
+      const GraphTensors& layer = tensors.at(signature);
+      if (!meets || !layer.from_start) bytes.inputs += sets * sum_of(layer.inputs);
+      bytes.results += sets * (sum_of(layer.results) + sum_of(layer.integers));
+      for (size_t i = 0; i < layer.results.size(); ++i) gradients.emplace(i, layer.results[i]);
+      meets = layer.to_end;
     }
     if (!of_chunk.empty()) bytes.gradients += sets * sum_of(tensors.at(of_chunk.front()).inputs);
-    signatures.insert(of_chunk.begin(), of_chunk.end());
   }
-  for (const int signature : signatures) bytes.gradients += sum_of(tensors.at(signature).results);
+  for (const auto& [place, size] : gradients) bytes.gradients += size;
   const bool backwards = std::any_of(plan.captures.begin(), plan.captures.end(), [](const GraphCapture& capture) {
     return capture.kind == ActionKind::backward;
   });

@@ -61,15 +61,17 @@ ReadsOfSets set_reads(const PipelineTable& table, int pp_rank);
 // The plan for these reads.
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers, const ReadsOfSets& reads);
 
-// Of one rank: static inputs and results of each layer in each set. `gradients`: one buffer per signature for the
-// gradients that enter a backward, and one per set for the gradients of a chunk's inputs.
+// Of one rank: static inputs and results of each layer in each set. `gradients`: of the layers' results, one buffer
+// for all that have the same place among them and the same size; and one per set for those of a chunk's inputs.
 struct GraphBytes {
   int64_t inputs = 0, results = 0, gradients = 0;
   int64_t total() const { return inputs + results + gradients; }
 };
-// The static tensors of one captured layer, in bytes.
+// The static tensors of what is captured of a layer, in bytes.
 struct GraphTensors {
   std::vector<int64_t> inputs, results;
+  std::vector<int64_t> integers = {};       // further results, which have no gradient
+  bool from_start = false, to_end = false;  // of the layer: neighbours in a chunk that meet share a tensor
 };
 // tensors: by signature.
 GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const std::map<int, GraphTensors>& tensors);

@@ -12,7 +12,7 @@ namespace metroplex::train {
 namespace {
 
 struct Total {
-  int64_t graphs = 0, nodes = 0, graph_bytes = 0, static_bytes = 0;
+  int64_t graphs = 0, nodes = 0, graph_bytes = 0, static_bytes = 0, results = 0;
   cuda::GraphPool::Bytes pool;
 };
 
@@ -21,6 +21,7 @@ void add(Total& total, const pipeline::GraphSizes& part) {
   total.nodes += part.size.nodes;
   total.graph_bytes += part.size.bytes;
   total.static_bytes += part.static_inputs + part.gradients;
+  total.results += part.results;
   total.pool.peak += part.pools.peak;
   total.pool.reserved += part.pools.reserved;
 }
@@ -94,6 +95,9 @@ std::vector<std::string> graph_lines(const Assembly& a, int64_t num_microbatches
   std::string line = text;
   if (a.graphs) {
     std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(a, num_microbatches))));
+    line += text;
+  } else {
+    std::snprintf(text, sizeof text, ", handed on %.2f", mib(total.results));
     line += text;
   }
   return {line};

@@ -1,5 +1,6 @@
 // Live sets of captured graphs: over all schedules and sizes against an account of one's own of who reads what until
 // when, against Megatron's sets, and with every wrong choice of a set.
+#include "plan/graph_exits.h"
 #include "plan/graph_plan.h"
 
 #include <gtest/gtest.h>
@@ -405,6 +406,76 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   EXPECT_EQ(bytes.total(), 472);
   const auto evaluation = build_schedule("1f1b", {2, 1, 4, 0, true});
   EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, tensors).gradients, 0);
+}
+
+// Of the write-up's mixture: attention, router and preprocess are captured. One store a layer and live pass, of the
+// sizes given there; ours has two tensors of the input's size and integers where Megatron has dense maps.
+TEST(GraphNumbers, StoresOfLayersWithExpertsAreThoseOfThePublishedTable) {
+  using enum config::CudaGraphModule;
+  constexpr int64_t kMiB = 1 << 20;
+  const config::CudaGraphModules modules{attn, moe_router, moe_preprocess};
+  const CapturedLayer layer{.tokens = 4096, .hidden_size = 2048, .num_experts = 128, .topk = 8, .ep = 8};
+  EXPECT_EQ(megatron_store_bytes(layer, GraphExit::preprocess), 2 * 16 * kMiB + 4096 * 128 * (4 + 1));
+  const auto tensors = captured_tensors(layer, modules);
+  ASSERT_TRUE(tensors.has_value());
+  const auto numbers = [&](int stages, int chunks, int microbatches, int rank) {
+    const auto table = build_schedule("auto", {stages, chunks, microbatches});
+    const GraphLayers layers = alike_layers(std::vector<int>(static_cast<size_t>(chunks), 8 / chunks));
+    return graph_numbers(plan_graphs(table, rank, layers), table, rank, layers, {{0, *tensors}},
+                         {{0, megatron_store_bytes(layer, GraphExit::preprocess)}});
+  };
+  for (const int microbatches : {4, 8, 64}) {
+    const GraphNumbers first = numbers(4, 1, microbatches, 0), last = numbers(4, 1, microbatches, 3);
+    EXPECT_EQ(first.graphs, 2 * 8 * 4);
+    EXPECT_EQ(first.megatron_graphs, 2 * 8 * microbatches);
+    EXPECT_EQ(first.megatron_stores, 4 * 8 * megatron_store_bytes(layer, GraphExit::preprocess));
+    EXPECT_EQ(last.megatron_stores * 4, first.megatron_stores);
+    EXPECT_EQ(first.bytes.inputs, 4 * 8 * 16 * kMiB);
+    // About 1 GB, the lower end of what is given for pp x layers.
+    EXPECT_GT(first.megatron_stores, 1024 * kMiB);
+    EXPECT_GT(first.bytes.results, 1024 * kMiB);
+    EXPECT_LT(first.bytes.results, first.megatron_stores);
+  }
+  // Without a pipeline one set, whatever the microbatches.
+  EXPECT_EQ(numbers(1, 1, 8, 0).graphs, 2 * 8);
+  EXPECT_EQ(numbers(1, 1, 8, 0).megatron_stores, 8 * megatron_store_bytes(layer, GraphExit::preprocess));
+  // The sets of virtual stages belong to a chunk each.
+  EXPECT_EQ(numbers(4, 2, 8, 0).graphs, 2 * 4 * (8 + 4));
+}
+
+TEST(GraphExits, CapturedPartsEndWhereTheirModulesDo) {
+  using enum config::CudaGraphModule;
+  using enum GraphExit;
+  const auto exit = [](const config::CudaGraphModules& modules, bool experts) {
+    return graph_exit(modules, experts);
+  };
+  EXPECT_EQ(exit({}, true), layer_end);
+  EXPECT_EQ(exit({attn, moe_router}, true), route);
+  EXPECT_EQ(exit({attn, moe_router}, false), layer_end);
+  EXPECT_EQ(exit({moe_router, moe_preprocess}, true), preprocess);
+  EXPECT_EQ(exit({moe_router, moe_preprocess}, false), std::nullopt);
+  EXPECT_EQ(exit({attn, moe}, true), layer_end);
+  EXPECT_EQ(exit({mlp}, true), std::nullopt);
+  EXPECT_EQ(exit({mlp}, false), layer_end);
+  const CapturedLayer layer{
+      .tokens = 10, .hidden_size = 3, .num_experts = 4, .topk = 2, .etp = 2, .ep = 2, .slots = 2};
+  const GraphTensors routed = *captured_tensors(layer, {attn, moe_router}),
+                     planned = *captured_tensors(layer, {attn, moe_router, moe_preprocess});
+  EXPECT_EQ(routed.results, (std::vector<int64_t>{60, 60, 80}));
+  EXPECT_EQ(routed.integers, (std::vector<int64_t>{160}));
+  EXPECT_EQ(planned.results, routed.results);
+  EXPECT_EQ(planned.integers, (std::vector<int64_t>{320, 320, 48, 192, 8}));
+  EXPECT_TRUE(routed.from_start && !routed.to_end);
+}
+
+// Of layers that are captured whole the second reads where the first one wrote.
+TEST(GraphNumbers, LayersThatMeetShareATensor) {
+  const auto table = build_schedule("1f1b", {2, 1, 4});
+  const GraphLayers layers = alike_layers({3});
+  const GraphTensors whole = *captured_tensors({.tokens = 4, .hidden_size = 8}, {});
+  EXPECT_EQ(graph_bytes(plan_graphs(table, 0, layers), layers, {{0, whole}}).inputs, 2 * 64);
+  const GraphTensors half = *captured_tensors({.tokens = 4, .hidden_size = 8}, {config::CudaGraphModule::attn});
+  EXPECT_EQ(graph_bytes(plan_graphs(table, 0, layers), layers, {{0, half}}).inputs, 2 * 3 * 64);
 }
 
 TEST(GraphPicture, IsTheGoldenOne) {

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "plan/graph_exits.h"
 #include "support/everyday.h"
 #include "train/small_experts.h"
 #include "train/support.h"
@@ -351,6 +352,61 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
         EXPECT_GE(sizes.pools.reserved, sizes.pools.peak);
       }
     });
+  }
+}
+
+// What is handed on behind the router and behind the plan of where rows go, and what stays inside, to the byte. Of
+// four layers the second is dense.
+TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
+  using enum config::CudaGraphModule;
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
+                    buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1",
+                    clones = buffers + ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
+  struct Case {
+    Modules modules;
+    config::CudaGraphModules set;
+    std::string keys;
+    int64_t slots;
+  };
+  const std::vector<Case> cases{
+      {{"attn", "moe_router", "moe_preprocess"}, {attn, moe_router, moe_preprocess}, "", 0},
+      {{"attn", "moe_router"}, {attn, moe_router}, "", 0},
+      {{"attn", "mlp", "moe_router", "moe_preprocess"}, {attn, mlp, moe_router, moe_preprocess}, clones, 4},
+      {{"moe"}, {moe}, buffers, 0},
+      {{}, {}, buffers, 0}};
+  for (const TestLayout& layout : {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 1, 2, false}}) {
+    for (const Case& c : cases) {
+      SCOPED_TRACE(testing::Message() << "pp " << layout.pp << " " << text_of(c.modules));
+      const auto config = test::cut(
+          with_graphs(test::small_experts(c.keys, parts), CudaGraphImpl::transformer_engine, c.modules), layout);
+      plan::CapturedLayer dense{.tokens = 8, .hidden_size = 16, .element = 8}, experts = dense;
+      experts.num_experts = 4, experts.probability = 8, experts.ep = 2, experts.slots = c.slots;
+      experts.topk = config.model.moe_router_topk;
+      std::map<int, plan::GraphTensors> tensors;
+      for (const auto& [kind, layer] : {std::pair{0, dense}, std::pair{1, experts}}) {
+        if (const auto captured = plan::captured_tensors(layer, c.set)) tensors[kind] = *captured;
+      }
+      test::run_cut(config, layout, [&](const comm::World& world) {
+        const auto a = train::assemble(config, world, test::kVocab);
+        const int stage = a->groups().pp.index(), per_stage = 4 / static_cast<int>(layout.pp);
+        plan::GraphLayers layers{{{}}};
+        for (int i = stage * per_stage; i < (stage + 1) * per_stage; ++i) {
+          const int kind = i == 1 ? 0 : 1;
+          if (tensors.count(kind) > 0) layers.signatures[0].push_back(kind);
+        }
+        const plan::GraphPlan plan = plan::plan_graphs(a->table(4, false), stage, layers);
+        const plan::GraphBytes bytes = plan::graph_bytes(plan, layers, tensors);
+        for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*a, step);
+        const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
+        const int64_t batch = bytes_of(test::batches_of(*a, 0)[0]);
+        EXPECT_EQ(sizes.static_inputs, plan.num_sets() * batch + bytes.inputs);
+        EXPECT_EQ(sizes.results, bytes.results);
+        // Gradients of a chunk's inputs lie in the pools; a factor of losses enters beside those of results.
+        const int64_t entering = bytes.gradients - plan.num_sets() * dense.layer_bytes();
+        EXPECT_GE(sizes.gradients, entering);
+        EXPECT_LE(sizes.gradients, entering + 8);
+      });
+    }
   }
 }
 

@@ -220,9 +220,15 @@ TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
 }
 
 TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
-  const TestLayout layout{1, 2, 2, 1, false};
-  for (const int64_t microbatches : {4, 8}) {
-    config::Config config = test::small_gpt();
+  const config::Config dense = test::small_gpt(), experts = test::small_experts(
+                                                      ", moe_token_dispatcher_type: static_buffer,"
+                                                      " moe_expert_rank_capacity_factor: 2",
+                                                      "parallel: {expert_model_parallel_size: 2}\n");
+  for (const auto& [model, layout, microbatches] :
+       {std::tuple{dense, TestLayout{1, 2, 2, 1, false}, 4}, std::tuple{dense, TestLayout{1, 2, 2, 1, false}, 8},
+        std::tuple{experts, TestLayout{1, 2, 2, 2, false}, 8}, std::tuple{experts, TestLayout{1, 4, 1, 2, false}, 8},
+        std::tuple{experts, TestLayout{1, 2, 1, 2, false}, 16}}) {
+    config::Config config = model;
     config.train.global_batch_size = microbatches;
     config = with_graphs(test::cut(config, layout));
     test::run_cut(config, layout, [&](const comm::World& world) {

@@ -1,0 +1,150 @@
+// graph_experts [rounds]: the host's time for a layer of experts, eager against replayed, where the load of the
+// experts is even, skewed (Zipf, exponent 1), or all on one expert; and what graphs, static inputs, tensors handed
+// on, pools and clones take. Time of a layer: half of what a training step of two further layers takes more. So small
+// a model that work on values is little beside issuing it; steps in turns; 2 ranks of one thread share the experts.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "train/memory_report.h"
+#include "train/partial_graphs.h"
+#include "train/step.h"
+#include "train/step_graphs.h"
+#include "mixture.h"
+#include "timing.h"
+
+namespace {
+
+using namespace metroplex;
+using bench::Clock;
+using config::CudaGraphImpl;
+
+constexpr int64_t kRanks = 2, kLayers = 2, kMore = 2;
+
+struct Load {
+  const char* name;
+  double skew;  // 0: even
+};
+struct Way {
+  const char* name;
+  CudaGraphImpl impl;
+  std::vector<std::string> modules;
+  bool buffers;  // static_buffer with room for all rows, else alltoall
+  bool clones;
+};
+
+config::Config config_of(const Load& load, const Way& way, int64_t layers) {
+  const bench::MixtureSizes s{layers, 32, 4, 32, 8, 1, 128, 16, 1};
+  config::Config c = bench::mixture(s, kRanks);
+  c.model.moe_aux_loss_coeff = "0.01";
+  c.model.moe_router_pre_softmax = true;  // of one expert a token
+  c.model.moe_router_force_load_balancing = load.skew == 0;
+  c.model.moe_router_force_skew = load.skew;
+  if (way.buffers) {
+    c.model.moe_token_dispatcher_type = "static_buffer";
+    c.model.moe_expert_rank_capacity_factor = way.clones ? 1 : kRanks;
+  } else {
+    c.model.moe_token_dispatcher_type = "alltoall";
+  }
+  if (way.clones) {
+    c.model.moe_enable_echo = true;
+    c.model.moe_num_echo_experts = s.experts;
+    c.model.moe_echo_planner = "exact";
+  }
+  c.train.cuda_graph_impl = way.impl;
+  c.train.cuda_graph_modules = way.modules;
+  c.train.cuda_graph_warmup_steps = 1;
+  config::check(c, kRanks);
+  return config::resolved(c, kRanks);
+}
+
+struct Run {
+  std::unique_ptr<train::Assembly> assembly;
+  std::vector<nn::Microbatch> batches;
+  int64_t steps = 0;
+
+  Run(const config::Config& config, const comm::World& world)
+      : assembly(train::assemble(config, world, config.model.vocab_size)) {
+    nn::Microbatch batch = bench::random_batch({.vocab = 128, .seq = 16, .batch = 1}, world.rank());
+    nn::set_counters(batch, 1, at::full({1}, world.rank(), at::kLong));
+    batches = {batch};
+  }
+  double step() {
+    const auto start = Clock::now();
+    train::train_step(*assembly, {batches, steps + 1, steps * kRanks, false, {}});
+    ++steps;
+    return bench::seconds_since(start);
+  }
+};
+
+void print_memory(const train::Assembly& a) {
+  const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
+  if (a.graphs) {
+    const auto sizes = a.graphs->sizes();
+    std::printf("; KiB: graphs %.1f, static inputs %.1f, handed on 0, pool %.1f", kib(sizes.training.bytes),
+                kib(sizes.static_inputs), kib(sizes.pool.reserved));
+  } else if (a.partial_graphs) {
+    const pipeline::GraphSizes sizes = a.partial_graphs->sizes().training;
+    std::printf("; KiB: graphs %.1f, static inputs %.1f, gradients %.1f, handed on %.1f, pools %.1f",
+                kib(sizes.size.bytes), kib(sizes.static_inputs), kib(sizes.gradients), kib(sizes.results),
+                kib(sizes.pools.reserved));
+  }
+}
+
+void compare(const Load& load, const std::vector<Way>& ways, int64_t rounds) {
+  comm::ThreadsOptions options;
+  options.threads_per_rank = 1;
+  const config::Config first = config_of(load, ways[0], kLayers);
+  comm::run_threads(kRanks, topology::RankGrid(kRanks, first.parallel), options, [&](const comm::World& world) {
+    std::vector<Run> few, more;
+    for (const Way& way : ways) {
+      few.emplace_back(config_of(load, way, kLayers), world);
+      more.emplace_back(config_of(load, way, kLayers + kMore), world);
+    }
+    std::vector<std::vector<double>> steps(ways.size()), layers(ways.size());
+    for (int64_t round = -3; round < rounds; ++round) {
+      for (size_t w = 0; w < ways.size(); ++w) {
+        const double shallow = few[w].step(), deep = more[w].step();
+        if (round < 0) continue;
+        steps[w].push_back(shallow);
+        layers[w].push_back((deep - shallow) / kMore);
+      }
+    }
+    if (world.rank() != 0) return;
+    const double eager = bench::median(layers[0]);
+    for (size_t w = 0; w < ways.size(); ++w) {
+      std::printf("%-7s %-34s a layer %7.3f ms, to eager's %.2f; step of %ld layers %7.3f ms", load.name,
+                  ways[w].name, bench::median(layers[w]) * 1e3, bench::median(layers[w]) / eager,
+                  static_cast<long>(kLayers), bench::median(steps[w]) * 1e3);
+      print_memory(*few[w].assembly);
+      std::printf("\n");
+    }
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::as_metroplex_runs(argv);
+  const int64_t rounds = argc > 1 ? std::max<int64_t>(1, std::atoll(argv[1])) : 200;
+  const std::vector<std::string> routes{"attn", "moe_router", "moe_preprocess"};
+  const std::vector<Way> ways{
+      {"eager, alltoall", CudaGraphImpl::none, {}, false, false},
+      {"attn, router, preprocess; alltoall", CudaGraphImpl::transformer_engine, routes, false, false},
+      {"eager, static_buffer", CudaGraphImpl::none, {}, true, false},
+      {"attn, router, preprocess", CudaGraphImpl::transformer_engine, routes, true, false},
+      {"layers", CudaGraphImpl::transformer_engine, {}, true, false},
+      {"the step", CudaGraphImpl::full_iteration, {}, true, false},
+      {"the step with clones", CudaGraphImpl::full_iteration, {}, true, true}};
+  for (const Load& load : {Load{"even", 0}, Load{"skewed", 1}, Load{"one", 60}}) compare(load, ways, rounds);
+  return 0;
+}

@@ -1,0 +1,43 @@
+#include "plan/graph_exits.h"
+
+namespace metroplex::plan {
+
+using enum config::CudaGraphModule;
+
+std::optional<GraphExit> graph_exit(const config::CudaGraphModules& modules, bool experts) {
+  if (modules.empty() || modules.has(experts ? moe : mlp)) return GraphExit::layer_end;
+  if (experts && modules.has(moe_preprocess)) return GraphExit::preprocess;
+  if (experts && modules.has(moe_router)) return GraphExit::route;
+  if (modules.has(attn)) return GraphExit::layer_end;  // of a half: hidden states, as at the end of the whole
+  return std::nullopt;
+}
+
+std::optional<GraphTensors> captured_tensors(const CapturedLayer& layer, const config::CudaGraphModules& modules) {
+  const bool experts = layer.num_experts > 0;
+  const auto exit = graph_exit(modules, experts);
+  if (!exit) return std::nullopt;
+  constexpr int64_t kLong = 8, kInt = 4;
+  const int64_t h = layer.layer_bytes(), choices = layer.tokens * layer.topk;
+  GraphTensors tensors{{h}, {h}};
+  tensors.from_start = modules.empty() || modules.has(attn);
+  tensors.to_end = *exit == GraphExit::layer_end && (modules.empty() || modules.has(experts ? moe : mlp));
+  if (*exit == GraphExit::layer_end) return tensors;
+  tensors.results = {h, h, choices * layer.probability};  // hidden states, what experts are fed, probabilities
+  if (*exit == GraphExit::route) {
+    tensors.integers = {choices * kLong};
+    return tensors;
+  }
+  const int64_t columns = layer.num_experts + layer.slots;
+  tensors.integers = {choices * layer.etp * kLong, choices * layer.etp * kLong, columns * kLong};
+  if (layer.exchanges) tensors.integers.push_back(layer.etp * layer.ep * columns * kLong);
+  if (layer.slots > 0) tensors.integers.push_back(layer.slots * kInt);
+  return tensors;
+}
+
+int64_t megatron_store_bytes(const CapturedLayer& layer, GraphExit exit) {
+  if (layer.num_experts == 0 || exit == GraphExit::layer_end) return 0;
+  const int64_t h = layer.layer_bytes();
+  return (exit == GraphExit::preprocess ? 2 : 1) * h + layer.tokens * layer.num_experts * (layer.probability + 1);
+}
+
+}  // namespace metroplex::plan
