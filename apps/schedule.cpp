@@ -225,7 +225,7 @@ nlohmann::json to_json(const plan::GraphPlan& plan, const plan::GraphNumbers& nu
           {"megatron_sets_in_turns", numbers.megatron_sets_in_turns},
           {"input_bytes", numbers.bytes.inputs},
           {"result_bytes", numbers.bytes.results},
-          {"gradient_bytes", numbers.bytes.gradients},
+          {"gradient_bytes", numbers.bytes.gradients + numbers.bytes.input_gradients},
           {"megatron_input_bytes", numbers.megatron_inputs},
           {"megatron_store_bytes", numbers.megatron_stores},
           {"captures", captures}};

@@ -101,7 +101,7 @@ std::string draw_graphs(const PipelineTable& table, const Timeline& timeline, co
     rows.push_back({std::to_string(rank), std::to_string(n.layers),
                     std::to_string(timeline.peak_live_activations[rank]), sets_text(n.sets_of_chunk),
                     std::to_string(n.graphs), std::to_string(n.megatron_graphs), std::to_string(n.bound),
-                    bytes(n.bytes.inputs), bytes(n.bytes.results), bytes(n.bytes.gradients),
+                    bytes(n.bytes.inputs), bytes(n.bytes.results), bytes(n.bytes.gradients + n.bytes.input_gradients),
                     bytes(n.megatron_inputs)});
     if (stores) rows.back().push_back(bytes(n.megatron_stores));
   }

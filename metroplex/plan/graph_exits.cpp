@@ -22,7 +22,8 @@ std::optional<GraphTensors> captured_tensors(const CapturedLayer& layer, const c
   tensors.from_start = modules.empty() || modules.has(attn);
   tensors.to_end = *exit == GraphExit::layer_end && (modules.empty() || modules.has(experts ? moe : mlp));
   if (*exit == GraphExit::layer_end) return tensors;
-  tensors.results = {h, h, choices * layer.probability};  // hidden states, what experts are fed, probabilities
+  // Hidden states, what experts are fed, probabilities.
+  tensors.results = {h, layer.tokens * layer.hidden_size * layer.element, choices * layer.probability};
   if (*exit == GraphExit::route) {
     tensors.integers = {choices * kLong};
     return tensors;

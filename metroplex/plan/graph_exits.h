@@ -16,6 +16,7 @@ struct CapturedLayer {
   int64_t tokens = 0;  // of a microbatch, on one rank
   int64_t hidden_size = 0;
   int64_t element = 2;      // bytes of an activation
+  int64_t residual = 0;     // of what passes between layers (fp32_residual_connection); 0: the same
   int64_t num_experts = 0;  // 0: a dense layer
   int64_t topk = 1;
   int64_t probability = 4;  // bytes of a router's probability
@@ -23,7 +24,7 @@ struct CapturedLayer {
   int64_t slots = 0;        // for clones, of all those ranks
   bool exchanges = true;    // rows travel; of one rank, they do with static_buffer
 
-  int64_t layer_bytes() const { return tokens * hidden_size * element; }
+  int64_t layer_bytes() const { return tokens * hidden_size * (residual > 0 ? residual : element); }
 };
 
 enum class GraphExit { layer_end, route, preprocess };

@@ -84,13 +84,13 @@ GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const s
       for (size_t i = 0; i < layer.results.size(); ++i) gradients.emplace(i, layer.results[i]);
       meets = layer.to_end;
     }
-    if (!of_chunk.empty()) bytes.gradients += sets * sum_of(tensors.at(of_chunk.front()).inputs);
+    if (!of_chunk.empty()) bytes.input_gradients += sets * sum_of(tensors.at(of_chunk.front()).inputs);
   }
   for (const auto& [place, size] : gradients) bytes.gradients += size;
   const bool backwards = std::any_of(plan.captures.begin(), plan.captures.end(), [](const GraphCapture& capture) {
     return capture.kind == ActionKind::backward;
   });
-  if (!backwards) bytes.gradients = 0;
+  if (!backwards) bytes.gradients = bytes.input_gradients = 0;
   return bytes;
 }
 

@@ -62,10 +62,11 @@ ReadsOfSets set_reads(const PipelineTable& table, int pp_rank);
 GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers& layers, const ReadsOfSets& reads);
 
 // Of one rank: static inputs and results of each layer in each set. `gradients`: of the layers' results, one buffer
-// for all that have the same place among them and the same size; and one per set for those of a chunk's inputs.
+// for all that have the same place among them and the same size; `input_gradients`: of a chunk's inputs, one per set.
+// Inputs and gradients have buffers of their own, the others lie in the pools.
 struct GraphBytes {
-  int64_t inputs = 0, results = 0, gradients = 0;
-  int64_t total() const { return inputs + results + gradients; }
+  int64_t inputs = 0, results = 0, gradients = 0, input_gradients = 0;
+  int64_t total() const { return inputs + results + gradients + input_gradients; }
 };
 // The static tensors of what is captured of a layer, in bytes.
 struct GraphTensors {

@@ -4,7 +4,7 @@
 
 namespace metroplex::plan {
 
-MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank) {
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank, int64_t graphs) {
   const ReplayPeaks peaks = replay_trace(trace, table, pp_rank);
   MemoryPrediction out;
   out.use.parameters = trace.parameters;
@@ -12,6 +12,7 @@ MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& tab
   out.use.main_parameters = trace.main_parameters;
   out.use.moments = trace.moments;
   out.use.host = trace.host;
+  out.use.graphs = graphs;
   out.borders = peaks.borders;
   out.gathered = peaks.gathered;
   out.gradient_buckets = peaks.gradient_buckets;

@@ -22,6 +22,7 @@ struct MemoryUse {
   int64_t moments = 0;
   int64_t activations = 0;    // with border tensors: their maximum between two actions
   int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and of transient gradient buckets (ZeRO-2 and 3)
+  int64_t graphs = 0;         // static inputs and incoming gradients of graphs of parts of layers
   int64_t workspace = 0;      // the peak minus the others, or 0 where these do not peak at the same time
   // optim.optimizer_cpu_offload: main parameters and moments, which then count here, and the buffers of the step.
   // Host memory, also where the rest lies on a GPU.
@@ -29,7 +30,8 @@ struct MemoryUse {
 
   int64_t optimizer() const { return main_parameters + moments + host; }
   int64_t total() const {
-    return parameters + gradients + main_parameters + moments + activations + communication + workspace + host;
+    return parameters + gradients + main_parameters + moments + activations + communication + graphs + workspace +
+           host;
   }
 };
 
@@ -44,19 +46,20 @@ struct MemoryPrediction {
   std::vector<ReplayMoment> moments;  // of the segments in a step, in order
 };
 
-// Of a rank in row `pp_rank` of the table.
-MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank);
+// Of a rank in row `pp_rank` of the table. graphs: MemoryUse::graphs.
+MemoryPrediction predict_memory(const RankTrace& trace, const PipelineTable& table, int pp_rank, int64_t graphs = 0);
 
 struct MemoryCategory {
   const char* name;
   int64_t MemoryUse::*bytes;
 };
-inline constexpr std::array<MemoryCategory, 8> kMemoryCategories{{{"parameters", &MemoryUse::parameters},
+inline constexpr std::array<MemoryCategory, 9> kMemoryCategories{{{"parameters", &MemoryUse::parameters},
                                                                   {"gradients", &MemoryUse::gradients},
                                                                   {"main parameters", &MemoryUse::main_parameters},
                                                                   {"moments", &MemoryUse::moments},
                                                                   {"activations", &MemoryUse::activations},
                                                                   {"communication", &MemoryUse::communication},
+                                                                  {"graphs", &MemoryUse::graphs},
                                                                   {"workspace", &MemoryUse::workspace},
                                                                   {"host", &MemoryUse::host}}};
 

@@ -96,8 +96,11 @@ MeasuredMemory MemoryReport::end_step() const {
 }
 
 plan::MemoryPrediction predicted_memory(const Assembly& a, int64_t num_microbatches) {
+  config::Config config = a.config;
+  // Steps that are watched run eagerly, before anything is captured.
+  if (config.train.captures_parts()) config.train.cuda_graph_impl = config::CudaGraphImpl::none;
   return predict_memory(
-      {a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()});
+      {config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()});
 }
 
 namespace {
@@ -112,8 +115,9 @@ void write(const plan::MemoryUse& use, int64_t whole, double* out) {
 std::string line(const char* who, const double* measured, const double* predicted) {
   std::string text = std::string(" ") + who;
   for (size_t i = 0; i < kColumns; ++i) {
-    const bool host = i + 1 < kColumns && plan::kMemoryCategories[i].bytes == &plan::MemoryUse::host;
-    if (host && measured[i] == 0 && predicted[i] == 0) continue;
+    const bool seldom = i + 1 < kColumns && (plan::kMemoryCategories[i].bytes == &plan::MemoryUse::host ||
+                                             plan::kMemoryCategories[i].bytes == &plan::MemoryUse::graphs);
+    if (seldom && measured[i] == 0 && predicted[i] == 0) continue;
     char cell[96];
     std::snprintf(cell, sizeof cell, " | %s %.2f (%.2f)", i + 1 < kColumns ? plan::kMemoryCategories[i].name : "peak",
                   measured[i] / 1048576, predicted[i] / 1048576);

@@ -65,7 +65,8 @@ plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTra
       plan::build_schedule(config.parallel.pipeline_schedule,
                            plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()),
                                                   static_cast<int>(microbatches_of(request))));
-  return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp));
+  return plan::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp),
+                              predict_graphs(request, trace, table));
 }
 
 }  // namespace
@@ -88,7 +89,7 @@ RankPrediction predict_rank(const RankRequest& request) {
 }
 
 int64_t step_bytes(const plan::MemoryPrediction& p) {
-  return p.peak - p.batches - p.tables - p.use.parameters - p.use.gradients - p.use.optimizer();
+  return p.peak - p.batches - p.tables - p.use.graphs - p.use.parameters - p.use.gradients - p.use.optimizer();
 }
 
 }  // namespace metroplex::train

@@ -402,7 +402,8 @@ TEST(GraphNumbers, CountBuffersOfEveryKind) {
   EXPECT_EQ(plan.num_sets(), 2);
   EXPECT_EQ(bytes.inputs, 2 * (10 + 10 + 16));
   EXPECT_EQ(bytes.results, 2 * (16 + 16 + 100));
-  EXPECT_EQ(bytes.gradients, 16 + 100 + 2 * 10) << "those of a signature in, those of a set out";
+  EXPECT_EQ(bytes.gradients, 16 + 100) << "of a place and a size";
+  EXPECT_EQ(bytes.input_gradients, 2 * 10) << "of a set";
   EXPECT_EQ(bytes.total(), 472);
   const auto evaluation = build_schedule("1f1b", {2, 1, 4, 0, true});
   EXPECT_EQ(graph_bytes(plan_graphs(evaluation, 0, layers), layers, tensors).gradients, 0);

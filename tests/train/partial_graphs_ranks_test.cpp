@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "plan/graph_exits.h"
 #include "support/everyday.h"
+#include "train/predict.h"
 #include "train/small_experts.h"
 #include "train/support.h"
 
@@ -22,6 +23,8 @@ using test::TestLayout;
 using Modules = std::vector<std::string>;
 
 constexpr int64_t kWarmup = 2;
+// Bytes of the factor of auxiliary losses, which enters a backward as gradients do.
+constexpr int64_t kLossFactor = 8;
 
 struct Ran {
   std::vector<double> losses, norms, scales, evaluated;
@@ -398,14 +401,60 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
         const plan::GraphBytes bytes = plan::graph_bytes(plan, layers, tensors);
         for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*a, step);
         const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
-        const int64_t batch = bytes_of(test::batches_of(*a, 0)[0]);
-        EXPECT_EQ(sizes.static_inputs, plan.num_sets() * batch + bytes.inputs);
+        EXPECT_EQ(sizes.static_inputs, plan.num_sets() * bytes_of(test::batches_of(*a, 0)[0]) + bytes.inputs);
         EXPECT_EQ(sizes.results, bytes.results);
-        // Gradients of a chunk's inputs lie in the pools; a factor of losses enters beside those of results.
-        const int64_t entering = bytes.gradients - plan.num_sets() * dense.layer_bytes();
-        EXPECT_GE(sizes.gradients, entering);
-        EXPECT_LE(sizes.gradients, entering + 8);
+        EXPECT_GE(sizes.gradients, bytes.gradients);
+        EXPECT_LE(sizes.gradients, bytes.gradients + kLossFactor);
       });
+    }
+  }
+}
+
+// Held beside the step, in every form of activations and layout, of training and of evaluation.
+TEST(PartialGraphs, WhatTheyHoldBesideTheStepIsPredicted) {
+  const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
+                    buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2";
+  config::Config wide = test::small_llama(), codegeex = test::small_gpt();
+  wide.precision.params_dtype = "bf16";
+  wide.precision.fp32_residual_connection = true;
+  codegeex.model.family = "codegeex";
+  const std::vector<std::pair<config::Config, Modules>> runs{
+      {test::small_gpt(), {"attn"}},
+      {test::small_gpt(), {}},
+      {wide, {"attn", "mlp"}},
+      {wide, {"mlp"}},
+      {codegeex, {"attn", "mlp"}},
+      {codegeex, {}},
+      {test::small_experts(buffers, parts), {}},
+      {test::small_experts("", parts), {"attn", "moe_router", "moe_preprocess"}},
+      {test::small_experts("", parts + "precision: {params_dtype: bf16, fp32_residual_connection: true}\n"),
+       {"attn", "moe_router"}}};
+  for (const TestLayout& layout :
+       {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 2, 2, false}, TestLayout{2, 2, 1, 2, true}}) {
+    for (const auto& [model, modules] : runs) {
+      for (const CudaGraphImpl impl : {CudaGraphImpl::local, CudaGraphImpl::transformer_engine}) {
+        const config::Config config = test::cut(with_graphs(model, impl, modules), layout);
+        test::run_cut(config, layout, [&](const comm::World& world) {
+          SCOPED_TRACE(testing::Message() << config.model.family << " " << config.precision.params_dtype << " pp "
+                                          << layout.pp << " vpp " << layout.vpp << " tp " << layout.tp << " "
+                                          << config::text_of(impl) << " " << text_of(modules));
+          const auto a = train::assemble(config, world, test::kVocab);
+          for (int64_t step = 0; step <= kWarmup; ++step) {
+            auto batches = test::batches_of(*a, step);
+            for (nn::Microbatch& batch : batches) {
+              if (a->dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as runs have them
+            }
+            train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+            train::evaluate_step(*a, batches);
+          }
+          const train::PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
+          const int64_t held =
+              sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs;
+          const int64_t want = train::predict_memory({config, world.size(), world.rank(), test::kVocab}).use.graphs;
+          EXPECT_GE(held, want);
+          EXPECT_LE(held, want + kLossFactor);
+        });
+      }
     }
   }
 }
