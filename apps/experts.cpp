@@ -1,7 +1,6 @@
 // metroplex experts: what a run's expert trace shows.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
@@ -175,20 +174,15 @@ int run_experts(const std::vector<std::string>& arguments) {
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
 
-  const files::ExpertTrace trace = files::read_expert_trace(files::find_expert_trace(options.run));
+  files::PosixFileSystem disk;
+  const files::ExpertTrace trace = files::read_expert_trace(disk, files::find_expert_trace(disk, options.run));
   const std::optional<ClonePlans> plans = clone_plans(options, trace.head);
   const Terminal terminal = terminal_of_stdout();
   const int columns = terminal.columns > 0 ? terminal.columns : 100;
   options.picture.columns = options.columns > 0 ? options.columns : columns;
   if (terminal.there)
     options.picture.ink = terminal.colour && !options.no_color ? files::Ink::colour : files::Ink::blocks;
-  if (!options.svg.empty()) {
-    const std::string svg = files::draw_svg(trace, options.picture);
-    std::ofstream file(options.svg, std::ios::binary);
-    file << svg;
-    file.close();
-    MPX_CHECK(file.good(), "files", "cannot write '", options.svg, "'; does its folder exist and is there room?");
-  }
+  if (!options.svg.empty()) disk.replace_file(options.svg, files::draw_svg(trace, options.picture));
   if (options.json) {
     std::cout << to_json(trace, options.picture, plans).dump(2) << "\n";
   } else {

@@ -1,6 +1,5 @@
 // metroplex schedule: draws a pipeline schedule as it runs, with its bubble and its live activations.
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <numeric>
@@ -10,6 +9,7 @@
 #include "apps/command.h"
 #include "base/error.h"
 #include "config/experts.h"
+#include "files/file_system.h"
 #include "plan/draw.h"
 #include "plan/graph_exits.h"
 #include "plan/layout.h"
@@ -275,13 +275,6 @@ void print_table(const plan::PipelineTable& table) {
   }
 }
 
-void write_svg(const std::string& path, const std::string& svg) {
-  std::ofstream file(path, std::ios::binary);
-  file << svg;
-  file.close();
-  MPX_CHECK(file.good(), "files", "cannot write '", path, "'; does its folder exist and is there room?");
-}
-
 }  // namespace
 
 int run_schedule(const std::vector<std::string>& arguments) {
@@ -301,7 +294,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
   const auto timeline = plan::replay(table, options.costs);
   const bool parts = options.graphs && options.impl != "full_iteration";
   const Graphs graphs = parts ? plan_all(table, options) : Graphs{};
-  if (!options.svg.empty()) write_svg(options.svg, plan::draw_svg(table, timeline));
+  if (!options.svg.empty()) files::PosixFileSystem().replace_file(options.svg, plan::draw_svg(table, timeline));
   if (options.json) {
     std::cout << to_json(table, timeline, parts ? &graphs : nullptr).dump(2) << "\n";
     return 0;

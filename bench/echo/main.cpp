@@ -26,7 +26,8 @@ void print(const bench::Options& options, int64_t tokens, const std::string& tra
   }
   print_assumptions(model, options);
   if (!trace.empty() || !counts.empty()) {
-    if (!trace.empty()) print_recorded(files::read_expert_trace(trace), trace, model, options);
+    files::PosixFileSystem disk;
+    if (!trace.empty()) print_recorded(files::read_expert_trace(disk, trace), trace, model, options);
     if (!counts.empty()) print_recorded(bench::read_routing_counts(counts), counts, model, options);
     return;
   }

@@ -1,9 +1,9 @@
 #include "files/expert_trace.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <functional>
 #include <map>
+#include <string_view>
 
 #include "base/error.h"
 #include "files/json_text.h"
@@ -101,17 +101,18 @@ std::string where(const std::string& path, size_t line) { return base::concat("'
 // The head of a file that has one, and where its last whole line ends.
 struct Found {
   ExpertTraceHead head;
-  std::streamoff end = 0;
+  size_t end = 0;
 };
 
-Found look_at(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  std::string line;
+Found look_at(FileSystem& disk, const std::string& path) {
   Found found;
-  for (size_t number = 1; std::getline(stream, line) && !stream.eof(); ++number) {
-    if (number == 1) found.head = head_of(line, where(path, number));
-    found.end = stream.tellg();
-  }
+  if (disk.file_size(path).value_or(0) == 0) return found;
+  const Bytes bytes = disk.map(path);
+  const std::string_view text = bytes.text();
+  const size_t first = text.find('\n');
+  if (first == std::string_view::npos) return found;
+  found.head = head_of(std::string(text.substr(0, first)), where(path, 1));
+  found.end = text.rfind('\n') + 1;
   return found;
 }
 
@@ -126,15 +127,16 @@ int64_t ExpertTrace::tokens(const ExpertTraceStep& step, size_t layer, int64_t e
   return sum;
 }
 
-ExpertTrace read_expert_trace(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  MPX_CHECK(stream.good(), "files", "cannot read the expert trace '", path, "'; check the path");
+ExpertTrace read_expert_trace(FileSystem& disk, const std::string& path) {
+  MPX_CHECK(disk.file_size(path).has_value(), "files", "cannot read the expert trace '", path, "'; check the path");
   ExpertTrace trace;
   std::map<int64_t, ExpertTraceStep> steps;
-  std::string line;
+  const Bytes bytes = disk.map(path);
+  std::string_view rest = bytes.text();
   size_t number = 0;
-  while (std::getline(stream, line) && !stream.eof()) {
-    const std::string here = where(path, ++number);
+  for (size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
+    const std::string line(rest.substr(0, end)), here = where(path, ++number);
+    rest.remove_prefix(end + 1);
     if (number == 1) {
       trace.head = head_of(line, here);
     } else {
@@ -147,19 +149,17 @@ ExpertTrace read_expert_trace(const std::string& path) {
   return trace;
 }
 
-std::string find_expert_trace(const std::string& run) {
-  namespace fs = std::filesystem;
-  std::error_code code;
-  if (!fs::is_directory(run, code)) return run;
+std::string find_expert_trace(FileSystem& disk, const std::string& run) {
+  if (!disk.is_directory(run)) return run;
+  constexpr size_t kBegin = 200;
   std::vector<std::string> found;
-  for (const auto& entry : fs::directory_iterator(run)) {
-    std::ifstream stream(entry.path(), std::ios::binary);
-    std::string begin(200, '\0');
-    if (!entry.is_regular_file(code)) continue;
-    stream.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-    if (begin.find(std::string("\"") + kFormat + "\"") != std::string::npos) found.push_back(entry.path().string());
+  for (const std::string& name : disk.list(run)) {
+    const std::string path = join_path(run, name);
+    if (disk.file_size(path).value_or(0) == 0) continue;
+    const Bytes bytes = disk.map(path);
+    if (bytes.text().substr(0, kBegin).find(std::string("\"") + kFormat + "\"") != std::string_view::npos)
+      found.push_back(path);
   }
-  std::sort(found.begin(), found.end());
   // FILE.1, FILE.2, ... are those of earlier runs.
   std::erase_if(found, [all = found](const std::string& path) {
     const size_t dot = path.rfind('.');
@@ -173,37 +173,33 @@ std::string find_expert_trace(const std::string& run) {
   return found[0];
 }
 
-void check_place_of_trace(const std::string& path) {
-  std::error_code code;
-  const bool something = std::filesystem::exists(path, code) && std::filesystem::file_size(path, code) > 0;
-  MPX_CHECK(!something || look_at(path).end > 0, "files", "'", path,
+void check_place_of_trace(FileSystem& disk, const std::string& path) {
+  MPX_CHECK(disk.file_size(path).value_or(0) == 0 || look_at(disk, path).end > 0, "files", "'", path,
             "' is no expert trace: it has no whole line; choose another train.expert_trace_file");
 }
 
-ExpertTraceWriter::ExpertTraceWriter(const std::string& path, const ExpertTraceHead& head) : head_(head) {
-  check_place_of_trace(path);
-  std::error_code code;
-  const Found found = look_at(path);
-  if (found.end > 0) {
-    MPX_CHECK(found.head == head, "files", "'", path, "' is a trace of other experts, layers or ranks (",
-              text_of(found.head), ", this run: ", text_of(head), "); choose another train.expert_trace_file");
-    std::filesystem::resize_file(path, static_cast<uintmax_t>(found.end), code);  // a line that a killed run left
+ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, const ExpertTraceHead& head)
+    : head_(head) {
+  check_place_of_trace(disk, path);
+  const Found found = look_at(disk, path);
+  MPX_CHECK(found.end == 0 || found.head == head, "files", "'", path,
+            "' is a trace of other experts, layers or ranks (", text_of(found.head), ", this run: ", text_of(head),
+            "); choose another train.expert_trace_file");
+  try {
+    if (found.end > 0) disk.truncate(path, found.end);  // a line that a killed run left
+    file_ = disk.append(path);
+    if (found.end == 0) file_->write(text_of(head) + "\n");
+  } catch (const base::Error& error) {
+    base::throw_error("files", base::concat("cannot write train.expert_trace_file '", path, "' (", error.what(),
+                                            "); choose another path"));
   }
-  stream_.open(path, found.end > 0 ? std::ios::app | std::ios::binary : std::ios::trunc | std::ios::binary);
-  if (found.end == 0) stream_ << text_of(head) << std::endl;
-  MPX_CHECK(stream_.good() && !code, "files", "cannot write train.expert_trace_file '", path,
-            "'; choose another path");
 }
 
-bool ExpertTraceWriter::add(const ExpertTraceStep& step) {
+void ExpertTraceWriter::add(const ExpertTraceStep& step) {
   MPX_ASSERT(step.tokens.size() == head_.layers.size() * static_cast<size_t>(head_.sources() * head_.num_experts) &&
                  step.dropped.size() == head_.layers.size(),
              "a step of another form than the head's");
-  if (!stream_.is_open()) return false;
-  stream_ << text_of(step, head_) << std::endl;
-  if (stream_.good()) return true;
-  stream_.close();
-  return false;
+  file_->write(text_of(step, head_) + "\n");
 }
 
 }  // namespace metroplex::files

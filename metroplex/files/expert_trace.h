@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "files/file_system.h"
 
 namespace metroplex::files {
 
@@ -38,26 +40,26 @@ struct ExpertTrace {
 // Throws base::Error("files") naming file, line and what is wrong. Of an iteration that is there again, as after a
 // restart from a checkpoint, the later one counts. A last line without an end, as a killed run leaves it, is left
 // out.
-ExpertTrace read_expert_trace(const std::string& path);
+ExpertTrace read_expert_trace(FileSystem& disk, const std::string& path);
 
 // `run` itself, or the only trace in the folder `run`, beside which those of earlier runs may lie as FILE.N. Throws
 // base::Error("files").
-std::string find_expert_trace(const std::string& run);
+std::string find_expert_trace(FileSystem& disk, const std::string& run);
 
 // base::Error("files", ...) where `path` holds something that is no expert trace, which nobody may lose by it.
-void check_place_of_trace(const std::string& path);
+void check_place_of_trace(FileSystem& disk, const std::string& path);
 
 class ExpertTraceWriter {
  public:
   // Goes on behind what is in the file. Throws base::Error("files") where that is no trace of the same head, or
   // nothing can be written.
-  ExpertTraceWriter(const std::string& path, const ExpertTraceHead& head);
-  // False when it could not be written; the file is then left alone.
-  bool add(const ExpertTraceStep& step);
+  ExpertTraceWriter(FileSystem& disk, const std::string& path, const ExpertTraceHead& head);
+  // Throws base::Error("files") when it could not be written.
+  void add(const ExpertTraceStep& step);
 
  private:
   ExpertTraceHead head_;
-  std::ofstream stream_;
+  std::unique_ptr<WritableFile> file_;
 };
 
 }  // namespace metroplex::files

@@ -135,6 +135,12 @@ std::unique_ptr<WritableFile> PosixFileSystem::create(const std::string& path) {
   return std::make_unique<PosixFile>(fd, path);
 }
 
+std::unique_ptr<WritableFile> PosixFileSystem::append(const std::string& path) {
+  const int fd = open_retrying(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
+  if (fd < 0) fail("write to", path, errno);
+  return std::make_unique<PosixFile>(fd, path);
+}
+
 Bytes PosixFileSystem::map(const std::string& path) {
   auto mapped = std::make_shared<const MappedFile>(path);
   return {mapped->data(), mapped->size(), mapped};
@@ -162,6 +168,20 @@ bool PosixFileSystem::is_directory(const std::string& path) {
   if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
   if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
   return false;
+}
+
+std::optional<size_t> PosixFileSystem::file_size(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0)
+    return S_ISREG(info.st_mode) ? std::optional(static_cast<size_t>(info.st_size)) : std::nullopt;
+  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail("look at", path, errno);
+  return std::nullopt;
+}
+
+void PosixFileSystem::truncate(const std::string& path, size_t size) {
+  while (::truncate(path.c_str(), static_cast<off_t>(size)) != 0) {
+    if (errno != EINTR) fail("cut", path, errno);
+  }
 }
 
 void PosixFileSystem::rename(const std::string& from, const std::string& to) {

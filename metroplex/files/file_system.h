@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,7 @@ class WritableFile {
 
   // Appends all of it.
   void write(const void* data, size_t size);
+  void write(std::string_view text) { write(text.data(), text.size()); }
 };
 
 // Held until destroyed, or until the process dies in whatever way.
@@ -46,11 +48,17 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // A new file, or an existing one cut to nothing. Its name survives a power cut after sync_directory(parent).
   virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
+  // To write behind what is there; made if missing. Nothing is cut off, and `path` may be a pipe or a device.
+  virtual std::unique_ptr<WritableFile> append(const std::string& path) = 0;
   virtual Bytes map(const std::string& path) = 0;
   // Names in a directory (without . and ..), sorted.
   virtual std::vector<std::string> list(const std::string& directory) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
+  // Bytes of a regular file, through links; nothing where there is none.
+  virtual std::optional<size_t> file_size(const std::string& path) = 0;
+  // Cuts a file to its first `size` bytes, of which it has at least as many.
+  virtual void truncate(const std::string& path, size_t size) = 0;
   // Atomic; replaces a file, or an empty directory by a directory.
   virtual void rename(const std::string& from, const std::string& to) = 0;
   // A file or an empty directory.
@@ -76,10 +84,13 @@ class FileSystem {
 class PosixFileSystem final : public FileSystem {
  public:
   std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> append(const std::string& path) override;
   Bytes map(const std::string& path) override;
   std::vector<std::string> list(const std::string& directory) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
+  std::optional<size_t> file_size(const std::string& path) override;
+  void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   void make_directory(const std::string& path) override;

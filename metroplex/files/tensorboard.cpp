@@ -3,7 +3,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 
 #include <unistd.h>
 
@@ -64,31 +63,30 @@ uint32_t crc32c(const std::string& bytes) {
   return ~crc;
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
+TensorBoardWriter::TensorBoardWriter(FileSystem& disk, const std::string& directory) {
   // The process number keeps two runs that start in the same second apart.
   path_ = directory + "/events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + ".metroplex." +
           std::to_string(getpid());
-  file_.open(path_, std::ios::binary | std::ios::app);
-  MPX_CHECK(file_.good(), "files", "cannot write TensorBoard events to ", path_,
-            "; choose another train.tensorboard_dir");
-  write_record(double_field(1, wall_time()) + bytes_field(3, "brain.Event:2"));
-  file_.flush();
+  try {
+    disk.make_directories(directory);
+    file_ = disk.append(path_);
+    write_record(double_field(1, wall_time()) + bytes_field(3, "brain.Event:2"));
+  } catch (const base::Error& error) {
+    base::throw_error("files", base::concat("cannot write TensorBoard events to ", path_, " (", error.what(),
+                                            "); choose another train.tensorboard_dir"));
+  }
 }
 
 void TensorBoardWriter::write_record(const std::string& payload) {
   const std::string length = little_endian(static_cast<uint64_t>(payload.size()));
-  file_ << length << little_endian(masked_crc(length)) << payload << little_endian(masked_crc(payload));
+  file_->write(length + little_endian(masked_crc(length)) + payload + little_endian(masked_crc(payload)));
 }
 
-bool TensorBoardWriter::add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars) {
+void TensorBoardWriter::add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars)
     summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
   write_record(double_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + bytes_field(5, summary));
-  file_.flush();
-  return file_.good();
 }
 
 }  // namespace metroplex::files

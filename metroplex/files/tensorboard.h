@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "files/file_system.h"
 
 namespace metroplex::files {
 
@@ -17,15 +19,15 @@ class TensorBoardWriter {
  public:
   // Creates `directory` when needed and a new file "events.out.tfevents.<seconds>.metroplex" in it.
   // Throws base::Error("files") when that fails.
-  explicit TensorBoardWriter(const std::string& directory);
-  // One event with some scalars. Returns false when the file could not be written.
-  bool add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
+  TensorBoardWriter(FileSystem& disk, const std::string& directory);
+  // One event with some scalars. Throws base::Error("files") when the file could not be written.
+  void add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
   const std::string& path() const { return path_; }
 
  private:
   void write_record(const std::string& payload);
   std::string path_;
-  std::ofstream file_;
+  std::unique_ptr<WritableFile> file_;
 };
 
 }  // namespace metroplex::files

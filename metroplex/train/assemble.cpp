@@ -272,7 +272,9 @@ static void make_graphs(Assembly& a, bool forward_only) {
 }
 
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& asked, int64_t vocab_size,
-                                   bool forward_only, const StageBuilder& build) {
+                                   bool forward_only, const StageBuilder& build, files::FileSystem* its_disk) {
+  files::PosixFileSystem machines;
+  files::FileSystem& disk = its_disk != nullptr ? *its_disk : machines;
   auto a = std::make_unique<Assembly>();
   a->config = config;
   make_graph_device(*a, asked);
@@ -285,14 +287,14 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
       at::zeros({cuda::kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
   if (config.model.has_experts()) {
     a->experts = moe::expert_context(world, config);
-    a->experts->forced_loads = forced_loads(config.model, *a->experts);
+    a->experts->forced_loads = forced_loads(config.model, *a->experts, disk);
     a->experts->step_flags = a->step_flags;
     a->experts->buffers = std::make_shared<moe::StaticBuffers>();
     if (config.model.moe_paged_stash && !forward_only)
       a->experts->stash = std::make_shared<moe::PagedStash>(
           world.target(), a->experts->step_flags.narrow(0, cuda::kernels::kOverflow, 1));
     if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
-      a->experts->on_clone_plan = clone_dump(config.model.moe_echo_dump_dir, world.rank(), world.target());
+      a->experts->on_clone_plan = clone_dump(disk, config.model.moe_echo_dump_dir, world.rank(), world.target());
   }
   if (!forward_only && counts_experts(config))
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());

@@ -12,6 +12,7 @@
 #include "config/config.h"
 #include "cuda/graph/graph.h"
 #include "distributed/families.h"
+#include "files/file_system.h"
 #include "models/registry.h"
 #include "moe/context.h"
 #include "optim/clip.h"
@@ -108,9 +109,11 @@ using StageBuilder = std::function<nn::Blocks(const models::ModelContext& contex
 
 // forward_only: no gradients, no optimizer (evaluation, generation). vocab_size is the tokenizer's or the config's.
 // Requires config resolved and checked for world.size() ranks. `build` is another than models::build_stage where the
-// model is not config's family. Collective.
+// model is not config's family. `disk` has the trace of model.moe_router_force_trace and gets what
+// model.moe_echo_dump_dir asks for; null: the machine's. Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
-                                   bool forward_only = false, const StageBuilder& build = models::build_stage);
+                                   bool forward_only = false, const StageBuilder& build = models::build_stage,
+                                   files::FileSystem* disk = nullptr);
 
 at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 

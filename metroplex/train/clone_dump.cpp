@@ -4,13 +4,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include <filesystem>
-#include <fstream>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/error.h"
 #include "cuda/host_read.h"
+#include "files/file_system.h"
 
 namespace metroplex::train {
 namespace {
@@ -27,26 +27,30 @@ nlohmann::json numbers(const cuda::Target& target, const at::Tensor& x) {
 
 }  // namespace
 
-std::function<void(int64_t, const moe::ClonePlan&)> clone_dump(const std::string& folder, int rank,
-                                                               const cuda::Target& target) {
-  std::error_code problem;
-  std::filesystem::create_directories(folder, problem);
-  const std::string path = folder + "/clones-" + std::to_string(rank) + ".jsonl";
-  const auto file = std::make_shared<std::ofstream>(path, std::ios::app);
-  const auto check = [path, file] {
-    MPX_CHECK(file->good(), "files", "cannot write '", path,
-              "' (model.moe_echo_dump_dir): is its folder writable, and is there room?");
+std::function<void(int64_t, const moe::ClonePlan&)> clone_dump(files::FileSystem& disk, const std::string& folder,
+                                                               int rank, const cuda::Target& target) {
+  const std::string path = files::join_path(folder, base::concat("clones-", rank, ".jsonl"));
+  const auto checked = [path](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const base::Error& error) {
+      base::throw_error(
+          "files",
+          base::concat(error.what(), " (model.moe_echo_dump_dir): is its folder writable, and is there room?"));
+    }
   };
-  check();
-  return [file, check, target](int64_t layer, const moe::ClonePlan& plan) {
-    *file << nlohmann::json{{"layer", layer},
-                            {"counts", numbers(target, plan.counts)},
-                            {"owners", numbers(target, plan.owners)},
-                            {"source_rows", numbers(target, plan.source_rows)},
-                            {"loads", numbers(target, plan.loads)}}
-                 .dump()
-          << std::endl;
-    check();
+  std::shared_ptr<files::WritableFile> file;
+  checked([&] {
+    disk.make_directories(folder);
+    file = disk.append(path);
+  });
+  return [file, checked, target](int64_t layer, const moe::ClonePlan& plan) {
+    const nlohmann::json line{{"layer", layer},
+                              {"counts", numbers(target, plan.counts)},
+                              {"owners", numbers(target, plan.owners)},
+                              {"source_rows", numbers(target, plan.source_rows)},
+                              {"loads", numbers(target, plan.loads)}};
+    checked([&] { file->write(line.dump() + "\n"); });
   };
 }
 

@@ -55,13 +55,13 @@ std::map<std::string, double> shown_terms(const config::Model& model, const std:
   return shown;
 }
 
-ExpertLoads::ExpertLoads(const Assembly& a, base::Log& log)
+ExpertLoads::ExpertLoads(const Assembly& a, files::FileSystem& disk, base::Log& log)
     : a_(a),
       log_(log),
       head_(head_of(a)),
       traces_(!a.config.train.expert_trace_file.empty()),
       loads_(*a.experts, head_.num_experts, std::max<int64_t>(1, a.config.train.log_experts_interval)) {
-  if (traces_ && a.world->rank() == 0) trace_.emplace(a.config.train.expert_trace_file, head_);
+  if (traces_ && a.world->rank() == 0) trace_.emplace(disk, a.config.train.expert_trace_file, head_);
 }
 
 std::vector<ExpertMetrics> ExpertLoads::after_step(int64_t iteration) {
@@ -102,10 +102,12 @@ void ExpertLoads::write_trace(int64_t iteration) {
   }
   const at::Tensor all = all_layers(sums);
   if (!trace_) return;
-  if (trace_->add({iteration, whole_numbers(all.narrow(1, 0, counts)), whole_numbers(all.select(1, counts))})) return;
-  log_.warn("cannot write " + a_.config.train.expert_trace_file +
-            " any more (is the disk full?); training goes on without it");
-  trace_.reset();
+  try {
+    trace_->add({iteration, whole_numbers(all.narrow(1, 0, counts)), whole_numbers(all.select(1, counts))});
+  } catch (const base::Error& error) {
+    log_.warn(base::concat(error.what(), "; training goes on without this file"));
+    trace_.reset();
+  }
 }
 
 std::vector<ExpertMetrics> ExpertLoads::table() {

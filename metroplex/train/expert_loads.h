@@ -34,7 +34,7 @@ class ExpertLoads {
  public:
   // Requires counts_experts(a.config). Rank 0 opens the trace and logs its write errors. Throws base::Error("files")
   // where the file belongs to another run.
-  ExpertLoads(const Assembly& a, base::Log& log);
+  ExpertLoads(const Assembly& a, files::FileSystem& disk, base::Log& log);
 
   // To be called after every step. Collective over the world in a step where something is due; in others nothing is
   // read, and nothing sent but what StageLoads reduces early in a long interval. Returns the layers of the table on
@@ -59,7 +59,8 @@ class ExpertLoads {
 // Null where no trace is named. Of a trace that was recorded over as many ranks of ep and etp each rank gets the
 // loads of its own source, of others the sum over all sources. Throws base::Error where the trace has other experts
 // than the model, lacks one of its layers or has no iteration, or cannot be read (files/expert_trace.h).
-std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts);
+std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts,
+                                                       files::FileSystem& disk);
 
 // The folder of model.moe_echo_dump_dir: what every plan of clones was made of and what it is, to be planned again
 // elsewhere. JSON lines, a file for each rank (clones-<rank>.jsonl); a later run goes on behind them.
@@ -67,7 +68,8 @@ std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& mode
 // ExpertContext::on_clone_plan that writes a line for each plan, which the host waits for:
 //   {"layer":3,"counts":[[...],...],"owners":[...],"source_rows":[[...],...],"loads":[[...],[...]]}
 // as ClonePlan has them. Throws base::Error("files") where nothing can be written.
-std::function<void(int64_t layer, const moe::ClonePlan&)> clone_dump(const std::string& folder, int rank,
+std::function<void(int64_t layer, const moe::ClonePlan&)> clone_dump(files::FileSystem& disk,
+                                                                     const std::string& folder, int rank,
                                                                      const cuda::Target& target);
 
 }  // namespace metroplex::train

@@ -34,11 +34,11 @@ std::vector<int64_t> loads_of(const files::ExpertTrace& trace, const files::Expe
 
 }  // namespace
 
-std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model,
-                                                       const moe::ExpertContext& experts) {
+std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& model, const moe::ExpertContext& experts,
+                                                       files::FileSystem& disk) {
   if (model.moe_router_force_trace.empty()) return nullptr;
-  const std::string path = files::find_expert_trace(model.moe_router_force_trace);
-  const files::ExpertTrace trace = files::read_expert_trace(path);
+  const std::string path = files::find_expert_trace(disk, model.moe_router_force_trace);
+  const files::ExpertTrace trace = files::read_expert_trace(disk, path);
   MPX_CHECK(trace.head.num_experts == model.num_moe_experts, "config", kKey, path, ": is of ", trace.head.num_experts,
             " experts, model.num_moe_experts is ", model.num_moe_experts, "; give a trace of as many");
   MPX_CHECK(!trace.steps.empty(), "config", kKey, path, ": has no iteration; give a trace with at least one");

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdarg>
 #include <ctime>
-#include <fstream>
 #include <optional>
 
 #include "base/error.h"
@@ -150,37 +149,42 @@ std::string evaluation_line(const EvaluationMetrics& m) {
 
 struct Metrics::Sinks {
   base::Log& log;
-  std::optional<files::TensorBoardWriter> tensorboard;
-  std::ofstream json;
-  std::string json_path;
+  std::optional<files::TensorBoardWriter> tensorboard = {};
+  std::unique_ptr<files::WritableFile> json = {};
   int64_t tensorboard_interval = 1;
 
-  void failed(const std::string& what) {
-    log.warn("cannot write " + what + " any more (is the disk full?); training goes on without it");
+  void failed(const base::Error& error) {
+    log.warn(base::concat(error.what(), "; training goes on without this file"));
   }
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
-    if (tensorboard && !tensorboard->add_scalars(step, values)) {
-      failed(tensorboard->path());
+    if (!tensorboard) return;
+    try {
+      tensorboard->add_scalars(step, values);
+    } catch (const base::Error& error) {
+      failed(error);
       tensorboard.reset();
     }
   }
   void line(const std::string& text) {
-    if (!json.is_open()) return;
-    json << text << std::endl;
-    if (!json.good()) {
-      failed(json_path);
-      json.close();
+    if (json == nullptr) return;
+    try {
+      json->write(text + "\n");
+    } catch (const base::Error& error) {
+      failed(error);
+      json.reset();
     }
   }
 };
 
-Metrics::Metrics(const config::Train& config, base::Log& log)
-    : sinks_(new Sinks{log, {}, {}, config.metrics_file, config.tensorboard_log_interval}) {
-  if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(config.tensorboard_dir);
-  if (!config.metrics_file.empty()) {
-    sinks_->json.open(config.metrics_file, std::ios::app);
-    MPX_CHECK(sinks_->json.good(), "config", "cannot write train.metrics_file '", config.metrics_file,
-              "'; choose another path");
+Metrics::Metrics(const config::Train& config, files::FileSystem& disk, base::Log& log) : sinks_(new Sinks{log}) {
+  sinks_->tensorboard_interval = config.tensorboard_log_interval;
+  if (!config.tensorboard_dir.empty()) sinks_->tensorboard.emplace(disk, config.tensorboard_dir);
+  if (config.metrics_file.empty()) return;
+  try {
+    sinks_->json = disk.append(config.metrics_file);
+  } catch (const base::Error& error) {
+    base::throw_error("config", base::concat("cannot write train.metrics_file '", config.metrics_file, "' (",
+                                             error.what(), "); choose another path"));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "config/config.h"
 #include "files/expert_picture.h"
+#include "files/file_system.h"
 
 namespace metroplex::train {
 
@@ -93,7 +94,7 @@ std::string format_duration(double seconds);
 // through the log and then left alone: metrics never end a run.
 class Metrics {
  public:
-  Metrics(const config::Train& config, base::Log& log);
+  Metrics(const config::Train& config, files::FileSystem& disk, base::Log& log);
   ~Metrics();
   // The metrics file gets every step, one JSON line with numbers that read back to the same double; what is not
   // finite is null, a skipped step has "skipped": true, and "experts" has the layers of a table that is due, which is

@@ -113,17 +113,18 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
       "Leave checkpoint.load out to start anew");
 }
 
-std::string set_aside(const std::string& path) {
-  std::error_code error;
-  if (path.empty() || !fs::is_regular_file(path, error) || fs::file_size(path, error) == 0) return "";
-  for (int number = 1;; ++number) {
-    const std::string other = path + "." + std::to_string(number);
-    if (fs::exists(fs::symlink_status(other, error))) continue;
-    fs::rename(path, other, error);
-    MPX_CHECK(!error, "files", "'", path, "' holds what another run wrote, and cannot be renamed to ", other, " (",
-              error.message(), "); choose another path");
-    return other;
+std::string set_aside(const std::string& path, files::FileSystem& disk) {
+  if (path.empty() || disk.file_size(path).value_or(0) == 0) return "";
+  int number = 1;
+  while (disk.exists(base::concat(path, ".", number))) ++number;
+  const std::string other = base::concat(path, ".", number);
+  try {
+    disk.rename(path, other);
+  } catch (const base::Error& error) {
+    base::throw_error(
+        "files", base::concat("'", path, "' holds what another run wrote: ", error.what(), "; choose another path"));
   }
+  return other;
 }
 
 }  // namespace metroplex::train

@@ -31,6 +31,6 @@ void check_fresh_start(const config::Config& config, const std::vector<std::stri
 // What a run writes line by line belongs to the run that wrote it. Where `path` is a file that is not empty, it
 // becomes <path>.N with the lowest free N from 1 on, which is returned; "": nothing was in the way. Throws
 // base::Error.
-std::string set_aside(const std::string& path);
+std::string set_aside(const std::string& path, files::FileSystem& disk);
 
 }  // namespace metroplex::train

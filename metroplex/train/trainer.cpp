@@ -126,7 +126,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
     : environment_(environment),
       meter_(!forward_only && config.memory.log_memory ? std::make_unique<cuda::MemoryMeter>(meter_of(world))
                                                        : nullptr),
-      a_(assemble(config, world, tokenizer.vocab_size, forward_only)),
+      a_(assemble(config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get())),
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : cuda::synchronize),
       microbatches_(microbatch_schedule(config, world.groups().dp.size())),
       length_(run_length(config, microbatches_)),
@@ -189,17 +189,17 @@ void Job::load() {
 void Job::open_outputs() {
   const config::Train& t = a_->config.train;
   const auto make_way = [this](const char* key, const std::string& path, const std::string& past) {
-    const std::string aside = path == past ? "" : set_aside(path);
+    const std::string aside = path == past ? "" : set_aside(path, *environment_.disk);
     if (!aside.empty())
       say(base::concat(" ", key, " = ", path, " held what another run wrote: it is ", aside, " now"));
   };
   if (a_->world->rank() == 0) {
-    if (!t.expert_trace_file.empty()) files::check_place_of_trace(t.expert_trace_file);
+    if (!t.expert_trace_file.empty()) files::check_place_of_trace(*environment_.disk, t.expert_trace_file);
     make_way("train.metrics_file", t.metrics_file, past_metrics_file_);
     make_way("train.expert_trace_file", t.expert_trace_file, past_trace_file_);
-    metrics_.emplace(t, *environment_.log);
+    metrics_.emplace(t, *environment_.disk, *environment_.log);
   }
-  if (counts_experts(a_->config)) experts_.emplace(*a_, *environment_.log);
+  if (counts_experts(a_->config)) experts_.emplace(*a_, *environment_.disk, *environment_.log);
 }
 
 void Job::save() {
@@ -436,7 +436,7 @@ RunSummary Job::end_training() {
 
 RunSummary Job::evaluate_only() {
   load();
-  if (a_->world->rank() == 0) metrics_.emplace(a_->config.train, *environment_.log);
+  if (a_->world->rank() == 0) metrics_.emplace(a_->config.train, *environment_.disk, *environment_.log);
   MPX_CHECK(data_.has(kValid) || data_.has(kTest), "data",
             "neither the validation nor the test split has samples; give them a share in data.split");
   if (data_.has(kValid)) summary_.validation_loss = evaluate(kValid, 0).value_or(-1);

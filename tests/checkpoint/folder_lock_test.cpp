@@ -88,10 +88,13 @@ class WithoutLocks final : public files::FileSystem {
  public:
   explicit WithoutLocks(files::FileSystem& inner) : inner_(inner) {}
   std::unique_ptr<files::WritableFile> create(const std::string& path) override { return inner_.create(path); }
+  std::unique_ptr<files::WritableFile> append(const std::string& path) override { return inner_.append(path); }
   files::Bytes map(const std::string& path) override { return inner_.map(path); }
   std::vector<std::string> list(const std::string& path) override { return inner_.list(path); }
   bool exists(const std::string& path) override { return inner_.exists(path); }
   bool is_directory(const std::string& path) override { return inner_.is_directory(path); }
+  std::optional<size_t> file_size(const std::string& path) override { return inner_.file_size(path); }
+  void truncate(const std::string& path, size_t size) override { inner_.truncate(path, size); }
   void rename(const std::string& from, const std::string& to) override { inner_.rename(from, to); }
   void remove(const std::string& path) override { inner_.remove(path); }
   void make_directory(const std::string& path) override { inner_.make_directory(path); }

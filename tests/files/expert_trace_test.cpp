@@ -17,6 +17,8 @@ namespace {
 
 const ExpertTraceHead kHead{4, 2, 2, 1, {0, 3}};
 
+PosixFileSystem disk;
+
 ExpertTraceStep step(int64_t iteration, int64_t first) {
   ExpertTraceStep step{iteration, {}, {first, 0}};
   for (int64_t i = 0; i < 2 * 2 * 4; ++i) step.tokens.push_back(first + i);
@@ -36,13 +38,13 @@ TEST(ExpertTrace, WhatIsWrittenIsReadBack) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
   {
-    ExpertTraceWriter writer(path, kHead);
-    EXPECT_TRUE(writer.add(step(1, 10)));
-    EXPECT_TRUE(writer.add(step(2, 100)));
+    ExpertTraceWriter writer(disk, path, kHead);
+    writer.add(step(1, 10));
+    writer.add(step(2, 100));
   }
   EXPECT_EQ(text_of(path).substr(0, text_of(path).find('\n')),
             R"({"ep":2,"etp":1,"expert_trace":1,"layers":[0,3],"num_experts":4,"topk":2})");
-  const ExpertTrace trace = read_expert_trace(path);
+  const ExpertTrace trace = read_expert_trace(disk, path);
   EXPECT_EQ(trace.head, kHead);
   ASSERT_EQ(trace.steps.size(), 2U);
   EXPECT_EQ(trace.steps[1].iteration, 2);
@@ -55,11 +57,11 @@ TEST(ExpertTrace, ARunThatGoesOnReplacesItsIterations) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
   for (const int64_t first : {1, 2}) {
-    ExpertTraceWriter writer(path, kHead);
+    ExpertTraceWriter writer(disk, path, kHead);
     for (int64_t iteration = first; iteration < first + 2; ++iteration) writer.add(step(iteration, 10 * first));
-    writer = ExpertTraceWriter(path, kHead);
+    writer = ExpertTraceWriter(disk, path, kHead);
   }
-  const ExpertTrace trace = read_expert_trace(path);
+  const ExpertTrace trace = read_expert_trace(disk, path);
   ASSERT_EQ(trace.steps.size(), 3U);
   EXPECT_EQ(trace.steps[0].tokens[0], 10);
   EXPECT_EQ(trace.steps[1].tokens[0], 20) << "the later one counts";
@@ -68,29 +70,30 @@ TEST(ExpertTrace, ARunThatGoesOnReplacesItsIterations) {
 TEST(ExpertTrace, ALineThatAKilledRunLeftIsPassedOver) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
-  ExpertTraceWriter(path, kHead).add(step(1, 0));
+  ExpertTraceWriter(disk, path, kHead).add(step(1, 0));
   const std::string whole = text_of(path);
   write(path, whole + "{\"iteration\": 2, \"tok");
-  EXPECT_EQ(read_expert_trace(path).steps.size(), 1U);
-  ExpertTraceWriter(path, kHead).add(step(2, 5));
+  EXPECT_EQ(read_expert_trace(disk, path).steps.size(), 1U);
+  ExpertTraceWriter(disk, path, kHead).add(step(2, 5));
   EXPECT_EQ(text_of(path).substr(0, whole.size()), whole);
-  EXPECT_EQ(read_expert_trace(path).steps.at(1).tokens[0], 5);
+  EXPECT_EQ(read_expert_trace(disk, path).steps.at(1).tokens[0], 5);
 }
 
 TEST(ExpertTrace, WritesIntoNoOtherFile) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
-  ExpertTraceWriter(path, kHead).add(step(1, 0));
+  ExpertTraceWriter(disk, path, kHead).add(step(1, 0));
   ExpertTraceHead other = kHead;
   other.etp = 2;
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(path, other); }).find("other experts, layers or ranks"),
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, other); }).find("other experts, layers or ranks"),
             std::string::npos);
   for (const char* text : {"notes", "notes\n", "{\"iteration\": 1}\n"}) {
     write(path, text);
-    EXPECT_NE(error_of([&] { ExpertTraceWriter(path, kHead); }).find(path), std::string::npos) << text;
+    EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, kHead); }).find(path), std::string::npos) << text;
     EXPECT_EQ(text_of(path), text);
   }
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(folder.at("none/x"), kHead); }).find("cannot write"), std::string::npos);
+  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, folder.at("none/x"), kHead); }).find("cannot write"),
+            std::string::npos);
 }
 
 TEST(ExpertTrace, DamageIsNamedWithItsLine) {
@@ -125,18 +128,18 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
       {head + "\n{\"iteration\":1,\"dropped\":[9223372036854775807],\"tokens\":[[[1,1]]]}\n", "in 'dropped'"}};
   for (const auto& [text, words] : damaged) {
     write(path, text);
-    const std::string error = error_of([&] { read_expert_trace(path); });
+    const std::string error = error_of([&] { read_expert_trace(disk, path); });
     EXPECT_NE(error.find(words), std::string::npos) << text << error;
     EXPECT_NE(error.find(path), std::string::npos) << error;
   }
-  EXPECT_NE(error_of([&] { read_expert_trace(folder.at("gone")); }).find("cannot read"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_expert_trace(disk, folder.at("gone")); }).find("cannot read"), std::string::npos);
 }
 
 TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
   {
-    ExpertTraceWriter writer(path, kHead);
+    ExpertTraceWriter writer(disk, path, kHead);
     for (int64_t i = 1; i <= 3; ++i) writer.add(step(i, i));
   }
   const std::string sound = text_of(path);
@@ -144,7 +147,7 @@ TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
   int read = 0, refused = 0;
   for (int i = 0; i < 3000; ++i) {
     write(path, mutate(sound));
-    const std::string error = error_of([&] { draw_text(read_expert_trace(path), {}); });
+    const std::string error = error_of([&] { draw_text(read_expert_trace(disk, path), {}); });
     ++(error.empty() ? read : refused);
   }
   EXPECT_GT(read, 100);
@@ -154,13 +157,13 @@ TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
 TEST(ExpertTrace, IsFoundInTheFolderOfARun) {
   const test::Folder folder;
   const std::string run = folder.path();
-  EXPECT_EQ(find_expert_trace("no/such/file"), "no/such/file");
-  EXPECT_NE(error_of([&] { find_expert_trace(run); }).find("holds no expert trace"), std::string::npos);
+  EXPECT_EQ(find_expert_trace(disk, "no/such/file"), "no/such/file");
+  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("holds no expert trace"), std::string::npos);
   write(folder.at("metrics.jsonl"), "{\"iteration\": 1}\n");
-  ExpertTraceWriter(folder.at("a.jsonl"), kHead);
-  EXPECT_EQ(find_expert_trace(run), folder.at("a.jsonl"));
-  ExpertTraceWriter(folder.at("b.jsonl"), kHead);
-  EXPECT_NE(error_of([&] { find_expert_trace(run); }).find("2 expert traces"), std::string::npos);
+  ExpertTraceWriter(disk, folder.at("a.jsonl"), kHead);
+  EXPECT_EQ(find_expert_trace(disk, run), folder.at("a.jsonl"));
+  ExpertTraceWriter(disk, folder.at("b.jsonl"), kHead);
+  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("2 expert traces"), std::string::npos);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ struct Faults {
 // Not a std::exception: no handler of errors may catch the death of the process.
 struct SimulatedCrash {};
 
-// Counts the calls that change or sync something (create, write, sync, close, rename, remove, make_directory,
-// sync_directory); reading is free and never fails. Safe to use from several threads.
+// Counts the calls that change or sync something (create, append, write, sync, close, truncate, rename, remove,
+// make_directory, sync_directory); reading is free and never fails. Safe to use from several threads.
 class FaultFileSystem final : public FileSystem {
  public:
   FaultFileSystem(FileSystem& inner, const Faults& faults) : inner_(inner), faults_(faults) {}
@@ -34,10 +34,13 @@ class FaultFileSystem final : public FileSystem {
   int64_t written_bytes() const { return written_; }
 
   std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> append(const std::string& path) override;
   Bytes map(const std::string& path) override { return inner_.map(path); }
   std::vector<std::string> list(const std::string& directory) override { return inner_.list(directory); }
   bool exists(const std::string& path) override { return inner_.exists(path); }
   bool is_directory(const std::string& path) override { return inner_.is_directory(path); }
+  std::optional<size_t> file_size(const std::string& path) override { return inner_.file_size(path); }
+  void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   void make_directory(const std::string& path) override;
@@ -91,6 +94,16 @@ inline void FaultFileSystem::count(const char* what, const std::string& path) {
 inline std::unique_ptr<WritableFile> FaultFileSystem::create(const std::string& path) {
   count("create", path);
   return std::make_unique<File>(*this, inner_.create(path), path);
+}
+
+inline std::unique_ptr<WritableFile> FaultFileSystem::append(const std::string& path) {
+  count("write to", path);
+  return std::make_unique<File>(*this, inner_.append(path), path);
+}
+
+inline void FaultFileSystem::truncate(const std::string& path, size_t size) {
+  count("cut", path);
+  inner_.truncate(path, size);
 }
 
 inline void FaultFileSystem::rename(const std::string& from, const std::string& to) {

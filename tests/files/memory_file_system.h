@@ -24,10 +24,13 @@ class MemoryFileSystem final : public FileSystem {
   ~MemoryFileSystem() override;
 
   std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> append(const std::string& path) override;
   Bytes map(const std::string& path) override;
   std::vector<std::string> list(const std::string& directory) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
+  std::optional<size_t> file_size(const std::string& path) override;
+  void truncate(const std::string& path, size_t size) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   void make_directory(const std::string& path) override;
@@ -49,6 +52,7 @@ class MemoryFileSystem final : public FileSystem {
   std::shared_ptr<Node> find(const std::string& path) const;     // nullptr when missing
   std::shared_ptr<Node> require(const std::string& path) const;  // throws
   std::shared_ptr<Node> directory_of(const std::string& path) const;
+  std::shared_ptr<Node> file_at(const std::string& path) const;  // made if missing
 
   mutable std::mutex mutex_;
   std::shared_ptr<Node> root_;
@@ -192,8 +196,7 @@ inline NodePointer MemoryFileSystem::directory_of(const std::string& path) const
   return node;
 }
 
-inline std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) {
-  const std::lock_guard guard(mutex_);
+inline NodePointer MemoryFileSystem::file_at(const std::string& path) const {
   const NodePointer parent = directory_of(path);
   NodePointer node = find(path);
   if (node == nullptr) {
@@ -201,8 +204,30 @@ inline std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string&
     parent->set(base_name(path), node);
   }
   MPX_CHECK(!node->directory, "files", "cannot create '", path, "': Is a directory");
+  return node;
+}
+
+inline std::unique_ptr<WritableFile> MemoryFileSystem::create(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = file_at(path);
   node->bytes.clear();
   return std::make_unique<MemoryFile>(node, mutex_);
+}
+
+inline std::unique_ptr<WritableFile> MemoryFileSystem::append(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  return std::make_unique<MemoryFile>(file_at(path), mutex_);
+}
+
+inline std::optional<size_t> MemoryFileSystem::file_size(const std::string& path) {
+  const std::lock_guard guard(mutex_);
+  const NodePointer node = find(path);
+  return node == nullptr || node->directory ? std::nullopt : std::optional(node->bytes.size());
+}
+
+inline void MemoryFileSystem::truncate(const std::string& path, size_t size) {
+  const std::lock_guard guard(mutex_);
+  require(path)->bytes.resize(size);
 }
 
 inline Bytes MemoryFileSystem::map(const std::string& path) {

@@ -18,6 +18,8 @@
 namespace metroplex::test::echo_ranks_test {
 namespace {
 
+files::PosixFileSystem disk;
+
 const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
                              {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
                              {{.dp = 4}, 1, 2, "optim_grads"},
@@ -165,7 +167,7 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   run_cut(config, grid.layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, kVocab);
     Nobody log;
-    train::ExpertLoads loads(*a, log);
+    train::ExpertLoads loads(*a, disk, log);
     for (int64_t step = 0; step < 4; ++step) {
       step_at(*a, step);
       const auto table = loads.after_step(step + 1);

@@ -14,6 +14,8 @@
 namespace metroplex::test::expert_loads_ranks_test {
 namespace {
 
+files::PosixFileSystem disk;
+
 constexpr int64_t kExperts = 4, kTopk = 2;
 
 struct Lines final : base::Log {
@@ -53,7 +55,7 @@ Seen train_on(const Experts& cut_to, const std::string& trace_file) {
   run_cut(c, cut_to.layout, [&](const comm::World& world) {
     const auto a = train::assemble(c, world, kVocab);
     Lines lines;
-    train::ExpertLoads loads(*a, lines);
+    train::ExpertLoads loads(*a, disk, lines);
     for (int64_t step = 0; step < 4; ++step) {
       step_at(*a, step);
       const auto table = loads.after_step(step + 1);
@@ -62,7 +64,7 @@ Seen train_on(const Experts& cut_to, const std::string& trace_file) {
     }
     EXPECT_TRUE(lines.warnings.empty());
   });
-  if (!trace_file.empty()) seen.trace = files::read_expert_trace(trace_file);
+  if (!trace_file.empty()) seen.trace = files::read_expert_trace(disk, trace_file);
   return seen;
 }
 
@@ -154,7 +156,7 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
   run_cut(c, layout.layout, [&](const comm::World& world) {
     const auto a = train::assemble(c, world, kVocab);
     Lines lines;
-    train::ExpertLoads loads(*a, lines);
+    train::ExpertLoads loads(*a, disk, lines);
     // 10 tokens of each rank to expert 0 (of the first rank of each group); of rank 3 another 20.
     a->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
     a->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
@@ -226,7 +228,7 @@ TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
     const comm::World watched = world.recorded(log);
     const auto a = train::assemble(c, watched, kVocab);
     Lines lines;
-    train::ExpertLoads loads(*a, lines);
+    train::ExpertLoads loads(*a, disk, lines);
     for (int64_t step = 0; step < 3; ++step) {
       step_at(*a, step);
       log.calls.clear();

@@ -13,6 +13,8 @@
 namespace metroplex::test::forced_loads_ranks_test {
 namespace {
 
+files::PosixFileSystem disk;
+
 struct Quiet final : base::Log {
   void info(const std::string&) override {}
   void warn(const std::string&) override {}
@@ -36,13 +38,13 @@ files::ExpertTrace train_on(config::Config c, const TestLayout& layout, const st
   run_cut(c, layout, [&](const comm::World& world) {
     const auto a = train::assemble(c, world, kVocab);
     Quiet quiet;
-    train::ExpertLoads loads(*a, quiet);
+    train::ExpertLoads loads(*a, disk, quiet);
     for (int64_t step = 0; step < 3; ++step) {
       step_at(*a, step);
       loads.after_step(step + 1);
     }
   });
-  return files::read_expert_trace(trace_file);
+  return files::read_expert_trace(disk, trace_file);
 }
 
 TEST(ForcedLoads, ARunRepeatsTheLoadsOfAnother) {
@@ -73,7 +75,7 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
     config::Model model = config_of(1, 1).model;
     model.moe_router_force_trace = folder.at("trace");
     std::ofstream(folder.at("trace")) << head << "\n" << lines;
-    return error_of([&] { train::forced_loads(model, {}); });
+    return error_of([&] { train::forced_loads(model, {}, disk); });
   };
   const std::string head = R"({"ep":1,"etp":1,"expert_trace":1,"layers":[1,3],"num_experts":4,"topk":2})";
   EXPECT_EQ(refusal(head, steps), "");
@@ -87,9 +89,9 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
                  "{\"dropped\":[0,0],\"iteration\":1,\"tokens\":[[[4,3]],[[1,2]]]}\n"),
          "2 experts");
   config::Model model = config_of(1, 1).model;
-  EXPECT_EQ(train::forced_loads(model, {}), nullptr);
+  EXPECT_EQ(train::forced_loads(model, {}, disk), nullptr);
   model.moe_router_force_trace = folder.at("nowhere");
-  EXPECT_THROW(train::forced_loads(model, {}), base::Error);
+  EXPECT_THROW(train::forced_loads(model, {}, disk), base::Error);
 }
 
 }  // namespace

@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "files/fault_file_system.h"
+#include "files/memory_file_system.h"
 #include "files/tensorboard.h"
 #include "train/support.h"
 
@@ -21,6 +23,8 @@ namespace {
 
 using train::EvaluationMetrics;
 using train::IterationMetrics;
+
+files::PosixFileSystem disk;
 
 class Lines final : public base::Log {
  public:
@@ -121,7 +125,7 @@ TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
   config.metrics_file = folder.at("metrics.jsonl");
   Lines log;
   {
-    train::Metrics metrics(config, log);
+    train::Metrics metrics(config, disk, log);
     metrics.step(some_step());
     metrics.evaluation({5, "validation", 2.0, 40});
   }
@@ -130,7 +134,7 @@ TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
   lost.updated = false;
   lost.lm_loss = std::numeric_limits<double>::quiet_NaN();
   lost.num_zeros = 3;
-  train::Metrics(config, log).step(lost);
+  train::Metrics(config, disk, log).step(lost);
   const auto lines = json_lines(config.metrics_file);
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].at("iteration"), 5);
@@ -155,7 +159,7 @@ TEST(Metrics, NumbersReadBackToTheSameDouble) {
   Lines log;
   const std::vector<double> values{1.8940405, 1.0 / 3, 4.1571806669235229, 1e-300, 123456789.123456789, 0.1 + 0.2};
   {
-    train::Metrics metrics(config, log);
+    train::Metrics metrics(config, disk, log);
     for (const double value : values) {
       train::StepMetrics m = some_step();
       m.lm_loss = value;
@@ -171,20 +175,36 @@ TEST(Metrics, AFullDiskIsSaidOnceAndTheRunGoesOn) {
   config::Train config;
   config.metrics_file = "/dev/full";
   Lines log;
-  train::Metrics metrics(config, log);
+  train::Metrics metrics(config, disk, log);
   for (int i = 0; i < 3; ++i) metrics.step(some_step());
   ASSERT_EQ(log.warnings.size(), 1u);
   EXPECT_NE(log.warnings[0].find("/dev/full"), std::string::npos);
+}
+
+TEST(Metrics, AFullDiskEndsTheSinksAndNotTheRun) {
+  files::MemoryFileSystem memory;
+  files::FaultFileSystem full(memory, {.space_bytes = 2000});
+  Lines log;
+  config::Train config;
+  config.metrics_file = "/metrics.jsonl";
+  config.tensorboard_dir = "/events";
+  train::Metrics metrics(config, full, log);
+  for (int i = 0; i < 30; ++i) metrics.step(some_step());
+  ASSERT_EQ(log.warnings.size(), 2u);
+  for (const std::string& warning : log.warnings)
+    EXPECT_NE(warning.find("No space left on device"), std::string::npos) << warning;
+  EXPECT_EQ(full.written_bytes(), 2000);
+  EXPECT_EQ(memory.list("/events").size(), 1u);
 }
 
 TEST(Metrics, APathThatCannotBeWrittenIsRefusedAtTheStart) {
   Lines log;
   config::Train config;
   config.metrics_file = "/nowhere/at/all.jsonl";
-  EXPECT_THROW(train::Metrics(config, log), base::Error);
+  EXPECT_THROW(train::Metrics(config, disk, log), base::Error);
   config.metrics_file.clear();
   config.tensorboard_dir = "/dev/null/events";
-  EXPECT_THROW(train::Metrics(config, log), base::Error);
+  EXPECT_THROW(train::Metrics(config, disk, log), base::Error);
 }
 
 // CRC-32C bit by bit, and TensorFlow's mask.
@@ -234,7 +254,7 @@ TEST(TensorBoard, RecordsCarryTheScalarsAndTheirChecksums) {
   config.tensorboard_dir = folder.at("events/deep");
   Lines log;
   {
-    train::Metrics metrics(config, log);
+    train::Metrics metrics(config, disk, log);
     metrics.step(some_step());
     metrics.evaluation({5, "validation", 2.0, 40});
   }
@@ -265,7 +285,7 @@ TEST(TensorBoard, GetsEveryNthStepAndNoPointWhereThereIsNoNumber) {
   config.tensorboard_log_interval = 3;
   Lines log;
   {
-    train::Metrics metrics(config, log);
+    train::Metrics metrics(config, disk, log);
     for (int64_t i = 1; i <= 7; ++i) {
       train::StepMetrics m = some_step();
       m.iteration = i;
@@ -320,7 +340,7 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
   config.tensorboard_dir = folder.at("tb");
   config.tensorboard_log_interval = 100;  // the table has an interval of its own
   Lines log;
-  train::Metrics(config, log).step(step_of_experts());
+  train::Metrics(config, disk, log).step(step_of_experts());
   EXPECT_EQ(log.infos, train::expert_lines(step_of_experts().experts));
   std::ifstream stream(config.metrics_file);
   const auto line = nlohmann::json::parse(stream);
