@@ -43,6 +43,7 @@ struct IslandRun {
   std::vector<Edge> outputs;
   std::vector<Term> terms;  // of the loss terms that the segments reported
   SavedSet saved;           // offloaded until backward
+  std::vector<std::function<void()>> starts;  // SegmentContext::starts
 };
 
 struct IslandForward {
