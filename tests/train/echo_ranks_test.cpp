@@ -13,33 +13,12 @@
 #include "plan/echo.h"
 #include "support/poisoned.h"
 #include "train/expert_loads.h"
-#include "train/expert_runs.h"
+#include "train/clone_runs.h"
 
 namespace metroplex::test::echo_ranks_test {
 namespace {
 
-const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
-                             {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
-                             {{.dp = 4}, 1, 2, "optim_grads"},
-                             {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
-
-// slots 0: no clones. room 0: alltoall.
-struct Clones {
-  int64_t slots = 0;
-  config::EchoPlanner planner = config::EchoPlanner::capfill;
-  double room = 0;
-  bool random = false;
-};
-
-config::Config experts(const ExpertGrid& grid, const Clones& clones, const std::string& yaml = "") {
-  config::Config config = skewed_experts(grid, clones.room, yaml);
-  config::Model& m = config.model;
-  m.moe_enable_echo = clones.slots > 0;
-  m.moe_num_echo_experts = clones.slots * grid.ep;
-  m.moe_echo_planner = clones.planner;
-  m.moe_echo_enable_random_offloading = clones.random;
-  return cut(config, grid.layout);
-}
+using namespace clone_runs;
 
 // As layouts are held to one rank: sums of weight gradients in another order, over a few steps.
 void expect_near(const ExpertRun& got, const ExpertRun& want) {
@@ -52,10 +31,6 @@ void expect_near(const ExpertRun& got, const ExpertRun& want) {
   for (const auto& [name, values] : want.state)
     EXPECT_LE((got.state.at(name) - values).abs().max().item<double>(), 1e-10) << name;
 }
-
-const char* const kFull =
-    "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}\n";
-const char* const kExperts = "memory: {recompute_granularity: selective, recompute_modules: [moe]}\n";
 
 TEST(EchoRanks, TrainsAsWithoutClones) {
   const Poisoned poisoned;
@@ -104,95 +79,6 @@ TEST(EchoRanks, StepsThatOverflowRunAgain) {
   const ExpertRun got = train_steps(experts(grid, {.slots = 1, .room = 1.3, .random = true}), grid, 6);
   expect_same_bits(got, want);
   EXPECT_GT(got.times_repeated(), 0);
-}
-
-config::Config without_overlap(config::Config config) {
-  config.model.moe_echo_expert_dispatch_overlap = false;
-  return config;
-}
-
-config::Config of_type(config::Config config, const char* params, const char* main_grads = "fp32") {
-  config.precision.params_dtype = params;
-  config.precision.main_grads_dtype = main_grads;
-  config.precision.loss_scale = config.precision.params_dtype == config::ParamsDtype::fp16 ? 256 : 0;
-  return config;
-}
-
-void expect_same_bits_without_overlap(const config::Config& config, const ExpertGrid& grid, int64_t steps) {
-  config::check(config, grid.layout.ranks());
-  const ExpertRun want = train_steps(without_overlap(config), grid, steps);
-  EXPECT_GT(want.clones, 0);
-  expect_same_bits(train_steps(config, grid, steps), want);
-}
-
-// Weights and gradients of clones that travel beside other work, and what waits for each where it is sent, have the
-// same bits. More than one microbatch a step, so that what is still on its way meets the next one.
-TEST(EchoRanks, OverlapChangesNoBit) {
-  const Poisoned poisoned;
-  const ExpertGrid grids[] = {{{.dp = 2}, 1, 2, "no_shard"},
-                        {{.dp = 2}, 1, 2, "optim_grads"},
-                        {{.dp = 4}, 1, 2, "optim_grads_params"},
-                        {{.dp = 4}, 1, 4, "optim"},
-                        {{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"},
-                        {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "optim_grads"},
-                        {{.pp = 2, .dp = 4}, 1, 2, "optim_grads_params"}};
-  const char* const kNone = "";
-  for (const ExpertGrid& grid : grids) {
-    for (const char* type : {"fp32", "bf16"}) {
-      for (const char* form : {kNone, kFull, kExperts}) {
-        for (const bool again : {false, true}) {
-          SCOPED_TRACE(base::concat(words(grid), ", ", type, again ? ", fetched again, " : ", ", form));
-          config::Config config = of_type(experts(grid, {1}, form), type);
-          config.model.moe_echo_recompute_expert_dispatch = again;
-          expect_same_bits_without_overlap(config, grid, 2);
-        }
-      }
-    }
-  }
-}
-
-// In fp16 and where main gradients are bf16 what comes home is rounded on its way.
-TEST(EchoRanks, OverlapChangesNoBitOfHalfGradients) {
-  const Poisoned poisoned;
-  for (const char* sharding : {"no_shard", "optim_grads_params"}) {
-    const ExpertGrid grid{{.dp = 4}, 1, 2, sharding};
-    for (const auto& [type, main_grads] : {std::pair("fp16", "fp32"), std::pair("bf16", "params")}) {
-      SCOPED_TRACE(base::concat(words(grid), ", ", type, ", main gradients ", main_grads));
-      expect_same_bits_without_overlap(of_type(experts(grid, {1}), type, main_grads), grid, 3);
-    }
-  }
-}
-
-// Captured with all of the step, or with as much of a layer as a scope names; what is behind the first capture replays.
-TEST(EchoRanks, OverlapChangesNoBitOfGraphs) {
-  const Poisoned poisoned;
-  struct Scope {
-    config::CudaGraphImpl impl;
-    std::vector<std::string> modules;
-  };
-  using enum config::CudaGraphImpl;
-  const Scope scopes[] = {{full_iteration, {}}, {local, {}}, {transformer_engine, {"moe"}},
-                          {local, {"moe_router", "moe_preprocess"}}, {local, {"attn"}}};
-  for (const ExpertGrid& grid : {kGrids[1], kGrids[2], kGrids[3]}) {
-    for (const char* type : {"fp32", "bf16"}) {
-      for (const Scope& scope : scopes) {
-        for (const bool again : {false, true}) {
-          SCOPED_TRACE(base::concat(words(grid), ", ", type, ", ", config::text_of(scope.impl), " of ",
-                                    scope.modules.size(), " modules", again ? ", fetched again" : ""));
-          config::Config config =
-              of_type(experts(grid, {4 / grid.ep, config::EchoPlanner::exact, 1.0}), type);
-          config.model.moe_echo_recompute_expert_dispatch = again;
-          const ExpertRun eager = train_steps(without_overlap(config), grid, 4);
-          config.train.cuda_graph_impl = scope.impl;
-          config.train.cuda_graph_modules = scope.modules;
-          config.train.cuda_graph_warmup_steps = 1;
-          config::check(config, grid.layout.ranks());
-          expect_same_bits(train_steps(config, grid, 4), eager);
-          expect_same_bits(train_steps(without_overlap(config), grid, 4), eager);
-        }
-      }
-    }
-  }
 }
 
 std::vector<std::string> dumped_lines(const std::string& folder, int rank) {
