@@ -106,7 +106,8 @@ int main(int argc, char** argv) {
       "| ranks, EP | skew | virtual ms | compute ms | max / mean | waiting | by rank | experts | gradients | ");
   std::printf("wall ms |\n|---|---|---|---|---|---|---|---|---|---|\n");
   for (int ranks = 4; ranks <= most; ranks *= 2) {
-    for (const ClockedSteps& sizes : {many_ranks(ranks, 0, false), many_ranks(ranks, 1, false), many_ranks(ranks, 1, true)})
+    for (const ClockedSteps& sizes :
+         {many_ranks(ranks, 0, false), many_ranks(ranks, 1, false), many_ranks(ranks, 1, true)})
       print_waits(sizes, bench::train_steps(sizes, link, std::max(3, steps / 4)));
   }
   return 0;

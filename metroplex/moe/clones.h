@@ -83,8 +83,8 @@ class ClonesAgain {
 // What a forward of the experts needs to have clones, and its backward.
 struct Clones {
   CloneWeights weights;
-  ClonesUnderWay* under_way = nullptr;         // whose weights these are, until forward returns; null: all are there
-  std::shared_ptr<ClonesAgain> again = {};     // null: backward keeps the weights
+  ClonesUnderWay* under_way = nullptr;      // whose weights these are, until forward returns; null: all are there
+  std::shared_ptr<ClonesAgain> again = {};  // null: backward keeps the weights
   // Gets the gradients of the clones of a parameter, what its home has to add: all of each slot, zeros without rows,
   // in the type in which the home's main_grad is accumulated. Called in backward, once a parameter.
   std::function<void(nn::Param& home, const at::Tensor& gradients)> bring_home = {};

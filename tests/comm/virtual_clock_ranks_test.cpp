@@ -139,8 +139,9 @@ TEST(VirtualClock, RowsThatTravelAtOnceShareTheLinksAndCollectivesComeAfterThem)
           const Group& tp = world.groups().tp;
           const at::Tensor owners = at::tensor({-1, 0}, at::kInt), nobody = at::tensor({-1, -1}, at::kInt);
           const at::Tensor a = one_row(), b = one_row(), c = one_row(), row = one_row();
-          comm::Handle first = comm::fetch_rows_async(a, row, owners, tp), second =
-              comm::fetch_rows_async(b, row, owners, tp), third = comm::fetch_rows_async(c, row, nobody, tp);
+          comm::Handle first = comm::fetch_rows_async(a, row, owners, tp),
+                       second = comm::fetch_rows_async(b, row, owners, tp),
+                       third = comm::fetch_rows_async(c, row, nobody, tp);
           first.wait();
           EXPECT_EQ(ranks.now(world), world.rank() == 1 || rendezvous ? 1.5 : 0);
           third.wait();

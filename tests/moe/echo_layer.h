@@ -37,13 +37,14 @@ struct Form {
   EchoPlanner planner = EchoPlanner::capfill;
   TokenDispatcher rows = TokenDispatcher::alltoall;
   double room = 0;  // of static buffers
-  bool bias = false, grouped = true, random = false, recomputes = false, one_island = true, fetches_again = false, overlaps = true;
+  bool bias = false, grouped = true, random = false, recomputes = false, one_island = true, fetches_again = false,
+       overlaps = true;
   at::ScalarType type = at::kDouble;
   std::string text() const {
     return base::concat(config::text_of(planner), ", ", config::text_of(rows), bias ? ", bias" : "",
                         grouped ? "" : ", one by one", random ? ", random" : "", recomputes ? ", recomputed" : "",
-                        fetches_again ? ", fetched again" : "", overlaps ? "" : ", no overlap", one_island ? "" : ", islands", ", ",
-                        at::toString(type));
+                        fetches_again ? ", fetched again" : "", overlaps ? "" : ", no overlap",
+                        one_island ? "" : ", islands", ", ", at::toString(type));
   }
 };
 
@@ -131,7 +132,8 @@ inline nn::Microbatch batch_of(uint64_t microbatch, int rank) {
 using Values = at::Tensor(const at::Tensor&);
 inline at::Tensor as_drawn(const at::Tensor& x) { return x; }
 
-inline Results run(Layer& layer, const Case& c, const Form& form, const comm::World& world, Values* values = as_drawn) {
+inline Results run(Layer& layer, const Case& c, const Form& form, const comm::World& world,
+                   Values* values = as_drawn) {
   const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
   Results results;
   for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {

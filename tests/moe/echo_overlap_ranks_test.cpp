@@ -90,8 +90,9 @@ TEST(EchoOverlap, EachWeightIsJoinedBeforeItsProductAndGradientsWhenAllIsDone) {
   const Poisoned poisoned;
   with_ranks(kCases[0], [&](const comm::World& world) {
     const Passes got = order_of(world, kCases[0], {});
-    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0", "fetch_rows 1", "all_to_all", "wait of rows", "wait 0",
-                                  "grouped_product", "wait 1", "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "grouped_product", "wait 1",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
     EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
                                    "return_rows 2", "grouped_product", "return_rows 3", "grouped_product",
                                    "all_to_all", "wait of rows", "all_to_all", "wait of rows", "wait 3", "wait 2"}));
@@ -101,8 +102,9 @@ TEST(EchoOverlap, EachWeightIsJoinedBeforeItsProductAndGradientsWhenAllIsDone) {
 TEST(EchoOverlap, OffEachIsWaitedForWhereItStarts) {
   with_ranks(kCases[0], [&](const comm::World& world) {
     const Passes got = order_of(world, kCases[0], {.overlaps = false});
-    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0", "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1",
-                                  "grouped_product", "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
     EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
                                    "return_rows 2", "wait 2", "grouped_product", "return_rows 3", "wait 3",
                                    "grouped_product", "all_to_all", "wait of rows", "all_to_all", "wait of rows"}));
@@ -117,10 +119,10 @@ TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
                                   "return_rows 5", "wait 3", "grouped_product", "all_to_all", "wait of rows",
                                   "all_to_all", "wait of rows", "wait 5", "wait 4"}));
     const Passes off = order_of(world, kCases[0], {.fetches_again = true, .overlaps = false});
-    EXPECT_EQ(off.backward, (Lines{"all_to_all", "wait of rows", "fetch_rows 2", "wait 2", "grouped_product",
-                                   "grouped_product", "return_rows 3", "wait 3", "grouped_product", "return_rows 4",
-                                   "wait 4", "fetch_rows 5", "wait 5", "grouped_product", "all_to_all",
-                                   "wait of rows", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(off.backward,
+              (Lines{"all_to_all", "wait of rows", "fetch_rows 2", "wait 2", "grouped_product", "grouped_product",
+                     "return_rows 3", "wait 3", "grouped_product", "return_rows 4", "wait 4", "fetch_rows 5",
+                     "wait 5", "grouped_product", "all_to_all", "wait of rows", "all_to_all", "wait of rows"}));
   });
 }
 
@@ -129,8 +131,9 @@ TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
 TEST(EchoOverlap, AnIslandEndsWithNothingUnderWayInForward) {
   with_ranks(kCases[0], [&](const comm::World& world) {
     const Passes got = order_of(world, kCases[0], {.one_island = false});
-    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0", "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1",
-                                  "grouped_product", "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
     EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
                                    "return_rows 2", "grouped_product", "return_rows 3", "grouped_product",
                                    "all_to_all", "wait of rows", "all_to_all", "wait of rows", "wait 3", "wait 2"}));
@@ -143,8 +146,11 @@ TEST(EchoOverlap, ChangesNoBit) {
     with_ranks(c, [&](const comm::World& world) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         for (int bits = 0; bits < 16; ++bits) {
-          Form form{.bias = (bits & 1) != 0, .recomputes = (bits & 2) != 0, .one_island = (bits & 4) != 0,
-                    .fetches_again = (bits & 8) != 0, .type = type};
+          Form form{.bias = (bits & 1) != 0,
+                    .recomputes = (bits & 2) != 0,
+                    .one_island = (bits & 4) != 0,
+                    .fetches_again = (bits & 8) != 0,
+                    .type = type};
           SCOPED_TRACE(c.text() + ", " + form.text());
           const auto results = [&](bool overlaps) {
             form.overlaps = overlaps;

@@ -8,9 +8,9 @@
 namespace metroplex::test::clone_runs {
 
 inline const ExpertGrid kGrids[] = {{{.dp = 4}, 1, 4, "optim"},
-                             {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
-                             {{.dp = 4}, 1, 2, "optim_grads"},
-                             {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
+                                    {{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "no_shard"},
+                                    {{.dp = 4}, 1, 2, "optim_grads"},
+                                    {{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 2, 2, "optim_grads_params"}};
 
 // slots 0: no clones. room 0: alltoall.
 struct Clones {

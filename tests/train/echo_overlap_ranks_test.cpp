@@ -43,12 +43,12 @@ TEST(EchoOverlapRanks, OverlapChangesNoBit) {
     bool again;
   };
   std::vector<Case> cases;
-  for (const ExpertGrid& grid : {ExpertGrid{{.dp = 2}, 1, 2, "no_shard"}, ExpertGrid{{.dp = 2}, 1, 2, "optim_grads"},
-                                 ExpertGrid{{.dp = 4}, 1, 2, "optim_grads_params"},
-                                 ExpertGrid{{.dp = 4}, 1, 4, "optim"},
-                                 ExpertGrid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"},
-                                 ExpertGrid{{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "optim_grads"},
-                                 ExpertGrid{{.pp = 2, .dp = 4}, 1, 2, "optim_grads_params"}}) {
+  for (const ExpertGrid& grid :
+       {ExpertGrid{{.dp = 2}, 1, 2, "no_shard"}, ExpertGrid{{.dp = 2}, 1, 2, "optim_grads"},
+        ExpertGrid{{.dp = 4}, 1, 2, "optim_grads_params"}, ExpertGrid{{.dp = 4}, 1, 4, "optim"},
+        ExpertGrid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"},
+        ExpertGrid{{.pp = 2, .vpp = 2, .dp = 2}, 1, 2, "optim_grads"},
+        ExpertGrid{{.pp = 2, .dp = 4}, 1, 2, "optim_grads_params"}}) {
     for (const char* type : {"fp32", "bf16"}) {
       for (const char* form : {"", kFull, kExperts}) {
         for (const bool again : {false, true}) cases.push_back({grid, type, form, again});
@@ -75,7 +75,8 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfHalfGradients) {
   }
 }
 
-// Captured with all of the step, or with as much of a layer as a scope names; what is behind the first capture replays.
+// Captured with all of the step, or with as much of a layer as a scope names; what is behind the first capture
+// replays.
 TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
   const Poisoned poisoned;
   using enum config::CudaGraphImpl;
@@ -91,7 +92,8 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
     for (const bool again : {false, true}) {
       for (const ExpertGrid& grid : kGrids) cases.push_back({grid, full_iteration, {}, type, again});
       // Whose main gradients stay where they are.
-      for (const ExpertGrid& grid : {kGrids[0], kGrids[1], ExpertGrid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"}}) {
+      for (const ExpertGrid& grid :
+           {kGrids[0], kGrids[1], ExpertGrid{{.tp = 2, .dp = 2, .sp = true}, 2, 2, "optim"}}) {
         cases.push_back({grid, local, {}, type, again});
         cases.push_back({grid, transformer_engine, {"moe"}, type, again});
         cases.push_back({grid, local, {"moe_router", "moe_preprocess"}, type, again});

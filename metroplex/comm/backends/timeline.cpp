@@ -74,7 +74,8 @@ LinkUse Timeline::use_of(const TimedOperation& operation, int member) const {
 }
 
 // Always the one that can start first; of several the first in the list.
-void Timeline::settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers, bool sends_wait) {
+void Timeline::settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
+                                bool sends_wait) {
   constexpr double kOpen = std::numeric_limits<double>::infinity();
   std::vector<double> ends(transfers.size(), kOpen);
   const auto start_of = [&](const LinkTransfer& t) {
@@ -86,7 +87,8 @@ void Timeline::settle_transfers(TimedOperation& operation, const std::vector<Lin
   for (const double issued : operation.issued_by) operation.uses.push_back({issued, issued});
   const auto ends_for = [&](int member, const LinkUse& use) {
     LinkUse& own = operation.uses[static_cast<size_t>(member)];
-    own = {own.end_s > own.start_s ? std::min(own.start_s, use.start_s) : use.start_s, std::max(own.end_s, use.end_s)};
+    own = {own.end_s > own.start_s ? std::min(own.start_s, use.start_s) : use.start_s,
+           std::max(own.end_s, use.end_s)};
   };
   for (size_t left = transfers.size(); left > 0; --left) {
     size_t next = 0;

@@ -89,9 +89,9 @@ class Timeline {
   const LinkCost link_;
   const int num_members_;
   mutable std::mutex mutex_;
-  std::map<int64_t, TimedOperationPtr> open_;  // not all have issued them
-  double free_s_ = 0;                          // when the last complete collective ended
-  double transfers_end_s_ = 0;                 // when the last transfer ended
+  std::map<int64_t, TimedOperationPtr> open_;           // not all have issued them
+  double free_s_ = 0;                                   // when the last complete collective ended
+  double transfers_end_s_ = 0;                          // when the last transfer ended
   std::vector<double> sends_free_s_, receives_free_s_;  // of transfers, by member
   std::map<MessageWay, Way> ways_;
 };
