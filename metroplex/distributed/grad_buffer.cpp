@@ -98,6 +98,10 @@ void GradBuffer::used(size_t param) {
 
 void GradBuffer::reduce(size_t b) {
   Bucket& bucket = buckets_[b];
+  for (const size_t i : layout_->buckets()[b].params) {
+    const nn::Param& param = *layout_->params()[i];
+    MPX_ASSERT(param.settled(), "the gradient of ", param.name, " is reduced before all of it has arrived");
+  }
   if (options_.transient_buckets) {
     start_reduce(b);
     return;

@@ -3,7 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "nn/autograd_node.h"
+#include <utility>
+#include <vector>
+
+#include "moe/load_meter.h"
 
 namespace metroplex::moe {
 
@@ -17,46 +20,49 @@ at::Tensor empty_slots(const nn::Param& home, int64_t slots) {
 
 }  // namespace
 
+// In the order in which they are needed.
 ClonesUnderWay::ClonesUnderWay(const HomeWeights& home, const at::Tensor& owners, int64_t slots,
-                               const comm::Group& group)
-    : owners_(owners), group_(&group) {
+                               const comm::Group& group) {
   const at::NoGradGuard no_grad;
-  const auto start = [&](nn::Param* param) {
-    if (param == nullptr) return One{};
-    One one{param, empty_slots(*param, slots), {}};
-    one.handle = comm::fetch_rows_async(one.slots, param->data, owners_, *group_);
-    return one;
+  const auto start = [&](const nn::Param* param, at::Tensor& weights, comm::Handle& handle) {
+    if (param == nullptr) return;
+    weights = empty_slots(*param, slots);
+    handle = comm::fetch_rows_async(weights, param->data, owners, group);
   };
-  fc1_ = start(home.fc1);
-  fc2_ = start(home.fc2);
-  bias1_ = start(home.bias1);
-  bias2_ = start(home.bias2);
+  start(home.fc1, weights_.fc1, fc1_);
+  start(home.bias1, weights_.bias1, bias1_);
+  start(home.fc2, weights_.fc2, fc2_);
+  start(home.bias2, weights_.bias2, bias2_);
 }
 
-CloneWeights ClonesUnderWay::finish() { return {finish(fc1_), finish(fc2_), finish(bias1_), finish(bias2_)}; }
-
-at::Tensor ClonesUnderWay::finish(One& one) const {
-  if (one.param == nullptr) return {};
-  one.handle.wait();
-  const at::Tensor out =
-      nn::attach(one.slots, {},
-                 [param = one.param, owners = owners_, group = group_](const at::Tensor& gradient) -> nn::Gradients {
-                   const at::NoGradGuard no_grad;
-                   const at::Tensor of_clones = gradient.contiguous();
-                   param->accumulate([&](at::Tensor& main_grad) {
-                     comm::return_rows_async(main_grad, of_clones.to(main_grad.scalar_type()), owners, *group).wait();
-                   });
-                   return {};
-                 });
-  nn::keep_gradient_type(out);
-  return out;
+void ClonesUnderWay::wait(comm::Handle& weight, comm::Handle& bias) const {
+  const auto wait = [&] { weight.wait(), bias.wait(); };
+  if (target_ != nullptr) timed(*target_, sum_, wait);
+  else wait();
 }
 
-at::Tensor fetched_clones(const nn::Param& home, const at::Tensor& owners, int64_t slots, const comm::Group& group) {
+// In the order in which backward needs them.
+void ClonesAgain::start() {
+  start(fc2_);
+  start(fc1_);
+}
+
+void ClonesAgain::start(One& one) const {
+  if (one.slots.defined()) return;
   const at::NoGradGuard no_grad;
-  const at::Tensor out = empty_slots(home, slots);
-  comm::fetch_rows_async(out, home.data, owners, group).wait();
-  return out;
+  one.slots = empty_slots(*one.home, slots_);
+  one.handle = comm::fetch_rows_async(one.slots, one.home->data, owners_, group_);
+}
+
+at::Tensor ClonesAgain::finish(One& one) const {
+  start(one);
+  one.handle.wait();
+  return std::exchange(one.slots, {});
+}
+
+void bring_home(nn::Param& home, const at::Tensor& gradients, const at::Tensor& owners, const comm::Group& group) {
+  home.accumulate_later(
+      [&](const at::Tensor& sums) { return comm::return_rows_async(sums, gradients, owners, group); }, gradients);
 }
 
 }  // namespace metroplex::moe

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "moe/clones.h"
 #include "moe/paged_stash.h"
 #include "nn/autograd_node.h"
 #include "config/experts.h"
@@ -51,7 +50,6 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       scales_input_(model.moe_apply_probs_on_input),
       first_of_etp_(at.etp_rank() == 0),
       slots_(at.slots),
-      clones_(at.clones),
       buffers_(at.buffers),
       stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts)),
@@ -100,11 +98,6 @@ at::Tensor of_group(const GroupedWeights& weights, int64_t e) {
 at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& clones) {
   if (!home) return {};
   return clones.defined() ? at::cat({home->data, clones}) : home->data;
-}
-
-CloneWeights detached(const CloneWeights& x) {
-  const auto of = [](const at::Tensor& weight) { return weight.defined() ? weight.detach() : weight; };
-  return {of(x.fc1), of(x.fc2), of(x.bias1), of(x.bias2)};
 }
 
 // out = a b.
@@ -198,28 +191,27 @@ at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const a
   return of_clones;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, const at::Tensor& owners,
-                            bool is_recompute) {
-  MPX_ASSERT(given.defined() == (slots_ > 0), "clones for ", slots_, " slots");
+at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_recompute) {
+  const CloneWeights& clones = given.weights;
+  MPX_ASSERT(clones.defined() == (slots_ > 0), "clones for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
   const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));
-  const CloneWeights clones = detached(given);
   const Counts counts = counts_of(in);
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
+  if (given.under_way != nullptr) given.under_way->join_fc1();
   const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, clones.fc1}, counts);
   const at::Tensor activated = activation(inner, factors, counts, clones.bias1);
+  if (given.under_way != nullptr) given.under_way->join_fc2();
   const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, clones.fc2}, counts);
   // The results are summands over etp: one of them has the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
-  Kept kept{{}, {}, {}, factors, counts, keep(clones, owners)};
+  Kept kept{{}, {}, {}, factors, counts, keep(given), given.bring_home};
   keep_rows(kept, x, inner, activated, is_recompute);
-  std::vector<at::Tensor> inputs{in.x, in.probs};
-  if (slots_ > 0) inputs.insert(inputs.end(), {given.fc1, given.fc2, given.bias1, given.bias2});
   return nn::attach(
-      y, inputs,
+      y, {in.x, in.probs},
       [this, kept = std::move(kept), type = in.probs.scalar_type()](const at::Tensor& dy) -> nn::Gradients {
         const at::NoGradGuard no_grad;
         nn::Gradients gradients = backward(dy.contiguous(), kept);
@@ -228,13 +220,12 @@ at::Tensor Experts::forward(const ExpertRows& in, const CloneWeights& given, con
       });
 }
 
-Experts::KeptClones Experts::keep(const CloneWeights& clones, const at::Tensor& owners) const {
+Experts::KeptClones Experts::keep(const Clones& clones) const {
+  const CloneWeights& w = clones.weights;
   const auto keep = [&](const at::Tensor& x) { return x.defined() ? saving_.keep(x) : nn::Saved(); };
-  const auto keep_weight = [&](const at::Tensor& x, const nn::Param& home) {
-    if (!owners.defined()) return keep(x);
-    return nn::Saved::recomputed([this, &home, owners] { return fetched_clones(home, owners, slots_, clones_); });
-  };
-  return {keep_weight(clones.fc1, fc1_), keep_weight(clones.fc2, fc2_), keep(clones.bias1), keep(clones.bias2)};
+  if (!clones.again) return {keep(w.fc1), keep(w.fc2), keep(w.bias1), keep(w.bias2)};
+  return {nn::Saved::recomputed([again = clones.again] { return again->fc1(); }),
+          nn::Saved::recomputed([again = clones.again] { return again->fc2(); }), keep(w.bias1), keep(w.bias2)};
 }
 
 void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
@@ -262,22 +253,23 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const Counts& counts = kept.counts;
   const Factors& p = kept.factors;
   const KeptClones& clones = kept.clones;
-  CloneWeights of_clones;
+  const auto bring_home = [&](nn::Param& home, const at::Tensor& of_clones) {
+    if (slots_ > 0) kept.bring_home(home, of_clones);
+  };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
   at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
-  of_clones.fc2 = weight_gradient(fc2_, dy, kept.activated.get(), counts);
-  if (bias2_) of_clones.bias2 = bias_gradient(*bias2_, dy, p.probs, counts);
+  bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
+  if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, p.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
                                        counts.device, scales_input_ ? at::Tensor() : dprobs);
   if (bias2_ && first_of_etp_ && !scales_input_)
     rows_.add_bias_probs(dprobs, dy, biases(bias2_, clones.bias2.get()), counts.device);
-  if (bias1_) of_clones.bias1 = bias_gradient(*bias1_, gradient, {}, counts);
+  if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
-  of_clones.fc1 = weight_gradient(fc1_, gradient, input(x, p, counts), counts);
+  bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, p, counts), counts));
   gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, clones.fc1.get()}, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, p.input, counts.device, dprobs);
-  if (slots_ == 0) return {gradient, dprobs};
-  return {gradient, dprobs, of_clones.fc1, of_clones.fc2, of_clones.bias1, of_clones.bias2};
+  return {gradient, dprobs};
 }
 
 HomeWeights Experts::home() {

@@ -1,7 +1,7 @@
 // The local experts of a layer: for the rows of each expert e, fc2_e(f(fc1_e x + b1_e) p) + b2_e p, with p the
 // probability of the row (seen by the tokens of one rank this is its share of the mixture). Split over etp by the
 // inner width; the results are summands over etp. The experts whose parameters lie here are at home; behind them
-// come slots for clones of others, whose weights are activations: a dispatcher brings them and takes their gradients.
+// come slots for clones of others, whose weights are activations: a dispatcher brings them (clones.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,7 @@
 
 #include "config/model.h"
 #include "cuda/kernels/grouped_product.h"
+#include "moe/clones.h"
 #include "moe/context.h"
 #include "moe/expert_rows.h"
 #include "moe/grouped_product.h"
@@ -28,17 +29,6 @@ struct ExpertRows {
   at::Tensor counts;  // [home experts + slots] int64, on the device of x: rows of each; their sum is at most R
 };
 
-// Of the parameters of a layer, [slots, ...] each in the place of [home experts, ...]. Contiguous; a slot without
-// rows is never read. Biases are undefined where the model has none, and all are on a rank without slots.
-struct CloneWeights {
-  at::Tensor fc1, fc2, bias1, bias2;
-  bool defined() const { return fc1.defined(); }
-};
-
-struct HomeWeights {
-  nn::Param *fc1 = nullptr, *fc2 = nullptr, *bias1 = nullptr, *bias2 = nullptr;
-};
-
 class Experts {
  public:
   // Parameters are <name>.linear_fc1.weight [E, ffn (x 2 when gated: [gate; up]), h], <name>.linear_fc2.weight
@@ -48,14 +38,11 @@ class Experts {
   Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
           const ExpertContext& experts);
 
-  // [R, h], differentiable in x, probs and clones. Rows behind the last are unspecified, in gradients too. Gradients
-  // of home experts are added to main_grad; those of clones are what the home has to add there: all of each slot,
-  // zeros without rows, in the type in which the home's main_grad is accumulated.
-  // With `owners` (ClonePlan::owners) backward fetches the weights of clones again, which is collective over the
-  // ranks of ExpertContext::clones, and forward keeps none.
+  // [R, h], differentiable in x and probs. Rows behind the last are unspecified, in gradients too. Gradients of home
+  // experts are added to main_grad; those of clones go where `clones` says, as soon as they are there. All that is
+  // under way of the clones has been joined when it returns.
   // `is_recompute`: of a forward that backward repeats, whose rows are not worth pages.
-  at::Tensor forward(const ExpertRows& rows, const CloneWeights& clones = {}, const at::Tensor& owners = {},
-                     bool is_recompute = false);
+  at::Tensor forward(const ExpertRows& rows, const Clones& clones = {}, bool is_recompute = false);
   HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Whether forward and backward wait for the counts on the host.
@@ -79,6 +66,7 @@ class Experts {
     Factors factors;
     Counts counts;
     KeptClones clones;
+    decltype(Clones::bring_home) bring_home;
   };
 
   Counts counts_of(const ExpertRows& in) const;
@@ -89,11 +77,11 @@ class Experts {
   // forward or input_gradient: of all rows, with the weight of each one's expert.
   at::Tensor product(cuda::kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
-  KeptClones keep(const CloneWeights& clones, const at::Tensor& owners) const;
+  KeptClones keep(const Clones& clones) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                  bool is_recompute) const;
-  // Of x and probs, and with slots of the clones' weights in their order.
+  // Of x and probs.
   nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
   // Both return the gradients of clones, undefined without slots.
   at::Tensor weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
@@ -107,7 +95,6 @@ class Experts {
   nn::SavePolicy saving_;
   bool grouped_, scales_input_, first_of_etp_;
   int64_t slots_;
-  comm::Group clones_;
   std::shared_ptr<const StaticBuffers> buffers_;
   std::shared_ptr<PagedStash> stash_;  // null: whole buffers are kept
   int number_ = 0;                     // of the stash

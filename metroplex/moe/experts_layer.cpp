@@ -1,10 +1,9 @@
 #include "moe/experts_layer.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
 #include <utility>
 
 #include "config/experts.h"
@@ -14,22 +13,6 @@
 
 namespace metroplex::moe {
 namespace {
-
-// What `body` returns; adds its time to `sum`, which may be null, in replays too.
-template <class Body>
-auto timed(const cuda::Target& target, double* sum, const Body& body) {
-  using Clock = std::chrono::steady_clock;
-  if (sum == nullptr) return body();
-  const auto mark = [&](std::function<void()> host) {
-    if (target.recorder != nullptr) target.recorder->mark(std::move(host));
-    else host();
-  };
-  const auto start = std::make_shared<Clock::time_point>();
-  mark([start] { *start = Clock::now(); });
-  auto result = body();
-  mark([start, sum] { *sum += std::chrono::duration<double, std::milli>(Clock::now() - *start).count(); });
-  return result;
-}
 
 // Where this forward adds its times; null where it does not count.
 LoadMeter::Layer* meter_of(const ExpertsLayer& layer, const nn::SegmentContext& context) {
@@ -90,8 +73,9 @@ class PlanSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     LoadMeter::Layer* const meter = meter_of(*layer_, context);
     nn::Values out = without(in, {kTopExperts});
-    const DispatchPlan plan = timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
-                                    [&] { return layer_->dispatcher->plan(in.tensor(kTopExperts)); });
+    DispatchPlan plan;
+    timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
+          [&] { plan = layer_->dispatcher->plan(in.tensor(kTopExperts)); });
     if (plan.clones.owners.defined() && context.batch.training && !context.is_recompute) {
       if (meter != nullptr) layer_->context.meter->count_clones(layer_->spec.layer, plan.clones);
       const bool repeats = layer_->context.buffers && layer_->context.buffers->repeats;
@@ -115,14 +99,15 @@ class PlanSegment final : public nn::Segment {
 };
 
 // The shared experts work here: before rows are sent, or while they are on their way. Where clones are sent, this is
-// a second use of the experts' weights: backward brings the gradients of clones home.
+// a second use of the experts' weights, which counts when its backward is over: until then gradients of clones may be
+// on their way home.
 class DispatchSegment final : public nn::Segment {
  public:
   DispatchSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
       : layer_(std::move(layer)),
         name_(layer_->spec.name + ".dispatch"),
         overlaps_(model.moe_shared_expert_overlap),
-        fetches_again_(model.moe_echo_recompute_expert_dispatch) {}
+        clones_overlap_(model.moe_echo_expert_dispatch_overlap) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
@@ -133,24 +118,24 @@ class DispatchSegment final : public nn::Segment {
     nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs}));
     at::Tensor shared;
     if (layer_->shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
-    DispatchUnderWay under_way = timed(layer_->target, ms, [&] {
-      return layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
-                                                dispatch_plan_in(in, layer_->topk));
+    DispatchUnderWay under_way;
+    timed(layer_->target, ms, [&] {
+      under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
+                                                     dispatch_plan_in(in, layer_->topk));
     });
     if (layer_->shared && overlaps_) shared = layer_->shared->forward(in.at(kInput).input());
-    Dispatched dispatched =
-        timed(layer_->target, ms, [&] { return layer_->dispatcher->finish_dispatch(std::move(under_way)); });
-    CloneWeights clones;
+    Dispatched dispatched;
+    timed(layer_->target, ms, [&] { dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way)); });
     if (dispatched.clones.defined()) {
-      clones = timed(layer_->target, meter != nullptr ? &meter->clones_ms : nullptr,
-                     [&] { return dispatched.clones.finish(); });
+      add_clones(out, dispatched.clones.weights());
+      out.add(kCloneOwners, owners);
+      if (meter != nullptr) dispatched.clones.count_time(layer_->target, &meter->clones_ms);
+      leave_under_way(std::move(dispatched.clones), context);
     }
     add_plan(out, dispatched.back);
     if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
     const ExpertRows& rows = dispatched.rows;
     out.add(kRows, rows.x).add(kRowProbs, rows.probs).add(kRowCounts, rows.counts);
-    add_clones(out, clones);
-    if (owners.defined() && fetches_again_) out.add(kCloneOwners, owners);
     if (shared.defined()) out.add(kSharedOutput, shared);
     return out;
   }
@@ -165,23 +150,37 @@ class DispatchSegment final : public nn::Segment {
   }
 
  private:
+  // The experts join them if they are in the same island.
+  void leave_under_way(ClonesUnderWay clones, nn::SegmentContext& context) {
+    if (!clones_overlap_) return clones.join();
+    layer_->clones.insert_or_assign(&context.batch, std::move(clones));
+    context.joins.emplace_back([layer = layer_.get(), batch = &context.batch] {
+      if (auto open = layer->clones.extract(batch)) open.mapped().join();
+    });
+  }
+
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  bool overlaps_, fetches_again_;
+  bool overlaps_, clones_overlap_;
 };
 
 class ExpertsSegment final : public nn::Segment {
  public:
-  explicit ExpertsSegment(std::shared_ptr<ExpertsLayer> layer)
-      : layer_(std::move(layer)), name_(layer_->spec.name + ".experts") {}
+  ExpertsSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
+      : layer_(std::move(layer)),
+        name_(layer_->spec.name + ".experts"),
+        clones_overlap_(model.moe_echo_expert_dispatch_overlap),
+        fetches_again_(model.moe_echo_recompute_expert_dispatch) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     nn::Values out = without(
         in, {kRows, kRowProbs, kRowCounts, kCloneOwners, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
-    const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
+    auto under_way = layer_->clones.extract(&context.batch);
+    Clones clones = in.has(kCloneOwners) ? clones_of(in, context) : Clones();
+    if (under_way) clones.under_way = &under_way.mapped();
     out.add(kRowOutput, layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)},
-                                                clones_in(in), owners, context.is_recompute));
+                                                clones, context.is_recompute));
     return out;
   }
 
@@ -191,8 +190,23 @@ class ExpertsSegment final : public nn::Segment {
   }
 
  private:
+  Clones clones_of(const nn::Values& in, nn::SegmentContext& context) const {
+    const at::Tensor owners = in.tensor(kCloneOwners);
+    const comm::Group& group = layer_->context.clones;
+    Clones clones{clones_in(in)};
+    clones.bring_home = [owners, &group, overlaps = clones_overlap_](nn::Param& home, const at::Tensor& gradients) {
+      bring_home(home, gradients, owners, group);
+      if (!overlaps) home.settle();
+    };
+    if (!fetches_again_ || !at::GradMode::is_enabled()) return clones;
+    clones.again = std::make_shared<ClonesAgain>(layer_->experts.home(), owners, layer_->context.slots, group);
+    if (clones_overlap_) context.starts.emplace_back([again = clones.again] { again->start(); });
+    return clones;
+  }
+
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
+  bool clones_overlap_, fetches_again_;
 };
 
 class CombineSegment final : public nn::Segment {
@@ -210,8 +224,9 @@ class CombineSegment final : public nn::Segment {
     LoadMeter::Layer* const meter = meter_of(*layer_, context);
     CombinePlan back = combine_plan_in(in, layer_->topk);
     if (const auto known = layer_->tables.extract(&context.batch)) back.table = known.mapped();
-    at::Tensor out = timed(layer_->target, meter != nullptr ? &meter->combine_ms : nullptr,
-                           [&] { return layer_->dispatcher->combine(in.tensor(kRowOutput), back); });
+    at::Tensor out;
+    timed(layer_->target, meter != nullptr ? &meter->combine_ms : nullptr,
+          [&] { out = layer_->dispatcher->combine(in.tensor(kRowOutput), back); });
     out = out.view(residual.sizes());
     if (in.has(kSharedOutput)) out = at::add(out, in.tensor(kSharedOutput));
     const nn::SequencePlace place = nn::sequence_place(residual, sp_);
@@ -247,7 +262,7 @@ void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& 
   block.segments.push_back(std::make_unique<RouterSegment>(layer, model, context));
   block.segments.push_back(std::make_unique<PlanSegment>(layer));
   block.segments.push_back(std::make_unique<DispatchSegment>(layer, model));
-  block.segments.push_back(std::make_unique<ExpertsSegment>(layer));
+  block.segments.push_back(std::make_unique<ExpertsSegment>(layer, model));
   block.segments.push_back(std::make_unique<CombineSegment>(layer, model, context));
 }
 

@@ -40,6 +40,8 @@ struct ExpertsLayer {
   std::optional<SharedExperts> shared;
   // What the host alone knows between the dispatch and the combine of a microbatch: who sends how many rows to whom.
   std::map<const nn::Microbatch*, RowTable> tables;
+  // Between the dispatch and the experts of a microbatch in one island: weights of clones that are still to come.
+  std::map<const nn::Microbatch*, ClonesUnderWay> clones;
 };
 
 // Appends them.

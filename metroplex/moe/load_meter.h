@@ -4,8 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "cuda/launch_point.h"
 #include "moe/context.h"
@@ -43,5 +47,20 @@ class LoadMeter {
   cuda::Target target_;
   std::map<int64_t, Layer> layers_;
 };
+
+// Calls `body` and adds the time it takes to `sum`, which may be null, in replays too.
+template <class Body>
+void timed(const cuda::Target& target, double* sum, const Body& body) {
+  using Clock = std::chrono::steady_clock;
+  if (sum == nullptr) return body();
+  const auto mark = [&](std::function<void()> host) {
+    if (target.recorder != nullptr) target.recorder->mark(std::move(host));
+    else host();
+  };
+  const auto start = std::make_shared<Clock::time_point>();
+  mark([start] { *start = Clock::now(); });
+  body();
+  mark([start, sum] { *sum += std::chrono::duration<double, std::milli>(Clock::now() - *start).count(); });
+}
 
 }  // namespace metroplex::moe

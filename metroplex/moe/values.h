@@ -15,7 +15,7 @@ inline constexpr const char* kRows = "expert_rows";           // [R, h]: by loca
 inline constexpr const char* kRowProbs = "expert_row_probs";  // [R], of kTopProbs' type
 inline constexpr const char* kRowCounts = "expert_row_counts";  // [home experts + slots] int64
 inline constexpr const char* kCloneOwners = "clone_owners";     // ClonePlan::owners
-// Weights of clones, where a rank has slots (CloneWeights of experts.h); biases where the model has them.
+// Weights of clones, where a rank has slots (CloneWeights of clones.h); biases where the model has them.
 inline constexpr const char* kCloneWeight1 = "clone_fc1_weight";  // [slots, ffn (x 2), h]
 inline constexpr const char* kCloneWeight2 = "clone_fc2_weight";  // [slots, h, ffn]
 inline constexpr const char* kCloneBias1 = "clone_fc1_bias";      // [slots, ffn (x 2)]

@@ -90,11 +90,13 @@ Values run_forward(const Island& island, const Values& in, const IslandForward& 
       out = segment->forward(x, context);
     }
     for (Values::Entry& entry : out) entry.value.make(how.batch);
+    for (const std::function<void()>& join : context.joins) join();
   }
   if (run == nullptr) {
     hand_over(context.terms, how.terms);
     return out;
   }
+  run->starts = std::move(context.starts);
   bool way_back = false;
   for (Values::Entry& entry : out) {
     const at::Tensor& tensor = entry.value.tensor();
@@ -177,6 +179,7 @@ Gradients run_backward(IslandRun run, const Gradients& dy, const at::Tensor& los
              run.outputs.size(), " outputs");
   // The engine may run nodes on its own threads only for CUDA; rank threads that share a device would block there.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  for (const std::function<void()>& start : run.starts) start();
   run.saved.restore();
   std::optional<Deferring> deferring;
   if (deferred != nullptr) {

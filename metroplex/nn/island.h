@@ -41,8 +41,9 @@ struct IslandRun {
   const Island* island = nullptr;     // outlives the run
   std::shared_ptr<Gradients> inputs;  // where the inputs' gradients arrive; null where there are no inputs
   std::vector<Edge> outputs;
-  std::vector<Term> terms;  // of the loss terms that the segments reported
-  SavedSet saved;           // offloaded until backward
+  std::vector<Term> terms;                    // of the loss terms that the segments reported
+  SavedSet saved;                             // offloaded until backward
+  std::vector<std::function<void()>> starts;  // SegmentContext::starts
 };
 
 struct IslandForward {

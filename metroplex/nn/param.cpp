@@ -1,6 +1,7 @@
 #include "nn/param.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <utility>
 
@@ -10,16 +11,21 @@ namespace metroplex::nn {
 
 namespace {
 
+void add_fp16(Param& param, const at::Tensor& one_call) {
+  const at::Tensor rounded = one_call.to(at::kHalf);
+  param.microbatch_grad = param.microbatch_grad.defined() ? param.microbatch_grad.add_(rounded) : rounded;
+}
+
 void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_grad, bool adds)>& put) {
   at::Tensor one_call = at::empty_like(param.main_grad);
   put(one_call, false);
-  one_call = one_call.to(at::kHalf);
-  param.microbatch_grad = param.microbatch_grad.defined() ? param.microbatch_grad.add_(one_call) : one_call;
+  add_fp16(param, one_call);
 }
 
 // fp16: at the last use of a microbatch its sum is added to main_grad.
 void end_use(Param& param) {
   if (++param.uses_of_microbatch == param.uses_per_microbatch) {
+    param.settle();
     if (param.microbatch_grad.defined()) {
       param.zero_fresh();
       param.main_grad.add_(param.microbatch_grad);
@@ -70,6 +76,23 @@ void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, 
   if (++calls_of_backward % calls_per_use == 0) end_use(*this);
 }
 
+void Param::accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held) {
+  MPX_ASSERT(deferred == nullptr, "what arrives for ", name, " is held back");
+  MPX_ASSERT(settled(), "what arrived for ", name, " has not been settled");
+  if (tells) tell_before_use();
+  at::Tensor apart;
+  if (scalar_type() == at::kHalf) apart = at::zeros_like(main_grad);
+  else zero_fresh();
+  arriving = {start(apart.defined() ? apart : main_grad), std::move(held), apart};
+}
+
+void Param::settle() {
+  if (!arriving) return;
+  arriving->handle.wait();
+  if (arriving->sums.defined()) add_fp16(*this, arriving->sums);
+  arriving.reset();
+}
+
 void Param::end_backward(int segments) {
   MPX_ASSERT(calls_of_backward <= segments * calls_per_use, "parameter ", name, " got ", calls_of_backward,
              " gradients from ", segments, " segments of ", calls_per_use, " each");
@@ -77,6 +100,7 @@ void Param::end_backward(int segments) {
     if (tells) tell_before_use();
     end_use(*this);
   }
+  if (!tells) settle();
   tells = true;
 }
 

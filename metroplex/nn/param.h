@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/listeners.h"
+#include "comm/collectives.h"
 #include "nn/named_tensor.h"
 
 namespace metroplex::nn {
@@ -35,6 +37,13 @@ struct Param : NamedTensor {
   void accumulate(const std::function<void(at::Tensor& main_grad)>& add);
   // The same for what can also write: with `adds` false `put` fills all of main_grad, which needs no zeros then.
   void accumulate_or_write(const std::function<void(at::Tensor& main_grad, bool adds)>& put);
+  // Adds what other ranks have to add. `start` is called now, with what they add to: a tensor like main_grad, which
+  // nobody else touches until the operation that it returns is waited for. That is when the last use of the
+  // microbatch counts, of which this is none; `held` lives as long. One at a time.
+  void accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held);
+  // Waits for it now; without it, nothing.
+  void settle();
+  bool settled() const { return !arriving.has_value(); }
   // Zeroes a fresh main_grad. To be called before it is read, or an addition to it is captured.
   void zero_fresh();
   base::Listeners<std::function<void()>> before_use, on_use;
@@ -44,7 +53,7 @@ struct Param : NamedTensor {
   std::vector<std::function<void()>>* deferred = nullptr;
   // Around the backward of an island of which `segments` segments list the parameter: uses that it did not reach, or
   // not in full, count when it ends. With `tells` false the listeners are not called: a captured backward calls
-  // them beside every replay.
+  // them beside every replay, and leaves nothing unsettled.
   void begin_backward(bool tells = true);
   void end_backward(int segments);
 
@@ -52,6 +61,12 @@ struct Param : NamedTensor {
   bool tells = true;           // the listeners, in this backward
   at::Tensor microbatch_grad;  // fp16: sum of the calls of a microbatch, until its last use
   int uses_of_microbatch = 0;  // that are in it
+  struct Arriving {
+    comm::Handle handle;
+    at::Tensor held;
+    at::Tensor sums;  // fp16: what goes into microbatch_grad; undefined: main_grad itself
+  };
+  std::optional<Arriving> arriving;  // accumulate_later()
 
   at::ScalarType scalar_type() const { return data.defined() ? data.scalar_type() : dtype; }
   bool decays() const { return topology::decays(placement, global_shape.size()); }

@@ -38,6 +38,11 @@ struct SegmentContext {
   bool is_recompute = false;      // backward runs this forward again: counters and meters must not count it twice
   LossTerms terms;                // appended to by segments; backward starts from each with the microbatch's factor
   RecomputeMemo* memo = nullptr;  // null: this forward is not, and will not be, recomputed
+  // Called when the forward of the island ends: each waits for what a segment left under way, unless a later segment
+  // of the island has waited for it.
+  std::vector<std::function<void()>> joins{};
+  // Called when the backward of the island begins, to start what its segments will wait for.
+  std::vector<std::function<void()>> starts{};
 
   // Returns compute(); in a recomputation, the value of the corresponding call in the first forward.
   at::Tensor once(const std::function<at::Tensor()>& compute);

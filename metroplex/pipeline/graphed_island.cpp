@@ -121,12 +121,13 @@ nn::Values GraphedIsland::capture_forward(const nn::Values& x, const Forward& ho
 }
 
 // The graph accumulates into main_grad, so the listeners that may allocate main_grad come first and a fresh one is
-// zeroed: the captured work adds. Uses are reported after the whole replay, so a gradient bucket may start its
-// reduction a little later than without a graph.
+// zeroed: the captured work adds. What arrives for a parameter from outside is settled here too. Uses are reported
+// after the whole replay, so a gradient bucket may start its reduction a little later than without a graph.
 nn::Gradients GraphedIsland::backward(const nn::Gradients& dy, const at::Tensor& loss_factor) {
   for (auto uses = island_.params.rbegin(); uses != island_.params.rend(); ++uses) {
     for (int i = 0; i < uses->segments; ++i) uses->param->tell_before_use();
     uses->param->zero_fresh();
+    uses->param->settle();
   }
   nn::Gradients dx;
   if (!backward_->captured()) {

@@ -281,7 +281,8 @@ def twin(base, rng):
     if "memory.offload_activations" not in keys:
         ways.append({"memory__offload_activations": "file"})
     if "model.moe_enable_echo" in keys:
-        ways += 2 * [{"model__moe_echo_recompute_expert_dispatch": "false" if "model.moe_echo_recompute_expert_dispatch" in keys else "true"}]
+        ways += 2 * [{"model__moe_echo_recompute_expert_dispatch": "false" if "model.moe_echo_recompute_expert_dispatch" in keys else "true"},
+                     {"model__moe_echo_expert_dispatch_overlap": "true" if "model.moe_echo_expert_dispatch_overlap" in keys else "false"}]
     more = {}
     for way in rng.sample(ways, 3):
         more.update(way)

@@ -267,6 +267,7 @@ class Drawing:
             if dispatcher == "static_buffer" and float(self.keys["model.moe_expert_rank_capacity_factor"]) < least:
                 self.put("model.moe_expert_rank_capacity_factor", least)
         self.maybe("model.moe_echo_recompute_expert_dispatch", "true", odds=0.3)
+        self.maybe("model.moe_echo_expert_dispatch_overlap", "false", odds=0.3)
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
     def batches(self):

@@ -40,6 +40,7 @@ done << 'CLONES'
 4 threads alltoall --checkpoint.save=ck_clones --checkpoint.save_interval=8
 4 threads static_buffer --model.moe_expert_rank_capacity_factor=1 --model.moe_echo_planner=exact --train.cuda_graph_impl=full_iteration
 2 gloo alltoall --model.moe_echo_recompute_expert_dispatch=true
+4 gloo alltoall --model.moe_echo_recompute_expert_dispatch=true --model.moe_echo_planner=exact
 CLONES
 
 run 0 eval --load ck_clones --train.eval_iters=2

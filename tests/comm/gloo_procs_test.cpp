@@ -57,6 +57,20 @@ TEST(GlooProcesses, SeveralTensorsOfRowsAreUnderWayAtOnce) {
   });
 }
 
+// Rank 3 gets the row of rank 0 from rank 1, which waits for rank 3 before it waits for the row.
+TEST(GlooProcesses, ARowIsPassedOnBeforeItsRankWaits) {
+  test::run_processes_well(4, {.tp = 4}, [](const World& world) {
+    const Group& tp = world.groups().tp;
+    const at::Tensor owners = at::tensor({-1, 0, 0, 0}, at::kInt), row = at::full({1, 3000}, 7.0 + world.rank());
+    const at::Tensor slot = at::zeros({1, 3000}), word = at::zeros({1});
+    Handle handle = fetch_rows_async(slot, row, owners, tp);
+    if (world.rank() == 1) batch_p2p({{false, word, 3}}, tp).wait();
+    handle.wait();
+    if (world.rank() == 3) batch_p2p({{true, word, 1}}, tp).wait();
+    if (world.rank() > 0) { EXPECT_TRUE(at::equal(slot, at::full({1, 3000}, 7.0))); }
+  });
+}
+
 TEST(GlooProcesses, PassActivationsAndGradientsBetweenStagesInEveryMode) {
   test::run_processes_well(2, {.pp = 2}, [](const World& world) {
     const Group& pp = world.groups().pp;

@@ -98,6 +98,63 @@ TEST(VirtualClock, ExchangedRowsCostWhatTheirCountsSayUpToTheCapacity) {
   EXPECT_EQ(exchange(32, 9), all_at(2 + 0.5 + 1.5, 3));  // 12 of member 2's 21 rows and none of member 1's 9
 }
 
+// One row of 64 bytes at member 0, which all others want: 0 -> 1, then 0 -> 2 and 1 -> 3.
+const at::Tensor kOfOne = at::tensor({-1, 0, 0, 0}, at::kInt);
+at::Tensor one_row() { return at::ones({1, 8}, at::kDouble); }
+
+TEST(VirtualClock, RowsAreRelayedWithoutTheirMembersWaitingForAnybodyElse) {
+  const auto fetch = [](const Group& tp) {
+    const at::Tensor slot = one_row(), row = one_row();
+    comm::fetch_rows_async(slot, row, kOfOne, tp).wait();
+  };
+  // 1 comes at 1; its row is there at 2.5, and the sender is free at 2; 2 comes at 2; 3 at 3, and gets it from 1.
+  EXPECT_EQ(ends(4, fetch), (std::vector<double>{0, 2.5, 3.5, 4.5}));
+  const auto give_back = [](const Group& tp) {
+    const at::Tensor sum = one_row(), row = one_row();
+    comm::return_rows_async(sum, row, kOfOne, tp).wait();
+  };
+  EXPECT_EQ(ends(4, give_back), (std::vector<double>{4.5, 1, 2, 3}));  // one after the other, as they come
+}
+
+TEST(VirtualClock, ARowIsPassedOnWhileItsMemberWorks) {
+  Ranks ranks(4);
+  std::vector<double> times(4);
+  ranks.run({.tp = 4}, [&](const World& world) {
+    const at::Tensor slot = one_row(), row = one_row();
+    comm::Handle handle = comm::fetch_rows_async(slot, row, kOfOne, world.groups().tp);
+    if (world.rank() == 1) ranks.work(world, 100);
+    handle.wait();
+    times[static_cast<size_t>(world.rank())] = ranks.now(world);
+  });
+  EXPECT_EQ(times, (std::vector<double>{0, 100, 2.5, 3}));
+  EXPECT_EQ(ranks.clock->report()[1].waiting_s(), 0);
+}
+
+TEST(VirtualClock, RowsThatTravelAtOnceShareTheLinksAndCollectivesComeAfterThem) {
+  for (const bool rendezvous : {false, true}) {
+    Ranks ranks(2);
+    ranks.run(
+        {.tp = 2},
+        [&](const World& world) {
+          const Group& tp = world.groups().tp;
+          const at::Tensor owners = at::tensor({-1, 0}, at::kInt), nobody = at::tensor({-1, -1}, at::kInt);
+          const at::Tensor a = one_row(), b = one_row(), c = one_row(), row = one_row();
+          comm::Handle first = comm::fetch_rows_async(a, row, owners, tp),
+                       second = comm::fetch_rows_async(b, row, owners, tp),
+                       third = comm::fetch_rows_async(c, row, nobody, tp);
+          first.wait();
+          EXPECT_EQ(ranks.now(world), world.rank() == 1 || rendezvous ? 1.5 : 0);
+          third.wait();
+          EXPECT_EQ(ranks.now(world), world.rank() == 1 || rendezvous ? 1.5 : 0);
+          second.wait();
+          EXPECT_EQ(ranks.now(world), world.rank() == 1 || rendezvous ? 2.5 : 0);
+          comm::barrier(tp);
+          EXPECT_EQ(ranks.now(world), 3);
+        },
+        rendezvous);
+  }
+}
+
 TEST(VirtualClock, AGatherCostsMemberZeroTheRowsOfAllOthers) {
   const std::vector<double> times = ends(3, [](const Group& tp) {
     const at::Tensor out = tp.first() ? at::empty({3, 16}, at::kDouble) : at::Tensor();

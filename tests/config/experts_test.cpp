@@ -421,6 +421,7 @@ TEST(ExpertRules, RefuseWrongClones) {
   }
   for (const char* key : {"model.moe_num_echo_experts=2", "model.moe_echo_planner=exact", "model.moe_echo_eps=0.02",
                           "model.moe_echo_reclaim=0.1", "model.moe_echo_recompute_expert_dispatch=true",
+                          "model.moe_echo_expert_dispatch_overlap=false",
                           "model.moe_echo_enable_random_offloading=true", "model.moe_echo_dump_dir=plans"}) {
     const std::string name(key, std::string_view(key).find('='));
     expect_refused({with_experts({key}), name.c_str(), "has no effect without model.moe_enable_echo"});

@@ -220,6 +220,97 @@ TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
   }
 }
 
+// Adds `value` to `sums` when it is waited for, once.
+struct Arrival final : comm::Pending {
+  Arrival(at::Tensor its_sums, double its_value) : sums(std::move(its_sums)), value(its_value) {}
+  void wait() override { sums.add_(value), ++waits; }
+  at::Tensor sums;
+  double value;
+  int waits = 0;
+};
+std::shared_ptr<Arrival> arrive(nn::Param& param, double value) {
+  std::shared_ptr<Arrival> arrival;
+  param.accumulate_later(
+      [&](const at::Tensor& sums) {
+        arrival = std::make_shared<Arrival>(sums, value);
+        return comm::Handle(arrival);
+      },
+      {});
+  return arrival;
+}
+
+// Of a parameter with two uses a microbatch: added when the second one counts, before its bucket is reduced.
+TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
+  for (const at::ScalarType type : {at::kDouble, at::kHalf}) {
+    for (const bool transient : {false, true}) {
+      std::vector<nn::Param> params;
+      params.push_back(make_param("weight", values({4}, 0, type)));
+      nn::Param& param = params[0];
+      param.uses_per_microbatch = 2;
+      const auto layout =
+          std::make_shared<distributed::FlatLayout>(pointers(params), distributed::FlatLayoutOptions{});
+      const at::ScalarType sums = type == at::kHalf ? at::kFloat : type;
+      distributed::GradBuffer buffer(layout, {}, {.dtype = sums, .transient_buckets = transient});
+      for (int step = 0; step < 2; ++step) {
+        if (!transient) param.main_grad.fill_(std::numeric_limits<double>::quiet_NaN());
+        buffer.begin_step(2);
+        for (int microbatch = 0; microbatch < 2; ++microbatch) {
+          param.begin_backward();
+          add(param, 1.0 / 3);
+          const std::shared_ptr<Arrival> arrival = arrive(param, 1.0 / 7);
+          EXPECT_FALSE(param.settled());
+          EXPECT_EQ(arrival->waits, 0);
+          param.end_backward(2);
+          EXPECT_TRUE(param.settled());
+          EXPECT_EQ(arrival->waits, 1);
+        }
+        buffer.finish();
+        // What fp16 parameters get is rounded one by one, and their sum.
+        const auto rounded = [&](double x) { return at::full({}, x, at::kDouble).to(sums).to(type).item<double>(); };
+        const double one = rounded(rounded(1.0 / 3) + rounded(1.0 / 7));
+        const at::Tensor got = buffer.own_gradients().at(0);
+        if (type == at::kHalf) EXPECT_TRUE(at::equal(got, at::full({4}, 2 * one, sums))) << got;
+        else EXPECT_LE((got - 2 * (1.0 / 3 + 1.0 / 7)).abs().max().item<double>(), 0x1p-52);
+      }
+    }
+  }
+}
+
+// A captured backward leaves nothing to wait for to the host, though a use is still to come.
+TEST(GradBuffer, WhatArrivesIsSettledBeforeACapturedBackwardEnds) {
+  std::vector<nn::Param> params = params_of({4});
+  params[0].uses_per_microbatch = 2;
+  const auto buffer = make_buffer(params, comm::Group(), {0});
+  buffer->begin_step(1);
+  params[0].begin_backward(/*tells=*/false);
+  add(params[0], 1);
+  const std::shared_ptr<Arrival> arrival = arrive(params[0], 2);
+  params[0].end_backward(1);
+  EXPECT_EQ(arrival->waits, 1);
+  params[0].tell_use();
+  params[0].begin_backward();
+  params[0].end_backward(1);
+  buffer->finish();
+  EXPECT_TRUE(at::equal(params[0].main_grad, at::full({4}, 3.0, at::kDouble)));
+}
+
+TEST(GradBuffer, NothingIsReducedThatIsStillToCome) {
+  for (const bool transient : {false, true}) {
+    std::vector<nn::Param> params = params_of({4});
+    const auto layout = std::make_shared<distributed::FlatLayout>(pointers(params), distributed::FlatLayoutOptions{});
+    distributed::GradBuffer buffer(layout, {}, {.dtype = at::kDouble, .transient_buckets = transient});
+    buffer.begin_step(1);
+    params[0].begin_backward();
+    const std::shared_ptr<Arrival> arrival = arrive(params[0], 2);
+    const std::string message = refusal([&] {
+      params[0].tell_use();  // as one that forgets to settle
+      buffer.finish();
+    });
+    EXPECT_NE(message.find("before all of it has arrived"), std::string::npos) << message;
+    EXPECT_NE(message.find("p0"), std::string::npos) << message;
+  }
+}
+
 TEST(GradBuffer, UsesOutsideAStepDoNotCount) {
   std::vector<nn::Param> params = params_of({4});
   {

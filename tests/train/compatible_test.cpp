@@ -37,6 +37,7 @@ TEST(Compatible, WhatOnlyBalancesOrPlacesExpertsMakesNoOtherModel) {
                                "model.moe_echo_planner=exact",
                                "model.moe_echo_eps=0.1",
                                "model.moe_echo_recompute_expert_dispatch=true",
+                               "model.moe_echo_expert_dispatch_overlap=false",
                                "model.moe_expert_rank_capacity_factor=2",
                                "model.moe_rank_pair_capacity_factor=2",
                                "model.moe_overflow_policy=drop"})

@@ -69,7 +69,8 @@ TEST(Verify, OneRankHasNoClones) {
   config::Config asked = config::parse(
       "model: {family: mixtral, num_layers: 2, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 16,"
       " vocab_size: 50, num_moe_experts: 4, moe_enable_echo: true, moe_num_echo_experts: 4, moe_echo_planner: greedy,"
-      " moe_echo_reclaim: 0.1, moe_echo_recompute_expert_dispatch: true, moe_echo_enable_random_offloading: true,"
+      " moe_echo_reclaim: 0.1, moe_echo_recompute_expert_dispatch: true,"
+      " moe_echo_expert_dispatch_overlap: false, moe_echo_enable_random_offloading: true,"
       " moe_echo_dump_dir: plans}\n"
       "parallel: {expert_model_parallel_size: 4}\n"
       "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 2}\n"

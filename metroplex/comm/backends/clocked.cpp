@@ -1,10 +1,12 @@
 #include "comm/backends/clocked.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "comm/backends/owned_rows.h"
 
 namespace metroplex::comm {
 namespace {
@@ -50,6 +52,31 @@ std::vector<double> bytes_to_each(const CountedRows& in, int64_t capacity) {
   return bytes;
 }
 
+// What fetch_rows moves.
+std::vector<LinkTransfer> hops_of(const at::Tensor& owners, int64_t slots, int64_t home, double bytes) {
+  std::vector<LinkTransfer> transfers;
+  std::map<std::pair<int, int64_t>, int> brought;  // by which transfer, to each member's slot
+  for (const std::vector<Hop>& round : relay_hops(owner_numbers(owners), slots, home)) {
+    for (const Hop& hop : round) {
+      const int after = hop.from_slot < 0 ? -1 : brought.at({hop.from, hop.from_slot});
+      brought[{hop.to, hop.to_slot}] = static_cast<int>(transfers.size());
+      transfers.push_back({hop.from, hop.to, bytes, after});
+    }
+  }
+  return transfers;
+}
+
+// What return_rows moves.
+std::vector<LinkTransfer> returns_of(const at::Tensor& owners, int64_t slots, int64_t home, double bytes) {
+  std::vector<LinkTransfer> transfers;
+  const auto numbers = owner_numbers(owners);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto member = static_cast<int>(static_cast<int64_t>(i) / slots);
+    if (numbers[i] >= 0) transfers.push_back({member, static_cast<int>(numbers[i] / home), bytes});
+  }
+  return transfers;
+}
+
 struct Seat {
   ClockedSeat at;
   std::shared_ptr<VirtualClock> clock;
@@ -59,8 +86,8 @@ struct Seat {
 // Operations that are waited for together.
 class ClockedPending final : public Pending {
  public:
-  ClockedPending(std::shared_ptr<const Seat> seat, PendingPtr inner)
-      : seat_(std::move(seat)), inner_(std::move(inner)) {}
+  ClockedPending(std::shared_ptr<const Seat> seat, int member, PendingPtr inner)
+      : seat_(std::move(seat)), member_(member), inner_(std::move(inner)) {}
   void add(TimedOperationPtr operation, double received_bytes) {
     received_bytes_ += received_bytes;
     open_.push_back(std::move(operation));
@@ -71,7 +98,7 @@ class ClockedPending final : public Pending {
     if (inner_) inner_->wait();
     LinkUse use;
     for (const TimedOperationPtr& operation : open_) {
-      const LinkUse one = seat_->timeline->use_of(*operation);
+      const LinkUse one = seat_->timeline->use_of(*operation, member_);
       use = {std::max(use.start_s, one.start_s), std::max(use.end_s, one.end_s)};
     }
     if (received_bytes_ > 0)
@@ -83,6 +110,7 @@ class ClockedPending final : public Pending {
 
  private:
   std::shared_ptr<const Seat> seat_;
+  int member_;
   PendingPtr inner_;
   std::vector<TimedOperationPtr> open_;
   double received_bytes_ = 0;  // of messages
@@ -126,6 +154,16 @@ class ClockedBackend final : public GroupBackend {
     return issue({0, bytes_to_each(in, capacity)},
                  [&] { return inner_->exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow)); });
   }
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
+    LinkLoad load{.sends_wait = seat_->at.sends_wait};
+    load.transfers = hops_of(owners, out.size(0), in.size(0), bytes_of_row(in));
+    return issue(std::move(load), [&] { return inner_->fetch_rows(out, in, owners, index); });
+  }
+  PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
+    LinkLoad load{.sends_wait = seat_->at.sends_wait};
+    load.transfers = returns_of(owners, in.size(0), sum.size(0), bytes_of_row(in));
+    return issue(std::move(load), [&] { return inner_->return_rows(sum, in, owners, index); });
+  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     return post(ops, [&] { return inner_->batch_p2p(ops); });
   }
@@ -149,7 +187,7 @@ class ClockedBackend final : public GroupBackend {
     const Paused paused(*seat_->clock, seat_->at.rank);
     TimedOperationPtr operation = seat_->timeline->issue(next_number_++, static_cast<int>(index_),
                                                          seat_->clock->now(seat_->at.rank), std::move(load));
-    auto pending = std::make_shared<ClockedPending>(seat_, start());
+    auto pending = std::make_shared<ClockedPending>(seat_, static_cast<int>(index_), start());
     pending->add(std::move(operation), 0);
     return pending;
   }
@@ -168,7 +206,7 @@ class ClockedBackend final : public GroupBackend {
     }
     PendingPtr inner = start();
     if (awaited.empty()) return inner;
-    auto pending = std::make_shared<ClockedPending>(seat_, std::move(inner));
+    auto pending = std::make_shared<ClockedPending>(seat_, me, std::move(inner));
     for (auto& [message, bytes] : awaited) pending->add(std::move(message), bytes);
     return pending;
   }

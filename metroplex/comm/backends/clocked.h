@@ -5,6 +5,10 @@
 //   broadcast                    the tensor
 //   all_to_all, exchange_rows    the larger of the rows for others and the rows from others; of exchange_rows, those
 //                                that are sent: up to `capacity` for each, whether or not there is room for them
+//   fetch_rows, return_rows      each row that travels by itself, with the latency; nobody waits for rows of others.
+//                                Rows are relayed as by relay_hops (owned_rows.h), passed on when they have come,
+//                                whether or not their member waits by then; what adds up on their return takes no
+//                                time
 //   send, recv                   the tensor. The receives of a batch share the receiver's link and end together
 //   gather                       as the receives of member 0
 //   barrier                      the latency alone

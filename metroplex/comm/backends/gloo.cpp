@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "comm/backends/gloo_state.h"
+#include "comm/backends/owned_rows.h"
 #include "comm/backends/reduce.h"
 #include "comm/backends/tree.h"
 #include "comm/rank_tree.h"
@@ -182,6 +183,8 @@ class GlooBackend final : public GroupBackend {
     return pending;
   }
 
+  PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override;
+
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     auto pending = start("send/receive");
     for (const P2pOp& op : ops) {
@@ -262,6 +265,45 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
         *mesh, transfers, tag, [&](int) { return own; }, [&](int peer) { return rows(flat, size, peer); });
     transfers.wait(*mesh, "all_reduce");
     if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.view(-1).copy_(flat.narrow(0, 0, tensor.numel()));
+  });
+}
+
+// As fetch_by_hops, but a row is passed on as soon as it has come, and not only when this rank waits: receives and
+// rows of the own are under way from the start, and a thread of the operation sees to the others. Between two members
+// each hop has a tag of its own.
+PendingPtr GlooBackend::fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) {
+  struct Onward {
+    at::Tensor row;
+    int64_t slot;  // where it comes to
+    int to, tag;
+  };
+  auto pending = start("fetch_rows");
+  std::map<int64_t, Transfers> came;  // by slot
+  std::vector<Onward> onward;
+  std::map<std::pair<int, int>, int64_t> hops_between;
+  const int64_t slots = out.size(0), first = std::exchange(next_number_, next_number_ + slots);
+  for (const std::vector<Hop>& round : relay_hops(owner_numbers(owners), slots, in.size(0))) {
+    for (const Hop& hop : round) {
+      const int tag = mesh_->tag(kCollectiveKind, first + hops_between[{hop.from, hop.to}]++);
+      if (hop.to == index) came[hop.to_slot].receive(*mesh_, out[hop.to_slot], hop.from, tag);
+      if (hop.from != index) continue;
+      if (hop.from_slot < 0) pending->transfers().send(*mesh_, in[hop.row], hop.to, tag);
+      else onward.push_back({out[hop.from_slot], hop.from_slot, hop.to, tag});
+    }
+  }
+  if (onward.empty()) {
+    pending->then([mesh = mesh_, came]() mutable {
+      for (auto& [slot, transfers] : came) transfers.wait(*mesh, "fetch_rows");
+    });
+    return pending;
+  }
+  return std::make_shared<ThreadPending>([mesh = mesh_, pending, came, onward]() mutable {
+    for (const Onward& row : onward) {
+      came.at(row.slot).wait(*mesh, "fetch_rows");
+      pending->transfers().send(*mesh, row.row, row.to, row.tag);
+    }
+    for (auto& [slot, transfers] : came) transfers.wait(*mesh, "fetch_rows");
+    pending->wait();
   });
 }
 

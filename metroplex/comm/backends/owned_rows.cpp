@@ -31,11 +31,11 @@ std::vector<std::vector<Hop>> relay_hops(std::span<const int32_t> owners, int64_
   return rounds;
 }
 
-namespace {
-
-std::span<const int32_t> numbers_of(const at::Tensor& owners) {
+std::span<const int32_t> owner_numbers(const at::Tensor& owners) {
   return {owners.const_data_ptr<int32_t>(), static_cast<size_t>(owners.numel())};
 }
+
+namespace {
 
 // The first round is under way from the start, each further one when the one before it is over.
 class Relay final : public Pending {
@@ -77,7 +77,7 @@ class Return final : public Pending {
   Return(GroupBackend& backend, at::Tensor sum, const at::Tensor& in, const at::Tensor& owners, int index)
       : sum_(std::move(sum)) {
     const int64_t slots = in.size(0), home = sum_.size(0);
-    const std::span<const int32_t> numbers = numbers_of(owners);
+    const std::span<const int32_t> numbers = owner_numbers(owners);
     std::vector<P2pOp> ops;
     for (size_t i = 0; i < numbers.size(); ++i) {
       if (numbers[i] < 0) continue;
@@ -170,7 +170,7 @@ class ReturnBlocks final : public Pending {
 }  // namespace
 
 PendingPtr fetch_by_hops(GroupBackend& backend, at::Tensor out, at::Tensor in, const at::Tensor& owners, int index) {
-  std::vector<std::vector<Hop>> rounds = relay_hops(numbers_of(owners), out.size(0), in.size(0));
+  std::vector<std::vector<Hop>> rounds = relay_hops(owner_numbers(owners), out.size(0), in.size(0));
   return std::make_shared<Relay>(backend, std::move(out), std::move(in), std::move(rounds), index);
 }
 PendingPtr fetch_by_blocks(GroupBackend& backend, at::Tensor out, const at::Tensor& in, const at::Tensor& owners,

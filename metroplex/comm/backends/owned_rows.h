@@ -20,6 +20,9 @@ struct Hop {
 // Round by round; in each, one holder of a row sends it once. owners [members * slots]; a member has `home` rows.
 std::vector<std::vector<Hop>> relay_hops(std::span<const int32_t> owners, int64_t slots, int64_t home);
 
+// Of owners on the host.
+std::span<const int32_t> owner_numbers(const at::Tensor& owners);
+
 // What GroupBackend::fetch_rows and return_rows are unless a backend can do better, for tensors on the host and for
 // those whose owners the host cannot read.
 PendingPtr fetch_by_hops(GroupBackend& backend, at::Tensor out, at::Tensor in, const at::Tensor& owners, int index);

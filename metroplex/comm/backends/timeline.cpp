@@ -1,6 +1,7 @@
 #include "comm/backends/timeline.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -31,6 +32,8 @@ TimedOperationPtr Timeline::issue(int64_t number, int member, double at_s, LinkL
   if (!slot) slot = std::make_shared<TimedOperation>(TimedOperation{.missing = num_members_});
   const TimedOperationPtr operation = slot;
   operation->issued_s = std::max(operation->issued_s, at_s);
+  operation->issued_by.resize(static_cast<size_t>(num_members_));
+  operation->issued_by[static_cast<size_t>(member)] = at_s;
   operation->bytes = std::max(operation->bytes, load.bytes);
   if (!load.sent_to.empty()) {
     operation->sent_to.resize(static_cast<size_t>(num_members_));
@@ -38,7 +41,12 @@ TimedOperationPtr Timeline::issue(int64_t number, int member, double at_s, LinkL
   }
   if (--operation->missing > 0) return operation;
   operation->bytes = std::max(operation->bytes, most_bytes(operation->sent_to));
-  settle(*operation, free_s_);
+  if (load.transfers) {
+    settle_transfers(*operation, *load.transfers, load.sends_wait);
+  } else {
+    free_s_ = std::max(free_s_, transfers_end_s_);
+    settle(*operation, free_s_);
+  }
   open_.erase(number);
   return operation;
 }
@@ -59,10 +67,46 @@ TimedOperationPtr Timeline::post(const MessageWay& way, bool is_send, double at_
   return message;
 }
 
-LinkUse Timeline::use_of(const TimedOperation& operation) const {
+LinkUse Timeline::use_of(const TimedOperation& operation, int member) const {
   const std::lock_guard lock(mutex_);
   MPX_ASSERT(operation.missing == 0, operation.missing, " have not issued an operation that ended");
-  return operation.use;
+  return operation.uses.empty() ? operation.use : operation.uses[static_cast<size_t>(member)];
+}
+
+// Always the one that can start first; of several the first in the list.
+void Timeline::settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
+                                bool sends_wait) {
+  constexpr double kOpen = std::numeric_limits<double>::infinity();
+  std::vector<double> ends(transfers.size(), kOpen);
+  const auto start_of = [&](const LinkTransfer& t) {
+    const auto from = static_cast<size_t>(t.from), to = static_cast<size_t>(t.to);
+    const double there = t.after < 0 ? 0 : ends[static_cast<size_t>(t.after)];
+    return std::max({there, operation.issued_by[from], operation.issued_by[to], sends_free_s_[from],
+                     receives_free_s_[to], free_s_});
+  };
+  for (const double issued : operation.issued_by) operation.uses.push_back({issued, issued});
+  const auto ends_for = [&](int member, const LinkUse& use) {
+    LinkUse& own = operation.uses[static_cast<size_t>(member)];
+    own = {own.end_s > own.start_s ? std::min(own.start_s, use.start_s) : use.start_s,
+           std::max(own.end_s, use.end_s)};
+  };
+  for (size_t left = transfers.size(); left > 0; --left) {
+    size_t next = 0;
+    double start = kOpen;
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      if (ends[i] != kOpen || start_of(transfers[i]) >= start) continue;
+      next = i;
+      start = start_of(transfers[i]);
+    }
+    const LinkTransfer& t = transfers[next];
+    const LinkUse use{start, start + link_.seconds(t.bytes)};
+    ends[next] = use.end_s;
+    sends_free_s_[static_cast<size_t>(t.from)] = receives_free_s_[static_cast<size_t>(t.to)] =
+        start + t.bytes / link_.bytes_per_s;
+    ends_for(t.to, use);
+    if (sends_wait) ends_for(t.from, use);
+    transfers_end_s_ = std::max(transfers_end_s_, use.end_s);
+  }
 }
 
 void Timeline::settle(TimedOperation& operation, double& free_s) const {

@@ -1,0 +1,127 @@
+// Training steps of the mixture of mixture.h, ranks as threads, timed by the wall clock and by the virtual clock.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/backends/virtual_clock.h"
+#include "comm/collectives.h"
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "mixture.h"
+#include "timing.h"
+#include "train/step.h"
+
+namespace metroplex::bench {
+
+struct ClockedSteps {
+  int ranks = 2;
+  double skew = 1;  // of Zipf's law; 0: even
+  MixtureSizes model;
+  bool clones = false;  // exact, as many slots as home experts
+  bool overlaps = true, fetched_again = false;
+};
+
+inline config::Config config_of(const ClockedSteps& s) {
+  config::Config c = mixture(s.model, s.ranks);
+  if (s.skew > 0) c.model.moe_router_force_skew = s.skew;
+  else c.model.moe_router_force_load_balancing = true;
+  c.model.moe_enable_echo = s.clones;
+  if (s.clones) {
+    c.model.moe_num_echo_experts = s.model.experts;
+    c.model.moe_echo_planner = "exact";
+    c.model.moe_echo_expert_dispatch_overlap = s.overlaps;
+    c.model.moe_echo_recompute_expert_dispatch = s.fetched_again;
+  }
+  config::check(c, s.ranks);
+  return config::resolved(c, s.ranks);
+}
+
+// How long the calling thread has been ready to run without a core.
+inline double seconds_without_core() {
+  std::ifstream stat("/proc/thread-self/schedstat");
+  double on_core = 0, without = 0;
+  stat >> on_core >> without;
+  return without * 1e-9;
+}
+
+// The calling thread stays on one of the cores that it may use: the n-th, if there are as many.
+inline void keep_to_core(int n) {
+  cpu_set_t allowed, one;
+  CPU_ZERO(&one);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed) && n-- == 0) CPU_SET(core, &one);
+  }
+  if (CPU_COUNT(&one) == 1) sched_setaffinity(0, sizeof one, &one);
+}
+
+struct StepTime {
+  double wall_s = 0, virtual_s = 0, without_core_s = 0;
+  comm::RankTime time{};
+};
+using StepTimes = std::vector<std::vector<StepTime>>;  // by rank and step
+
+// Between two barriers, at which the virtual clocks of all ranks are equal.
+template <class Body>
+StepTime timed(const comm::World& world, comm::VirtualClock& clock, const Body& body) {
+  comm::barrier(world.groups().world);
+  const comm::RankTime before = clock.of(world.rank());
+  const double without_core = seconds_without_core(), at = clock.now(world.rank());
+  const auto start = Clock::now();
+  body();
+  comm::barrier(world.groups().world);
+  return {seconds_since(start), clock.now(world.rank()) - at, seconds_without_core() - without_core,
+          clock.of(world.rank()) - before};
+}
+
+inline StepTimes train_steps(const ClockedSteps& s, const comm::LinkCost& link, int steps) {
+  const config::Config config = config_of(s);
+  StepTimes times(static_cast<size_t>(s.ranks));
+  const auto clock = std::make_shared<comm::VirtualClock>(s.ranks, link);
+  comm::run_threads(
+      s.ranks, topology::RankGrid(s.ranks, config.parallel), {.clock = clock}, [&](const comm::World& world) {
+        if (s.ranks == 2) keep_to_core(world.rank());
+        auto assembly = train::assemble(config, world, config.model.vocab_size);
+        const std::vector<nn::Microbatch> batches{random_batch(s.model, world.rank())};
+        for (int64_t step = 0; step < steps + 2; ++step) {
+          const StepTime time = timed(world, *clock, [&] {
+            train::train_step(*assembly, {batches, step + 1, step * s.model.batch * s.ranks, false, {}});
+          });
+          if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(time);
+        }
+      });
+  return times;
+}
+
+struct Spread {
+  double mean = 0, least = 0, most = 0;
+};
+template <class Of>
+Spread over_ranks(const StepTimes& times, const Of& of) {
+  Spread spread{0, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
+  for (const auto& steps : times) {
+    std::vector<double> own;
+    for (const StepTime& step : steps) own.push_back(of(step));
+    const double value = median(own);
+    spread.mean += value / static_cast<double>(times.size());
+    spread.least = std::min(spread.least, value);
+    spread.most = std::max(spread.most, value);
+  }
+  return spread;
+}
+
+inline double waited_for(const StepTime& step, comm::Purpose purpose) {
+  double seconds = 0;
+  for (const auto& [group, wait] : step.time.waits) seconds += group.second == purpose ? wait.seconds : 0;
+  return seconds / step.virtual_s * 100;
+}
+
+}  // namespace metroplex::bench

@@ -1,0 +1,174 @@
+// A layer of experts with and without clones, over ranks that are threads, and what a run of it gives.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "moe/experts_layer.h"
+#include "moe/values.h"
+#include "nn/island.h"
+#include "nn/tools.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test::echo_layer {
+
+using config::EchoPlanner;
+using config::TokenDispatcher;
+
+inline constexpr int64_t kHidden = 12, kSequence = 20, kSamples = 2;
+
+struct Case {
+  int ranks, etp;
+  int64_t experts;
+  int slots;
+  int ep() const { return ranks / etp; }
+  std::string text() const {
+    return base::concat(ranks, " ranks, etp ", etp, ", ", experts, " experts, ", slots, " slots");
+  }
+};
+inline const Case kCases[] = {{2, 1, 4, 1}, {2, 1, 4, 2}, {4, 1, 8, 2}, {4, 2, 6, 1}, {8, 2, 8, 3}, {3, 1, 3, 1}};
+
+struct Form {
+  EchoPlanner planner = EchoPlanner::capfill;
+  TokenDispatcher rows = TokenDispatcher::alltoall;
+  double room = 0;  // of static buffers
+  bool bias = false, grouped = true, random = false, recomputes = false, one_island = true, fetches_again = false,
+       overlaps = true;
+  at::ScalarType type = at::kDouble;
+  std::string text() const {
+    return base::concat(config::text_of(planner), ", ", config::text_of(rows), bias ? ", bias" : "",
+                        grouped ? "" : ", one by one", random ? ", random" : "", recomputes ? ", recomputed" : "",
+                        fetches_again ? ", fetched again" : "", overlaps ? "" : ", no overlap",
+                        one_island ? "" : ", islands", ", ", at::toString(type));
+  }
+};
+
+inline config::Config config_of(const Case& c, const Form& form, bool clones) {
+  config::Config config;
+  config.parallel.expert_tensor_parallel_size = c.etp;
+  config.parallel.expert_model_parallel_size = c.ep();
+  config::Model& m = config.model;
+  m.num_layers = 1;
+  m.hidden_size = kHidden;
+  m.num_moe_experts = c.experts;
+  m.moe_router_topk = 2;
+  m.moe_ffn_hidden_size = 10;
+  m.gated_linear_unit = true;
+  m.activation = config::Activation::silu;
+  m.add_bias_linear = form.bias;
+  m.moe_grouped_gemm = form.grouped;
+  m.hidden_dropout = 0;
+  m.moe_router_force_skew = 1.2;
+  m.moe_token_dispatcher_type = form.rows;
+  m.moe_expert_rank_capacity_factor = form.room;
+  m.moe_enable_echo = clones;
+  m.moe_num_echo_experts = clones ? c.slots * c.ep() : 0;
+  m.moe_echo_planner = form.planner;
+  m.moe_echo_enable_random_offloading = clones && form.random;
+  m.moe_echo_recompute_expert_dispatch = clones && form.fetches_again;
+  m.moe_echo_expert_dispatch_overlap = !clones || form.overlaps;
+  return config;
+}
+
+struct Layer {
+  // rms: RMSNorm without epsilon. `recorder` is told of what the layer does and outlives it.
+  Layer(const config::Config& config, const comm::World& world, at::ScalarType type, bool rms = false,
+        cuda::Recorder* recorder = nullptr) {
+    nn::LayerContext context = layer_context({}, false, type);
+    context.target.recorder = recorder;
+    const moe::ExpertsLayerSpec spec{"layer.mlp", 3, {"layer.norm", kHidden, rms, rms ? 0 : 1e-5}};
+    moe::ExpertContext experts = moe::expert_context(world, config);
+    if (recorder != nullptr) {
+      experts.experts = experts.experts.recorded(*recorder);
+      experts.clones = experts.clones.recorded(*recorder);
+    }
+    experts.on_clone_plan = [this](int64_t number, const moe::ClonePlan& plan) {
+      EXPECT_EQ(number, 3);
+      plans.push_back(plan);
+    };
+    layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, experts);
+    blocks.resize(1);
+    moe::add_expert_segments(blocks[0], layer, config.model, context);
+    params = nn::params_of(blocks);
+    nn::count_uses({&blocks});
+    for (nn::Param* param : params) {
+      // Biases that are zeros hide what is left out.
+      if (param->init != nn::Init::zeros) continue;
+      nn::fill(*param, [](int64_t i) { return 0.3 * std::sin(0.7 * static_cast<double>(i) + 0.2); });
+    }
+    give_main_grad(params);
+  }
+  std::shared_ptr<moe::ExpertsLayer> layer;
+  std::vector<moe::ClonePlan> plans;  // of forwards that count
+  nn::Blocks blocks;
+  std::vector<nn::Param*> params;
+};
+
+inline std::vector<nn::Island> islands_of(const nn::Block& block, bool one) {
+  if (one) return {nn::make_island(block)};
+  std::vector<nn::Island> islands;
+  for (const auto& segment : block.segments) islands.push_back(nn::make_island({segment.get()}));
+  return islands;
+}
+
+struct Results {
+  std::map<std::string, at::Tensor> tensors;
+  int64_t cloned_rows = 0;  // of this rank, over the microbatches
+};
+
+inline nn::Microbatch batch_of(uint64_t microbatch, int rank) {
+  nn::Microbatch batch;
+  batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
+  batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
+  batch.sample_counters = at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * rank);
+  return batch;
+}
+
+using Values = at::Tensor(const at::Tensor&);
+inline at::Tensor as_drawn(const at::Tensor& x) { return x; }
+
+inline Results run(Layer& layer, const Case& c, const Form& form, const comm::World& world,
+                   Values* values = as_drawn) {
+  const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
+  Results results;
+  for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {
+    const nn::Microbatch batch = batch_of(microbatch, world.rank());
+    const uint64_t seed = 10 + 2 * static_cast<uint64_t>(world.rank()) + microbatch;
+    const nn::Values in(nn::kHiddenStates, values(sample({kSequence, kSamples, kHidden}, seed, form.type)));
+    nn::Values x = in;
+    std::vector<nn::IslandRun> runs(islands.size());
+    if (form.recomputes) {
+      for (const nn::Island& island : islands) x = nn::run_forward(island, x, {batch}, nullptr);
+      x = in;
+    }
+    for (size_t i = 0; i < islands.size(); ++i) {
+      x = nn::run_forward(islands[i], x, {batch, nullptr, nullptr, form.recomputes}, &runs[i]);
+      if (x.has(moe::kCloneWeight1)) {
+        const at::Tensor& counts = x.tensor(moe::kRowCounts);
+        const int64_t home = c.experts / c.ep();
+        const at::Tensor cloned = counts.narrow(0, home, c.slots);
+        const at::Tensor planned =
+            layer.plans.back().source_rows.sum(0).narrow(0, world.rank() / c.etp * c.slots, c.slots);
+        EXPECT_TRUE(at::equal(cloned, planned)) << cloned << " rows came, and not " << planned;
+        results.cloned_rows += cloned.sum().item<int64_t>();
+      }
+    }
+    const std::string number = std::to_string(microbatch);
+    results.tensors["y " + number] = x.tensor(nn::kHiddenStates);
+    nn::Gradients dy{values(sample({kSequence, kSamples, kHidden}, seed + 77, form.type))};
+    for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+    results.tensors["dx " + number] = dy.at(0);
+  }
+  for (const nn::Param* param : layer.params) {
+    results.tensors[param->name] = param->main_grad;
+    EXPECT_EQ(param->uses_of_microbatch, 0) << param->name;
+  }
+  return results;
+}
+
+}  // namespace metroplex::test::echo_layer

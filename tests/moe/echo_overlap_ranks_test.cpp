@@ -1,0 +1,170 @@
+// Weights of clones and their gradients are waited for where they are needed, and not before: by the order of what a
+// rank starts and waits for.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "moe/echo_layer.h"
+#include "support/poisoned.h"
+
+namespace metroplex::test::echo_overlap_ranks_test {
+namespace {
+
+using namespace echo_layer;
+
+// Kernels and calls by name; those of clones with a number, in the order of their start, and "wait <number>".
+class Order final : public cuda::Recorder {
+ public:
+  void run(cuda::Operation operation) override {
+    operation.run();
+    std::string line = operation.name;
+    if (operation.group == "ep") {
+      if (line == "wait") {
+        line += " " + std::to_string(numbers_.at(operation.flight));
+        numbers_.erase(operation.flight);
+      } else {
+        numbers_[operation.flight] = next_;
+        line += " " + std::to_string(next_++);
+      }
+    } else if (line == "wait") {
+      line += " of rows";
+    }
+    lines.push_back(std::move(line));
+  }
+  bool none_under_way() const { return numbers_.empty(); }
+  std::vector<std::string> lines;
+
+ private:
+  std::map<const void*, int> numbers_;
+  int next_ = 0;
+};
+
+// Of `all`, what the test is about; of several exchanges side by side one. Gradients of rows and of their
+// probabilities travel one after the other.
+std::vector<std::string> those_of(const std::vector<std::string>& all) {
+  std::vector<std::string> some;
+  for (const std::string& line : all) {
+    for (const char* begin : {"fetch_rows", "return_rows", "wait", "grouped_product", "all_gather", "all_to_all"}) {
+      if (line.rfind(begin, 0) != 0 || (line == "all_to_all" && !some.empty() && some.back() == line)) continue;
+      if (line == "wait of rows" && !some.empty() && some.back() == line) continue;
+      some.push_back(line);
+    }
+  }
+  return some;
+}
+
+using Lines = std::vector<std::string>;
+
+struct Passes {
+  Lines forward, backward;
+};
+
+Passes order_of(const comm::World& world, const Case& c, const Form& form) {
+  Order order;
+  Layer layer(config_of(c, form, true), world, form.type, false, &order);
+  const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
+  const nn::Microbatch batch = batch_of(0, world.rank());
+  nn::Values x(nn::kHiddenStates, sample({kSequence, kSamples, kHidden}, 5, form.type));
+  std::vector<nn::IslandRun> runs(islands.size());
+  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
+  EXPECT_TRUE(order.none_under_way()) << "a forward left something under way";
+  EXPECT_TRUE(layer.layer->clones.empty());
+  Passes passes{those_of(order.lines), {}};
+  order.lines.clear();
+  nn::Gradients dy{sample({kSequence, kSamples, kHidden}, 6, form.type)};
+  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+  EXPECT_TRUE(order.none_under_way()) << "a backward left something under way";
+  for (const nn::Param* param : layer.params) EXPECT_TRUE(param->settled()) << param->name;
+  passes.backward = those_of(order.lines);
+  return passes;
+}
+
+void with_ranks(const Case& c, const std::function<void(const comm::World&)>& body) {
+  comm::run_threads(c.ranks, topology::RankGrid(c.ranks, config_of(c, {}, true).parallel), {}, body);
+}
+
+TEST(EchoOverlap, EachWeightIsJoinedBeforeItsProductAndGradientsWhenAllIsDone) {
+  const Poisoned poisoned;
+  with_ranks(kCases[0], [&](const comm::World& world) {
+    const Passes got = order_of(world, kCases[0], {});
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "grouped_product", "wait 1",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
+                                   "return_rows 2", "grouped_product", "return_rows 3", "grouped_product",
+                                   "all_to_all", "wait of rows", "all_to_all", "wait of rows", "wait 3", "wait 2"}));
+  });
+}
+
+TEST(EchoOverlap, OffEachIsWaitedForWhereItStarts) {
+  with_ranks(kCases[0], [&](const comm::World& world) {
+    const Passes got = order_of(world, kCases[0], {.overlaps = false});
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
+                                   "return_rows 2", "wait 2", "grouped_product", "return_rows 3", "wait 3",
+                                   "grouped_product", "all_to_all", "wait of rows", "all_to_all", "wait of rows"}));
+  });
+}
+
+TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
+  with_ranks(kCases[0], [&](const comm::World& world) {
+    const Passes on = order_of(world, kCases[0], {.fetches_again = true});
+    EXPECT_EQ(on.backward, (Lines{"fetch_rows 2", "fetch_rows 3", "all_to_all", "wait of rows", "wait 2",
+                                  "grouped_product", "grouped_product", "return_rows 4", "grouped_product",
+                                  "return_rows 5", "wait 3", "grouped_product", "all_to_all", "wait of rows",
+                                  "all_to_all", "wait of rows", "wait 5", "wait 4"}));
+    const Passes off = order_of(world, kCases[0], {.fetches_again = true, .overlaps = false});
+    EXPECT_EQ(off.backward,
+              (Lines{"all_to_all", "wait of rows", "fetch_rows 2", "wait 2", "grouped_product", "grouped_product",
+                     "return_rows 3", "wait 3", "grouped_product", "return_rows 4", "wait 4", "fetch_rows 5",
+                     "wait 5", "grouped_product", "all_to_all", "wait of rows", "all_to_all", "wait of rows"}));
+  });
+}
+
+// Dispatch and experts in islands of their own: the weights are there when the dispatch ends; the gradients come home
+// under the dispatch's backward.
+TEST(EchoOverlap, AnIslandEndsWithNothingUnderWayInForward) {
+  with_ranks(kCases[0], [&](const comm::World& world) {
+    const Passes got = order_of(world, kCases[0], {.one_island = false});
+    EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
+                                  "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
+                                  "grouped_product", "all_to_all", "wait of rows"}));
+    EXPECT_EQ(got.backward, (Lines{"all_to_all", "wait of rows", "grouped_product", "grouped_product",
+                                   "return_rows 2", "grouped_product", "return_rows 3", "grouped_product",
+                                   "all_to_all", "wait of rows", "all_to_all", "wait of rows", "wait 3", "wait 2"}));
+  });
+}
+
+TEST(EchoOverlap, ChangesNoBit) {
+  const Poisoned poisoned;
+  for (const Case& c : kCases) {
+    with_ranks(c, [&](const comm::World& world) {
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        for (int bits = 0; bits < 16; ++bits) {
+          Form form{.bias = (bits & 1) != 0,
+                    .recomputes = (bits & 2) != 0,
+                    .one_island = (bits & 4) != 0,
+                    .fetches_again = (bits & 8) != 0,
+                    .type = type};
+          SCOPED_TRACE(c.text() + ", " + form.text());
+          const auto results = [&](bool overlaps) {
+            form.overlaps = overlaps;
+            Layer layer(config_of(c, form, true), world, type);
+            return run(layer, c, form, world);
+          };
+          const Results on = results(true), off = results(false);
+          ASSERT_EQ(on.tensors.size(), off.tensors.size());
+          for (const auto& [name, tensor] : off.tensors) EXPECT_TRUE(at::equal(on.tensors.at(name), tensor)) << name;
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test::echo_overlap_ranks_test
