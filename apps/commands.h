@@ -16,6 +16,7 @@ int run_tokenizer(const std::vector<std::string>& arguments);
 int run_ranks(const std::vector<std::string>& arguments);
 int run_schedule(const std::vector<std::string>& arguments);
 int run_experts(const std::vector<std::string>& arguments);
+int run_convert(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);
 
 }  // namespace metroplex::apps

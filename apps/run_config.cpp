@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "files/file_system.h"
+#include "hf/directory.h"
 #include "config/validate.h"
 #include "megatron/flags.h"
 #include "megatron/launch_script.h"
@@ -162,10 +164,12 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, bool
 
 }  // namespace
 
-RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
-                                 const std::string& base_yaml) {
+// `base`: assignments that everything else overrides.
+static RunArguments parse_words(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
+                                const std::string& base_yaml, const std::vector<std::string>& base) {
   RunArguments out;
   config::Draft draft;
+  draft.assign(base);
   if (!base_yaml.empty()) {
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
     draft.assign(base::concat("run.seed=", config::parse(base_yaml).run.seed));
@@ -224,6 +228,17 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   draft.assign(overrides);
   out.config = draft.finish();
   return out;
+}
+
+RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
+                                 const std::string& base_yaml) {
+  RunArguments out = parse_words(arguments, own_flags, base_yaml, {});
+  if (out.help || out.config.model.from.empty()) return out;
+  for (const OwnFlag& flag : own_flags) {
+    if (flag.values != nullptr) flag.values->clear();
+  }
+  files::PosixFileSystem disk;
+  return parse_words(arguments, own_flags, base_yaml, hf::settings_of(disk, out.config.model.from));
 }
 
 config::Config checked_config(const config::Config& config, int64_t world_size, config::Use use) {

@@ -25,6 +25,7 @@ metroplex_room(text LINKS metroplex_base metroplex_files nlohmann_json::nlohmann
 metroplex_room(topology LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json)
 metroplex_room(plan LINKS metroplex_base metroplex_config metroplex_topology nlohmann_json::nlohmann_json)
 metroplex_room(checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
+metroplex_room(hf LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint nlohmann_json::nlohmann_json)
 metroplex_room(data LINKS metroplex_base metroplex_config metroplex_files metroplex_text)
 
 # The one binary; cmake/Apps.cmake has the part of it that needs tensors.
@@ -34,7 +35,7 @@ add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
 target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # nothing of fmt 9 may meet the fmt 12 inside libtorch
 target_compile_options(metroplex_apps PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_data metroplex_checkpoint CLI11::CLI11)
+target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_plan metroplex_data metroplex_checkpoint metroplex_hf CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
 metroplex_test(apps_test "" metroplex_apps ${app_cpp_tests})
 add_library(metroplex_main OBJECT apps/main.cpp)

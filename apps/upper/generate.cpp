@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "files/file_system.h"
+#include "hf/directory.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
@@ -25,6 +26,7 @@ namespace {
 constexpr const char* kGenerateUsage =
     R"(Usage: metroplex generate --load DIR --prompt TEXT [options] [--section.key=value ...]
 
+  --model.from DIR      a Hugging Face directory, instead of --load
   --load DIR            a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step N); its tokenizer
                         comes with it
   --prompt TEXT         what to continue; given again, each is continued by itself, in order
@@ -50,7 +52,7 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
   config::Config config = parsed.config;
   config.checkpoint = {};
   config.checkpoint.load = load;
-  config.checkpoint.exit_on_missing_checkpoint = true;
+  config.checkpoint.exit_on_missing_checkpoint = !load.empty();
   config.parallel.sequence_parallel = false;
   config.train.global_batch_size = 0;
   config.train.rampup_batch_size.clear();
@@ -106,13 +108,16 @@ std::vector<std::vector<int64_t>> encoded(const GenerateFlags& flags, const text
 // `first`: parsed to find what to load; the checkpoint's config comes before the options.
 GenerateCommand generate_command(const RunArguments& first) {
   const config::Checkpoint& asked = first.config.checkpoint;
-  MPX_CHECK(!asked.load.empty(), "config", "--load DIR is needed: the checkpoint to generate with");
+  const bool weights_alone = asked.load.empty() && !first.config.model.from.empty();
+  MPX_CHECK(!asked.load.empty() || weights_alone, "config",
+            "--load DIR is needed: the checkpoint to generate with, or --model.from DIR");
   GenerateCommand command;
-  command.saved = open_saved_run(asked.load, asked.ckpt_step);
+  if (!weights_alone) command.saved = open_saved_run(asked.load, asked.ckpt_step);
   GenerateFlags flags;
   command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
   config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
   config.checkpoint.allow = asked.allow;
+  if (!weights_alone) config.model.from.clear();
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(command.saved, config.data);
 
   command.tokenizer = load_run_tokenizer(config.data);
@@ -151,7 +156,13 @@ int run_generate(const std::vector<std::string>& arguments) {
         train::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true);
     assembly->tokenizer = command.files;
     files::PosixFileSystem disk;
-    const train::LoadOutcome outcome = train::load_state(*assembly, saved.directory, disk);
+    train::LoadOutcome outcome;
+    if (saved.directory.empty()) {
+      hf::Source weights(disk, command.config.model.from, command.config.model);
+      train::load_weights_of(*assembly, weights);
+    } else {
+      outcome = train::load_state(*assembly, saved.directory, disk);
+    }
     if (world.rank() == 0) {
       for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
       if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";

@@ -160,16 +160,19 @@ struct EvalCommand {
 
 EvalCommand eval_command(const RunArguments& first) {
   const config::Checkpoint& from = first.config.checkpoint;
-  MPX_CHECK(!from.load.empty(), "config",
-            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate; metroplex eval --help");
-  const SavedRun saved = open_saved_run(from.load, from.ckpt_step);
+  const bool weights_alone = from.load.empty() && !first.config.model.from.empty();
+  MPX_CHECK(!from.load.empty() || weights_alone, "config",
+            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate, or --model.from DIR; metroplex eval "
+            "--help");
   EvalCommand command;
-  command.parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
+  const SavedRun saved = weights_alone ? SavedRun{} : open_saved_run(from.load, from.ckpt_step);
+  command.parsed = weights_alone ? first : parse_run_arguments(first.arguments, {}, saved.config_yaml);
   config::Config& config = command.config = command.parsed.config;
+  if (!weights_alone) config.model.from.clear();
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
   config.checkpoint.load = from.load;
   config.checkpoint.ckpt_step = from.ckpt_step;
-  config.checkpoint.exit_on_missing_checkpoint = true;
+  config.checkpoint.exit_on_missing_checkpoint = !weights_alone;
   config.checkpoint.save.clear();
   config.train.metrics_file = first.config.train.metrics_file;  // not into the training run's own
   config.train.tensorboard_dir = first.config.train.tensorboard_dir;

@@ -21,6 +21,8 @@ static const std::vector<Row>& model_rows() {
       {"--use-rotary-position-embeddings", kNone, "model.position_embedding_type=rope"},
       {"--no-position-embedding", kNone, "no_position=true"},
       {"--rotary-base", kOne, "model.rotary_base=$"},
+      {"--use-rope-scaling", kNone, "model.use_rope_scaling=true"},
+      {"--rope-scaling-factor", kOne, "model.rope_scaling_factor=$"},
       {"--rotary-percent", kOne, "model.rotary_percent=$"},
       {"--normalization", kOne, "model.normalization=$"},
       {"--norm-epsilon", kOne, "model.layernorm_epsilon=$"},

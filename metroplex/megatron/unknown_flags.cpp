@@ -21,7 +21,7 @@ static const std::vector<std::string>& defining_names() {
       "--qk-clip", "--qk-clip-", "--attention-output-gate", "--apply-query-key-layer-scaling",
       "--experimental-attention-variant", "--dsa-", "--linear-", "--dataloader-inter-document-masking",
       // positions
-      "--use-rope-scaling", "--rope-", "--no-rope-freq", "--rotary-interleaved", "--rotary-scaling-factor",
+      "--rope-", "--no-rope-freq", "--rotary-interleaved", "--rotary-scaling-factor",
       "--rotary-seq-len-interpolation-factor", "--mrope-", "--yarn-", "--mscale", "--mscale-all-dim", "--beta-fast",
       "--beta-slow", "--original-max-position-embeddings", "--relative-attention-",
       // layers

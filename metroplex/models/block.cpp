@@ -21,7 +21,12 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context) {
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
   MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
             " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
-  const auto table = std::make_shared<nn::RopeTable>(rotary, model.rotary_base, context.target);
+  nn::RopeScaling scaling;
+  if (model.use_rope_scaling) {
+    scaling = {model.rope_scaling_factor, model.rope_scaling_low_freq_factor, model.rope_scaling_high_freq_factor,
+               model.rope_scaling_original_max_position_embeddings};
+  }
+  const auto table = std::make_shared<nn::RopeTable>(rotary, model.rotary_base, context.target, scaling);
   table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);
   return table;
 }

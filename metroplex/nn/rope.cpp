@@ -9,6 +9,13 @@
 
 namespace metroplex::nn {
 
+static at::Tensor scaled(const at::Tensor& frequencies, const RopeScaling& s) {
+  if (s.factor == 1) return frequencies;
+  const at::Tensor wavelengths = 2 * M_PI / frequencies;
+  const at::Tensor kept = ((static_cast<double>(s.positions) / wavelengths - s.low) / (s.high - s.low)).clamp(0, 1);
+  return frequencies * (kept + (1 - kept) / s.factor);
+}
+
 void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
   const bool fits = cos_.defined() && cos_.size(0) >= positions && cos_.dtype() == options.dtype() &&
                     cos_.device() == options.device();
@@ -19,7 +26,8 @@ void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
     return;
   }
   const at::Tensor exponent = at::arange(0, rotary_dims_, 2, at::kDouble) / static_cast<double>(rotary_dims_);
-  const at::Tensor angles = at::outer(at::arange(positions, at::kDouble), at::pow(base_, exponent).reciprocal());
+  const at::Tensor angles =
+      at::outer(at::arange(positions, at::kDouble), scaled(at::pow(base_, exponent).reciprocal(), scaling_));
   cos_ = angles.cos().to(options);
   sin_ = angles.sin().to(options);
 }

@@ -11,11 +11,18 @@
 
 namespace metroplex::nn {
 
+// Llama 3.1's scaling: frequencies of wavelengths above positions / low are divided by `factor`, those below
+// positions / high stay, between them there is a linear passage. factor 1: none.
+struct RopeScaling {
+  double factor = 1, low = 1, high = 4;
+  int64_t positions = 8192;
+};
+
 class RopeTable {
  public:
   // Rotates the first `rotary_dims` (even) dimensions of a head; angles are computed in float64 and rounded once.
-  RopeTable(int64_t rotary_dims, double base, const cuda::Target& target)
-      : rotary_dims_(rotary_dims), base_(base), target_(target) {}
+  RopeTable(int64_t rotary_dims, double base, const cuda::Target& target, const RopeScaling& scaling = {})
+      : rotary_dims_(rotary_dims), base_(base), target_(target), scaling_(scaling) {}
 
   // For x of `type`, in the memory of the target.
   void reserve(int64_t positions, at::ScalarType type);
@@ -30,6 +37,7 @@ class RopeTable {
   int64_t rotary_dims_;
   double base_;
   cuda::Target target_;
+  RopeScaling scaling_;
   at::Tensor cos_, sin_;  // [positions, rotary_dims / 2]
 };
 

@@ -19,7 +19,8 @@ using config::Field;
 
 // Of the section model: what the weights start from, what drops them out and how the table is padded; of experts, how
 // they are balanced and trained, and where they compute.
-const std::set<std::string> kSameFunction{"make_vocab_size_divisible_by",
+const std::set<std::string> kSameFunction{"from",
+                                          "make_vocab_size_divisible_by",
                                           "attention_dropout",
                                           "hidden_dropout",
                                           "init_method_std",
@@ -53,7 +54,9 @@ bool matters(const std::string& name, const Config& here, const Config& there) {
   if (name == "moe_router_load_balancing_type") return config::sinkhorn(here.model) != config::sinkhorn(there.model);
   if (name == "moe_layer_freq") return config::moe_layers(here.model) != config::moe_layers(there.model);
   if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
-  if (name == "rotary_base" || name == "rotary_percent") return either(config::PositionEmbedding::rope);
+  if (name == "rotary_base" || name == "rotary_percent" || name == "use_rope_scaling")
+    return either(config::PositionEmbedding::rope);
+  if (name.starts_with("rope_scaling_")) return here.model.use_rope_scaling && there.model.use_rope_scaling;
   // The others are one decoder with other presets, and each of these is a key of its own.
   if (name == "family")
     return config::family(here.model.family).top_query || config::family(there.model.family).top_query;

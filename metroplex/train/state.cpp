@@ -184,7 +184,9 @@ checkpoint::RunState run_state(const Assembly& a, const Position& position) {
   checkpoint::RunState state;
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
-  state.config_yaml = config::dump(a.config);
+  config::Config saved = a.config;
+  saved.model.from.clear();  // its weights are these by now
+  state.config_yaml = config::dump(saved);
   const cuda::kernels::StepValues step = a.step.read();
   Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
              {"skipped_iterations", position.skipped_iterations},
@@ -228,6 +230,16 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
 }
 
 }  // namespace
+
+void load_weights_of(Assembly& a, checkpoint::TensorSource& source) {
+  GroupExchange exchange(a.groups().checkpoint);
+  a.families.settle();
+  load_weights(a, source);
+  if (a.optimizer) load_optimizer(a, source, false);
+  LoadOutcome outcome;
+  check_all_read(source, exchange, false, false, outcome);
+  a.families.updated();
+}
 
 SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {
   GroupExchange exchange(a.groups().checkpoint);

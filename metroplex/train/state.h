@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "checkpoint/tensor_source.h"
 #include "comm/world.h"
 #include "data/build.h"
 #include "files/file_system.h"
@@ -33,6 +34,11 @@ struct SaveOutcome {
 // kHostBufferBytes (state_tensors.h). A failed save, for want of memory too, leaves older checkpoints and the run
 // alone and says why.
 SaveOutcome save_state(Assembly& assembly, const Position& position, files::FileSystem& disk);
+
+// Collective. Fills the weights, and where there are main parameters those, from a source that holds nothing else, as
+// a Hugging Face directory (hf/directory.h): a run may begin with them. Throws base::Error for a weight that the
+// source lacks, and for one that no rank has a place for.
+void load_weights_of(Assembly& assembly, checkpoint::TensorSource& source);
 
 // What load_state() finds out ahead of the tensors: throws where the checkpoint is of another model, or a run that
 // trains cannot go on from it; returns the differences that checkpoint.allow names.

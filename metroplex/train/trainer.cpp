@@ -11,6 +11,7 @@
 #include "cuda/device.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
+#include "hf/directory.h"
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
@@ -65,6 +66,7 @@ class Job {
   void report_memory(size_t num_microbatches);
   void report_graphs(size_t num_microbatches);
   void load();
+  void begin_from_weights();
   void open_outputs();
   void save();
   void report_step(const StepOutcome& outcome, double seconds);
@@ -160,16 +162,26 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
   return sum.mean();
 }
 
+void Job::begin_from_weights() {
+  const std::string& directory = a_->config.model.from;
+  if (directory.empty()) return;
+  timers_.measure("load-checkpoint", 0, [&] {
+    hf::Source source(*environment_.disk, directory, a_->config.model);
+    load_weights_of(*a_, source);
+  });
+  say(" began with the weights of " + directory);
+}
+
 void Job::load() {
   const std::string& directory = a_->config.checkpoint.load;
-  if (directory.empty()) return;
+  if (directory.empty()) return begin_from_weights();
   const LoadOutcome outcome = timers_.measure(
       "load-checkpoint", 0, [&] { return load_state(*a_, directory, *environment_.disk, position_.train_order); });
   if (!outcome.notes.empty()) warn(outcome.notes);
   if (!outcome.loaded) {
     const std::string line = "no checkpoint in " + directory + ": starting from scratch";
     same_folder(directory, a_->config.checkpoint.save) ? say(" " + line) : warn(line);
-    return;
+    return begin_from_weights();
   }
   if (!a_->config.checkpoint.finetune) {
     position_ = outcome.position;

@@ -251,7 +251,7 @@ TEST(MegatronFlags, ThatAreNotKnownAreToldApartByWhatTheyWouldChange) {
   for (const char* flag : {"--moe-latent-size 8",
                            "--moe_latent_size 8",
                            "--moe-use-upcycling",
-                           "--use-rope-scaling",
+                           "--rope-type",
                            "--apply-layernorm-1p",
                            "--multi-latent-attention",
                            "--q-lora-rank 1536",

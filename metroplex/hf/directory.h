@@ -1,0 +1,54 @@
+// A directory as transformers' save_pretrained writes it: config.json, model.safetensors or shards with
+// model.safetensors.index.json, tokenizer files. Read as a checkpoint of weights, and written from one of ours.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/load.h"
+#include "checkpoint/tensor_source.h"
+#include "files/file_system.h"
+#include "files/safetensors.h"
+#include "hf/family.h"
+
+namespace metroplex::hf {
+
+// What config.json says: keys of section model, and the type of parameters that the weights are stored in. With a
+// tokenizer in the directory, keys of section data that name it. Throws base::Error("hf").
+std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory);
+
+// Our tensors of kind "weight", made of theirs. Of files that are mapped when first needed only what a region needs
+// is read. Throws base::Error("hf") that lists all tensors that are missing, of another shape, or unknown.
+class Source final : public checkpoint::TensorSource {
+ public:
+  // Of a resolved config.
+  Source(files::FileSystem& disk, const std::string& directory, const config::Model& model);
+
+ private:
+  struct Stored {
+    std::string file;
+    files::TensorInfo info;
+  };
+  void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
+  const files::SafetensorsFile& open(const std::string& file);
+  void list_tensors();
+  void check(const std::vector<MappedTensor>& mapped) const;
+
+  files::FileSystem& disk_;
+  std::map<std::string, std::unique_ptr<files::SafetensorsFile>> files_;
+  std::map<std::string, Stored> stored_;  // theirs
+  std::vector<MappedTensor> mapped_;
+};
+
+struct ExportOptions {
+  int64_t max_shard_bytes = int64_t{5} << 30;  // of a file; a tensor above it has one of its own
+};
+// Writes a new directory, whole or not at all: beside it as <directory>.part, then renamed. Takes one tensor of
+// theirs at a time, whatever layout wrote the checkpoint. Throws base::Error where `directory` is there already.
+void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                     const ExportOptions& options = {});
+
+}  // namespace metroplex::hf

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "hf/directory.h"
+
+namespace metroplex::hf {
+namespace {
+
+// One of theirs, and what of ours it is made of.
+struct Theirs {
+  files::TensorInfo info;
+  struct Piece {
+    size_t ours;  // index into the mapping
+    const TensorPart* part;
+  };
+  std::vector<Piece> pieces;
+  uint64_t bytes() const { return files::tensor_bytes(info.dtype, info.shape, info.name); }
+};
+
+const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name) {
+  const files::TensorForm* form = run.find(name, "weight");
+  MPX_CHECK(form != nullptr, "hf", "'", run.directory(), "' has no weight ", name);
+  return *form;
+}
+
+// In the order of the model.
+std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const checkpoint::Reader& run) {
+  std::vector<Theirs> all;
+  std::map<std::string, size_t> index;
+  for (size_t i = 0; i < mapped.size(); ++i) {
+    const files::TensorForm& form = form_of(run, mapped[i].name);
+    MPX_CHECK(form.shape == mapped[i].shape, "hf", "'", run.directory(), "': ", mapped[i].name, " has shape ",
+              checkpoint::describe_shape(form.shape), ", its config means ",
+              checkpoint::describe_shape(mapped[i].shape));
+    for (const TensorPart& part : mapped[i].parts) {
+      const auto [at, fresh] = index.emplace(part.name, all.size());
+      if (fresh) all.push_back({{part.name, form.dtype, {part.shape.begin(), part.shape.end()}}, {}});
+      all[at->second].pieces.push_back({i, &part});
+    }
+  }
+  return all;
+}
+
+void scatter(const TensorPart& part, const std::byte* ours, std::byte* theirs, int64_t width) {
+  const size_t last = part.size.size() - 1;
+  const int64_t rows = checkpoint::whole_piece(part.size).count() / part.size[last];
+  Dims at(part.size.size(), 0);
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t to = part.base;
+    for (size_t d = 0; d < last; ++d) to += part.strides[d] * at[d];
+    for (int64_t i = 0; i < part.size[last]; ++i)
+      std::memcpy(theirs + (to + i * part.strides[last]) * width, ours + i * width, static_cast<size_t>(width));
+    ours += part.size[last] * width;
+    for (size_t d = last; d-- > 0;) {
+      if (++at[d] < part.size[d]) break;
+      at[d] = 0;
+    }
+  }
+}
+
+std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTensor>& mapped,
+                                checkpoint::Reader& run) {
+  std::vector<std::byte> whole(theirs.bytes()), box;
+  const auto width = static_cast<int64_t>(files::dtype_bits(theirs.info.dtype) / 8);
+  for (const auto& [ours, part] : theirs.pieces) {
+    box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
+    run.fill(
+        {mapped[ours].name, "weight", mapped[ours].shape, part->offset, part->size, theirs.info.dtype, box.data()});
+    scatter(*part, box.data(), whole.data(), width);
+  }
+  return whole;
+}
+
+std::vector<std::vector<const Theirs*>> shards_of(const std::vector<Theirs>& all, int64_t most) {
+  std::vector<std::vector<const Theirs*>> shards(1);
+  uint64_t held = 0;
+  for (const Theirs& tensor : all) {
+    const uint64_t bytes = tensor.bytes();
+    if (!shards.back().empty() && held + bytes > static_cast<uint64_t>(most)) shards.emplace_back(), held = 0;
+    shards.back().push_back(&tensor);
+    held += bytes;
+  }
+  return shards;
+}
+
+std::string shard_name(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name;
+}
+
+void write_weights(files::FileSystem& disk, checkpoint::Reader& run, const std::vector<MappedTensor>& mapped,
+                   const std::string& directory, const ExportOptions& options) {
+  const std::vector<Theirs> all = theirs_of(mapped, run);
+  std::map<std::string, const Theirs*> by_name;
+  for (const Theirs& tensor : all) by_name[tensor.info.name] = &tensor;
+  const auto shards = shards_of(all, options.max_shard_bytes);
+  Json index{{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
+  uint64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i, shards.size());
+    std::vector<files::TensorInfo> infos;
+    for (const Theirs* tensor : shards[i]) infos.push_back(tensor->info);
+    files::order_tensors(infos);
+    files::SafetensorsWriter writer(disk, files::join_path(directory, name), infos, {{"format", "pt"}});
+    for (const files::TensorInfo& info : infos) {
+      const std::vector<std::byte> bytes = bytes_of(*by_name.at(info.name), mapped, run);
+      writer.write(bytes.data(), bytes.size());
+      index["weight_map"][info.name] = name;
+      total += bytes.size();
+    }
+    writer.finish();
+  }
+  index["metadata"]["total_size"] = total;
+  if (shards.size() > 1)
+    disk.replace_file(files::join_path(directory, "model.safetensors.index.json"), index.dump(2) + "\n");
+}
+
+const char* torch_name(files::Dtype dtype) {
+  if (dtype == files::Dtype::kBF16) return "bfloat16";
+  return dtype == files::Dtype::kF16 ? "float16" : dtype == files::Dtype::kF64 ? "float64" : "float32";
+}
+
+}  // namespace
+
+void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
+                     const ExportOptions& options) {
+  MPX_CHECK(!disk.exists(directory), "hf", "'", directory, "' is there already; choose another directory");
+  config::Model model = config::parse_saved(run.manifest().config_yaml).model;
+  const files::TensorForm& words = form_of(run, "embedding.word_embeddings.weight");
+  model.vocab_size = words.shape.at(0);
+  const Family& family = family_for(model);
+  const std::string part = directory + ".part";
+  if (disk.exists(part)) disk.remove_tree(part);
+  disk.make_directories(part);
+  write_weights(disk, run, family.tensors(model), part, options);
+  Json config = family.config(model);
+  config["architectures"] = {family.architecture};
+  config["model_type"] = family.model_type;
+  config["dtype"] = torch_name(words.dtype);
+  disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
+  const Json generation{{"_from_model_config", true}};
+  disk.replace_file(files::join_path(part, "generation_config.json"), generation.dump(2) + "\n");
+  const Json tokenizer = Json::parse(run.manifest().extra).value("tokenizer", Json());
+  if (tokenizer.is_object()) {
+    for (const std::string& name : tokenizer.value("files", std::vector<std::string>{}))
+      disk.replace_file(files::join_path(part, name), disk.read(files::join_path(run.directory(), name)));
+  }
+  disk.rename(part, directory);
+  disk.sync_directory(files::parent_directory(directory));
+}
+
+}  // namespace metroplex::hf

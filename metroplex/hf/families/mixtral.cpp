@@ -1,0 +1,48 @@
+// MixtralForCausalLM, arXiv 2401.04088: experts in every layer, the softmax over the chosen ones.
+#include "config/experts.h"
+#include "hf/decoder.h"
+
+namespace metroplex::hf {
+namespace mixtral {
+
+static Settings settings(const Json& json) {
+  const ConfigReader config(json);
+  Settings s = decoder_settings(config);
+  set(s, "family", "mixtral");
+  set(s, "add_bias_linear", false);
+  set(s, "num_moe_experts", config.integer("num_local_experts"));
+  set(s, "moe_router_topk", config.integer("num_experts_per_tok", 2));
+  set(s, "moe_ffn_hidden_size", config.integer("intermediate_size"));
+  set(s, "moe_input_jitter_eps", config.number("router_jitter_noise", 0));
+  if (config.flag("output_router_logits", false))
+    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
+  return s;
+}
+
+static bool holds(const config::Model& m) {
+  return plain_decoder(m) && config::all_layers_have_experts(m) && !m.qk_layernorm && !m.add_bias_linear &&
+         !m.add_qkv_bias && m.moe_router_score_function == config::ScoreFunction::softmax &&
+         !m.moe_router_pre_softmax && m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
+}
+
+static std::vector<MappedTensor> tensors(const config::Model& m) {
+  return decoder_tensors(m, {.block = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"});
+}
+
+static Json config_of(const config::Model& m) {
+  Json json = decoder_config(m);
+  json["intermediate_size"] = config::expert_ffn_width(m);
+  json["num_local_experts"] = m.num_moe_experts;
+  json["num_experts_per_tok"] = m.moe_router_topk;
+  json["router_jitter_noise"] = m.moe_input_jitter_eps;
+  json["output_router_logits"] = false;
+  json["sliding_window"] = nullptr;
+  return json;
+}
+
+}  // namespace mixtral
+
+const Family kMixtral{"mixtral",        "MixtralForCausalLM", mixtral::settings,
+                      mixtral::tensors, mixtral::holds,       mixtral::config_of};
+
+}  // namespace metroplex::hf

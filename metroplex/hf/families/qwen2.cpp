@@ -1,0 +1,35 @@
+// Qwen2ForCausalLM, arXiv 2407.10671: queries, keys and values have biases, nothing else has.
+#include "hf/decoder.h"
+
+namespace metroplex::hf {
+namespace qwen2 {
+
+static Settings settings(const Json& json) {
+  const ConfigReader config(json);
+  // The window is off unless a key of its own turns it on.
+  Json plain = json;
+  if (!config.flag("use_sliding_window", false)) plain["sliding_window"] = nullptr;
+  Settings s = decoder_settings(ConfigReader(plain));
+  set(s, "family", "llama");
+  set(s, "add_bias_linear", false);
+  set(s, "add_qkv_bias", true);
+  return s;
+}
+
+static bool holds(const config::Model& m) {
+  return plain_decoder(m) && !m.has_experts() && !m.qk_layernorm && !m.add_bias_linear && m.add_qkv_bias;
+}
+
+static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qkv_bias = true}); }
+
+static Json config_of(const config::Model& m) {
+  Json json = decoder_config(m);
+  json["use_sliding_window"] = false;
+  return json;
+}
+
+}  // namespace qwen2
+
+const Family kQwen2{"qwen2", "Qwen2ForCausalLM", qwen2::settings, qwen2::tensors, qwen2::holds, qwen2::config_of};
+
+}  // namespace metroplex::hf

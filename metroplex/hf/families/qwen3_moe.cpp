@@ -1,0 +1,73 @@
+// Qwen3MoeForCausalLM, arXiv 2505.09388: qwen3 with experts in some layers; the weights of the chosen experts are a
+// softmax over all experts, and add up to 1 only with norm_topk_prob, which is a softmax over the chosen ones.
+#include <algorithm>
+
+#include "config/experts.h"
+#include "hf/decoder.h"
+
+namespace metroplex::hf {
+namespace qwen3_moe {
+
+static std::string layers_with_experts(const ConfigReader& config) {
+  const int64_t step = config.integer("decoder_sparse_step", 1);
+  config.require(step > 0, "decoder_sparse_step", "a number above 0");
+  std::vector<int64_t> dense;
+  if (config.has("mlp_only_layers")) dense = config.json().at("mlp_only_layers").get<std::vector<int64_t>>();
+  std::string pattern;
+  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i) {
+    const bool experts = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+    pattern += (pattern.empty() ? "[" : ",") + std::string(experts ? "1" : "0");
+  }
+  return pattern + "]";
+}
+
+static Settings settings(const Json& json) {
+  const ConfigReader config(json);
+  Json plain = json;
+  if (!config.flag("use_sliding_window", false)) plain["sliding_window"] = nullptr;
+  Settings s = decoder_settings(ConfigReader(plain));
+  config.require(!config.flag("attention_bias", false), "attention_bias", "false");
+  set(s, "family", "qwen3_moe");
+  set(s, "add_bias_linear", false);
+  set(s, "qk_layernorm", true);
+  set(s, "num_moe_experts", config.integer("num_experts", config.integer("num_local_experts", 128)));
+  set(s, "moe_router_topk", config.integer("num_experts_per_tok", 8));
+  set(s, "moe_ffn_hidden_size", config.integer("moe_intermediate_size", 768));
+  set(s, "moe_layer_freq", layers_with_experts(config));
+  set(s, "moe_router_pre_softmax", !config.flag("norm_topk_prob", false));
+  if (config.flag("output_router_logits", false))
+    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
+  return s;
+}
+
+static bool holds(const config::Model& m) {
+  return plain_decoder(m) && m.has_experts() && m.qk_layernorm && !m.add_bias_linear && !m.add_qkv_bias &&
+         m.moe_router_score_function == config::ScoreFunction::softmax && m.moe_router_num_groups == 0 &&
+         m.moe_router_topk_scaling_factor == 0;
+}
+
+static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qk_norm = true}); }
+
+static Json config_of(const config::Model& m) {
+  Json json = decoder_config(m);
+  const std::vector<bool> experts = config::moe_layers(m);
+  Json dense = Json::array();
+  for (size_t i = 0; i < experts.size(); ++i) {
+    if (!experts[i]) dense.push_back(i);
+  }
+  json["num_experts"] = m.num_moe_experts;
+  json["num_experts_per_tok"] = m.moe_router_topk;
+  json["moe_intermediate_size"] = config::expert_ffn_width(m);
+  json["norm_topk_prob"] = !m.moe_router_pre_softmax;
+  json["decoder_sparse_step"] = 1;
+  json["mlp_only_layers"] = dense;
+  json["attention_bias"] = json["use_sliding_window"] = json["output_router_logits"] = false;
+  return json;
+}
+
+}  // namespace qwen3_moe
+
+const Family kQwen3Moe{"qwen3_moe",        "Qwen3MoeForCausalLM", qwen3_moe::settings,
+                       qwen3_moe::tensors, qwen3_moe::holds,      qwen3_moe::config_of};
+
+}  // namespace metroplex::hf

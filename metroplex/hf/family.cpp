@@ -1,0 +1,40 @@
+#include "hf/family.h"
+
+#include "base/error.h"
+#include "hf/decoder.h"
+
+namespace metroplex::hf {
+
+// The first that holds a model is what it is written as.
+static constexpr const Family* kFamilies[] = {&kGpt2, &kLlama, &kQwen2, &kQwen3, &kMixtral, &kQwen3Moe};
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const Family* family : kFamilies) names.emplace_back(family->model_type);
+  return names;
+}
+
+static std::string list() {
+  std::string text;
+  for (const std::string& name : family_names()) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+const Family& family_of(const std::string& model_type) {
+  for (const Family* family : kFamilies) {
+    if (model_type == family->model_type) return *family;
+  }
+  base::throw_error("hf", base::concat("config.json: model_type '", model_type,
+                                       "' is a family that is not built here; these are: ", list()));
+}
+
+const Family& family_for(const config::Model& model) {
+  for (const Family* family : kFamilies) {
+    if (family->holds(model)) return *family;
+  }
+  base::throw_error("hf", base::concat("no family of transformers' that is known here (", list(),
+                                       ") has a model as this section model says: norms, biases, activation, "
+                                       "positions, experts together; metroplex inspect shows them"));
+}
+
+}  // namespace metroplex::hf

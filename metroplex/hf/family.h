@@ -1,0 +1,53 @@
+// The model families of Hugging Face's transformers that a directory may hold. A family is a file of families/ and a
+// line of the table in family.cpp: what its config.json says in our keys, which of its tensors ours are made of, and
+// back. Names and layouts are those of transformers 5 (config.json of version 4 is read too).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "config/config.h"
+
+namespace metroplex::hf {
+
+using Json = nlohmann::json;
+using Dims = std::vector<int64_t>;
+
+// A box of one of our tensors that lies in one of theirs: element i of the box (i from 0 in every dim) is element
+// base + sum_d strides[d] i[d] of theirs.
+struct TensorPart {
+  std::string name;  // theirs
+  Dims shape;        // of the whole of theirs
+  Dims offset, size;
+  int64_t base = 0;
+  Dims strides;
+};
+struct MappedTensor {
+  std::string name;  // ours
+  Dims shape;        // unsharded, vocabulary unpadded
+  std::vector<TensorPart> parts;
+};
+
+struct Family {
+  const char* model_type;    // of config.json
+  const char* architecture;  // likewise
+  // "model.num_layers=3". Throws base::Error("hf") naming the key of config.json that means a model which is not
+  // built here.
+  std::vector<std::string> (*settings)(const Json& config);
+  // In the order of the model. Of a resolved config.
+  std::vector<MappedTensor> (*tensors)(const config::Model& model);
+  // Whether a model of ours is one of this family.
+  bool (*holds)(const config::Model& model);
+  Json (*config)(const config::Model& model);  // what settings() reads, of a model that it holds
+};
+
+// Throws base::Error("hf") with the families that are known.
+const Family& family_of(const std::string& model_type);
+// The family that a model can be written as. Throws base::Error("hf").
+const Family& family_for(const config::Model& model);
+std::vector<std::string> family_names();
+
+}  // namespace metroplex::hf
