@@ -1,6 +1,7 @@
 #include "train/state_tensors.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -71,7 +72,8 @@ void fill(checkpoint::TensorSource& source, const optim::State& state, const at:
   const at::ScalarType dtype = values.scalar_type();
   const at::ScalarType from = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
   const bool direct = from == dtype && values.is_cpu();
-  const at::Tensor target = direct ? values : at::empty(values.sizes(), from);
+  // Padding is in no box, and stays 0.
+  const at::Tensor target = direct ? values : at::zeros(values.sizes(), from);
   auto* const bytes = static_cast<char*>(target.mutable_data_ptr());
   for (const topology::BoxRange& box : box_ranges(*state.param, state.begin, state.end)) {
     source.fill({state.param->name, kind, state.param->global_shape, box.offset, box.size, file_dtype(from),

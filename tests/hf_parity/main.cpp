@@ -1,0 +1,245 @@
+// metroplex_hf_parity DIR...: directories as transformers write them, each with an expected.json that says what its
+// model makes of some tokens. Reads each into our model, on the layout that is asked for, and compares logits, loss,
+// the gradient of every parameter, the experts of every token, a greedy continuation; saves it as a checkpoint on
+// that layout, writes that as a directory, and compares the bytes of every tensor. Exit 0 only within the tolerances.
+#include <CLI/CLI.hpp>
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "files/file_system.h"
+#include "files/safetensors.h"
+#include "hf_parity/model_run.h"
+#include "hf_parity/sha256.h"
+
+namespace metroplex::hf_parity {
+namespace {
+
+using Json = nlohmann::json;
+
+// What is expected was computed in float32 from the stored values, as ours is, in another order of sums. `rounding`
+// says how far that is from float64; ours is about as far, so both together may differ by twice that, and by as much
+// again where ranks and fused products make another order of sums; where `rounding` is smaller than two units of
+// float32 of the quantity itself, these count instead.
+constexpr double kRoom = 4, kUnit = 0x1p-22;
+
+struct Worst {
+  double ratio = 0;
+  std::string where;
+  int64_t compared = 0;
+  void see(double got, double want, double allowed, const std::string& place) {
+    ++compared;
+    const double now = std::abs(got - want) / allowed;
+    if (!(now <= ratio)) ratio = std::isnan(now) ? INFINITY : now, where = place;
+  }
+};
+
+class Report {
+ public:
+  void line(const char* what, const Worst& worst) {
+    const bool good = worst.ratio <= 1 && worst.compared > 0;
+    std::printf("  %-10s %6lld values, worst %.3f of what is allowed%s%s%s\n", what,
+                static_cast<long long>(worst.compared), worst.ratio, worst.where.empty() ? "" : ", ",
+                worst.where.c_str(), good ? "" : "   FAILED");
+    passed_ = passed_ && good;
+  }
+  void exact(const char* what, int64_t equal, int64_t all, const std::string& first) {
+    std::printf("  %-10s %lld of %lld equal%s%s\n", what, static_cast<long long>(equal), static_cast<long long>(all),
+                equal == all ? "" : "   FAILED, first: ", equal == all ? "" : first.c_str());
+    passed_ = passed_ && equal == all && all > 0;
+  }
+  bool passed() const { return passed_; }
+
+ private:
+  bool passed_ = true;
+};
+
+Worst compare_logits(const ModelRun& run, const Json& expected, double allowed) {
+  Worst worst;
+  const Json& logits = expected.at("logits");
+  for (size_t n = 0; n < run.logits.size(); ++n) {
+    const at::Tensor& x = run.logits[n];
+    const at::Tensor sums = x.logsumexp(1), best = x.argmax(1);
+    for (int64_t t = 0; t < x.size(0); ++t) {
+      const auto place = base::concat("sequence ", n, " position ", t);
+      const auto at = static_cast<size_t>(t);
+      worst.see(sums[t].item<double>(), logits.at("logsumexp")[n][at], allowed, place);
+      worst.see(best[t].item<double>(), logits.at("argmax")[n][at], 0.5, place + " argmax");
+      const std::vector<double> first = logits.at("first16")[n][at], last = logits.at("last16")[n][at];
+      for (size_t i = 0; i < first.size(); ++i)
+        worst.see(x[t][static_cast<int64_t>(i)].item<double>(), first[i], allowed, place);
+      for (size_t i = 0; i < last.size(); ++i)
+        worst.see(x[t][x.size(1) - static_cast<int64_t>(last.size() - i)].item<double>(), last[i], allowed, place);
+    }
+  }
+  for (const Json& row : logits.at("rows")) {
+    const at::Tensor x = run.logits.at(row.at("sequence").get<size_t>())[row.at("position").get<int64_t>()];
+    const std::vector<double> values = row.at("values");
+    for (size_t i = 0; i < values.size(); ++i)
+      worst.see(x[static_cast<int64_t>(i)].item<double>(), values[i], allowed, "a whole row");
+  }
+  return worst;
+}
+
+// Of a tensor: an error of `relative` of its norm, in one element or, summed, of random sign in all.
+Worst compare_gradients(const ModelRun& run, const Json& expected, double relative) {
+  Worst worst;
+  for (const auto& [name, want] : expected.at("gradients").items()) {
+    const auto found = run.gradients.find(name);
+    if (found == run.gradients.end()) {
+      worst.see(NAN, 0, 1, name + " is missing");
+      continue;
+    }
+    const at::Tensor x = found->second.reshape({-1});
+    const double norm = want.at("l2"), allowed = relative * std::max(norm, 1e-12);
+    worst.see(x.norm().item<double>(), norm, allowed, name + " l2");
+    worst.see(x.sum().item<double>(), want.at("sum"), allowed * std::sqrt(static_cast<double>(x.numel())),
+              name + " sum");
+    const std::vector<double> first = want.at("first"), last = want.at("last");
+    for (size_t i = 0; i < first.size(); ++i)
+      worst.see(x[static_cast<int64_t>(i)].item<double>(), first[i], allowed, name);
+    for (size_t i = 0; i < last.size(); ++i)
+      worst.see(x[x.numel() - static_cast<int64_t>(last.size() - i)].item<double>(), last[i], allowed, name);
+  }
+  for (const auto& [name, values] : run.gradients) {
+    if (!expected.at("gradients").contains(name)) worst.see(NAN, 0, 1, name + " is not expected");
+  }
+  return worst;
+}
+
+Worst compare_routing(const ModelRun& run, const Json& expected, double allowed) {
+  Worst worst;
+  for (const auto& [layer, want] : expected.at("routing").items()) {
+    const auto found = run.routing.find(std::stoll(layer));
+    if (found == run.routing.end()) {
+      worst.see(NAN, 0, 1, "layer " + layer + " has no experts here");
+      continue;
+    }
+    for (size_t t = 0; t < want.at("experts").size(); ++t) {
+      const std::vector<int64_t> experts = want.at("experts")[t];
+      const std::vector<double> weights = want.at("weights")[t];
+      const auto token = static_cast<int64_t>(t);
+      const std::string place = base::concat("layer ", layer, " token ", t);
+      const bool same = found->second.experts.count(token) > 0 && found->second.experts.at(token) == experts;
+      worst.see(same ? 0 : NAN, 0, 1, place);
+      for (size_t j = 0; same && j < weights.size(); ++j)
+        worst.see(found->second.weights.at(token)[j], weights[j], allowed, place);
+    }
+  }
+  return worst;
+}
+
+void compare_bytes(const std::string& written, const Json& expected, Report& report) {
+  files::PosixFileSystem disk;
+  std::map<std::string, std::string> got;
+  for (const std::string& name : disk.list(written)) {
+    if (!name.ends_with(".safetensors")) continue;
+    const std::string path = files::join_path(written, name);
+    const files::SafetensorsFile file(disk.map(path), path);
+    for (const files::TensorInfo& info : file.tensors())
+      got[info.name] = sha256({reinterpret_cast<const char*>(file.data(info)), info.end - info.begin});
+  }
+  int64_t equal = 0;
+  std::string first;
+  for (const auto& [name, sum] : expected.at("tensor_sha256").items()) {
+    const bool same = got.count(name) > 0 && got.at(name) == sum.get<std::string>();
+    equal += same ? 1 : 0;
+    if (!same && first.empty()) first = name;
+  }
+  report.exact("bytes", equal, static_cast<int64_t>(expected.at("tensor_sha256").size()), first);
+  report.exact("no other", static_cast<int64_t>(expected.at("tensor_sha256").size()),
+               static_cast<int64_t>(got.size()), "");
+}
+
+struct Scratch {
+  std::filesystem::path path;
+  Scratch() {
+    std::string name = (std::filesystem::temp_directory_path() / "metroplex_hf.XXXXXX").string();
+    MPX_CHECK(::mkdtemp(name.data()) != nullptr, "hf parity", "cannot make a folder ", name);
+    path = name;
+  }
+  ~Scratch() {
+    std::error_code code;
+    std::filesystem::remove_all(path, code);
+  }
+};
+
+bool check(const std::string& directory, const Layout& layout, Fault fault) {
+  files::PosixFileSystem disk;
+  const Json expected = Json::parse(disk.read(files::join_path(directory, "expected.json")));
+  const Tokens tokens = expected.at("input_ids");
+  const Json& generation = expected.at("generation");
+  const auto new_tokens = generation.at("new_tokens").get<std::vector<int64_t>>();
+  const ModelRun run =
+      run_model(directory, layout, tokens, generation.at("prompt"), static_cast<int64_t>(new_tokens.size()), fault);
+  const Json rounding = expected.value("rounding", Json::object());
+  double largest = 0;
+  for (const at::Tensor& x : run.logits) largest = std::max(largest, x.abs().max().item<double>());
+  const double logits = kRoom * std::max(rounding.value("logits_max_abs", 1e-5), kUnit * largest);
+  std::printf("%s: tp %ld pp %ld ep %ld%s\n", directory.c_str(), static_cast<long>(layout.tp),
+              static_cast<long>(layout.pp), static_cast<long>(layout.ep), layout.sp ? " sp" : "");
+  Report report;
+  report.line("logits", compare_logits(run, expected, logits));
+  Worst loss;
+  const double wanted = expected.at("loss");
+  loss.see(run.loss, wanted, kRoom * std::max(rounding.value("loss", 1e-6), kUnit * wanted), "loss");
+  report.line("loss", loss);
+  report.line(
+      "gradients",
+      compare_gradients(run, expected, kRoom * std::max(rounding.value("gradients_max_relative_l2", 1e-5), kUnit)));
+  if (expected.contains("routing") && !expected.at("routing").empty()) {
+    if (layout.tp == 1) report.line("routing", compare_routing(run, expected, logits));
+    else std::printf("  routing    not compared with tp above 1\n");
+  }
+  int64_t equal = 0;
+  for (size_t i = 0; i < new_tokens.size() && i < run.generated.size() && run.generated[i] == new_tokens[i]; ++i)
+    ++equal;
+  report.exact("greedy", equal, static_cast<int64_t>(new_tokens.size()), base::concat("token ", equal));
+  const Scratch scratch;
+  write_again(directory, layout, (scratch.path / "run").string(), (scratch.path / "again").string());
+  compare_bytes((scratch.path / "again").string(), expected, report);
+  std::printf("%s %s\n", report.passed() ? "PASS" : "FAIL", directory.c_str());
+  return report.passed();
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Compares Hugging Face directories with what transformers made of them.", "metroplex_hf_parity");
+  std::vector<std::string> directories;
+  Layout layout;
+  std::string plant = "none";
+  app.add_option("DIR", directories, "directories with an expected.json")->required();
+  app.add_option("--tp", layout.tp, "tensor parallel ranks")->check(CLI::PositiveNumber);
+  app.add_option("--pp", layout.pp, "pipeline ranks")->check(CLI::PositiveNumber);
+  app.add_option("--ep", layout.ep, "expert parallel ranks, which are data parallel ones too")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--sp", layout.sp, "sequence parallelism");
+  app.add_option("--plant", plant, "a mistake to make on purpose, which must not pass: zero_tensor, scaled_norm")
+      ->check(CLI::IsMember({"none", "zero_tensor", "scaled_norm"}));
+  CLI11_PARSE(app, argc, argv);
+  const Fault fault = plant == "zero_tensor"   ? Fault::zero_tensor
+                      : plant == "scaled_norm" ? Fault::scaled_norm
+                                               : Fault::none;
+  int failed = 0;
+  for (const std::string& directory : directories) {
+    try {
+      failed += check(directory, layout, fault) ? 0 : 1;
+    } catch (const base::Error& error) {
+      std::printf("FAIL %s: %s\n", directory.c_str(), error.what());
+      ++failed;
+    }
+  }
+  std::printf("%zu directories, %d failed\n", directories.size(), failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace metroplex::hf_parity
+
+int main(int argc, char** argv) { return metroplex::hf_parity::run(argc, argv); }

@@ -1,0 +1,254 @@
+#include "hf_parity/model_run.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "apps/run_config.h"
+#include "base/error.h"
+#include "checkpoint/exchange.h"
+#include "comm/launch.h"
+#include "files/file_system.h"
+#include "hf/directory.h"
+#include "moe/values.h"
+#include "train/batch.h"
+#include "train/gather.h"
+#include "train/generate.h"
+#include "train/state.h"
+#include "train/step.h"
+
+namespace metroplex::hf_parity {
+namespace {
+
+std::vector<std::string> layout_arguments(const Layout& layout) {
+  return {base::concat("--tp=", layout.tp), base::concat("--pp=", layout.pp), base::concat("--ep=", layout.ep),
+          base::concat("--nproc=", layout.ranks()),
+          base::concat("--parallel.sequence_parallel=", layout.sp ? "true" : "false")};
+}
+
+config::Config parsed(const std::string& directory, const Layout& layout, const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = layout_arguments(layout);
+  arguments.insert(arguments.end(), {"--model.from", directory, "--data.mock_data=true", "--run.device=cpu",
+                                     "--data.tokenizer_type=none", "--data.tokenizer_model="});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const config::Model model = apps::parse_run_arguments(arguments).config.model;
+  if (model.num_layers % layout.pp != 0) {
+    const int64_t first = model.num_layers - model.num_layers / layout.pp * (layout.pp - 1);
+    arguments.push_back(base::concat("--parallel.decoder_first_pipeline_num_layers=", first));
+  }
+  // Experts with tensor parallelism are trained with sequence parallelism only; here every expert stays whole.
+  if (model.has_experts()) arguments.push_back("--parallel.expert_tensor_parallel_size=1");
+  if (model.has_experts() && layout.tp > 1 && !layout.forward_only)
+    arguments.push_back("--parallel.sequence_parallel=true");
+  return apps::checked_config(apps::parse_run_arguments(arguments).config, layout.ranks(),
+                              layout.forward_only ? config::Use::evaluation : config::Use::training);
+}
+
+void on_ranks(const config::Config& config, const std::function<void(const comm::World&)>& body) {
+  const auto ranks = static_cast<int>(config.run.nproc);
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, body);
+}
+
+// Behind the router of every layer with experts.
+class RecordRouting final : public nn::Segment {
+ public:
+  using See = std::function<void(const at::Tensor& experts, const at::Tensor& probs, const nn::Microbatch& batch)>;
+  RecordRouting(std::string name, See see) : name_(std::move(name)), see_(std::move(see)) {}
+  const std::string& name() const override { return name_; }
+  void collect_params(std::vector<nn::Param*>&) override {}
+  nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
+    if (!context.batch.training) see_(in.tensor(moe::kTopExperts), in.tensor(moe::kTopProbs), context.batch);
+    return in;
+  }
+
+ private:
+  std::string name_;
+  See see_;
+};
+
+struct Recorder {
+  std::mutex mutex;
+  std::map<int64_t, Routing> routing;
+
+  train::StageBuilder builder() {
+    return [this](const models::ModelContext& context, const models::StageSlice& slice) {
+      nn::Blocks blocks = models::build_stage(context, slice);
+      int64_t layer = slice.first_layer;
+      for (nn::Block& block : blocks) {
+        if (!block.is_layer) continue;
+        for (size_t i = 0; i < block.segments.size(); ++i) {
+          if (!block.segments[i]->name().ends_with(".router")) continue;
+          const auto see = [this, layer](const at::Tensor& experts, const at::Tensor& probs,
+                                         const nn::Microbatch& batch) {
+            if (!batch.sample_counters.defined()) return;
+            const std::lock_guard lock(mutex);
+            const int64_t first = batch.step.item<int64_t>() * experts.size(0), k = experts.size(1);
+            for (int64_t t = 0; t < experts.size(0); ++t) {
+              std::vector<std::pair<int64_t, double>> chosen;
+              for (int64_t j = 0; j < k; ++j)
+                chosen.emplace_back(experts[t][j].item<int64_t>(), probs[t][j].item<double>());
+              std::sort(chosen.begin(), chosen.end());
+              Routing& all = routing[layer];
+              all.experts[first + t].clear(), all.weights[first + t].clear();
+              for (const auto& [expert, weight] : chosen)
+                all.experts[first + t].push_back(expert), all.weights[first + t].push_back(weight);
+            }
+          };
+          block.segments.insert(block.segments.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                                std::make_unique<RecordRouting>(block.name + ".recorded", see));
+          break;
+        }
+        ++layer;
+      }
+      return blocks;
+    };
+  }
+};
+
+// This rank's sequences, each a microbatch; the number of the sequence stands in `step`.
+std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& tokens, bool labels, bool training) {
+  std::vector<nn::Microbatch> batches;
+  const int64_t dp = a.groups().dp.size();
+  for (int64_t n = a.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
+    const std::vector<int64_t>& sequence = tokens[static_cast<size_t>(n)];
+    train::HostBatch host;
+    host.numbers = {n, 1, n};
+    host.vocab_size = a.vocab_size;
+    data::Sample sample;
+    for (size_t t = 0; t < sequence.size(); ++t) {
+      const bool last = t + 1 == sequence.size();
+      sample.tokens.push_back(sequence[t]);
+      sample.labels.push_back(last ? 0 : sequence[t + 1]);
+      sample.position_ids.push_back(static_cast<int64_t>(t));
+      sample.loss_mask.push_back(last ? 0.0F : 1.0F);
+    }
+    host.samples.push_back(std::move(sample));
+    nn::Microbatch batch = train::stack_samples(host, a.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    if (!labels) batch.labels = at::Tensor();
+    batch.training = training;
+    batches.push_back(std::move(batch));
+  }
+  return batches;
+}
+
+// Of every sequence, on rank 0 of the last stage of its data-parallel rank.
+void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, ModelRun& run) {
+  const std::vector<nn::Microbatch> batches = batches_of(a, tokens, false, false);
+  const auto outputs =
+      a.executor->run({a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches[0])}).last;
+  if (!a.last_stage() || !a.groups().tp.first()) return;
+  const std::lock_guard lock(mutex);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const size_t n = static_cast<size_t>(a.groups().dp.index()) + i * static_cast<size_t>(a.groups().dp.size());
+    run.logits[n] = outputs[i].select(1, 0).to(at::kDouble);
+  }
+}
+
+void plant(train::Assembly& a, Fault fault) {
+  for (const distributed::Slice& slice : a.slices) {
+    const std::string& name = slice.param->name;
+    if (fault == Fault::zero_tensor && name == "decoder.layers.0.self_attention.linear_proj.weight")
+      slice.values.zero_();
+    if (fault == Fault::scaled_norm && name == "decoder.layers.1.pre_mlp_layernorm.weight") slice.values.mul_(1.001);
+  }
+  a.families.updated();
+}
+
+// Ours, whole -> theirs.
+std::map<std::string, at::Tensor> theirs_of(const std::string& directory, const config::Model& model,
+                                            const std::map<std::string, at::Tensor>& ours) {
+  files::PosixFileSystem disk;
+  const std::string type = hf::Json::parse(disk.read(files::join_path(directory, "config.json"))).at("model_type");
+  std::map<std::string, at::Tensor> theirs;
+  for (const hf::MappedTensor& tensor : hf::family_of(type).tensors(model)) {
+    const at::Tensor& x = ours.at(tensor.name);
+    for (const hf::TensorPart& part : tensor.parts) {
+      at::Tensor& whole = theirs[part.name];
+      if (!whole.defined()) whole = at::zeros(part.shape, at::kDouble);
+      at::Tensor box = x;
+      for (size_t d = 0; d < part.size.size(); ++d)
+        box = box.narrow(static_cast<int64_t>(d), part.offset[d], part.size[d]);
+      whole.as_strided(part.size, part.strides, part.base).copy_(box);
+    }
+  }
+  return theirs;
+}
+
+}  // namespace
+
+config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length) {
+  return parsed(directory, layout,
+                {"--precision.params_dtype=fp32", "--model.hidden_dropout=0", "--model.attention_dropout=0",
+                 "--model.moe_input_jitter_eps=0", "--model.moe_aux_loss_coeff=0", "--train.micro_batch_size=1",
+                 base::concat("--train.global_batch_size=", sequences), base::concat("--train.seq_length=", length),
+                 "--train.train_iters=1", "--optim.lr=0", "--optim.min_lr=0", "--optim.clip_grad=0"});
+}
+
+ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
+                   const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault) {
+  const config::Config config =
+      config_of(directory, layout, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size()));
+  ModelRun run;
+  run.logits.resize(tokens.size());
+  std::mutex mutex;
+  Recorder recorder;
+  on_ranks(config, [&](const comm::World& world) {
+    files::PosixFileSystem disk;
+    const auto a = train::assemble(config, world, config.model.vocab_size, false, recorder.builder());
+    hf::Source source(disk, directory, config.model);
+    train::load_weights_of(*a, source);
+    plant(*a, fault);
+    take_logits(*a, tokens, mutex, run);
+    const double loss = train::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
+    std::map<std::string, at::Tensor> gradients;
+    const std::vector<nn::Microbatch> batches = batches_of(*a, tokens, true, true);
+    train::StepInput step{batches, 1, 0, false, [&](double unscale) {
+                            for (const auto& [name, values] : train::gather_whole(*a, train::Gathered::main_grad))
+                              gradients[name] = values.to(at::kDouble).mul(unscale);
+                          }};
+    train::train_step(*a, step);
+    if (world.rank() != 0) return;
+    run.loss = loss;
+    run.gradients = theirs_of(directory, config.model, gradients);
+  });
+  if (layout.tp == 1) run.routing = recorder.routing;
+  Layout plain = layout;
+  plain.sp = false;
+  // One sequence at a time, on one data-parallel rank: experts stay together.
+  plain.ep = 1;
+  plain.forward_only = true;
+  const config::Config generating = config_of(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
+  on_ranks(generating, [&](const comm::World& world) {
+    files::PosixFileSystem disk;
+    const auto a = train::assemble(generating, world, generating.model.vocab_size, true);
+    hf::Source source(disk, directory, generating.model);
+    train::load_weights_of(*a, source);
+    plant(*a, fault);
+    const auto made = train::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
+    if (world.rank() == 0) run.generated = made;
+  });
+  return run;
+}
+
+void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
+                 const std::string& out) {
+  const config::Config config = parsed(
+      directory, layout,
+      {"--train.micro_batch_size=1", base::concat("--train.global_batch_size=", layout.ranks()),
+       "--train.train_iters=1", "--optim.lr=0", "--checkpoint.save=" + checkpoint, "--checkpoint.save_interval=1"});
+  on_ranks(config, [&](const comm::World& world) {
+    files::PosixFileSystem disk;
+    const auto a = train::assemble(config, world, config.model.vocab_size);
+    hf::Source source(disk, directory, config.model);
+    train::load_weights_of(*a, source);
+    const train::SaveOutcome saved = train::save_state(*a, {}, disk);
+    MPX_CHECK(saved.saved, "hf parity", saved.problem);
+  });
+  files::PosixFileSystem disk;
+  checkpoint::Alone alone;
+  const checkpoint::Found found = checkpoint::open_path(disk, checkpoint, 0, alone);
+  hf::write_directory(disk, *found.reader, out);
+}
+
+}  // namespace metroplex::hf_parity

@@ -1,0 +1,48 @@
+// What our model makes of a Hugging Face directory on a layout: of the tokens of its expected.json the logits, the
+// loss, the gradients under the names of the directory, the choice of experts, and a greedy continuation.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::hf_parity {
+
+using Tokens = std::vector<std::vector<int64_t>>;
+
+struct Layout {
+  int64_t tp = 1, pp = 1, ep = 1;
+  int64_t ranks() const { return tp * pp * ep; }
+  bool sp = false, forward_only = false;
+};
+
+struct Routing {
+  std::map<int64_t, std::vector<int64_t>> experts;  // by token, sequence after sequence
+  std::map<int64_t, std::vector<double>> weights;
+};
+
+struct ModelRun {
+  double loss = 0;
+  std::vector<at::Tensor> logits;               // of each sequence, [s, V] in double
+  std::map<std::string, at::Tensor> gradients;  // theirs, in double
+  std::map<int64_t, Routing> routing;           // by layer; not with tp above 1
+  std::vector<int64_t> generated;
+};
+
+enum class Fault { none, zero_tensor, scaled_norm };
+
+// The config of section model and data that the directory means, in fp32, without dropout, on the layout. Resolved.
+config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length);
+ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
+                   const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault);
+// Loads the directory in the format that it is stored in, saves a checkpoint on the layout, and writes that as a
+// directory again, which is returned.
+void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
+                 const std::string& out);
+
+}  // namespace metroplex::hf_parity
