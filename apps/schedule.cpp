@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/commands.h"
 #include "base/error.h"
 #include "plan/draw.h"
 #include "plan/layout.h"
@@ -82,7 +83,9 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   size("--micro-batch-size", options.micro_batch_size, 1 << 20, "samples of a microbatch");
   size("--hidden-size", options.hidden_size, 1 << 20, "width of the layers' inputs");
   size("--bytes-per-element", options.bytes_per_element, 8, "of their format");
-  app.footer("Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg");
+  app.footer(
+      "Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg\n"
+      "  metroplex schedule --sequence --help     how context-parallel ranks share a sequence");
 }
 
 struct Graphs {
@@ -208,6 +211,7 @@ void write_svg(const std::string& path, const std::string& svg) {
 }  // namespace
 
 int run_schedule(const std::vector<std::string>& arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--sequence") != arguments.end()) return run_sequence(arguments);
   CLI::App app(
       "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
       "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",

@@ -96,7 +96,8 @@ Arc exact_arc(const Circle& circle, const Wanted& wanted) {
   double distance = std::abs(static_cast<double>(area) - wanted.area);
   for (int64_t begin = 0; begin < all;) {
     const SequencePiece &first = circle.piece(head), &behind = circle.piece(tail);
-    const int64_t of_first = begin - circle.tokens_before[head], of_behind = begin + count - circle.tokens_before[tail];
+    const int64_t of_first = begin - circle.tokens_before[head],
+                  of_behind = begin + count - circle.tokens_before[tail];
     const bool free = (of_first == 0 && circle.free(head)) || (of_behind == 0 && circle.free(tail));
     if (free && std::abs(static_cast<double>(area) - wanted.area) <= wanted.tolerance) return {begin, count};
     const int64_t steps = std::min(first.count - of_first, behind.count - of_behind);
@@ -150,10 +151,8 @@ PositionRuns take(Circle& circle, const Arc& arc) {
   circle.sum_up();
   PositionRuns runs;
   for (const SequencePiece& piece : taken) {
-    if (!runs.empty() && runs.back().end() == piece.first)
-      runs.back().count += piece.count;
-    else
-      runs.push_back({piece.first, piece.count});
+    if (!runs.empty() && runs.back().end() == piece.first) runs.back().count += piece.count;
+    else runs.push_back({piece.first, piece.count});
   }
   return runs;
 }
@@ -175,8 +174,8 @@ std::vector<PositionRuns> balanced_cut(const SequencePieces& sequence, const Seq
     const auto [least_tokens, most_tokens] = bounds(tokens, left, mean_tokens, request.token_slack);
     // No rank is left without tokens.
     wanted.least_tokens = std::max(request.multiple, static_cast<int64_t>(std::ceil(least_tokens)));
-    wanted.most_tokens = std::min(circle.tokens() - (left - 1) * request.multiple,
-                                  static_cast<int64_t>(std::floor(most_tokens)));
+    wanted.most_tokens =
+        std::min(circle.tokens() - (left - 1) * request.multiple, static_cast<int64_t>(std::floor(most_tokens)));
     std::tie(wanted.least_area, wanted.most_area) = bounds(area, left, mean_area, request.area_slack);
     wanted.tolerance = std::min(wanted.most_area - wanted.area, wanted.area - wanted.least_area);
     std::optional<Arc> arc;

@@ -11,10 +11,8 @@ namespace {
 
 void append(PositionRuns& runs, const PositionRun& run) {
   if (run.count == 0) return;
-  if (!runs.empty() && runs.back().end() == run.first)
-    runs.back().count += run.count;
-  else
-    runs.push_back(run);
+  if (!runs.empty() && runs.back().end() == run.first) runs.back().count += run.count;
+  else runs.push_back(run);
 }
 
 // Part `i` of `parts` parts that differ by one unit of `multiple` tokens at most.
@@ -36,8 +34,10 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
   if (request.kind != SequenceCutKind::zigzag) return;
   MPX_CHECK(length % (2 * cp) == 0, "plan", "zigzag cuts a sequence into 2 cp = ", 2 * cp, " equal chunks, and ",
             length, " tokens are not a multiple of that; choose a multiple, or the balanced cut");
-  MPX_CHECK(length / cp % multiple == 0, "plan", "zigzag gives a rank ", length / cp, " tokens, which are no multiple "
-            "of ", multiple, "; choose another length, or the balanced cut");
+  MPX_CHECK(length / cp % multiple == 0, "plan", "zigzag gives a rank ", length / cp,
+            " tokens, which are no multiple "
+            "of ",
+            multiple, "; choose another length, or the balanced cut");
 }
 
 // The union of ascending intervals that may overlap.
@@ -47,8 +47,7 @@ PositionRuns merged(std::vector<PositionRun> runs) {
   for (const PositionRun& run : runs) {
     if (!out.empty() && run.first <= out.back().end())
       out.back().count = std::max(out.back().end(), run.end()) - out.back().first;
-    else
-      out.push_back(run);
+    else out.push_back(run);
   }
   return out;
 }
@@ -106,13 +105,14 @@ SequencePieces sequence_pieces(const DocumentLengths& documents) {
       at += length;
     }
     MPX_CHECK(at > 0 && (s == 0 || at == out.length), "plan", "the documents of sample ", s, " have ", at,
-              " tokens together, those of sample 0 have ", out.length, "; samples that are cut together have one "
+              " tokens together, those of sample 0 have ", out.length,
+              "; samples that are cut together have one "
               "length above 0");
     out.length = at;
   }
   std::sort(begins.begin(), begins.end());
-  std::vector<size_t> index(documents.size(), 0);     // of the document that each sample is in
-  std::vector<int64_t> starts(documents.size(), 0);   // where it begins
+  std::vector<size_t> index(documents.size(), 0);    // of the document that each sample is in
+  std::vector<int64_t> starts(documents.size(), 0);  // where it begins
   for (size_t i = 0; i < begins.size();) {
     const int64_t at = begins[i];
     size_t same = i;

@@ -3,11 +3,12 @@
 // own document up to itself. A cut gives every position to exactly one rank.
 //   contiguous: rank i has the i-th of cp equal parts; the last has the most area.
 //   zigzag: Megatron's; of 2 cp equal chunks rank i has number i and number 2 cp - 1 - i. Even for one document.
-//   balanced: tokens and area both even, for documents of any lengths. Takes one arc after the other off the sequence,
-//     whose ends are joined to a circle: among all arcs of the mean number of tokens, the mean of the area is the mean
-//     area, and it changes by little from one arc to the next, so that one of them has both. For one document that
-//     gives pairs like zigzag's. Ends of arcs are put between documents where the slack allows it: a document that is
-//     not cut needs no exchange.
+//   balanced: tokens and area both even, for documents of any lengths. Takes one arc after the other off the
+//   sequence,
+//     whose ends are joined to a circle: among all arcs of the mean number of tokens, the mean of the area is the
+//     mean area, and it changes by little from one arc to the next, so that one of them has both. For one document
+//     that gives pairs like zigzag's. Ends of arcs are put between documents where the slack allows it: a document
+//     that is not cut needs no exchange.
 #pragma once
 
 #include <cstdint>

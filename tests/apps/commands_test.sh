@@ -320,6 +320,14 @@ for rank in ranks:
     assert rank["input_bytes"] == sum(l * s for l, s in zip(layers, sets)) * 4096 * 4096 * 2
 PYTHON
 holds "schedule draws and counts the live sets of graphs"
+run 0 schedule --sequence --cp 4 --lengths 137,2041,89,1829 --svg sequence.svg
+prints '^rank 3 .* 1024 tokens, area 2[45]\.[0-9]+ %, gets [0-9]+ keys$'
+python3 -c 'import xml.dom.minidom as m; m.parse("sequence.svg")' || fail "the SVG of a cut does not parse"
+run 0 schedule --sequence --cp 2 --cut zigzag --lengths 8 --json
+python3 -c 'import json; r = json.load(open("out")); assert r["ranks"][1]["keys_from"] == {"0": [[0, 2]]}, r' || fail "schedule --sequence --json"
+run 2 schedule --sequence --cp 3 --cut zigzag --lengths 8
+warns '2 cp = 6 equal chunks'
+holds "schedule --sequence draws a cut of packed documents and refuses what it cannot cut"
 run 0 inspect ck --json
 python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"
 run 0 inspect corpus --json
