@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "config/choice.h"
+#include "config/parallel.h"
 
 namespace metroplex::plan {
 
-enum class SequenceCutKind { zigzag, contiguous, balanced };
+using config::SequenceCutKind;
 
 // Consecutive positions [first, first + count).
 struct PositionRun {
@@ -62,11 +62,3 @@ CutLoad cut_load(const DocumentLengths& documents, const SequenceCut& cut);
 std::vector<std::vector<PositionRuns>> seen_keys(const DocumentLengths& documents, const SequenceCut& cut);
 
 }  // namespace metroplex::plan
-
-namespace metroplex::config {
-template <>
-inline constexpr Word<plan::SequenceCutKind> kWords<plan::SequenceCutKind>[] = {
-    {plan::SequenceCutKind::zigzag, "zigzag"},
-    {plan::SequenceCutKind::contiguous, "contiguous"},
-    {plan::SequenceCutKind::balanced, "balanced"}};
-}  // namespace metroplex::config
