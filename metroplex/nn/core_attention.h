@@ -26,7 +26,7 @@ struct CoreSpec {
   DropoutKey dropout;
   int64_t first_head = 0;  // of the model's heads: dropout counts by these
   cuda::Target target;
-  comm::Group cp;  // whose ranks hold the keys of the sequence (context_attention.h)
+  comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
   config::CpCommType exchange = config::CpCommType::p2p;
 };
 

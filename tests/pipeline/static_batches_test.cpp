@@ -30,6 +30,7 @@ nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at:
   batch.document_ids = numbers.div(4, "floor") + first;
   nn::set_counters(batch, step, at::arange(first, first + kSamples, at::kLong));
   batch.rows = at::arange(kLength, at::kLong) + step;
+  batch.all_rows = at::stack({batch.rows, batch.rows + kLength});
   batch.row_runs = {{0, 2}, {7, 3}};
   batch.full_seq_len = 10;
   return batch;
