@@ -21,7 +21,6 @@ NOT_DRAWN = {
         "train.exit_interval", "train.exit_duration_in_mins"],
     "captured by the checks, where it may be": [
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
-    "context parallelism is not there": ["parallel.context_parallel_size"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 
@@ -48,12 +47,14 @@ class Drawing:
     def layout(self):
         while True:
             self.tp, self.pp, self.dp = self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 2, 2, 3, 4)
-            if self.tp * self.pp * self.dp <= 8:
+            self.cp = self.one(1, 1, 1, 2, 3, 4)
+            if self.tp * self.cp * self.pp * self.dp <= 8:
                 break
-        self.ranks = self.tp * self.pp * self.dp
+        self.ranks = self.tp * self.cp * self.pp * self.dp
         self.vpp = self.one(1, 1, 2) if self.pp > 1 else 1
         self.sp = self.tp > 1 and self.chance(0.6)
-        sizes = {"tensor_model_parallel_size": self.tp, "pipeline_model_parallel_size": self.pp}
+        sizes = {"tensor_model_parallel_size": self.tp, "pipeline_model_parallel_size": self.pp,
+                 "context_parallel_size": self.cp}
         for key, size in sizes.items():
             if size > 1:
                 self.put(f"parallel.{key}", size)
@@ -269,11 +270,26 @@ class Drawing:
         self.maybe("model.moe_echo_recompute_expert_dispatch", "true", odds=0.3)
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
+    def exchange(self):
+        heads = int(self.keys["model.num_attention_heads"]) // self.tp
+        groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
+        words = ["p2p", "all_gather"] if self.cp > 1 else []
+        if words and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
+            words.append("a2a")
+        if words:
+            each = self.layers if self.chance(0.3) else 1
+            self.put("parallel.cp_comm_type", ",".join(self.one(*words) for _ in range(each)))
+
     def batches(self):
         seq = self.rng.randint(2, 40)
         if self.sp:
             self.put("parallel.sequence_parallel", True)
-        self.seq = max(1, seq // self.tp) * self.tp if self.sp else seq
+        self.cut = self.one("zigzag", "contiguous", "balanced") if self.cp > 1 else "zigzag"
+        unit = (self.tp if self.sp else 1) * (2 * self.cp if self.cut == "zigzag" and self.cp > 1 else self.cp)
+        self.seq = max(1, seq // unit) * unit
+        if self.cut != "zigzag":
+            self.put("parallel.context_parallel_cut", self.cut)
+        self.exchange()
         self.put("train.seq_length", self.seq)
         self.maybe("model.max_position_embeddings", self.seq, self.seq + 5)
         micro = self.one(1, 1, 2, 3)
