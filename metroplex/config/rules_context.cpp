@@ -49,10 +49,10 @@ void check_exchanges(Rules& rules) {
   const int64_t layers = rules.config.model.num_layers;
   const std::vector<std::string> words = comma_list(p.cp_comm_type);
   const auto count = static_cast<int64_t>(words.size());
-  rules.require(count == 1 || count == layers, kExchange, p.cp_comm_type,
-                concat("has ", count, " words: one for all layers, or one for each of ",
-                       key_is("model.num_layers", layers)),
-                "write one word, or one for each layer");
+  rules.require(
+      count == 1 || count == layers, kExchange, p.cp_comm_type,
+      concat("has ", count, " words: one for all layers, or one for each of ", key_is("model.num_layers", layers)),
+      "write one word, or one for each layer");
   for (const std::string& word : words) {
     const bool hierarchical = word == "a2a+p2p";
     rules.require(!hierarchical, kExchange, word, "is not there yet: no hierarchical exchange is built",

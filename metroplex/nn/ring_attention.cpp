@@ -1,5 +1,5 @@
-// The p2p exchange of context_attention.h: keys and values go round, each rank's to the next, until every rank has had
-// all (Liu, Zaharia, Abbeel: Ring Attention, arXiv:2310.01889). Results are joined by their logsumexp.
+// The p2p exchange of context_attention.h: keys and values go round, each rank's to the next, until every rank has
+// had all (Liu, Zaharia, Abbeel: Ring Attention, arXiv:2310.01889). Results are joined by their logsumexp.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -67,7 +67,8 @@ CoreResult ring_attention(const CoreInputs& in, const CoreCall& call) {
       return;
     }
     const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
-    all.out.mul_(factor((all.logsumexp - sum).exp())).add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
+    all.out.mul_(factor((all.logsumexp - sum).exp()))
+        .add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
     all.logsumexp = sum;
   });
   return {all.out.to(in.q.scalar_type()), all.logsumexp};
@@ -82,8 +83,7 @@ CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in,
   Pair sent, coming;
   comm::Handle travel;
   for_each_block(in, call, [&](int64_t hops, const Pair& keys, const CorePositions& positions) {
-    const CoreInputs d =
-        attend_backward(dout, {in.q, keys.k, keys.v}, result, {call.spec, positions, call.batch});
+    const CoreInputs d = attend_backward(dout, {in.q, keys.k, keys.v}, result, {call.spec, positions, call.batch});
     dq = hops == 0 ? to_wide(d.q) : dq.add_(d.q);
     travel.wait();
     if (hops == 0) {

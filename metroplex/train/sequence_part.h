@@ -1,5 +1,5 @@
-// The part of a microbatch that a context-parallel rank has: its rows of each sample, as a cut says that is planned from
-// the documents (plan/sequence_cut.h).
+// The part of a microbatch that a context-parallel rank has: its rows of each sample, as a cut says that is planned
+// from the documents (plan/sequence_cut.h).
 #pragma once
 
 #include "comm/group.h"
@@ -17,8 +17,8 @@ struct SequenceParts {
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 
 // tokens, labels, loss_mask and position_ids of the rank's rows; the documents and the sum of the mask of the whole
-// sequence. All ranks get as many rows. `whole` on the host, or on the meta device, where it is taken for one document;
-// for one rank it is the result.
+// sequence. All ranks get as many rows. `whole` on the host, or on the meta device, where it is taken for one
+// document; for one rank it is the result.
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
 
 }  // namespace metroplex::train

@@ -249,6 +249,18 @@ libraries=$(ldd "$metroplex")
 case "$libraries" in *libtorch* | *libc10*) fail "metroplex links libtorch: commands without tensors would wait for it" ;; esac
 holds "$(wc -l <<< "$libraries") libraries"
 
+echo "Context parallelism"
+packed=("${tiny[@]}" --precision.params_dtype=fp64 --data.reset_attention_mask=true --data.reset_position_ids=true --train.seq_length=64)
+run 0 train "${packed[@]}" --nproc 1 --train.metrics_file=whole.jsonl
+for cut in zigzag balanced; do
+  run 0 train "${packed[@]}" --nproc 4 --cp 2 --tp 2 --parallel.sequence_parallel=true --parallel.cp_comm_type=p2p,all_gather \
+    --parallel.context_parallel_cut=$cut --parallel.data_parallel_sharding_strategy=optim --train.metrics_file=$cut.jsonl
+  same_losses whole.jsonl $cut.jsonl 1e-10
+done
+run 2 train "${tiny[@]}" --nproc 2 --cp 2 --train.seq_length=18
+warns 'train.seq_length = 18: must be a multiple of 4, twice parallel.context_parallel_size = 2'
+holds "a packed corpus has the same losses with cp 2 x tp 2; a length without a zigzag is refused"
+
 echo "verify, ranks, schedule, inspect"
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --steps 2
 prints '^EQUAL'

@@ -61,7 +61,8 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
 }
 
 nn::CoreInputs inputs(const Case& c, at::ScalarType dtype) {
-  return {sample({c.whole, kBatch, c.h.heads, c.h.d}, 5, dtype), sample({c.whole, kBatch, c.h.groups, c.h.d}, 6, dtype),
+  return {sample({c.whole, kBatch, c.h.heads, c.h.d}, 5, dtype),
+          sample({c.whole, kBatch, c.h.groups, c.h.d}, 6, dtype),
           sample({c.whole, kBatch, c.h.groups, c.h.dv}, 7, dtype)};
 }
 
@@ -100,10 +101,9 @@ void walk(at::ScalarType dtype, int rounds, const std::function<double(int64_t c
         std::mt19937 random(17);
         for (int round = 0; round < rounds; ++round) {
           const Case c = random_case(random, cp, exchange);
-          SCOPED_TRACE(testing::Message()
-                       << config::text_of(exchange) << " cp " << cp << " round " << round << ": " << c.h.heads << "/"
-                       << c.h.groups << " heads of " << c.h.d << " and " << c.h.dv << ", " << c.whole
-                       << " rows, dropout " << c.dropout);
+          SCOPED_TRACE(testing::Message() << config::text_of(exchange) << " cp " << cp << " round " << round << ": "
+                                          << c.h.heads << "/" << c.h.groups << " heads of " << c.h.d << " and "
+                                          << c.h.dv << ", " << c.whole << " rows, dropout " << c.dropout);
           expect_as_whole(c, world.groups().cp, dtype, tolerance(cp));
           if (testing::Test::HasFailure()) return;
         }
@@ -128,25 +128,26 @@ comm::Traffic::Count counted(CpCommType exchange, int cp, const Heads& h, const 
   const auto traffic = std::make_shared<comm::Traffic>();
   RunOptions options;
   options.traffic = traffic;
-  run_ranks(cp, {.cp = cp},
-            [&](const comm::World& world) {
-              Case c;
-              c.h = h, c.whole = 4 * cp, c.exchange = exchange;
-              c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
-              const nn::CoreInputs whole = inputs(c, at::kBFloat16);
-              nn::CoreSpec spec = core_spec(whole);
-              spec.cp = world.groups().cp;
-              spec.exchange = exchange;
-              const nn::Microbatch batch = batch_of(c, world.groups().cp.index());
-              const auto part = [&](const at::Tensor& x) { return x.narrow(0, 0, 4); };
-              const nn::Positions rows{0, batch.rows, c.whole};
-              const nn::CoreAttention core(spec, {});
-              nn::CoreSaved saved;
-              const at::Tensor out =
-                  core.forward(part(whole.q), part(whole.k), part(whole.v), {rows, rows}, batch, &saved).x;
-              if (backward) core.backward(out, saved);
-            },
-            options);
+  run_ranks(
+      cp, {.cp = cp},
+      [&](const comm::World& world) {
+        Case c;
+        c.h = h, c.whole = 4 * cp, c.exchange = exchange;
+        c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
+        const nn::CoreInputs whole = inputs(c, at::kBFloat16);
+        nn::CoreSpec spec = core_spec(whole);
+        spec.cp = world.groups().cp;
+        spec.exchange = exchange;
+        const nn::Microbatch batch = batch_of(c, world.groups().cp.index());
+        const auto part = [&](const at::Tensor& x) { return x.narrow(0, 0, 4); };
+        const nn::Positions rows{0, batch.rows, c.whole};
+        const nn::CoreAttention core(spec, {});
+        nn::CoreSaved saved;
+        const at::Tensor out =
+            core.forward(part(whole.q), part(whole.k), part(whole.v), {rows, rows}, batch, &saved).x;
+        if (backward) core.backward(out, saved);
+      },
+      options);
   return traffic->of("cp", operation);
 }
 
