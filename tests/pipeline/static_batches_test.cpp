@@ -135,7 +135,7 @@ TEST_F(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
 TEST_F(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
   held.make(batches(1));
   const int64_t matrix = kSamples * kLength;
-  const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + kLength * 8);
+  const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + 3 * kLength * 8);
   EXPECT_EQ(held.bytes(), values);
 }
 
