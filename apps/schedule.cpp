@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/commands.h"
 #include "base/error.h"
 #include "config/experts.h"
 #include "files/file_system.h"
@@ -114,7 +115,9 @@ void declare(CLI::App& app, ScheduleOptions& options) {
       ->check(CLI::Range(0, 65536))
       ->group(group)
       ->needs(graphs);
-  app.footer("Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg");
+  app.footer(
+      "Example:\n  metroplex schedule --pp 4 --vpp 2 --microbatches 8 --svg interleaved.svg\n"
+      "  metroplex schedule --sequence --help     how context-parallel ranks share a sequence");
 }
 
 struct Graphs {
@@ -278,6 +281,7 @@ void print_table(const plan::PipelineTable& table) {
 }  // namespace
 
 int run_schedule(const std::vector<std::string>& arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--sequence") != arguments.end()) return run_sequence(arguments);
   CLI::App app(
       "Draws a pipeline schedule: who runs which microbatch when, how long each rank idles (beside the\n"
       "textbook's formula), and how many activations it holds. The table drawn is the one training runs.",

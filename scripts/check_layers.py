@@ -19,6 +19,7 @@ GROUND = {
     "plan": ["base", "config", "topology"],
     "data": ["base", "config", "files", "text"],
     "checkpoint": ["base", "files"],
+    "hf": ["base", "config", "files", "checkpoint"],
 }
 UPPER = {
     "cuda": ["base", "plan"],
@@ -29,7 +30,7 @@ UPPER = {
     "pipeline": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "distributed": ["base", "config", "topology", "plan", "cuda", "comm", "nn"],
     "optim": ["base", "config", "topology", "plan", "cuda", "comm", "nn", "distributed"],
-    "train": ["base", "config", "files", "text", "topology", "plan", "data", "checkpoint", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
+    "train": ["base", "config", "files", "text", "topology", "plan", "data", "checkpoint", "hf", "cuda", "comm", "nn", "moe", "models", "pipeline", "distributed", "optim"],
 }
 UPPER["preflight"] = ["train", *UPPER["train"]]
 ROOMS = GROUND | UPPER
@@ -46,6 +47,7 @@ PROGRAMS = {
     "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "data"],
     "tests/conformance/tensor": [room for room in ROOMS if room != "preflight"],
     "tests/parity": [*ROOMS],
+    "tests/hf_parity": [*ROOMS],
     "tests/fuzz": ["base", "files", "text", "data", "config"],
     "tests/kernels_on_host": ["base", "config", "plan", "cuda"],
 }
@@ -60,10 +62,11 @@ TARGETS = {
     "tests/conformance": ("metroplex_vectors", "GroundFloor.cmake"),
     "tests/conformance/tensor": ("metroplex_vectors", "Apps.cmake"),
     "tests/parity": ("metroplex_parity", "Apps.cmake"),
+    "tests/hf_parity": ("metroplex_hf_parity", "Apps.cmake"),
     "tests/fuzz": ("${name}", "GroundFloor.cmake"),
 }
 # Folders of programs that others include by name, and who may.
-INNER = {"upper": ["apps/upper", "tests/parity"]}
+INNER = {"upper": ["apps/upper", "tests/parity", "tests/hf_parity"]}
 TORCH = re.compile(r"<(ATen|torch|c10)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 

@@ -133,6 +133,8 @@ GenerateCommand generate_command(const RunArguments& first) {
   options.top_p = real_number("--top-p", flags.top_p);
   options.seed = static_cast<uint64_t>(whole_number("--seed", flags.seed));
   if (command.tokenizer->eod()) options.stop_token = *command.tokenizer->eod();
+  MPX_CHECK(config.parallel.cp() == 1, "config", "parallel.context_parallel_size = ", config.parallel.cp(),
+            ": a rank that generates holds whole sequences; set it to 1");
   config = checked_config(config, planned_world_size(config.run), config::Use::evaluation);
   return command;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/experts.h"
 #include "config/layout.h"
 
 namespace metroplex::config {
@@ -25,6 +26,14 @@ Schedule schedule(const Parallel& parallel) {
   if (parallel.pp() == 1) return Schedule::none;
   return virtual_stages(parallel) > 1 ? Schedule::interleaved : Schedule::one_f_one_b;
 }
+
+std::vector<CpCommType> cp_comm_types(const Parallel& parallel) {
+  std::vector<CpCommType> types;
+  for (const std::string& word : comma_list(parallel.cp_comm_type)) types.push_back(Choice<CpCommType>(word));
+  return types;
+}
+
+int64_t context_multiple(const Parallel& parallel) { return parallel.sequence_parallel ? parallel.tp() : 1; }
 
 int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "config/config.h"
 
@@ -15,6 +16,12 @@ int64_t virtual_stages(const Parallel& parallel);
 // parallel.pipeline_schedule, or the plainest that fits: none for one stage, 1f1b for one chunk a rank, interleaved
 // for several.
 Schedule schedule(const Parallel& parallel);
+// The words of parallel.cp_comm_type: one for all layers, or one for each. Throws base::Error("config") for a word
+// that is none of the table.
+std::vector<CpCommType> cp_comm_types(const Parallel& parallel);
+// Of tokens that a context-parallel rank holds, what their number must be a multiple of: tp with sequence
+// parallelism.
+int64_t context_multiple(const Parallel& parallel);
 // parallel.ddp_bucket_size where it is 0: max(40M, 1M * dp) elements, as Megatron has it.
 int64_t default_bucket_size(int64_t dp);
 

@@ -46,6 +46,19 @@ inline constexpr Word<Schedule> kWords<Schedule>[] = {{Schedule::automatic, "aut
                                                       {Schedule::one_f_one_b, "1f1b"},
                                                       {Schedule::interleaved, "interleaved"}};
 
+// Which tokens of a sequence a context-parallel rank holds (plan/sequence_cut.h).
+enum class SequenceCutKind { zigzag, contiguous, balanced };
+template <>
+inline constexpr Word<SequenceCutKind> kWords<SequenceCutKind>[] = {{SequenceCutKind::zigzag, "zigzag"},
+                                                                    {SequenceCutKind::contiguous, "contiguous"},
+                                                                    {SequenceCutKind::balanced, "balanced"}};
+
+// How queries reach the keys of other context-parallel ranks (nn/context_attention.h).
+enum class CpCommType { p2p, all_gather, a2a };
+template <>
+inline constexpr Word<CpCommType> kWords<CpCommType>[] = {
+    {CpCommType::p2p, "p2p"}, {CpCommType::all_gather, "all_gather"}, {CpCommType::a2a, "a2a"}};
+
 // Its keys, each with type, default and help: parallel_keys.inc.
 struct Parallel {
 #define KEY(type, name, value, limits, help) type name = value;

@@ -47,7 +47,7 @@ void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::str
 
 void check_ranks(Rules& rules);
 void check_device(Rules& rules);
-void check_not_built_yet(Rules& rules);
+void check_context_parallel(Rules& rules);
 void check_model(Rules& rules);
 void check_experts(Rules& rules);
 void check_echo(Rules& rules);  // of a model with experts

@@ -35,13 +35,6 @@ void check_ranks(Rules& rules) {
                 "use tp-cp-ep-dp-pp or tp-cp-ep-pp-dp");
 }
 
-void check_not_built_yet(Rules& rules) {
-  const Parallel& p = rules.config.parallel;
-  rules.require(p.cp() == 1, "parallel.context_parallel_size", p.cp(),
-                "must be 1: context parallelism is not there yet",
-                "set it to 1; sequence_parallel saves activation memory today");
-}
-
 // Of dense layers: where all have experts that have a width of their own, nobody reads it.
 static void check_ffn(Rules& rules) {
   const Model& m = rules.config.model;

@@ -105,6 +105,7 @@ static const std::vector<Row>& parallel_rows() {
       {"--account-for-embedding-in-pipeline-split", kNone, "parallel.account_for_embedding_in_pipeline_split=true"},
       {"--account-for-loss-in-pipeline-split", kNone, "parallel.account_for_loss_in_pipeline_split=true"},
       {"--context-parallel-size", kOne, "parallel.context_parallel_size=$"},
+      {"--cp-comm-type", kText, "cp_comm_type=$"},
       {"--expert-model-parallel-size", kOne, "parallel.expert_model_parallel_size=$"},
       {"--expert-tensor-parallel-size", kOne, "parallel.expert_tensor_parallel_size=$"},
       {"--sequence-parallel", kNone, "parallel.sequence_parallel=true"},

@@ -271,6 +271,7 @@ class Parser {
       if (sends) out_.without_effect.push_back(base::concat(kDispatcher, " ", type, ": taken as alltoall"));
     }
     const std::tuple<const char*, const char*, const char*> lists[] = {
+        {"cp_comm_type", "parallel.cp_comm_type=$", "--cp-comm-type"},
         {"balancing", "model.moe_router_load_balancing_type=$", "--moe-router-load-balancing-type"},
         {"aux_loss_coeff", "model.moe_aux_loss_coeff=$", "--moe-aux-loss-coeff"}};
     for (const auto& [name, pair, flag] : lists) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -56,6 +57,9 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
                   context.target};
   core.first_head = own.heads * context.tp.index();
   core.target = context.target;
+  core.cp = context.cp;
+  const auto& exchanges = context.cp_comm_types;
+  if (!exchanges.empty()) core.exchange = exchanges[std::min(exchanges.size() - 1, static_cast<size_t>(spec.layer))];
   return core;
 }
 

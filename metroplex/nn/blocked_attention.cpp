@@ -73,8 +73,10 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
 
 // Of products over the pairs that are not masked: `of_qk` with the head size of q and k, `of_v` with that of v.
 double flops_of(const CoreInputs& in, const CorePositions& positions, int64_t of_qk, int64_t of_v) {
-  const double pairs =
-      static_cast<double>(in.q.size(0)) * static_cast<double>(in.k.size(0)) * (plain_causal(in, positions) ? 0.5 : 1);
+  // Of the keys of a zigzag part, its own or another's, its queries see half.
+  const bool half =
+      plain_causal(in, positions) || (positions.queries.rows.defined() && positions.keys.rows.defined());
+  const double pairs = static_cast<double>(in.q.size(0)) * static_cast<double>(in.k.size(0)) * (half ? 0.5 : 1);
   return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 

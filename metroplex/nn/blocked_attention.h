@@ -8,13 +8,6 @@
 
 namespace metroplex::nn {
 
-// What a core is told of one call beside its inputs.
-struct CoreCall {
-  const CoreSpec& spec;
-  const CorePositions& positions;
-  const Microbatch& batch;
-};
-
 // Whether queries and keys are the same positions in order, so that the causal mask hides half of the pairs.
 bool plain_causal(const CoreInputs& in, const CorePositions& positions);
 

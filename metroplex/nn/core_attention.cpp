@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "nn/blocked_attention.h"
+#include "nn/context_attention.h"
 #include "nn/fused_attention.h"
 
 namespace metroplex::nn {
@@ -37,6 +38,8 @@ FusedSpec how_to_fuse(const CoreInputs& in, const CoreCall& call) {
   return {plain_causal(in, call.positions), call.spec.softmax_scale};
 }
 
+bool exchanges(const CoreCall& call) { return call.spec.cp.size() > 1; }
+
 // What a recomputation takes, and what it leaves for backward beside its result.
 struct RecomputedAttention {
   Saved q, k, v;
@@ -47,6 +50,21 @@ struct RecomputedAttention {
 
 }  // namespace
 
+CoreResult attend(const CoreInputs& in, const CoreCall& call) {
+  if (!fuses(in, call)) return blocked_attention(in, call);
+  const auto [out, logsumexp] = fused_attention(call.spec.target, heads_first(in), how_to_fuse(in, call));
+  return {sequence_first(out), logsumexp};
+}
+
+CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                           const CoreCall& call) {
+  if (!fuses(in, call)) return blocked_attention_backward(dout, in, result, call);
+  const FusedGradients d =
+      fused_attention_backward(call.spec.target, heads_first(in),
+                               {heads_first(result.out), result.logsumexp, heads_first(dout)}, how_to_fuse(in, call));
+  return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
+}
+
 CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving) : spec_(spec), saving_(saving) {
   MPX_ASSERT(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 && spec.v_head_dim > 0,
              "core attention of ", spec.heads, " heads in ", spec.groups, " groups of sizes ", spec.head_dim, " and ",
@@ -56,9 +74,7 @@ CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving) : s
 CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& positions,
                                   const Microbatch& batch) const {
   const CoreCall call{spec_, positions, batch};
-  if (!fuses(in, call)) return blocked_attention(in, call);
-  const auto [out, logsumexp] = fused_attention(spec_.target, heads_first(in), how_to_fuse(in, call));
-  return {sequence_first(out), logsumexp};
+  return exchanges(call) ? context_attention(in, call) : attend(in, call);
 }
 
 Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, const CorePositions& positions,
@@ -106,11 +122,7 @@ CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& save
   const std::vector<int64_t> sizes{in.q.size(0), in.q.size(1), spec_.heads, spec_.v_head_dim};
   const CoreResult result{saved.out.get().view(sizes), saved.logsumexp.get()};
   const at::Tensor dy = dout.reshape(sizes);
-  if (!fuses(in, call)) return blocked_attention_backward(dy, in, result, call);
-  const FusedGradients d =
-      fused_attention_backward(spec_.target, heads_first(in),
-                               {heads_first(result.out), result.logsumexp, heads_first(dy)}, how_to_fuse(in, call));
-  return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
+  return exchanges(call) ? context_attention_backward(dy, in, result, call) : attend_backward(dy, in, result, call);
 }
 
 }  // namespace metroplex::nn

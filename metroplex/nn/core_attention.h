@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "comm/group.h"
+#include "config/parallel.h"
 #include "cuda/launch_point.h"
 #include "nn/dropout.h"
 #include "nn/microbatch.h"
@@ -24,6 +26,8 @@ struct CoreSpec {
   DropoutKey dropout;
   int64_t first_head = 0;  // of the model's heads: dropout counts by these
   cuda::Target target;
+  comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
+  config::CpCommType exchange = config::CpCommType::p2p;
 };
 
 struct CoreInputs {
@@ -36,6 +40,21 @@ struct CoreResult {
   at::Tensor out;        // [s_q, b, n, dv]
   at::Tensor logsumexp;  // of the scaled scores; its shape is that of the operator
 };
+
+// What a core is told of one call beside its inputs.
+struct CoreCall {
+  const CoreSpec& spec;
+  const CorePositions& positions;
+  const Microbatch& batch;
+};
+
+// The operator itself, over the queries and keys that are here: a query that sees none of them gives 0 and a
+// logsumexp of -inf. backward takes `out` and `logsumexp` over all keys of a query, and gives what these keys add to
+// the gradients.
+CoreResult attend(const CoreInputs& in, const CoreCall& call);
+// dout [s_q, b, n, dv], any strides.
+CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                           const CoreCall& call);
 
 // What backward needs. Who joins the results of several blocks of keys puts the joined ones in here.
 struct CoreSaved {

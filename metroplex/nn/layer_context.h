@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "comm/group.h"
+#include "config/parallel.h"
 #include "cuda/launch_point.h"
 #include "nn/saved.h"
 #include "topology/axis.h"
@@ -23,6 +25,7 @@ struct LayerContext {
   comm::Group tp_reduce;  // tp without sequence parallelism, else a group of one
   topology::AxisSet sp_axes;  // the axes of `sp`: weight gradients from a rank's own rows are partial over them
   comm::Group cp;             // whose ranks hold parts of the sequence (Microbatch::rows)
+  std::vector<config::CpCommType> cp_comm_types;  // of each layer, the last one of all behind it; empty: p2p
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;
   uint64_t seed = 1234;

@@ -43,6 +43,7 @@ struct Microbatch {
   at::Tensor rows;
   std::vector<RowRun> row_runs;
   int64_t full_seq_len = 0;  // of the whole sequence
+  at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
 };
 
 // All tensors of a microbatch, under their names.
@@ -57,7 +58,8 @@ inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch
                                                           {"document_ids", &Microbatch::document_ids},
                                                           {"sample_counters", &Microbatch::sample_counters},
                                                           {"step", &Microbatch::step},
-                                                          {"rows", &Microbatch::rows}};
+                                                          {"rows", &Microbatch::rows},
+                                                          {"all_rows", &Microbatch::all_rows}};
 
 // How large a microbatch of whole sequences is, and where it lies.
 struct MicrobatchForm {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "config/derived.h"
 #include "config/experts.h"
 #include "config/param_groups.h"
 #include "models/registry.h"
@@ -92,6 +93,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
   context.cp = a.groups().cp;
+  context.cp_comm_types = config::cp_comm_types(config.parallel);
   if (a.experts) context.experts = *a.experts;
   context.dtype = a.dtype;
   context.target = a.world->target();

@@ -214,7 +214,7 @@ std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& 
     batch.numbers = of;
     batch.vocab_size = vocab_size_;
     if (!loader_->next(batch.samples) || batch.samples.empty()) break;
-    mine.push_back(stack_samples(batch, float_type_));
+    mine.push_back(part_of(stack_samples(batch, float_type_), parts_));
   }
   return broadcast_batches(mine, static_cast<int64_t>(numbers.size()), group_, float_type_, device_);
 }

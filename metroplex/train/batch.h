@@ -9,6 +9,7 @@
 #include "comm/group.h"
 #include "data/loader.h"
 #include "nn/microbatch.h"
+#include "train/sequence_part.h"
 
 namespace metroplex::train {
 
@@ -42,17 +43,19 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
                                               const comm::Group& group, at::ScalarType float_type,
                                               at::Device device = at::kCPU);
 
-// Microbatches of one data-parallel rank in order: loader + numbering + broadcast.
+// Microbatches of one data-parallel rank in order: loader + numbering + cut + broadcast. Of a context-parallel group
+// each rank reads whole samples and keeps its part.
 class BatchStream {
  public:
   // `loader` is null on ranks that only receive.
   BatchStream(std::unique_ptr<data::Loader> loader, int64_t vocab_size, comm::Group batch_group,
-              at::ScalarType float_type, at::Device device = at::kCPU)
+              at::ScalarType float_type, at::Device device = at::kCPU, const SequenceParts& parts = {})
       : loader_(std::move(loader)),
         vocab_size_(vocab_size),
         group_(std::move(batch_group)),
         float_type_(float_type),
-        device_(device) {}
+        device_(device),
+        parts_(parts) {}
   // Collective over the batch group: the microbatches of a step, fewer where the data ended. `numbers` are those of
   // their samples in the order of the run.
   std::vector<nn::Microbatch> next(const std::vector<SampleNumbers>& numbers);
@@ -63,6 +66,7 @@ class BatchStream {
   comm::Group group_;
   at::ScalarType float_type_;
   at::Device device_;
+  SequenceParts parts_;
 };
 
 }  // namespace metroplex::train

@@ -85,8 +85,9 @@ BatchStream RunData::stream(Split split, int64_t consumed_samples) const {
     loader = std::make_unique<data::Loader>(datasets_[split], sampler_options(consumed_samples), ahead,
                                             std::max(1, workers));
   }
-  return {std::move(loader), a_.vocab_size, a_.groups().batch, a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
-          a_.world->device()};
+  return {std::move(loader),  a_.vocab_size,
+          a_.groups().batch,  a_.dtype == at::kDouble ? at::kDouble : at::kFloat,
+          a_.world->device(), sequence_parts(a_.config.parallel, a_.groups().cp)};
 }
 
 std::vector<nn::Microbatch> RunData::next(BatchStream& stream, const Wanted& wanted) const {

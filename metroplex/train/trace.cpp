@@ -221,9 +221,10 @@ plan::RankTrace trace_rank(const RankRequest& request) {
 
   // The second microbatch is recorded: one-time allocations were made in the first.
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  const std::vector<nn::Microbatch> batches(
-      2, nn::empty_microbatch({config.train.micro_batch_size, config.train.seq_length,
-                               config.data.reset_attention_mask, wide ? at::kDouble : at::kFloat, world.device()}));
+  const nn::Microbatch whole =
+      nn::empty_microbatch({config.train.micro_batch_size, config.train.seq_length, config.data.reset_attention_mask,
+                            wide ? at::kDouble : at::kFloat, world.device()});
+  const std::vector<nn::Microbatch> batches(2, part_of(whole, sequence_parts(config.parallel, world.groups().cp)));
   out.batch = batch_bytes(batches[0]);
   const pipeline::BorderShape border = a->border(batches[0]);
   out.border = border.bytes();

@@ -219,11 +219,12 @@ std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, cons
   const config::Train& t = config.train;
   const comm::Group& dp = world.groups().dp;
   const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
+  const SequenceParts parts = sequence_parts(config.parallel, world.groups().cp);
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
     const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
-    batches.push_back(
-        on_device(stack_samples(synthetic_batch(config, first, step, vocab_size), float_type), world.device()));
+    const nn::Microbatch whole = stack_samples(synthetic_batch(config, first, step, vocab_size), float_type);
+    batches.push_back(on_device(part_of(whole, parts), world.device()));
   }
   return batches;
 }

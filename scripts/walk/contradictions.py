@@ -5,7 +5,10 @@ EXPERTS = {"model.family": "mixtral", "model.num_moe_experts": "4", "model.ffn_h
 
 CONTRADICTIONS = [
     (3, {"parallel.tensor_model_parallel_size": "2"}, "parallel.tensor_model_parallel_size"),
-    (2, {"parallel.context_parallel_size": "2"}, "parallel.context_parallel_size"),
+    (2, {"parallel.context_parallel_size": "2", "train.seq_length": "6"}, "train.seq_length"),
+    (2, {"parallel.context_parallel_size": "2", "parallel.cp_comm_type": "ring"}, "parallel.cp_comm_type"),
+    (2, {"parallel.context_parallel_size": "2", "parallel.cp_comm_type": "a2a+p2p"}, "parallel.cp_comm_type"),
+    (4, {"parallel.context_parallel_size": "4", "parallel.cp_comm_type": "a2a", "model.num_attention_heads": "2", "train.seq_length": "8"}, "model.num_attention_heads"),
     (1, {"parallel.order": "tp-dp-dp-pp"}, "parallel.order"),
     (1, {"model.num_attention_heads": "3"}, "model.hidden_size"),
     (1, {"model.num_query_groups": "3"}, "model.num_query_groups"),

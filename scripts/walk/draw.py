@@ -9,7 +9,7 @@ NOT_DRAWN = {
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
         "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
-        "model.moe_router_force_trace", "model.moe_echo_dump_dir"],
+        "model.moe_router_force_trace", "model.moe_echo_dump_dir", "model.from"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
@@ -21,7 +21,6 @@ NOT_DRAWN = {
         "train.exit_interval", "train.exit_duration_in_mins"],
     "captured by the checks, where it may be": [
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
-    "context parallelism is not there": ["parallel.context_parallel_size"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 
@@ -48,12 +47,14 @@ class Drawing:
     def layout(self):
         while True:
             self.tp, self.pp, self.dp = self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 1, 2, 2, 3, 4), self.one(1, 1, 2, 2, 3, 4)
-            if self.tp * self.pp * self.dp <= 8:
+            self.cp = self.one(1, 1, 1, 2, 3, 4)
+            if self.tp * self.cp * self.pp * self.dp <= 8:
                 break
-        self.ranks = self.tp * self.pp * self.dp
+        self.ranks = self.tp * self.cp * self.pp * self.dp
         self.vpp = self.one(1, 1, 2) if self.pp > 1 else 1
         self.sp = self.tp > 1 and self.chance(0.6)
-        sizes = {"tensor_model_parallel_size": self.tp, "pipeline_model_parallel_size": self.pp}
+        sizes = {"tensor_model_parallel_size": self.tp, "pipeline_model_parallel_size": self.pp,
+                 "context_parallel_size": self.cp}
         for key, size in sizes.items():
             if size > 1:
                 self.put(f"parallel.{key}", size)
@@ -132,6 +133,12 @@ class Drawing:
         self.maybe("model.rotary_base", 100, 1e6)
         if rope and width % 4 == 0 and "model.kv_channels" not in self.keys:
             self.maybe("model.rotary_percent", 0.5)
+        if rope and self.chance():
+            self.put("model.use_rope_scaling", "true")
+            self.maybe("model.rope_scaling_factor", 2, 32, odds=0.5)
+            self.maybe("model.rope_scaling_low_freq_factor", 0.5, 2, odds=0.3)
+            self.maybe("model.rope_scaling_high_freq_factor", 2.5, 8, odds=0.3)
+            self.maybe("model.rope_scaling_original_max_position_embeddings", 4, 16, odds=0.7)
         if not bare:
             self.maybe("model.normalization", "RMSNorm", odds=0.25)
             self.maybe("model.activation", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", odds=0.5)
@@ -270,11 +277,26 @@ class Drawing:
         self.maybe("model.moe_echo_expert_dispatch_overlap", "false", odds=0.3)
         self.maybe("model.moe_echo_enable_random_offloading", "true", odds=0.2)
 
+    def exchange(self):
+        heads = int(self.keys["model.num_attention_heads"]) // self.tp
+        groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
+        words = ["p2p", "all_gather"] if self.cp > 1 else []
+        if words and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
+            words.append("a2a")
+        if words:
+            each = self.layers if self.chance(0.3) else 1
+            self.put("parallel.cp_comm_type", ",".join(self.one(*words) for _ in range(each)))
+
     def batches(self):
         seq = self.rng.randint(2, 40)
         if self.sp:
             self.put("parallel.sequence_parallel", True)
-        self.seq = max(1, seq // self.tp) * self.tp if self.sp else seq
+        self.cut = self.one("zigzag", "contiguous", "balanced") if self.cp > 1 else "zigzag"
+        unit = (self.tp if self.sp else 1) * (2 * self.cp if self.cut == "zigzag" and self.cp > 1 else self.cp)
+        self.seq = max(1, seq // unit) * unit
+        if self.cut != "zigzag":
+            self.put("parallel.context_parallel_cut", self.cut)
+        self.exchange()
         self.put("train.seq_length", self.seq)
         self.maybe("model.max_position_embeddings", self.seq, self.seq + 5)
         micro = self.one(1, 1, 2, 3)

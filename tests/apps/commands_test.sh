@@ -249,6 +249,18 @@ libraries=$(ldd "$metroplex")
 case "$libraries" in *libtorch* | *libc10*) fail "metroplex links libtorch: commands without tensors would wait for it" ;; esac
 holds "$(wc -l <<< "$libraries") libraries"
 
+echo "Context parallelism"
+packed=("${tiny[@]}" --precision.params_dtype=fp64 --data.reset_attention_mask=true --data.reset_position_ids=true --train.seq_length=64)
+run 0 train "${packed[@]}" --nproc 1 --train.metrics_file=whole.jsonl
+for cut in zigzag balanced; do
+  run 0 train "${packed[@]}" --nproc 4 --cp 2 --tp 2 --parallel.sequence_parallel=true --parallel.cp_comm_type=p2p,all_gather \
+    --parallel.context_parallel_cut=$cut --parallel.data_parallel_sharding_strategy=optim --train.metrics_file=$cut.jsonl
+  same_losses whole.jsonl $cut.jsonl 1e-10
+done
+run 2 train "${tiny[@]}" --nproc 2 --cp 2 --train.seq_length=18
+warns 'train.seq_length = 18: must be a multiple of 4, twice parallel.context_parallel_size = 2'
+holds "a packed corpus has the same losses with cp 2 x tp 2; a length without a zigzag is refused"
+
 echo "verify, ranks, schedule, inspect"
 run 0 verify "${tiny[@]}" "${mock[@]}" "${grid[@]}" --steps 2
 prints '^EQUAL'
@@ -320,6 +332,14 @@ for rank in ranks:
     assert rank["input_bytes"] == sum(l * s for l, s in zip(layers, sets)) * 4096 * 4096 * 2
 PYTHON
 holds "schedule draws and counts the live sets of graphs"
+run 0 schedule --sequence --cp 4 --lengths 137,2041,89,1829 --svg sequence.svg
+prints '^rank 3 .* 1024 tokens, area 2[45]\.[0-9]+ %, gets [0-9]+ keys$'
+python3 -c 'import xml.dom.minidom as m; m.parse("sequence.svg")' || fail "the SVG of a cut does not parse"
+run 0 schedule --sequence --cp 2 --cut zigzag --lengths 8 --json
+python3 -c 'import json; r = json.load(open("out")); assert r["ranks"][1]["keys_from"] == {"0": [[0, 2]]}, r' || fail "schedule --sequence --json"
+run 2 schedule --sequence --cp 3 --cut zigzag --lengths 8
+warns '2 cp = 6 equal chunks'
+holds "schedule --sequence draws a cut of packed documents and refuses what it cannot cut"
 run 0 inspect ck --json
 python3 -c 'import json; assert json.load(open("out"))["latest"] == "iter_0000060"' || fail "inspect --json"
 run 0 inspect corpus --json

@@ -37,6 +37,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "rope",
                               "linear",
                               "cosine",
+                              "balanced",
                               "constant",
                               "gelu",
                               "off",

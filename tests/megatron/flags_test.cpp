@@ -312,6 +312,11 @@ TEST(MegatronFlags, MisspeltOnesNameTheNearest) {
             (Words{"--tensor-parallel-size 2 (the nearest known is --tensor-model-parallel-size)"}));
 }
 
+TEST(MegatronFlags, TakeOneExchangeALayer) {
+  EXPECT_EQ(whole("--context-parallel-size 2 --cp-comm-type p2p a2a").parallel.cp_comm_type, "p2p,a2a");
+  EXPECT_EQ(whole("--context-parallel-size 2").parallel.cp_comm_type, "p2p");
+}
+
 TEST(MegatronFlags, OfExperts) {
   const std::vector<FlagCase> cases = {
       {"--num-experts 8", "model.num_moe_experts", "8"},

@@ -134,6 +134,7 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
     nn::Microbatch part = train::stack_samples(host_batch(3, 2, true), at::kDouble);
     part.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
+    part.all_rows = at::stack({part.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
     part.row_runs = {{0, 2}, {7, 3}};
     part.full_seq_len = 10;
     std::vector<nn::Microbatch> mine;

@@ -15,8 +15,8 @@ void measure(const config::Config& config, const comm::World& world,
   const auto a = train::assemble(config, world, kVocab);
   train::MemoryReport report(*a, meter);
   step_at(*a, 0);
-  for (int64_t step = 1; step <= (config.parallel.pp() > 1 ? 12 : 1); ++step) {
-    const auto batches = batches_of(*a, step);
+  for (int64_t step = 1; step <= (config.parallel.pp() > 1 || config.parallel.cp() > 1 ? 12 : 1); ++step) {
+    const auto batches = parts_of_batches(*a, step);
     report.begin_step();
     train::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }

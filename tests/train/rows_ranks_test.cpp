@@ -10,12 +10,19 @@ struct Trained {
   std::map<std::string, at::Tensor> state;
 };
 
-nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<nn::RowRun>& runs) {
+at::Tensor rows_of(const std::vector<nn::RowRun>& runs) {
   std::vector<at::Tensor> rows;
   for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+  return at::cat(rows);
+}
+
+nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<std::vector<nn::RowRun>>& all, size_t rank) {
+  std::vector<at::Tensor> rows;
+  for (const auto& runs : all) rows.push_back(rows_of(runs));
   nn::Microbatch part = whole;
-  part.rows = at::cat(rows);
-  part.row_runs = runs;
+  part.all_rows = at::stack(rows);
+  part.rows = part.all_rows[static_cast<int64_t>(rank)];
+  part.row_runs = all[rank];
   part.full_seq_len = whole.tokens.size(1);
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask}) *x = x->index_select(1, part.rows).contiguous();
   part.position_ids = at::Tensor();  // the rows are the positions
@@ -28,7 +35,7 @@ using Runs = std::vector<std::vector<nn::RowRun>>;
 Trained train_on(config::Config config, const TestLayout& layout, const Runs& runs, bool documents) {
   config = cut(config, layout);
   const int cp = std::max<int>(1, static_cast<int>(runs.size()));
-  config.parallel.context_parallel_size = cp;  // which no command takes yet
+  config.parallel.context_parallel_size = cp;
   const int ranks = static_cast<int>(layout.ranks()) * cp;
   Trained result;
   comm::run_threads(
@@ -41,7 +48,7 @@ Trained train_on(config::Config config, const TestLayout& layout, const Runs& ru
             if (documents)
               batch.document_ids =
                   at::arange(kSequence, at::kLong).div(2, "floor").expand(batch.tokens.sizes()).contiguous();
-            if (!runs.empty()) batch = part_of(batch, runs[static_cast<size_t>(world.groups().cp.index())]);
+            if (!runs.empty()) batch = part_of(batch, runs, static_cast<size_t>(world.groups().cp.index()));
           }
           const int64_t samples = step * config.train.global_batch_size;
           const auto outcome = train::train_step(*a, {batches, step + 1, samples, false, {}});
@@ -89,15 +96,17 @@ TEST(RowsRanks, ASequenceInAnotherOrderOfItsRowsIsTheSameSequence) {
   }
 }
 
-// Documents end where runs do, so that every rank has the keys its queries see.
 TEST(RowsRanks, RanksWithTwoRunsOfEverySequenceTrainAsOneRank) {
   const Runs runs{{{0, 2}, {6, 2}}, {{2, 2}, {4, 2}}};
   for (const config::Config& config : configs()) {
-    const Trained whole = train_on(config, {}, {}, true);
-    for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.pp = 2, .dp = 2}}) {
-      SCOPED_TRACE(testing::Message() << config.model.family << " dropout " << config.model.attention_dropout
-                                      << " tp " << layout.tp << " pp " << layout.pp << " dp " << layout.dp);
-      expect_same(train_on(config, layout, runs, true), whole);
+    for (const bool documents : {false, true}) {
+      const Trained whole = train_on(config, {}, {}, documents);
+      for (const TestLayout& layout : {TestLayout{}, TestLayout{.tp = 2, .sp = true}, TestLayout{.pp = 2, .dp = 2}}) {
+        SCOPED_TRACE(testing::Message() << config.model.family << " dropout " << config.model.attention_dropout
+                                        << " documents " << documents << " tp " << layout.tp << " pp " << layout.pp
+                                        << " dp " << layout.dp);
+        expect_same(train_on(config, layout, runs, documents), whole);
+      }
     }
   }
 }

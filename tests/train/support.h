@@ -69,7 +69,9 @@ inline config::Config cut(config::Config config, const TestLayout& layout) {
 
 inline void run_cut(const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
-  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)}, body);
+  comm::ThreadsOptions options{std::chrono::seconds(60)};
+  options.rendezvous = config.parallel.cp() > 1;  // a ring's sends make no copies, which another thread would free
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), options, body);
 }
 
 // Some positions do not count, another number of them in every sample.
@@ -102,9 +104,17 @@ inline std::vector<nn::Microbatch> batches_of(const train::Assembly& a, int64_t 
   return batches;
 }
 
+// The own part of each, where ranks share sequences.
+inline std::vector<nn::Microbatch> parts_of_batches(const train::Assembly& a, int64_t step) {
+  std::vector<nn::Microbatch> batches = batches_of(a, step);
+  const train::SequenceParts parts = train::sequence_parts(a.config.parallel, a.groups().cp);
+  for (nn::Microbatch& batch : batches) batch = train::part_of(batch, parts);
+  return batches;
+}
+
 // Step number `step`, from 0; `scheduled` are the samples of the updates before it.
 inline train::StepOutcome step_at(train::Assembly& a, int64_t step, int64_t scheduled) {
-  return train::train_step(a, {batches_of(a, step), step + 1, scheduled, false, {}});
+  return train::train_step(a, {parts_of_batches(a, step), step + 1, scheduled, false, {}});
 }
 // Where none was skipped.
 inline train::StepOutcome step_at(train::Assembly& a, int64_t step) {

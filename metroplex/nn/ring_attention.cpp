@@ -1,0 +1,106 @@
+// The p2p exchange of context_attention.h: keys and values go round, each rank's to the next, until every rank has
+// had all (Liu, Zaharia, Abbeel: Ring Attention, arXiv:2310.01889). Results are joined by their logsumexp.
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "comm/collectives.h"
+#include "nn/context_attention.h"
+#include "nn/wide.h"
+
+namespace metroplex::nn {
+namespace {
+
+// Two tensors as one message.
+struct Pair {
+  at::Tensor flat, k, v;
+};
+Pair pair_like(const CoreInputs& in, at::ScalarType type) {
+  const int64_t keys = in.k.numel(), values = in.v.numel();
+  const at::Tensor flat = at::empty({keys + values}, in.k.options().dtype(type));
+  return {flat, flat.narrow(0, 0, keys).view(in.k.sizes()), flat.narrow(0, keys, values).view(in.v.sizes())};
+}
+
+struct Ring {
+  const comm::Group& cp;
+  int64_t size() const { return cp.size(); }
+  int next() const { return (cp.index() + 1) % cp.size(); }
+  int before() const { return (cp.index() + cp.size() - 1) % cp.size(); }
+  // Whose keys are here after `hops` hops.
+  int64_t owner(int64_t hops) const { return (cp.index() + cp.size() - hops) % cp.size(); }
+  comm::Handle hop(const Pair& out, const Pair& in, int channel) const {
+    return comm::batch_p2p({{true, out.flat, next(), channel}, {false, in.flat, before(), channel}}, cp);
+  }
+};
+
+// Calls on_block(hops, keys and values, positions of queries and keys) for those of every rank, the own ones first,
+// while the next ones come.
+template <class OnBlock>
+void for_each_block(const CoreInputs& in, const CoreCall& call, const OnBlock& on_block) {
+  const Ring ring{call.spec.cp};
+  Pair here = pair_like(in, in.k.scalar_type()), coming;
+  here.k.copy_(in.k);
+  here.v.copy_(in.v);
+  for (int64_t hops = 0; hops < ring.size(); ++hops) {
+    comm::Handle travel;
+    if (hops + 1 < ring.size()) {
+      coming = pair_like(in, in.k.scalar_type());
+      travel = ring.hop(here, coming, comm::kForwardChannel);
+    }
+    on_block(hops, here, CorePositions{call.positions.queries, rows_of(call.batch, ring.owner(hops))});
+    travel.wait();
+    here = std::exchange(coming, {});
+  }
+}
+
+// [b, n, s] as a factor of [s, b, n, dv]
+at::Tensor factor(const at::Tensor& x_bns) { return x_bns.permute({2, 0, 1}).unsqueeze(3); }
+
+}  // namespace
+
+CoreResult ring_attention(const CoreInputs& in, const CoreCall& call) {
+  CoreResult all;
+  for_each_block(in, call, [&](int64_t hops, const Pair& keys, const CorePositions& positions) {
+    const CoreResult block = attend({in.q, keys.k, keys.v}, {call.spec, positions, call.batch});
+    if (hops == 0) {  // every query sees itself, so the sum is finite from here on
+      all = {to_wide(block.out), block.logsumexp};
+      return;
+    }
+    const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
+    all.out.mul_(factor((all.logsumexp - sum).exp()))
+        .add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
+    all.logsumexp = sum;
+  });
+  return {all.out.to(in.q.scalar_type()), all.logsumexp};
+}
+
+// The gradients of a rank's keys go with them from rank to rank, each adds its own, and one hop later they are home.
+CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                   const CoreCall& call) {
+  const Ring ring{call.spec.cp};
+  const at::ScalarType wide = acc_type(in.k.scalar_type());
+  at::Tensor dq;
+  Pair sent, coming;
+  comm::Handle travel;
+  for_each_block(in, call, [&](int64_t hops, const Pair& keys, const CorePositions& positions) {
+    const CoreInputs d = attend_backward(dout, {in.q, keys.k, keys.v}, result, {call.spec, positions, call.batch});
+    dq = hops == 0 ? to_wide(d.q) : dq.add_(d.q);
+    travel.wait();
+    if (hops == 0) {
+      sent = pair_like(in, wide);
+      sent.k.copy_(d.k);
+      sent.v.copy_(d.v);
+    } else {
+      sent = coming;
+      sent.k.add_(d.k);
+      sent.v.add_(d.v);
+    }
+    coming = pair_like(in, wide);
+    travel = ring.hop(sent, coming, comm::kBackwardChannel);
+  });
+  travel.wait();
+  const at::ScalarType type = in.k.scalar_type();
+  return {dq.to(type), coming.k.to(type), coming.v.to(type)};
+}
+
+}  // namespace metroplex::nn

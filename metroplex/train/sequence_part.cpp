@@ -1,0 +1,68 @@
+#include "train/sequence_part.h"
+
+#include <ATen/ops/empty.h>
+
+#include "base/error.h"
+#include "config/derived.h"
+#include "plan/sequence_cut.h"
+
+namespace metroplex::train {
+namespace {
+
+// Of each sample.
+plan::DocumentLengths document_lengths(const nn::Microbatch& batch) {
+  const int64_t b = batch.tokens.size(0), s = batch.tokens.size(1);
+  if (!batch.document_ids.defined() || batch.document_ids.is_meta()) return {{s}};
+  plan::DocumentLengths lengths(static_cast<size_t>(b));
+  const at::Tensor all = batch.document_ids.contiguous();
+  const int64_t* ids = all.const_data_ptr<int64_t>();
+  for (std::vector<int64_t>& of_sample : lengths) {
+    for (int64_t i = 0; i < s; ++i) {
+      if (i == 0 || ids[i] != ids[i - 1]) of_sample.push_back(0);
+      ++of_sample.back();
+    }
+    ids += s;
+  }
+  return lengths;
+}
+
+// [ranks, rows] int64
+at::Tensor rows_of(const plan::SequenceCut& cut) {
+  const auto ranks = static_cast<int64_t>(cut.ranks.size()), rows = cut.length / ranks;
+  at::Tensor all = at::empty({ranks, rows}, at::kLong);
+  int64_t* next = all.mutable_data_ptr<int64_t>();
+  for (const plan::PositionRuns& runs : cut.ranks) {
+    MPX_ASSERT(plan::num_positions(runs) == rows, "a rank has ", plan::num_positions(runs), " rows, not ", rows);
+    for (const plan::PositionRun& run : runs) {
+      for (int64_t i = 0; i < run.count; ++i) *next++ = run.first + i;
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
+  return {cp.size(), cp.index(), parallel.context_parallel_cut, config::context_multiple(parallel)};
+}
+
+nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
+  if (parts.ranks == 1) return whole;
+  plan::SequenceCutRequest request;
+  request.kind = parts.kind;
+  request.cp = parts.ranks;
+  request.multiple = parts.multiple;
+  const plan::SequenceCut cut = plan::cut_sequence(document_lengths(whole), request);
+  nn::Microbatch part = whole;
+  part.all_rows = rows_of(cut).to(whole.tokens.device());
+  part.rows = part.all_rows[parts.rank];
+  for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
+    part.row_runs.push_back({run.first, run.count});
+  part.full_seq_len = cut.length;
+  for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask, &part.position_ids}) {
+    if (x->defined()) *x = nn::select_rows(*x, 1, part.rows);
+  }
+  return part;
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,24 @@
+// The part of a microbatch that a context-parallel rank has: its rows of each sample, as a cut says that is planned
+// from the documents (plan/sequence_cut.h).
+#pragma once
+
+#include "comm/group.h"
+#include "config/parallel.h"
+#include "nn/microbatch.h"
+
+namespace metroplex::train {
+
+// How sequences are cut, and for whom.
+struct SequenceParts {
+  int ranks = 1, rank = 0;
+  config::SequenceCutKind kind = config::SequenceCutKind::zigzag;
+  int64_t multiple = 1;  // of the rows of every rank
+};
+SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
+
+// tokens, labels, loss_mask and position_ids of the rank's rows; the documents and the sum of the mask of the whole
+// sequence. All ranks get as many rows. `whole` on the host, or on the meta device, where it is taken for one
+// document; for one rank it is the result.
+nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
+
+}  // namespace metroplex::train

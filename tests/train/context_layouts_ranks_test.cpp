@@ -1,0 +1,139 @@
+// Context parallelism on layouts of up to 8 ranks against one rank: every exchange and cut, one document and packed
+// ones. Three optimizer steps in float64, some positions masked. Losses to 1e-12 relative, parameters to 1e-10 (see
+// train/verify.h for why these).
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "config/validate.h"
+#include "support/everyday.h"
+#include "train/run_layouts.h"
+
+namespace metroplex::train::context_layouts_ranks_test {
+namespace {
+
+using config::SequenceCutKind;
+
+struct ContextLayout {
+  int64_t tp = 1, cp = 2, pp = 1, vpp = 1, dp = 1, ep = 1;
+  SequenceCutKind cut = SequenceCutKind::zigzag;
+  const char* exchange = "p2p";
+  config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  int64_t ranks() const { return tp * cp * pp * dp; }
+  std::string text() const {
+    return base::concat("tp ", tp, " cp ", cp, " pp ", pp, " vpp ", vpp, " dp ", dp, " ep ", ep, " ",
+                        config::text_of(cut), " ", exchange, " ", config::text_of(sharding));
+  }
+};
+
+// Dropout at every place, learned positions, a tied head.
+config::Config gpt(bool documents) {
+  config::Config config = config::parse(
+      "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 8, vocab_size: 50, "
+      "make_vocab_size_divisible_by: 8, attention_dropout: 0.1, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 32, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
+  config.data.reset_attention_mask = config.data.reset_position_ids = documents;
+  return config;
+}
+
+// Fewer groups than context-parallel ranks, samples whose documents differ and are cut alike, a mean over tokens.
+config::Config llama(bool documents) {
+  config::Config config = config::parse(
+      "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, num_query_groups: 2, "
+      "ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, qk_layernorm: true}\n"
+      "train: {seq_length: 32, micro_batch_size: 2, calculate_per_token_loss: true}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+  config.data.reset_attention_mask = documents;
+  return config;
+}
+
+config::Config codegeex(bool documents) {
+  config::Config config = gpt(documents);
+  config.model.family = "codegeex";
+  return config;
+}
+
+// An auxiliary loss over microbatches and one over sequences, the z-loss.
+config::Config experts(bool documents) {
+  config::Config config = config::parse(
+      "model: {family: mixtral, num_layers: 4, hidden_size: 16, num_attention_heads: 8, num_query_groups: 4,"
+      " ffn_hidden_size: 24, moe_ffn_hidden_size: 16, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+      " num_moe_experts: 8, moe_router_load_balancing_type: \"aux_loss,seq_aux_loss\","
+      " moe_aux_loss_coeff: \"0.02,0.01\", moe_z_loss_coeff: 0.001, hidden_dropout: 0.1, attention_dropout: 0.1,"
+      " init_method_std: 0.2}\n"
+      "train: {seq_length: 32, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, clip_grad: 0.5}\n");
+  config.data.reset_attention_mask = documents;
+  return config;
+}
+
+constexpr config::ShardingStrategy kStrategies[] = {
+    config::ShardingStrategy::no_shard, config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
+    config::ShardingStrategy::optim_grads_params};
+
+// Of every layout each exchange, and one that differs from layer to layer; the stages of ZeRO take turns.
+std::vector<ContextLayout> all_layouts(bool with_experts) {
+  std::vector<ContextLayout> layouts;
+  for (const int64_t cp : {2, 4, 8}) {
+    for (int64_t tp = 1; tp <= 2; ++tp) {
+      for (const auto& [pp, vpp] : {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {2, 2}, {4, 1}}) {
+        for (int64_t dp = 1; tp * cp * pp * dp <= 8; ++dp) {
+          for (const SequenceCutKind cut :
+               {SequenceCutKind::zigzag, SequenceCutKind::contiguous, SequenceCutKind::balanced}) {
+            for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a,p2p,all_gather,p2p"}) {
+              const int64_t ep = !with_experts ? 1 : layouts.size() % 2 == 0 ? tp * cp : cp / 2;
+              layouts.push_back(
+                  {tp, cp, pp, vpp, dp, ep, cut, exchange, kStrategies[layouts.size() % std::size(kStrategies)]});
+            }
+          }
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+config::Config with_layout(config::Config config, const ContextLayout& layout) {
+  config::Parallel& p = config.parallel;
+  p.tensor_model_parallel_size = layout.tp;
+  p.context_parallel_size = layout.cp;
+  p.pipeline_model_parallel_size = layout.pp;
+  p.virtual_pipeline_model_parallel_size = layout.vpp;
+  p.expert_model_parallel_size = layout.ep;
+  if (layout.ep > 1) p.expert_tensor_parallel_size = 1;
+  p.sequence_parallel = layout.tp > 1;
+  p.overlap_p2p_comm = layout.vpp > 1;
+  p.context_parallel_cut = layout.cut;
+  p.cp_comm_type = layout.exchange;
+  p.data_parallel_sharding_strategy = layout.sharding;
+  p.ddp_bucket_size = 2000;
+  config.train.global_batch_size = 4 * layout.dp * config.train.micro_batch_size;
+  config = verification_config(config, kSteps);
+  config::check(config, layout.ranks());
+  return config::resolved(config, layout.ranks());
+}
+
+void walk(config::Config (*make)(bool documents), size_t share) {
+  for (const bool documents : {false, true}) {
+    const config::Config base = make(documents);
+    std::map<int64_t, LayoutRun> references;  // by global batch size
+    const std::vector<ContextLayout> layouts = all_layouts(base.model.has_experts());
+    ASSERT_GT(layouts.size(), 150u);
+    for (const ContextLayout& layout : test::everyday(layouts, share)) {
+      SCOPED_TRACE(layout.text() + (documents ? ", documents" : ""));
+      expect_as_on_one_rank(with_layout(base, layout), layout.ranks(), references);
+    }
+  }
+}
+
+TEST(ContextParallelEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 8); }
+TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 8); }
+TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 24); }
+TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 24); }
+
+}  // namespace
+}  // namespace metroplex::train::context_layouts_ranks_test
