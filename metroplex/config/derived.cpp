@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "config/layout.h"
+#include "config/parallel.h"
 
 namespace metroplex::config {
 
