@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "cuda/kernels/step_state.h"
 
 namespace metroplex::optim {

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 namespace {
