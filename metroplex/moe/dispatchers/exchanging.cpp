@@ -1,4 +1,4 @@
-#include "moe/dispatchers/exchanging.h"
+#include "moe/dispatcher.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
