@@ -1,4 +1,4 @@
-#include "optim/rate_table.h"
+#include "optim/param_groups.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
