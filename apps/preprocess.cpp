@@ -14,7 +14,7 @@
 #include "data/preprocess.h"
 #include "files/checksum.h"
 #include "files/file_system.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace metroplex::apps {
 
@@ -104,7 +104,7 @@ class ProgressLine {
 };
 
 // A checksum of what is in a file, or in the files of a folder: a tokenizer trained anew in the same place is another
-// job. Of folders in it nothing is read (text/load_tokenizer.h).
+// job. Of folders in it nothing is read (text/tokenizer.h).
 std::string content_of(files::FileSystem& disk, const std::string& path) {
   if (path.empty() || !disk.exists(path)) return "";
   if (!disk.is_directory(path)) {

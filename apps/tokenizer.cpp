@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "data/documents.h"
 #include "files/file_system.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 #include "text/sentencepiece_train.h"
 
 namespace metroplex::apps {

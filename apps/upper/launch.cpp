@@ -17,7 +17,6 @@
 #include "comm/spawn.h"
 #include "config/device_choice.h"
 #include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 #include "program.h"
 #include "train/same_config.h"
 #include "upper/stop_signal.h"

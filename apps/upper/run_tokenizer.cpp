@@ -1,7 +1,7 @@
 #include "upper/run_tokenizer.h"
 
 #include "base/error.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace metroplex::apps {
 

@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "comm/report.h"
-#include "comm/stop_requests.h"
 
 namespace metroplex::apps {
 namespace {

@@ -1,5 +1,5 @@
 // SIGTERM and SIGINT as a flag that the training loop asks for once a step, and one line that says so. The second one
-// ends the process at once; comm/stop_requests.h says what counts as a second one.
+// ends the process at once; comm/report.h says what counts as a second one.
 #pragma once
 
 #include <string>

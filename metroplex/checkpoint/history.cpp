@@ -1,4 +1,4 @@
-#include "checkpoint/retention.h"
+#include "checkpoint/directory.h"
 
 #include <algorithm>
 #include <optional>

@@ -6,8 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/retention.h"
-#include "checkpoint/part.h"
+#include "checkpoint/pieces.h"
 #include "files/json_text.h"
 
 namespace metroplex::checkpoint {

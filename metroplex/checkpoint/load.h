@@ -52,7 +52,7 @@ struct Found {
 };
 
 // Collective over `exchange`: all ranks open the same one, and verify its files between them. `latest` is tried
-// first, then its ancestors, then abandoned branches (retention.h), from the newest to the oldest. Throws base::Error
+// first, then its ancestors, then abandoned branches (directory.h), from the newest to the oldest. Throws base::Error
 // with all reasons when there are checkpoints and none is sound.
 Found open_newest(files::FileSystem& disk, const std::string& root, Exchange& exchange);
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "files/json_text.h"
 #include "files/manifest.h"
 
 namespace metroplex::checkpoint {
@@ -185,6 +186,17 @@ std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces) {
   }
   const int64_t all = files::element_count(shape);
   return covered == all ? "" : base::concat(all - covered, " of its ", all, " elements are in no piece");
+}
+
+std::string label(const std::string& name, const std::string& kind) {
+  return base::concat("tensor '", files::printable(name), "' (", files::printable(kind), ")");
+}
+
+std::vector<Piece> pieces_of(const files::ManifestTensor& tensor) {
+  std::vector<Piece> pieces;
+  for (const files::ManifestPiece& piece : tensor.pieces)
+    pieces.push_back({piece.offset, piece.size, piece.begin, piece.end});
+  return pieces;
 }
 
 }  // namespace metroplex::checkpoint

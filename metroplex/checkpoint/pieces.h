@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "files/manifest.h"
+
 namespace metroplex::checkpoint {
 
 using Dims = std::vector<int64_t>;
@@ -39,5 +42,31 @@ int64_t copy_overlap(const Piece& source, const void* source_data, const Piece& 
 // "" if every element of a tensor of this shape is in exactly one piece; else the problem: two pieces that overlap,
 // or how much is missing.
 std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces);
+
+// The name of a tensor for messages.
+std::string label(const std::string& name, const std::string& kind);
+
+std::vector<Piece> pieces_of(const files::ManifestTensor& tensor);
+
+// The elements [part.begin, part.end) of the box of a LocalPiece or a Target. One that is not inside the tensor is a
+// bug.
+template <class Part>
+Piece region_of(const Part& part) {
+  const std::string what = label(part.name, part.kind);
+  const size_t dims = part.global_shape.size();
+  MPX_ASSERT(part.offset.size() == dims && part.size.size() == dims, what,
+             ": shape, offset and size differ in length");
+  Piece region = box_piece(part.offset, part.size);
+  for (size_t d = 0; d < dims; ++d) {
+    MPX_ASSERT(part.offset[d] >= 0 && part.size[d] >= 0 && part.offset[d] + part.size[d] <= part.global_shape[d],
+               what, ": piece ", describe(region), " is not inside shape ", describe_shape(part.global_shape));
+  }
+  const int64_t all = region.end;
+  region.begin = part.begin;
+  region.end = part.end < 0 ? all : part.end;
+  MPX_ASSERT(0 <= region.begin && region.begin <= region.end && region.end <= all, what, ": bad range ",
+             describe(region));
+  return region;
+}
 
 }  // namespace metroplex::checkpoint

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/part.h"
+#include "checkpoint/pieces.h"
 #include "files/json_text.h"
 #include "files/safetensors.h"
 

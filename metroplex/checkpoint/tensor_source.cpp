@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "checkpoint/part.h"
+#include "checkpoint/pieces.h"
 #include "files/json_text.h"
 
 namespace metroplex::checkpoint {

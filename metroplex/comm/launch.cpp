@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/backends/clocked.h"
+#include "comm/backends/virtual_clock.h"
 #include "comm/backends/gloo.h"
 #include "comm/backends/nccl.h"
 #include "comm/backends/counting.h"

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "comm/spawn_child.h"
-#include "comm/stop_requests.h"
+#include "comm/report.h"
 
 namespace metroplex::comm {
 namespace {

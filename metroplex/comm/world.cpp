@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "comm/backends/backend.h"
-#include "comm/backends/mirror.h"
 #include "comm/backends/recording.h"
 #include "comm/backends/counting.h"
 #include "topology/megatron_groups.h"

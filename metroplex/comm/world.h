@@ -69,7 +69,7 @@ class World {
 };
 
 // One rank of `grid` without the others and without values: its tensors are on the meta device and take the paths of
-// `device`; every other rank is taken for its equal (backends/mirror.h). `recorder` (may be null) is told of all
+// `device`; every other rank is taken for its equal (make_mirror_backend). `recorder` (may be null) is told of all
 // calls.
 World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, cuda::Recorder* recorder);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "config/experts.h"
-#include "config/layout.h"
+#include "config/parallel.h"
 
 namespace metroplex::config {
 

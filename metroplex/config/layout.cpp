@@ -1,4 +1,4 @@
-#include "config/layout.h"
+#include "config/parallel.h"
 
 #include <algorithm>
 #include <cctype>

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "config/choice.h"
 
@@ -73,5 +75,9 @@ struct Parallel {
   int64_t ep() const { return expert_model_parallel_size; }
   int64_t etp() const { return expert_tensor_parallel_size == 0 ? tp() : expert_tensor_parallel_size; }
 };
+
+// One string of E (embedding), t (layer), m (multi-token prediction), L (loss) a stage; `problem` says why there is
+// none (an unknown letter, parentheses that do not close or nest, a repetition too large to be meant).
+std::optional<std::vector<std::string>> unrolled_layout(const std::string& layout, std::string& problem);
 
 }  // namespace metroplex::config

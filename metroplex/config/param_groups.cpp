@@ -1,4 +1,4 @@
-#include "config/param_groups.h"
+#include "config/optim.h"
 
 #include <charconv>
 #include <cmath>

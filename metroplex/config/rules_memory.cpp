@@ -1,7 +1,7 @@
 // Rules about what data-parallel ranks share, and about kept activations.
 #include <algorithm>
 
-#include "config/layout.h"
+#include "config/parallel.h"
 #include "config/rules.h"
 
 namespace metroplex::config {

@@ -1,7 +1,7 @@
 // Rules about number formats, the loss scale, and what the optimizer keeps.
 #include "base/error.h"
 #include "config/optimizers.h"
-#include "config/param_groups.h"
+#include "config/optim.h"
 #include "config/rules.h"
 
 namespace metroplex::config {

@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "config/experts.h"
-#include "config/layout.h"
-#include "config/save_point.h"
+#include "config/parallel.h"
+#include "config/memory.h"
 
 namespace metroplex::config {
 

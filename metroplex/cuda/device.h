@@ -1,4 +1,5 @@
-// What the machine has. Every question is safe on a machine with neither GPU nor driver, and in a build without CUDA.
+// What the machine has, and what this build has for it. Every question is safe on a machine with neither GPU nor
+// driver, and in a build without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -24,3 +25,13 @@ struct AllocatorPeak {
 AllocatorPeak allocator_peak();
 
 }  // namespace metroplex::cuda
+
+namespace metroplex::cuda::kernels {
+
+// Whether this program holds device code: it does where nvcc built the .cu files, and no_nvcc.cpp stands in for them
+// otherwise.
+bool compiled();
+// For a GPU of this compute capability, 90 for sm_90: code for sm_90a runs on no other.
+bool compiled_for(int compute_capability);
+
+}  // namespace metroplex::cuda::kernels

@@ -1,5 +1,7 @@
 #include "cuda/launch_point.h"
 
+#include <ATen/ops/empty.h>
+
 namespace metroplex::cuda {
 namespace {
 
@@ -41,6 +43,21 @@ void record(Recorder& recorder, const Operands& operands, std::function<void()> 
 void record_issued(Recorder& recorder, const Operands& operands) {
   recorder.issued(
       {operands.name, {}, defined(operands.reads), defined(operands.writes), operands.scalars, {}, operands.flops});
+}
+
+at::Tensor read_on_host(const Target& target, const at::Tensor& x) {
+  MPX_ASSERT(!target.meta, "the host asks for values of the meta device");
+  const at::Tensor host = at::empty(x.sizes(), at::TensorOptions().dtype(x.scalar_type()));
+  launch(
+      target, {"read_on_host", {&x}, {&host}}, [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); },
+      [](const at::Tensor& from, const at::Tensor& to, CUstream_st*) { to.copy_(from); }, x, host);
+  return host;
+}
+
+// Pinned, or the copy would be waited for.
+void write_from_host(const Target& target, const at::Tensor& x, const at::Tensor& host) {
+  const bool waits = target.gpu() && !target.meta;
+  x.copy_(waits ? host.pin_memory() : host, /*non_blocking=*/true);
 }
 
 }  // namespace metroplex::cuda

@@ -157,4 +157,12 @@ void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu 
       argument_bytes(args...));
 }
 
+// How the numbers of a device come to the host: a copy of x, a tensor of target.memory(). It waits for all that was
+// enqueued before, so all reads go through this function, which a Recorder sees; on the CPU too. Asserts that there
+// are values (Target::meta).
+at::Tensor read_on_host(const Target& target, const at::Tensor& x);
+
+// Overwrites x, a tensor of `target`'s, with a host's tensor of its shape and type. Nobody waits.
+void write_from_host(const Target& target, const at::Tensor& x, const at::Tensor& host);
+
 }  // namespace metroplex::cuda

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
-#include "data/text_given.h"
 #include "files/checksum.h"
 
 namespace metroplex::data {

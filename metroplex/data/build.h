@@ -1,10 +1,12 @@
 // From the data section of a config to the three datasets of a run: Megatron's rules for splits, blends and sizes.
+// And what its files hold, without building anything.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "data/sample.h"
@@ -46,5 +48,20 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
 // Throws what build_datasets() would for a split without documents, and without documents to train on; builds
 // nothing.
 void check_splits(const config::Data& config, const BuildOptions& options, files::FileSystem& disk);
+
+// If `prefix` is not a dataset but a file or folder of text: the commands to run instead, ready to paste, with the
+// tokenizer of `config`. Else empty.
+std::string way_from_text(files::FileSystem& disk, const std::string& prefix, const config::Data& config);
+
+struct SourceTokens {
+  std::string prefix;                 // "mock" for mock data
+  std::string problem;                // why it could not be read; empty: no problem
+  int64_t documents = 0, tokens = 0;  // of the training split
+  double share = 0;                   // of the samples: by weight, or by tokens if there are no weights
+};
+
+// The sources of the training split, in the order of the config. Throws base::Error only for wrong keys; a missing or
+// damaged file is reported in `problem`.
+std::vector<SourceTokens> training_tokens(const config::Data& config, files::FileSystem& disk);
 
 }  // namespace metroplex::data

@@ -1,4 +1,4 @@
-#include "data/text_given.h"
+#include "data/build.h"
 
 #include <algorithm>
 #include <cctype>

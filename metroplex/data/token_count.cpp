@@ -1,8 +1,7 @@
-#include "data/token_count.h"
+#include "data/build.h"
 
 #include "base/error.h"
 #include "data/blend.h"
-#include "data/text_given.h"
 #include "data/token_source.h"
 
 namespace metroplex::data {

@@ -16,7 +16,7 @@
 #include "comm/group.h"
 #include "nn/param.h"
 #include "distributed/flat_layout.h"
-#include "plan/filling_buckets.h"
+#include "plan/buckets.h"
 
 namespace metroplex::distributed {
 

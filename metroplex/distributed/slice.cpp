@@ -1,7 +1,7 @@
 #include "distributed/slice.h"
 
 #include "base/error.h"
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 
 namespace metroplex::distributed {
 

@@ -4,14 +4,15 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
-#include "files/mmap.h"
 
 namespace metroplex::files {
 namespace {
@@ -25,6 +26,47 @@ int open_retrying(const char* path, int flags, mode_t mode = 0) {
   do fd = ::open(path, flags | O_CLOEXEC, mode);
   while (fd < 0 && errno == EINTR);
   return fd;
+}
+
+// A read-only map that is released with the object. Pages are read when touched, so opening a large file costs
+// nothing, and several rank threads share one copy.
+class MappedFile {
+ public:
+  // Maps the whole of a regular file; an empty one has data() == nullptr and size() == 0. Throws base::Error.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+MappedFile::MappedFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block us
+  MPX_CHECK(fd >= 0, "files", "cannot open '", path, "': ", std::strerror(errno));
+  struct stat info;
+  const bool known = ::fstat(fd, &info) == 0;
+  void* mapped = nullptr;
+  int code = known ? 0 : errno;
+  const bool regular = known && S_ISREG(info.st_mode);
+  if (regular && info.st_size > 0) {
+    size_ = static_cast<size_t>(info.st_size);
+    mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED) code = errno;
+  }
+  ::close(fd);
+  MPX_CHECK(code == 0, "files", "cannot map '", path, "': ", std::strerror(code));
+  MPX_CHECK(regular, "files", "'", path, "' is not a regular file");
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 class PosixFile final : public WritableFile {

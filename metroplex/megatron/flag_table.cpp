@@ -1,4 +1,4 @@
-#include "megatron/flag_table.h"
+#include "megatron/flags.h"
 
 namespace metroplex::megatron {
 

@@ -12,7 +12,6 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "megatron/cuda_graphs.h"
-#include "megatron/flag_table.h"
 
 namespace metroplex::megatron {
 

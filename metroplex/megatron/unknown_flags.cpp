@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "megatron/flag_table.h"
 #include "megatron/flags.h"
 
 namespace metroplex::megatron {

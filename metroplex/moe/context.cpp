@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "config/experts.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 

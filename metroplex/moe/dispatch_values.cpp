@@ -1,4 +1,4 @@
-#include "moe/values.h"
+#include "moe/experts_layer.h"
 
 #include <algorithm>
 #include <iterator>

@@ -95,4 +95,8 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatcherSpec spec);
 // `type` is not auto, and takes the place of the model's. Without clones.
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec);
 
+// What the dispatchers that exchange rows share: rows sorted by rank and expert, sent, and sorted by expert again.
+// `how` outlives it.
+std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, const RowExchange& how);
+
 }  // namespace metroplex::moe

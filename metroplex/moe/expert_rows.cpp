@@ -1,4 +1,4 @@
-#include "moe/expert_rows.h"
+#include "moe/experts.h"
 
 #include <ATen/ATen.h>
 

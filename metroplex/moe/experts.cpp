@@ -10,7 +10,7 @@
 #include "moe/paged_stash.h"
 #include "nn/autograd_node.h"
 #include "config/experts.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"

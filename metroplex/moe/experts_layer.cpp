@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "config/experts.h"
-#include "moe/values.h"
 #include "moe/load_meter.h"
 #include "moe/router.h"
 

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "nn/autograd_node.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 

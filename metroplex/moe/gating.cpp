@@ -1,4 +1,4 @@
-#include "moe/gating.h"
+#include "moe/router.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

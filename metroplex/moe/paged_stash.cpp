@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 

@@ -7,7 +7,6 @@
 #include "config/experts.h"
 #include "moe/balance.h"
 #include "moe/forced.h"
-#include "moe/gating.h"
 #include "moe/load_meter.h"
 #include "nn/wide.h"
 

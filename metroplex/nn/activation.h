@@ -13,7 +13,7 @@ namespace metroplex::nn {
 // The kernels' enumerator for it.
 cuda::kernels::Activation activation_kind(config::Choice<config::Activation> activation);
 
-// What a dense MLP and the experts of a layer (moe/expert_rows.h) run between their two products.
+// What a dense MLP and the experts of a layer (ExpertRowKernels of moe/experts.h) run between their two products.
 struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;
   bool gated = false;

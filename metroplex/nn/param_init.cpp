@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/philox.h"
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 
 namespace metroplex::nn {
 namespace {

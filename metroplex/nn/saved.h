@@ -9,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "config/save_point.h"
 #include "config/memory.h"
 #include "cuda/launch_point.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "optim/stored.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "config/param_groups.h"
+#include "config/optim.h"
 
 namespace metroplex::optim {
 namespace {

@@ -1,11 +1,11 @@
-#include "optim/rate_table.h"
+#include "optim/param_groups.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
 
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "cuda/kernels/step_state.h"
 
 namespace metroplex::optim {

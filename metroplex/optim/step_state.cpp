@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::optim {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::pipeline {
 

@@ -1,4 +1,4 @@
-#include "pipeline/graph_scope.h"
+#include "pipeline/stage_graphs.h"
 
 #include "base/error.h"
 

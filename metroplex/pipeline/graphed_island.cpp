@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "cuda/graph/tape.h"
-#include "cuda/tensor_form.h"
+#include "cuda/graph/graph.h"
 
 namespace metroplex::pipeline {
 namespace {

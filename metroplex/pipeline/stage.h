@@ -12,7 +12,6 @@
 #include "nn/island.h"
 #include "nn/stage_observer.h"
 #include "nn/recompute.h"
-#include "pipeline/graph_scope.h"
 #include "pipeline/stage_graphs.h"
 
 namespace metroplex::pipeline {

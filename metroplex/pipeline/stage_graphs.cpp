@@ -1,7 +1,5 @@
 #include "pipeline/stage_graphs.h"
 
-#include "pipeline/graph_scope.h"
-
 namespace metroplex::pipeline {
 
 void GraphSizes::add(const GraphSizes& other) {

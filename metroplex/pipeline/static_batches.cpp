@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "cuda/tensor_form.h"
+#include "cuda/graph/graph.h"
 
 namespace metroplex::pipeline {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/filling_buckets.h"
+#include "plan/buckets.h"
 
 #include <utility>
 

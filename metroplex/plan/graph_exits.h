@@ -1,7 +1,7 @@
 // What graphs of parts of layers take and hand on. Captured parts of a layer of experts end at one of two exits, from
 // which eager code goes on: `route`, behind the router, and `preprocess`, behind the plan of where rows go. Their
-// results are Megatron's MoECudaGraphTensorStore in our values (moe/values.h), for the dispatchers alltoall and
-// static_buffer.
+// results are Megatron's MoECudaGraphTensorStore in our values (moe/experts_layer.h), for the dispatchers alltoall
+// and static_buffer.
 #pragma once
 
 #include <cstdint>

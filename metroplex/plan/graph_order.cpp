@@ -1,4 +1,4 @@
-#include "plan/graph_order.h"
+#include "plan/graph_plan.h"
 
 #include <algorithm>
 #include <cmath>

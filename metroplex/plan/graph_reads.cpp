@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "plan/borders.h"
 #include "plan/graph_plan.h"
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "config/layout.h"
+#include "config/parallel.h"
 
 namespace metroplex::plan {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "plan/pipeline_table.h"
 #include "plan/rank_trace.h"
-#include "plan/trace_replay.h"
 
 namespace metroplex::plan {
 

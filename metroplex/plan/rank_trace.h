@@ -1,6 +1,6 @@
 // The allocations and operations of one rank's share of the model as plain data: recorded from the real layers,
 // buffers and optimizer, which run once on the meta device (train/trace.h). Nothing here knows about layers.
-// plan/memory.h replays it over the pipeline table to predict memory.
+// replay_trace walks the pipeline table with it; plan/memory.h predicts memory from that.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/layout.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 
@@ -82,5 +83,27 @@ struct RankTrace {
   int64_t tables = 0;  // likewise: what else was made, as rotary positions and state without gradient
   IslandTrace update;  // after the last backward: final gradients, norm, update
 };
+
+// One run of an island inside an action.
+struct ReplayMoment {
+  size_t action = 0;  // index into the rank's list
+  int block = 0;
+  bool backward = false;
+  int64_t most = 0;  // maximum, in bytes above those held before the action
+};
+
+// Bytes above what is held before the first action.
+struct ReplayPeaks {
+  int64_t activations = 0, borders = 0;  // after the action after which their sum is largest
+  int64_t gathered = 0;                  // ZeRO-3, at any time
+  int64_t gradient_buckets = 0;          // ZeRO-2 and 3, at any time
+  int64_t most = 0;                      // of everything at any time, the update included
+  std::vector<ReplayMoment> moments;     // in order
+};
+
+// Walks a rank's list of actions and adds up the memory after each of them and the maximum within: the traces of its
+// chunks, border tensors as the executor holds them (borders.h), and transient gradient buckets (FillingBuckets of
+// buckets.h). All of it follows from the table alone.
+ReplayPeaks replay_trace(const RankTrace& trace, const PipelineTable& table, int pp_rank);
 
 }  // namespace metroplex::plan

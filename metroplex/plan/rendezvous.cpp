@@ -1,4 +1,4 @@
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 
 #include <unordered_map>
 

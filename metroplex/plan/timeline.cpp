@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 #include "plan/verify.h"
 
 namespace metroplex::plan {

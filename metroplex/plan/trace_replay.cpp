@@ -1,4 +1,4 @@
-#include "plan/trace_replay.h"
+#include "plan/rank_trace.h"
 
 #include <algorithm>
 #include <memory>
@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "plan/borders.h"
-#include "plan/filling_buckets.h"
-#include "plan/rendezvous.h"
+#include "plan/buckets.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 namespace {

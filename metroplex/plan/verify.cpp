@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 
 namespace metroplex::plan {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_count.h"
+#include "data/build.h"
 #include "files/file_system.h"
 #include "preflight/fit.h"
 #include "train/run_length.h"

@@ -11,8 +11,6 @@
 #include "comm/collectives.h"
 #include "config/validate.h"
 #include "data/build.h"
-#include "data/text_given.h"
-#include "data/token_count.h"
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/same_data.h"

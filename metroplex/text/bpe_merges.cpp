@@ -1,4 +1,4 @@
-#include "text/bpe_merges.h"
+#include "text/bpe_model.h"
 
 #include <algorithm>
 #include <functional>

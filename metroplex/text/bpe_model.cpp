@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "files/json_text.h"
-#include "text/byte_alphabet.h"
 #include "text/utf8.h"
 
 namespace metroplex::text {

@@ -1,5 +1,3 @@
-#include "text/byte_alphabet.h"
-
 #include "text/utf8.h"
 
 namespace metroplex::text {

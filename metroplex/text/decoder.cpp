@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "text/byte_alphabet.h"
 #include "text/normalizer.h"
 #include "text/utf8.h"
 

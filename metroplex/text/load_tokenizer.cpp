@@ -1,4 +1,4 @@
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <charconv>
 

@@ -1,4 +1,4 @@
-#include "text/sentencepiece_normalizer.h"
+#include "text/sentencepiece_tokenizer.h"
 
 #include <algorithm>
 

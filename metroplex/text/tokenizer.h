@@ -1,4 +1,4 @@
-// Text to token ids and back. A Tokenizer is loaded once (text/load_tokenizer.h), never changes, and is shared
+// Text to token ids and back. A Tokenizer is loaded once (load_tokenizer), never changes, and is shared
 // by all threads. Ids are those that models see: special tokens are found in the text and become their own id,
 // nothing is added around it unless encode_with_special is asked.
 //
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,5 +54,16 @@ class Tokenizer {
   virtual std::optional<int32_t> eos() const { return eod(); }
   virtual std::optional<int32_t> pad() const { return std::nullopt; }
 };
+
+// Throws base::Error (room "text") that names the file and what is wrong in it.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::string& model,
+                                          const std::string& vocab_file = "", const std::string& merge_file = "",
+                                          InvalidUtf8 invalid_utf8 = InvalidUtf8::error);
+
+// The file that `model` means for this type: itself, or what a folder of this name holds.
+std::string tokenizer_model_file(const std::string& type, const std::string& model);
+
+// The names that `type` may have.
+const std::vector<std::string>& tokenizer_types();
 
 }  // namespace metroplex::text

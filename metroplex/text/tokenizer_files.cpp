@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "files/checksum.h"
 #include "files/file_system.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace metroplex::text {
 namespace {

@@ -1,8 +1,10 @@
 // UTF-8 as RFC 3629 defines it (no surrogates, nothing above U+10FFFF, shortest form only).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -38,5 +40,22 @@ bool is_punctuation(char32_t code_point);
 
 // Two-letter general category in Unicode 16 ("Lu", "Nd", ..., "Cn").
 const char* general_category(char32_t code_point);
+
+// GPT-2 writes bytes as characters: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in
+// order.
+class ByteAlphabet {
+ public:
+  ByteAlphabet();
+
+  // The character of a byte, in UTF-8.
+  const std::string& spelling(unsigned char byte) const { return spelling_[byte]; }
+
+  // The bytes that a token spells; nullopt when it holds a character outside of the alphabet.
+  std::optional<std::string> bytes(std::string_view token) const;
+
+ private:
+  std::array<std::string, 256> spelling_;
+  std::array<int, 0x144> byte_of_;  // by code point; -1 outside
+};
 
 }  // namespace metroplex::text

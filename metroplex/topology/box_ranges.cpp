@@ -1,4 +1,4 @@
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,10 +1,11 @@
 // How the tensor of one rank lies in the whole one, as a value of integers: which dims are cut over which axes, over
 // which axes the gradient has still to be summed, which ranks share the parameter. Which rank is a replica, which
 // counts and which saves follow from it, by the functions below and nowhere else. What data-parallel ranks keep of a
-// local tensor (ZeRO) is no part of it: that is a flat range of the local tensor (box_ranges.h brings both together).
+// local tensor (ZeRO) is no part of it: that is a flat range of the local tensor (box_ranges brings both together).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -89,5 +90,26 @@ int64_t numel(const std::vector<int64_t>& shape);
 std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placement& placement);
 // Elements of the local tensor that are padding.
 int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement);
+
+// Where the elements of a local tensor lie in the whole one: as runs that are contiguous in both, and as ranges of
+// boxes, the language of checkpoints. Integers only: shapes, cuts and flat ranges.
+
+// The elements [begin, end) of a box of the whole tensor, in row-major order; they start at `local` of the local
+// tensor.
+struct BoxRange {
+  std::vector<int64_t> offset, size;
+  int64_t begin = 0, end = 0;
+  int64_t local = 0;
+};
+
+// Elements [begin, end) of the flat local tensor, in ascending order of `local`; padding is left out. Every box is as
+// large as it can be with its elements contiguous in the local tensor.
+std::vector<BoxRange> box_ranges(const std::vector<int64_t>& global_shape, const Placement& placement, int64_t begin,
+                                 int64_t end);
+
+// Calls visit(local, global, count) for flat runs that are contiguous in both tensors; together they are all elements
+// that are no padding, once each.
+void for_each_run(const std::vector<int64_t>& global_shape, const Placement& placement,
+                  const std::function<void(int64_t local, int64_t global, int64_t count)>& visit);
 
 }  // namespace metroplex::topology

@@ -9,7 +9,7 @@
 #include "comm/collectives.h"
 #include "config/derived.h"
 #include "config/experts.h"
-#include "config/param_groups.h"
+#include "config/optim.h"
 #include "models/registry.h"
 #include "moe/load_meter.h"
 #include "moe/paged_stash.h"

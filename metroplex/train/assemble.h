@@ -20,7 +20,6 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "optim/param_groups.h"
-#include "optim/rate_table.h"
 #include "optim/step_state.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "files/file_system.h"
 
 namespace metroplex::train {

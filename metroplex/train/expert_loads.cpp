@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "config/experts.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "files/expert_picture.h"
 #include "moe/load_meter.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::train {
 

@@ -9,7 +9,7 @@
 #include "checkpoint/directory.h"
 #include "config/experts.h"
 #include "config/load.h"
-#include "data/token_count.h"
+#include "data/build.h"
 
 namespace metroplex::train {
 

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
-#include "checkpoint/retention.h"
 #include "checkpoint/save.h"
 #include "comm/collectives.h"
 #include "config/load.h"

@@ -12,7 +12,7 @@
 #include "checkpoint/tensor_source.h"
 #include "files/dtype.h"
 #include "nn/param.h"
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 #include "train/assemble.h"
 
 namespace metroplex::train {

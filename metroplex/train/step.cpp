@@ -1,7 +1,7 @@
 #include "train/step.h"
 
 #include "base/error.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "optim/clip.h"
 #include "train/step_errors.h"
 #include "train/step_graphs.h"

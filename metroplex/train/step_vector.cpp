@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/collectives.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "train/assemble.h"
 
 namespace metroplex::train {

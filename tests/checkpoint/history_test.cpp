@@ -1,6 +1,6 @@
 // A run that goes back makes a branch: what counts as newest, what is removed and what is fallen back to follow the
 // chain from `latest`, not the numbers.
-#include "checkpoint/retention.h"
+#include "checkpoint/directory.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "checkpoint/directory.h"
-#include "checkpoint/retention.h"
 #include "checkpoint/support.h"
 
 namespace metroplex::checkpoint::kill_test {

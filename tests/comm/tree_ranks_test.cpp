@@ -13,7 +13,6 @@
 #include "comm/backends/threads.h"
 #include "comm/backends/tree.h"
 #include "comm/collectives.h"
-#include "comm/rank_tree.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::comm::tree_ranks_test {

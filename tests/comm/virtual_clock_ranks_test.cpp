@@ -8,7 +8,6 @@
 #include <numeric>
 #include <optional>
 
-#include "comm/backends/clocked.h"
 #include "comm/collectives.h"
 #include "support/error_of.h"
 #include "support/forwarding_backend.h"

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "config/batch_schedule.h"
-#include "config/param_groups.h"
+#include "config/optim.h"
 #include "config/support.h"
 
 namespace metroplex::config::schedules_and_groups_test {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/fields.h"
-#include "config/layout.h"
+#include "config/parallel.h"
 #include "config/support.h"
 #include "config/rules_transformer.h"
 

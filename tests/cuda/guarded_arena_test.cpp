@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "support/record_tape.h"
 
 namespace metroplex::cuda::guarded_arena_test {

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 #include "support/record_tape.h"
 
 namespace metroplex::cuda::tape_findings_test {

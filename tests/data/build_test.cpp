@@ -9,7 +9,6 @@
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/scratch.h"
-#include "data/text_given.h"
 #include "files/file_system.h"
 #include "support/error_of.h"
 

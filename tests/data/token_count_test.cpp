@@ -1,5 +1,4 @@
 // Tokens of the training split, counted from index files alone.
-#include "data/token_count.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "comm/launch.h"
 #include "files/file_system.h"
 #include "hf/directory.h"
-#include "moe/values.h"
+#include "moe/experts_layer.h"
 #include "train/batch.h"
 #include "train/gather.h"
 #include "train/generate.h"

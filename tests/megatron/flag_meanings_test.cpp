@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "megatron/flag_table.h"
 #include "megatron/flags.h"
 
 namespace metroplex::megatron {

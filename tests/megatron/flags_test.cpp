@@ -12,7 +12,6 @@
 #include "config/fields.h"
 #include "config/support.h"
 #include "config/validate.h"
-#include "megatron/flag_table.h"
 
 namespace metroplex::megatron::flags_test {
 

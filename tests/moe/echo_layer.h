@@ -10,7 +10,6 @@
 
 #include "comm/collectives.h"
 #include "moe/experts_layer.h"
-#include "moe/values.h"
 #include "nn/island.h"
 #include "nn/tools.h"
 #include "support/run_ranks.h"

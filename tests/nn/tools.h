@@ -9,7 +9,7 @@
 
 #include "comm/collectives.h"
 #include "nn/param_init.h"
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 
 namespace metroplex::test {
 

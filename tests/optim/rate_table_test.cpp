@@ -1,5 +1,5 @@
 // Rates that steps take from a table by their number are those of the schedules, whatever happens between the steps.
-#include "optim/rate_table.h"
+#include "optim/param_groups.h"
 
 #include <algorithm>
 #include <limits>

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "plan/draw.h"
 #include "plan/megatron_order.h"
-#include "plan/rendezvous.h"
+#include "plan/pipeline_table.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 #include "support/error_of.h"

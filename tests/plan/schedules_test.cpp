@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "base/error.h"
-#include "plan/graph_order.h"
+#include "plan/graph_plan.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 #include "support/megatron_captures.h"

@@ -1,5 +1,5 @@
 // Small traces, replayed over real tables: what is held, by hand.
-#include "plan/trace_replay.h"
+#include "plan/rank_trace.h"
 
 #include <gtest/gtest.h>
 

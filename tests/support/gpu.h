@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "cuda/device.h"
-#include "cuda/kernels/compiled.h"
 
 #define MPX_NEED_GPU() \
   if (metroplex::cuda::device_count() == 0) GTEST_SKIP() << "no GPU"

@@ -1,4 +1,4 @@
-// The order that Megatron makes of its schedule table before it captures (plan/graph_order.h), and what else is
+// The order that Megatron makes of its schedule table before it captures (plan/graph_plan.h), and what else is
 // recorded of its captures. Sources: convert_schedule_table_to_order, TECudaGraphHelper.
 #pragma once
 

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "text/byte_trie.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 #include "text/piece_model.h"
 #include "text/support.h"
 #include "text/text_cuts.h"

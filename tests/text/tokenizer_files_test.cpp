@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "files/checksum.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 #include "text/support.h"
 
 namespace metroplex::text::tokenizer_files_test {

@@ -8,9 +8,9 @@
 #include <sentencepiece_processor.h>
 
 #include "text/added_tokens.h"
-#include "text/bpe_merges.h"
+#include "text/bpe_model.h"
 #include "text/json_tokenizer.h"
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 #include "text/sentencepiece_train.h"
 #include "text/support.h"
 #include "text/utf8.h"

@@ -1,7 +1,7 @@
 // Every folder of tests/vectors/tokenizers, id for id and byte for byte.
 #include <gtest/gtest.h>
 
-#include "text/load_tokenizer.h"
+#include "text/tokenizer.h"
 #include "text/support.h"
 
 namespace metroplex::text::vectors_test {

@@ -1,5 +1,5 @@
 // Boxes and runs of 10,000 random placements, element by element.
-#include "topology/box_ranges.h"
+#include "topology/placement.h"
 
 #include <gtest/gtest.h>
 

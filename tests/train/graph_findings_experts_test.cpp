@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "cuda/kernels/step_state.h"
-#include "moe/values.h"
+#include "moe/experts_layer.h"
 #include "support/record_tape.h"
 #include "train/graph_check.h"
 #include "train/planted_fault.h"

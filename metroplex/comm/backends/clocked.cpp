@@ -1,4 +1,4 @@
-#include "comm/backends/clocked.h"
+#include "comm/backends/virtual_clock.h"
 
 #include <algorithm>
 #include <map>

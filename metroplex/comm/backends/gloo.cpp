@@ -14,7 +14,6 @@
 #include "comm/backends/owned_rows.h"
 #include "comm/backends/reduce.h"
 #include "comm/backends/tree.h"
-#include "comm/rank_tree.h"
 
 namespace metroplex::comm {
 namespace {

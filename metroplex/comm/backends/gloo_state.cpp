@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "comm/backends/store.h"
 #include "comm/network.h"
 
 namespace metroplex::comm {

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -17,6 +18,22 @@
 #include "comm/backends/watch_tree.h"
 
 namespace metroplex::comm {
+
+// The rendezvous store, and the meeting of ranks in it: each says that it has started, or why it cannot.
+
+// Served by rank 0, or by the launcher's agent. Throws base::Error("comm") when it cannot be, or is not there within
+// the timeout.
+c10::intrusive_ptr<c10d::Store> open_store(const GlooOptions& options);
+
+std::vector<uint8_t> as_bytes(const std::string& text);
+std::optional<std::string> look_up(c10d::Store& store, const std::string& key);
+
+// Returns when all ranks have come here with the same backend. Throws PeerFailure with the cause when one refused,
+// and base::Error("comm") that names who is missing at the timeout.
+void meet(c10d::Store& store, const GlooOptions& options);
+// Instead of meet(): all others throw there. Rank 0, whose store it is, returns when they have heard of it, or after
+// 20 s.
+void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause);
 
 using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 

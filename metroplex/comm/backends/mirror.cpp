@@ -1,4 +1,4 @@
-#include "comm/backends/mirror.h"
+#include "comm/backends/recording.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,4 @@
-#include "comm/backends/store.h"
+#include "comm/backends/gloo_state.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 

@@ -1,4 +1,4 @@
-#include "comm/backends/watch_link.h"
+#include "comm/backends/watch_tree.h"
 
 #include <sys/random.h>
 

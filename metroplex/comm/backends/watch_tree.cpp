@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "comm/network.h"
-#include "comm/rank_tree.h"
+#include "comm/backends/tree.h"
 
 namespace metroplex::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/graph/access_log.h"
+#include "cuda/graph/guarded_arena.h"
 
 #include <cxxabi.h>
 #include <dlfcn.h>

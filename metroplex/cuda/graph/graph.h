@@ -4,12 +4,15 @@
 // docs/cuda_graphs.md.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
+#include "base/error.h"
 #include "cuda/launch_point.h"
 
 namespace metroplex::cuda {
@@ -72,5 +75,16 @@ std::unique_ptr<GraphDevice> make_graph_device(at::Device device);
 // Captures `work`, and replays it once where capturing does not run it: on either device it has run once. After an
 // exception the graph is empty.
 void capture(Graph& graph, const std::function<void()>& work);
+
+// The form of a tensor, type and sizes: what a graph has been captured for. "Float [2, 3]", or "undefined".
+inline std::string form_of(const at::Tensor& x) {
+  return x.defined() ? base::concat(c10::toString(x.scalar_type()), " ", x.sizes()) : "undefined";
+}
+
+// Two undefined ones have the same.
+inline bool same_form(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+}
 
 }  // namespace metroplex::cuda

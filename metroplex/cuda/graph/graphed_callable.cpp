@@ -1,7 +1,7 @@
 #include "cuda/graph/graphed_callable.h"
 
 #include "base/error.h"
-#include "cuda/tensor_form.h"
+#include "cuda/graph/graph.h"
 
 namespace metroplex::cuda {
 namespace {

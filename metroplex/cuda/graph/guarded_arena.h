@@ -5,20 +5,87 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "cuda/graph/access_log.h"
-#include "cuda/graph/signal_stack.h"
 #include "cuda/graph/tape_findings.h"
 #include "cuda/graph/tape_recorder.h"
 
 namespace metroplex::cuda {
+
+// A log of memory accesses outside of any operation, written by a signal handler: into preallocated space, without
+// allocating or taking a lock. It is read after the handler has been removed.
+
+// A string that a signal handler can set; longer text is truncated.
+template <size_t Room>
+class FixedText {
+ public:
+  void set(std::string_view text) noexcept {
+    size_ = text.size() < Room ? text.size() : Room;
+    for (size_t i = 0; i < size_; ++i) text_[i] = text[i];
+  }
+  std::string_view view() const { return {text_.data(), size_}; }
+
+ private:
+  std::array<char, Room> text_;
+  size_t size_ = 0;
+};
+
+struct Access {
+  static constexpr int kFrames = 32;
+  FindingKind kind = FindingKind::host_access;
+  bool writes = false, given_back = false;
+  uintptr_t address = 0;
+  FixedText<120> operation, place;
+  std::array<void*, kFrames> frames;  // the instruction, and whoever called it
+  int depth = 0;
+};
+
+class AccessLog {
+ public:
+  explicit AccessLog(size_t room = 1024) : accesses_(room) {}
+  // The next entry to fill in; one caller at a time. Null when the log is full: the access is only counted.
+  Access* add() noexcept;
+
+  // With the callers' names, as far as the dynamic linker knows them (of a program's own functions: their offsets in
+  // it, for addr2line).
+  std::vector<Finding> findings() const;
+
+ private:
+  std::vector<Access> accesses_;
+  std::atomic<size_t> used_ = 0, left_out_ = 0;
+};
+
+// An alternate stack for a thread's signal handlers (sigaltstack). Generated code may use the stack pointer for other
+// addresses (the copy-free sgemm kernels of oneDNN before 3.12 for a heap workspace); a handler on such a "stack"
+// would overwrite the memory below it.
+class SignalStack {
+ public:
+  // For handlers with SA_ONSTACK, in the calling thread. Throws base::Error("signal stack", ...) where the system has
+  // none.
+  SignalStack();
+  // In the same thread, which gets back what it had.
+  ~SignalStack();
+  SignalStack(const SignalStack&) = delete;
+  SignalStack& operator=(const SignalStack&) = delete;
+
+  // Whether it points into the stack of the thread that made this. Any thread may ask, and a signal handler.
+  bool on_thread(const void* stack_pointer) const { return stack_pointer >= low_ && stack_pointer < high_; }
+
+ private:
+  char* memory_ = nullptr;
+  size_t bytes_ = 0;
+  stack_t before_{};
+  const void *low_ = nullptr, *high_ = nullptr;  // of the thread's stack
+};
 
 // An access that the processor refused.
 struct MemoryFault {
@@ -49,7 +116,7 @@ class GuardedArena final : private OperationWatch {
   Tape record(const std::function<void()>& work);
 
   // host_access, at the operation that was the last one before it; undeclared, of a kernel that touches memory which
-  // its launch names neither as read nor as written. With their callers (access_log.h), but where the stack pointer
+  // its launch names neither as read nor as written. With their callers (AccessLog), but where the stack pointer
   // was no stack's.
   std::vector<Finding> findings() const { return log_.findings(); }
 

@@ -1,4 +1,4 @@
-#include "cuda/graph/signal_stack.h"
+#include "cuda/graph/guarded_arena.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "cuda/tensor_form.h"
+#include "cuda/graph/graph.h"
 
 namespace metroplex::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "cuda/tensor_form.h"
+#include "cuda/graph/graph.h"
 
 namespace metroplex::cuda {
 namespace {

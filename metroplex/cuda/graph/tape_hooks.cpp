@@ -1,4 +1,4 @@
-#include "cuda/graph/tape_hooks.h"
+#include "cuda/graph/tape_recorder.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>

@@ -1,4 +1,4 @@
-#include "cuda/kernels/activation_math.h"
+#include "cuda/kernels/activation.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 

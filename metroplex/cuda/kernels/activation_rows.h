@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "cuda/kernels/activation.h"
-#include "cuda/kernels/activation_math.h"
 #include "cuda/kernels/vector_math.h"
 
 namespace metroplex::cuda::kernels {
@@ -42,7 +41,7 @@ MPX_INLINE void for_chunks(int64_t width, const Body& body) {
   for (int64_t at = 0; at < width; at += kActivationChunk) body(at, std::min(kActivationChunk, width - at));
 }
 
-// For CPU kernels: the functions that activation_math.h wants, from vector_math.h.
+// For CPU kernels: the functions that activation.h wants, from vector_math.h.
 
 struct VectorMath {
   template <class T>

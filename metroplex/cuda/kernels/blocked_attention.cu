@@ -2,7 +2,7 @@
 // up to 32, so that a warp has a row of scores.
 #include "cuda/kernels/blocked_attention.h"
 #include "cuda/kernels/dropout_block.h"
-#include "cuda/kernels/reduce.h"
+#include "cuda/kernels/launch.h"
 
 namespace metroplex::cuda::kernels {
 namespace {

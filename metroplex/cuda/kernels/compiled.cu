@@ -1,4 +1,4 @@
-#include "cuda/kernels/compiled.h"
+#include "cuda/device.h"
 
 #include <initializer_list>
 

@@ -1,7 +1,7 @@
 #include <limits>
 
 #include "cuda/kernels/cross_entropy.h"
-#include "cuda/kernels/reduce.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {

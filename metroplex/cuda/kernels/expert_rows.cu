@@ -1,8 +1,7 @@
 // A block of threads takes a row at a time; sums over it are made by all threads in a fixed order.
-#include "cuda/kernels/activation_math.h"
+#include "cuda/kernels/activation.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/reduce.h"
 
 namespace metroplex::cuda::kernels {
 namespace {

@@ -1,4 +1,5 @@
-// For .cu files: the size of a grid over many elements, and the one function by which a kernel is launched.
+// For .cu files: the size of a grid over many elements, the one function by which a kernel is launched, and sums
+// and maxima over the threads of a block of kThreads, the same on every run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -51,5 +52,37 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), const Grid& 
   const cudaError_t error = cudaLaunchKernelEx(&how, kernel, arguments...);
   MPX_CHECK(error == cudaSuccess, "cuda", "kernel ", name, " was not launched: ", cudaGetErrorString(error));
 }
+
+struct Add {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+// A NaN loses, as on the CPU.
+struct Max {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return b > a ? b : a;
+  }
+};
+
+// Every thread of the block must call it and gets the result.
+template <class T, class Op>
+__device__ T block_reduce(T value, const Op& op) {
+  constexpr unsigned kWarp = 32;
+  __shared__ T parts[kThreads / kWarp];
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2)
+    value = op(value, __shfl_xor_sync(0xFFFFFFFFU, value, offset));
+  __syncthreads();  // the parts of the call before have been read
+  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  T total = parts[0];
+  for (unsigned i = 1; i < kThreads / kWarp; ++i) total = op(total, parts[i]);
+  return total;
+}
+
+// Blocks for `rows` rows of one block each; kernels stride over what is left.
+inline unsigned blocks_for_rows(int64_t rows) { return blocks_for(rows * kThreads); }
 
 }  // namespace metroplex::cuda::kernels

@@ -4,7 +4,7 @@
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/blocked_attention.h"
-#include "cuda/kernels/compiled.h"
+#include "cuda/device.h"
 #include "cuda/kernels/cross_entropy.h"
 #include "cuda/kernels/dropout.h"
 #include "cuda/kernels/echo_plan.h"

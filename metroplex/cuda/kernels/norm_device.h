@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/norm.h"
-#include "cuda/kernels/reduce.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {

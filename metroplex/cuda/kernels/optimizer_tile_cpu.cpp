@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/kernels/clones.h"
+#include "cuda/kernels/vector_math.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
 

@@ -1,4 +1,4 @@
-#include "cuda/kernels/reduce.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/route.h"
 
 namespace metroplex::cuda::kernels {

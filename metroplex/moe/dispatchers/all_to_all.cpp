@@ -1,5 +1,5 @@
 // Each row goes straight to the ranks of its expert.
-#include "moe/dispatchers/exchanging.h"
+#include "moe/dispatcher.h"
 
 namespace metroplex::moe {
 

@@ -1,4 +1,4 @@
-#include "moe/dispatchers/exchanging.h"
+#include "moe/dispatcher.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
-#include "cuda/host_read.h"
+#include "cuda/launch_point.h"
 
 namespace metroplex::moe {
 namespace {

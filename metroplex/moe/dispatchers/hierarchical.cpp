@@ -1,5 +1,5 @@
 // Rows for another node first meet, inside their own, at the rank in the place of the one they go to.
-#include "moe/dispatchers/exchanging.h"
+#include "moe/dispatcher.h"
 
 namespace metroplex::moe {
 
