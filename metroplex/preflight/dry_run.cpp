@@ -19,7 +19,7 @@ constexpr int64_t kLargestReplay = 100'000;
 std::vector<const RankFigures*> stages_of(const Fit& fit) {
   std::vector<const RankFigures*> stages;
   for (const RankFigures& rank : fit.ranks) {
-    if (!rank.last) stages.push_back(&rank);
+    if (!rank.last && !rank.between) stages.push_back(&rank);
   }
   return stages;
 }

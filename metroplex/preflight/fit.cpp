@@ -1,6 +1,8 @@
 #include "preflight/fit.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -19,30 +21,13 @@ int64_t shard_size(const config::Parallel& parallel, const topology::RankGrid& g
   return grid.size(AxisSet{Axis::dp, Axis::cp}) / parallel.num_distributed_optimizer_instances;
 }
 
-// The figures of a pipeline rank by the place of a rank among those that share state.
-struct Ends {
-  const RankFigures* first = nullptr;
-  const RankFigures* last = nullptr;  // the first one where nothing is shared
-
-  int64_t peak(int64_t index, int64_t size) const {
-    if (index == 0) return first->peak;
-    return index == size - 1 ? last->peak : std::min(first->peak, last->peak);
-  }
-};
+// The peaks of the ranks of a pipeline rank that share state, in order.
+using Peaks = std::map<int, std::vector<int64_t>>;  // by pp
 
 class Sum {
  public:
-  Sum(const FitRequest& request, const topology::RankGrid& grid, const std::vector<RankFigures>& ranks)
-      : request_(request),
-        grid_(grid),
-        size_(shard_size(request.config.parallel, grid)),
-        ends_(static_cast<size_t>(grid.size(Axis::pp))) {
-    for (const RankFigures& figures : ranks) {
-      Ends& ends = ends_[static_cast<size_t>(figures.pp)];
-      if (!figures.last) ends.first = &figures;
-      ends.last = &figures;
-    }
-  }
+  Sum(const FitRequest& request, const topology::RankGrid& grid, const Peaks& peaks)
+      : request_(request), grid_(grid), size_(shard_size(request.config.parallel, grid)), peaks_(peaks) {}
 
   int64_t domain(int64_t number) const {
     int64_t sum = 0;
@@ -58,13 +43,13 @@ class Sum {
  private:
   int64_t peak(int rank) const {
     const int64_t index = size_ == 1 ? 0 : grid_.index_in_group(rank, {Axis::dp, Axis::cp}) % size_;
-    return ends_[static_cast<size_t>(grid_.coordinates(rank).pp)].peak(index, size_);
+    return peaks_.at(grid_.coordinates(rank).pp).at(static_cast<size_t>(index));
   }
 
   const FitRequest& request_;
   const topology::RankGrid& grid_;
   int64_t size_;
-  std::vector<Ends> ends_;
+  const Peaks& peaks_;
 };
 
 // The numbers of the domains to look at: [begin, end).
@@ -87,8 +72,9 @@ std::set<int> pipeline_ranks(const FitRequest& request, const topology::RankGrid
   return found;
 }
 
-void find_fullest(const FitRequest& request, const topology::RankGrid& grid, const Range& domains, Fit& out) {
-  const Sum sum(request, grid, out.ranks);
+void find_fullest(const FitRequest& request, const topology::RankGrid& grid, const Range& domains, const Peaks& peaks,
+                  Fit& out) {
+  const Sum sum(request, grid, peaks);
   for (int64_t number = domains.begin; number < domains.end; ++number) {
     const int64_t need = sum.domain(number);
     if (need <= out.need && number > domains.begin) continue;
@@ -117,7 +103,9 @@ RankFigures figures_of(const FitRequest& request, int rank, const train::Predict
   RankFigures out;
   out.rank = rank;
   out.pp = grid.coordinates(rank).pp;
-  out.last = size > 1 && grid.index_in_group(rank, {Axis::dp, Axis::cp}) % size == size - 1;
+  const int64_t index = size > 1 ? grid.index_in_group(rank, {Axis::dp, Axis::cp}) % size : 0;
+  out.last = size > 1 && index == size - 1;
+  out.between = index > 0 && !out.last;
   out.prediction = predict({request.config, request.world_size, rank, request.vocab_size,
                             most_microbatches(request.config, request.world_size),
                             request.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
@@ -131,14 +119,32 @@ Fit fit(const FitRequest& request, const train::Predictor& predict) {
   Fit out;
   out.have = request.domains.bytes;
   const Range domains = memory_domains_of(request);
+  Peaks peaks;
   for (const int pp : pipeline_ranks(request, grid, domains)) {
     const topology::Ranks group = grid.group_of(grid.rank({.pp = pp}), {Axis::dp, Axis::cp});
-    out.ranks.push_back(figures_of(request, group.front(), predict));
-    if (size > 1) out.ranks.push_back(figures_of(request, group[static_cast<size_t>(size - 1)], predict));
+    const auto ask = [&](int64_t index) { return figures_of(request, group[static_cast<size_t>(index)], predict); };
+    const RankFigures first = ask(0);
+    out.ranks.push_back(first);
+    std::vector<int64_t>& of_pp = peaks[pp];
+    of_pp.assign(static_cast<size_t>(size), first.peak);
+    if (size == 1) continue;
+    const RankFigures last = ask(size - 1);
+    const int64_t smaller = std::min(first.peak, last.peak);
+    std::optional<RankFigures> most;
+    for (int64_t index = 1; index + 1 < size; ++index) {
+      int64_t& peak = of_pp[static_cast<size_t>(index)] = smaller;
+      if (size > kAskedOfEach) continue;
+      const RankFigures between = ask(index);
+      peak = between.peak;
+      if (peak > std::max(first.peak, last.peak) && (!most || peak > most->peak)) most = between;
+    }
+    of_pp.back() = last.peak;
+    if (most) out.ranks.push_back(*most);
+    out.ranks.push_back(last);
   }
   const auto less = [](const RankFigures& a, const RankFigures& b) { return a.peak < b.peak; };
   out.worst = static_cast<size_t>(std::max_element(out.ranks.begin(), out.ranks.end(), less) - out.ranks.begin());
-  find_fullest(request, grid, domains, out);
+  find_fullest(request, grid, domains, peaks, out);
   return out;
 }
 

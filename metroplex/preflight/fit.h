@@ -30,15 +30,20 @@ struct FitRequest {
 // One of the ranks that were asked for.
 struct RankFigures {
   int rank = 0, pp = 0;
-  bool last = false;  // of the ranks that share optimizer state; else the first of them
+  bool last = false;     // of the ranks that share optimizer state
+  bool between = false;  // neither the first nor the last of them
   train::RankPrediction prediction;
   int64_t peak = 0;  // bytes in its domain: on a GPU without what lies in host memory
 };
 
-// Ranks of one pipeline rank differ by what their sharding leaves them, least and most at its two ends: these are
-// asked for, and a rank in between counts as the smaller of them.
+// Ranks of one pipeline rank differ by what their sharding leaves them. Of up to kAskedOfEach each is asked for; of
+// more the two ends, and a rank in between counts as the smaller of them: padding between parameters, which is what
+// it may hold more, is little there.
+inline constexpr int64_t kAskedOfEach = 8;
 struct Fit {
-  std::vector<RankFigures> ranks;        // pp ascending, of each the first and, where state is shared, the last
+  // pp ascending, of each the first and, where state is shared, the last; before it one in between that was asked for
+  // and holds more than both.
+  std::vector<RankFigures> ranks;
   size_t worst = 0;                      // into ranks: the largest peak
   int64_t need = 0;                      // bytes of the fullest domain
   int64_t domain = 0, domain_ranks = 1;  // which domain that is, and how many ranks it has
@@ -49,7 +54,7 @@ struct Fit {
   bool fits() const { return !have || need <= *have; }
 };
 
-// Asks `predict` once or twice a pipeline rank, whatever the number of ranks.
+// Asks `predict` at most kAskedOfEach times a pipeline rank, whatever the number of ranks.
 Fit fit(const FitRequest& request, const train::Predictor& predict = train::predict_rank);
 
 // Microbatches of a data-parallel rank in the largest step of the run.

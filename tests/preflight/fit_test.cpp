@@ -65,15 +65,17 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
 }
 
-// The last of four that share state holds 40 less than the first: those between count as the smaller of the two.
+// The last of sixteen that share state holds 40 less than the first: of so many those between are not asked for, and
+// count as the smaller of the two.
 TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
   const Planted planted{[](const train::RankRequest& request) {
     const topology::RankGrid grid(request.world_size, request.config.parallel);
-    return grid.coordinates(request.rank).dp == 3 ? 60 : 100;
+    return grid.coordinates(request.rank).dp == 15 ? 60 : 100;
   }};
-  FitRequest request = fit_request(4, {"parallel.data_parallel_sharding_strategy=optim"}, machine(4, 1000));
+  FitRequest request = fit_request(
+      16, {"parallel.data_parallel_sharding_strategy=optim", "train.global_batch_size=64"}, machine(16, 2000));
   const Fit all = fit(request, planted);
-  EXPECT_EQ(all.need, 100 + 3 * 60);
+  EXPECT_EQ(all.need, 100 + 15 * 60);
   EXPECT_EQ(all.worst_rank().rank, 0);
   request.domains = machine(2, 1000);  // 0 1, 2 3
   EXPECT_EQ(fit(request, planted).need, 160);
@@ -81,6 +83,39 @@ TEST(Fit, ALastRankMayHoldLessThanTheFirst) {
   request.domains = gpus(1000);
   EXPECT_EQ(fit(request, planted).need, 100);
   EXPECT_EQ(fit(request, planted).domain, 0);
+}
+
+// Of few each is asked for, and the one that holds most is told of: the third of six.
+TEST(Fit, ARankInBetweenMayHoldMost) {
+  const Planted planted{[](const train::RankRequest& request) {
+    const topology::RankGrid grid(request.world_size, request.config.parallel);
+    return 100 + 10 * (grid.coordinates(request.rank).dp % 3);
+  }};
+  const FitRequest request = fit_request(
+      6, {"parallel.data_parallel_sharding_strategy=optim", "train.global_batch_size=24"}, machine(6, 1000));
+  const Fit all = fit(request, planted);
+  EXPECT_EQ(all.need, 2 * (100 + 110 + 120));
+  EXPECT_EQ(all.worst_rank().rank, 5) << "the last holds as much as the third";
+  const Planted third{[](const train::RankRequest& asked) { return asked.rank == 2 ? 130 : 100; }};
+  const Fit odd = fit(request, third);
+  EXPECT_EQ(odd.need, 630);
+  EXPECT_EQ(odd.worst_rank().rank, 2);
+  EXPECT_EQ(odd.ranks.size(), 3U);
+}
+
+// Small parameters, padded to 64 elements each, leave a rank in between more than either end.
+TEST(Fit, TheMostOfAllRanksIsThatOfTheRanks) {
+  for (const int ranks : {4, 6, 8}) {
+    const FitRequest request =
+        fit_request(ranks,
+                    {"parallel.data_parallel_sharding_strategy=optim_grads", "parallel.ddp_bucket_size=1000",
+                     "train.global_batch_size=96", "optim.optimizer_cpu_offload=true"},
+                    machine(ranks, 1));
+    int64_t most = 0;
+    for (int rank = 0; rank < ranks; ++rank)
+      most = std::max(most, train::predict_memory({request.config, ranks, rank, kFitVocab, 0}).peak);
+    EXPECT_EQ(fit(request).worst_rank().peak, most) << ranks;
+  }
 }
 
 TEST(Fit, HostMemoryDoesNotCountOnAGpu) {
