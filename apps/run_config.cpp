@@ -162,14 +162,22 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, bool
   take_script(draft, path, script, std::atoll(given.c_str()), out, ignore);
 }
 
+// What model.from says counts for keys that nobody gave.
+void add_directory(config::Draft& draft) {
+  const std::string directory = draft.finish().model.from;
+  if (directory.empty()) return;
+  files::PosixFileSystem disk;
+  for (const std::string& setting : hf::settings_of(disk, directory)) {
+    if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);
+  }
+}
+
 }  // namespace
 
-// `base`: assignments that everything else overrides.
-static RunArguments parse_words(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
-                                const std::string& base_yaml, const std::vector<std::string>& base) {
+RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
+                                 const std::string& base_yaml) {
   RunArguments out;
   config::Draft draft;
-  draft.assign(base);
   if (!base_yaml.empty()) {
     draft.merge_yaml(without_sections(base_yaml, {"run", "parallel", "memory"}), "the checkpoint's config");
     draft.assign(base::concat("run.seed=", config::parse(base_yaml).run.seed));
@@ -226,19 +234,9 @@ static RunArguments parse_words(const std::vector<std::string>& arguments, const
     add_megatron(draft, megatron::parse_arguments(flags, megatron::Form::kSingleFlags), out, true, ignore);
   if (!allowed.empty()) overrides.push_back("checkpoint.allow=" + joined(allowed));
   draft.assign(overrides);
+  if (!out.help) add_directory(draft);
   out.config = draft.finish();
   return out;
-}
-
-RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
-                                 const std::string& base_yaml) {
-  RunArguments out = parse_words(arguments, own_flags, base_yaml, {});
-  if (out.help || out.config.model.from.empty()) return out;
-  for (const OwnFlag& flag : own_flags) {
-    if (flag.values != nullptr) flag.values->clear();
-  }
-  files::PosixFileSystem disk;
-  return parse_words(arguments, own_flags, base_yaml, hf::settings_of(disk, out.config.model.from));
 }
 
 config::Config checked_config(const config::Config& config, int64_t world_size, config::Use use) {

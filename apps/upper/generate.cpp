@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "files/file_system.h"
-#include "hf/directory.h"
 #include "numbers.h"
 #include "program.h"
 #include "run_config.h"
@@ -108,16 +107,13 @@ std::vector<std::vector<int64_t>> encoded(const GenerateFlags& flags, const text
 // `first`: parsed to find what to load; the checkpoint's config comes before the options.
 GenerateCommand generate_command(const RunArguments& first) {
   const config::Checkpoint& asked = first.config.checkpoint;
-  const bool weights_alone = asked.load.empty() && !first.config.model.from.empty();
-  MPX_CHECK(!asked.load.empty() || weights_alone, "config",
-            "--load DIR is needed: the checkpoint to generate with, or --model.from DIR");
   GenerateCommand command;
-  if (!weights_alone) command.saved = open_saved_run(asked.load, asked.ckpt_step);
+  command.saved = run_to_read(first.config, "the checkpoint to generate with");
   GenerateFlags flags;
   command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
   config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
   config.checkpoint.allow = asked.allow;
-  if (!weights_alone) config.model.from.clear();
+  if (!command.saved.directory.empty()) config.model.from.clear();
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(command.saved, config.data);
 
   command.tokenizer = load_run_tokenizer(config.data);
@@ -160,8 +156,7 @@ int run_generate(const std::vector<std::string>& arguments) {
     files::PosixFileSystem disk;
     train::LoadOutcome outcome;
     if (saved.directory.empty()) {
-      hf::Source weights(disk, command.config.model.from, command.config.model);
-      train::load_weights_of(*assembly, weights);
+      train::load_weights_of_directory(*assembly, disk);
     } else {
       outcome = train::load_state(*assembly, saved.directory, disk);
     }

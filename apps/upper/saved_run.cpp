@@ -34,6 +34,14 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   return saved;
 }
 
+SavedRun run_to_read(const config::Config& asked, const std::string& what) {
+  const config::Checkpoint& c = asked.checkpoint;
+  if (c.load.empty() && !asked.model.from.empty()) return {};
+  MPX_CHECK(!c.load.empty(), "config", "--load DIR (checkpoint.load) is needed: ", what,
+            "; or --model.from DIR, a Hugging Face directory");
+  return open_saved_run(c.load, c.ckpt_step);
+}
+
 bool names_tokenizer(const config::Data& data) {
   return data.tokenizer_type != config::Data{}.tokenizer_type || !data.tokenizer_model.empty() ||
          !data.vocab_file.empty() || !data.merge_file.empty();

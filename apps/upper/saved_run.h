@@ -21,6 +21,10 @@ struct SavedRun {
 // checkpoint.load and checkpoint.ckpt_step (0: the newest). Throws base::Error when there is none.
 SavedRun open_saved_run(const std::string& load, int64_t ckpt_step);
 
+// What eval and generate read: the run of checkpoint.load, which `what` describes, or, with an empty directory, the
+// weights of model.from alone. Throws base::Error where neither is given.
+SavedRun run_to_read(const config::Config& asked, const std::string& what);
+
 // Whether `data` names a tokenizer.
 bool names_tokenizer(const config::Data& data);
 // Points `data` to the tokenizer in the checkpoint. Without one nothing changes.

@@ -160,13 +160,10 @@ struct EvalCommand {
 
 EvalCommand eval_command(const RunArguments& first) {
   const config::Checkpoint& from = first.config.checkpoint;
-  const bool weights_alone = from.load.empty() && !first.config.model.from.empty();
-  MPX_CHECK(!from.load.empty() || weights_alone, "config",
-            "--load DIR (checkpoint.load) is needed: the checkpoint to evaluate, or --model.from DIR; metroplex eval "
-            "--help");
   EvalCommand command;
-  const SavedRun saved = weights_alone ? SavedRun{} : open_saved_run(from.load, from.ckpt_step);
-  command.parsed = weights_alone ? first : parse_run_arguments(first.arguments, {}, saved.config_yaml);
+  const SavedRun saved = run_to_read(first.config, "the checkpoint to evaluate");
+  const bool weights_alone = saved.directory.empty();
+  command.parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
   config::Config& config = command.config = command.parsed.config;
   if (!weights_alone) config.model.from.clear();
   if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);

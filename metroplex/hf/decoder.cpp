@@ -161,7 +161,7 @@ TensorPart rows_part(const std::string& name, const Dims& theirs, const Dims& of
   return {name, theirs, offset, size, row * row_major(theirs)[0], row_major(size)};
 }
 
-Settings decoder_settings(const ConfigReader& config, const char* ffn) {
+Settings decoder_settings(const ConfigReader& config, Window window) {
   Settings s;
   const int64_t hidden = config.integer("hidden_size"), heads = config.integer("num_attention_heads");
   set(s, "num_layers", config.integer("num_hidden_layers"));
@@ -169,7 +169,7 @@ Settings decoder_settings(const ConfigReader& config, const char* ffn) {
   set(s, "num_attention_heads", heads);
   set(s, "num_query_groups", config.integer("num_key_value_heads", heads));
   set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
-  set(s, "ffn_hidden_size", config.integer(ffn));
+  set(s, "ffn_hidden_size", config.integer("intermediate_size"));
   set(s, "vocab_size", config.integer("vocab_size"));
   set(s, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
   set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
@@ -180,7 +180,8 @@ Settings decoder_settings(const ConfigReader& config, const char* ffn) {
   set(s, "gated_linear_unit", true);
   const std::string act = config.text("hidden_act", "silu");
   config.require(act == "silu", "hidden_act", "silu");
-  const bool slides = config.has("sliding_window") && config.flag("use_sliding_window", true);
+  const bool slides =
+      config.has("sliding_window") && (window == Window::said || config.flag("use_sliding_window", false));
   config.require(!slides, "sliding_window", "attention to all earlier positions (null)");
   add_rope(config, s);
   return s;

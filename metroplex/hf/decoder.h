@@ -34,8 +34,10 @@ template <class Value>
 void set(Settings& settings, const char* key, const Value& value);
 std::string exact(double value);  // reads back to the same double
 
-// Sizes, rotary positions, embeddings, of all such families. `ffn`: of dense layers.
-Settings decoder_settings(const ConfigReader& config, const char* ffn = "intermediate_size");
+// Of sliding_window: it counts wherever it is said, or where use_sliding_window turns it on.
+enum class Window { said, switched };
+// Sizes, rotary positions, embeddings, of all such families.
+Settings decoder_settings(const ConfigReader& config, Window window);
 Json decoder_config(const config::Model& model);
 
 struct DecoderNames {

@@ -45,20 +45,12 @@ std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const che
 }
 
 void scatter(const TensorPart& part, const std::byte* ours, std::byte* theirs, int64_t width) {
-  const size_t last = part.size.size() - 1;
-  const int64_t rows = checkpoint::whole_piece(part.size).count() / part.size[last];
-  Dims at(part.size.size(), 0);
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t to = part.base;
-    for (size_t d = 0; d < last; ++d) to += part.strides[d] * at[d];
-    for (int64_t i = 0; i < part.size[last]; ++i)
-      std::memcpy(theirs + (to + i * part.strides[last]) * width, ours + i * width, static_cast<size_t>(width));
-    ours += part.size[last] * width;
-    for (size_t d = last; d-- > 0;) {
-      if (++at[d] < part.size[d]) break;
-      at[d] = 0;
-    }
-  }
+  const int64_t length = part.size.back(), step = part.strides.back();
+  for_each_row(part, part.offset, part.size, [&](int64_t to) {
+    for (int64_t i = 0; i < length; ++i)
+      std::memcpy(theirs + (to + i * step) * width, ours + i * width, static_cast<size_t>(width));
+    ours += length * width;
+  });
 }
 
 std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTensor>& mapped,

@@ -25,6 +25,11 @@ struct TensorPart {
   int64_t base = 0;
   Dims strides;
 };
+// Calls row(theirs) for each row (all but the last dim) of the box [offset, offset + size) of ours, in order: the
+// element of theirs where it begins. The box lies in that of the part; the last stride is between its elements.
+template <class Row>
+void for_each_row(const TensorPart& part, const Dims& offset, const Dims& size, const Row& row);
+
 struct MappedTensor {
   std::string name;  // ours
   Dims shape;        // unsharded, vocabulary unpadded
@@ -49,5 +54,21 @@ const Family& family_of(const std::string& model_type);
 // The family that a model can be written as. Throws base::Error("hf").
 const Family& family_for(const config::Model& model);
 std::vector<std::string> family_names();
+
+template <class Row>
+void for_each_row(const TensorPart& part, const Dims& offset, const Dims& size, const Row& row) {
+  const size_t last = size.size() - 1;
+  Dims at(size.size(), 0);
+  for (bool more = true; more;) {
+    int64_t theirs = part.base;
+    for (size_t d = 0; d < size.size(); ++d) theirs += part.strides[d] * (offset[d] + at[d] - part.offset[d]);
+    row(theirs);
+    more = false;
+    for (size_t d = last; d-- > 0 && !more;) {
+      more = ++at[d] < size[d];
+      if (!more) at[d] = 0;
+    }
+  }
+}
 
 }  // namespace metroplex::hf

@@ -155,24 +155,14 @@ void Source::read(size_t tensor, const checkpoint::Piece& region, void* data) {
       const std::byte* const theirs = file.data(stored.info);
       const checkpoint::Piece piece = checkpoint::box_piece(offset, size);
       rows.resize(static_cast<size_t>(piece.count() * width));
-      const size_t last = size.size() - 1;
-      Dims at(size.size(), 0);
+      const int64_t length = size.back(), step = part.strides.back();
       std::byte* to = rows.data();
-      for (int64_t row = 0; row < piece.count() / size[last]; ++row) {
-        int64_t from = part.base;
-        for (size_t d = 0; d < size.size(); ++d) from += part.strides[d] * (offset[d] + at[d] - part.offset[d]);
-        if (part.strides[last] == 1) {
-          std::memcpy(to, theirs + from * width, static_cast<size_t>(size[last] * width));
-        } else {
-          for (int64_t i = 0; i < size[last]; ++i)
-            std::memcpy(to + i * width, theirs + (from + i * part.strides[last]) * width, static_cast<size_t>(width));
-        }
-        to += size[last] * width;
-        for (size_t d = last; d-- > 0;) {
-          if (++at[d] < size[d]) break;
-          at[d] = 0;
-        }
-      }
+      for_each_row(part, offset, size, [&](int64_t from) {
+        for (int64_t i = 0; i < (step == 1 ? 1 : length); ++i)
+          std::memcpy(to + i * width, theirs + (from + i * step) * width,
+                      static_cast<size_t>((step == 1 ? length : 1) * width));
+        to += length * width;
+      });
       checkpoint::copy_overlap(piece, rows.data(), region, data, width);
     }
   }

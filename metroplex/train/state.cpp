@@ -11,6 +11,7 @@
 #include "comm/collectives.h"
 #include "config/load.h"
 #include "files/file_system.h"
+#include "hf/directory.h"
 #include "train/compatible.h"
 #include "train/state_tensors.h"
 #include "train/run_folders.h"
@@ -238,6 +239,11 @@ void load_weights_of(Assembly& a, checkpoint::TensorSource& source) {
   LoadOutcome outcome;
   check_all_read(source, exchange, false, false, outcome);
   a.families.updated();
+}
+
+void load_weights_of_directory(Assembly& a, files::FileSystem& disk) {
+  hf::Source source(disk, a.config.model.from, a.config.model);
+  load_weights_of(a, source);
 }
 
 SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {

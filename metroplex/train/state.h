@@ -39,6 +39,8 @@ SaveOutcome save_state(Assembly& assembly, const Position& position, files::File
 // a Hugging Face directory (hf/directory.h): a run may begin with them. Throws base::Error for a weight that the
 // source lacks, and for one that no rank has a place for.
 void load_weights_of(Assembly& assembly, checkpoint::TensorSource& source);
+// From the directory of config.model.from, which must be given.
+void load_weights_of_directory(Assembly& assembly, files::FileSystem& disk);
 
 // What load_state() finds out ahead of the tensors: throws where the checkpoint is of another model, or a run that
 // trains cannot go on from it; returns the differences that checkpoint.allow names.

@@ -11,7 +11,6 @@
 #include "cuda/device.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
-#include "hf/directory.h"
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
@@ -165,10 +164,7 @@ std::optional<double> Job::evaluate(Split split, int64_t consumed) {
 void Job::begin_from_weights() {
   const std::string& directory = a_->config.model.from;
   if (directory.empty()) return;
-  timers_.measure("load-checkpoint", 0, [&] {
-    hf::Source source(*environment_.disk, directory, a_->config.model);
-    load_weights_of(*a_, source);
-  });
+  timers_.measure("load-checkpoint", 0, [&] { load_weights_of_directory(*a_, *environment_.disk); });
   say(" began with the weights of " + directory);
 }
 

@@ -21,8 +21,8 @@ graphs() { # IMPL MODULES(comma)
   echo "--train.cuda_graph_impl=$1 --train.cuda_graph_modules=[$2]"
 }
 
-# Which steps lost their update, and which ran again, of the run before.
-count_of() { grep -cE "$1" err || true; }
+# count_of TEXT: lines of the last run's warnings that have it.
+count_of() { awk -v text="$1" 'index($0, text) {n++} END {print n + 0}' err; }
 
 while read -r name ranks grid dispatcher repeats; do
   dispatcher=${dispatcher//%/ }

@@ -196,8 +196,7 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
     const auto a = train::assemble(config, world, config.model.vocab_size, false, recorder.builder());
-    hf::Source source(disk, directory, config.model);
-    train::load_weights_of(*a, source);
+    train::load_weights_of_directory(*a, disk);
     plant(*a, fault);
     take_logits(*a, tokens, mutex, run);
     const double loss = train::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
@@ -222,8 +221,7 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   on_ranks(generating, [&](const comm::World& world) {
     files::PosixFileSystem disk;
     const auto a = train::assemble(generating, world, generating.model.vocab_size, true);
-    hf::Source source(disk, directory, generating.model);
-    train::load_weights_of(*a, source);
+    train::load_weights_of_directory(*a, disk);
     plant(*a, fault);
     const auto made = train::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
     if (world.rank() == 0) run.generated = made;
@@ -240,8 +238,7 @@ void write_again(const std::string& directory, const Layout& layout, const std::
   on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
     const auto a = train::assemble(config, world, config.model.vocab_size);
-    hf::Source source(disk, directory, config.model);
-    train::load_weights_of(*a, source);
+    train::load_weights_of_directory(*a, disk);
     const train::SaveOutcome saved = train::save_state(*a, {}, disk);
     MPX_CHECK(saved.saved, "hf parity", saved.problem);
   });

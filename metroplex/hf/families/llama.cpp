@@ -6,7 +6,7 @@ namespace llama {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Settings s = decoder_settings(config);
+  Settings s = decoder_settings(config, Window::said);
   const bool biases = config.flag("attention_bias", false);
   config.require(config.flag("mlp_bias", false) == biases, "mlp_bias", "the value of attention_bias");
   set(s, "family", biases ? "gpt" : "llama");

@@ -7,7 +7,7 @@ namespace mixtral {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Settings s = decoder_settings(config);
+  Settings s = decoder_settings(config, Window::said);
   set(s, "family", "mixtral");
   set(s, "add_bias_linear", false);
   set(s, "num_moe_experts", config.integer("num_local_experts"));

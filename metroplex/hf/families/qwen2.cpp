@@ -6,10 +6,7 @@ namespace qwen2 {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  // The window is off unless a key of its own turns it on.
-  Json plain = json;
-  if (!config.flag("use_sliding_window", false)) plain["sliding_window"] = nullptr;
-  Settings s = decoder_settings(ConfigReader(plain));
+  Settings s = decoder_settings(config, Window::switched);
   set(s, "family", "llama");
   set(s, "add_bias_linear", false);
   set(s, "add_qkv_bias", true);

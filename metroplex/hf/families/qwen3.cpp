@@ -6,9 +6,7 @@ namespace qwen3 {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Json plain = json;
-  if (!config.flag("use_sliding_window", false)) plain["sliding_window"] = nullptr;
-  Settings s = decoder_settings(ConfigReader(plain));
+  Settings s = decoder_settings(config, Window::switched);
   config.require(!config.flag("attention_bias", false), "attention_bias", "false");
   set(s, "family", "llama");
   set(s, "add_bias_linear", false);
