@@ -21,15 +21,17 @@ int run_convert(const std::vector<std::string>& arguments) {
       "train, eval and generate take --model.from DIR.",
       "metroplex convert");
   std::string run, format, directory;
-  int64_t step = 0, shard_mib = 5 << 10;
+  int64_t step = 0;
+  uint64_t shard = uint64_t{5} << 30;
   app.add_option("RUN", run, "a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step)")
       ->required();
   app.add_option("--to", format, "hf")->required()->check(CLI::IsMember({"hf"}));
   app.add_option("DIR", directory, "the directory to write; must not be there")->required();
   app.add_option("--ckpt-step", step, "iteration of the checkpoint; 0: the newest")->check(CLI::NonNegativeNumber);
-  app.add_option("--max-shard-mib", shard_mib, "MiB of a weight file, beyond which there are several")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
+  app.add_option("--max-shard-size", shard,
+                 "bytes of a weight file, beyond which there are several: 5GB (left out), 400MB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::PositiveNumber);
   app.footer("Example:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
@@ -39,7 +41,7 @@ int run_convert(const std::vector<std::string>& arguments) {
   checkpoint::Found found = checkpoint::open_path(disk, run, step, alone);
   for (const std::string& problem : found.problems) std::cerr << "warning: " << problem << "\n";
   MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", run);
-  hf::write_directory(disk, *found.reader, directory, {shard_mib << 20});
+  hf::write_directory(disk, *found.reader, directory, {static_cast<int64_t>(shard)});
   std::cout << "wrote " << directory << " from " << found.reader->directory() << "\n";
   return kExitOk;
 }

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "config/fields.h"
 #include "config/load.h"
 #include "files/file_system.h"
 #include "hf/directory.h"
@@ -162,10 +163,16 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, bool
   take_script(draft, path, script, std::atoll(given.c_str()), out, ignore);
 }
 
-// What model.from says counts for keys that nobody gave.
+// What model.from says counts for keys that nobody gave. A run.yaml gives all of them: a run that goes on does not
+// need the directory that it began with.
 void add_directory(config::Draft& draft) {
-  const std::string directory = draft.finish().model.from;
-  if (directory.empty()) return;
+  config::Config config = draft.finish();
+  const std::string directory = config.model.from;
+  const std::vector<config::Field> fields = config::fields(config);
+  const bool all_given = std::all_of(fields.begin(), fields.end(), [&](const config::Field& field) {
+    return field.section != "model" || draft.given().contains(field.key());
+  });
+  if (directory.empty() || all_given) return;
   files::PosixFileSystem disk;
   for (const std::string& setting : hf::settings_of(disk, directory)) {
     if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);

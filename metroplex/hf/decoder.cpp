@@ -171,7 +171,8 @@ Settings decoder_settings(const ConfigReader& config, Window window) {
   set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
   set(s, "ffn_hidden_size", config.integer("intermediate_size"));
   set(s, "vocab_size", config.integer("vocab_size"));
-  set(s, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
+  const int64_t positions = config.integer("max_position_embeddings", 2048);
+  set(s, "max_position_embeddings", positions);
   set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
   set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
   set(s, "attention_dropout", config.number("attention_dropout", 0.0));
@@ -180,8 +181,8 @@ Settings decoder_settings(const ConfigReader& config, Window window) {
   set(s, "gated_linear_unit", true);
   const std::string act = config.text("hidden_act", "silu");
   config.require(act == "silu", "hidden_act", "silu");
-  const bool slides =
-      config.has("sliding_window") && (window == Window::said || config.flag("use_sliding_window", false));
+  const bool counts = window == Window::said || config.flag("use_sliding_window", false);
+  const bool slides = counts && config.integer("sliding_window", positions) < positions;
   config.require(!slides, "sliding_window", "attention to all earlier positions (null)");
   add_rope(config, s);
   return s;

@@ -22,7 +22,7 @@ struct Theirs {
 
 const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name) {
   const files::TensorForm* form = run.find(name, "weight");
-  MPX_CHECK(form != nullptr, "hf", "'", run.directory(), "' has no weight ", name);
+  MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no weight ", name);
   return *form;
 }
 
@@ -32,7 +32,7 @@ std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const che
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < mapped.size(); ++i) {
     const files::TensorForm& form = form_of(run, mapped[i].name);
-    MPX_CHECK(form.shape == mapped[i].shape, "hf", "'", run.directory(), "': ", mapped[i].name, " has shape ",
+    MPX_CHECK(form.shape == mapped[i].shape, "checkpoint", "'", run.directory(), "': ", mapped[i].name, " has shape ",
               checkpoint::describe_shape(form.shape), ", its config means ",
               checkpoint::describe_shape(mapped[i].shape));
     for (const TensorPart& part : mapped[i].parts) {
@@ -121,7 +121,7 @@ const char* torch_name(files::Dtype dtype) {
 
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options) {
-  MPX_CHECK(!disk.exists(directory), "hf", "'", directory, "' is there already; choose another directory");
+  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
   config::Model model = config::parse_saved(run.manifest().config_yaml).model;
   const files::TensorForm& words = form_of(run, "embedding.word_embeddings.weight");
   model.vocab_size = words.shape.at(0);

@@ -13,7 +13,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kOne = "model.safetensors";
 
 Json read_json(files::FileSystem& disk, const std::string& path) {
-  MPX_CHECK(disk.exists(path), "hf", "'", path,
+  MPX_CHECK(disk.exists(path), "checkpoint", "'", path,
             "' is missing; a Hugging Face directory has config.json and safetensors files");
   try {
     return Json::parse(disk.read(path));
@@ -50,6 +50,7 @@ std::vector<std::string> settings_of(files::FileSystem& disk, const std::string&
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
   MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is no JSON object");
   const ConfigReader config(json);
+  config.require(!config.has("quantization_config"), "quantization_config", "a model of plain weights (null)");
   std::vector<std::string> settings = family_of(config.text("model_type", "")).settings(json);
   const std::string type = config.text("dtype", config.text("torch_dtype", "float32"));
   const std::map<std::string, std::string> types{{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}};
@@ -82,10 +83,10 @@ void Source::list_tensors() {
   std::set<std::string> names;
   if (const std::string index = files::join_path(directory(), kIndex); disk_.exists(index)) {
     const Json json = read_json(disk_, index);
-    MPX_CHECK(json.contains("weight_map") && json.at("weight_map").is_object(), "hf", "'", index,
+    MPX_CHECK(json.contains("weight_map") && json.at("weight_map").is_object(), "checkpoint", "'", index,
               "' has no weight_map");
     for (const auto& [tensor, file] : json.at("weight_map").items()) {
-      MPX_CHECK(file.is_string() && file.get<std::string>().find('/') == std::string::npos, "hf", "'", index,
+      MPX_CHECK(file.is_string() && file.get<std::string>().find('/') == std::string::npos, "checkpoint", "'", index,
                 "' names no file of the directory for ", tensor);
       names.insert(file.get<std::string>());
     }
@@ -93,12 +94,12 @@ void Source::list_tensors() {
     names.insert(kOne);
   }
   for (const std::string& name : names) {
-    MPX_CHECK(disk_.exists(files::join_path(directory(), name)), "hf", "'", files::join_path(directory(), name),
-              "' is missing; weights are read from safetensors files only");
+    MPX_CHECK(disk_.exists(files::join_path(directory(), name)), "checkpoint", "'",
+              files::join_path(directory(), name), "' is missing; weights are read from safetensors files only");
     for (const files::TensorInfo& info : open(name).tensors()) {
       const bool fresh = stored_.emplace(info.name, Stored{name, info}).second;
-      MPX_CHECK(fresh, "hf", "tensor '", info.name, "' is in ", stored_.at(info.name).file, " and in ", name, " of '",
-                directory(), "'");
+      MPX_CHECK(fresh, "checkpoint", "tensor '", info.name, "' is in ", stored_.at(info.name).file, " and in ", name,
+                " of '", directory(), "'");
     }
   }
 }
@@ -130,7 +131,7 @@ void Source::check(const std::vector<MappedTensor>& mapped) const {
                          name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " has no place in this model");
   }
-  MPX_CHECK(problems.empty(), "hf", "'", directory(),
+  MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
             "' does not hold the weights of the model that its config.json means:", some(problems));
 }
 

@@ -7,6 +7,7 @@
 #include "files/file_system.h"
 #include "files/manifest.h"
 #include "support/error_of.h"
+#include "support/poisoned.h"
 #include "train/legs.h"
 
 namespace metroplex::test::state_ranks_test {
@@ -51,6 +52,31 @@ void wander(const config::Config& config, size_t tensors) {
 
 TEST(TrainingState, OfATiedGptWandersOverLayoutsUnchanged) { wander(small_gpt(), 3 * (4 + 4 * 12)); }
 TEST(TrainingState, OfAnUntiedLlamaWandersOverLayoutsUnchanged) { wander(small_llama(), 3 * (3 + 4 * 6)); }
+
+// Rows of the vocabulary that are padding are in no checkpoint.
+TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
+  const Folder folder;
+  run_leg(small_gpt(), {{}, "", folder.at("ckpt"), 0, 1});
+  config::Config half = small_gpt();
+  half.precision.params_dtype = "bf16";
+  half.checkpoint.finetune = true;
+  half = cut(half, {});
+  const Poisoned poisoned;  // memory that nobody writes is NaN
+  run_cut(half, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(half, world, kVocab);
+    EXPECT_TRUE(train::load_state(*a, folder.at("ckpt")).loaded);
+    int64_t padding = 0;
+    for (const distributed::Slice& slice : a->slices) {
+      const auto rows = slice.param->local_shape.front();
+      if (slice.param->padding_numel() == 0) continue;
+      const at::Tensor values = slice.values.view({rows, -1});
+      EXPECT_EQ(values.narrow(0, kVocab, rows - kVocab).abs().max().item<double>(), 0) << slice.param->name;
+      EXPECT_GT(values.narrow(0, 0, kVocab).abs().max().item<double>(), 0) << slice.param->name;
+      padding += slice.param->padding_numel();
+    }
+    EXPECT_GT(padding, 0);
+  });
+}
 
 TEST(TrainingState, AnotherLearningRateScheduleIsRefusedUnlessDecided) {
   const Folder folder;

@@ -12,7 +12,13 @@ static std::string layers_with_experts(const ConfigReader& config) {
   const int64_t step = config.integer("decoder_sparse_step", 1);
   config.require(step > 0, "decoder_sparse_step", "a number above 0");
   std::vector<int64_t> dense;
-  if (config.has("mlp_only_layers")) dense = config.json().at("mlp_only_layers").get<std::vector<int64_t>>();
+  if (config.has("mlp_only_layers")) {
+    const Json& list = config.json().at("mlp_only_layers");
+    const bool numbers = list.is_array() && std::all_of(list.begin(), list.end(),
+                                                        [](const Json& layer) { return layer.is_number_integer(); });
+    config.require(numbers, "mlp_only_layers", "a list of layers");
+    dense = list.get<std::vector<int64_t>>();
+  }
   std::string pattern;
   for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i) {
     const bool experts = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();

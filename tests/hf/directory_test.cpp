@@ -1,0 +1,194 @@
+// Hugging Face directories without tensors: any part of any tensor, what is refused, and the way back.
+#include "hf/directory.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "hf/decoder.h"
+#include "support/error_of.h"
+#include "support/folder.h"
+
+namespace metroplex::hf::directory_test {
+namespace {
+
+using test::error_of;
+
+const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
+files::PosixFileSystem disk;
+
+config::Model model_of(const std::string& directory) {
+  return config::resolved(config::load("", settings_of(disk, directory)), 1).model;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
+  const std::string directory = kCases + "qwen3";
+  config::Model model = model_of(directory);
+  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
+  model.num_layers += 1;
+  model.vocab_size -= 1;
+  const std::string more = error_of([&] { Source(disk, directory, model); });
+  for (const char* part :
+       {"model.embed_tokens.weight has shape [256, 48], config.json means [255, 48]",
+        "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
+    EXPECT_TRUE(has(more, part)) << part << ": " << more;
+  // Of a directory that says less than its files hold.
+  const test::Folder folder;
+  std::filesystem::copy(directory, folder.at("d"));
+  std::filesystem::permissions(folder.at("d/config.json"), std::filesystem::perms::owner_all);
+  Json json = Json::parse(disk.read(directory + "/config.json"));
+  json["num_hidden_layers"] = 2;
+  std::ofstream(folder.at("d/config.json")) << json;
+  const std::string less = error_of([&] { Source(disk, folder.at("d"), model_of(folder.at("d"))); });
+  EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight has no place in this model")) << less;
+}
+
+// As ranks of any layout ask for, against the same elements of the whole tensor.
+TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
+  std::mt19937 draw(7);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
+  for (const char* name : {"qwen2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
+    Source source(disk, kCases + name, model_of(kCases + name));
+    for (const files::TensorForm& tensor : source.tensors()) {
+      const int64_t width = files::dtype_bits(tensor.dtype) / 8;
+      const checkpoint::Piece all = checkpoint::whole_piece(tensor.shape);
+      std::vector<char> whole(static_cast<size_t>(all.count() * width));
+      source.fill({tensor.name, "weight", tensor.shape, all.offset, all.size, tensor.dtype, whole.data()});
+      for (int trial = 0; trial < 4; ++trial) {
+        Dims offset, size;
+        for (const int64_t rows : tensor.shape) {
+          offset.push_back(below(rows));
+          size.push_back(1 + below(rows - offset.back()));
+        }
+        checkpoint::Piece part = checkpoint::box_piece(offset, size);
+        part.begin = below(part.end);
+        part.end -= below(part.end - part.begin);
+        std::vector<char> read(static_cast<size_t>(part.count() * width)), expected = read;
+        source.fill(
+            {tensor.name, "weight", tensor.shape, offset, size, tensor.dtype, read.data(), part.begin, part.end});
+        ASSERT_EQ(checkpoint::copy_overlap(all, whole.data(), part, expected.data(), width), part.count());
+        ASSERT_EQ(read, expected) << tensor.name << " " << checkpoint::describe(part);
+      }
+    }
+  }
+}
+
+// A directory with the config.json of a case, changed.
+std::vector<std::string> settings_with(const std::string& name, const Json& changes) {
+  const test::Folder folder;
+  Json json = Json::parse(disk.read(kCases + name + "/config.json"));
+  json.merge_patch(changes);
+  std::ofstream(folder.at("config.json")) << json;
+  return settings_of(disk, folder.path());
+}
+
+TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
+  const struct {
+    const char *name, *changes, *says;
+  } kWrong[] = {
+      {"qwen3", R"({"model_type": "deepseek_v3"})", "model_type 'deepseek_v3' is a family that is not built here"},
+      {"qwen3", R"({"model_type": null})", "gpt2, llama, qwen2, qwen3, mixtral, qwen3_moe"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "yarn", "factor": 4}})", "rope_type yarn"},
+      {"qwen3", R"({"attention_bias": true})", "attention_bias is true"},
+      {"qwen2", R"({"use_sliding_window": true, "sliding_window": 16})", "sliding_window is 16"},
+      {"mixtral", R"({"sliding_window": 16})", "sliding_window is 16"},
+      {"qwen2", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
+      {"qwen2", R"({"hidden_size": "large"})", "hidden_size is no whole number: \"large\""},
+      {"qwen2", R"({"num_hidden_layers": null})", "num_hidden_layers is missing"},
+      {"qwen2", R"({"quantization_config": {"bits": 4}})", "quantization_config"},
+      {"qwen2", R"({"dtype": "float8_e4m3fn"})", "dtype is \"float8_e4m3fn\""},
+      {"llama_biases", R"({"mlp_bias": false})", "mlp_bias is false"},
+      {"qwen3_moe_unnormalized", R"({"decoder_sparse_step": 0})", "decoder_sparse_step is 0"},
+      {"qwen3_moe_unnormalized", R"({"mlp_only_layers": "first"})", "mlp_only_layers"},
+      {"gpt2_fp16", R"({"embd_pdrop": 0.2})", "embd_pdrop is 0.2"},
+      {"gpt2_fp16", R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx is true"}};
+  for (const auto& wrong : kWrong) {
+    const std::string error = error_of([&] { settings_with(wrong.name, Json::parse(wrong.changes)); });
+    EXPECT_TRUE(has(error, wrong.says)) << wrong.changes << ": " << error;
+  }
+  EXPECT_NO_THROW(settings_with("mixtral", {{"sliding_window", 4096}})) << "longer than any sequence";
+  EXPECT_NO_THROW(settings_with("qwen2", {{"sliding_window", 16}})) << "not turned on";
+}
+
+TEST(HfConfig, OlderSpellingsMeanTheSame) {
+  int64_t compared = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
+    if (!entry.is_directory()) continue;
+    const Json expected = Json::parse(disk.read(entry.path().string() + "/expected.json"));
+    if (!expected.contains("config_older_spelling")) continue;
+    const test::Folder folder;
+    std::ofstream(folder.at("config.json")) << expected.at("config_older_spelling");
+    EXPECT_EQ(settings_of(disk, folder.path()), settings_of(disk, entry.path().string())) << entry.path();
+    ++compared;
+  }
+  EXPECT_GE(compared, 8);
+}
+
+TEST(HfConfig, WhatIsNoDirectoryOrNoJsonIsNamed) {
+  const test::Folder folder;
+  EXPECT_TRUE(has(error_of([&] { settings_of(disk, folder.path()); }), "config.json' is missing"));
+  for (const char* text : {"", "{", "[]", "{\"model_type\": 3}", "\xff\xfe"}) {
+    std::ofstream(folder.at("config.json")) << text;
+    EXPECT_TRUE(has(error_of([&] { settings_of(disk, folder.path()); }), "config.json")) << text;
+  }
+}
+
+TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
+  const std::string from = kCases + "llama_sharded";
+  const config::Model model = model_of(from);
+  std::string shard;
+  for (const std::string& name : disk.list(from)) shard = name.ends_with(".safetensors") ? name : shard;
+  const test::Folder folder;
+  std::filesystem::copy(from, folder.at("d"));
+  std::filesystem::permissions(folder.at("d"), std::filesystem::perms::owner_all);
+  std::filesystem::remove(folder.at("d/" + shard));
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard + "' is missing"));
+  std::ofstream(folder.at("d/" + shard)) << "torn";
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard));
+  std::ofstream(folder.at("d/model.safetensors.index.json")) << R"({"weight_map": {"a": "../b"}})";
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "names no file of the directory for a"));
+  std::ofstream(folder.at("d/model.safetensors.index.json")) << "{}";
+  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "has no weight_map"));
+}
+
+// What settings() reads, config() writes.
+TEST(HfFamily, ConfigOfAModelMeansTheModel) {
+  for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
+    if (!entry.is_directory()) continue;
+    const config::Model model = model_of(entry.path().string());
+    const Family& family = family_for(model);
+    Json json = family.config(model);
+    json["model_type"] = family.model_type;
+    const config::Model again = config::resolved(config::load("", family.settings(json)), 1).model;
+    config::Config one, two;
+    one.model = model, two.model = again;
+    // A family of ours with other presets is the same decoder; a pattern of layers has several spellings.
+    one.model.family = two.model.family = "gpt";
+    one.model.moe_layer_freq = two.model.moe_layer_freq = "1";
+    EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << entry.path();
+  }
+}
+
+TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
+  const auto family = [](const std::vector<std::string>& settings) {
+    return std::string(family_for(config::load("", settings).model).model_type);
+  };
+  EXPECT_EQ(family({"model.family=llama"}), "llama");
+  EXPECT_EQ(family({"model.family=llama", "model.add_qkv_bias=true"}), "qwen2");
+  EXPECT_EQ(family({"model.family=llama", "model.qk_layernorm=true"}), "qwen3");
+  EXPECT_EQ(family({"model.family=mixtral"}), "mixtral");
+  EXPECT_EQ(family({"model.family=qwen3_moe"}), "qwen3_moe");
+  EXPECT_EQ(family({"model.family=gpt"}), "gpt2");
+  EXPECT_THROW(family({"model.family=gpt", "model.normalization=RMSNorm"}), base::Error);
+  EXPECT_THROW(family({"model.family=mixtral", "model.moe_shared_expert_intermediate_size=8"}), base::Error);
+}
+
+}  // namespace
+}  // namespace metroplex::hf::directory_test
