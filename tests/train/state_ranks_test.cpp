@@ -59,6 +59,7 @@ TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
   run_leg(small_gpt(), {{}, "", folder.at("ckpt"), 0, 1});
   config::Config half = small_gpt();
   half.precision.params_dtype = "bf16";
+  half.checkpoint.load = folder.at("ckpt");
   half.checkpoint.finetune = true;
   half = cut(half, {});
   const Poisoned poisoned;  // memory that nobody writes is NaN
