@@ -112,9 +112,7 @@ config::Config with_layout(config::Config config, const ContextLayout& layout) {
   p.data_parallel_sharding_strategy = layout.sharding;
   p.ddp_bucket_size = 2000;
   config.train.global_batch_size = 4 * layout.dp * config.train.micro_batch_size;
-  config = verification_config(config, kSteps);
-  config::check(config, layout.ranks());
-  return config::resolved(config, layout.ranks());
+  return for_ranks(config, layout.ranks());
 }
 
 void walk(config::Config (*make)(bool documents), size_t share) {

@@ -102,9 +102,7 @@ config::Config with_layout(config::Config config, const ExpertLayout& layout) {
   p.ddp_bucket_size = 2000;
   config.model.moe_token_dispatcher_type = layout.dispatcher;
   config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
-  config = verification_config(config, kSteps);
-  config::check(config, layout.ranks());
-  return config::resolved(config, layout.ranks());
+  return for_ranks(config, layout.ranks());
 }
 
 void walk(const config::Config& base, size_t share) {

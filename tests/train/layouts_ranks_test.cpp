@@ -71,9 +71,7 @@ config::Config with_layout(config::Config config, const Layout& layout) {
   config.parallel.overlap_p2p_comm = layout.vpp > 1;  // Megatron's rule for two stages
   config.parallel.ddp_bucket_size = 2000;             // several buckets, reduced while backward runs
   config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
-  config = verification_config(config, kSteps);
-  config::check(config, layout.ranks());
-  return config::resolved(config, layout.ranks());
+  return for_ranks(config, layout.ranks());
 }
 
 void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {

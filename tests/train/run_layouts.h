@@ -23,6 +23,13 @@ inline LayoutRun run_layout_on(const config::Config& config, int64_t ranks) {
   return result;
 }
 
+// As it is verified, resolved and checked for so many ranks.
+inline config::Config for_ranks(const config::Config& base, int64_t ranks) {
+  const config::Config config = verification_config(base, kSteps);
+  config::check(config, ranks);
+  return config::resolved(config, ranks);
+}
+
 // `references`: the runs of one rank so far, by global batch size; one that is not there is made.
 inline void expect_as_on_one_rank(const config::Config& config, int64_t ranks,
                                   std::map<int64_t, LayoutRun>& references) {
