@@ -250,4 +250,10 @@ MUTANTS = [
     ("repeated_in_the_same_buffers", "train/step.cpp", "  const Repeating repeating(a);\n  StepInput eager", "  StepInput eager", "train_test StaticBuffers*"),
     ("evaluation_with_rows_left_out", "train/step.cpp", "    told = body(given).on_host(a.world->target());\n", "", "train_test StaticBuffers*"),
     ("held_in_one_list_only", "nn/island.cpp", "uses.param->deferred = &deferred.calls;", "{ uses.param->deferred = &deferred.calls; break; }", "train_test SplitBackward*"),
+    ("written_element_is_a_constant", "cuda/graph/tape_recorder.cpp", "!reads_argument(op, i) || ", "", "cuda_test TapeFindings*"),
+    ("padding_is_what_was_there", "train/state_tensors.cpp", "at::zeros(values.sizes(), from)", "at::empty(values.sizes(), from)", "train_test TrainingState*"),
+    ("ranks_in_between_not_asked", "preflight/fit.cpp", "if (size > kAskedOfEach) continue;", "if (size > 2) continue;", "preflight_test Fit*"),
+    ("long_waves_stay", "nn/rope.cpp", "(kept + (1 - kept) / s.factor)", "(kept + (1 - kept))", "nn_test Rope*"),
+    ("exit_of_the_plan_is_the_routers", "plan/graph_exits.cpp", "if (*exit == GraphExit::route) {", "if (*exit != GraphExit::layer_end) {", "plan_test GraphExits*"),
+    ("graphs_hold_no_microbatch", "train/graph_memory.cpp", " + plan.num_sets() * trace.batch", "", "train_test PartialGraphs.WhatTheyHold*"),
 ]
