@@ -7,7 +7,6 @@
 #include "comm/backends/backend.h"
 #include "comm/backends/recording.h"
 #include "comm/backends/counting.h"
-#include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
 
@@ -84,12 +83,6 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
     for (size_t i = index % run; i < all.size(); i += run) peers.push_back(all[i]);
     groups.inter_dp_cp = make("inter-dp-cp", Purpose::gradients, peers);
   }
-  const auto chosen = [&](const std::string& name, const topology::Ranks& members) {
-    const bool among = std::find(members.begin(), members.end(), rank) != members.end();
-    return make(name, Purpose::gradients, among ? members : topology::Ranks{rank});
-  };
-  groups.embedding = chosen("embd", topology::embedding_ranks(groups.pp.ranks()));
-  groups.position_embedding = chosen("pos_embd", topology::position_embedding_ranks(groups.pp.ranks()));
   groups.etp = family("etp", Purpose::gradients, Axis::etp);
   groups.ep = family("ep", Purpose::gradients, Axis::ep);
   groups.edp = family("edp", Purpose::gradients, Axis::edp);
@@ -99,9 +92,8 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 World World::recorded(cuda::Recorder& recorder) const {
   World world = *this;
   Groups& g = world.groups_;
-  for (Group* group :
-       {&g.world, &g.checkpoint, &g.tp, &g.cp, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp, &g.model_parallel,
-        &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.embedding, &g.position_embedding, &g.etp, &g.ep, &g.edp})
+  for (Group* group : {&g.world, &g.checkpoint, &g.tp, &g.cp, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp,
+                       &g.model_parallel, &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
     *group = group->recorded(recorder);
   world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
     recorder.joins(spec.name, to_string(spec.purpose), spec.ranks);

@@ -27,9 +27,6 @@ struct Groups {
   // dp_cp cut into parallel.num_distributed_optimizer_instances equal runs (Megatron's partial data parallel): the
   // own run, and the ranks at the same place of all runs. One instance: dp_cp itself and a group of one.
   Group intra_dp_cp, inter_dp_cp;
-  // Whose stages hold a tied embedding (the first and the last), and the learned positions (the first), as topology
-  // says; on all other stages a group of one, so what they reduce there stays as it is.
-  Group embedding, position_embedding;
   Group etp, ep, edp;  // of the expert grid
 
   // The group for gradients that spans `axes`, one of tp, dp, dp-cp, tp-pp, etp, ep, edp.

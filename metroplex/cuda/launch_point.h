@@ -36,10 +36,10 @@ struct Operation {
   std::string group;  // of a communication call; empty for a kernel
   std::vector<at::Tensor> reads, writes;
   std::vector<HostScalar> scalars;
-  std::function<void()> run;     // as often as one likes, on the same memory with the same scalars
-  double flops = 0;              // of its products as they are computed, two a multiply-add; 0 where memory bounds it
-  const void* flight = nullptr;  // of a communication call and of the "wait" for it, the same
-  std::string arguments{};       // of a kernel, all but tensors: argument_bytes
+  std::function<void()> run;   // as often as one likes, on the same memory with the same scalars
+  double flops = 0;            // of its products as they are computed, two a multiply-add; 0 where memory bounds it
+  const void* work = nullptr;  // of a communication call and of the "wait" for it, the same
+  std::string arguments{};     // of a kernel, all but tensors: argument_bytes
   // Instead of `run` in replays, where that one holds its memory: a call whose rank fails under way needs it until
   // the peers are done.
   std::function<void()> replay{};

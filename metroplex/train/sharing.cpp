@@ -46,9 +46,7 @@ comm::Group group_of(const comm::World& world, const std::string& name, const st
     const auto here = [&](const Holder& holder) { return holder.stage == static_cast<int>(stage); };
     if (std::any_of(holders.begin(), holders.end(), here)) ranks.push_back(pipeline[stage]);
   }
-  const comm::Group& embedding = world.groups().embedding;
-  return ranks == embedding.ranks() ? embedding
-                                    : world.make_group({"shared " + name, comm::Purpose::gradients, ranks});
+  return world.make_group({"shared " + name, comm::Purpose::gradients, ranks});
 }
 
 // The slices of the holders; empty where they lie on other data-parallel ranks.

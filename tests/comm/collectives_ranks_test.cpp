@@ -8,7 +8,6 @@
 #include "comm/backends/counting.h"
 #include "support/collective_checks.h"
 #include "support/run_ranks.h"
-#include "topology/megatron_groups.h"
 
 namespace metroplex::comm::collectives_ranks_test {
 namespace {
@@ -51,35 +50,13 @@ TEST(ThreadCollectives, GatherInPlaceWhenTheInputIsASliceOfTheOutput) {
 TEST(ThreadCollectives, GroupsOfAGridDoNotDisturbEachOther) {
   run_ranks(8, {.tp = 2, .pp = 2, .dp = 2}, [](const World& world) {
     for (const Group* group : {&world.groups().tp, &world.groups().dp, &world.groups().pp, &world.groups().world,
-                               &world.groups().model_parallel, &world.groups().batch, &world.groups().embedding}) {
+                               &world.groups().model_parallel, &world.groups().batch}) {
       const at::Tensor sum = at::full({1}, static_cast<double>(world.rank()), at::kDouble);
       all_reduce(sum, *group);
       double expected = 0;
       for (const int rank : group->ranks()) expected += rank;
       EXPECT_EQ(sum.item<double>(), expected) << group->name();
     }
-  });
-}
-
-// Megatron's list has a group for each pipeline; every rank is in the one that lists it, or alone.
-TEST(ThreadCollectives, TheEmbeddingGroupsAreMegatrons) {
-  run_ranks(8, {.tp = 2, .pp = 4}, [](const World& world) {
-    const auto expect_as = [&](const char* name, const Group& group) {
-      topology::Ranks expected{world.rank()};
-      for (const topology::NamedGroups& named : topology::megatron_groups(world.grid())) {
-        if (named.name != name) continue;
-        for (const topology::Ranks& ranks : named.groups) {
-          if (std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end()) expected = ranks;
-        }
-      }
-      EXPECT_EQ(group.ranks(), expected) << name;
-      EXPECT_EQ(group.ranks()[static_cast<size_t>(group.index())], world.rank()) << name;
-    };
-    expect_as("EMBEDDING_GROUP", world.groups().embedding);
-    expect_as("POSITION_EMBEDDING_GROUP", world.groups().position_embedding);
-    const bool end = world.groups().pp.first() || world.groups().pp.last();
-    EXPECT_EQ(world.groups().embedding.size(), end ? 2 : 1);
-    EXPECT_EQ(world.groups().position_embedding.size(), 1);
   });
 }
 

@@ -28,7 +28,7 @@ TEST(World, GroupsOfEqualMembersAndPurposeShareACommunicator) {
   Groups groups;
   EXPECT_EQ(made_on(8, {.tp = 2, .pp = 2, .dp = 2}, groups),
             (std::vector<std::string>{"world", "stages", "checkpoint", "tp", "pp", "batch", "dp", "tp-pp",
-                                      "tp-gradients", "embd"}));
+                                      "tp-gradients"}));
   EXPECT_EQ(&groups.dp.backend(), &groups.dp_cp.backend());
   EXPECT_EQ(groups.dp.name(), "dp");
   EXPECT_EQ(groups.dp_cp.name(), "dp-cp");
@@ -44,7 +44,7 @@ TEST(World, NoTwoPurposesShareACommunicator) {
     std::map<const GroupBackend*, Purpose> purposes;
     for (const Group* group : {&groups.world, &groups.checkpoint, &groups.tp, &groups.cp, &groups.pp, &groups.stages,
                                &groups.batch, &groups.dp, &groups.dp_cp, &groups.model_parallel, &groups.tp_gradients,
-                               &groups.embedding, &groups.etp, &groups.ep, &groups.edp}) {
+                               &groups.etp, &groups.ep, &groups.edp}) {
       if (group->size() == 1) continue;
       EXPECT_EQ(purposes.emplace(&group->backend(), group->purpose()).first->second, group->purpose())
           << group->name();

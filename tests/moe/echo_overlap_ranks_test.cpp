@@ -23,10 +23,10 @@ class Order final : public cuda::Recorder {
     std::string line = operation.name;
     if (operation.group == "ep") {
       if (line == "wait") {
-        line += " " + std::to_string(numbers_.at(operation.flight));
-        numbers_.erase(operation.flight);
+        line += " " + std::to_string(numbers_.at(operation.work));
+        numbers_.erase(operation.work);
       } else {
-        numbers_[operation.flight] = next_;
+        numbers_[operation.work] = next_;
         line += " " + std::to_string(next_++);
       }
     } else if (line == "wait") {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "support/run_ranks.h"
+#include "topology/megatron_groups.h"
 
 namespace metroplex::test::sharing_ranks_test {
 namespace {
@@ -87,11 +88,13 @@ TEST(Sharing, ValuesAreThoseOfTheOwner) {
   });
 }
 
-TEST(Sharing, FirstAndLastStageMeetInTheEmbeddingGroupAndOthersInOneOfTheirOwn) {
+TEST(Sharing, TheHoldersOfAParameterMeetInAGroupOfTheirOwn) {
   on_four_stages([](int index, Stage& stage) {
     for (const train::SharedParam& shared : stage.shared) {
-      EXPECT_EQ(shared.group.name() == "embd", shared.name == "words") << shared.name;
-      EXPECT_EQ(shared.group.size(), shared.name == "own" ? 1 : 2) << shared.name;
+      const topology::Ranks expected = shared.name == "own"     ? topology::Ranks{3}
+                                       : shared.name == "words" ? topology::embedding_ranks({0, 1, 2, 3})
+                                                                : topology::Ranks{1, 2};
+      EXPECT_EQ(shared.group.ranks(), expected) << shared.name;
       EXPECT_EQ(shared.holders.size(), shared.name == "inner" && index == 1 ? 2u : 1u) << shared.name;
     }
   });

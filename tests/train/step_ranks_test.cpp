@@ -141,7 +141,7 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
     };
     const auto expect_equal_copies = [&](const char* when) {
       at::Tensor sum = tied().data.clone();
-      comm::all_reduce(sum, a->groups().embedding);
+      comm::all_reduce(sum, a->shared.front().group);
       EXPECT_TRUE(at::equal(sum, 2.0 * tied().data)) << when;
     };
     expect_equal_copies("at the start");

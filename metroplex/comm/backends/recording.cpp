@@ -26,7 +26,7 @@ class RecordedPending final : public Pending {
                            if (*slot) (*slot)->wait();
                            slot->reset();
                          }};
-    wait.flight = slot_.get();
+    wait.work = slot_.get();
     recorder_.run(std::move(wait));
   }
 
@@ -119,7 +119,7 @@ class RecordingBackend final : public GroupBackend {
     Tensors writes = operation.writes;
     writes.insert(writes.end(), settled.begin(), settled.end());
     auto pending = std::make_shared<RecordedPending>(group_, recorder_, slot, settled, std::move(writes));
-    operation.flight = slot.get();
+    operation.work = slot.get();
     const auto run_over = [&](Tensors over) {
       return [slot, start, over = std::move(over)] { *slot = start(over); };
     };

@@ -44,7 +44,7 @@ struct TapeOperation {
   std::vector<TapeScalar> scalars;
   // Of a communication call and of its "wait", the same; null for all else. Between the two, `reads` may not be
   // written, nor `writes` touched.
-  const void* flight = nullptr;
+  const void* work = nullptr;
   std::string unfit;  // why it cannot be captured; empty: it can
   std::function<void()> run;
   std::string arguments{};  // of an own kernel: argument_bytes

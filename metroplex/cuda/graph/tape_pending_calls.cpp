@@ -38,7 +38,7 @@ std::vector<Finding> check_pending_calls(const Tape& tape) {
   for (size_t i = 0; i < tape.operations.size(); ++i) {
     const TapeOperation& at = tape.operations[i];
     const auto own = std::find_if(calls.begin(), calls.end(), [&](const PendingCall& call) {
-      return at.flight != nullptr && tape.operations[call.start].flight == at.flight;
+      return at.work != nullptr && tape.operations[call.start].work == at.work;
     });
     const bool waits = own != calls.end();
     if (waits) calls.erase(own);
@@ -54,7 +54,7 @@ std::vector<Finding> check_pending_calls(const Tape& tape) {
                                  base::concat("operation ", i, " ", what, " ", describe(tape, call.start),
                                               ", which has not been waited for")));
     }
-    if (at.flight != nullptr && !waits) calls.push_back({i, pieces_of_all(at.reads), pieces_of_all(at.writes)});
+    if (at.work != nullptr && !waits) calls.push_back({i, pieces_of_all(at.reads), pieces_of_all(at.writes)});
   }
   for (const PendingCall& call : calls)
     found.push_back(finding_at(tape, call.start, FindingKind::never_waited,

@@ -100,7 +100,7 @@ void TapeRecorder::run(Operation operation) {
                       std::move(operation.reads),
                       std::move(operation.writes),
                       {},
-                      operation.flight,
+                      operation.work,
                       {},
                       {},
                       std::move(operation.arguments)};
