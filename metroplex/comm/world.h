@@ -51,8 +51,8 @@ class World {
   // Where this rank's tensors live: the device that computes, which is the current one of the rank's thread, or meta.
   c10::Device device() const { return target_.memory(); }
   const cuda::Target& target() const { return target_; }
-  // The same rank, whose calls of groups and of kernels with its target `recorder` is told of. It outlives the world,
-  // and what is made with it.
+  // The same rank, whose calls of groups and of kernels with its target `recorder` is told of; not of those of
+  // Groups::checkpoint, which no step uses and another thread may. It outlives the world, and what is made with it.
   World recorded(cuda::Recorder& recorder) const;
 
  private:

@@ -128,6 +128,8 @@ void check_checkpoint(Rules& rules) {
   rules.require(c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
                 "checkpoint.save_retain_interval", c.save_retain_interval,
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
+  rules.require(!c.async_save || !c.save.empty(), "checkpoint.async_save", "given", "needs checkpoint.save",
+                "say where to save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
       {"checkpoint.finetune", c.finetune},
       {"checkpoint.ckpt_step", c.ckpt_step > 0},

@@ -238,6 +238,7 @@ static const std::vector<Row>& data_rows() {
       {"--save-interval", kOne, "checkpoint.save_interval=$"},
       {"--persistent-save-interval", kOne, "checkpoint.save_interval=$"},
       {"--save-retain-interval", kOne, "checkpoint.save_retain_interval=$"},
+      {"--async-save", kNone, "checkpoint.async_save=true"},
       {"--most-recent-k", kOne, "checkpoint.keep_last=$"},
       {"--ckpt-step", kOne, "checkpoint.ckpt_step=$"},
       {"--finetune", kNone, "checkpoint.finetune=true"},

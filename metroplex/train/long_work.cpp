@@ -15,13 +15,13 @@ namespace {
 // Intervals between these collectives, far below any timeout of one.
 constexpr std::chrono::milliseconds kFirstLook{2}, kLongestLook{200};
 
-bool all_done(bool mine, const comm::World& world) {
-  const at::Tensor busy = at::full({1}, mine ? 0.0 : 1.0, at::TensorOptions(at::kDouble)).to(world.device());
-  comm::all_reduce(busy, world.groups().world);
-  return busy.item<double>() == 0;
-}
-
 }  // namespace
+
+bool true_on_all_ranks(bool mine, const comm::World& world) {
+  const at::Tensor against = at::full({1}, mine ? 0.0 : 1.0, at::TensorOptions(at::kDouble)).to(world.device());
+  comm::all_reduce(against, world.groups().world);
+  return against.item<double>() == 0;
+}
 
 void do_with_peers(const std::function<void()>& work, const comm::World& world) {
   std::packaged_task<void()> task(work);
@@ -30,7 +30,7 @@ void do_with_peers(const std::function<void()>& work, const comm::World& world) 
   for (auto look = kFirstLook;; look = std::min(2 * look, kLongestLook)) {
     const bool mine = result.wait_for(look) == std::future_status::ready;
     if (mine) result.get();  // throws what the work threw
-    if (all_done(mine, world)) return;
+    if (true_on_all_ranks(mine, world)) return;
   }
 }
 

@@ -9,6 +9,7 @@
 #include "comm/collectives.h"
 #include "cuda/device.h"
 #include "train/predict.h"
+#include "train/saving.h"
 
 namespace metroplex::train {
 
@@ -79,7 +80,7 @@ MeasuredMemory MemoryReport::end_step() const {
   const optim::Optimizer::Bytes state = a_.optimizer->bytes();
   use.main_parameters = state.main_params;
   use.moments = state.moments;
-  use.host = state.host;
+  use.host = state.host + copy_bytes(a_);
   int64_t activations = 0, most = 0;
   for (const Action& action : actions_) {
     activations += action.added;

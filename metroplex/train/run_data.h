@@ -68,4 +68,7 @@ class RunData {
 // peer fails the work is left to itself: it must own all it uses.
 void do_with_peers(const std::function<void()>& work, const comm::World& world);
 
+// Collective over the world.
+bool true_on_all_ranks(bool mine, const comm::World& world);
+
 }  // namespace metroplex::train

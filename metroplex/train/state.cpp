@@ -24,18 +24,6 @@ using Json = nlohmann::json;
 
 void add_line(std::string& text, const std::string& line) { text += (text.empty() ? "" : "\n") + line; }
 
-class GroupExchange final : public checkpoint::Exchange {
- public:
-  explicit GroupExchange(const comm::Group& group) : group_(group) {}
-  int rank() const override { return group_.index(); }
-  int size() const override { return group_.size(); }
-  std::vector<std::string> gather(const std::string& text) override { return comm::gather_strings(text, group_); }
-  std::string broadcast(const std::string& text) override { return comm::broadcast_string(text, group_); }
-
- private:
-  comm::Group group_;
-};
-
 Json schedule_json(const optim::ScheduleArgs& s) {
   return {{"init_lr", s.init_lr},
           {"max_lr", s.max_lr},
@@ -66,17 +54,6 @@ optim::ScheduleArgs schedule_from(const Json& j) {
   s.wsd_decay_steps = j.at("wsd_decay_steps");
   if (const std::string style = j.at("lr_wsd_decay_style"); !style.empty()) s.lr_wsd_decay_style = style;
   return s;
-}
-
-// Ranks that hold the same share the writing: entry i is written by replica i mod their number.
-bool writes_here(const Assembly& a, const nn::NamedTensor& tensor, size_t ordinal) {
-  const comm::Group& replicas = a.families.data_parallel(tensor.placement.grid).replicas;
-  return tensor.counts(a.world->coordinates()) && static_cast<int>(ordinal % replicas.size()) == replicas.index();
-}
-
-// No data-parallel ranks share a buffer: all of them hold it whole.
-bool writes_buffer_here(const Assembly& a, const nn::NamedTensor& buffer) {
-  return buffer.counts(a.world->coordinates()) && a.families.data_parallel(buffer.placement.grid).first();
 }
 
 // The parameter; in full precision where the checkpoint has its main parameter and the run has none.
@@ -180,43 +157,6 @@ Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
   return {{"type", tokenizer.type}, {"checksum", tokenizer.checksum}, {"files", names}};
 }
 
-checkpoint::RunState run_state(const Assembly& a, const Position& position) {
-  checkpoint::RunState state;
-  state.iteration = position.iteration;
-  state.consumed_samples = position.consumed_train_samples;
-  config::Config saved = a.config;
-  saved.model.from.clear();  // its weights are these by now
-  state.config_yaml = config::dump(saved);
-  const cuda::kernels::StepValues step = a.step.read();
-  Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
-             {"skipped_iterations", position.skipped_iterations},
-             {"scheduled_samples", position.scheduled_samples},
-             {"grad_scaler", scaler_json(a, step)},
-             {"train_sources", position.train_order.sources},
-             {"train_epochs", position.train_order.epochs},
-             {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
-             {"schedule", schedule_json(a.schedule->args())}};
-  if (a.tokenizer) {
-    extra["tokenizer"] = tokenizer_json(*a.tokenizer);
-    for (const auto& [name, bytes] : a.tokenizer->files) state.side_files.push_back({name, bytes});
-  }
-  state.extra = extra.dump();
-  const bool same = !position.checkpoint.empty() &&
-                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save);
-  state.parent = same ? files::base_name(position.checkpoint) : "";
-  return state;
-}
-
-// Rank 0, after a good save.
-void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
-  const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
-  for (const std::string& problem : result.problems) add_line(outcome.problem, problem);
-  std::string names;
-  for (const auto& name : result.removed_branch) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
-  if (!names.empty())
-    outcome.note = "removed " + names + ": of a branch that " + files::base_name(outcome.path) + " did not come from";
-}
-
 // Checkpoints of higher iterations in the folder that the run goes on in.
 std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& c, const std::string& path) {
   const std::string folder = files::parent_directory(path);
@@ -246,29 +186,31 @@ void load_weights_of_directory(Assembly& a, files::FileSystem& disk) {
   load_weights_of(a, source);
 }
 
-SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {
-  GroupExchange exchange(a.groups().checkpoint);
+checkpoint::RunState run_state(const Assembly& a, const Position& position) {
   checkpoint::RunState state;
-  std::exception_ptr failed;  // rethrown in `describe`, where checkpoint::save tells all ranks
-  try {
-    if (exchange.rank() == 0) state = run_state(a, position);
-  } catch (const std::exception&) { failed = std::current_exception(); }
-  const auto describe = [&] {
-    if (failed) std::rethrow_exception(failed);
-    std::vector<checkpoint::LocalPiece> pieces;
-    size_t ordinal = 0;
-    for (const optim::State& tensor : a.config.checkpoint.no_save_optim ? weight_states(a) : training_states(a)) {
-      if (writes_here(a, *tensor.param, ordinal++)) add_pieces(tensor, pieces);
-    }
-    for (const optim::State& tensor : buffer_states(a)) {
-      if (writes_buffer_here(a, *tensor.param)) add_pieces(tensor, pieces);
-    }
-    return pieces;
-  };
-  const auto result = checkpoint::save(disk, a.config.checkpoint.save, state, describe, exchange);
-  SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
-  if (result.ok && exchange.rank() == 0) tidy_up(disk, a.config.checkpoint, outcome);
-  return outcome;
+  state.iteration = position.iteration;
+  state.consumed_samples = position.consumed_train_samples;
+  config::Config saved = a.config;
+  saved.model.from.clear();  // its weights are these by now
+  state.config_yaml = config::dump(saved);
+  const cuda::kernels::StepValues step = a.step.read();
+  Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
+             {"skipped_iterations", position.skipped_iterations},
+             {"scheduled_samples", position.scheduled_samples},
+             {"grad_scaler", scaler_json(a, step)},
+             {"train_sources", position.train_order.sources},
+             {"train_epochs", position.train_order.epochs},
+             {"seed", a.config.run.seed},  // dropout is a function of seed, step and sample: nothing else is random
+             {"schedule", schedule_json(a.schedule->args())}};
+  if (a.tokenizer) {
+    extra["tokenizer"] = tokenizer_json(*a.tokenizer);
+    for (const auto& [name, bytes] : a.tokenizer->files) state.side_files.push_back({name, bytes});
+  }
+  state.extra = extra.dump();
+  const bool same = !position.checkpoint.empty() &&
+                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save);
+  state.parent = same ? files::base_name(position.checkpoint) : "";
+  return state;
 }
 
 std::vector<Difference> check_loadable(const config::Config& config, const text::TokenizerFiles* tokenizer,

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "checkpoint/save.h"
 #include "checkpoint/tensor_source.h"
+#include "comm/collectives.h"
 #include "comm/world.h"
 #include "data/build.h"
 #include "files/file_system.h"
@@ -23,17 +25,23 @@ struct Position {
   data::TrainOrder train_order = {};  // on rank 0: RunData::train_order
 };
 
-struct SaveOutcome {
-  bool saved = false;
-  std::string path;     // of the checkpoint
-  std::string problem;  // why not, the same on every rank; when saved, on rank 0: what could not be tidied up
-  std::string note;     // on rank 0: what was removed beyond the run's own older checkpoints
+// The ranks of a world as those of a checkpoint. Of a world without a recorder, so that another thread than the one
+// that computes may speak with its peers.
+class GroupExchange final : public checkpoint::Exchange {
+ public:
+  explicit GroupExchange(const comm::Group& group) : group_(group) {}
+  int rank() const override { return group_.index(); }
+  int size() const override { return group_.size(); }
+  std::vector<std::string> gather(const std::string& text) override { return comm::gather_strings(text, group_); }
+  std::string broadcast(const std::string& text) override { return comm::broadcast_string(text, group_); }
+
+ private:
+  comm::Group group_;
 };
 
-// Collective. Takes one tensor of the state at a time: beside it there is room for one decoded tensor and a buffer of
-// kHostBufferBytes (state_tensors.h). A failed save, for want of memory too, leaves older checkpoints and the run
-// alone and says why.
-SaveOutcome save_state(Assembly& assembly, const Position& position, files::FileSystem& disk);
+// What rank 0 writes beside the tensors: the position, the schedules, the configuration, the tokenizer's files.
+// Waits for the device.
+checkpoint::RunState run_state(const Assembly& assembly, const Position& position);
 
 // Collective. Fills the weights, and where there are main parameters those, from a source that holds nothing else, as
 // a Hugging Face directory (hf/directory.h): a run may begin with them. Throws base::Error for a weight that the

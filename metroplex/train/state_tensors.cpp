@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace metroplex::train {
 namespace {
@@ -22,6 +23,55 @@ void hand_over(const at::Tensor& values, int64_t begin, int64_t end, const check
     const int64_t size = std::min(room, end - at);
     buffer.narrow(0, 0, size).copy_(values.narrow(0, at, size));
     sink(buffer.const_data_ptr(), static_cast<size_t>(size * width));
+  }
+}
+
+// Elements of a state, counted from its begin.
+struct Part {
+  int64_t begin, end;
+};
+
+// What one of several replicas writes of the states that all of them hold, asked for state by state.
+class Share {
+ public:
+  Share(int64_t total_bytes, const comm::Group& replicas)
+      : first_(total_bytes * replicas.index() / replicas.size()),
+        last_(total_bytes * (replicas.index() + 1) / replicas.size()) {}
+
+  Part next(const optim::State& state) {
+    const auto width = static_cast<int64_t>(c10::elementSize(state.dtype));
+    const int64_t count = state.end - state.begin, here = at_;
+    at_ += count * width;
+    const auto element = [&](int64_t byte) {
+      return std::clamp<int64_t>((byte - here + width - 1) / width, 0, count);
+    };
+    return {element(first_), element(last_)};
+  }
+
+ private:
+  int64_t first_, last_;  // bytes, of all
+  int64_t at_ = 0;
+};
+
+int64_t total_bytes(const std::vector<optim::State>& states) {
+  int64_t bytes = 0;
+  for (const optim::State& state : states)
+    bytes += (state.end - state.begin) * static_cast<int64_t>(c10::elementSize(state.dtype));
+  return bytes;
+}
+
+// Appends the pieces of a part of `state`.
+void add_pieces(const optim::State& state, const Part& part, std::vector<checkpoint::LocalPiece>& pieces) {
+  for (const topology::BoxRange& box : box_ranges(*state.param, state.begin + part.begin, state.begin + part.end)) {
+    checkpoint::LocalPiece piece{state.param->name, state.kind, state.param->global_shape,
+                                 box.offset,        box.size,   file_dtype(state.dtype)};
+    piece.begin = box.begin;
+    piece.end = box.end;
+    const int64_t from = box.local - state.begin, to = from + box.end - box.begin;
+    piece.produce = [values = state.values, from, to](const checkpoint::Sink& sink) {
+      hand_over(values(), from, to, sink);
+    };
+    pieces.push_back(std::move(piece));
   }
 }
 
@@ -52,18 +102,22 @@ std::vector<optim::State> training_states(const Assembly& a) {
   return all;
 }
 
-void add_pieces(const optim::State& state, std::vector<checkpoint::LocalPiece>& pieces) {
-  for (const topology::BoxRange& box : box_ranges(*state.param, state.begin, state.end)) {
-    checkpoint::LocalPiece piece{state.param->name, state.kind, state.param->global_shape,
-                                 box.offset,        box.size,   file_dtype(state.dtype)};
-    piece.begin = box.begin;
-    piece.end = box.end;
-    const int64_t from = box.local - state.begin, to = from + box.end - box.begin;
-    piece.produce = [values = state.values, from, to](const checkpoint::Sink& sink) {
-      hand_over(values(), from, to, sink);
-    };
-    pieces.push_back(std::move(piece));
+std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& a) {
+  std::vector<checkpoint::LocalPiece> pieces;
+  std::vector<optim::State> states = a.config.checkpoint.no_save_optim ? weight_states(a) : training_states(a);
+  for (const topology::Grid grid : {topology::Grid::dense, topology::Grid::expert}) {
+    std::vector<optim::State> mine;
+    std::copy_if(states.begin(), states.end(), std::back_inserter(mine), [&](const optim::State& state) {
+      return state.param->placement.grid == grid && state.param->counts(a.world->coordinates());
+    });
+    Share share(total_bytes(mine), a.families.data_parallel(grid).replicas);
+    for (const optim::State& state : mine) add_pieces(state, share.next(state), pieces);
   }
+  for (const optim::State& state : buffer_states(a)) {
+    const bool first = a.families.data_parallel(state.param->placement.grid).first();  // all hold it whole
+    if (first && state.param->counts(a.world->coordinates())) add_pieces(state, {0, state.end}, pieces);
+  }
+  return pieces;
 }
 
 void fill(checkpoint::TensorSource& source, const optim::State& state, const at::Tensor& values,

@@ -26,8 +26,10 @@ std::vector<optim::State> training_states(const Assembly& assembly);
 // The size of the host buffer through which a save copies from the device.
 inline constexpr int64_t kHostBufferBytes = int64_t{8} << 20;
 
-// Appends the pieces of `state`, which refer to what the assembly holds and to nothing else.
-void add_pieces(const optim::State& state, std::vector<checkpoint::LocalPiece>& pieces);
+// What this rank writes into a checkpoint, with checkpoint.no_save_optim of the weights alone; the pieces refer to
+// what the assembly holds. Ranks that hold the same share the writing: of all their bytes, in order, replica r of R
+// writes from r / R to (r + 1) / R, cut at whole elements.
+std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& assembly);
 
 // Fills `values` (state.values()) with what the source has under `kind`, whatever dtype it was written in.
 void fill(checkpoint::TensorSource& source, const optim::State& state, const at::Tensor& values,

@@ -11,6 +11,7 @@
 #include "moe/paged_stash.h"
 #include "optim/clip.h"
 #include "train/batch.h"
+#include "train/saving.h"
 
 namespace metroplex::train {
 namespace {
@@ -214,6 +215,7 @@ plan::RankTrace trace_rank(const RankRequest& request) {
   out.host = state.host;
   if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
+  out.host += copy_bytes(*a);  // which nobody has taken here
   out.transient = transient_families(*a);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : a->params)

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "checkpoint/directory.h"
 #include "checkpoint/folder_lock.h"
 #include "config/experts.h"
 #include "cuda/device.h"
@@ -22,6 +21,7 @@
 #include "train/run_data.h"
 #include "train/run_folders.h"
 #include "train/run_length.h"
+#include "train/run_saves.h"
 #include "train/state.h"
 #include "train/step.h"
 
@@ -67,7 +67,8 @@ class Job {
   void load();
   void begin_from_weights();
   void open_outputs();
-  void save();
+  // The last one of the run, or one that others follow.
+  void save(bool last);
   void report_step(const StepOutcome& outcome, double seconds);
   void log_interval(const StepOutcome& last);
   double tflops_per_rank(double seconds) const;
@@ -106,17 +107,8 @@ class Job {
   LargestNorm norms_;
   Clock::time_point run_start_ = Clock::now();
   int64_t first_iteration_ = 0;
-  int64_t saved_iteration_ = -1;  // or loaded
+  std::optional<RunSaves> saves_;  // of training
 };
-
-// What a run can go on from, in words.
-std::string on_disk(files::FileSystem& disk, const std::string& folder) {
-  try {
-    const auto latest = checkpoint::read_latest(disk, folder).name;
-    if (!latest) return folder + " holds no checkpoint";
-    return folder + " holds " + checkpoint::to_string(*latest) + " as the newest one";
-  } catch (const base::Error& error) { return error.what(); }
-}
 
 cuda::MemoryMeter::Of meter_of(const comm::World& world) {
   return world.device().is_cpu() ? cuda::MemoryMeter::Of::host : cuda::MemoryMeter::Of::gpu;
@@ -185,8 +177,8 @@ void Job::load() {
     past_trace_file_ = outcome.expert_trace_file;
   }
   position_.checkpoint = outcome.path;
-  if (goes_on_in_place(a_->config.checkpoint) && !a_->config.checkpoint.finetune)
-    saved_iteration_ = position_.iteration;
+  if (saves_ && goes_on_in_place(a_->config.checkpoint) && !a_->config.checkpoint.finetune)
+    saves_->loaded_from_here();
   if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
@@ -210,24 +202,8 @@ void Job::open_outputs() {
   if (counts_experts(a_->config)) experts_.emplace(*a_, *environment_.disk, *environment_.log);
 }
 
-void Job::save() {
-  const SaveOutcome outcome =
-      timers_.measure("save-checkpoint", 0, [&] { return save_state(*a_, position_, *environment_.disk); });
-  summary_.last_save_failed = !outcome.saved;
-  if (outcome.saved) {
-    summary_.last_checkpoint = position_.checkpoint = outcome.path;
-    saved_iteration_ = position_.iteration;
-    say(" saved checkpoint " + outcome.path);
-    if (!outcome.note.empty()) say(" " + outcome.note);
-    if (!outcome.problem.empty()) warn(outcome.problem);
-  } else {
-    warn("could not save iteration " + std::to_string(position_.iteration) + ": " + outcome.problem +
-         "; older checkpoints in checkpoint.save = " + a_->config.checkpoint.save + " are untouched");
-    if (a_->world->rank() == 0)
-      summary_.on_disk = "iteration " + std::to_string(position_.iteration) +
-                         " could not be saved: " + outcome.problem + "; " +
-                         on_disk(*environment_.disk, a_->config.checkpoint.save);
-  }
+void Job::save(bool last) {
+  timers_.measure("save-checkpoint", 0, [&] { saves_->save(last); });
 }
 
 double Job::tflops_per_rank(double seconds) const {
@@ -316,6 +292,7 @@ bool Job::after_step(const StepOutcome& outcome) {
                 shown_terms(a_->config.model, outcome.terms));
   count(outcome);
   report_step(outcome, seconds_since(step_start_));
+  saves_->look();
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   micro_.clear();
@@ -357,7 +334,7 @@ bool Job::do_what_is_due(const StepOutcome& outcome) {
   const Due due = due_after(a_->config, position_, outcome.stop);
   if (due.log) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
-  if (due.save && !a_->config.checkpoint.save.empty()) save();
+  if (due.save && !a_->config.checkpoint.save.empty()) save(due.leave || !more());
   if (due.leave) {
     summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
     return true;
@@ -376,7 +353,8 @@ bool Job::do_what_is_due(const StepOutcome& outcome) {
 
 // In the middle of an evaluation.
 void Job::stop_here() {
-  if (!a_->config.checkpoint.save.empty() && saved_iteration_ != position_.iteration) save();
+  saves_->finish();  // what it could not write is saved again
+  if (!a_->config.checkpoint.save.empty() && !saves_->has_current()) save(true);
   summary_.ending = Ending::stopped;
 }
 
@@ -411,6 +389,7 @@ std::string words_of_experts(const Assembly& a) {
 }
 
 void Job::begin_training() {
+  saves_.emplace(*a_, environment_, position_, summary_);
   say(" run " + a_->config.run.name);
   if (a_->world->rank() == 0) {
     for (const std::string& line : run_lines(*a_, length_, *environment_.disk)) say(line);
@@ -437,6 +416,7 @@ void Job::begin_training() {
 RunSummary Job::end_training() {
   batches_.reset();
   if (summary_.ending == Ending::finished) evaluate_at_end();
+  timers_.measure("save-checkpoint", 0, [&] { saves_->finish(); });
   summary_.iteration = position_.iteration;
   summary_.consumed_samples = position_.consumed_train_samples;
   return summary_;

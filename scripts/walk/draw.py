@@ -15,6 +15,7 @@ NOT_DRAWN = {
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",
         "optim.use_checkpoint_opt_param_scheduler"],
     "a run without optimizer state cannot resume exactly": ["checkpoint.no_save_optim"],
+    "which checkpoints a run leaves out then depends on the disk": ["checkpoint.async_save"],
     "the same in every run here": [
         "data.mock_data", "run.device", "run.nproc", "run.threads_per_rank", "run.master_port", "run.network_interface",
         "run.distributed_timeout_minutes", "train.progress", "train.log_interval", "train.eval_iters",

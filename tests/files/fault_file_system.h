@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -19,6 +20,8 @@ struct Faults {
   int64_t crash_at_call = -1;  // this call and all later ones do nothing and throw SimulatedCrash
   int64_t space_bytes = std::numeric_limits<int64_t>::max();  // writes beyond throw "No space left on device"
   bool short_writes = false;                                  // a write takes at most 7 bytes
+  // Before each call, with what it does and to which path; may wait, or throw.
+  std::function<void(const std::string& what, const std::string& path)> before = nullptr;
 };
 
 // Not a std::exception: no handler of errors may catch the death of the process.
@@ -87,6 +90,7 @@ class FaultFileSystem::File final : public WritableFile {
 
 inline void FaultFileSystem::count(const char* what, const std::string& path) {
   const int64_t call = calls_++;
+  if (faults_.before) faults_.before(what, path);
   if (faults_.crash_at_call >= 0 && call >= faults_.crash_at_call) throw SimulatedCrash{};
   MPX_CHECK(call != faults_.fail_at_call, "files", "cannot ", what, " '", path, "': Input/output error");
 }

@@ -15,7 +15,7 @@
 #include "train/batch.h"
 #include "train/gather.h"
 #include "train/generate.h"
-#include "train/state.h"
+#include "train/saving.h"
 #include "train/step.h"
 
 namespace metroplex::hf_parity {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "files/file_system.h"
-#include "train/state.h"
+#include "train/saving.h"
 
 namespace metroplex::train {
 

@@ -1,0 +1,112 @@
+// save_stall FOLDER: saves a training state as it is asked to, a word a line on stdin: "sync" (train::save_state),
+// "async" (train::BackgroundSaves), "step" (a training step), "step-async" (one while a save is written). Answers
+// with "stall SECONDS total SECONDS bytes N": what the run waits, and until the checkpoint is published. One rank,
+// GPT-2 of 27 M parameters in fp32 with Adam's moments.
+#include <filesystem>
+#include <iostream>
+#include <string>
+
+#include "comm/launch.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "files/file_system.h"
+#include "nn/microbatch.h"
+#include "timing.h"
+#include "train/saving.h"
+#include "train/step.h"
+
+#include <ATen/ATen.h>
+
+namespace {
+
+using namespace metroplex;
+using bench::Clock;
+using bench::seconds_since;
+
+constexpr int64_t kVocab = 16384, kSequence = 64;
+
+config::Config gpt(const std::string& folder) {
+  config::Config c;
+  c.model.num_layers = 6;
+  c.model.hidden_size = 512;
+  c.model.num_attention_heads = 8;
+  c.model.vocab_size = kVocab;
+  c.model.max_position_embeddings = kSequence;
+  c.train.seq_length = kSequence;
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = 1;
+  c.train.train_iters = 1000000;
+  c.optim.lr = 1e-4;
+  c.optim.lr_decay_style = "constant";
+  c.data.mock_data = true;
+  c.checkpoint.save = folder;
+  c.checkpoint.save_interval = 1;
+  c.checkpoint.keep_last = 1;
+  c.checkpoint.async_save = true;
+  config::check(c, 1);
+  return config::resolved(c, 1);
+}
+
+std::vector<nn::Microbatch> batch() {
+  nn::Microbatch batch;
+  batch.tokens = at::randint(0, kVocab, {1, kSequence}, at::kLong);
+  batch.labels = at::randint(0, kVocab, {1, kSequence}, at::kLong);
+  batch.position_ids = at::arange(kSequence, at::kLong).unsqueeze(0).contiguous();
+  batch.loss_mask = at::ones({1, kSequence});
+  batch.mask_sum = kSequence;
+  nn::set_counters(batch, 1, at::full({1}, 0, at::kLong));
+  return {batch};
+}
+
+void serve(const config::Config& config, const comm::World& world) {
+  const auto a = train::assemble(config, world, kVocab);
+  files::PosixFileSystem disk;
+  train::BackgroundSaves saves(*a, disk);
+  const std::vector<nn::Microbatch> batches = batch();
+  train::Position position;
+  const auto step = [&] {
+    ++position.iteration;
+    train::train_step(*a, {batches, position.iteration, 0, false, {}});
+  };
+  step();
+  for (std::string word; std::getline(std::cin, word);) {
+    const Clock::time_point start = Clock::now();
+    double stall = 0;
+    train::SaveOutcome outcome{true, "", "", ""};
+    if (word == "sync") {
+      step();
+      const Clock::time_point save = Clock::now();
+      outcome = train::save_state(*a, position, disk);
+      stall = seconds_since(save);
+      std::cout << "stall " << stall << " total " << stall;
+    } else if (word == "async" || word == "step-async") {
+      step();
+      const Clock::time_point save = Clock::now();
+      saves.begin(position);
+      stall = seconds_since(save);
+      if (word == "step-async") {
+        const Clock::time_point next = Clock::now();
+        step();
+        stall = seconds_since(next);
+      }
+      outcome = *saves.wait();
+      std::cout << "stall " << stall << " total " << seconds_since(save);
+    } else {
+      step();
+      std::cout << "stall " << seconds_since(start) << " total 0";
+    }
+    MPX_CHECK(outcome.saved, "bench", outcome.problem);
+    std::cout << " bytes " << train::copy_bytes(*a) << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::as_metroplex_runs(argv);
+  if (argc != 2) return std::cerr << "usage: save_stall FOLDER\n", 2;
+  const config::Config config = gpt(argv[1]);
+  comm::run_threads(1, topology::RankGrid(1, config.parallel), {},
+                    [&](const comm::World& world) { serve(config, world); });
+  return 0;
+}

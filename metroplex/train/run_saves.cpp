@@ -1,0 +1,74 @@
+#include "train/run_saves.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "checkpoint/directory.h"
+#include "train/run_data.h"
+
+namespace metroplex::train {
+namespace {
+
+// What a run can go on from, in words.
+std::string on_disk(files::FileSystem& disk, const std::string& folder) {
+  try {
+    const auto latest = checkpoint::read_latest(disk, folder).name;
+    if (!latest) return folder + " holds no checkpoint";
+    return folder + " holds " + checkpoint::to_string(*latest) + " as the newest one";
+  } catch (const base::Error& error) { return error.what(); }
+}
+
+}  // namespace
+
+void RunSaves::report(int64_t iteration, const SaveOutcome& outcome) {
+  const std::string name = "iteration " + std::to_string(iteration);
+  const std::string& folder = a_.config.checkpoint.save;
+  const bool speaks = a_.world->rank() == 0;
+  base::Log& log = *environment_.log;
+  summary_.last_save_failed = !outcome.saved;
+  if (outcome.saved) {
+    summary_.last_checkpoint = position_.checkpoint = outcome.path;
+    if (!speaks) return;
+    log.info(" saved checkpoint " + outcome.path);
+    if (!outcome.note.empty()) log.info(" " + outcome.note);
+    if (!outcome.problem.empty()) log.warn(outcome.problem);
+    return;
+  }
+  if (iteration_ == iteration) iteration_ = -1;
+  if (!speaks) return;
+  log.warn("could not save " + name + ": " + outcome.problem + "; older checkpoints in checkpoint.save = " + folder +
+           " are untouched");
+  summary_.on_disk = name + " could not be saved: " + outcome.problem + "; " + on_disk(*environment_.disk, folder);
+}
+
+void RunSaves::save(bool last) {
+  if (!background_) {
+    iteration_ = position_.iteration;
+    report(iteration_, save_state(a_, position_, *environment_.disk));
+    return;
+  }
+  look();
+  if (last) {
+    finish();
+  } else if (!true_on_all_ranks(!background_->under_way(), *a_.world)) {
+    if (a_.world->rank() == 0)
+      environment_.log->warn(
+          base::concat("iteration ", position_.iteration, " is not saved: iteration ", iteration_,
+                       " is still being written; the disk is slower than checkpoint.save_interval"));
+    return;
+  }
+  iteration_ = position_.iteration;
+  background_->begin(position_);
+}
+
+void RunSaves::look() {
+  if (!background_) return;
+  if (const auto outcome = background_->take_finished()) report(iteration_, *outcome);
+}
+
+void RunSaves::finish() {
+  if (!background_) return;
+  if (const auto outcome = background_->wait()) report(iteration_, *outcome);
+}
+
+}  // namespace metroplex::train

@@ -1,0 +1,127 @@
+#include "train/saving.h"
+
+#include <ATen/ops/empty.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+
+#include "checkpoint/directory.h"
+#include "checkpoint/pieces.h"
+#include "checkpoint/save.h"
+#include "train/state_tensors.h"
+
+namespace metroplex::train {
+namespace {
+
+// What a save writes, or why it could not be put together: rethrown where checkpoint::save tells all ranks.
+struct Contents {
+  checkpoint::RunState state;  // on rank 0
+  std::vector<checkpoint::LocalPiece> pieces;
+  std::exception_ptr failed;
+};
+
+template <class Work>
+void unless_it_fails(Contents& contents, const Work& work) {
+  try {
+    work();
+  } catch (const std::exception&) { contents.failed = std::current_exception(); }
+}
+
+Contents contents_of(Assembly& a, const Position& position) {
+  Contents contents;
+  unless_it_fails(contents, [&] {
+    if (a.groups().checkpoint.first()) contents.state = run_state(a, position);
+    contents.pieces = pieces_to_write(a);
+  });
+  return contents;
+}
+
+// Rank 0, after a good save.
+void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
+  const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
+  for (const std::string& problem : result.problems)
+    outcome.problem += (outcome.problem.empty() ? "" : "\n") + problem;
+  std::string names;
+  for (const auto& name : result.removed_branch) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
+  if (!names.empty())
+    outcome.note = "removed " + names + ": of a branch that " + files::base_name(outcome.path) + " did not come from";
+}
+
+SaveOutcome write(const Contents& contents, const config::Checkpoint& c, const comm::Group& group,
+                  files::FileSystem& disk) {
+  GroupExchange exchange(group);
+  const auto pieces = [&] {
+    if (contents.failed) std::rethrow_exception(contents.failed);
+    return contents.pieces;
+  };
+  const auto result = checkpoint::save(disk, c.save, contents.state, pieces, exchange);
+  SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
+  if (result.ok && exchange.rank() == 0) tidy_up(disk, c, outcome);
+  return outcome;
+}
+
+int64_t piece_bytes(const checkpoint::LocalPiece& piece) {
+  return checkpoint::region_of(piece).count() * files::dtype_bits(piece.dtype) / 8;
+}
+
+// Pieces begin at multiples of it, as copies are fastest.
+constexpr int64_t kAlign = 64;
+int64_t room_of(const checkpoint::LocalPiece& piece) { return (piece_bytes(piece) + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+SaveOutcome save_state(Assembly& a, const Position& position, files::FileSystem& disk) {
+  return write(contents_of(a, position), a.config.checkpoint, a.groups().checkpoint, disk);
+}
+
+int64_t copy_bytes(Assembly& a) {
+  if (!a.config.checkpoint.async_save || a.config.checkpoint.save.empty()) return 0;
+  int64_t total = 0;
+  for (const checkpoint::LocalPiece& piece : pieces_to_write(a)) total += room_of(piece);
+  return total;
+}
+
+BackgroundSaves::BackgroundSaves(Assembly& assembly, files::FileSystem& disk)
+    : a_(assembly),
+      disk_(disk),
+      memory_(at::empty({copy_bytes(assembly)},
+                        at::TensorOptions(at::kByte).pinned_memory(assembly.world->target().gpu()))) {}
+
+std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<checkpoint::LocalPiece> pieces) {
+  char* to = static_cast<char*>(memory_.mutable_data_ptr());
+  for (checkpoint::LocalPiece& piece : pieces) {
+    char* next = to;
+    piece.produce([&next](const void* data, size_t bytes) {
+      std::memcpy(next, data, bytes);
+      next += bytes;
+    });
+    piece.produce = nullptr;
+    piece.data = to;
+    to += room_of(piece);
+  }
+  return pieces;
+}
+
+void BackgroundSaves::begin(const Position& position) {
+  MPX_ASSERT(!under_way(), "a second save of one run at a time");
+  Contents contents = contents_of(a_, position);
+  unless_it_fails(contents, [&] {
+    if (!contents.failed) contents.pieces = copies_of(std::move(contents.pieces));
+  });
+  outcome_ = std::async(std::launch::async, [this, contents = std::move(contents), group = a_.groups().checkpoint] {
+    return write(contents, a_.config.checkpoint, group, disk_);
+  });
+}
+
+std::optional<SaveOutcome> BackgroundSaves::take_finished() {
+  if (!under_way() || outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
+  return outcome_.get();
+}
+
+std::optional<SaveOutcome> BackgroundSaves::wait() {
+  if (!under_way()) return std::nullopt;
+  return outcome_.get();
+}
+
+}  // namespace metroplex::train
