@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """save_torch.py FOLDER BYTES: torch.distributed.checkpoint as save_stall is asked, over a state of as many fp32 bytes in
-tensors of at most 32 MiB: "sync" (dcp.save), "async" (dcp.async_save). Answers "stall SECONDS total SECONDS bytes N"."""
+tensors of at most 32 MiB: "sync" (dcp.save), "async" (dcp.async_save with its default stager; of torch 2.11's others, one
+wants pinned memory and so a GPU, and one fails for CPU tensors). Answers "stall SECONDS total SECONDS bytes N"."""
 import os
 import shutil
 import sys
@@ -15,7 +16,6 @@ os.environ.setdefault("MASTER_ADDR", "localhost")
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 most = 32 << 20
 state = {f"tensor_{i}": torch.rand(min(most, size - at) // 4) for i, at in enumerate(range(0, size, most))}
-stager = None
 for number, line in enumerate(sys.stdin):
     path = os.path.join(folder, f"iter_{number}")
     start = time.perf_counter()
