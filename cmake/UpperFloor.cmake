@@ -41,7 +41,7 @@ set(cuda_exclude "no_such_file")
 if(have_cuda)
   list(APPEND cuda_exclude "/no_cuda\\.cpp$" "/no_nccl\\.cpp$")
 else()
-  list(APPEND cuda_exclude "/device\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$")
+  list(APPEND cuda_exclude "/device\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$" "/nvshmem\\.cpp$")
 endif()
 
 # Loops made for many types and instruction sets: what they cost is not their headers, and their names are alike.

@@ -35,6 +35,7 @@ struct GroupSpec {
   std::string name;
   Purpose purpose = Purpose::run;
   std::vector<int> ranks;  // global, in group order
+  bool nvshmem = false;    // over NCCL: exchange_rows by NVSHMEM; of a group of all ranks
   friend auto operator<=>(const GroupSpec&, const GroupSpec&) = default;
 };
 

@@ -58,6 +58,13 @@ template <>
 inline constexpr Word<OverflowPolicy> kWords<OverflowPolicy>[] = {
     {OverflowPolicy::redo, "redo"}, {OverflowPolicy::drop, "drop"}, {OverflowPolicy::stop, "stop"}};
 
+// How static buffers exchange rows on GPUs: blocks of equal size for each pair of ranks, over NCCL, or the rows
+// alone, over NVSHMEM.
+enum class RowExchangeKind { equal_capacity, nvshmem };
+template <>
+inline constexpr Word<RowExchangeKind> kWords<RowExchangeKind>[] = {
+    {RowExchangeKind::equal_capacity, "equal_capacity"}, {RowExchangeKind::nvshmem, "nvshmem"}};
+
 // Who decides which experts get clones on which ranks (plan/echo.h).
 enum class EchoPlanner { greedy, binpack, capfill, exact };
 template <>

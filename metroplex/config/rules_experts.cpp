@@ -34,12 +34,30 @@ void check_dense(Rules& rules) {
   }
 }
 
+void check_nvshmem(Rules& rules) {
+  const Model& m = rules.config.model;
+  const Parallel& p = rules.config.parallel;
+  if (m.moe_static_buffer_exchange != RowExchangeKind::nvshmem) return;
+  static constexpr const char *kKey = "model.moe_static_buffer_exchange", *kWayOut = "use equal_capacity";
+  rules.require(m.moe_token_dispatcher_type == TokenDispatcher::static_buffer, kKey, "nvshmem",
+                "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type,
+                kWayOut);
+  rules.require(rules.config.run.device != Device::cpu, kKey, "nvshmem", "is for GPUs: run.device = cpu", kWayOut);
+  rules.require(
+      p.pp() == 1 && p.etp() * p.ep() == rules.world_size, kKey, "nvshmem",
+      concat("wants all ranks of the run to share the experts of every layer, because NVSHMEM's memory is taken "
+             "by all: expert_tensor_parallel_size * expert_model_parallel_size = ",
+             p.etp() * p.ep(), " of ", rules.world_size, " ranks, pipeline_model_parallel_size = ", p.pp()),
+      kWayOut);
+}
+
 void check_static_buffer(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char *kFactor = "model.moe_expert_rank_capacity_factor",
                               *kPair = "model.moe_rank_pair_capacity_factor", *kPolicy = "model.moe_overflow_policy";
   const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
   const double factor = m.moe_expert_rank_capacity_factor, pair = m.moe_rank_pair_capacity_factor;
+  check_nvshmem(rules);
   if (dispatcher != TokenDispatcher::static_buffer) {
     const std::string rule = "is for model.moe_token_dispatcher_type = static_buffer, not " + dispatcher;
     rules.require(factor == 0, kFactor, factor, rule, "leave it out, or use static_buffer");

@@ -42,7 +42,8 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
     const topology::Coordinates left = world.grid().coordinates(a), right = world.grid().coordinates(b);
     return std::pair(left.ep, left.etp) < std::pair(right.ep, right.etp);
   });
-  context.experts = world.make_group({"etp-ep", comm::Purpose::experts, members});
+  const bool nvshmem = config.model.moe_static_buffer_exchange == config::RowExchangeKind::nvshmem;
+  context.experts = world.make_group({"etp-ep", comm::Purpose::experts, members, nvshmem});
   context.etp = static_cast<int>(world.grid().size(Axis::etp));
   context.ep = static_cast<int>(world.grid().size(Axis::ep));
   const auto ranks = static_cast<size_t>(context.experts.size());

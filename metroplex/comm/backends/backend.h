@@ -58,8 +58,8 @@ class GroupBackend {
   // a row are the same on all members, lengths need not be.
   //
   // Unless a backend can do better: an all-to-all of `capacity` rows for each pair, beside one of the counts, which
-  // needs room for 2 x members x capacity rows while it is under way. On NVSHMEM's symmetric memory
-  // c10d::nvshmem_extension::all_to_all_vdev_2d, which sends no more than the rows, would take its place.
+  // needs room for 2 x members x capacity rows while it is under way. On symmetric memory only the rows move
+  // (symmetric_rows.h).
   virtual PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow);
   // Rows come to whoever wants them, by owners that stay on the device. Every member has h rows (dim 0 of `in`) and s
   // slots (dim 0 of `out`); row r of member m has number m h + r. owners [size() s] int32, the same on all members:

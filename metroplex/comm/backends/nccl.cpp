@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "comm/backends/backend.h"
 #include "comm/backends/gloo_state.h"
+#include "comm/backends/nvshmem.h"
 
 // ProcessGroupNCCL::Options holds an ncclConfig_t by value: another version of nccl.h would be silent corruption.
 static_assert(NCCL_VERSION_CODE == 22809, "nccl.h must be the one that libtorch_cuda was built with");
@@ -67,8 +68,10 @@ struct Communicators {
 // them waits in another group for one that is there.
 class NcclBackend final : public GroupBackend {
  public:
-  NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host)
-      : make_(std::move(make)), host_(std::move(host)) {}
+  // `rows`, where exchange_rows goes over symmetric memory: made by the first one.
+  using MakeRows = std::function<std::unique_ptr<SymmetricRows>(NcclBackend&)>;
+  NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host, MakeRows rows)
+      : make_(std::move(make)), host_(std::move(host)), make_rows_(std::move(rows)) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     if (tensor.is_cpu()) return host_->all_reduce(std::move(tensor), op);
@@ -99,6 +102,12 @@ class NcclBackend final : public GroupBackend {
     if (in.is_cpu())
       return host_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits));
     return pending(nccl().alltoall_base(out, in, out_splits, in_splits), {out, in});
+  }
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
+    if (in.rows.is_cpu() || !make_rows_)
+      return GroupBackend::exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow));
+    if (!rows_) rows_ = make_rows_(*this);
+    return rows_->exchange(std::move(out), in, capacity, std::move(overflow));
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     if (!ops.empty() && ops.front().tensor.is_cpu()) return host_->batch_p2p(std::move(ops));
@@ -138,7 +147,25 @@ class NcclBackend final : public GroupBackend {
   std::function<Communicators()> make_;
   Communicators made_;
   std::shared_ptr<GroupBackend> host_;
+  MakeRows make_rows_;
+  std::unique_ptr<SymmetricRows> rows_;
 };
+
+// What SymmetricRows asks of a group beside NVSHMEM.
+SymmetricRows::Calls calls_of(GroupBackend& group, int size) {
+  SymmetricRows::Calls calls;
+  calls.all_gather = [&group, size](const at::Tensor& x) {
+    const at::Tensor all = at::empty({size * x.size(0)}, x.options());
+    group.all_gather(all, x)->wait();
+    return all;
+  };
+  calls.host_max = [&group](int64_t number) {
+    const at::Tensor most = at::full({1}, number, at::kLong);
+    group.all_reduce(most, ReduceOp::max)->wait();
+    return most.item<int64_t>();
+  };
+  return calls;
+}
 
 class Context final : public NcclContext {
  public:
@@ -163,7 +190,7 @@ class Context final : public NcclContext {
     const auto make_both = [this, key, ranks = spec.ranks, two] {
       return Communicators{make(key, ranks), two ? make(key + "/backward", ranks) : nullptr};
     };
-    return std::make_shared<NcclBackend>(make_both, std::move(host));
+    return std::make_shared<NcclBackend>(make_both, std::move(host), spec.nvshmem ? rows_of(spec) : nullptr);
   }
 
   void shutdown() override {
@@ -172,14 +199,30 @@ class Context final : public NcclContext {
   }
 
  private:
+  NcclBackend::MakeRows rows_of(const GroupSpec& spec) {
+    NvshmemGroup group{group_key(spec),
+                       index_in(spec.ranks),
+                       static_cast<int>(spec.ranks.size()),
+                       control_.state().options().rank,
+                       control_.state().options().world_size,
+                       control_.state().store(),
+                       device_};
+    return [group](NcclBackend& backend) {
+      return std::make_unique<SymmetricRows>(with_nvshmem(calls_of(backend, group.size), group), group.index,
+                                             group.size, group.device);
+    };
+  }
+
+  int index_in(const std::vector<int>& ranks) const {
+    return static_cast<int>(std::find(ranks.begin(), ranks.end(), control_.state().options().rank) - ranks.begin());
+  }
+
   Communicator make(const std::string& key, const std::vector<int>& ranks) {
-    const int rank = control_.state().options().rank;
-    const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/false);
     options->timeout = timeout_;
     options->group_name = key;
     auto communicator = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>("nccl/" + key, control_.state().store()), index,
+        c10::make_intrusive<c10d::PrefixStore>("nccl/" + key, control_.state().store()), index_in(ranks),
         static_cast<int>(ranks.size()), options);
     communicator->setBoundDeviceId(device_);
     communicator->eagerConnectSingleDevice(device_);

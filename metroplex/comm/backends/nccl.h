@@ -1,8 +1,8 @@
 // Ranks as processes with one GPU each, over c10d's NCCL. An operation begins when the caller's current stream has
 // come to it and runs on its communicator's own stream, beside what the caller enqueues next; wait() makes the
 // caller's current stream wait for it, not the host. Tensors in host memory, and the telling of failures, go through
-// the gloo context that comes along, which needs no full mesh. exchange_rows is an all-to-all of equal capacity,
-// which has not been run over NCCL.
+// the gloo context that comes along, which needs no full mesh. exchange_rows is an all-to-all of equal capacity, or
+// (GroupSpec::nvshmem) reads symmetric memory; neither has been run over NCCL.
 #pragma once
 
 #include <chrono>

@@ -1,0 +1,27 @@
+// NVSHMEM's symmetric memory for SymmetricRows, through libtorch's symm_mem operators. It has not been run: no
+// machine with several GPUs was there.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <functional>
+#include <string>
+
+#include "comm/backends/symmetric_rows.h"
+
+namespace metroplex::comm {
+
+struct NvshmemGroup {
+  std::string key;  // names the group in this process
+  int index = 0, size = 1;
+  int rank = 0, world_size = 1;
+  c10::intrusive_ptr<c10d::Store> store;  // of the world
+  c10::Device device = c10::kCPU;
+};
+
+// The group spans all ranks of the run, because NVSHMEM's allocations are made by all. `calls` has all_gather and
+// host_max. Throws base::Error("comm", ...) where this build of libtorch has no kernel for it.
+SymmetricRows::Calls with_nvshmem(SymmetricRows::Calls calls, const NvshmemGroup& group);
+
+}  // namespace metroplex::comm
