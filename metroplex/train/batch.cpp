@@ -30,9 +30,9 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, the number of row
-// runs, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
-enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kRowRuns, kSizes };
+// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, the number of its
+// lists of runs and of their runs, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
+enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kLists, kRuns, kSizes };
 constexpr auto kNumTensors = static_cast<int64_t>(std::size(nn::kMicrobatchTensors));
 constexpr int64_t kHeader = kSizes + 2 * kNumTensors;
 
@@ -103,11 +103,32 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   return out;
 }
 
+// row_runs, and then, where there are any, the lists of KeyTravel.
+std::vector<std::vector<nn::RowRun>> lists_of(const nn::Microbatch& batch) {
+  std::vector<std::vector<nn::RowRun>> lists{batch.row_runs};
+  lists.insert(lists.end(), batch.keys.sent.begin(), batch.keys.sent.end());
+  lists.insert(lists.end(), batch.keys.received.begin(), batch.keys.received.end());
+  return lists;
+}
+void set_lists(nn::Microbatch& batch, std::vector<std::vector<nn::RowRun>> lists) {
+  const auto begin = lists.begin() + 1, middle = begin + static_cast<std::ptrdiff_t>(lists.size() / 2);
+  batch.keys.sent.assign(begin, middle);
+  batch.keys.received.assign(middle, lists.end());
+  batch.row_runs = std::move(lists.front());
+}
+int64_t num_runs(const std::vector<std::vector<nn::RowRun>>& lists) {
+  int64_t count = 0;
+  for (const auto& list : lists) count += static_cast<int64_t>(list.size());
+  return count;
+}
+
 void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kPresent] = 1;
   header[kMaskSum] = std::bit_cast<int64_t>(batch.mask_sum);
   header[kFullSeqLen] = batch.full_seq_len;
-  header[kRowRuns] = static_cast<int64_t>(batch.row_runs.size());
+  const auto lists = lists_of(batch);
+  header[kLists] = static_cast<int64_t>(lists.size());
+  header[kRuns] = num_runs(lists);
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor& x = batch.*tensor;
@@ -118,7 +139,7 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
 // What every rank knows of the step's microbatches before their tensors come.
 struct Headers {
   at::Tensor numbers;  // [most, kHeader]
-  at::Tensor runs;     // [all row runs, 2]
+  at::Tensor runs;     // [all runs, 3]: number of the list, first, count
   int64_t count = 0;   // of microbatches
   const int64_t* of(int64_t m) const { return numbers.const_data_ptr<int64_t>() + m * kHeader; }
 };
@@ -128,13 +149,17 @@ Headers broadcast_headers(const std::vector<nn::Microbatch>& mine, int64_t most,
   std::vector<int64_t> runs;
   for (size_t m = 0; group.first() && m < mine.size(); ++m) {
     write_header(out.numbers.mutable_data_ptr<int64_t>() + static_cast<int64_t>(m) * kHeader, mine[m]);
-    for (const nn::RowRun& run : mine[m].row_runs) runs.insert(runs.end(), {run.first, run.count});
+    const auto lists = lists_of(mine[m]);
+    for (size_t list = 0; list < lists.size(); ++list) {
+      for (const nn::RowRun& run : lists[list])
+        runs.insert(runs.end(), {static_cast<int64_t>(list), run.first, run.count});
+    }
   }
   comm::broadcast(out.numbers, 0, group);
-  int64_t num_runs = 0;
-  while (out.count < most && out.of(out.count)[kPresent] != 0) num_runs += out.of(out.count++)[kRowRuns];
-  out.runs = at::empty({num_runs, 2}, at::kLong);
-  if (num_runs == 0) return out;
+  int64_t all_runs = 0;
+  while (out.count < most && out.of(out.count)[kPresent] != 0) all_runs += out.of(out.count++)[kRuns];
+  out.runs = at::empty({all_runs, 3}, at::kLong);
+  if (all_runs == 0) return out;
   std::copy(runs.begin(), runs.end(), out.runs.mutable_data_ptr<int64_t>());
   comm::broadcast(out.runs, 0, group);
   return out;
@@ -201,7 +226,10 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, header));
-    for (int64_t i = 0; i < header[kRowRuns]; ++i, run += 2) out.back().row_runs.push_back({run[0], run[1]});
+    std::vector<std::vector<nn::RowRun>> lists(static_cast<size_t>(header[kLists]));
+    for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
+      lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
+    set_lists(out.back(), std::move(lists));
   }
   return out;
 }

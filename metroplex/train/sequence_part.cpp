@@ -40,6 +40,36 @@ at::Tensor rows_of(const plan::SequenceCut& cut) {
   return all;
 }
 
+// Positions of one rank as numbers of its rows. Each run of `positions` lies in one of `runs`.
+std::vector<nn::RowRun> as_rows(const plan::PositionRuns& positions, const plan::PositionRuns& runs) {
+  std::vector<nn::RowRun> rows;
+  size_t i = 0;
+  int64_t before = 0;  // rows of the runs before number i
+  for (const plan::PositionRun& part : positions) {
+    while (runs[i].end() <= part.first) before += runs[i++].count;
+    MPX_ASSERT(part.first >= runs[i].first && part.end() <= runs[i].end(), "keys that their rank does not hold");
+    rows.push_back({before + part.first - runs[i].first, part.count});
+  }
+  return rows;
+}
+
+// Of the rank; where nothing is known of the documents, all keys.
+nn::KeyTravel key_travel(const plan::DocumentLengths& documents, const plan::SequenceCut& cut, size_t rank,
+                         bool known) {
+  nn::KeyTravel keys;
+  const size_t ranks = cut.ranks.size();
+  keys.sent.resize(ranks), keys.received.resize(ranks);
+  std::vector<std::vector<plan::PositionRuns>> seen;
+  if (known) seen = plan::seen_keys(documents, cut);
+  for (size_t other = 0; other < ranks; ++other) {
+    if (other == rank) continue;
+    const plan::PositionRuns &mine = cut.ranks[rank], &theirs = cut.ranks[other];
+    keys.sent[other] = as_rows(known ? seen[other][rank] : mine, mine);
+    keys.received[other] = as_rows(known ? seen[rank][other] : theirs, theirs);
+  }
+  return keys;
+}
+
 }  // namespace
 
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
@@ -52,13 +82,16 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   request.kind = parts.kind;
   request.cp = parts.ranks;
   request.multiple = parts.multiple;
-  const plan::SequenceCut cut = plan::cut_sequence(document_lengths(whole), request);
+  const plan::DocumentLengths documents = document_lengths(whole);
+  const plan::SequenceCut cut = plan::cut_sequence(documents, request);
   nn::Microbatch part = whole;
   part.all_rows = rows_of(cut).to(whole.tokens.device());
   part.rows = part.all_rows[parts.rank];
   for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
     part.row_runs.push_back({run.first, run.count});
   part.full_seq_len = cut.length;
+  if (whole.document_ids.defined())
+    part.keys = key_travel(documents, cut, static_cast<size_t>(parts.rank), !whole.document_ids.is_meta());
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask, &part.position_ids}) {
     if (x->defined()) *x = nn::select_rows(*x, 1, part.rows);
   }

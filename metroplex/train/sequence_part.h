@@ -17,8 +17,8 @@ struct SequenceParts {
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 
 // tokens, labels, loss_mask and position_ids of the rank's rows; the documents and the sum of the mask of the whole
-// sequence. All ranks get as many rows. `whole` on the host, or on the meta device, where it is taken for one
-// document; for one rank it is the result.
+// sequence; with documents, which keys are seen. All ranks get as many rows. `whole` on the host, or on the meta
+// device, where it is taken for one document and all keys for seen; for one rank it is the result.
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts);
 
 }  // namespace metroplex::train

@@ -25,9 +25,43 @@ struct Case {
   int64_t whole = 0;
   double dropout = 0;
   CpCommType exchange = CpCommType::p2p;
-  at::Tensor all_rows;   // [cp, s]
-  at::Tensor documents;  // [b, whole]; undefined: one
+  at::Tensor all_rows;     // [cp, s]
+  at::Tensor documents;    // [b, whole]; undefined: one
+  bool seen_only = false;  // only keys that are seen travel
 };
+
+// Rows of `owner` that some query of `reader` sees in any sample, by the definition.
+std::vector<nn::RowRun> seen_rows(const Case& c, int64_t reader, int64_t owner) {
+  const auto places = c.all_rows.accessor<int64_t, 2>();
+  const auto sees = [&](int64_t query, int64_t key) {
+    if (key > query) return false;
+    if (!c.documents.defined()) return true;
+    const auto ids = c.documents.accessor<int64_t, 2>();
+    for (int64_t b = 0; b < kBatch; ++b) {
+      if (ids[b][key] == ids[b][query]) return true;
+    }
+    return false;
+  };
+  std::vector<nn::RowRun> runs;
+  for (int64_t key = 0; key < places.size(1); ++key) {
+    bool seen = false;
+    for (int64_t query = 0; query < places.size(1); ++query) seen |= sees(places[reader][query], places[owner][key]);
+    if (!seen) continue;
+    if (!runs.empty() && runs.back().first + runs.back().count == key) ++runs.back().count;
+    else runs.push_back({key, 1});
+  }
+  return runs;
+}
+
+nn::KeyTravel travel_of(const Case& c, int64_t rank) {
+  nn::KeyTravel keys;
+  for (int64_t other = 0; other < c.all_rows.size(0); ++other) {
+    const bool self = other == rank;
+    keys.sent.push_back(self ? std::vector<nn::RowRun>() : seen_rows(c, other, rank));
+    keys.received.push_back(self ? std::vector<nn::RowRun>() : seen_rows(c, rank, other));
+  }
+  return keys;
+}
 
 Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   const auto number = [&](int64_t least, int64_t most) {
@@ -50,6 +84,7 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
     for (int64_t i = first; i < std::min(first + run, c.whole); ++i) rows.push_back(i);
   }
   c.all_rows = at::tensor(rows, at::kLong).view({cp, -1});
+  c.seen_only = number(0, 1) == 0;
   if (number(0, 2) == 0) return c;
   c.documents = at::empty({kBatch, c.whole}, at::kLong);
   auto ids = c.documents.accessor<int64_t, 2>();
@@ -74,6 +109,7 @@ nn::Microbatch batch_of(const Case& c, int64_t rank) {
   batch.all_rows = c.all_rows;
   batch.rows = c.all_rows[rank];
   batch.full_seq_len = c.whole;
+  if (c.seen_only) batch.keys = travel_of(c, rank);
   return batch;
 }
 
@@ -123,23 +159,21 @@ TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
   walk(at::kBFloat16, 20, [](int64_t cp) { return static_cast<double>(4 + cp) * 0x1p-8; });
 }
 
-// Bytes that all ranks send, of one forward and one backward.
-comm::Traffic::Count counted(CpCommType exchange, int cp, const Heads& h, const char* operation, bool backward) {
+// What all ranks send in one forward, or in a forward and a backward, in bf16.
+comm::Traffic::Count counted(const Case& c, const char* operation, bool backward) {
+  const auto cp = static_cast<int>(c.all_rows.size(0));
   const auto traffic = std::make_shared<comm::Traffic>();
   RunOptions options;
   options.traffic = traffic;
   run_ranks(
       cp, {.cp = cp},
       [&](const comm::World& world) {
-        Case c;
-        c.h = h, c.whole = 4 * cp, c.exchange = exchange;
-        c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
         const nn::CoreInputs whole = inputs(c, at::kBFloat16);
         nn::CoreSpec spec = core_spec(whole);
         spec.cp = world.groups().cp;
-        spec.exchange = exchange;
+        spec.exchange = c.exchange;
         const nn::Microbatch batch = batch_of(c, world.groups().cp.index());
-        const auto part = [&](const at::Tensor& x) { return x.narrow(0, 0, 4); };
+        const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.rows); };
         const nn::Positions rows{0, batch.rows, c.whole};
         const nn::CoreAttention core(spec, {});
         nn::CoreSaved saved;
@@ -157,7 +191,10 @@ TEST(ContextAttention, SendsTheBytesOfTheFormula) {
     SCOPED_TRACE(testing::Message() << "cp " << cp);
     const int64_t tokens = 4 * kBatch, kv = tokens * 2 * (16 + 8), half = 2;  // of one rank
     const auto bytes = [&](CpCommType exchange, const char* operation, bool backward) {
-      return counted(exchange, cp, h, operation, backward).bytes / cp;
+      Case c;
+      c.h = h, c.whole = 4 * cp, c.exchange = exchange;
+      c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
+      return counted(c, operation, backward).bytes / cp;
     };
     EXPECT_EQ(bytes(CpCommType::p2p, "send", false), (cp - 1) * half * kv);
     EXPECT_EQ(bytes(CpCommType::p2p, "send", true), 2 * (cp - 1) * half * kv + cp * 4 * kv) << "gradients in fp32";
@@ -169,6 +206,30 @@ TEST(ContextAttention, SendsTheBytesOfTheFormula) {
     EXPECT_EQ(bytes(CpCommType::a2a, "all_to_all", false), half * (q + copies * kv + out));
     EXPECT_EQ(bytes(CpCommType::a2a, "all_to_all", true), half * (3 * q + 3 * copies * kv + 3 * out));
   }
+}
+
+// Documents of 8, 3 and 5 tokens on 4 ranks with 4 positions each: rank 1 sees the 4 keys of rank 0, rank 3 the one
+// behind the second document of rank 2. Ranks 0 and 2 get nothing, and no two others talk.
+TEST(ContextAttention, SendsOnlyTheKeysThatAreSeen) {
+  Case c;
+  c.h = {8, 2, 16, 8}, c.whole = 16, c.seen_only = true;
+  c.all_rows = at::arange(16, at::kLong).view({4, 4});
+  c.documents =
+      at::tensor({0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2}, at::kLong).expand({kBatch, 16}).contiguous();
+  const int64_t kv = kBatch * 2 * (16 + 8), half = 2, seen = 4 + 1;  // kv: of a token
+  const auto check = [&](const char* operation, bool backward, int64_t calls, int64_t bytes) {
+    const comm::Traffic::Count count = counted(c, operation, backward);
+    EXPECT_EQ(count.calls, calls) << operation << backward;
+    EXPECT_EQ(count.bytes, bytes) << operation << backward;
+  };
+  check("send", false, 2, half * seen * kv);
+  check("send", true, 6, 2 * half * seen * kv + 4 * seen * kv);
+  c.exchange = CpCommType::all_gather;  // own rows are in the call and stay where they are
+  check("all_to_all", false, 4 * 2, half * (16 + seen) * kv);
+  check("all_to_all", true, 4 * 6, 3 * half * (16 + seen) * kv);
+  c.exchange = CpCommType::p2p;
+  c.documents = at::arange(16, at::kLong).div(4, "floor").expand({kBatch, 16}).contiguous();
+  check("send", true, 0, 0);
 }
 
 }  // namespace
