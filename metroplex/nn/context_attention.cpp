@@ -15,6 +15,10 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
   MPX_ASSERT(batch.all_rows.defined() && batch.all_rows.size(0) == call.spec.cp.size() &&
                  batch.all_rows.size(1) == in.q.size(0) && batch.all_rows.numel() == batch.full_seq_len,
              "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");
+  MPX_ASSERT(call.spec.exchange != config::CpCommType::a2a_p2p ||
+                 call.spec.cp_a2a.size() * call.spec.cp_p2p.size() == call.spec.cp.size(),
+             "levels of ", call.spec.cp_a2a.size(), " and ", call.spec.cp_p2p.size(), " ranks of ",
+             call.spec.cp.size());
   MPX_ASSERT(call.positions.queries.rows.defined(), "the rows of a context-parallel rank");
   const auto lists = static_cast<size_t>(call.spec.cp.size());
   MPX_ASSERT((batch.keys.sent.empty() && batch.keys.received.empty()) ||
@@ -87,6 +91,7 @@ CoreResult context_attention(const CoreInputs& in, const CoreCall& call) {
     case config::CpCommType::all_gather:
       return lists_keys(call) ? seen_gathered_attention(in, call) : gathered_attention(in, call);
     case config::CpCommType::a2a:
+    case config::CpCommType::a2a_p2p:
       return attention_by_heads(in, call);
   }
   MPX_ASSERT(false, "an exchange without a meaning");
@@ -104,6 +109,7 @@ CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& 
       return lists_keys(call) ? seen_gathered_attention_backward(dout, in, result, call)
                               : gathered_attention_backward(dout, in, result, call);
     case config::CpCommType::a2a:
+    case config::CpCommType::a2a_p2p:
       return attention_by_heads_backward(dout, in, result, call);
   }
   MPX_ASSERT(false, "an exchange without a meaning");

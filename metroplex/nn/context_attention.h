@@ -8,11 +8,11 @@
 //   a2a: queries, keys, values and results, all but 1 / cp of each; these and the gradient of the result, and the
 //     gradients of queries, keys and values. A rank has the whole sequence for its share of the heads in between.
 //     With more ranks than groups keys and values are sent to several ranks.
-// Where the batch says which keys are seen (Microbatch::keys), p2p and all_gather send these only, from the rank that
-// has them to the one that sees them, and their gradients back.
-// Backward exchanges again what forward had received, so that between them a rank keeps what it keeps without context
-// parallelism, of its own rows. A query of one rank sees a key of another as positions and documents say; queries see
-// themselves.
+//   a2a+p2p: a2a over neighbours (cp_a2a) and p2p over the groups of neighbours (cp_p2p), of what is then here.
+// Where the batch says which keys are seen (Microbatch::keys), p2p, all_gather and the p2p of a2a+p2p send these
+// only, from the rank that has them to the one that sees them, and their gradients back. Backward exchanges again
+// what forward had received, so that between them a rank keeps what it keeps without context parallelism, of its own
+// rows. A query of one rank sees a key of another as positions and documents say; queries see themselves.
 #pragma once
 
 #include "nn/core_attention.h"

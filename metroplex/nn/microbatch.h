@@ -52,7 +52,9 @@ struct Microbatch {
   std::vector<RowRun> row_runs;
   int64_t full_seq_len = 0;  // of the whole sequence
   at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
-  KeyTravel keys;            // empty: all keys travel
+  // Empty: all keys travel. `keys_of_groups` is between the groups of a2a+p2p, which hold the rows of their ranks in
+  // order.
+  KeyTravel keys, keys_of_groups;
 };
 
 // All tensors of a microbatch, under their names.

@@ -30,9 +30,10 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, the number of its
-// lists of runs and of their runs, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
-enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kLists, kRuns, kSizes };
+// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, how many lists
+// of runs its keys and keys_of_groups have each way, the number of all runs, and two sizes for each of
+// kMicrobatchTensors (-1: no such dimension).
+enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kKeys, kGroupKeys, kRuns, kSizes };
 constexpr auto kNumTensors = static_cast<int64_t>(std::size(nn::kMicrobatchTensors));
 constexpr int64_t kHeader = kSizes + 2 * kNumTensors;
 
@@ -103,20 +104,30 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   return out;
 }
 
-// row_runs, and then, where there are any, the lists of KeyTravel.
-std::vector<std::vector<nn::RowRun>> lists_of(const nn::Microbatch& batch) {
-  std::vector<std::vector<nn::RowRun>> lists{batch.row_runs};
-  lists.insert(lists.end(), batch.keys.sent.begin(), batch.keys.sent.end());
-  lists.insert(lists.end(), batch.keys.received.begin(), batch.keys.received.end());
+using Runs = std::vector<nn::RowRun>;
+
+// row_runs, and then the lists of keys and keys_of_groups.
+std::vector<Runs> lists_of(const nn::Microbatch& batch) {
+  std::vector<Runs> lists{batch.row_runs};
+  for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
+    lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
+    lists.insert(lists.end(), keys->received.begin(), keys->received.end());
+  }
   return lists;
 }
-void set_lists(nn::Microbatch& batch, std::vector<std::vector<nn::RowRun>> lists) {
-  const auto begin = lists.begin() + 1, middle = begin + static_cast<std::ptrdiff_t>(lists.size() / 2);
-  batch.keys.sent.assign(begin, middle);
-  batch.keys.received.assign(middle, lists.end());
-  batch.row_runs = std::move(lists.front());
+void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int64_t* header) {
+  batch.row_runs = lists.front();
+  auto next = lists.begin() + 1;
+  const auto take = [&](std::vector<Runs>& to, int64_t count) {
+    to.assign(next, next + count);
+    next += count;
+  };
+  take(batch.keys.sent, header[kKeys]);
+  take(batch.keys.received, header[kKeys]);
+  take(batch.keys_of_groups.sent, header[kGroupKeys]);
+  take(batch.keys_of_groups.received, header[kGroupKeys]);
 }
-int64_t num_runs(const std::vector<std::vector<nn::RowRun>>& lists) {
+int64_t num_runs(const std::vector<Runs>& lists) {
   int64_t count = 0;
   for (const auto& list : lists) count += static_cast<int64_t>(list.size());
   return count;
@@ -126,9 +137,9 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kPresent] = 1;
   header[kMaskSum] = std::bit_cast<int64_t>(batch.mask_sum);
   header[kFullSeqLen] = batch.full_seq_len;
-  const auto lists = lists_of(batch);
-  header[kLists] = static_cast<int64_t>(lists.size());
-  header[kRuns] = num_runs(lists);
+  header[kKeys] = static_cast<int64_t>(batch.keys.sent.size());
+  header[kGroupKeys] = static_cast<int64_t>(batch.keys_of_groups.sent.size());
+  header[kRuns] = num_runs(lists_of(batch));
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor& x = batch.*tensor;
@@ -226,10 +237,10 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, header));
-    std::vector<std::vector<nn::RowRun>> lists(static_cast<size_t>(header[kLists]));
+    std::vector<Runs> lists(static_cast<size_t>(1 + 2 * (header[kKeys] + header[kGroupKeys])));
     for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
       lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
-    set_lists(out.back(), std::move(lists));
+    set_lists(out.back(), lists, header);
   }
   return out;
 }

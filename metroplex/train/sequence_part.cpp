@@ -53,19 +53,41 @@ std::vector<nn::RowRun> as_rows(const plan::PositionRuns& positions, const plan:
   return rows;
 }
 
-// Of the rank; where nothing is known of the documents, all keys.
-nn::KeyTravel key_travel(const plan::DocumentLengths& documents, const plan::SequenceCut& cut, size_t rank,
-                         bool known) {
+// [reader][owner]: positions whose keys travel; where nothing is known of the documents, all of the owner.
+std::vector<std::vector<plan::PositionRuns>> travelling(const plan::DocumentLengths& documents,
+                                                        const plan::SequenceCut& cut, bool known) {
+  if (known) return plan::seen_keys(documents, cut);
+  return std::vector<std::vector<plan::PositionRuns>>(cut.ranks.size(), cut.ranks);
+}
+
+// Between the groups of `neighbours` ranks each, for the group of `rank`.
+nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& seen, const plan::SequenceCut& cut,
+                         int rank, int neighbours) {
+  const auto groups = cut.ranks.size() / static_cast<size_t>(neighbours),
+             mine = static_cast<size_t>(rank / neighbours);
+  // Rows of the owners, one rank after the other, that any of the readers sees.
+  const auto rows = [&](size_t readers, size_t owners) {
+    std::vector<nn::RowRun> all;
+    int64_t before = 0;
+    for (size_t i = 0; i < static_cast<size_t>(neighbours); ++i) {
+      const size_t owner = owners * static_cast<size_t>(neighbours) + i;
+      plan::PositionRuns keys;
+      for (size_t j = 0; j < static_cast<size_t>(neighbours); ++j) {
+        const plan::PositionRuns& of_one = seen[readers * static_cast<size_t>(neighbours) + j][owner];
+        keys.insert(keys.end(), of_one.begin(), of_one.end());
+      }
+      for (const nn::RowRun& run : as_rows(plan::merged(std::move(keys)), cut.ranks[owner]))
+        all.push_back({before + run.first, run.count});
+      before += plan::num_positions(cut.ranks[owner]);
+    }
+    return all;
+  };
   nn::KeyTravel keys;
-  const size_t ranks = cut.ranks.size();
-  keys.sent.resize(ranks), keys.received.resize(ranks);
-  std::vector<std::vector<plan::PositionRuns>> seen;
-  if (known) seen = plan::seen_keys(documents, cut);
-  for (size_t other = 0; other < ranks; ++other) {
-    if (other == rank) continue;
-    const plan::PositionRuns &mine = cut.ranks[rank], &theirs = cut.ranks[other];
-    keys.sent[other] = as_rows(known ? seen[other][rank] : mine, mine);
-    keys.received[other] = as_rows(known ? seen[rank][other] : theirs, theirs);
+  keys.sent.resize(groups), keys.received.resize(groups);
+  for (size_t other = 0; other < groups; ++other) {
+    if (other == mine) continue;
+    keys.sent[other] = rows(other, mine);
+    keys.received[other] = rows(mine, other);
   }
   return keys;
 }
@@ -73,7 +95,9 @@ nn::KeyTravel key_travel(const plan::DocumentLengths& documents, const plan::Seq
 }  // namespace
 
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
-  return {cp.size(), cp.index(), parallel.context_parallel_cut, config::context_multiple(parallel)};
+  const std::vector<int64_t> levels = config::context_levels(parallel);
+  return {cp.size(), cp.index(), parallel.context_parallel_cut, config::context_multiple(parallel),
+          levels.empty() ? 1 : static_cast<int>(levels[0])};
 }
 
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
@@ -90,8 +114,11 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
     part.row_runs.push_back({run.first, run.count});
   part.full_seq_len = cut.length;
-  if (whole.document_ids.defined())
-    part.keys = key_travel(documents, cut, static_cast<size_t>(parts.rank), !whole.document_ids.is_meta());
+  if (whole.document_ids.defined()) {
+    const auto seen = travelling(documents, cut, !whole.document_ids.is_meta());
+    part.keys = key_travel(seen, cut, parts.rank, 1);
+    if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);
+  }
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask, &part.position_ids}) {
     if (x->defined()) *x = nn::select_rows(*x, 1, part.rows);
   }

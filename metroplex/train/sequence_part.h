@@ -13,6 +13,7 @@ struct SequenceParts {
   int ranks = 1, rank = 0;
   config::SequenceCutKind kind = config::SequenceCutKind::zigzag;
   int64_t multiple = 1;  // of the rows of every rank
+  int neighbours = 1;    // the ranks of a group of a2a+p2p
 };
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 

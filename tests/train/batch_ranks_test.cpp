@@ -139,6 +139,8 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     part.full_seq_len = 10;
     part.keys.sent = {{}, {{1, 2}, {4, 1}}};
     part.keys.received = {{}, {{0, 3}}};
+    part.keys_of_groups.sent = {{{5, 6}}};
+    part.keys_of_groups.received = {{{7, 8}, {9, 10}}};
     std::vector<nn::Microbatch> mine;
     if (world.rank() == 0) mine = {train::stack_samples(host_batch(5, 3, false), at::kDouble), part};
     const auto batches = train::broadcast_batches(mine, 2, world.groups().batch, at::kDouble);
@@ -163,6 +165,11 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     EXPECT_EQ(keys.sent[1][1].count, 1);
     ASSERT_EQ(keys.received[1].size(), 1U);
     EXPECT_EQ(keys.received[1][0].count, 3);
+    const nn::KeyTravel& of_groups = batches[1].keys_of_groups;
+    ASSERT_EQ(of_groups.sent.size(), 1U);
+    ASSERT_EQ(of_groups.received.size(), 1U);
+    EXPECT_EQ(of_groups.sent[0][0].first, 5);
+    EXPECT_EQ(of_groups.received[0][1].count, 10);
   });
 }
 

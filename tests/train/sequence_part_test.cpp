@@ -83,6 +83,27 @@ TEST(SequencePart, KeysThatTravelAreThoseThatAreSeen) {
   }
 }
 
+// Groups of two neighbours: their rows one after the other.
+TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 40; ++round) {
+    const nn::Microbatch whole = whole_batch(random, 8 * (1 + static_cast<int64_t>(random() % 6)));
+    for (const SequenceCutKind kind : {SequenceCutKind::zigzag, SequenceCutKind::balanced}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const nn::Microbatch part = train::part_of(whole, {4, rank, kind, 1, 2});
+        ASSERT_EQ(part.keys_of_groups.sent.size(), 2U);
+        const int mine = rank / 2, other = 1 - mine;
+        const at::Tensor groups = part.all_rows.view({2, -1});
+        EXPECT_EQ(positions_of(groups[mine], part.keys_of_groups.sent[static_cast<size_t>(other)]),
+                  seen(whole, groups[other], groups[mine]));
+        EXPECT_EQ(positions_of(groups[other], part.keys_of_groups.received[static_cast<size_t>(other)]),
+                  seen(whole, groups[mine], groups[other]));
+        EXPECT_TRUE(part.keys_of_groups.sent[static_cast<size_t>(mine)].empty());
+      }
+    }
+  }
+}
+
 TEST(SequencePart, WithoutDocumentsAllKeysTravel) {
   std::mt19937 random(5);
   nn::Microbatch whole = whole_batch(random, 16);
