@@ -89,6 +89,25 @@ void check_exchanges(Rules& rules) {
   if (ranks > 0) check_heads(rules, "a2a+p2p", ranks);
 }
 
+// A replay sends what its capture sent, from the same rows.
+void check_graphs(Rules& rules) {
+  const Parallel& p = rules.config.parallel;
+  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
+  if (graphs == CudaGraphImpl::none || rules.use != Use::training || !rules.config.data.reset_attention_mask) return;
+  const std::vector<std::string> words = comma_list(p.cp_comm_type);
+  const bool heads_only = std::all_of(words.begin(), words.end(),
+                                      [](const std::string& word) { return word == text_of(CpCommType::a2a); });
+  rules.require(heads_only, "train.cuda_graph_impl", graphs,
+                concat("captures what is sent, and with data.reset_attention_mask the documents of each step decide "
+                       "which keys parallel.cp_comm_type = ",
+                       p.cp_comm_type, " sends"),
+                "set it to none, or cp_comm_type to a2a");
+  rules.require(p.context_parallel_cut != SequenceCutKind::balanced, "train.cuda_graph_impl", graphs,
+                "captures one cut for all steps, and with parallel.context_parallel_cut = balanced and "
+                "data.reset_attention_mask the documents of each step decide which rows a rank holds",
+                "set it to none, or the cut to zigzag");
+}
+
 }  // namespace
 
 void check_context_parallel(Rules& rules) {
@@ -100,10 +119,7 @@ void check_context_parallel(Rules& rules) {
   }
   check_lengths_of_parts(rules);
   check_exchanges(rules);
-  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
-  rules.require(graphs == CudaGraphImpl::none || rules.use != Use::training, "train.cuda_graph_impl", graphs,
-                "captures no exchange of keys and values yet, and " + key_is(kSize, p.cp()),
-                "set it to none, or context_parallel_size to 1");
+  check_graphs(rules);
 }
 
 }  // namespace metroplex::config

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "config/derived.h"
 #include "plan/sequence_cut.h"
@@ -96,8 +98,14 @@ nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& see
 
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
   const std::vector<int64_t> levels = config::context_levels(parallel);
-  return {cp.size(), cp.index(), parallel.context_parallel_cut, config::context_multiple(parallel),
-          levels.empty() ? 1 : static_cast<int>(levels[0])};
+  SequenceParts parts;
+  parts.ranks = cp.size(), parts.rank = cp.index();
+  parts.kind = parallel.context_parallel_cut;
+  parts.multiple = config::context_multiple(parallel);
+  parts.neighbours = levels.empty() ? 1 : static_cast<int>(levels[0]);
+  const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
+  parts.lists = std::any_of(types.begin(), types.end(), [](auto type) { return type != config::CpCommType::a2a; });
+  return parts;
 }
 
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
@@ -114,7 +122,7 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
     part.row_runs.push_back({run.first, run.count});
   part.full_seq_len = cut.length;
-  if (whole.document_ids.defined()) {
+  if (whole.document_ids.defined() && parts.lists) {
     const auto seen = travelling(documents, cut, !whole.document_ids.is_meta());
     part.keys = key_travel(seen, cut, parts.rank, 1);
     if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);

@@ -14,6 +14,7 @@ struct SequenceParts {
   config::SequenceCutKind kind = config::SequenceCutKind::zigzag;
   int64_t multiple = 1;  // of the rows of every rank
   int neighbours = 1;    // the ranks of a group of a2a+p2p
+  bool lists = true;     // with documents a microbatch lists which keys are seen; a2a asks for none
 };
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp);
 
