@@ -65,6 +65,17 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
   groups.checkpoint = make("checkpoint", Purpose::checkpoint, everyone);
   groups.tp = family("tp", Purpose::layers, Axis::tp);
   groups.cp = family("cp", Purpose::layers, Axis::cp);
+  const auto level = [&](const std::string& name, size_t k) {
+    if (grid.context_levels().empty()) return make(name, Purpose::layers, {rank});
+    const auto levels = topology::hierarchical_groups(groups.cp.ranks(), grid.context_levels());
+    for (const topology::Ranks& members : levels.at(k)) {
+      if (std::find(members.begin(), members.end(), rank) != members.end())
+        return make(name, Purpose::layers, members);
+    }
+    MPX_ASSERT(false, "rank ", rank, " is in no group of its level");
+  };
+  groups.cp_a2a = level("cp-a2a", 0);
+  groups.cp_p2p = level("cp-p2p", 1);
   groups.pp = family("pp", Purpose::pipeline, Axis::pp);
   groups.batch = family("batch", Purpose::batch, Axis::tp);
   groups.dp = family("dp", Purpose::gradients, Axis::dp);
@@ -92,8 +103,9 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 World World::recorded(cuda::Recorder& recorder) const {
   World world = *this;
   Groups& g = world.groups_;
-  for (Group* group : {&g.world, &g.tp, &g.cp, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp, &g.model_parallel,
-                       &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
+  for (Group* group :
+       {&g.world, &g.tp, &g.cp, &g.cp_a2a, &g.cp_p2p, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp, &g.model_parallel,
+        &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
     *group = group->recorded(recorder);
   world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
     recorder.joins(spec.name, to_string(spec.purpose), spec.ranks);

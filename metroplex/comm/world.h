@@ -20,8 +20,11 @@ namespace metroplex::comm {
 struct Groups {
   Group world, checkpoint;  // all ranks
   Group tp, cp;             // in layers
-  Group pp, stages;         // messages of the pipeline, and what its ranks agree on between steps
-  Group batch;              // of tp: the broadcast of the data
+  // The levels of cp (parallel.hierarchical_context_parallel_sizes): neighbours, which exchange tokens for heads, and
+  // the ranks at the same place of all runs of neighbours. Groups of one where cp has no levels.
+  Group cp_a2a, cp_p2p;
+  Group pp, stages;  // messages of the pipeline, and what its ranks agree on between steps
+  Group batch;       // of tp: the broadcast of the data
   // All below carry gradients and what is done with them.
   Group dp, dp_cp, model_parallel /* tp-pp */, tp_gradients;
   // dp_cp cut into parallel.num_distributed_optimizer_instances equal runs (Megatron's partial data parallel): the

@@ -1,7 +1,9 @@
 #include "config/derived.h"
 
 #include <algorithm>
+#include <charconv>
 
+#include "base/error.h"
 #include "config/experts.h"
 #include "config/parallel.h"
 
@@ -31,6 +33,26 @@ std::vector<CpCommType> cp_comm_types(const Parallel& parallel) {
   std::vector<CpCommType> types;
   for (const std::string& word : comma_list(parallel.cp_comm_type)) types.push_back(Choice<CpCommType>(word));
   return types;
+}
+
+std::optional<std::vector<int64_t>> read_context_levels(const Parallel& parallel) {
+  std::vector<int64_t> sizes;
+  if (parallel.hierarchical_context_parallel_sizes.empty()) return sizes;
+  for (const std::string& word : comma_list(parallel.hierarchical_context_parallel_sizes)) {
+    int64_t size = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
+    if (error != std::errc() || end != word.data() + word.size() || size < 1 || size > 65536) return std::nullopt;
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+std::vector<int64_t> context_levels(const Parallel& parallel) {
+  const auto sizes = read_context_levels(parallel);
+  MPX_CHECK(sizes, "config",
+            "parallel.hierarchical_context_parallel_sizes = ", parallel.hierarchical_context_parallel_sizes,
+            " are not numbers from 1 up with commas between; write 4,2");
+  return *sizes;
 }
 
 int64_t context_multiple(const Parallel& parallel) { return parallel.sequence_parallel ? parallel.tp() : 1; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "config/config.h"
@@ -19,6 +20,11 @@ Schedule schedule(const Parallel& parallel);
 // The words of parallel.cp_comm_type: one for all layers, or one for each. Throws base::Error("config") for a word
 // that is none of the table.
 std::vector<CpCommType> cp_comm_types(const Parallel& parallel);
+// The numbers of parallel.hierarchical_context_parallel_sizes, the first that of ranks that exchange tokens for
+// heads; none where it is empty. Nothing for a text that is no list of numbers from 1 up.
+std::optional<std::vector<int64_t>> read_context_levels(const Parallel& parallel);
+// The same; throws base::Error("config").
+std::vector<int64_t> context_levels(const Parallel& parallel);
 // Of tokens that a context-parallel rank holds, what their number must be a multiple of: tp with sequence
 // parallelism.
 int64_t context_multiple(const Parallel& parallel);

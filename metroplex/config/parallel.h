@@ -56,10 +56,12 @@ inline constexpr Word<SequenceCutKind> kWords<SequenceCutKind>[] = {{SequenceCut
                                                                     {SequenceCutKind::balanced, "balanced"}};
 
 // How queries reach the keys of other context-parallel ranks (nn/context_attention.h).
-enum class CpCommType { p2p, all_gather, a2a };
+enum class CpCommType { p2p, all_gather, a2a, a2a_p2p };
 template <>
-inline constexpr Word<CpCommType> kWords<CpCommType>[] = {
-    {CpCommType::p2p, "p2p"}, {CpCommType::all_gather, "all_gather"}, {CpCommType::a2a, "a2a"}};
+inline constexpr Word<CpCommType> kWords<CpCommType>[] = {{CpCommType::p2p, "p2p"},
+                                                          {CpCommType::all_gather, "all_gather"},
+                                                          {CpCommType::a2a, "a2a"},
+                                                          {CpCommType::a2a_p2p, "a2a+p2p"}};
 
 // Its keys, each with type, default and help: parallel_keys.inc.
 struct Parallel {

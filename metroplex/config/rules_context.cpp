@@ -12,6 +12,7 @@ using base::concat;
 namespace {
 
 constexpr const char* kSize = "parallel.context_parallel_size";
+constexpr const char* kLevels = "parallel.hierarchical_context_parallel_sizes";
 constexpr const char* kExchange = "parallel.cp_comm_type";
 
 void check_lengths_of_parts(Rules& rules) {
@@ -30,18 +31,41 @@ void check_lengths_of_parts(Rules& rules) {
                 "choose another length, or parallel.context_parallel_cut = balanced");
 }
 
-void check_heads(Rules& rules) {
+// Of layers whose exchange is `word`, in which `ranks` ranks share the heads.
+void check_heads(Rules& rules, const std::string& word, int64_t ranks) {
   const Model& m = rules.config.model;
   const Parallel& p = rules.config.parallel;
-  const int64_t tp = p.tp(), cp = p.cp(), heads = m.num_attention_heads / tp,
+  const int64_t tp = p.tp(), heads = m.num_attention_heads / tp,
                 groups = (m.num_query_groups > 0 ? m.num_query_groups : m.num_attention_heads) / tp;
-  const std::string here = concat("with parallel.cp_comm_type = a2a the ", key_is(kSize, cp), " ranks share the ");
-  rules.require(heads % cp == 0, "model.num_attention_heads", m.num_attention_heads,
-                concat(here, heads, " heads of a tensor-parallel rank, of which ", cp, " is no divisor"),
+  const std::string here = concat("with parallel.cp_comm_type = ", word, " ", ranks, " ranks share the ");
+  rules.require(heads % ranks == 0, "model.num_attention_heads", m.num_attention_heads,
+                concat(here, heads, " heads of a tensor-parallel rank, of which ", ranks, " is no divisor"),
                 "choose p2p or all_gather, or a smaller context_parallel_size");
-  rules.require(groups == 0 || groups % cp == 0 || cp % groups == 0, "model.num_query_groups", m.num_query_groups,
+  rules.require(groups == 0 || groups % ranks == 0 || ranks % groups == 0, "model.num_query_groups",
+                m.num_query_groups,
                 concat(here, groups, " query groups of a tensor-parallel rank: one must be a multiple of the other"),
                 "choose p2p or all_gather, or another context_parallel_size");
+}
+
+// How many ranks share the heads of a layer with a2a+p2p; 0 where the sizes are refused.
+int64_t check_levels(Rules& rules, bool used) {
+  const Parallel& p = rules.config.parallel;
+  const std::string& text = p.hierarchical_context_parallel_sizes;
+  const auto refuse = [&](const std::string& rule, const std::string& fix) {
+    rules.require(false, kLevels, text, rule, fix);
+    return int64_t{0};
+  };
+  if (text.empty() && !used) return 0;
+  if (!used)
+    return refuse("has no effect: no layer exchanges by a2a+p2p", "leave it out, or set parallel.cp_comm_type");
+  const auto sizes = read_context_levels(p);
+  if (!sizes || sizes->size() != 2)
+    return refuse("parallel.cp_comm_type = a2a+p2p needs two numbers from 1 up with a comma between",
+                  "give the ranks that share heads and the groups of them, as 4,2 for context_parallel_size 8");
+  if ((*sizes)[0] * (*sizes)[1] != p.cp())
+    return refuse(concat("multiply to ", (*sizes)[0] * (*sizes)[1], " and not to ", key_is(kSize, p.cp())),
+                  "choose sizes whose product is context_parallel_size");
+  return (*sizes)[0];
 }
 
 void check_exchanges(Rules& rules) {
@@ -54,26 +78,48 @@ void check_exchanges(Rules& rules) {
       concat("has ", count, " words: one for all layers, or one for each of ", key_is("model.num_layers", layers)),
       "write one word, or one for each layer");
   for (const std::string& word : words) {
-    const bool hierarchical = word == "a2a+p2p";
-    rules.require(!hierarchical, kExchange, word, "is not there yet: no hierarchical exchange is built",
-                  "use a2a or p2p");
-    rules.require(hierarchical || value_of<CpCommType>(word).has_value(), kExchange, word,
-                  "must be p2p, all_gather or a2a", "choose one of them");
+    rules.require(value_of<CpCommType>(word).has_value(), kExchange, word, "must be p2p, all_gather, a2a or a2a+p2p",
+                  "choose one of them");
   }
-  if (std::find(words.begin(), words.end(), text_of(CpCommType::a2a)) != words.end()) check_heads(rules);
+  const auto used = [&](CpCommType type) {
+    return std::find(words.begin(), words.end(), text_of(type)) != words.end();
+  };
+  if (used(CpCommType::a2a)) check_heads(rules, "a2a", p.cp());
+  const int64_t ranks = check_levels(rules, used(CpCommType::a2a_p2p));
+  if (ranks > 0) check_heads(rules, "a2a+p2p", ranks);
+}
+
+// A replay sends what its capture sent, from the same rows.
+void check_graphs(Rules& rules) {
+  const Parallel& p = rules.config.parallel;
+  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
+  if (graphs == CudaGraphImpl::none || rules.use != Use::training || !rules.config.data.reset_attention_mask) return;
+  const std::vector<std::string> words = comma_list(p.cp_comm_type);
+  const bool heads_only = std::all_of(words.begin(), words.end(),
+                                      [](const std::string& word) { return word == text_of(CpCommType::a2a); });
+  rules.require(heads_only, "train.cuda_graph_impl", graphs,
+                concat("captures what is sent, and with data.reset_attention_mask the documents of each step decide "
+                       "which keys parallel.cp_comm_type = ",
+                       p.cp_comm_type, " sends"),
+                "set it to none, or cp_comm_type to a2a");
+  rules.require(p.context_parallel_cut != SequenceCutKind::balanced, "train.cuda_graph_impl", graphs,
+                "captures one cut for all steps, and with parallel.context_parallel_cut = balanced and "
+                "data.reset_attention_mask the documents of each step decide which rows a rank holds",
+                "set it to none, or the cut to zigzag");
 }
 
 }  // namespace
 
 void check_context_parallel(Rules& rules) {
   const Parallel& p = rules.config.parallel;
-  if (p.cp() == 1) return;
+  if (p.cp() == 1) {
+    rules.require(p.hierarchical_context_parallel_sizes.empty(), kLevels, p.hierarchical_context_parallel_sizes,
+                  concat("has no effect with ", key_is(kSize, 1)), "leave it out, or set context_parallel_size");
+    return;
+  }
   check_lengths_of_parts(rules);
   check_exchanges(rules);
-  const Choice<CudaGraphImpl> graphs = rules.config.train.cuda_graph_impl;
-  rules.require(graphs == CudaGraphImpl::none || rules.use != Use::training, "train.cuda_graph_impl", graphs,
-                "captures no exchange of keys and values yet, and " + key_is(kSize, p.cp()),
-                "set it to none, or context_parallel_size to 1");
+  check_graphs(rules);
 }
 
 }  // namespace metroplex::config

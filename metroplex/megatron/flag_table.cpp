@@ -106,6 +106,7 @@ static const std::vector<Row>& parallel_rows() {
       {"--account-for-loss-in-pipeline-split", kNone, "parallel.account_for_loss_in_pipeline_split=true"},
       {"--context-parallel-size", kOne, "parallel.context_parallel_size=$"},
       {"--cp-comm-type", kText, "cp_comm_type=$"},
+      {"--hierarchical-context-parallel-sizes", kText, "context_levels=$"},
       {"--expert-model-parallel-size", kOne, "parallel.expert_model_parallel_size=$"},
       {"--expert-tensor-parallel-size", kOne, "parallel.expert_tensor_parallel_size=$"},
       {"--sequence-parallel", kNone, "parallel.sequence_parallel=true"},

@@ -271,6 +271,7 @@ class Parser {
     }
     const std::tuple<const char*, const char*, const char*> lists[] = {
         {"cp_comm_type", "parallel.cp_comm_type=$", "--cp-comm-type"},
+        {"context_levels", "parallel.hierarchical_context_parallel_sizes=$", "--hierarchical-context-parallel-sizes"},
         {"balancing", "model.moe_router_load_balancing_type=$", "--moe-router-load-balancing-type"},
         {"aux_loss_coeff", "model.moe_aux_loss_coeff=$", "--moe-aux-loss-coeff"}};
     for (const auto& [name, pair, flag] : lists) {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
@@ -14,8 +15,22 @@ void check_call(const CoreInputs& in, const CoreCall& call) {
   MPX_ASSERT(batch.all_rows.defined() && batch.all_rows.size(0) == call.spec.cp.size() &&
                  batch.all_rows.size(1) == in.q.size(0) && batch.all_rows.numel() == batch.full_seq_len,
              "a context-parallel rank with ", in.q.size(0), " queries does not know the rows of the others");
+  MPX_ASSERT(call.spec.exchange != config::CpCommType::a2a_p2p ||
+                 call.spec.cp_a2a.size() * call.spec.cp_p2p.size() == call.spec.cp.size(),
+             "levels of ", call.spec.cp_a2a.size(), " and ", call.spec.cp_p2p.size(), " ranks of ",
+             call.spec.cp.size());
   MPX_ASSERT(call.positions.queries.rows.defined(), "the rows of a context-parallel rank");
+  const auto lists = static_cast<size_t>(call.spec.cp.size());
+  MPX_ASSERT((batch.keys.sent.empty() && batch.keys.received.empty()) ||
+                 (batch.keys.sent.size() == lists && batch.keys.received.size() == lists),
+             "lists of keys for ", batch.keys.sent.size(), " and ", batch.keys.received.size(), " ranks, not ",
+             lists);
 }
+
+// [b, n, s] as a factor of [s, b, n, dv]
+at::Tensor factor(const at::Tensor& x_bns) { return x_bns.permute({2, 0, 1}).unsqueeze(3); }
+
+bool lists_keys(const CoreCall& call) { return !call.batch.keys.sent.empty(); }
 
 // Both begin before either is waited for.
 CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
@@ -38,6 +53,19 @@ CoreInputs gathered_keys(const CoreInputs& in, const CoreCall& call) {
 Positions rows_of_all(const Microbatch& batch) { return {0, batch.all_rows.flatten(), batch.full_seq_len}; }
 Positions rows_of(const Microbatch& batch, int64_t rank) { return {0, batch.all_rows[rank], batch.full_seq_len}; }
 
+KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType type) {
+  const auto sizes = [&](const at::Tensor& x) { return std::vector<int64_t>{rows, x.size(1), x.size(2), x.size(3)}; };
+  const int64_t keys = c10::multiply_integers(sizes(like.k)), values = c10::multiply_integers(sizes(like.v));
+  const at::Tensor flat = at::empty({keys + values}, like.k.options().dtype(type));
+  return {flat, flat.narrow(0, 0, keys).view(sizes(like.k)), flat.narrow(0, keys, values).view(sizes(like.v))};
+}
+
+void join(CoreResult& all, const CoreResult& block) {
+  const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
+  all.out.mul_(factor((all.logsumexp - sum).exp())).add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
+  all.logsumexp = sum;
+}
+
 CoreResult gathered_attention(const CoreInputs& in, const CoreCall& call) {
   const CorePositions positions{call.positions.queries, rows_of_all(call.batch)};
   return attend(gathered_keys(in, call), {call.spec, positions, call.batch});
@@ -59,10 +87,11 @@ CoreResult context_attention(const CoreInputs& in, const CoreCall& call) {
   check_call(in, call);
   switch (call.spec.exchange) {
     case config::CpCommType::p2p:
-      return ring_attention(in, call);
+      return lists_keys(call) ? seen_p2p_attention(in, call) : ring_attention(in, call);
     case config::CpCommType::all_gather:
-      return gathered_attention(in, call);
+      return lists_keys(call) ? seen_gathered_attention(in, call) : gathered_attention(in, call);
     case config::CpCommType::a2a:
+    case config::CpCommType::a2a_p2p:
       return attention_by_heads(in, call);
   }
   MPX_ASSERT(false, "an exchange without a meaning");
@@ -74,10 +103,13 @@ CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& 
   check_call(in, call);
   switch (call.spec.exchange) {
     case config::CpCommType::p2p:
-      return ring_attention_backward(dout, in, result, call);
+      return lists_keys(call) ? seen_p2p_attention_backward(dout, in, result, call)
+                              : ring_attention_backward(dout, in, result, call);
     case config::CpCommType::all_gather:
-      return gathered_attention_backward(dout, in, result, call);
+      return lists_keys(call) ? seen_gathered_attention_backward(dout, in, result, call)
+                              : gathered_attention_backward(dout, in, result, call);
     case config::CpCommType::a2a:
+    case config::CpCommType::a2a_p2p:
       return attention_by_heads_backward(dout, in, result, call);
   }
   MPX_ASSERT(false, "an exchange without a meaning");

@@ -8,9 +8,11 @@
 //   a2a: queries, keys, values and results, all but 1 / cp of each; these and the gradient of the result, and the
 //     gradients of queries, keys and values. A rank has the whole sequence for its share of the heads in between.
 //     With more ranks than groups keys and values are sent to several ranks.
-// Backward exchanges again what forward had received, so that between them a rank keeps what it keeps without context
-// parallelism, of its own rows. A query of one rank sees a key of another as positions and documents say; queries see
-// themselves.
+//   a2a+p2p: a2a over neighbours (cp_a2a) and p2p over the groups of neighbours (cp_p2p), of what is then here.
+// Where the batch says which keys are seen (Microbatch::keys), p2p, all_gather and the p2p of a2a+p2p send these
+// only, from the rank that has them to the one that sees them, and their gradients back. Backward exchanges again
+// what forward had received, so that between them a rank keeps what it keeps without context parallelism, of its own
+// rows. A query of one rank sees a key of another as positions and documents say; queries see themselves.
 #pragma once
 
 #include "nn/core_attention.h"
@@ -29,6 +31,15 @@ CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& 
 Positions rows_of_all(const Microbatch& batch);
 Positions rows_of(const Microbatch& batch, int64_t rank);
 
+// Keys and values as one message.
+struct KeyMessage {
+  at::Tensor flat, k, v;
+};
+KeyMessage empty_message(const CoreInputs& like, int64_t rows, at::ScalarType type);
+
+// Adds what other keys say to `all`, of the same queries: results in at least fp32, by their logsumexp.
+void join(CoreResult& all, const CoreResult& block);
+
 CoreResult gathered_attention(const CoreInputs& in, const CoreCall& call);
 CoreInputs gathered_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                                        const CoreCall& call);
@@ -38,5 +49,12 @@ CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in,
 CoreResult attention_by_heads(const CoreInputs& in, const CoreCall& call);
 CoreInputs attention_by_heads_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                                        const CoreCall& call);
+// With call.batch.keys.
+CoreResult seen_p2p_attention(const CoreInputs& in, const CoreCall& call);
+CoreInputs seen_p2p_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                       const CoreCall& call);
+CoreResult seen_gathered_attention(const CoreInputs& in, const CoreCall& call);
+CoreInputs seen_gathered_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
+                                            const CoreCall& call);
 
 }  // namespace metroplex::nn

@@ -28,6 +28,7 @@ struct CoreSpec {
   cuda::Target target;
   comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
   config::CpCommType exchange = config::CpCommType::p2p;
+  comm::Group cp_a2a = {}, cp_p2p = {};  // the levels of cp, where the exchange is a2a+p2p
 };
 
 struct CoreInputs {

@@ -23,8 +23,9 @@ struct LayerContext {
   comm::Group tp;         // for the sizes of sharded layers and for the vocabulary
   comm::Group sp;         // splits the sequence outside of attention and MLP: tp with sequence parallelism, else one
   comm::Group tp_reduce;  // tp without sequence parallelism, else a group of one
-  topology::AxisSet sp_axes;  // the axes of `sp`: weight gradients from a rank's own rows are partial over them
-  comm::Group cp;             // whose ranks hold parts of the sequence (Microbatch::rows)
+  topology::AxisSet sp_axes;   // the axes of `sp`: weight gradients from a rank's own rows are partial over them
+  comm::Group cp;              // whose ranks hold parts of the sequence (Microbatch::rows)
+  comm::Group cp_a2a, cp_p2p;  // its levels, for a2a+p2p
   std::vector<config::CpCommType> cp_comm_types;  // of each layer, the last one of all behind it; empty: p2p
   at::ScalarType dtype = at::kFloat;
   cuda::Target target;

@@ -8,6 +8,12 @@
 
 namespace metroplex::nn {
 
+int64_t num_rows(const std::vector<RowRun>& runs) {
+  int64_t count = 0;
+  for (const RowRun& run : runs) count += run.count;
+  return count;
+}
+
 Positions sequence_positions(const Microbatch& batch) {
   if (!batch.rows.defined()) return {batch.cache != nullptr ? batch.cache->length : 0, {}, 0};
   MPX_ASSERT(batch.cache == nullptr, "generation continues one run of rows");

@@ -15,6 +15,14 @@ struct RowRun {
   int64_t first = 0, count = 0;
 };
 
+// Which keys travel between the ranks of a context-parallel group, as numbers of rows of the rank that has them:
+// those that some query of another rank sees. By index in the group; those of a rank itself do not travel.
+struct KeyTravel {
+  std::vector<std::vector<RowRun>> sent;      // of the own rows, to each rank
+  std::vector<std::vector<RowRun>> received;  // of the rows of each rank
+};
+int64_t num_rows(const std::vector<RowRun>& runs);
+
 // The positions of the s rows of a tensor in the whole sequence: row i has position first + i; or, where `rows` is
 // defined, rows[i].
 struct Positions {
@@ -44,6 +52,9 @@ struct Microbatch {
   std::vector<RowRun> row_runs;
   int64_t full_seq_len = 0;  // of the whole sequence
   at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
+  // Empty: all keys travel. `keys_of_groups` is between the groups of a2a+p2p, which hold the rows of their ranks in
+  // order.
+  KeyTravel keys, keys_of_groups;
 };
 
 // All tensors of a microbatch, under their names.

@@ -11,15 +11,7 @@
 namespace metroplex::nn {
 namespace {
 
-// Two tensors as one message.
-struct Pair {
-  at::Tensor flat, k, v;
-};
-Pair pair_like(const CoreInputs& in, at::ScalarType type) {
-  const int64_t keys = in.k.numel(), values = in.v.numel();
-  const at::Tensor flat = at::empty({keys + values}, in.k.options().dtype(type));
-  return {flat, flat.narrow(0, 0, keys).view(in.k.sizes()), flat.narrow(0, keys, values).view(in.v.sizes())};
-}
+KeyMessage message_like(const CoreInputs& in, at::ScalarType type) { return empty_message(in, in.k.size(0), type); }
 
 struct Ring {
   const comm::Group& cp;
@@ -28,7 +20,7 @@ struct Ring {
   int before() const { return (cp.index() + cp.size() - 1) % cp.size(); }
   // Whose keys are here after `hops` hops.
   int64_t owner(int64_t hops) const { return (cp.index() + cp.size() - hops) % cp.size(); }
-  comm::Handle hop(const Pair& out, const Pair& in, int channel) const {
+  comm::Handle hop(const KeyMessage& out, const KeyMessage& in, int channel) const {
     return comm::batch_p2p({{true, out.flat, next(), channel}, {false, in.flat, before(), channel}}, cp);
   }
 };
@@ -38,13 +30,13 @@ struct Ring {
 template <class OnBlock>
 void for_each_block(const CoreInputs& in, const CoreCall& call, const OnBlock& on_block) {
   const Ring ring{call.spec.cp};
-  Pair here = pair_like(in, in.k.scalar_type()), coming;
+  KeyMessage here = message_like(in, in.k.scalar_type()), coming;
   here.k.copy_(in.k);
   here.v.copy_(in.v);
   for (int64_t hops = 0; hops < ring.size(); ++hops) {
     comm::Handle travel;
     if (hops + 1 < ring.size()) {
-      coming = pair_like(in, in.k.scalar_type());
+      coming = message_like(in, in.k.scalar_type());
       travel = ring.hop(here, coming, comm::kForwardChannel);
     }
     on_block(hops, here, CorePositions{call.positions.queries, rows_of(call.batch, ring.owner(hops))});
@@ -53,23 +45,17 @@ void for_each_block(const CoreInputs& in, const CoreCall& call, const OnBlock& o
   }
 }
 
-// [b, n, s] as a factor of [s, b, n, dv]
-at::Tensor factor(const at::Tensor& x_bns) { return x_bns.permute({2, 0, 1}).unsqueeze(3); }
-
 }  // namespace
 
 CoreResult ring_attention(const CoreInputs& in, const CoreCall& call) {
   CoreResult all;
-  for_each_block(in, call, [&](int64_t hops, const Pair& keys, const CorePositions& positions) {
+  for_each_block(in, call, [&](int64_t hops, const KeyMessage& keys, const CorePositions& positions) {
     const CoreResult block = attend({in.q, keys.k, keys.v}, {call.spec, positions, call.batch});
     if (hops == 0) {  // every query sees itself, so the sum is finite from here on
       all = {to_wide(block.out), block.logsumexp};
       return;
     }
-    const at::Tensor sum = at::logaddexp(all.logsumexp, block.logsumexp);
-    all.out.mul_(factor((all.logsumexp - sum).exp()))
-        .add_(to_wide(block.out) * factor((block.logsumexp - sum).exp()));
-    all.logsumexp = sum;
+    join(all, block);
   });
   return {all.out.to(in.q.scalar_type()), all.logsumexp};
 }
@@ -80,14 +66,14 @@ CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in,
   const Ring ring{call.spec.cp};
   const at::ScalarType wide = acc_type(in.k.scalar_type());
   at::Tensor dq;
-  Pair sent, coming;
+  KeyMessage sent, coming;
   comm::Handle travel;
-  for_each_block(in, call, [&](int64_t hops, const Pair& keys, const CorePositions& positions) {
+  for_each_block(in, call, [&](int64_t hops, const KeyMessage& keys, const CorePositions& positions) {
     const CoreInputs d = attend_backward(dout, {in.q, keys.k, keys.v}, result, {call.spec, positions, call.batch});
     dq = hops == 0 ? to_wide(d.q) : dq.add_(d.q);
     travel.wait();
     if (hops == 0) {
-      sent = pair_like(in, wide);
+      sent = message_like(in, wide);
       sent.k.copy_(d.k);
       sent.v.copy_(d.v);
     } else {
@@ -95,7 +81,7 @@ CoreInputs ring_attention_backward(const at::Tensor& dout, const CoreInputs& in,
       sent.k.add_(d.k);
       sent.v.add_(d.v);
     }
-    coming = pair_like(in, wide);
+    coming = message_like(in, wide);
     travel = ring.hop(sent, coming, comm::kBackwardChannel);
   });
   travel.wait();

@@ -40,18 +40,6 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
             multiple, "; choose another length, or the balanced cut");
 }
 
-// The union of ascending intervals that may overlap.
-PositionRuns merged(std::vector<PositionRun> runs) {
-  std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  PositionRuns out;
-  for (const PositionRun& run : runs) {
-    if (!out.empty() && run.first <= out.back().end())
-      out.back().count = std::max(out.back().end(), run.end()) - out.back().first;
-    else out.push_back(run);
-  }
-  return out;
-}
-
 // Calls on_part(piece, offset, count) for the parts of pieces that `run` consists of.
 template <class OnPart>
 void for_each_part(const SequencePieces& sequence, const PositionRun& run, const OnPart& on_part) {
@@ -85,6 +73,17 @@ double ratio(const std::vector<int64_t>& loads) {
 }
 
 }  // namespace
+
+PositionRuns merged(std::vector<PositionRun> runs) {
+  std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  PositionRuns out;
+  for (const PositionRun& run : runs) {
+    if (!out.empty() && run.first <= out.back().end())
+      out.back().count = std::max(out.back().end(), run.end()) - out.back().first;
+    else out.push_back(run);
+  }
+  return out;
+}
 
 int64_t num_positions(const PositionRuns& runs) {
   int64_t count = 0;

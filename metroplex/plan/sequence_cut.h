@@ -29,6 +29,8 @@ struct PositionRun {
 using PositionRuns = std::vector<PositionRun>;  // ascending, none empty, none touching the next
 
 int64_t num_positions(const PositionRuns& runs);
+// The union of runs in any order, which may overlap.
+PositionRuns merged(std::vector<PositionRun> runs);
 
 // Of each sample the lengths of its documents, in order. Samples of one microbatch are cut alike, so a position has
 // the area of all of them; their lengths add up to the same sum.

@@ -119,7 +119,11 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const train::
   for (const RankFigures* stage : stages) {
     run.step_flops += ranks_of_a_stage * stage->prediction.flops;
     run.model_flops += ranks_of_a_stage * stage->prediction.model_flops;
+    const std::vector<train::ContextExchange>& exchanges = stage->prediction.exchanges;
+    run.exchanges.insert(run.exchanges.end(), exchanges.begin(), exchanges.end());
   }
+  std::sort(run.exchanges.begin(), run.exchanges.end(),
+            [](const auto& a, const auto& b) { return a.layer < b.layer; });
   run.step_tokens = most_microbatches(c, request.world_size) * dp * c.train.micro_batch_size * c.train.seq_length;
   if (c.model.has_experts()) count_active(run);
   run.length = train::run_length(c, train::microbatch_schedule(c, dp));

@@ -36,7 +36,8 @@ struct DryRun {
   // they are and as they would be with all parameters.
   int64_t active_params = 0;
   double token_flops_active = 0, token_flops_all = 0;
-  int64_t step_tokens = 0;  // of the largest step
+  int64_t step_tokens = 0;                        // of the largest step
+  std::vector<train::ContextExchange> exchanges;  // of all layers, by layer; none without context parallelism
   train::RunLength length;
   PipelineOutlook pipeline;
   std::vector<data::SourceTokens> sources;

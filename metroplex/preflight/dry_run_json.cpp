@@ -41,6 +41,19 @@ OrderedJson layout_of(const DryRun& run) {
           {"sharding", p.data_parallel_sharding_strategy.text()}};
 }
 
+OrderedJson context_json(const DryRun& run) {
+  const config::Parallel& p = run.request.config.parallel;
+  if (run.exchanges.empty()) return nullptr;
+  OrderedJson layers = OrderedJson::array();
+  for (const train::ContextExchange& e : run.exchanges) {
+    layers.push_back({{"layer", e.layer},
+                      {"exchange", config::text_of(e.exchange)},
+                      {"bytes", {{"forward", e.forward_bytes}, {"backward", e.backward_bytes}}},
+                      {"operations", {{"forward", e.forward_flops}, {"backward", e.backward_flops}}}});
+  }
+  return {{"cut", p.context_parallel_cut.text()}, {"layers", layers}};
+}
+
 OrderedJson rank_of(const RankFigures& figures) {
   OrderedJson out{{"rank", figures.rank}, {"pp", figures.pp}, {"last_of_shards", figures.last}};
   out["parameters"] = figures.prediction.num_params;
@@ -107,6 +120,7 @@ std::string json(const DryRun& run) {
     out["parameters"]["active"] = run.active_params;
     out["operations"]["token_by_formula"] = {{"active", run.token_flops_active}, {"all", run.token_flops_all}};
   }
+  out["context_parallel"] = context_json(run);
   out["pipeline"] = {{"schedule", c.parallel.pipeline_schedule.text()},
                      {"microbatches", run.pipeline.microbatches},
                      {"bubble_share", or_null(run.pipeline.bubble_share)},

@@ -136,6 +136,22 @@ std::string options_text(const MemoryOptions& options) {
   return text;
 }
 
+// "a layer sends by p2p (4 layers) 1.5 MiB forward, ...": of each exchange the first layer, which all others equal.
+std::string exchanges_text(const DryRun& run) {
+  std::string out;
+  for (const auto& [type, word] : config::kWords<config::CpCommType>) {
+    const auto is = [&, wanted = type](const train::ContextExchange& e) { return e.exchange == wanted; };
+    const auto first = std::find_if(run.exchanges.begin(), run.exchanges.end(), is);
+    if (first == run.exchanges.end()) continue;
+    out += concat(out.empty() ? "" : "; ", word, " (", std::count_if(run.exchanges.begin(), run.exchanges.end(), is),
+                  " layers) sends ", bytes(first->forward_bytes), " forward and ", bytes(first->backward_bytes),
+                  " backward beside ", count_text(first->forward_flops), " and ", count_text(first->backward_flops),
+                  " operations");
+  }
+  return concat(out, ", of a layer, microbatch and rank",
+                run.request.config.data.reset_attention_mask ? "; keys that no query sees are left out of it" : "");
+}
+
 std::string layout_text(const DryRun& run) {
   const config::Config& c = run.request.config;
   const config::Parallel& p = c.parallel;
@@ -197,6 +213,7 @@ std::string text(const DryRun& run) {
       {"pipeline", pipeline_text(run)},
       {"tokens", concat(count_text(as_double(run.step_tokens)), " a step, ", run.length.iterations, " steps, ",
                         count_text(as_double(run.all_tokens())), " in all")}};
+  if (!run.exchanges.empty()) lines.insert(lines.begin() + 3, {"attention", exchanges_text(run)});
   if (run.active_params > 0) {
     lines.insert(lines.begin() + 3,
                  {"experts", concat(count_text(as_double(run.active_params)), " parameters take part for a token, ",

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "config/derived.h"
 
 namespace metroplex::topology {
 
@@ -128,6 +129,12 @@ RankGrid::RankGrid(int world, const config::Parallel& parallel, int gtp)
       expert_(expert_sizes(world, parallel)),
       vpp_(static_cast<int>(parallel.vpp())),
       num_instances_(static_cast<int>(parallel.num_distributed_optimizer_instances)) {
+  for (const int64_t level : config::context_levels(parallel)) context_levels_.push_back(static_cast<int>(level));
+  MPX_CHECK(context_levels_.empty() ||
+                (context_levels_.size() == 2 && int64_t{context_levels_[0]} * context_levels_[1] == size(Axis::cp)),
+            "topology", "parallel.hierarchical_context_parallel_sizes '",
+            parallel.hierarchical_context_parallel_sizes,
+            "' are not two sizes whose product is cp = ", size(Axis::cp), "; choose two such, or leave them out");
   const int dp = size(Axis::dp), edp = size(Axis::edp), pp = size(Axis::pp);
   MPX_CHECK(vpp_ == 1 || pp > 1, "topology", "parallel.virtual_pipeline_model_parallel_size is ", vpp_,
             " but pipeline_model_parallel_size is 1; the interleaved schedule needs pp above 1");

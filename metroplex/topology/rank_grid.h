@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "config/parallel.h"
 #include "topology/axis.h"
@@ -41,6 +42,8 @@ class RankGrid {
   int size(AxisSet axes) const;
   int vpp() const { return vpp_; }
   int num_distributed_optimizer_instances() const { return num_instances_; }
+  // The levels that a cp group is cut into (hierarchical_groups of megatron_groups.h); none: it is not.
+  const std::vector<int>& context_levels() const { return context_levels_; }
   // Both orders in full.
   const OrderedGrid& dense() const { return dense_; }
   const OrderedGrid& expert() const { return expert_; }
@@ -68,6 +71,7 @@ class RankGrid {
   OrderedGrid expert_;
   int vpp_;
   int num_instances_;
+  std::vector<int> context_levels_;
 };
 
 }  // namespace metroplex::topology

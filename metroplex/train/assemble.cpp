@@ -93,6 +93,7 @@ models::ModelContext model_context(const Assembly& a) {
   context.label_smoothing = config.train.label_smoothing;
   nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
   context.cp = a.groups().cp;
+  context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
   if (a.experts) context.experts = *a.experts;
   context.dtype = a.dtype;

@@ -30,9 +30,10 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, the number of row
-// runs, and two sizes for each of kMicrobatchTensors (-1: no such dimension).
-enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kRowRuns, kSizes };
+// The header of a microbatch, sent between hosts: present, the bits of mask_sum, full_seq_len, how many lists
+// of runs its keys and keys_of_groups have each way, the number of all runs, and two sizes for each of
+// kMicrobatchTensors (-1: no such dimension).
+enum Header : int64_t { kPresent, kMaskSum, kFullSeqLen, kKeys, kGroupKeys, kRuns, kSizes };
 constexpr auto kNumTensors = static_cast<int64_t>(std::size(nn::kMicrobatchTensors));
 constexpr int64_t kHeader = kSizes + 2 * kNumTensors;
 
@@ -103,11 +104,42 @@ nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
   return out;
 }
 
+using Runs = std::vector<nn::RowRun>;
+
+// row_runs, and then the lists of keys and keys_of_groups.
+std::vector<Runs> lists_of(const nn::Microbatch& batch) {
+  std::vector<Runs> lists{batch.row_runs};
+  for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
+    lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
+    lists.insert(lists.end(), keys->received.begin(), keys->received.end());
+  }
+  return lists;
+}
+void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int64_t* header) {
+  batch.row_runs = lists.front();
+  auto next = lists.begin() + 1;
+  const auto take = [&](std::vector<Runs>& to, int64_t count) {
+    to.assign(next, next + count);
+    next += count;
+  };
+  take(batch.keys.sent, header[kKeys]);
+  take(batch.keys.received, header[kKeys]);
+  take(batch.keys_of_groups.sent, header[kGroupKeys]);
+  take(batch.keys_of_groups.received, header[kGroupKeys]);
+}
+int64_t num_runs(const std::vector<Runs>& lists) {
+  int64_t count = 0;
+  for (const auto& list : lists) count += static_cast<int64_t>(list.size());
+  return count;
+}
+
 void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kPresent] = 1;
   header[kMaskSum] = std::bit_cast<int64_t>(batch.mask_sum);
   header[kFullSeqLen] = batch.full_seq_len;
-  header[kRowRuns] = static_cast<int64_t>(batch.row_runs.size());
+  header[kKeys] = static_cast<int64_t>(batch.keys.sent.size());
+  header[kGroupKeys] = static_cast<int64_t>(batch.keys_of_groups.sent.size());
+  header[kRuns] = num_runs(lists_of(batch));
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     const at::Tensor& x = batch.*tensor;
@@ -118,7 +150,7 @@ void write_header(int64_t* header, const nn::Microbatch& batch) {
 // What every rank knows of the step's microbatches before their tensors come.
 struct Headers {
   at::Tensor numbers;  // [most, kHeader]
-  at::Tensor runs;     // [all row runs, 2]
+  at::Tensor runs;     // [all runs, 3]: number of the list, first, count
   int64_t count = 0;   // of microbatches
   const int64_t* of(int64_t m) const { return numbers.const_data_ptr<int64_t>() + m * kHeader; }
 };
@@ -128,13 +160,17 @@ Headers broadcast_headers(const std::vector<nn::Microbatch>& mine, int64_t most,
   std::vector<int64_t> runs;
   for (size_t m = 0; group.first() && m < mine.size(); ++m) {
     write_header(out.numbers.mutable_data_ptr<int64_t>() + static_cast<int64_t>(m) * kHeader, mine[m]);
-    for (const nn::RowRun& run : mine[m].row_runs) runs.insert(runs.end(), {run.first, run.count});
+    const auto lists = lists_of(mine[m]);
+    for (size_t list = 0; list < lists.size(); ++list) {
+      for (const nn::RowRun& run : lists[list])
+        runs.insert(runs.end(), {static_cast<int64_t>(list), run.first, run.count});
+    }
   }
   comm::broadcast(out.numbers, 0, group);
-  int64_t num_runs = 0;
-  while (out.count < most && out.of(out.count)[kPresent] != 0) num_runs += out.of(out.count++)[kRowRuns];
-  out.runs = at::empty({num_runs, 2}, at::kLong);
-  if (num_runs == 0) return out;
+  int64_t all_runs = 0;
+  while (out.count < most && out.of(out.count)[kPresent] != 0) all_runs += out.of(out.count++)[kRuns];
+  out.runs = at::empty({all_runs, 3}, at::kLong);
+  if (all_runs == 0) return out;
   std::copy(runs.begin(), runs.end(), out.runs.mutable_data_ptr<int64_t>());
   comm::broadcast(out.runs, 0, group);
   return out;
@@ -201,7 +237,10 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
     out.push_back(batch_of(message, header));
-    for (int64_t i = 0; i < header[kRowRuns]; ++i, run += 2) out.back().row_runs.push_back({run[0], run[1]});
+    std::vector<Runs> lists(static_cast<size_t>(1 + 2 * (header[kKeys] + header[kGroupKeys])));
+    for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
+      lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
+    set_lists(out.back(), lists, header);
   }
   return out;
 }

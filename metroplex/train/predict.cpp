@@ -1,8 +1,10 @@
 #include "train/predict.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/error.h"
+#include "config/derived.h"
 #include "config/validate.h"
 #include "plan/schedules/registry.h"
 #include "plan/model_flops.h"
@@ -69,6 +71,60 @@ plan::MemoryPrediction memory_of(const RankRequest& request, const plan::RankTra
                               predict_graphs(request, trace, table));
 }
 
+// Sizes of the groups that keys travel in, by name.
+using GroupSizes = std::map<std::string, int64_t>;
+GroupSizes context_groups(const config::Parallel& parallel) {
+  GroupSizes sizes{{"cp", parallel.cp()}};
+  const std::vector<int64_t> levels = config::context_levels(parallel);
+  if (!levels.empty()) sizes["cp-a2a"] = levels[0], sizes["cp-p2p"] = levels[1];
+  return sizes;
+}
+
+// What the rank sends to others: of a collective all but the part that stays.
+int64_t sent_bytes(const plan::TraceOperation& operation, int64_t size) {
+  if (operation.name == "send") return operation.bytes;
+  if (operation.name == "all_gather" || operation.name == "reduce_scatter" || operation.name == "all_to_all")
+    return operation.bytes / size * (size - 1);
+  return 0;
+}
+
+struct AttentionTrace {
+  int64_t bytes = 0;
+  double flops = 0;
+};
+// By block.
+std::map<int, AttentionTrace> attention_of(const plan::ActionTrace& action, const GroupSizes& sizes) {
+  std::map<int, AttentionTrace> blocks;
+  for (const plan::IslandTrace& island : action.islands) {
+    for (const plan::TraceOperation& operation : island.operations) {
+      const auto group = sizes.find(operation.group);
+      if (group != sizes.end()) blocks[island.block].bytes += sent_bytes(operation, group->second);
+      if (operation.name.starts_with("attention_")) blocks[island.block].flops += operation.flops;
+    }
+  }
+  return blocks;
+}
+
+std::vector<ContextExchange> exchanges_of(const RankRequest& request, const plan::RankTrace& trace) {
+  const config::Parallel& parallel = request.config.parallel;
+  std::vector<ContextExchange> all;
+  if (parallel.cp() == 1) return all;
+  const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
+  const GroupSizes sizes = context_groups(parallel);
+  for (const plan::ChunkTrace& chunk : trace.chunks) {
+    const auto forward = attention_of(chunk.forward, sizes);
+    auto backward = attention_of(chunk.backward, sizes);
+    int64_t layer = chunk.layers.first_layer;
+    for (const auto& [block, there] : forward) {
+      const AttentionTrace& back = backward[block];
+      all.push_back({layer, types[std::min(types.size() - 1, static_cast<size_t>(layer))], there.bytes, back.bytes,
+                     there.flops, back.flops});
+      ++layer;
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 plan::MemoryPrediction predict_memory(const RankRequest& request) { return memory_of(request, trace_rank(request)); }
@@ -85,6 +141,7 @@ RankPrediction predict_rank(const RankRequest& request) {
   }
   out.flops += flops_of(trace.update);
   out.model_flops = count * static_cast<double>(request.config.train.micro_batch_size) * model_flops(request, trace);
+  out.exchanges = exchanges_of(request, trace);
   return out;
 }
 

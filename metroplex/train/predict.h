@@ -4,11 +4,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+#include "config/parallel.h"
 #include "plan/memory.h"
 #include "train/trace.h"
 
 namespace metroplex::train {
+
+// Of the attention of one layer and one microbatch on a context-parallel rank.
+struct ContextExchange {
+  int64_t layer = 0;
+  config::CpCommType exchange = config::CpCommType::p2p;
+  // Bytes sent to other ranks. With documents at most so many: which keys are seen is known when they are read.
+  int64_t forward_bytes = 0, backward_bytes = 0;
+  double forward_flops = 0, backward_flops = 0;  // of the attention itself
+};
 
 struct RankPrediction {
   plan::MemoryPrediction memory;
@@ -16,8 +27,9 @@ struct RankPrediction {
   // Of this rank in one step, two a multiply-add, as its layers do them: forward, backward with what is recomputed,
   // and what the update multiplies.
   double flops = 0;
-  double forward_flops = 0;  // of these, in forwards
-  double model_flops = 0;    // by the formula of plan/model_flops.h, which throughput is counted with
+  double forward_flops = 0;                // of these, in forwards
+  double model_flops = 0;                  // by the formula of plan/model_flops.h, which throughput is counted with
+  std::vector<ContextExchange> exchanges;  // of this rank's layers with attention; none without context parallelism
 };
 
 RankPrediction predict_rank(const RankRequest& request);

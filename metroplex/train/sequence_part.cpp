@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "config/derived.h"
 #include "plan/sequence_cut.h"
@@ -40,10 +42,70 @@ at::Tensor rows_of(const plan::SequenceCut& cut) {
   return all;
 }
 
+// Positions of one rank as numbers of its rows. Each run of `positions` lies in one of `runs`.
+std::vector<nn::RowRun> as_rows(const plan::PositionRuns& positions, const plan::PositionRuns& runs) {
+  std::vector<nn::RowRun> rows;
+  size_t i = 0;
+  int64_t before = 0;  // rows of the runs before number i
+  for (const plan::PositionRun& part : positions) {
+    while (runs[i].end() <= part.first) before += runs[i++].count;
+    MPX_ASSERT(part.first >= runs[i].first && part.end() <= runs[i].end(), "keys that their rank does not hold");
+    rows.push_back({before + part.first - runs[i].first, part.count});
+  }
+  return rows;
+}
+
+// [reader][owner]: positions whose keys travel; where nothing is known of the documents, all of the owner.
+std::vector<std::vector<plan::PositionRuns>> travelling(const plan::DocumentLengths& documents,
+                                                        const plan::SequenceCut& cut, bool known) {
+  if (known) return plan::seen_keys(documents, cut);
+  return std::vector<std::vector<plan::PositionRuns>>(cut.ranks.size(), cut.ranks);
+}
+
+// Between the groups of `neighbours` ranks each, for the group of `rank`.
+nn::KeyTravel key_travel(const std::vector<std::vector<plan::PositionRuns>>& seen, const plan::SequenceCut& cut,
+                         int rank, int neighbours) {
+  const auto groups = cut.ranks.size() / static_cast<size_t>(neighbours),
+             mine = static_cast<size_t>(rank / neighbours);
+  // Rows of the owners, one rank after the other, that any of the readers sees.
+  const auto rows = [&](size_t readers, size_t owners) {
+    std::vector<nn::RowRun> all;
+    int64_t before = 0;
+    for (size_t i = 0; i < static_cast<size_t>(neighbours); ++i) {
+      const size_t owner = owners * static_cast<size_t>(neighbours) + i;
+      plan::PositionRuns keys;
+      for (size_t j = 0; j < static_cast<size_t>(neighbours); ++j) {
+        const plan::PositionRuns& of_one = seen[readers * static_cast<size_t>(neighbours) + j][owner];
+        keys.insert(keys.end(), of_one.begin(), of_one.end());
+      }
+      for (const nn::RowRun& run : as_rows(plan::merged(std::move(keys)), cut.ranks[owner]))
+        all.push_back({before + run.first, run.count});
+      before += plan::num_positions(cut.ranks[owner]);
+    }
+    return all;
+  };
+  nn::KeyTravel keys;
+  keys.sent.resize(groups), keys.received.resize(groups);
+  for (size_t other = 0; other < groups; ++other) {
+    if (other == mine) continue;
+    keys.sent[other] = rows(other, mine);
+    keys.received[other] = rows(mine, other);
+  }
+  return keys;
+}
+
 }  // namespace
 
 SequenceParts sequence_parts(const config::Parallel& parallel, const comm::Group& cp) {
-  return {cp.size(), cp.index(), parallel.context_parallel_cut, config::context_multiple(parallel)};
+  const std::vector<int64_t> levels = config::context_levels(parallel);
+  SequenceParts parts;
+  parts.ranks = cp.size(), parts.rank = cp.index();
+  parts.kind = parallel.context_parallel_cut;
+  parts.multiple = config::context_multiple(parallel);
+  parts.neighbours = levels.empty() ? 1 : static_cast<int>(levels[0]);
+  const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
+  parts.lists = std::any_of(types.begin(), types.end(), [](auto type) { return type != config::CpCommType::a2a; });
+  return parts;
 }
 
 nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) {
@@ -52,13 +114,19 @@ nn::Microbatch part_of(const nn::Microbatch& whole, const SequenceParts& parts) 
   request.kind = parts.kind;
   request.cp = parts.ranks;
   request.multiple = parts.multiple;
-  const plan::SequenceCut cut = plan::cut_sequence(document_lengths(whole), request);
+  const plan::DocumentLengths documents = document_lengths(whole);
+  const plan::SequenceCut cut = plan::cut_sequence(documents, request);
   nn::Microbatch part = whole;
   part.all_rows = rows_of(cut).to(whole.tokens.device());
   part.rows = part.all_rows[parts.rank];
   for (const plan::PositionRun& run : cut.ranks[static_cast<size_t>(parts.rank)])
     part.row_runs.push_back({run.first, run.count});
   part.full_seq_len = cut.length;
+  if (whole.document_ids.defined() && parts.lists) {
+    const auto seen = travelling(documents, cut, !whole.document_ids.is_meta());
+    part.keys = key_travel(seen, cut, parts.rank, 1);
+    if (parts.neighbours > 1) part.keys_of_groups = key_travel(seen, cut, parts.rank, parts.neighbours);
+  }
   for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask, &part.position_ids}) {
     if (x->defined()) *x = nn::select_rows(*x, 1, part.rows);
   }

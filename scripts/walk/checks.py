@@ -329,10 +329,18 @@ def alone(base, rng):
     return None if peaks[0] == peaks[1] else f"alone: a peak of {peaks[0]} bytes, {peaks[1]} without ZeRO"
 
 
+def sends_by_documents(case):
+    """Documents decide what context-parallel ranks hold or send: no capture could be replayed."""
+    if "parallel.context_parallel_size" not in case.keys or case.keys.get("data.reset_attention_mask") not in (True, "true"):
+        return False
+    words = str(case.keys.get("parallel.cp_comm_type", "p2p")).split(",")
+    return case.keys.get("parallel.context_parallel_cut") == "balanced" or any(word != "a2a" for word in words)
+
+
 def checks_of(case, ways):
     """(name, check, weight) of what can be asked of a case; `ways` are those it may be captured in."""
     found = [("resume", resume, 3), ("twin", twin, 2), ("dry", dry, 1)]
-    for impl, modules in ways if "parallel.context_parallel_size" not in case.keys else ():
+    for impl, modules in ways if not sends_by_documents(case) else ():
         found.append((f"graphs={impl}={modules or ''}", captured(impl, modules), 3 / len(ways)))
         found.append((f"capturable={impl}={modules or ''}", capturable(impl, modules), 1 / len(ways)))
     shares = case.data_parallel() > 1 or (case.has_experts() and case.expert_data_parallel() > 1)

@@ -285,9 +285,16 @@ class Drawing:
         words = ["p2p", "all_gather"] if self.cp > 1 else []
         if words and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
             words.append("a2a")
+        levels = [n for n in range(1, self.cp + 1)
+                  if self.cp % n == 0 and heads % n == 0 and groups and (groups % n == 0 or n % groups == 0)]
+        words += ["a2a+p2p"] if words and levels else []
         if words:
             each = self.layers if self.chance(0.3) else 1
-            self.put("parallel.cp_comm_type", ",".join(self.one(*words) for _ in range(each)))
+            drawn = [self.one(*words) for _ in range(each)]
+            self.put("parallel.cp_comm_type", ",".join(drawn))
+            if "a2a+p2p" in drawn:
+                neighbours = self.one(*levels)
+                self.put("parallel.hierarchical_context_parallel_sizes", f"{neighbours},{self.cp // neighbours}")
 
     def batches(self):
         seq = self.rng.randint(2, 40)

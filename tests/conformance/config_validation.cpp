@@ -56,6 +56,10 @@ const std::map<std::string, Setter> kSetters = {
     {"virtual_pipeline_model_parallel_size", [](auto& s, const Json& v) { s.vpp = maybe(v); }},
     {"expert_model_parallel_size", [](auto& s, const Json& v) { s.ep = v; }},
     {"expert_tensor_parallel_size", [](auto& s, const Json& v) { s.etp = maybe(v); }},
+    {"cp_comm_type",
+     [](auto& s, const Json& v) {
+       if (v.is_array()) s.cp_comm_types = words(v);
+     }},
     {"sequence_parallel", [](auto& s, const Json& v) { s.sequence_parallel = v; }},
     {"pipeline_dtype", [](auto& s, const Json& v) { s.has_pipeline_dtype = !v.is_null(); }},
     {"microbatch_group_size_per_vp_stage",
@@ -184,6 +188,8 @@ const Setter* find_setter(const std::string& name) {
 // Arguments that TransformerConfig takes without a rule of its own. moe_aux_loss_coeff is read with the kinds of
 // balancing (run_case).
 const std::vector<std::string> kWithoutRule = {"normalization",
+                                               "context_parallel_size",
+                                               "hierarchical_context_parallel_sizes",
                                                "layernorm_epsilon",
                                                "add_qkv_bias",
                                                "init_method_std",
@@ -226,9 +232,6 @@ const std::pair<const char*, const char*> kLater[] = {
     {"fp8", "low precision"},
     {"fp4", "low precision"},
     {"first_last_layers_bf16", "low precision"},
-    {"context_parallel", "context parallelism"},
-    {"cp_comm", "context parallelism"},
-    {"hierarchical_context", "context parallelism"},
     {"multi_latent", "multi-latent attention"},
     {"rotary_interleaved", "multi-latent attention"},
     {"mtp_", "multi-token prediction"},

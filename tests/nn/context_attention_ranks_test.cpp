@@ -25,9 +25,48 @@ struct Case {
   int64_t whole = 0;
   double dropout = 0;
   CpCommType exchange = CpCommType::p2p;
-  at::Tensor all_rows;   // [cp, s]
-  at::Tensor documents;  // [b, whole]; undefined: one
+  int64_t neighbours = 1;  // that share heads by a2a+p2p
+  at::Tensor all_rows;     // [cp, s]
+  at::Tensor documents;    // [b, whole]; undefined: one
+  bool seen_only = false;  // only keys that are seen travel
 };
+
+// Rows of `owner` that some query of `reader` sees in any sample, by the definition.
+std::vector<nn::RowRun> seen_rows(const Case& c, int64_t reader, int64_t owner) {
+  const auto places = c.all_rows.accessor<int64_t, 2>();
+  const auto sees = [&](int64_t query, int64_t key) {
+    if (key > query) return false;
+    if (!c.documents.defined()) return true;
+    const auto ids = c.documents.accessor<int64_t, 2>();
+    for (int64_t b = 0; b < kBatch; ++b) {
+      if (ids[b][key] == ids[b][query]) return true;
+    }
+    return false;
+  };
+  std::vector<nn::RowRun> runs;
+  for (int64_t key = 0; key < places.size(1); ++key) {
+    bool seen = false;
+    for (int64_t query = 0; query < places.size(1); ++query) seen |= sees(places[reader][query], places[owner][key]);
+    if (!seen) continue;
+    if (!runs.empty() && runs.back().first + runs.back().count == key) ++runs.back().count;
+    else runs.push_back({key, 1});
+  }
+  return runs;
+}
+
+// Between groups of so many neighbours, for the one of `rank`.
+nn::KeyTravel travel_of(const Case& c, int64_t rank, int64_t neighbours) {
+  Case of_groups = c;
+  of_groups.all_rows = c.all_rows.view({c.all_rows.size(0) / neighbours, -1});
+  nn::KeyTravel keys;
+  const int64_t mine = rank / neighbours;
+  for (int64_t other = 0; other < of_groups.all_rows.size(0); ++other) {
+    const bool self = other == mine;
+    keys.sent.push_back(self ? std::vector<nn::RowRun>() : seen_rows(of_groups, other, mine));
+    keys.received.push_back(self ? std::vector<nn::RowRun>() : seen_rows(of_groups, mine, other));
+  }
+  return keys;
+}
 
 Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   const auto number = [&](int64_t least, int64_t most) {
@@ -35,10 +74,11 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
   };
   Case c;
   c.exchange = exchange;
-  // By heads, cp divides the heads, and of cp and the groups one divides the other.
-  const bool by_heads = exchange == CpCommType::a2a;
-  const int64_t groups = by_heads && number(0, 1) == 0 ? 1 : by_heads ? cp : number(1, 3);
-  c.h = {groups * (by_heads ? cp : 1) * number(1, 2), groups, number(1, 9), number(1, 9)};
+  // Ranks that share heads divide them, and of these ranks and the groups of heads one divides the other.
+  c.neighbours = exchange == CpCommType::a2a_p2p && cp % 2 == 0 ? 2 : 1;
+  const int64_t sharing = exchange == CpCommType::a2a ? cp : c.neighbours;
+  const int64_t groups = sharing == 1 ? number(1, 3) : number(0, 1) == 0 ? 1 : sharing;
+  c.h = {groups * sharing * number(1, 2), groups, number(1, 9), number(1, 9)};
   c.whole = cp * number(1, 9);
   c.dropout = number(0, 1) == 0 ? 0 : 0.3;
   // Runs of the length of a draw, dealt out by shuffling: from single rows to whole parts.
@@ -50,6 +90,7 @@ Case random_case(std::mt19937& random, int64_t cp, CpCommType exchange) {
     for (int64_t i = first; i < std::min(first + run, c.whole); ++i) rows.push_back(i);
   }
   c.all_rows = at::tensor(rows, at::kLong).view({cp, -1});
+  c.seen_only = number(0, 1) == 0;
   if (number(0, 2) == 0) return c;
   c.documents = at::empty({kBatch, c.whole}, at::kLong);
   auto ids = c.documents.accessor<int64_t, 2>();
@@ -74,37 +115,52 @@ nn::Microbatch batch_of(const Case& c, int64_t rank) {
   batch.all_rows = c.all_rows;
   batch.rows = c.all_rows[rank];
   batch.full_seq_len = c.whole;
+  if (!c.seen_only) return batch;
+  batch.keys = travel_of(c, rank, 1);
+  batch.keys_of_groups = travel_of(c, rank, c.neighbours);
   return batch;
 }
 
+void set_exchange(nn::CoreSpec& spec, const Case& c, const comm::Groups& groups) {
+  spec.cp = groups.cp, spec.cp_a2a = groups.cp_a2a, spec.cp_p2p = groups.cp_p2p;
+  spec.exchange = c.exchange;
+}
+
+// Ranks of one sequence. With a2a+p2p pairs of neighbours share heads; three ranks pass round only.
+void run_context_ranks(int cp, CpCommType exchange, const comm::RankBody& body, const RunOptions& options = {}) {
+  Layout layout{.cp = cp};
+  if (exchange == CpCommType::a2a_p2p) layout.context_levels = cp % 2 == 0 ? "2," + std::to_string(cp / 2) : "1,3";
+  run_ranks(cp, layout, body, options);
+}
+
 // What a rank of the group gets, in the places of its rows of the whole.
-void expect_as_whole(const Case& c, const comm::Group& cp, at::ScalarType dtype, double tolerance) {
+void expect_as_whole(const Case& c, const comm::Groups& groups, at::ScalarType dtype, double tolerance) {
+  const comm::Group& cp = groups.cp;
   const nn::CoreInputs whole = inputs(c, dtype);
   const at::Tensor dy = sample({c.whole, kBatch, c.h.heads, c.h.dv}, 8, dtype);
   nn::CoreSpec spec = core_spec(whole, c.dropout, 2);
   const Attended wanted = plain_attention(whole, {spec, {}, batch_of(c, -1)}, dy);
   const nn::Microbatch batch = batch_of(c, cp.index());
   const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.rows); };
-  spec.cp = cp;
-  spec.exchange = c.exchange;
+  set_exchange(spec, c, groups);
   const nn::Positions rows{0, batch.rows, c.whole};
   expect_attended(attended({part(whole.q), part(whole.k), part(whole.v)}, {spec, {rows, rows}, batch}, part(dy)),
                   {part(wanted.out), part(wanted.dq), part(wanted.dk), part(wanted.dv)}, tolerance);
 }
 
-constexpr CpCommType kExchanges[] = {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a};
+constexpr CpCommType kExchanges[] = {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p};
 
 void walk(at::ScalarType dtype, int rounds, const std::function<double(int64_t cp)>& tolerance) {
   for (const int cp : {2, 3, 4}) {
     for (const CpCommType exchange : kExchanges) {
-      run_ranks(cp, {.cp = cp}, [&](const comm::World& world) {
+      run_context_ranks(cp, exchange, [&](const comm::World& world) {
         std::mt19937 random(17);
         for (int round = 0; round < rounds; ++round) {
           const Case c = random_case(random, cp, exchange);
           SCOPED_TRACE(testing::Message() << config::text_of(exchange) << " cp " << cp << " round " << round << ": "
                                           << c.h.heads << "/" << c.h.groups << " heads of " << c.h.d << " and "
                                           << c.h.dv << ", " << c.whole << " rows, dropout " << c.dropout);
-          expect_as_whole(c, world.groups().cp, dtype, tolerance(cp));
+          expect_as_whole(c, world.groups(), dtype, tolerance(cp));
           if (testing::Test::HasFailure()) return;
         }
       });
@@ -123,23 +179,20 @@ TEST(ContextAttention, JoinsHalfTypesInAtLeastFp32) {
   walk(at::kBFloat16, 20, [](int64_t cp) { return static_cast<double>(4 + cp) * 0x1p-8; });
 }
 
-// Bytes that all ranks send, of one forward and one backward.
-comm::Traffic::Count counted(CpCommType exchange, int cp, const Heads& h, const char* operation, bool backward) {
+// What all ranks send in one forward, or in a forward and a backward, in bf16.
+comm::Traffic::Count counted(const Case& c, const char* operation, bool backward, const char* group = "cp") {
+  const auto cp = static_cast<int>(c.all_rows.size(0));
   const auto traffic = std::make_shared<comm::Traffic>();
   RunOptions options;
   options.traffic = traffic;
-  run_ranks(
-      cp, {.cp = cp},
+  run_context_ranks(
+      cp, c.exchange,
       [&](const comm::World& world) {
-        Case c;
-        c.h = h, c.whole = 4 * cp, c.exchange = exchange;
-        c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
         const nn::CoreInputs whole = inputs(c, at::kBFloat16);
         nn::CoreSpec spec = core_spec(whole);
-        spec.cp = world.groups().cp;
-        spec.exchange = exchange;
+        set_exchange(spec, c, world.groups());
         const nn::Microbatch batch = batch_of(c, world.groups().cp.index());
-        const auto part = [&](const at::Tensor& x) { return x.narrow(0, 0, 4); };
+        const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.rows); };
         const nn::Positions rows{0, batch.rows, c.whole};
         const nn::CoreAttention core(spec, {});
         nn::CoreSaved saved;
@@ -148,7 +201,7 @@ comm::Traffic::Count counted(CpCommType exchange, int cp, const Heads& h, const 
         if (backward) core.backward(out, saved);
       },
       options);
-  return traffic->of("cp", operation);
+  return traffic->of(group, operation);
 }
 
 TEST(ContextAttention, SendsTheBytesOfTheFormula) {
@@ -157,7 +210,10 @@ TEST(ContextAttention, SendsTheBytesOfTheFormula) {
     SCOPED_TRACE(testing::Message() << "cp " << cp);
     const int64_t tokens = 4 * kBatch, kv = tokens * 2 * (16 + 8), half = 2;  // of one rank
     const auto bytes = [&](CpCommType exchange, const char* operation, bool backward) {
-      return counted(exchange, cp, h, operation, backward).bytes / cp;
+      Case c;
+      c.h = h, c.whole = 4 * cp, c.exchange = exchange;
+      c.all_rows = at::arange(c.whole, at::kLong).view({cp, -1});
+      return counted(c, operation, backward).bytes / cp;
     };
     EXPECT_EQ(bytes(CpCommType::p2p, "send", false), (cp - 1) * half * kv);
     EXPECT_EQ(bytes(CpCommType::p2p, "send", true), 2 * (cp - 1) * half * kv + cp * 4 * kv) << "gradients in fp32";
@@ -169,6 +225,47 @@ TEST(ContextAttention, SendsTheBytesOfTheFormula) {
     EXPECT_EQ(bytes(CpCommType::a2a, "all_to_all", false), half * (q + copies * kv + out));
     EXPECT_EQ(bytes(CpCommType::a2a, "all_to_all", true), half * (3 * q + 3 * copies * kv + 3 * out));
   }
+}
+
+// On pairs of neighbours: queries and results of half the heads to the other, and their keys and values, to which a
+// head of each group belongs; then the ring of two, with the rows of both and half the heads.
+TEST(ContextAttention, SendsTheBytesOfBothLevels) {
+  Case c;
+  c.h = {8, 2, 16, 8}, c.whole = 16, c.exchange = CpCommType::a2a_p2p, c.neighbours = 2;
+  c.all_rows = at::arange(16, at::kLong).view({4, 4});
+  const int64_t tokens = 4 * kBatch, kv = tokens * 2 * (16 + 8), q = tokens * 8 * 16, out = tokens * 8 * 8, half = 2;
+  EXPECT_EQ(counted(c, "all_to_all", false, "cp-a2a").bytes, 4 * half * (q + kv + out));
+  EXPECT_EQ(counted(c, "all_to_all", true, "cp-a2a").bytes, 4 * half * (3 * q + 3 * kv + 3 * out));
+  EXPECT_EQ(counted(c, "send", false, "cp-p2p").bytes, 4 * half * kv) << "twice the rows, half the heads";
+  EXPECT_EQ(counted(c, "send", true, "cp-p2p").bytes, 4 * (2 * half * kv + 2 * 4 * kv));
+  EXPECT_EQ(counted(c, "send", true, "cp").calls, 0);
+  c.seen_only = true;
+  c.documents = at::arange(16, at::kLong).div(8, "floor").expand({kBatch, 16}).contiguous();
+  EXPECT_EQ(counted(c, "send", true, "cp-p2p").calls, 0) << "each group has a document";
+}
+
+// Documents of 8, 3 and 5 tokens on 4 ranks with 4 positions each: rank 1 sees the 4 keys of rank 0, rank 3 the one
+// behind the second document of rank 2. Ranks 0 and 2 get nothing, and no two others talk.
+TEST(ContextAttention, SendsOnlyTheKeysThatAreSeen) {
+  Case c;
+  c.h = {8, 2, 16, 8}, c.whole = 16, c.seen_only = true;
+  c.all_rows = at::arange(16, at::kLong).view({4, 4});
+  c.documents =
+      at::tensor({0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2}, at::kLong).expand({kBatch, 16}).contiguous();
+  const int64_t kv = kBatch * 2 * (16 + 8), half = 2, seen = 4 + 1;  // kv: of a token
+  const auto check = [&](const char* operation, bool backward, int64_t calls, int64_t bytes) {
+    const comm::Traffic::Count count = counted(c, operation, backward);
+    EXPECT_EQ(count.calls, calls) << operation << backward;
+    EXPECT_EQ(count.bytes, bytes) << operation << backward;
+  };
+  check("send", false, 2, half * seen * kv);
+  check("send", true, 6, 2 * half * seen * kv + 4 * seen * kv);
+  c.exchange = CpCommType::all_gather;  // own rows are in the call and stay where they are
+  check("all_to_all", false, 4 * 2, half * (16 + seen) * kv);
+  check("all_to_all", true, 4 * 6, 3 * half * (16 + seen) * kv);
+  c.exchange = CpCommType::p2p;
+  c.documents = at::arange(16, at::kLong).div(4, "floor").expand({kBatch, 16}).contiguous();
+  check("send", true, 0, 0);
 }
 
 }  // namespace

@@ -91,6 +91,30 @@ TEST(DryRun, TheBubbleIsThatOfTheTableWithEveryRanksOperations) {
   EXPECT_NEAR(*dry(fit_request(8, kEight), equal).pipeline.bubble_share, 1.0 / 9, 1e-14);  // sums of at most 32 times
 }
 
+// Layers of both stages, with their own exchanges: of b 4, s 16 rows of keys and values of 2 x 64 in bf16.
+TEST(DryRun, OfContextParallelismSaysWhatEachLayerSends) {
+  const FitRequest request =
+      fit_request(4, {"parallel.context_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
+                      "parallel.cp_comm_type=p2p,p2p,p2p,all_gather,p2p,p2p,a2a,p2p"});
+  const DryRun run = dry(request);
+  const json out = json_of(run)["context_parallel"];
+  EXPECT_EQ(out["cut"], "zigzag");
+  ASSERT_EQ(out["layers"].size(), 8u);
+  const int64_t kv = 4 * 16 * 2 * 64 * 2, product = 2 * 4 * 64 * 16 * 32 / 2;
+  for (size_t layer = 0; layer < 8; ++layer) {
+    const json& of = out["layers"][layer];
+    EXPECT_EQ(of["layer"], layer);
+    EXPECT_EQ(of["exchange"], layer == 3 ? "all_gather" : layer == 6 ? "a2a" : "p2p");
+    EXPECT_EQ(of["bytes"]["forward"], kv) << "by a2a half of q, k, v and out";
+    EXPECT_EQ(of["bytes"]["backward"], layer == 3 || layer == 6 ? 2 * kv : kv + 2 * 2 * kv) << "p2p: sums in fp32";
+    EXPECT_EQ(of["operations"]["forward"], 2 * product);
+    EXPECT_EQ(of["operations"]["backward"], 5 * product);
+  }
+  const std::string text = preflight::text(run);
+  EXPECT_NE(text.find("p2p (6 layers) sends 16.0 KiB forward and 80.0 KiB backward"), std::string::npos) << text;
+  EXPECT_TRUE(json_of(dry(fit_request(4)))["context_parallel"].is_null());
+}
+
 TEST(DryRun, JsonHoldsTheTableInWholeBytes) {
   FitRequest request = fit_request(8, kEight, machine(8, 1000));
   request.config.precision.grad_norm_skip_threshold = std::numeric_limits<double>::infinity();

@@ -21,6 +21,7 @@ struct Layout {
   int dp = 1;
   int cp = 1;
   int vpp = 1;
+  std::string context_levels = {};  // parallel.hierarchical_context_parallel_sizes
 };
 
 inline topology::RankGrid grid_of(int num_ranks, const Layout& layout) {
@@ -29,6 +30,7 @@ inline topology::RankGrid grid_of(int num_ranks, const Layout& layout) {
   parallel.pipeline_model_parallel_size = layout.pp;
   parallel.context_parallel_size = layout.cp;
   parallel.virtual_pipeline_model_parallel_size = layout.vpp;
+  parallel.hierarchical_context_parallel_sizes = layout.context_levels;
   return topology::RankGrid(num_ranks, parallel);
 }
 

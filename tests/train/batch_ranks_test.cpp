@@ -137,6 +137,10 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     part.all_rows = at::stack({part.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
     part.row_runs = {{0, 2}, {7, 3}};
     part.full_seq_len = 10;
+    part.keys.sent = {{}, {{1, 2}, {4, 1}}};
+    part.keys.received = {{}, {{0, 3}}};
+    part.keys_of_groups.sent = {{{5, 6}}};
+    part.keys_of_groups.received = {{{7, 8}, {9, 10}}};
     std::vector<nn::Microbatch> mine;
     if (world.rank() == 0) mine = {train::stack_samples(host_batch(5, 3, false), at::kDouble), part};
     const auto batches = train::broadcast_batches(mine, 2, world.groups().batch, at::kDouble);
@@ -151,6 +155,21 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     EXPECT_EQ(batches[1].row_runs[1].first, 7);
     EXPECT_EQ(batches[1].row_runs[1].count, 3);
     EXPECT_EQ(batches[1].full_seq_len, 10);
+    EXPECT_TRUE(batches[0].keys.sent.empty() && batches[0].keys.received.empty());
+    const nn::KeyTravel& keys = batches[1].keys;
+    ASSERT_EQ(keys.sent.size(), 2U);
+    ASSERT_EQ(keys.received.size(), 2U);
+    EXPECT_TRUE(keys.sent[0].empty() && keys.received[0].empty());
+    ASSERT_EQ(keys.sent[1].size(), 2U);
+    EXPECT_EQ(keys.sent[1][1].first, 4);
+    EXPECT_EQ(keys.sent[1][1].count, 1);
+    ASSERT_EQ(keys.received[1].size(), 1U);
+    EXPECT_EQ(keys.received[1][0].count, 3);
+    const nn::KeyTravel& of_groups = batches[1].keys_of_groups;
+    ASSERT_EQ(of_groups.sent.size(), 1U);
+    ASSERT_EQ(of_groups.received.size(), 1U);
+    EXPECT_EQ(of_groups.sent[0][0].first, 5);
+    EXPECT_EQ(of_groups.received[0][1].count, 10);
   });
 }
 

@@ -84,7 +84,7 @@ std::vector<ContextLayout> all_layouts(bool with_experts) {
         for (int64_t dp = 1; tp * cp * pp * dp <= 8; ++dp) {
           for (const SequenceCutKind cut :
                {SequenceCutKind::zigzag, SequenceCutKind::contiguous, SequenceCutKind::balanced}) {
-            for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a,p2p,all_gather,p2p"}) {
+            for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p", "a2a,p2p,all_gather,a2a+p2p"}) {
               const int64_t ep = !with_experts ? 1 : layouts.size() % 2 == 0 ? tp * cp : cp / 2;
               layouts.push_back(
                   {tp, cp, pp, vpp, dp, ep, cut, exchange, kStrategies[layouts.size() % std::size(kStrategies)]});
@@ -109,6 +109,8 @@ config::Config with_layout(config::Config config, const ContextLayout& layout) {
   p.overlap_p2p_comm = layout.vpp > 1;
   p.context_parallel_cut = layout.cut;
   p.cp_comm_type = layout.exchange;
+  if (p.cp_comm_type.find("a2a+p2p") != std::string::npos)
+    p.hierarchical_context_parallel_sizes = "2," + std::to_string(layout.cp / 2);
   p.data_parallel_sharding_strategy = layout.sharding;
   p.ddp_bucket_size = 2000;
   config.train.global_batch_size = 4 * layout.dp * config.train.micro_batch_size;

@@ -38,7 +38,7 @@ struct Ran {
 using BatchesOf = std::function<std::vector<nn::Microbatch>(train::Assembly&, int64_t step)>;
 
 Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t steps,
-                const BatchesOf& batches_of = test::batches_of, bool variable_lengths = false) {
+                const BatchesOf& batches_of = test::parts_of_batches, bool variable_lengths = false) {
   Ran ran;
   test::run_cut(config, layout, [&](const comm::World& world) {
     const auto a = train::assemble(config, world, test::kVocab);
@@ -152,6 +152,27 @@ TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
       const std::vector<Modules> some{kScopes[turn % 2], kScopes[turn % 2 + 2]};
       expect_same_bits_in_every_scope(config, layout, test::whole_walks() ? kScopes : some);
       ++turn;
+    }
+  }
+}
+
+// The exchange of keys and values is part of the attention that is captured.
+TEST(PartialGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
+  for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+    for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 4, false}, {1, 2, 1, 2, false}}) {
+      SCOPED_TRACE(testing::Message() << exchange << " pp " << layout.pp);
+      config::Config config = test::small_gpt();
+      config.parallel.context_parallel_size = layout.dp;
+      config.parallel.cp_comm_type = exchange;
+      if (std::string(exchange) == "a2a+p2p")
+        config.parallel.hierarchical_context_parallel_sizes = layout.dp == 4 ? "2,2" : "2,1";
+      config = test::cut(config, layout);
+      config::Config graphs = config;
+      graphs.train.cuda_graph_impl = CudaGraphImpl::local;
+      graphs.train.cuda_graph_warmup_steps = kWarmup;
+      const Ran captured = train_steps(graphs, layout, 6);
+      EXPECT_GT(captured.sizes.training.graphs, 0);
+      expect_same_bits(captured, train_steps(config, layout, 6));
     }
   }
 }

@@ -29,7 +29,8 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
       const train::StepOutcome outcome = test::step_at(*a, step);
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
-      if (step % 2 == 1) mine.evaluated.push_back(train::evaluate_step(*a, test::batches_of(*a, step + 100)).mean());
+      if (step % 2 == 1)
+        mine.evaluated.push_back(train::evaluate_step(*a, test::parts_of_batches(*a, step + 100)).mean());
     }
     mine.state = test::whole_state(*a);
     if (world.rank() == 0) ran = std::move(mine);
@@ -71,6 +72,23 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
       config.parallel.data_parallel_sharding_strategy = sharding;
       config = test::cut(config, layout);
       expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
+    }
+  }
+}
+
+// Ranks that share sequences: every exchange of keys and values is in the graph.
+TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
+  for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+    for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 4, false}, {2, 2, 1, 2, true}}) {
+      SCOPED_TRACE(::testing::Message() << exchange << " tp " << layout.tp);
+      config::Config config = test::small_gpt();
+      config.parallel.context_parallel_size = layout.dp;
+      config.parallel.cp_comm_type = exchange;
+      if (std::string(exchange) == "a2a+p2p")
+        config.parallel.hierarchical_context_parallel_sizes = layout.dp == 4 ? "2,2" : "1,2";
+      config = test::cut(config, layout);
+      const Ran graph = train_steps(with_graphs(config), layout, 6);
+      expect_same_bits(graph, train_steps(config, layout, 6));
     }
   }
 }

@@ -18,6 +18,7 @@ class Checker {
 
   std::vector<config::Violation> run() {
     messages();
+    exchanges();
     fusions();
     precision();
     offload();
@@ -42,6 +43,14 @@ class Checker {
     if (s_.overlap_p2p_comm_warmup_flush && (!s_.overlap_p2p_comm || s_.batch_p2p_comm)) {
       refuse(list_, "overlap_p2p_comm_warmup_flush", "true", "needs parallel.overlap_p2p_comm and unbatched messages",
              "turn it off");
+    }
+  }
+
+  void exchanges() {
+    if (s_.cp_comm_types && static_cast<int64_t>(s_.cp_comm_types->size()) != s_.num_layers) {
+      refuse(list_, "parallel.cp_comm_type", s_.cp_comm_types->size(),
+             base::concat("is a list of another length than model.num_layers = ", s_.num_layers),
+             "name one for each layer");
     }
   }
 

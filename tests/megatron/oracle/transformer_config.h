@@ -58,7 +58,8 @@ struct TransformerConfig : config::TransformerSettings {
   int64_t cpu_offloading_num_layers = 0;
   bool fine_grained_activation_offloading = false;
   std::vector<std::string> offload_modules;
-  std::optional<int64_t> max_inflight_offloads;  // fine_grained_offloading_max_inflight_offloads
+  std::optional<int64_t> max_inflight_offloads;           // fine_grained_offloading_max_inflight_offloads
+  std::optional<std::vector<std::string>> cp_comm_types;  // a list; one word has no rule
   double hidden_dropout = 0.1, attention_dropout = 0.1;
   CudaGraphOptions cuda_graphs;  // `graphs` is made of it
   ExpertOptions expert_options;

@@ -1,0 +1,114 @@
+// context_cuts [PREFIX...]: how even the cuts of a sequence are, cp 2 to 64: the most attention area of a rank over
+// the mean, and the keys that travel as a share of those of a gather; of made-up lengths with fixed seeds, and of the
+// documents of data sets (PREFIX.idx, .bin), shuffled and packed end to end. Then the planner's time.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "files/file_system.h"
+#include "files/indexed_dataset.h"
+#include "plan/sequence_draw.h"
+#include "timing.h"
+
+namespace {
+
+using namespace metroplex;
+using plan::SequenceCutKind;
+
+struct Lengths {
+  std::string name;
+  std::vector<int64_t> documents;
+};
+
+// Lengths that add up to `length`.
+template <class Draw>
+std::vector<int64_t> filled(int64_t length, const Draw& draw) {
+  std::vector<int64_t> lengths;
+  for (int64_t left = length; left > 0; left -= lengths.back())
+    lengths.push_back(std::clamp<int64_t>(static_cast<int64_t>(draw()), 1, left));
+  return lengths;
+}
+
+Lengths of_data_set(const std::string& prefix, int64_t length) {
+  files::PosixFileSystem disk;
+  const files::IndexedDataset data(disk, prefix);
+  std::vector<int64_t> all;
+  for (int64_t d = 0; d < data.num_documents(); ++d) {
+    int64_t tokens = 0;
+    for (int64_t s = data.document_begin(d); s < data.document_begin(d + 1); ++s) tokens += data.length(s);
+    if (tokens > 0) all.push_back(tokens);
+  }
+  std::mt19937 random(11);
+  std::shuffle(all.begin(), all.end(), random);
+  size_t next = 0;
+  return {prefix.substr(prefix.find_last_of('/') + 1), filled(length, [&] { return all[next++ % all.size()]; })};
+}
+
+std::vector<Lengths> distributions(int64_t length) {
+  std::mt19937 random(7);
+  std::lognormal_distribution<double> narrow(std::log(400.0), 1), wide(std::log(400.0), 2);
+  std::uniform_int_distribution<int64_t> crumb(1, 200);
+  std::vector<int64_t> giant = filled(length - length / 2, [&] { return crumb(random); });
+  giant.insert(giant.begin() + static_cast<std::ptrdiff_t>(giant.size() / 3), length / 2);
+  std::vector<Lengths> all{{"one", {length}},
+                           {"log-normal, sigma 1", filled(length, [&] { return narrow(random); })},
+                           {"log-normal, sigma 2", filled(length, [&] { return wide(random); })}};
+  all.push_back({"a giant of half the tokens among crumbs of up to 200", giant});
+  return all;
+}
+
+void print(const Lengths& lengths, int cp) {
+  const plan::DocumentLengths documents{lengths.documents};
+  std::printf("| %zu: %s | %d |", lengths.documents.size(), lengths.name.c_str(), cp);
+  for (const auto& [kind, slack] : {std::pair{SequenceCutKind::zigzag, 0.0},
+                                    {SequenceCutKind::contiguous, 0.0},
+                                    {SequenceCutKind::balanced, 0.0},
+                                    {SequenceCutKind::balanced, 0.1}}) {
+    const plan::SequenceCut cut = plan::cut_sequence(documents, {kind, cp, slack});
+    const plan::KeyTraffic keys = plan::key_traffic(cut, plan::seen_keys(documents, cut));
+    std::printf(" %.3f, %.1f %% |", plan::cut_load(documents, cut).area_ratio,
+                100 * static_cast<double>(keys.seen) / static_cast<double>(std::max<int64_t>(1, keys.all)));
+  }
+  std::printf("\n");
+}
+
+void print_times() {
+  std::mt19937 random(3);
+  std::lognormal_distribution<double> lengths(std::log(60.0), 1);
+  const plan::DocumentLengths documents{filled(1 << 20, [&] { return lengths(random); })};
+  std::printf("\n| tokens | documents | cp | cut, ms | lists of keys, ms |\n|---|---|---|---|---|\n");
+  for (const int cp : {8, 64}) {
+    std::vector<double> cuts, keys;
+    for (int i = 0; i < 15; ++i) {
+      const auto start = bench::Clock::now();
+      const plan::SequenceCut cut = plan::cut_sequence(documents, {SequenceCutKind::balanced, cp, 0.05});
+      cuts.push_back(bench::seconds_since(start) * 1e3);
+      const auto then = bench::Clock::now();
+      const auto seen = plan::seen_keys(documents, cut);
+      keys.push_back(seen.empty() ? 0 : bench::seconds_since(then) * 1e3);
+    }
+    std::printf("| %d | %zu | %d | %.1f | %.1f |\n", 1 << 20, documents[0].size(), cp, bench::median(cuts),
+                bench::median(keys));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr int64_t kTokens = 131072;
+  std::vector<Lengths> all = distributions(kTokens);
+  for (int i = 1; i < argc; ++i) all.push_back(of_data_set(argv[i], kTokens));
+  std::printf(
+      "| documents in %lld tokens | cp | zigzag | contiguous | balanced | balanced, 10 %% slack of tokens |\n",
+      static_cast<long long>(kTokens));
+  std::printf("|---|---|---|---|---|---|\n");
+  for (const Lengths& lengths : all) {
+    for (int cp = 2; cp <= 64; cp *= 2) print(lengths, cp);
+  }
+  print_times();
+  return 0;
+}

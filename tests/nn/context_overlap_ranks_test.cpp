@@ -1,0 +1,116 @@
+// How much of an exchange of keys the attention hides, by the virtual clock: CPU time is a number that goes up by
+// kWork with each kernel of attention, so all times are exact.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "comm/backends/virtual_clock.h"
+#include "nn/core_attention.h"
+#include "nn/plain_attention.h"
+#include "support/run_ranks.h"
+
+namespace metroplex::test::context_overlap_ranks_test {
+namespace {
+
+using config::CpCommType;
+
+constexpr double kWork = 1;  // seconds of a kernel
+
+class CountsWork final : public cuda::Recorder {
+ public:
+  explicit CountsWork(double& seconds) : seconds_(seconds) {}
+  void run(cuda::Operation operation) override {
+    operation.run();
+    seconds_ += kWork;
+  }
+
+ private:
+  double& seconds_;
+};
+
+struct Ends {
+  double forward = 0, backward = 0;
+};
+
+// Of every rank, whose four rows make messages that take `hop` seconds, gradients as long.
+std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const std::vector<int64_t>& documents = {}) {
+  const int64_t rows = 4, whole = cp * rows, bytes = rows * 2 * (8 + 8) * 8;
+  std::vector<double> cpu(static_cast<size_t>(cp), 0);
+  const auto clock = std::make_shared<comm::VirtualClock>(cp, comm::LinkCost{0, static_cast<double>(bytes) / hop},
+                                                          [&](int rank) { return cpu[static_cast<size_t>(rank)]; });
+  std::vector<Ends> ends(static_cast<size_t>(cp));
+  const auto body = [&](const comm::World& world) {
+    const at::NoGradGuard no_grad;
+    const comm::Group& group = world.groups().cp;
+    nn::Microbatch batch;
+    batch.all_rows = at::arange(whole, at::kLong).view({cp, rows});
+    batch.rows = batch.all_rows[group.index()];
+    batch.full_seq_len = whole;
+    if (!documents.empty()) {  // of whole ranks, which see those before them in their document
+      batch.document_ids = at::tensor(documents, at::kLong).repeat_interleave(rows).view({1, whole});
+      const auto runs = [&](int reader, int owner) {
+        const bool seen =
+            owner < reader && documents[static_cast<size_t>(owner)] == documents[static_cast<size_t>(reader)];
+        return seen ? std::vector<nn::RowRun>{{0, rows}} : std::vector<nn::RowRun>{};
+      };
+      for (int other = 0; other < cp; ++other) {
+        batch.keys.sent.push_back(runs(other, group.index()));
+        batch.keys.received.push_back(runs(group.index(), other));
+      }
+    }
+    const nn::CoreInputs in{at::ones({rows, 1, 2, 8}, at::kDouble), at::ones({rows, 1, 2, 8}, at::kDouble),
+                            at::ones({rows, 1, 2, 8}, at::kDouble)};
+    CountsWork work(cpu[static_cast<size_t>(world.rank())]);
+    nn::CoreSpec spec = core_spec(in);
+    spec.cp = group, spec.exchange = exchange, spec.target.recorder = &work;
+    const nn::CoreAttention core(spec, {});
+    const nn::Positions positions{0, batch.rows, whole};
+    nn::CoreSaved saved;
+    Ends& mine = ends[static_cast<size_t>(world.rank())];
+    const at::Tensor out = core.forward(in.q, in.k, in.v, {positions, positions}, batch, &saved).x;
+    comm::barrier(group);
+    mine.forward = clock->now(world.rank());
+    core.backward(out, saved);
+    comm::barrier(group);
+    mine.backward = clock->now(world.rank()) - mine.forward;
+  };
+  RunOptions options;
+  options.clock = clock;
+  run_ranks(cp, {.cp = cp}, body, options);
+  return ends;
+}
+
+// Forward a rank works once on each block, and the next one travels meanwhile: a hop takes the longer of both.
+// Backward the gradients of a block travel beside those of the next one, and the last ones have nothing to hide
+// behind.
+TEST(ContextOverlap, TheRingHidesItsExchangeBehindTheWork) {
+  for (const int cp : {2, 4, 8}) {
+    for (const double hop : {0.25, 1.0, 4.0}) {
+      const double step = std::max(kWork, hop);
+      for (const Ends& ends : run_exchange(cp, CpCommType::p2p, hop)) {
+        EXPECT_DOUBLE_EQ(ends.forward, (cp - 1) * step + kWork) << "cp " << cp << " hop " << hop;
+        EXPECT_DOUBLE_EQ(ends.backward, (cp - 1) * step + kWork + hop) << "cp " << cp << " hop " << hop;
+      }
+      for (const Ends& ends : run_exchange(cp, CpCommType::all_gather, hop))
+        EXPECT_DOUBLE_EQ(ends.forward, (cp - 1) * hop + kWork) << "keys and values at once, and then the work";
+    }
+  }
+}
+
+// Two documents of two ranks each: a rank waits for one exchange at most, that of the rank before it.
+TEST(ContextOverlap, OnlyKeysThatAreSeenAreWaitedFor) {
+  for (const double hop : {0.25, 4.0}) {
+    for (const Ends& ends : run_exchange(4, CpCommType::p2p, hop, {0, 0, 1, 1})) {
+      EXPECT_DOUBLE_EQ(ends.forward, std::max(kWork, hop) + kWork);
+      EXPECT_DOUBLE_EQ(ends.backward, std::max(kWork, hop) + kWork + hop);
+    }
+    for (const Ends& ends : run_exchange(4, CpCommType::p2p, hop, {0, 1, 2, 3})) {
+      EXPECT_DOUBLE_EQ(ends.forward, kWork);
+      EXPECT_DOUBLE_EQ(ends.backward, kWork);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace metroplex::test::context_overlap_ranks_test

@@ -1,0 +1,115 @@
+// The part of a microbatch that a context-parallel rank has, against the definition: rows, and which keys travel.
+#include "train/sequence_part.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <random>
+#include <set>
+
+#include "train/batch.h"
+
+namespace metroplex::test::sequence_part_test {
+namespace {
+
+using config::SequenceCutKind;
+
+// Two samples whose documents differ.
+nn::Microbatch whole_batch(std::mt19937& random, int64_t length) {
+  train::HostBatch host;
+  host.numbers = {0, 1, 0};
+  host.vocab_size = 1000;
+  for (int64_t s = 0; s < 2; ++s) {
+    data::Sample sample;
+    int64_t document = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      if (random() % 7 == 0) ++document;
+      sample.tokens.push_back(i);
+      sample.labels.push_back(i + 1);
+      sample.position_ids.push_back(i);
+      sample.document_ids.push_back(document);
+      sample.loss_mask.push_back(1);
+    }
+    host.samples.push_back(std::move(sample));
+  }
+  return train::stack_samples(host, at::kFloat);
+}
+
+std::set<int64_t> positions_of(const at::Tensor& rows, const std::vector<nn::RowRun>& runs) {
+  std::set<int64_t> all;
+  for (const nn::RowRun& run : runs) {
+    for (int64_t i = run.first; i < run.first + run.count; ++i) all.insert(rows[i].item<int64_t>());
+  }
+  return all;
+}
+
+// Positions of `owner` that a query of `reader` sees in some sample.
+std::set<int64_t> seen(const nn::Microbatch& whole, const at::Tensor& readers, const at::Tensor& owners) {
+  const auto ids = whole.document_ids.accessor<int64_t, 2>();
+  const auto of_reader = readers.accessor<int64_t, 1>(), of_owner = owners.accessor<int64_t, 1>();
+  std::set<int64_t> all;
+  for (int64_t i = 0; i < readers.size(0); ++i) {
+    for (int64_t j = 0; j < owners.size(0); ++j) {
+      const int64_t query = of_reader[i], key = of_owner[j];
+      if (key <= query && (ids[0][key] == ids[0][query] || ids[1][key] == ids[1][query])) all.insert(key);
+    }
+  }
+  return all;
+}
+
+TEST(SequencePart, KeysThatTravelAreThoseThatAreSeen) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 40; ++round) {
+    const int cp = 2 + static_cast<int>(random() % 3);
+    const nn::Microbatch whole = whole_batch(random, cp * 2 * (1 + static_cast<int64_t>(random() % 6)));
+    for (const SequenceCutKind kind :
+         {SequenceCutKind::zigzag, SequenceCutKind::contiguous, SequenceCutKind::balanced}) {
+      SCOPED_TRACE(testing::Message() << config::text_of(kind) << " cp " << cp << " round " << round);
+      for (int rank = 0; rank < cp; ++rank) {
+        const nn::Microbatch part = train::part_of(whole, {cp, rank, kind, 1});
+        ASSERT_EQ(part.keys.sent.size(), static_cast<size_t>(cp));
+        EXPECT_TRUE(at::equal(part.tokens[0], part.rows)) << "the tokens of whole_batch are their positions";
+        for (int other = 0; other < cp; ++other) {
+          const at::Tensor mine = part.all_rows[rank], theirs = part.all_rows[other];
+          const auto &sent = part.keys.sent[static_cast<size_t>(other)],
+                     &received = part.keys.received[static_cast<size_t>(other)];
+          const std::set<int64_t> none;
+          EXPECT_EQ(positions_of(mine, sent), other == rank ? none : seen(whole, theirs, mine));
+          EXPECT_EQ(positions_of(theirs, received), other == rank ? none : seen(whole, mine, theirs));
+        }
+      }
+    }
+  }
+}
+
+// Groups of two neighbours: their rows one after the other.
+TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 40; ++round) {
+    const nn::Microbatch whole = whole_batch(random, 8 * (1 + static_cast<int64_t>(random() % 6)));
+    for (const SequenceCutKind kind : {SequenceCutKind::zigzag, SequenceCutKind::balanced}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const nn::Microbatch part = train::part_of(whole, {4, rank, kind, 1, 2});
+        ASSERT_EQ(part.keys_of_groups.sent.size(), 2U);
+        const int mine = rank / 2, other = 1 - mine;
+        const at::Tensor groups = part.all_rows.view({2, -1});
+        EXPECT_EQ(positions_of(groups[mine], part.keys_of_groups.sent[static_cast<size_t>(other)]),
+                  seen(whole, groups[other], groups[mine]));
+        EXPECT_EQ(positions_of(groups[other], part.keys_of_groups.received[static_cast<size_t>(other)]),
+                  seen(whole, groups[mine], groups[other]));
+        EXPECT_TRUE(part.keys_of_groups.sent[static_cast<size_t>(mine)].empty());
+      }
+    }
+  }
+}
+
+TEST(SequencePart, WithoutDocumentsAllKeysTravel) {
+  std::mt19937 random(5);
+  nn::Microbatch whole = whole_batch(random, 16);
+  whole.document_ids = at::Tensor();
+  EXPECT_TRUE(train::part_of(whole, {4, 1, SequenceCutKind::zigzag, 1}).keys.sent.empty());
+}
+
+}  // namespace
+}  // namespace metroplex::test::sequence_part_test
