@@ -70,7 +70,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
   Rules rules(sane, world_size, use);
   rules.list = transformer_violations(transformer_settings(sane));
   for (const auto check :
-       {check_ranks, check_device, check_context_parallel, check_model, check_experts, check_pipeline, check_batch,
+       {check_ranks, check_device, check_context_parallel, check_model, check_attention, check_experts, check_pipeline, check_batch,
         check_lengths, check_optim, check_optimizer_state, check_precision, check_sharding, check_recompute,
         check_offload, check_data, check_checkpoint, check_loop, check_cuda_graphs}) {
     check(rules);

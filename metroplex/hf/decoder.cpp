@@ -1,6 +1,7 @@
 #include "hf/decoder.h"
 
 #include <charconv>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -24,6 +25,25 @@ Dims row_major(const Dims& shape) {
   return strides;
 }
 
+void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& settings) {
+  const int64_t positions = config.integer("max_position_embeddings", 2048);
+  const int64_t before = said.integer("original_max_position_embeddings", positions);
+  set(settings, "rotary_scaling_factor",
+      said.number("factor", static_cast<double>(positions) / static_cast<double>(std::max<int64_t>(1, before))));
+  set(settings, "original_max_position_embeddings", before);
+  set(settings, "beta_fast", said.number("beta_fast", 32.0));
+  set(settings, "beta_slow", said.number("beta_slow", 1.0));
+  set(settings, "yarn_correction_range_round_to_int", said.flag("truncate", true));
+  // Only with both of them theirs reads mscale; mscale_all_dim alone sharpens latent attention.
+  const double mscale = said.number("mscale", 0.0), all_dim = said.number("mscale_all_dim", 0.0);
+  const bool both = mscale != 0 && all_dim != 0;
+  set(settings, "mscale", both ? mscale : 1.0);
+  set(settings, "mscale_all_dim", all_dim);
+  if (said.has("attention_factor")) set(settings, "yarn_attention_factor", said.number("attention_factor", 1.0));
+  else if (!both && all_dim != 0)
+    set(settings, "yarn_attention_factor", 0.1 * std::log(said.number("factor", 1.0)) + 1.0);
+}
+
 // Rotary positions: `rope_parameters` of version 5; `rope_theta` and `rope_scaling` of version 4.
 void add_rope(const ConfigReader& config, Settings& settings) {
   const Json none = Json::object();
@@ -34,9 +54,12 @@ void add_rope(const ConfigReader& config, Settings& settings) {
   set(settings, "position_embedding_type", "rope");
   set(settings, "rotary_base", said.number("rope_theta", config.number("rope_theta", 10000.0)));
   set(settings, "rotary_percent", said.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
-  MPX_CHECK(type == "default" || type == "llama3", "hf", where(key), " says rope_type ", type,
-            ", which is not built here; default and llama3 are");
+  MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
+            " says rope_type ", type, ", which is not built here; default, linear, llama3 and yarn are");
+  set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
   if (type == "default") return;
+  if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", said.number("factor", 1.0));
+  if (type == "yarn") return add_yarn(config, said, settings);
   set(settings, "use_rope_scaling", true);
   set(settings, "rope_scaling_factor", said.number("factor", 8.0));
   set(settings, "rope_scaling_low_freq_factor", said.number("low_freq_factor", 1.0));
@@ -71,21 +94,33 @@ struct Layer {
     }
     out.push_back(std::move(tensor));
   }
-  void gated(const char* kind) const {
+  // The MLP <block> of inner width f.
+  void gated(const std::string& block, int64_t f, const char* kind) const {
     const bool bias = std::string(kind) == "bias";
-    const int64_t f = model.ffn_hidden_size, h = model.hidden_size;
+    const int64_t h = model.hidden_size;
     const auto dims = [&](int64_t first) { return bias ? Dims{first} : Dims{first, h}; };
-    MappedTensor tensor{ours + "mlp.linear_fc1." + kind, dims(2 * f), {}};
-    for (const char* which : {"gate_proj.", "up_proj."}) {
+    MappedTensor tensor{ours + block + ".linear_fc1." + kind, dims(2 * f), {}};
+    for (const char* which : {".gate_proj.", ".up_proj."}) {
       const int64_t row = tensor.parts.empty() ? 0 : f;
       tensor.parts.push_back(
-          rows_part(theirs + "mlp." + which + kind, dims(f), bias ? Dims{row} : Dims{row, 0}, dims(f), 0));
+          rows_part(theirs + block + which + kind, dims(f), bias ? Dims{row} : Dims{row, 0}, dims(f), 0));
     }
     out.push_back(std::move(tensor));
+  }
+  void mlp(const std::string& block, int64_t width) const {
+    const int64_t h = model.hidden_size;
+    gated(block, width, "weight");
+    if (names.mlp_bias) gated(block, width, "bias");
+    whole(block + ".linear_fc2.weight", block + ".down_proj.weight", {h, width});
+    if (names.mlp_bias) whole(block + ".linear_fc2.bias", block + ".down_proj.bias", {h});
   }
   void experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
     whole("mlp.router.weight", names.block + ".gate.weight", {count, h});
+    if (!names.expert_bias.empty()) {
+      whole("mlp.router.expert_bias", names.expert_bias, {count});
+      out.back().kind = "buffer";
+    }
     MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
         two{ours + "mlp.experts.linear_fc2.weight", {count, h, f}, {}};
     for (int64_t e = 0; e < count; ++e) {
@@ -96,10 +131,33 @@ struct Layer {
     }
     out.push_back(std::move(one));
     out.push_back(std::move(two));
+    const int64_t shared = model.moe_shared_expert_intermediate_size;
+    if (shared > 0) mlp("mlp.shared_experts", shared);
   }
-  void all(bool has_experts) const {
+  // Queries and keys/values through latents; the parts of a head, and the latent and the rotated key, lie as ours.
+  void latent_attention() const {
+    const config::Model& m = model;
+    const int64_t h = m.hidden_size, n = heads_of(m), qk = m.qk_head_dim + m.qk_pos_emb_head_dim;
+    const auto linear = [&](const std::string& name, const std::string& their_name, int64_t rows, int64_t in,
+                            bool bias) {
+      whole("self_attention." + name + ".weight", "self_attn." + their_name + ".weight", {rows, in});
+      if (bias) whole("self_attention." + name + ".bias", "self_attn." + their_name + ".bias", {rows});
+    };
+    if (m.q_lora_rank > 0) {
+      linear("linear_q_down_proj", "q_a_proj", m.q_lora_rank, h, names.qkv_bias);
+      whole("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", {m.q_lora_rank});
+      linear("linear_q_up_proj", "q_b_proj", n * qk, m.q_lora_rank, false);
+    } else {
+      linear("linear_q_proj", "q_proj", n * qk, h, false);
+    }
+    linear("linear_kv_down_proj", "kv_a_proj_with_mqa", m.kv_lora_rank + m.qk_pos_emb_head_dim, h, names.qkv_bias);
+    whole("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight", {m.kv_lora_rank});
+    linear("linear_kv_up_proj", "kv_b_proj", n * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank, false);
+    linear("linear_proj", "o_proj", h, n * m.v_head_dim, names.output_bias);
+  }
+  void attention() const {
+    if (model.multi_latent_attention) return latent_attention();
     const int64_t h = model.hidden_size, d = head_dim_of(model);
-    whole("input_layernorm.weight", "input_layernorm.weight", {h});
     qkv("weight");
     if (names.qkv_bias) qkv("bias");
     if (names.qk_norm) {
@@ -108,12 +166,13 @@ struct Layer {
     }
     whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, heads_of(model) * d});
     if (names.output_bias) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
+  }
+  void all(bool has_experts) const {
+    const int64_t h = model.hidden_size;
+    whole("input_layernorm.weight", "input_layernorm.weight", {h});
+    attention();
     whole("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", {h});
-    if (has_experts) return experts();
-    gated("weight");
-    if (names.mlp_bias) gated("bias");
-    whole("mlp.linear_fc2.weight", "mlp.down_proj.weight", {h, model.ffn_hidden_size});
-    if (names.mlp_bias) whole("mlp.linear_fc2.bias", "mlp.down_proj.bias", {h});
+    has_experts ? experts() : mlp("mlp", model.ffn_hidden_size);
   }
 };
 
@@ -128,6 +187,11 @@ int64_t ConfigReader::integer(const char* key) const {
   MPX_CHECK(has(key), "hf", where(key), " is missing");
   MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key), " is no whole number: ", config_.at(key).dump());
   return config_.at(key).get<int64_t>();
+}
+
+int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const {
+  if (!config_.contains(key)) return otherwise;
+  return has(key) ? integer(key) : 0;
 }
 
 double ConfigReader::number(const char* key, double otherwise) const {
@@ -162,13 +226,18 @@ TensorPart rows_part(const std::string& name, const Dims& theirs, const Dims& of
 }
 
 Settings decoder_settings(const ConfigReader& config, Window window) {
-  Settings s;
+  Settings s = decoder_settings_without_heads(config, window);
   const int64_t hidden = config.integer("hidden_size"), heads = config.integer("num_attention_heads");
-  set(s, "num_layers", config.integer("num_hidden_layers"));
-  set(s, "hidden_size", hidden);
-  set(s, "num_attention_heads", heads);
   set(s, "num_query_groups", config.integer("num_key_value_heads", heads));
   set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
+  return s;
+}
+
+Settings decoder_settings_without_heads(const ConfigReader& config, Window window) {
+  Settings s;
+  set(s, "num_layers", config.integer("num_hidden_layers"));
+  set(s, "hidden_size", config.integer("hidden_size"));
+  set(s, "num_attention_heads", config.integer("num_attention_heads"));
   set(s, "ffn_hidden_size", config.integer("intermediate_size"));
   set(s, "vocab_size", config.integer("vocab_size"));
   const int64_t positions = config.integer("max_position_embeddings", 2048);
@@ -188,19 +257,37 @@ Settings decoder_settings(const ConfigReader& config, Window window) {
   return s;
 }
 
-Json decoder_config(const config::Model& m) {
-  Json rope{{"rope_type", m.use_rope_scaling ? "llama3" : "default"}, {"rope_theta", m.rotary_base}};
-  if (m.use_rope_scaling) {
+static Json rope_config(const config::Model& m) {
+  Json rope{{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
+  if (m.rotary_percent != 1) rope["partial_rotary_factor"] = m.rotary_percent;
+  if (m.rotary_seq_len_interpolation_factor != 1) {
+    rope["rope_type"] = "linear";
+    rope["factor"] = m.rotary_seq_len_interpolation_factor;
+  } else if (m.yarn() && m.rotary_scaling_factor != 1) {
+    rope["rope_type"] = "yarn";
+    rope["factor"] = m.rotary_scaling_factor;
+    rope["original_max_position_embeddings"] = m.original_max_position_embeddings;
+    rope["beta_fast"] = m.beta_fast;
+    rope["beta_slow"] = m.beta_slow;
+    rope["truncate"] = m.yarn_correction_range_round_to_int;
+    if (m.mscale_all_dim != 0) rope["mscale"] = m.mscale, rope["mscale_all_dim"] = m.mscale_all_dim;
+    if (m.yarn_attention_factor > 0) rope["attention_factor"] = m.yarn_attention_factor;
+  } else if (m.use_rope_scaling) {
+    rope["rope_type"] = "llama3";
     rope["factor"] = m.rope_scaling_factor;
     rope["low_freq_factor"] = m.rope_scaling_low_freq_factor;
     rope["high_freq_factor"] = m.rope_scaling_high_freq_factor;
     rope["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   }
+  return rope;
+}
+
+Json decoder_config(const config::Model& m) {
   return {{"num_hidden_layers", m.num_layers},
           {"hidden_size", m.hidden_size},
           {"num_attention_heads", m.num_attention_heads},
           {"num_key_value_heads", groups_of(m)},
-          {"head_dim", head_dim_of(m)},
+          {"head_dim", m.multi_latent_attention ? m.qk_pos_emb_head_dim : head_dim_of(m)},
           {"intermediate_size", m.ffn_hidden_size},
           {"vocab_size", m.vocab_size},
           {"max_position_embeddings", m.max_position_embeddings},
@@ -210,7 +297,7 @@ Json decoder_config(const config::Model& m) {
           {"initializer_range", m.init_method_std},
           {"hidden_act", "silu"},
           {"use_cache", true},
-          {"rope_parameters", rope}};
+          {"rope_parameters", rope_config(m)}};
 }
 
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names) {
@@ -230,10 +317,14 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   return all;
 }
 
-bool plain_decoder(const config::Model& m) {
+bool decoder_layers(const config::Model& m) {
   return m.normalization == config::Normalization::RMSNorm &&
          m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1 &&
-         m.gated_linear_unit && m.activation == config::Activation::silu &&
+         m.gated_linear_unit && m.activation == config::Activation::silu;
+}
+
+bool plain_decoder(const config::Model& m) {
+  return decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved &&
          m.moe_shared_expert_intermediate_size == 0;
 }
 

@@ -9,7 +9,7 @@
 
 namespace metroplex::hf {
 
-extern const Family kGpt2, kLlama, kMixtral, kQwen2, kQwen3, kQwen3Moe;  // families/
+extern const Family kDeepseekV2, kDeepseekV3, kGpt2, kLlama, kMixtral, kQwen2, kQwen3, kQwen3Moe;  // families/
 
 // Reads keys of config.json; what is null counts as missing. Errors name the key.
 class ConfigReader {
@@ -18,6 +18,8 @@ class ConfigReader {
   bool has(const char* key) const { return config_.contains(key) && !config_.at(key).is_null(); }
   int64_t integer(const char* key) const;
   int64_t integer(const char* key, int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
+  // 0 where it is null; `otherwise` where it is not there.
+  int64_t integer_or_null(const char* key, int64_t otherwise) const;
   double number(const char* key, double otherwise) const;
   bool flag(const char* key, bool otherwise) const;
   std::string text(const char* key, const std::string& otherwise) const;
@@ -38,16 +40,21 @@ std::string exact(double value);  // reads back to the same double
 enum class Window { said, switched };
 // Sizes, rotary positions, embeddings, of all such families.
 Settings decoder_settings(const ConfigReader& config, Window window);
+// The same without num_query_groups and kv_channels.
+Settings decoder_settings_without_heads(const ConfigReader& config, Window window);
 Json decoder_config(const config::Model& model);
 
 struct DecoderNames {
   bool qkv_bias = false, output_bias = false, mlp_bias = false, qk_norm = false;
   // Of layers with experts: <layer>.<block>.experts.<e>.<gate|up|down>.weight and <layer>.<block>.gate.weight.
   std::string block = "mlp", gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string expert_bias = {};  // of the router, where it has one
 };
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names);
 
-// Whether the model has RMSNorm, rotary positions over whole heads and a gated SiLU MLP.
+// Whether the model has RMSNorm, rotary positions over all that is rotated, and a gated SiLU MLP.
+bool decoder_layers(const config::Model& model);
+// The same with attention by query groups, rotated in halves, and without shared experts.
 bool plain_decoder(const config::Model& model);
 // The part that is all of ours, and all of theirs in the same order, where theirs has no dims of size 1 in front.
 TensorPart whole_part(const std::string& name, const Dims& ours);

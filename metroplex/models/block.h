@@ -46,7 +46,7 @@ class AttentionSegment final : public nn::Segment {
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   nn::Norm norm_;
-  nn::SelfAttention attention_;
+  std::unique_ptr<nn::Attention> attention_;
 };
 
 class FeedForwardSegment final : public nn::Segment {

@@ -9,23 +9,15 @@
 #include "base/error.h"
 #include "nn/autograd_node.h"
 #include "nn/kv_cache.h"
+#include "nn/latent_attention.h"
 
 namespace metroplex::nn {
 namespace {
 
-LinearSpec linear(const std::string& name, int64_t in, int64_t out, bool bias) {
-  LinearSpec spec;
-  spec.name = name;
-  spec.in_features = in;
-  spec.out_features = out;
-  spec.bias = bias;
-  return spec;
-}
-
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
   const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
-  LinearSpec out = linear(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
+  LinearSpec out = linear_spec(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
                           (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
   const int64_t d = whole.head_dim, q = queries / whole.groups * d;
   for (int64_t group = 0; group < whole.groups; ++group) {
@@ -38,10 +30,12 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   return out;
 }
 
-LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
+}  // namespace
+
+LinearSpec output_projection(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
-      linear(spec.name + ".linear_proj", whole.heads * whole.head_dim, model.hidden_size, model.add_bias_linear);
+      linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
   out.skip_bias_add = true;
   out.init = Init::scaled_normal;
   return out;
@@ -51,7 +45,7 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   const HeadCounts own = head_counts(model, context.tp.size());
   CoreSpec core;
   core.heads = own.heads, core.groups = own.groups;
-  core.head_dim = core.v_head_dim = own.head_dim;
+  core.head_dim = own.head_dim, core.v_head_dim = own.v_head_dim;
   core.softmax_scale = 1 / std::sqrt(static_cast<double>(own.head_dim));
   core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
                   context.target};
@@ -63,14 +57,25 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   return core;
 }
 
-}  // namespace
+std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
+                                          const LayerContext& context, std::shared_ptr<RopeTable> rope) {
+  if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
+  return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));
+}
 
 HeadCounts head_counts(const config::Model& model, int tp) {
+  if (model.multi_latent_attention) {
+    const int64_t heads = model.num_attention_heads;
+    MPX_CHECK(heads % tp == 0, "nn", "num_attention_heads = ", heads, " must be a multiple of tensor parallel size ",
+              tp);
+    return {heads / tp, heads / tp, model.qk_head_dim + model.qk_pos_emb_head_dim, model.v_head_dim};
+  }
   const int64_t heads = model.num_attention_heads,
                 groups = model.num_query_groups > 0 ? model.num_query_groups : heads;
   MPX_CHECK(heads % groups == 0 && groups % tp == 0, "nn", "num_query_groups = ", groups,
             " must divide num_attention_heads = ", heads, " and be a multiple of tensor parallel size ", tp);
-  return {heads / tp, groups / tp, model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads};
+  const int64_t width = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
+  return {heads / tp, groups / tp, width, width};
 }
 
 // Empty without a norm.
@@ -93,10 +98,10 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
       core_(core_spec(spec, model, context), context.saving),
-      proj_(projection(spec, model), context) {
+      proj_(output_projection(spec, model), context) {
   if (spec.query_from_outside) {
     const HeadCounts whole = head_counts(model, 1);
-    q_.emplace(linear(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
+    q_.emplace(linear_spec(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
                       model.add_bias_linear || model.add_qkv_bias),
                context);
   }

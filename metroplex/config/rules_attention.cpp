@@ -1,0 +1,82 @@
+// Rules about attention and positions: latent attention and scaled rotary frequencies.
+#include <algorithm>
+#include <string_view>
+
+#include "config/family.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+constexpr std::string_view kLatentKeys[] = {"q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
+                                            "v_head_dim",  "latent_layernorm_epsilon"};
+constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
+                                          "original_max_position_embeddings",
+                                          "beta_fast",
+                                          "beta_slow",
+                                          "yarn_correction_range_round_to_int",
+                                          "mscale",
+                                          "mscale_all_dim",
+                                          "yarn_attention_factor"};
+
+bool of_latents(std::string_view name) {
+  return std::find(std::begin(kLatentKeys), std::end(kLatentKeys), name) != std::end(kLatentKeys);
+}
+bool of_yarn(std::string_view name) {
+  return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
+}
+
+void check_latent(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kSwitch = "model.multi_latent_attention";
+  if (!m.multi_latent_attention) return refuse_without(rules, kSwitch, of_latents);
+  rules.require(m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads, "model.num_query_groups",
+                m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has keys of its own"),
+                "leave it 0");
+  rules.require(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
+                concat("has no meaning with ", kSwitch,
+                       ", whose heads are as wide as model.qk_head_dim + model.qk_pos_emb_head_dim"),
+                "leave it 0");
+  rules.require(m.position_embedding_type == PositionEmbedding::rope, "model.position_embedding_type",
+                m.position_embedding_type, concat("must be rope with ", kSwitch), "set it to rope");
+  rules.require(m.qk_pos_emb_head_dim % 2 == 0, "model.qk_pos_emb_head_dim", m.qk_pos_emb_head_dim, "must be even",
+                "add or remove one");
+  rules.require(m.rotary_percent == 1, "model.rotary_percent", m.rotary_percent,
+                concat("must be 1 with ", kSwitch, ", which says by model.qk_pos_emb_head_dim what is rotated"),
+                "leave it out");
+  const Family* const family = find_family(m.family);
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                concat("excludes ", kSwitch, ": its last layer takes queries from elsewhere"), "use another family");
+}
+
+void check_frequencies(Rules& rules) {
+  const Model& m = rules.config.model;
+  const bool rope = m.position_embedding_type == PositionEmbedding::rope;
+  if (!m.yarn()) {
+    refuse_without(rules, "model.rope_type = yarn", of_yarn);
+  } else {
+    rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
+                  "use rope, or leave rope_type out");
+    rules.require(!m.use_rope_scaling, "model.use_rope_scaling", "true",
+                  "excludes yarn (model.rope_type, which is auto with model.multi_latent_attention)",
+                  "turn it off, or set model.rope_type to rope");
+    rules.require(m.beta_fast > m.beta_slow, "model.beta_fast", m.beta_fast,
+                  concat("must exceed model.beta_slow = ", number_text(m.beta_slow)), "raise it");
+  }
+  rules.require(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
+                "needs model.position_embedding_type = rope", "leave it out");
+  rules.require(rope || m.rotary_seq_len_interpolation_factor == 1, "model.rotary_seq_len_interpolation_factor",
+                m.rotary_seq_len_interpolation_factor, "needs model.position_embedding_type = rope", "leave it out");
+}
+
+}  // namespace
+
+void check_attention(Rules& rules) {
+  check_latent(rules);
+  check_frequencies(rules);
+}
+
+}  // namespace metroplex::config
