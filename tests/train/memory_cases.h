@@ -17,6 +17,10 @@ struct MemoryCase {
   int64_t vocab = 50;
 };
 
+inline const std::string kLatent =
+    ", position_embedding_type: rope, multi_latent_attention: true, kv_lora_rank: 10, qk_head_dim: 6,"
+    " qk_pos_emb_head_dim: 4, v_head_dim: 5";
+
 // Small sequences, every option that changes what is kept.
 inline config::Config kept_config(const MemoryCase& c) {
   const std::string family =
@@ -41,6 +45,11 @@ inline std::vector<MemoryCase> kept_cases() {
       {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
       {"llama", true, {}, ""},
       {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
+      {"latent", false, {}, kLatent + "}\n"},
+      {"latent norms bf16 tp 2 sp",
+       false,
+       {2, 1, 1, 1, true},
+       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
@@ -154,6 +163,11 @@ inline std::vector<MemoryCase> peak_cases() {
        false,
        {2, 1, 1, 1, false},
        full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+      {"latent", false, {}, kLatent + "}\n"},
+      {"latent norms bf16 tp 2 sp",
+       false,
+       {2, 1, 1, 1, true},
+       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
       {"codegeex", false, {}},
       {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, kBf16},
       {"codegeex pp 3 vpp 2", false, {1, 3, 2, 1, false}},
