@@ -20,6 +20,12 @@ template <>
 inline constexpr Word<RopeType> kWords<RopeType>[] = {
     {RopeType::automatic, "auto"}, {RopeType::rope, "rope"}, {RopeType::yarn, "yarn"}};
 
+enum class SoftmaxType { vanilla, off_by_one, learnable };
+template <>
+inline constexpr Word<SoftmaxType> kWords<SoftmaxType>[] = {{SoftmaxType::vanilla, "vanilla"},
+                                                            {SoftmaxType::off_by_one, "off-by-one"},
+                                                            {SoftmaxType::learnable, "learnable"}};
+
 enum class Normalization { LayerNorm, RMSNorm };
 template <>
 inline constexpr Word<Normalization> kWords<Normalization>[] = {{Normalization::LayerNorm, "LayerNorm"},
@@ -90,6 +96,7 @@ struct Model {
   bool yarn() const {
     return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
   }
+  bool has_window() const { return window_size >= 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }
   bool has_capacity() const { return moe_expert_capacity_factor > 0; }

@@ -1,7 +1,8 @@
-// Rules about attention and positions: latent attention and scaled rotary frequencies.
+// Rules about what attention, positions and the parts of a layer can be.
 #include <algorithm>
 #include <string_view>
 
+#include "config/experts.h"
 #include "config/family.h"
 #include "config/rules.h"
 
@@ -72,11 +73,59 @@ void check_frequencies(Rules& rules) {
                 m.rotary_seq_len_interpolation_factor, "needs model.position_embedding_type = rope", "leave it out");
 }
 
+void check_window(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kLayers = "model.window_attn_skip_freq";
+  const Family* const family = find_family(m.family);
+  if (!m.has_window()) {
+    rules.require(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
+                  "has no effect without model.window_size", "leave it out, or give the window");
+    rules.require(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
+                  "has no effect without model.window_size", "leave it out, or give the window");
+    return;
+  }
+  std::string problem;
+  const bool reads = read_window_layers(m.window_attn_skip_freq, m.num_layers, problem).has_value();
+  rules.require(reads, kLayers, m.window_attn_skip_freq, "says which layers have the window, but " + problem,
+                "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
+  rules.require(m.rotary_base_local == 0 || m.position_embedding_type == PositionEmbedding::rope,
+                "model.rotary_base_local", m.rotary_base_local, "needs model.position_embedding_type = rope",
+                "leave it 0");
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                "excludes model.window_size: nothing says which window its last layer has", "use another family");
+}
+
+void check_softmax(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (m.softmax_type == SoftmaxType::vanilla) return;
+  const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
+  rules.require(rules.config.parallel.cp() == 1 || std::find(ways.begin(), ways.end(), "a2a") == ways.end(),
+                "model.softmax_type", m.softmax_type, "excludes parallel.cp_comm_type = a2a", "use p2p or all_gather");
+}
+
+// Of layers: further norms, limits of gated units.
+void check_layer_parts(Rules& rules) {
+  const Model& m = rules.config.model;
+  rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",
+                "excludes experts (model.num_moe_experts)", "turn it off");
+  const Family* const family = find_family(m.family);
+  rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
+                concat("excludes model.family = ", m.family), "turn it off, or use another family");
+  static constexpr const char* kUnits = "has no effect without model.gated_linear_unit";
+  rules.require(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
+                m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");
+  rules.require(m.gated_linear_unit || m.glu_linear_offset == 0, "model.glu_linear_offset", m.glu_linear_offset,
+                kUnits, "leave it 0, or turn the gate on");
+}
+
 }  // namespace
 
 void check_attention(Rules& rules) {
   check_latent(rules);
   check_frequencies(rules);
+  check_window(rules);
+  check_softmax(rules);
+  check_layer_parts(rules);
 }
 
 }  // namespace metroplex::config

@@ -1,17 +1,10 @@
 #include "hf/decoder.h"
 
-#include <charconv>
-#include <cmath>
-#include <functional>
-#include <numeric>
-
 #include "base/error.h"
 #include "config/experts.h"
 
 namespace metroplex::hf {
 namespace {
-
-std::string where(const char* key) { return base::concat("config.json: ", key); }
 
 int64_t heads_of(const config::Model& m) { return m.num_attention_heads; }
 int64_t groups_of(const config::Model& m) { return m.num_query_groups > 0 ? m.num_query_groups : heads_of(m); }
@@ -23,49 +16,6 @@ Dims row_major(const Dims& shape) {
   Dims strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
   return strides;
-}
-
-void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& settings) {
-  const int64_t positions = config.integer("max_position_embeddings", 2048);
-  const int64_t before = said.integer("original_max_position_embeddings", positions);
-  set(settings, "rotary_scaling_factor",
-      said.number("factor", static_cast<double>(positions) / static_cast<double>(std::max<int64_t>(1, before))));
-  set(settings, "original_max_position_embeddings", before);
-  set(settings, "beta_fast", said.number("beta_fast", 32.0));
-  set(settings, "beta_slow", said.number("beta_slow", 1.0));
-  set(settings, "yarn_correction_range_round_to_int", said.flag("truncate", true));
-  // Only with both of them theirs reads mscale; mscale_all_dim alone sharpens latent attention.
-  const double mscale = said.number("mscale", 0.0), all_dim = said.number("mscale_all_dim", 0.0);
-  const bool both = mscale != 0 && all_dim != 0;
-  set(settings, "mscale", both ? mscale : 1.0);
-  set(settings, "mscale_all_dim", all_dim);
-  if (said.has("attention_factor")) set(settings, "yarn_attention_factor", said.number("attention_factor", 1.0));
-  else if (!both && all_dim != 0)
-    set(settings, "yarn_attention_factor", 0.1 * std::log(said.number("factor", 1.0)) + 1.0);
-}
-
-// Rotary positions: `rope_parameters` of version 5; `rope_theta` and `rope_scaling` of version 4.
-void add_rope(const ConfigReader& config, Settings& settings) {
-  const Json none = Json::object();
-  const char* const key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const Json& rope = config.has(key) ? config.json().at(key) : none;
-  const ConfigReader said(rope);
-  const std::string type = said.text("rope_type", said.text("type", "default"));
-  set(settings, "position_embedding_type", "rope");
-  set(settings, "rotary_base", said.number("rope_theta", config.number("rope_theta", 10000.0)));
-  set(settings, "rotary_percent", said.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
-  MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
-            " says rope_type ", type, ", which is not built here; default, linear, llama3 and yarn are");
-  set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
-  if (type == "default") return;
-  if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", said.number("factor", 1.0));
-  if (type == "yarn") return add_yarn(config, said, settings);
-  set(settings, "use_rope_scaling", true);
-  set(settings, "rope_scaling_factor", said.number("factor", 8.0));
-  set(settings, "rope_scaling_low_freq_factor", said.number("low_freq_factor", 1.0));
-  set(settings, "rope_scaling_high_freq_factor", said.number("high_freq_factor", 4.0));
-  set(settings, "rope_scaling_original_max_position_embeddings",
-      said.integer("original_max_position_embeddings", 8192));
 }
 
 struct Layer {
@@ -114,9 +64,32 @@ struct Layer {
     whole(block + ".linear_fc2.weight", block + ".down_proj.weight", {h, width});
     if (names.mlp_bias) whole(block + ".linear_fc2.bias", block + ".down_proj.bias", {h});
   }
+  // Of all experts together, [expert, in, out], gate and up in alternating columns; with biases.
+  void joined_experts() const {
+    const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
+    const std::string first = theirs + names.block + ".experts.gate_up_proj",
+                      second = theirs + names.block + ".experts.down_proj";
+    const Dims shape{count, h, 2 * f}, of_bias{count, 2 * f};
+    MappedTensor weight{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
+        bias{ours + "mlp.experts.linear_fc1.bias", {count, 2 * f}, {}};
+    for (int64_t part = 0; part < 2; ++part) {
+      weight.parts.push_back({first, shape, {0, part * f, 0}, {count, f, h}, part, {h * 2 * f, 2, 2 * f}});
+      bias.parts.push_back({first + "_bias", of_bias, {0, part * f}, {count, f}, part, {2 * f, 2}});
+    }
+    out.push_back(std::move(weight));
+    out.push_back({ours + "mlp.experts.linear_fc2.weight",
+                   {count, h, f},
+                   {{second, {count, f, h}, {0, 0, 0}, {count, h, f}, 0, {f * h, 1, h}}}});
+    out.push_back(std::move(bias));
+    whole("mlp.experts.linear_fc2.bias", names.block + ".experts.down_proj_bias", {count, h});
+  }
   void experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
-    whole("mlp.router.weight", names.block + ".gate.weight", {count, h});
+    whole("mlp.router.weight", names.block + "." + names.router + ".weight", {count, h});
+    if (names.joined_experts) {
+      whole("mlp.router.bias", names.block + "." + names.router + ".bias", {count});
+      return joined_experts();
+    }
     if (!names.expert_bias.empty()) {
       whole("mlp.router.expert_bias", names.expert_bias, {count});
       out.back().kind = "buffer";
@@ -164,6 +137,8 @@ struct Layer {
       whole("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", {d});
       whole("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", {d});
     }
+    if (model.softmax_type == config::SoftmaxType::learnable)
+      whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {heads_of(model)});
     whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, heads_of(model) * d});
     if (names.output_bias) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
   }
@@ -171,51 +146,15 @@ struct Layer {
     const int64_t h = model.hidden_size;
     whole("input_layernorm.weight", "input_layernorm.weight", {h});
     attention();
-    whole("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", {h});
+    if (model.sandwich_norm) whole("post_self_attn_layernorm.weight", "post_attention_layernorm.weight", {h});
+    whole("pre_mlp_layernorm.weight",
+          model.sandwich_norm ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", {h});
     has_experts ? experts() : mlp("mlp", model.ffn_hidden_size);
+    if (model.sandwich_norm) whole("post_mlp_layernorm.weight", "post_feedforward_layernorm.weight", {h});
   }
 };
 
 }  // namespace
-
-std::string exact(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
-int64_t ConfigReader::integer(const char* key) const {
-  MPX_CHECK(has(key), "hf", where(key), " is missing");
-  MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key), " is no whole number: ", config_.at(key).dump());
-  return config_.at(key).get<int64_t>();
-}
-
-int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const {
-  if (!config_.contains(key)) return otherwise;
-  return has(key) ? integer(key) : 0;
-}
-
-double ConfigReader::number(const char* key, double otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_number(), "hf", where(key), " is no number: ", config_.at(key).dump());
-  return config_.at(key).get<double>();
-}
-
-bool ConfigReader::flag(const char* key, bool otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_boolean(), "hf", where(key), " is neither true nor false: ", config_.at(key).dump());
-  return config_.at(key).get<bool>();
-}
-
-std::string ConfigReader::text(const char* key, const std::string& otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_string(), "hf", where(key), " is no text: ", config_.at(key).dump());
-  return config_.at(key).get<std::string>();
-}
-
-void ConfigReader::require(bool holds, const char* key, const std::string& wanted) const {
-  MPX_CHECK(holds, "hf", where(key), " is ", has(key) ? config_.at(key).dump() : "missing",
-            ", which makes a model that is not built here; ", wanted, " is");
-}
 
 TensorPart whole_part(const std::string& name, const Dims& ours) {
   return {name, ours, Dims(ours.size(), 0), ours, 0, row_major(ours)};
@@ -225,39 +164,7 @@ TensorPart rows_part(const std::string& name, const Dims& theirs, const Dims& of
   return {name, theirs, offset, size, row * row_major(theirs)[0], row_major(size)};
 }
 
-Settings decoder_settings(const ConfigReader& config, Window window) {
-  Settings s = decoder_settings_without_heads(config, window);
-  const int64_t hidden = config.integer("hidden_size"), heads = config.integer("num_attention_heads");
-  set(s, "num_query_groups", config.integer("num_key_value_heads", heads));
-  set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
-  return s;
-}
-
-Settings decoder_settings_without_heads(const ConfigReader& config, Window window) {
-  Settings s;
-  set(s, "num_layers", config.integer("num_hidden_layers"));
-  set(s, "hidden_size", config.integer("hidden_size"));
-  set(s, "num_attention_heads", config.integer("num_attention_heads"));
-  set(s, "ffn_hidden_size", config.integer("intermediate_size"));
-  set(s, "vocab_size", config.integer("vocab_size"));
-  const int64_t positions = config.integer("max_position_embeddings", 2048);
-  set(s, "max_position_embeddings", positions);
-  set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
-  set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
-  set(s, "attention_dropout", config.number("attention_dropout", 0.0));
-  set(s, "normalization", "RMSNorm");
-  set(s, "activation", "silu");
-  set(s, "gated_linear_unit", true);
-  const std::string act = config.text("hidden_act", "silu");
-  config.require(act == "silu", "hidden_act", "silu");
-  const bool counts = window == Window::said || config.flag("use_sliding_window", false);
-  const bool slides = counts && config.integer("sliding_window", positions) < positions;
-  config.require(!slides, "sliding_window", "attention to all earlier positions (null)");
-  add_rope(config, s);
-  return s;
-}
-
-static Json rope_config(const config::Model& m) {
+Json rope_config(const config::Model& m) {
   Json rope{{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
   if (m.rotary_percent != 1) rope["partial_rotary_factor"] = m.rotary_percent;
   if (m.rotary_seq_len_interpolation_factor != 1) {
@@ -320,12 +227,33 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
 bool decoder_layers(const config::Model& m) {
   return m.normalization == config::Normalization::RMSNorm &&
          m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1 &&
-         m.gated_linear_unit && m.activation == config::Activation::silu;
+         m.gated_linear_unit && m.activation == config::Activation::silu && usual_parts(m);
 }
 
-bool plain_decoder(const config::Model& m) {
-  return decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved &&
-         m.moe_shared_expert_intermediate_size == 0;
+bool usual_parts(const config::Model& m) {
+  return m.softmax_type == config::SoftmaxType::vanilla && m.softmax_scale == 0 && m.attn_logit_softcapping == 0 &&
+         m.final_logit_softcapping == 0 && !m.scale_embeddings && !m.apply_layernorm_1p && !m.sandwich_norm &&
+         m.activation_func_clamp_value == 0 && m.glu_linear_offset == 0;
+}
+
+bool no_biases(const config::Model& m) { return !m.add_qkv_bias && !m.output_bias() && !m.mlp_bias(); }
+
+bool plain_decoder(const config::Model& m, Windows windows) {
+  return decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved && m.rotary_base_local == 0 &&
+         (windows == Windows::allowed || !m.has_window()) && m.moe_shared_expert_intermediate_size == 0;
+}
+
+Json layer_types(const config::Model& m) {
+  Json types = Json::array();
+  for (const bool window : config::window_layers(m)) types.push_back(window ? "sliding_attention" : "full_attention");
+  return types;
+}
+
+void add_switched_window(const config::Model& m, Json& json) {
+  json["use_sliding_window"] = m.has_window();
+  if (!m.has_window()) return;
+  json["sliding_window"] = m.window_size + 1;
+  json["layer_types"] = layer_types(m);
 }
 
 }  // namespace metroplex::hf

@@ -7,9 +7,11 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "config/experts.h"
 #include "nn/autograd_node.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
+#include "nn/param_init.h"
 
 namespace metroplex::nn {
 namespace {
@@ -36,9 +38,20 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
   const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
       linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
-  out.skip_bias_add = true;
+  out.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
   out.init = Init::scaled_normal;
   return out;
+}
+
+std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
+  if (model.softmax_type != config::SoftmaxType::learnable) return nullptr;
+  const topology::Cut cut = topology::even_cut(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(),
+                                               context.tp.index());
+  return std::make_shared<Param>(make_param({spec.name + ".core_attention.softmax_offset",
+                                             {model.num_attention_heads},
+                                             {.cuts = {cut}, .role = topology::Role::bias},
+                                             Init::normal},
+                                            context));
 }
 
 CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
@@ -46,7 +59,13 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   CoreSpec core;
   core.heads = own.heads, core.groups = own.groups;
   core.head_dim = own.head_dim, core.v_head_dim = own.v_head_dim;
-  core.softmax_scale = 1 / std::sqrt(static_cast<double>(own.head_dim));
+  core.softmax_scale =
+      model.softmax_scale > 0 ? model.softmax_scale : 1 / std::sqrt(static_cast<double>(own.head_dim));
+  const std::vector<bool> windows = config::window_layers(model);
+  const auto layer = static_cast<size_t>(spec.layer);
+  core.window = layer < windows.size() && windows[layer] ? model.window_size : -1;
+  core.softcap = model.attn_logit_softcapping;
+  core.softmax = model.softmax_type;
   core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
                   context.target};
   core.first_head = own.heads * context.tp.index();
@@ -97,7 +116,8 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       saving_(context.saving),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
-      core_(core_spec(spec, model, context), context.saving),
+      sinks_(make_sinks(spec, model, context)),
+      core_(core_spec(spec, model, context), context.saving, sinks_),
       proj_(output_projection(spec, model), context) {
   if (spec.query_from_outside) {
     const HeadCounts whole = head_counts(model, 1);
@@ -108,8 +128,8 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name) {  // a rank sees its own heads
-      return NormSpec{spec.name + name,        heads_.head_dim,    rms,
-                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm};
+      return NormSpec{spec.name + name,   heads_.head_dim,         rms, model.layernorm_epsilon,
+                      topology::Axis::tp, topology::Role::qk_norm, model.apply_layernorm_1p};
     };
     q_norm_.emplace(norm(".q_layernorm"), context);
     k_norm_.emplace(norm(".k_layernorm"), context);
@@ -202,6 +222,7 @@ void SelfAttention::collect_params(std::vector<Param*>& params) {
     q_norm_->collect_params(params);
     k_norm_->collect_params(params);
   }
+  if (sinks_) params.push_back(sinks_.get());
   proj_.collect_params(params);
 }
 

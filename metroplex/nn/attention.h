@@ -48,6 +48,8 @@ class Attention {
 std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
                                           const LayerContext& context, std::shared_ptr<RopeTable> rope);
 
+// <name>.core_attention.softmax_offset [heads]; null where the model has none.
+std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
 // Of the heads of one rank.
 CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
 // linear_proj, [heads * width of a head's values] -> hidden size.
@@ -59,7 +61,7 @@ class SelfAttention final : public Attention {
                 std::shared_ptr<RopeTable> rope);
 
   at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) override;
-  Param* output_bias() override { return proj_.bias(); }
+  Param* output_bias() override { return proj_.skipped_bias(); }
   void collect_params(std::vector<Param*>& params) override;
 
  private:
@@ -79,6 +81,7 @@ class SelfAttention final : public Attention {
   std::optional<ColumnParallelLinear> q_;  // query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
+  std::shared_ptr<Param> sinks_;
   CoreAttention core_;
   RowParallelLinear proj_;
 };

@@ -53,13 +53,15 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
       kv_up_(linear_spec(spec.name + ".linear_kv_up_proj", latent_dim_,
                     model.num_attention_heads * (plain_dim_ + v_dim_), false),
              context),
-      core_(latent_core(spec, model, context), context.saving),
+      sinks_(make_sinks(spec, model, context)),
+      core_(latent_core(spec, model, context), context.saving, sinks_),
       proj_(output_projection(spec, model), context) {
   MPX_ASSERT(!spec.query_from_outside, spec.name, ": queries of latent attention come from its own input");
   const auto norm = [&](const char* name, int64_t width) {
     const double own = model.latent_layernorm_epsilon;
     return NormSpec{spec.name + name, width, model.normalization == config::Normalization::RMSNorm,
-                    own > 0 ? own : model.layernorm_epsilon, context.sp_axes};
+                    own > 0 ? own : model.layernorm_epsilon, context.sp_axes, topology::Role::norm,
+                    model.apply_layernorm_1p};
   };
   if (model.q_lora_rank > 0) {
     q_down_.emplace(linear_spec(spec.name + ".linear_q_down_proj", model.hidden_size, model.q_lora_rank,
@@ -145,6 +147,7 @@ void LatentAttention::collect_params(std::vector<Param*>& params) {
   kv_down_.collect_params(params);
   if (kv_norm_) kv_norm_->collect_params(params);
   kv_up_.collect_params(params);
+  if (sinks_) params.push_back(sinks_.get());
   proj_.collect_params(params);
 }
 

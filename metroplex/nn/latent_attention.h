@@ -21,7 +21,7 @@ class LatentAttention final : public Attention {
                   std::shared_ptr<RopeTable> rope);
 
   at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) override;
-  Param* output_bias() override { return proj_.bias(); }
+  Param* output_bias() override { return proj_.skipped_bias(); }
   void collect_params(std::vector<Param*>& params) override;
 
  private:
@@ -40,6 +40,7 @@ class LatentAttention final : public Attention {
   ColumnParallelLinear q_;  // linear_q_proj or linear_q_up_proj
   ReplicatedLinear kv_down_;
   ColumnParallelLinear kv_up_;
+  std::shared_ptr<Param> sinks_;
   CoreAttention core_;
   RowParallelLinear proj_;
 };

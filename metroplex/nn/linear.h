@@ -68,6 +68,7 @@ class RowParallelLinear {
   at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:

@@ -27,7 +27,7 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
   spec.in_features = config::ffn_width(model);
   spec.out_features = model.hidden_size;
   spec.bias = model.mlp_bias();
-  spec.skip_bias_add = true;
+  spec.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
   spec.init = Init::scaled_normal;
   return spec;
 }

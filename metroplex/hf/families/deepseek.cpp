@@ -42,11 +42,11 @@ static bool add_experts(const ConfigReader& config, const Defaults& d, Settings&
   const int64_t experts = config.integer_or_null("n_routed_experts", d.experts);
   config.require(config.integer("moe_layer_freq", 1) == 1, "moe_layer_freq", "1");
   if (experts == 0 || dense >= layers) return false;
-  std::string pattern;
-  for (int64_t i = 0; i < layers; ++i) pattern += (i == 0 ? "[" : ",") + std::string(i < dense ? "0" : "1");
+  std::vector<bool> pattern;
+  for (int64_t i = 0; i < layers; ++i) pattern.push_back(i >= dense);
   const int64_t width = config.integer("moe_intermediate_size", d.width);
   set(s, "num_moe_experts", experts);
-  set(s, "moe_layer_freq", pattern + "]");
+  set(s, "moe_layer_freq", layer_pattern(pattern));
   set(s, "moe_router_topk", config.integer("num_experts_per_tok", d.topk));
   set(s, "moe_ffn_hidden_size", width);
   set(s, "moe_shared_expert_intermediate_size", width * config.integer_or_null("n_shared_experts", d.shared));
@@ -62,7 +62,7 @@ static void add_groups(int64_t groups, int64_t chosen, int64_t best, Settings& s
 }
 
 static Settings shared_settings(const ConfigReader& config) {
-  Settings s = decoder_settings_without_heads(config, Window::said);
+  Settings s = decoder_settings_without_heads(config, Window::refused);
   set(s, "family", "gpt");
   set(s, "add_bias_linear", false);
   add_attention(config, s);
@@ -108,7 +108,7 @@ static int64_t dense_layers(const config::Model& m) {
 }
 
 static bool holds(const config::Model& m, int64_t best_of_group) {
-  if (!decoder_layers(m) || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear || m.add_mlp_bias ||
+  if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear || m.add_mlp_bias ||
       m.add_qkv_bias != m.add_attention_output_bias)
     return false;
   const double epsilon = m.latent_layernorm_epsilon > 0 ? m.latent_layernorm_epsilon : m.layernorm_epsilon;
