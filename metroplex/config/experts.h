@@ -15,7 +15,8 @@ namespace metroplex::config {
 
 // Of each layer, whether it has experts: model.moe_layer_freq; none has where model.num_moe_experts is 0. Throws.
 std::vector<bool> moe_layers(const Model& model);
-// Of each layer, whether it has a window: model.window_attn_skip_freq; none has where there is no window_size. Throws.
+// Of each layer, whether it has a window: model.window_attn_skip_freq; none has where there is no window_size.
+// Throws.
 std::vector<bool> window_layers(const Model& model);
 // Nothing when `text` cannot be read or its pattern has not num_layers entries; `problem` says why.
 std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem);

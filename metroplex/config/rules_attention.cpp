@@ -12,8 +12,8 @@ using base::concat;
 
 namespace {
 
-constexpr std::string_view kLatentKeys[] = {"q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
-                                            "v_head_dim",  "latent_layernorm_epsilon"};
+constexpr std::string_view kLatentKeys[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
+                                            "qk_pos_emb_head_dim", "v_head_dim",   "latent_layernorm_epsilon"};
 constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
                                           "original_max_position_embeddings",
                                           "beta_fast",
@@ -100,7 +100,8 @@ void check_softmax(Rules& rules) {
   if (m.softmax_type == SoftmaxType::vanilla) return;
   const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
   rules.require(rules.config.parallel.cp() == 1 || std::find(ways.begin(), ways.end(), "a2a") == ways.end(),
-                "model.softmax_type", m.softmax_type, "excludes parallel.cp_comm_type = a2a", "use p2p or all_gather");
+                "model.softmax_type", m.softmax_type, "excludes parallel.cp_comm_type = a2a",
+                "use p2p or all_gather");
 }
 
 // Of layers: further norms, limits of gated units.

@@ -9,7 +9,8 @@
 
 namespace metroplex::hf {
 
-extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGpt2, kGptOss, kLlama, kMixtral, kQwen2, kQwen3, kQwen3Moe;  // families/
+extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGpt2, kGptOss, kLlama, kMixtral, kQwen2, kQwen3,
+    kQwen3Moe;  // families/
 
 // Reads keys of config.json; what is null counts as missing. Errors name the key.
 class ConfigReader {

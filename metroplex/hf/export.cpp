@@ -59,8 +59,8 @@ std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTe
   const auto width = static_cast<int64_t>(files::dtype_bits(theirs.info.dtype) / 8);
   for (const auto& [ours, part] : theirs.pieces) {
     box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
-    run.fill(
-        {mapped[ours].name, mapped[ours].kind, mapped[ours].shape, part->offset, part->size, theirs.info.dtype, box.data()});
+    run.fill({mapped[ours].name, mapped[ours].kind, mapped[ours].shape, part->offset, part->size, theirs.info.dtype,
+              box.data()});
     scatter(*part, box.data(), whole.data(), width);
   }
   return whole;

@@ -12,8 +12,13 @@
 namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context) {
-  return {name, model.hidden_size, model.normalization == config::Normalization::RMSNorm, model.layernorm_epsilon,
-          context.sp_axes, topology::Role::norm, model.apply_layernorm_1p};
+  return {name,
+          model.hidden_size,
+          model.normalization == config::Normalization::RMSNorm,
+          model.layernorm_epsilon,
+          context.sp_axes,
+          topology::Role::norm,
+          model.apply_layernorm_1p};
 }
 
 static std::optional<nn::Norm> norm_behind(const std::string& name, const config::Model& model,
@@ -34,16 +39,16 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
   rope.interleaved = model.rotary_interleaved;
   if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;
   if (model.use_rope_scaling && !local) {
-    rope.scaling = {model.rope_scaling_factor, model.rope_scaling_low_freq_factor, model.rope_scaling_high_freq_factor,
-                    model.rope_scaling_original_max_position_embeddings};
+    rope.scaling = {model.rope_scaling_factor, model.rope_scaling_low_freq_factor,
+                    model.rope_scaling_high_freq_factor, model.rope_scaling_original_max_position_embeddings};
   }
   if (model.yarn() && !local) {
     const double factor = model.rotary_scaling_factor;
     rope.yarn = {factor, model.beta_fast, model.beta_slow, model.original_max_position_embeddings,
                  model.yarn_correction_range_round_to_int};
-    rope.amplitude = model.yarn_attention_factor > 0 ? model.yarn_attention_factor
-                                                     : nn::yarn_mscale(factor, model.mscale) /
-                                                           nn::yarn_mscale(factor, model.mscale_all_dim);
+    rope.amplitude = model.yarn_attention_factor > 0
+                         ? model.yarn_attention_factor
+                         : nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim);
   }
   const auto table = std::make_shared<nn::RopeTable>(rope, context.target);
   table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);

@@ -1,5 +1,6 @@
 // A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and
-// y = h + dropout(mlp(norm(h))), or with a further norm inside each dropout (model.sandwich_norm). Both sums leave their segment pending, so that the norm behind takes them fused.
+// y = h + dropout(mlp(norm(h))), or with a further norm inside each dropout (model.sandwich_norm). Both sums leave
+// their segment pending, so that the norm behind takes them fused.
 #pragma once
 
 #include <memory>

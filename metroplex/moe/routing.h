@@ -23,8 +23,8 @@ struct TopKRule {
   config::ScoreFunction score_function = config::ScoreFunction::softmax;
   bool pre_softmax = false;
   int64_t num_groups = 0, group_topk = 0;  // 0: no groups
-  int64_t group_score_topk = 0;            // 0: k / group_topk
   double scaling_factor = 0;               // 0: none
+  int64_t group_score_topk = 0;            // 0: k / group_topk
   config::TopkNormalization normalization = config::TopkNormalization::automatic;
 };
 TopKRule topk_rule(const config::Model& model);

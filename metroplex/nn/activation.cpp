@@ -22,8 +22,7 @@ at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias-
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
   std::vector<int64_t> sizes = x.sizes().vec();
   if (spec.gated) sizes.back() /= 2;
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated,
-                                       spec.limits};
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated, spec.limits};
   at::Tensor out = at::empty(sizes, x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -93,8 +92,7 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   const at::NoGradGuard no_grad;
   const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
   const at::Tensor added = is_wide(x) ? at::Tensor() : wide_data(bias);
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated,
-                                       spec.limits};
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated, spec.limits};
   at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);

@@ -19,8 +19,9 @@ namespace {
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
   const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
-  LinearSpec out = linear_spec(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
-                          (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
+  LinearSpec out =
+      linear_spec(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
+                  (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
   const int64_t d = whole.head_dim, q = queries / whole.groups * d;
   for (int64_t group = 0; group < whole.groups; ++group) {
     const std::string name = "group" + std::to_string(group);
@@ -43,10 +44,11 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
   return out;
 }
 
-std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
+std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model,
+                                  const LayerContext& context) {
   if (model.softmax_type != config::SoftmaxType::learnable) return nullptr;
-  const topology::Cut cut = topology::even_cut(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(),
-                                               context.tp.index());
+  const topology::Cut cut =
+      topology::even_cut(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(), context.tp.index());
   return std::make_shared<Param>(make_param({spec.name + ".core_attention.softmax_offset",
                                              {model.num_attention_heads},
                                              {.cuts = {cut}, .role = topology::Role::bias},
@@ -122,14 +124,15 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   if (spec.query_from_outside) {
     const HeadCounts whole = head_counts(model, 1);
     q_.emplace(linear_spec(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
-                      model.add_bias_linear || model.add_qkv_bias),
+                           model.add_bias_linear || model.add_qkv_bias),
                context);
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name) {  // a rank sees its own heads
-      return NormSpec{spec.name + name,   heads_.head_dim,         rms, model.layernorm_epsilon,
-                      topology::Axis::tp, topology::Role::qk_norm, model.apply_layernorm_1p};
+      return NormSpec{spec.name + name,        heads_.head_dim,    rms,
+                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm,
+                      model.apply_layernorm_1p};
     };
     q_norm_.emplace(norm(".q_layernorm"), context);
     k_norm_.emplace(norm(".k_layernorm"), context);

@@ -31,7 +31,8 @@ bool sees_all(const CoreInputs& in, const CorePositions& positions) {
 // Whether libtorch's fused GPU operator can compute this without a mask tensor.
 bool fuses(const CoreInputs& in, const CoreCall& call) {
   if (!call.spec.target.gpu() || !fused_on_gpu(in.q) || call.spec.head_dim != call.spec.v_head_dim) return false;
-  if (call.spec.window >= 0 || call.spec.softcap > 0 || call.spec.softmax != config::SoftmaxType::vanilla) return false;
+  if (call.spec.window >= 0 || call.spec.softcap > 0 || call.spec.softmax != config::SoftmaxType::vanilla)
+    return false;
   if (call.spec.dropout.active(call.batch) || call.batch.document_ids.defined()) return false;
   return sees_all(in, call.positions) || plain_causal(in, call.positions);
 }

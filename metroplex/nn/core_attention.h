@@ -1,9 +1,9 @@
 // Core attention, softmax(softmax_scale q k^T + mask) v with dropout on the probabilities: what lies between the
-// projections, and has no parameters but sinks, which belong to who has the projections. The mask follows from the positions of queries and keys: a query attends to
-// keys of its own document at positions up to its own. Our own kernels (nn/blocked_attention.h) take memory linear in
-// the lengths; on a GPU libtorch's fused operators (nn/fused_attention.h) are used where they need no mask tensor.
-// Shapes: s_q queries, s_k keys, b microbatch, n query heads and g key-value heads of this rank, d head size of
-// queries and keys, dv of values.
+// projections, and has no parameters but sinks, which belong to who has the projections. The mask follows from the
+// positions of queries and keys: a query attends to keys of its own document at positions up to its own. Our own
+// kernels (nn/blocked_attention.h) take memory linear in the lengths; on a GPU libtorch's fused operators
+// (nn/fused_attention.h) are used where they need no mask tensor. Shapes: s_q queries, s_k keys, b microbatch, n
+// query heads and g key-value heads of this rank, d head size of queries and keys, dv of values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -48,10 +48,10 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
       rope_(std::move(rope)),
       q_(query_spec(spec, model), context),
       kv_down_(linear_spec(spec.name + ".linear_kv_down_proj", model.hidden_size, latent_dim_ + rotated_dim_,
-                      model.add_qkv_bias),
+                           model.add_qkv_bias),
                context),
       kv_up_(linear_spec(spec.name + ".linear_kv_up_proj", latent_dim_,
-                    model.num_attention_heads * (plain_dim_ + v_dim_), false),
+                         model.num_attention_heads * (plain_dim_ + v_dim_), false),
              context),
       sinks_(make_sinks(spec, model, context)),
       core_(latent_core(spec, model, context), context.saving, sinks_),
@@ -59,14 +59,18 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
   MPX_ASSERT(!spec.query_from_outside, spec.name, ": queries of latent attention come from its own input");
   const auto norm = [&](const char* name, int64_t width) {
     const double own = model.latent_layernorm_epsilon;
-    return NormSpec{spec.name + name, width, model.normalization == config::Normalization::RMSNorm,
-                    own > 0 ? own : model.layernorm_epsilon, context.sp_axes, topology::Role::norm,
+    return NormSpec{spec.name + name,
+                    width,
+                    model.normalization == config::Normalization::RMSNorm,
+                    own > 0 ? own : model.layernorm_epsilon,
+                    context.sp_axes,
+                    topology::Role::norm,
                     model.apply_layernorm_1p};
   };
   if (model.q_lora_rank > 0) {
-    q_down_.emplace(linear_spec(spec.name + ".linear_q_down_proj", model.hidden_size, model.q_lora_rank,
-                           model.add_qkv_bias),
-                    context);
+    q_down_.emplace(
+        linear_spec(spec.name + ".linear_q_down_proj", model.hidden_size, model.q_lora_rank, model.add_qkv_bias),
+        context);
   }
   if (!model.qk_layernorm) return;
   if (q_down_) q_norm_.emplace(norm(".q_layernorm", model.q_lora_rank), context);

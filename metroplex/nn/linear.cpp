@@ -182,9 +182,9 @@ ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& c
   const std::vector<int64_t> sizes{spec.out_features, spec.in_features};
   weight_ = share({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
   if (!spec.bias) return;
-  bias_ = share(
-      {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
-      context);
+  bias_ =
+      share({spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
+            context);
 }
 
 at::Tensor ReplicatedLinear::forward(const Input& in) {

@@ -40,8 +40,8 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
 
 Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
   const Init init = spec.one_plus ? Init::zeros : Init::ones;
-  weight_ = make_param(
-      {spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, init}, context);
+  weight_ =
+      make_param({spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, init}, context);
   if (!spec.rms) {
     const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
     bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);

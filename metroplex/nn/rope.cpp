@@ -34,8 +34,7 @@ at::Tensor with_yarn(const at::Tensor& frequencies, const RopeSpec& rope) {
   if (y.rounds) first = std::floor(first), last = std::ceil(last);
   first = std::max(first, 0.0), last = std::min(last, static_cast<double>(rope.dims - 1));
   const double width = first == last ? 0.001 : last - first;
-  const at::Tensor slowed =
-      ((at::arange(frequencies.numel(), frequencies.options()) - first) / width).clamp(0, 1);
+  const at::Tensor slowed = ((at::arange(frequencies.numel(), frequencies.options()) - first) / width).clamp(0, 1);
   return frequencies * (1 - slowed + slowed / y.factor);
 }
 
@@ -76,7 +75,7 @@ void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction
     return chosen ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
   };
   const at::Tensor cos = of_rows(cos_), sin = of_rows(sin_);
-  const cuda::kernels::RopeShape shape{positions,   x.size(1),   x.size(2),  spec_.dims,
+  const cuda::kernels::RopeShape shape{positions,   x.size(1),   x.size(2),   spec_.dims,
                                        x.stride(0), x.stride(1), x.stride(2), spec_.interleaved};
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);

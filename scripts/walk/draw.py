@@ -150,6 +150,7 @@ class Drawing:
         self.bare = bare or self.keys.get("model.add_bias_linear") == "false"
         self.maybe("model.add_attention_output_bias", "true")
         self.maybe("model.add_mlp_bias", "true")
+        self.attention(rope)
         if rope:
             self.frequencies()
         if rope and self.chance():
@@ -160,6 +161,25 @@ class Drawing:
         self.maybe("model.hidden_dropout", 0.1, 0.5, odds=0.25)
         self.maybe("model.init_method_std", 0.005, 0.1)
         self.maybe("model.sharded_initialization", "true", odds=0.08)
+
+    def attention(self, rope):
+        codegeex = self.family == "codegeex"
+        if not codegeex and self.chance():
+            self.put("model.window_size", self.one(0, 1, 3, 10))
+            self.maybe("model.window_attn_skip_freq", 2, 3, "[0]+[1]*%d" % (self.layers - 1), odds=0.5)
+            if rope:
+                self.maybe("model.rotary_base_local", 50, 10000, odds=0.3)
+        self.maybe("model.softmax_type", "off-by-one", "learnable")
+        self.maybe("model.softmax_scale", 0.1, 0.5)
+        self.maybe("model.attn_logit_softcapping", 0.5, 20)
+        self.maybe("model.final_logit_softcapping", 1, 30)
+        self.maybe("model.scale_embeddings", "true")
+        self.maybe("model.apply_layernorm_1p", "true")
+        if not codegeex and not self.experts:
+            self.maybe("model.sandwich_norm", "true")
+        if self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.gated_linear_unit") == "true":
+            self.maybe("model.activation_func_clamp_value", 0.01, 1)
+            self.maybe("model.glu_linear_offset", 1, -0.5)
 
     def frequencies(self):
         self.maybe("model.rotary_interleaved", "true")
@@ -318,7 +338,8 @@ class Drawing:
         heads = int(self.keys["model.num_attention_heads"]) // self.tp
         groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
         words = ["p2p", "all_gather"] if self.cp > 1 else []
-        if words and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
+        sinks = "model.softmax_type" in self.keys
+        if words and not sinks and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
             words.append("a2a")
         if words:
             each = self.layers if self.chance(0.3) else 1

@@ -21,6 +21,12 @@ inline const std::string kLatent =
     ", position_embedding_type: rope, multi_latent_attention: true, kv_lora_rank: 10, qk_head_dim: 6,"
     " qk_pos_emb_head_dim: 4, v_head_dim: 5";
 
+inline const std::string kWindows =
+    ", window_size: 3, window_attn_skip_freq: 2, rotary_base_local: 50, softmax_type: learnable,"
+    " attn_logit_softcapping: 2, final_logit_softcapping: 1, scale_embeddings: true, apply_layernorm_1p: true,"
+    " sandwich_norm: true, activation_func_clamp_value: 1, glu_linear_offset: 1, add_attention_output_bias: true,"
+    " add_mlp_bias: true";
+
 // Small sequences, every option that changes what is kept.
 inline config::Config kept_config(const MemoryCase& c) {
   const std::string family =
@@ -50,6 +56,8 @@ inline std::vector<MemoryCase> kept_cases() {
        false,
        {2, 1, 1, 1, true},
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"windows", true, {}, kWindows + "}\n"},
+      {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
@@ -168,6 +176,8 @@ inline std::vector<MemoryCase> peak_cases() {
        false,
        {2, 1, 1, 1, true},
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"windows", true, {}, kWindows + "}\n"},
+      {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}},
       {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, kBf16},
       {"codegeex pp 3 vpp 2", false, {1, 3, 2, 1, false}},

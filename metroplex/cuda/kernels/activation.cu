@@ -32,8 +32,8 @@ __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_
 }
 
 template <Activation kind, int64_t count, class T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated,
-                                                           UnitLimits limits) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Operands<T> o, int64_
 }
 
 template <Activation kind, int64_t count, class T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated,
-                                                           UnitLimits limits) {
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
@@ -83,7 +83,8 @@ void launch_by(const Operands<T>& o, const ActivationShape& s, CUstream_st* stre
   if (o.dy == nullptr) {
     launch_kernel("activation_forward", forward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated, s.limits);
   } else {
-    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated, s.limits);
+    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated,
+                  s.limits);
   }
 }
 

@@ -46,7 +46,8 @@ struct ActivationShape {
   UnitLimits limits = {};
 };
 
-// out = f(x + bias), or f(gate) * up within the limits; bias may be null. float and double leave x + bias in x, half types leave x.
+// out = f(x + bias), or f(gate) * up within the limits; bias may be null. float and double leave x + bias in x, half
+// types leave x.
 template <class T>
 void activation_forward(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape);
 // dx from dy and the x that forward left; bias: null for float and double.

@@ -37,8 +37,8 @@ MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const 
     const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
     activation_values(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y);
     if (shape.gated) {
-      const Wide<T>* const up = limited_up(
-          shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up), n, b.shifted);
+      const Wide<T>* const up =
+          limited_up(shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up), n, b.shifted);
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i]);
     } else {
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i]);

@@ -1,9 +1,9 @@
 // softmax(softmax_scale q k^T) v over what a mask lets through, and its gradients, a block of queries by a block of
 // keys at a time: no [queries, keys] tensor exists. The mask is a function of where rows lie in the whole sequence: a
-// query sees the keys that are not behind it, within its reach, and in its document; probabilities are dropped as DropoutShape says.
-// Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in Wide<T>, and their
-// order depends on nothing but the numbers of queries and keys: not on threads, nor on what other heads or samples
-// there are. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
+// query sees the keys that are not behind it, within its reach, and in its document; probabilities are dropped as
+// DropoutShape says. Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in
+// Wide<T>, and their order depends on nothing but the numbers of queries and keys: not on threads, nor on what other
+// heads or samples there are. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
 #pragma once
 
 #include <cstdint>

@@ -48,8 +48,8 @@ MPX_INLINE Wide<T> mask_row(const TileRow<T>& r) {
   }
   if (r.hides) {
     for (int64_t j = 0; j < r.keys; ++j) {
-      const bool seen = (r.key_place[j] <= r.place) & (r.place - r.key_place[j] <= r.reach) &
-                        (r.key_document[j] == r.document);
+      const bool seen =
+          (r.key_place[j] <= r.place) & (r.place - r.key_place[j] <= r.reach) & (r.key_document[j] == r.document);
       s[j] = seen ? s[j] * scale : kHidden<W>;
     }
   } else {

@@ -215,9 +215,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
-#define MPX_CALL(kind)                                                                                             \
-  launch_rows("expert_activation", counts, shape, Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, \
-              stream)
+#define MPX_CALL(kind)                            \
+  launch_rows("expert_activation", counts, shape, \
+              Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, stream)
   MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
 }
@@ -225,8 +225,9 @@ void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, con
 template <class T>
 void expert_activation_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                      const ExpertShape& shape, CUstream_st* stream) {
-#define MPX_CALL(kind) \
-  launch_rows("expert_activation_backward", counts, shape, Backward<kind, T>{g, shape.width, shape.gated, shape.limits}, stream)
+#define MPX_CALL(kind)                                     \
+  launch_rows("expert_activation_backward", counts, shape, \
+              Backward<kind, T>{g, shape.width, shape.gated, shape.limits}, stream)
   MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
 }

@@ -108,8 +108,8 @@ static int64_t dense_layers(const config::Model& m) {
 }
 
 static bool holds(const config::Model& m, int64_t best_of_group) {
-  if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear || m.add_mlp_bias ||
-      m.add_qkv_bias != m.add_attention_output_bias)
+  if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear ||
+      m.add_mlp_bias || m.add_qkv_bias != m.add_attention_output_bias)
     return false;
   const double epsilon = m.latent_layernorm_epsilon > 0 ? m.latent_layernorm_epsilon : m.layernorm_epsilon;
   if (epsilon != kLatentEpsilon) return false;
@@ -136,9 +136,10 @@ static bool holds_v3(const config::Model& m) {
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
   const bool biases = m.add_qkv_bias;
-  return decoder_tensors(m, {.qkv_bias = biases,
-                             .output_bias = biases,
-                             .expert_bias = m.moe_router_enable_expert_bias ? "mlp.gate.e_score_correction_bias" : ""});
+  return decoder_tensors(m,
+                         {.qkv_bias = biases,
+                          .output_bias = biases,
+                          .expert_bias = m.moe_router_enable_expert_bias ? "mlp.gate.e_score_correction_bias" : ""});
 }
 
 static Json shared_config(const config::Model& m) {
@@ -175,8 +176,8 @@ static Json config_v3(const config::Model& m) {
   using config::TopkNormalization;
   Json json = shared_config(m);
   const TopkNormalization said = m.moe_router_topk_normalization;
-  json["norm_topk_prob"] = said == TopkNormalization::always ||
-                           (said == TopkNormalization::automatic && m.moe_router_topk > 1);
+  json["norm_topk_prob"] =
+      said == TopkNormalization::always || (said == TopkNormalization::automatic && m.moe_router_topk > 1);
   json["rope_interleave"] = m.rotary_interleaved;
   json["num_nextn_predict_layers"] = 0;
   return json;

@@ -1,6 +1,7 @@
 // Gemma2ForCausalLM, arXiv 2408.00118, and Gemma3ForCausalLM, arXiv 2503.19786: norms before and behind attention and
 // MLP that multiply by 1 + weight, scaled embeddings, GELU units, windows in some layers. Version 2 caps scores and
-// logits; version 3 has norms of queries and keys, and rotates layers with a window by a base of their own.
+// logits; version 3 has norms of queries and keys, rotates layers with a window by a base of their own, and caps no
+// scores, whatever attn_logit_softcapping says.
 #include <algorithm>
 #include <cmath>
 
@@ -33,7 +34,6 @@ static Settings shared_settings(const ConfigReader& config, int64_t full_every) 
   const double scalar = config.number("query_pre_attn_scalar", 256.0);
   config.require(scalar > 0, "query_pre_attn_scalar", "a number above 0");
   set(s, "softmax_scale", 1 / std::sqrt(scalar));
-  set(s, "attn_logit_softcapping", config.number("attn_logit_softcapping", 0.0));
   set(s, "final_logit_softcapping", config.number("final_logit_softcapping", 0.0));
   return s;
 }
@@ -46,16 +46,15 @@ static Settings settings_v2(const Json& given) {
                                           {"sliding_window", 4096},
                                           {"attn_logit_softcapping", 50.0},
                                           {"final_logit_softcapping", 30.0}});
-  return shared_settings(ConfigReader(json), 2);
+  const ConfigReader config(json);
+  Settings s = shared_settings(config, 2);
+  set(s, "attn_logit_softcapping", config.number("attn_logit_softcapping", 0.0));
+  return s;
 }
 
 static Settings settings_v3(const Json& given) {
-  Json defaults{{"num_key_value_heads", 4},
-                {"head_dim", 256},
-                {"max_position_embeddings", 131072},
-                {"tie_word_embeddings", true},
-                {"sliding_window", 4096},
-                {"rope_theta", 1e6}};
+  Json defaults{{"num_key_value_heads", 4},    {"head_dim", 256},        {"max_position_embeddings", 131072},
+                {"tie_word_embeddings", true}, {"sliding_window", 4096}, {"rope_theta", 1e6}};
   const Json json = with_defaults(given, defaults);
   const ConfigReader config(json);
   const int64_t every = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6));
@@ -68,9 +67,8 @@ static Settings settings_v3(const Json& given) {
     said.require(said.text("rope_type", "default") == "default", "rope_type", "default, of sliding_attention,");
     local = said.number("rope_theta", local);
   }
-  const bool windows = std::any_of(s.begin(), s.end(), [](const std::string& setting) {
-    return setting.starts_with("model.window_size=");
-  });
+  const bool windows = std::any_of(
+      s.begin(), s.end(), [](const std::string& setting) { return setting.starts_with("model.window_size="); });
   if (windows) set(s, "rotary_base_local", local);
   return s;
 }
@@ -89,12 +87,11 @@ static bool holds(const config::Model& m) {
 static bool holds_v2(const config::Model& m) { return holds(m) && !m.qk_layernorm && m.rotary_base_local == 0; }
 
 static bool holds_v3(const config::Model& m) {
-  return holds(m) && m.qk_layernorm && (m.rotary_base_local > 0 || !m.has_window());
+  return holds(m) && m.qk_layernorm && m.attn_logit_softcapping == 0 && (m.rotary_base_local > 0 || !m.has_window());
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
-  return decoder_tensors(
-      m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = m.qk_layernorm});
+  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = m.qk_layernorm});
 }
 
 // Of a scale that came of a whole number, that number.

@@ -1,5 +1,5 @@
-// GptOssForCausalLM, arXiv 2508.10925: attention sinks, windows in every other layer, biases everywhere, experts whose
-// units are limited.
+// GptOssForCausalLM, arXiv 2508.10925: attention sinks, windows in every other layer, biases everywhere, experts
+// whose units are limited.
 #include "config/experts.h"
 #include "hf/decoder.h"
 
@@ -13,8 +13,9 @@ static Json with_their_defaults(const Json& json) {
                 {"swiglu_limit", 7.0},      {"swiglu_alpha", 1.702},    {"max_position_embeddings", 131072}};
   if (!json.contains("rope_parameters") && !json.contains("rope_scaling")) {
     defaults["rope_theta"] = 150000.0;
-    defaults["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0},  {"beta_fast", 32.0},
-                                {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
+    defaults["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0},
+                                {"beta_fast", 32.0},   {"beta_slow", 1.0},
+                                {"truncate", false},   {"original_max_position_embeddings", 4096}};
   }
   return with_defaults(json, defaults);
 }

@@ -20,8 +20,10 @@ static Settings settings(const Json& json) {
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m, Windows::allowed) && m.window_attn_skip_freq.empty() && config::all_layers_have_experts(m) && !m.qk_layernorm && no_biases(m) && m.moe_router_score_function == config::ScoreFunction::softmax &&
-         !m.moe_router_pre_softmax && m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
+  return plain_decoder(m, Windows::allowed) && m.window_attn_skip_freq.empty() &&
+         config::all_layers_have_experts(m) && !m.qk_layernorm && no_biases(m) &&
+         m.moe_router_score_function == config::ScoreFunction::softmax && !m.moe_router_pre_softmax &&
+         m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {

@@ -21,7 +21,9 @@ static bool holds(const config::Model& m) {
          m.add_qkv_bias == m.output_bias();
 }
 
-static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true}); }
+static std::vector<MappedTensor> tensors(const config::Model& m) {
+  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
+}
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);

@@ -46,12 +46,13 @@ static Settings settings(const Json& json) {
 
 static bool holds(const config::Model& m) {
   return plain_decoder(m, Windows::allowed) && m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
-         m.add_qkv_bias == m.output_bias() &&
-         m.moe_router_score_function == config::ScoreFunction::softmax && m.moe_router_num_groups == 0 &&
-         m.moe_router_topk_scaling_factor == 0;
+         m.add_qkv_bias == m.output_bias() && m.moe_router_score_function == config::ScoreFunction::softmax &&
+         m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
 }
 
-static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true}); }
+static std::vector<MappedTensor> tensors(const config::Model& m) {
+  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
+}
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);
