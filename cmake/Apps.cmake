@@ -49,7 +49,7 @@ list(TRANSFORM hf_directories REPLACE "/expected\\.json$" "")
 set(hf_even_heads ${hf_directories})
 list(FILTER hf_even_heads EXCLUDE REGEX "/gpt2_fp16$")  # has 3
 set(hf_experts ${hf_directories})
-list(FILTER hf_experts INCLUDE REGEX "/(mixtral|qwen3_moe)")
+list(FILTER hf_experts INCLUDE REGEX "/(mixtral|qwen3_moe|deepseek|gpt_oss)")
 # hf_parity_test(NAME DIRECTORIES OPTIONS...)
 function(hf_parity_test name directories)
   add_test(NAME hf_parity_${name} COMMAND metroplex_hf_parity ${${directories}} ${ARGN})

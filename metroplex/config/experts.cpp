@@ -159,6 +159,32 @@ std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_
   return problem.empty() ? std::optional(layers) : std::nullopt;
 }
 
+std::optional<std::vector<bool>> read_window_layers(const std::string& text, int64_t num_layers,
+                                                    std::string& problem) {
+  problem.clear();
+  if (text.empty()) return std::vector<bool>(static_cast<size_t>(num_layers), true);
+  if (text.find('[') != std::string::npos) return read_moe_layers(text, num_layers, problem);
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size() || n < 1) {
+    problem = "it is neither a whole number of at least 1 nor a pattern with [";
+    return std::nullopt;
+  }
+  std::vector<bool> layers;
+  for (int64_t i = 0; i < num_layers; ++i) layers.push_back((i + 1) % n != 0);
+  return layers;
+}
+
+std::vector<bool> window_layers(const Model& model) {
+  if (!model.has_window()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  std::string problem;
+  auto layers = read_window_layers(model.window_attn_skip_freq, model.num_layers, problem);
+  MPX_CHECK(layers.has_value(), "config", "model.window_attn_skip_freq = ", model.window_attn_skip_freq,
+            ": says which layers have a window, but ", problem,
+            "; write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
+  return *layers;
+}
+
 std::vector<bool> moe_layers(const Model& model) {
   if (!model.has_experts()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
   std::string problem;

@@ -15,8 +15,14 @@ namespace metroplex::config {
 
 // Of each layer, whether it has experts: model.moe_layer_freq; none has where model.num_moe_experts is 0. Throws.
 std::vector<bool> moe_layers(const Model& model);
+// Of each layer, whether it has a window: model.window_attn_skip_freq; none has where there is no window_size.
+// Throws.
+std::vector<bool> window_layers(const Model& model);
 // Nothing when `text` cannot be read or its pattern has not num_layers entries; `problem` says why.
 std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem);
+// The same of model.window_attn_skip_freq.
+std::optional<std::vector<bool>> read_window_layers(const std::string& text, int64_t num_layers,
+                                                    std::string& problem);
 
 // Whether no layer is dense; false where the pattern cannot be read, and of a family with a dense block behind the
 // last layer.

@@ -15,6 +15,17 @@ inline constexpr Word<PositionEmbedding> kWords<PositionEmbedding>[] = {
     {PositionEmbedding::rope, "rope"},
     {PositionEmbedding::none, "none"}};
 
+enum class RopeType { automatic, rope, yarn };
+template <>
+inline constexpr Word<RopeType> kWords<RopeType>[] = {
+    {RopeType::automatic, "auto"}, {RopeType::rope, "rope"}, {RopeType::yarn, "yarn"}};
+
+enum class SoftmaxType { vanilla, off_by_one, learnable };
+template <>
+inline constexpr Word<SoftmaxType> kWords<SoftmaxType>[] = {{SoftmaxType::vanilla, "vanilla"},
+                                                            {SoftmaxType::off_by_one, "off-by-one"},
+                                                            {SoftmaxType::learnable, "learnable"}};
+
 enum class Normalization { LayerNorm, RMSNorm };
 template <>
 inline constexpr Word<Normalization> kWords<Normalization>[] = {{Normalization::LayerNorm, "LayerNorm"},
@@ -36,6 +47,13 @@ enum class RouterDtype { automatic, fp32, fp64 };
 template <>
 inline constexpr Word<RouterDtype> kWords<RouterDtype>[] = {
     {RouterDtype::automatic, "auto"}, {RouterDtype::fp32, "fp32"}, {RouterDtype::fp64, "fp64"}};
+
+// Of scores that are made of one logit each.
+enum class TopkNormalization { automatic, always, never };
+template <>
+inline constexpr Word<TopkNormalization> kWords<TopkNormalization>[] = {{TopkNormalization::automatic, "auto"},
+                                                                        {TopkNormalization::always, "always"},
+                                                                        {TopkNormalization::never, "never"}};
 
 enum class DropPolicy { probs, position };
 template <>
@@ -82,6 +100,12 @@ struct Model {
 
   bool tied() const { return !untie_embeddings_and_output_weights; }
   bool has_experts() const { return num_moe_experts > 0; }
+  bool yarn() const {
+    return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
+  }
+  bool has_window() const { return window_size >= 0; }
+  bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
+  bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }
   bool has_capacity() const { return moe_expert_capacity_factor > 0; }
 };
 

@@ -15,10 +15,10 @@ static void fill(int64_t& value, int64_t derived) {
 static void fill_model(Config& c) {
   Model& m = c.model;
   m.ffn_hidden_size = ffn_width(m);
-  fill(m.kv_channels, m.hidden_size / m.num_attention_heads);
+  if (!m.multi_latent_attention) fill(m.kv_channels, m.hidden_size / m.num_attention_heads);
   fill(m.num_query_groups, m.num_attention_heads);
   fill(m.max_position_embeddings, c.train.seq_length);
-  if (m.add_bias_linear) m.add_qkv_bias = true;
+  if (m.add_bias_linear && !m.multi_latent_attention) m.add_qkv_bias = true;
   if (m.has_experts()) m.moe_ffn_hidden_size = expert_ffn_width(m);
 }
 

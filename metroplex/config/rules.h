@@ -49,6 +49,7 @@ void check_ranks(Rules& rules);
 void check_device(Rules& rules);
 void check_context_parallel(Rules& rules);
 void check_model(Rules& rules);
+void check_attention(Rules& rules);
 void check_experts(Rules& rules);
 void check_echo(Rules& rules);  // of a model with experts
 void check_pipeline(Rules& rules);

@@ -175,8 +175,12 @@ void check_choice(Rules& rules) {
                 "say how many groups a token may be sent to, or set both to 0");
   if (groups > 0 && group_k > 0 && m.num_moe_experts % groups == 0) {
     const int64_t chosen = group_k * (m.num_moe_experts / groups);
-    rules.require(k % group_k == 0, kTopk, k,
-                  "must be a multiple of " + key_is("model.moe_router_group_topk", group_k), "choose a multiple");
+    const int64_t best = m.moe_router_group_score_topk;
+    rules.require(best > 0 || k % group_k == 0, kTopk, k,
+                  "must be a multiple of " + key_is("model.moe_router_group_topk", group_k),
+                  "choose a multiple, or say model.moe_router_group_score_topk");
+    rules.require(best <= m.num_moe_experts / groups, "model.moe_router_group_score_topk", best,
+                  concat("must not exceed the ", m.num_moe_experts / groups, " experts of a group"), "lower it");
     rules.require(k <= chosen, kTopk, k,
                   concat("must not exceed the ", chosen, " experts of the chosen groups (",
                          key_is("model.moe_router_group_topk", group_k), ")"),
@@ -185,6 +189,14 @@ void check_choice(Rules& rules) {
                   "has no meaning with model.moe_router_load_balancing_type = sinkhorn, which knows no groups",
                   "leave it 0");
   }
+  rules.require(groups > 0 || m.moe_router_group_score_topk == 0, "model.moe_router_group_score_topk",
+                m.moe_router_group_score_topk, "has no meaning without model.moe_router_num_groups", "leave it 0");
+  rules.require(m.moe_router_topk_normalization == TopkNormalization::automatic ||
+                    m.moe_router_score_function != ScoreFunction::softmax,
+                "model.moe_router_topk_normalization", m.moe_router_topk_normalization,
+                "is for model.moe_router_score_function = sigmoid or sqrtsoftplus; of a softmax "
+                "model.moe_router_pre_softmax says over which experts it is",
+                "leave it auto");
   rules.require(!m.moe_apply_probs_on_input || k == 1, "model.moe_apply_probs_on_input", "true",
                 "needs model.moe_router_topk = 1, not " + std::to_string(k), "turn it off");
 }
@@ -265,6 +277,8 @@ void check_shared(Rules& rules) {
                 "choose a width that divides over the tensor-parallel ranks");
   rules.require(!m.add_bias_linear, kWidth, width, "excludes model.add_bias_linear: shared experts have no biases",
                 "set add_bias_linear to false");
+  rules.require(!m.add_mlp_bias, kWidth, width, "excludes model.add_mlp_bias: shared experts have no biases",
+                "set add_mlp_bias to false");
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ static void check_widths(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp();
   const std::string tensor_ranks = key_is("parallel.tensor_model_parallel_size", tp);
+  if (m.multi_latent_attention) return check_ffn(rules);
   rules.require(m.kv_channels > 0 || m.hidden_size % m.num_attention_heads == 0, "model.hidden_size", m.hidden_size,
                 "must be a multiple of " + key_is("model.num_attention_heads", m.num_attention_heads),
                 "change one of the two, or give model.kv_channels");

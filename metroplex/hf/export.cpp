@@ -20,9 +20,9 @@ struct Theirs {
   uint64_t bytes() const { return files::tensor_bytes(info.dtype, info.shape, info.name); }
 };
 
-const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name) {
-  const files::TensorForm* form = run.find(name, "weight");
-  MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no weight ", name);
+const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name, const std::string& kind) {
+  const files::TensorForm* form = run.find(name, kind);
+  MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", kind, " ", name);
   return *form;
 }
 
@@ -31,7 +31,7 @@ std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const che
   std::vector<Theirs> all;
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < mapped.size(); ++i) {
-    const files::TensorForm& form = form_of(run, mapped[i].name);
+    const files::TensorForm& form = form_of(run, mapped[i].name, mapped[i].kind);
     MPX_CHECK(form.shape == mapped[i].shape, "checkpoint", "'", run.directory(), "': ", mapped[i].name, " has shape ",
               checkpoint::describe_shape(form.shape), ", its config means ",
               checkpoint::describe_shape(mapped[i].shape));
@@ -59,8 +59,8 @@ std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTe
   const auto width = static_cast<int64_t>(files::dtype_bits(theirs.info.dtype) / 8);
   for (const auto& [ours, part] : theirs.pieces) {
     box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
-    run.fill(
-        {mapped[ours].name, "weight", mapped[ours].shape, part->offset, part->size, theirs.info.dtype, box.data()});
+    run.fill({mapped[ours].name, mapped[ours].kind, mapped[ours].shape, part->offset, part->size, theirs.info.dtype,
+              box.data()});
     scatter(*part, box.data(), whole.data(), width);
   }
   return whole;
@@ -123,7 +123,7 @@ void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std
                      const ExportOptions& options) {
   MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
   config::Model model = config::parse_saved(run.manifest().config_yaml).model;
-  const files::TensorForm& words = form_of(run, "embedding.word_embeddings.weight");
+  const files::TensorForm& words = form_of(run, "embedding.word_embeddings.weight", "weight");
   model.vocab_size = words.shape.at(0);
   const Family& family = family_for(model);
   const std::string part = directory + ".part";

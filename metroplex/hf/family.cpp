@@ -6,7 +6,8 @@
 namespace metroplex::hf {
 
 // The first that holds a model is what it is written as.
-static constexpr const Family* kFamilies[] = {&kGpt2, &kLlama, &kQwen2, &kQwen3, &kMixtral, &kQwen3Moe};
+static constexpr const Family* kFamilies[] = {&kGpt2,       &kLlama,      &kQwen2,  &kQwen3,  &kMixtral, &kQwen3Moe,
+                                              &kDeepseekV2, &kDeepseekV3, &kGptOss, &kGemma2, &kGemma3};
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;

@@ -34,6 +34,7 @@ struct MappedTensor {
   std::string name;  // ours
   Dims shape;        // unsharded, vocabulary unpadded
   std::vector<TensorPart> parts;
+  std::string kind = "weight";  // or "buffer", which has no gradient
 };
 
 struct Family {

@@ -76,7 +76,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   mapped_ = family_of(ConfigReader(json).text("model_type", "")).tensors(model);
   check(mapped_);
   for (const MappedTensor& tensor : mapped_)
-    add({tensor.name, "weight", stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
+    add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
 
 void Source::list_tensors() {

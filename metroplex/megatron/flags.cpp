@@ -282,7 +282,21 @@ class Parser {
     }
   }
 
+  // Megatron's pair (earlier, later) of positions; ours sees no later ones.
+  void window() {
+    if (!later("window")) return;
+    std::string text = later_["window"], first, second;
+    text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return c == '(' || c == ')' || c == ' '; }),
+               text.end());
+    const size_t comma = text.find(',');
+    if (comma != std::string::npos) first = text.substr(0, comma), second = text.substr(comma + 1);
+    MPX_CHECK(comma != std::string::npos && second == "0", "config", "Megatron arguments: --window-size ",
+              later_["window"], ": expected two numbers with a comma, of which the second, later positions, is 0");
+    set("model.window_size=$", first, "--window-size");
+  }
+
   void positions() {
+    window();
     if (later("no_position")) set("model.position_embedding_type=none", "", "--no-position-embedding");
   }
 

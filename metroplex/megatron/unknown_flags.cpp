@@ -15,21 +15,16 @@ static const std::vector<std::string>& defining_names() {
       // experts
       "--moe-", "--num-moe-experts", "--num-experts",
       // attention
-      "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
-      "--v-head-dim", "--window-size", "--window-attn-skip-freq", "--softmax-type", "--softmax-scale", "--qk-l2-norm",
-      "--qk-clip", "--qk-clip-", "--attention-output-gate", "--apply-query-key-layer-scaling",
+      "--qk-l2-norm", "--qk-clip", "--qk-clip-", "--attention-output-gate", "--apply-query-key-layer-scaling",
       "--experimental-attention-variant", "--dsa-", "--linear-", "--dataloader-inter-document-masking",
       // positions
-      "--rope-", "--no-rope-freq", "--rotary-interleaved", "--rotary-scaling-factor",
-      "--rotary-seq-len-interpolation-factor", "--mrope-", "--yarn-", "--mscale", "--mscale-all-dim", "--beta-fast",
-      "--beta-slow", "--original-max-position-embeddings", "--relative-attention-",
+      "--rope-", "--no-rope-freq", "--mrope-", "--yarn-", "--relative-attention-",
       // layers
-      "--apply-layernorm-1p", "--layernorm-zero-centered-gamma", "--apply-residual-connection-post-layernorm",
-      "--glu-linear-offset", "--activation-func-clamp-value", "--enable-mhc-connections", "--mhc-", "--use-mup",
-      "--mup-", "--mtp-", "--spec", "--hybrid-layer-pattern", "--hybrid-override-pattern", "--hybrid-attention-ratio",
-      "--hybrid-mlp-ratio", "--is-hybrid-model", "--mamba-", "--gdp-", "--heterogeneous-", "--decoder-num-layers",
-      "--decoder-seq-length", "--bert-", "--vision-", "--retro-", "--num-classes", "--vocab-extra-ids",
-      "--padded-vocab-size", "--no-pad-vocab-size", "--yaml-cfg",
+      "--layernorm-zero-centered-gamma", "--apply-residual-connection-post-layernorm", "--enable-mhc-connections",
+      "--mhc-", "--use-mup", "--mup-", "--mtp-", "--spec", "--hybrid-layer-pattern", "--hybrid-override-pattern",
+      "--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model", "--mamba-", "--gdp-", "--heterogeneous-",
+      "--decoder-num-layers", "--decoder-seq-length", "--bert-", "--vision-", "--retro-", "--num-classes",
+      "--vocab-extra-ids", "--padded-vocab-size", "--no-pad-vocab-size", "--yaml-cfg",
       // weights to start from
       "--embedding-init-method-std", "--init-method-xavier-uniform", "--pretrained-checkpoint",
       "--use-checkpoint-args", "--load-main-params-from-ckpt",

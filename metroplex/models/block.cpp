@@ -1,6 +1,8 @@
 #include "models/block.h"
 
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "config/experts.h"
@@ -10,23 +12,45 @@
 namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context) {
-  return {name, model.hidden_size, model.normalization == config::Normalization::RMSNorm, model.layernorm_epsilon,
-          context.sp_axes};
+  return {name,
+          model.hidden_size,
+          model.normalization == config::Normalization::RMSNorm,
+          model.layernorm_epsilon,
+          context.sp_axes,
+          topology::Role::norm,
+          model.apply_layernorm_1p};
 }
 
-std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context) {
+static std::optional<nn::Norm> norm_behind(const std::string& name, const config::Model& model,
+                                           const nn::LayerContext& context) {
+  if (!model.sandwich_norm) return std::nullopt;
+  return std::optional<nn::Norm>(std::in_place, norm_spec(name, model, context), context);
+}
+
+std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local) {
   const config::Model& model = context.model;
   if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
-  const int64_t head_dim = nn::head_counts(model, 1).head_dim;
-  const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * model.rotary_percent);
-  MPX_CHECK(rotary > 0 && rotary % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
-            " of head size ", head_dim, " gives ", rotary, " rotary dimensions; they must be even and positive");
-  nn::RopeScaling scaling;
-  if (model.use_rope_scaling) {
-    scaling = {model.rope_scaling_factor, model.rope_scaling_low_freq_factor, model.rope_scaling_high_freq_factor,
-               model.rope_scaling_original_max_position_embeddings};
+  const int64_t width = model.multi_latent_attention ? model.qk_pos_emb_head_dim : nn::head_counts(model, 1).head_dim;
+  nn::RopeSpec rope;
+  rope.dims = static_cast<int64_t>(static_cast<double>(width) * model.rotary_percent);
+  MPX_CHECK(rope.dims > 0 && rope.dims % 2 == 0, "models", "model.rotary_percent = ", model.rotary_percent,
+            " of head size ", width, " gives ", rope.dims, " rotary dimensions; they must be even and positive");
+  rope.base = local ? model.rotary_base_local : model.rotary_base;
+  rope.interleaved = model.rotary_interleaved;
+  if (!local) rope.interpolation = model.rotary_seq_len_interpolation_factor;
+  if (model.use_rope_scaling && !local) {
+    rope.scaling = {model.rope_scaling_factor, model.rope_scaling_low_freq_factor,
+                    model.rope_scaling_high_freq_factor, model.rope_scaling_original_max_position_embeddings};
   }
-  const auto table = std::make_shared<nn::RopeTable>(rotary, model.rotary_base, context.target, scaling);
+  if (model.yarn() && !local) {
+    const double factor = model.rotary_scaling_factor;
+    rope.yarn = {factor, model.beta_fast, model.beta_slow, model.original_max_position_embeddings,
+                 model.yarn_correction_range_round_to_int};
+    rope.amplitude = model.yarn_attention_factor > 0
+                         ? model.yarn_attention_factor
+                         : nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim);
+  }
+  const auto table = std::make_shared<nn::RopeTable>(rope, context.target);
   table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);
   return table;
 }
@@ -39,19 +63,22 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
-      attention_({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope)) {}
+      attention_(nn::make_attention({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope))),
+      post_norm_(norm_behind(spec.name + ".post_self_attn_layernorm", model, context)) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
   const at::Tensor query = query_from_outside_ ? in.tensor(kQueries) : at::Tensor();
-  const at::Tensor attended = attention_.forward(x.normed, context.batch, query);
+  at::Tensor attended = attention_->forward(x.normed, context.batch, query);
+  if (post_norm_) attended = nn::normalize(*post_norm_, attended, saving_).x;
   const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
-  return {nn::kHiddenStates, nn::PendingSum{attended, x.h, {dropout_, attention_.output_bias(), place}}};
+  return {nn::kHiddenStates, nn::PendingSum{attended, x.h, {dropout_, attention_->output_bias(), place}}};
 }
 
 void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
   norm_.collect_params(params);
-  attention_.collect_params(params);
+  attention_->collect_params(params);
+  if (post_norm_) post_norm_->collect_params(params);
 }
 
 FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Model& model,
@@ -61,11 +88,13 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
-      mlp_(name_, model, context) {}
+      mlp_(name_, model, context),
+      post_norm_(norm_behind(spec.name + ".post_mlp_layernorm", model, context)) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
-  const at::Tensor out = mlp_.forward(x.normed);
+  at::Tensor out = mlp_.forward(x.normed);
+  if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
   const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
   return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), place}}};
 }
@@ -73,6 +102,7 @@ nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext&
 void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   norm_.collect_params(params);
   mlp_.collect_params(params);
+  if (post_norm_) post_norm_->collect_params(params);
 }
 
 // What comes behind the last layer (CodeGeeX's) is dense.

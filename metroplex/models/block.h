@@ -1,8 +1,10 @@
 // A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and
-// y = h + dropout(mlp(norm(h))). Both sums leave their segment pending, so that the norm behind takes them fused.
+// y = h + dropout(mlp(norm(h))), or with a further norm inside each dropout (model.sandwich_norm). Both sums leave
+// their segment pending, so that the norm behind takes them fused.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +21,8 @@ namespace metroplex::models {
 // Of a norm over what the ranks of context.sp split.
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context);
 // Null where the model has no rotary positions. One table serves all layers of a stage; it covers the context's
-// positions from the start.
-std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context);
+// positions from the start. `local`: of layers with a window, where these have a base of their own.
+std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local = false);
 
 struct LayerSpec {
   std::string name;   // decoder.layers.<global number>
@@ -46,7 +48,8 @@ class AttentionSegment final : public nn::Segment {
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   nn::Norm norm_;
-  nn::SelfAttention attention_;
+  std::unique_ptr<nn::Attention> attention_;
+  std::optional<nn::Norm> post_norm_;
 };
 
 class FeedForwardSegment final : public nn::Segment {
@@ -64,6 +67,7 @@ class FeedForwardSegment final : public nn::Segment {
   nn::DropoutKey dropout_;
   nn::Norm norm_;
   nn::Mlp mlp_;
+  std::optional<nn::Norm> post_norm_;
 };
 
 // Appends attention part and feed-forward part, dense or with experts as the model has it at this layer.

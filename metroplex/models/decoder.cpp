@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "config/config.h"
+#include "config/experts.h"
 #include "nn/autograd_node.h"
 #include "comm/collectives.h"
 #include "models/block.h"
@@ -32,6 +35,22 @@ std::shared_ptr<nn::Param> output_weight(const ModelContext& context, const std:
   return words ? words : make_word_embeddings(context);
 }
 
+// cap tanh(x / cap). Keeps a copy of its result, because the loss writes its gradient over that.
+at::Tensor capped(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
+  at::Tensor share, out;
+  {
+    const at::NoGradGuard no_grad;
+    share = (x.detach() / cap).tanh_();
+    out = share * cap;
+  }
+  if (!at::GradMode::is_enabled()) return out;
+  return nn::attach(out, {x}, [kept = saving.keep(share)](const at::Tensor& dy) -> nn::Gradients {
+    const at::NoGradGuard no_grad;
+    const at::Tensor y = kept.get();
+    return {dy * (1 - y * y)};
+  });
+}
+
 }  // namespace
 
 nn::VocabularyPart vocabulary_of(const ModelContext& context) {
@@ -51,6 +70,7 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
 EmbeddingSegment::EmbeddingSegment(const ModelContext& context)
     : sp_(context.sp),
       fp32_residual_(context.fp32_residual_connection),
+      scale_(context.model.scale_embeddings ? std::sqrt(static_cast<double>(context.model.hidden_size)) : 1),
       words_(make_word_embeddings(context), vocabulary_of(context), context),
       dropout_{context.seed, 0, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
@@ -69,12 +89,13 @@ nn::Values EmbeddingSegment::forward(const nn::Values&, nn::SegmentContext& cont
   {
     const at::NoGradGuard no_grad;
     out = words_.apply(batch.tokens);
+    if (scale_ != 1) out.mul_(scale_);
     if (positions_) positions_->add_to(out, positions);
     if (fp32_residual_) out = nn::to_wide(out);
   }
   out = nn::attach(out, {}, [this, tokens = batch.tokens, positions](const at::Tensor& dout) -> nn::Gradients {
     const at::NoGradGuard no_grad;
-    words_.add_gradient(dout, tokens);
+    words_.add_gradient(scale_ != 1 ? dout * scale_ : dout, tokens);
     if (positions_) positions_->add_gradient(dout, positions);
     return {};
   });
@@ -89,6 +110,7 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> tied, bool final_norm)
     : tp_(context.tp),
+      softcap_(context.model.final_logit_softcapping),
       loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
       output_(output_weight(context, tied), context) {
@@ -98,7 +120,8 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
 nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::Microbatch& batch = context.batch;
   const at::Tensor& x_sbh = in.tensor(nn::kHiddenStates);
-  const at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
+  at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
+  if (softcap_ > 0) logits = capped(logits, softcap_, saving_);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
     return {nn::kLogits, comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size)};
@@ -130,9 +153,12 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, B
     add(std::move(embedding));
   }
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
+  const std::vector<bool> windows = config::window_layers(context.model);
+  const auto local = context.model.rotary_base_local > 0 ? make_rope(context, true) : rope;
   for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
-    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, rope);
+    const bool window = windows[static_cast<size_t>(layer)];
+    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, window ? local : rope);
   }
   if (slice.has_loss) {
     if (before_head != nullptr) blocks.push_back(before_head(context));

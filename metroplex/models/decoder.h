@@ -29,6 +29,7 @@ class EmbeddingSegment final : public nn::Segment {
   std::string name_ = "embedding";
   comm::Group sp_;
   bool fp32_residual_;
+  double scale_;  // of word embeddings
   nn::VocabParallelEmbedding words_;
   std::optional<nn::ReplicatedEmbedding> positions_;
   nn::DropoutKey dropout_;
@@ -45,6 +46,7 @@ class HeadSegment final : public nn::Segment {
  private:
   std::string name_ = "head";
   comm::Group tp_;
+  double softcap_;  // 0: none
   nn::CrossEntropySpec loss_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> norm_;

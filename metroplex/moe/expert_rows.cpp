@@ -24,14 +24,17 @@ at::Tensor ExpertRowKernels::activation(const at::Tensor& x, const at::Tensor& b
                                         const at::Tensor& counts) const {
   const at::Tensor out = at::empty({x.size(0), spec_.gated ? x.size(1) / 2 : x.size(1)}, x.options());
   kernels::ExpertShape shape = shape_of(out, counts);
-  shape.kind = spec_.kind, shape.gated = spec_.gated;
+  shape.kind = spec_.kind, shape.gated = spec_.gated, shape.limits = spec_.limits;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     cuda::launch(spec_.target,
                  {"expert_activation",
                   {&x, &bias, &probs, &counts},
                   {&out},
-                  {{"kind", static_cast<int>(spec_.kind)}, {"gated", spec_.gated}}},
+                  {{"kind", static_cast<int>(spec_.kind)},
+                   {"gated", spec_.gated},
+                   {"clamp", spec_.limits.clamp},
+                   {"offset", spec_.limits.offset}}},
                  kernels::expert_activation<T>, kernels::expert_activation_cuda<T>, elements<T>(x), elements<T>(bias),
                  elements<Wide<T>>(probs), counts_of(counts), elements<T>(out), shape);
   });
@@ -43,7 +46,7 @@ at::Tensor ExpertRowKernels::activation_backward(const at::Tensor& dy, const at:
                                                  const at::Tensor& dprobs) const {
   const at::Tensor dx = at::empty_like(x);
   kernels::ExpertShape shape = shape_of(dy, counts);
-  shape.kind = spec_.kind, shape.gated = spec_.gated;
+  shape.kind = spec_.kind, shape.gated = spec_.gated, shape.limits = spec_.limits;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const kernels::ExpertActivationGradient<T> g{elements<T>(dy),   elements<T>(x),
@@ -53,7 +56,10 @@ at::Tensor ExpertRowKernels::activation_backward(const at::Tensor& dy, const at:
                  {"expert_activation_backward",
                   {&dy, &x, &bias, &probs, &counts},
                   {&dx, &dprobs},
-                  {{"kind", static_cast<int>(spec_.kind)}, {"gated", spec_.gated}}},
+                  {{"kind", static_cast<int>(spec_.kind)},
+                   {"gated", spec_.gated},
+                   {"clamp", spec_.limits.clamp},
+                   {"offset", spec_.limits.offset}}},
                  kernels::expert_activation_backward<T>, kernels::expert_activation_backward_cuda<T>, g,
                  counts_of(counts), shape);
   });

@@ -14,6 +14,7 @@ namespace metroplex::moe {
 namespace {
 
 using config::ScoreFunction;
+using config::TopkNormalization;
 
 // Of each score by itself; softmax over the row.
 at::Tensor scores_of(const at::Tensor& logits, ScoreFunction function) {
@@ -33,6 +34,8 @@ namespace kernels = cuda::kernels;
 
 kernels::RouteShape route_shape(const at::Tensor& logits, const TopKRule& rule) {
   kernels::RouteShape shape{logits.size(0), logits.size(1), rule.k};
+  shape.normalizes = rule.normalization == TopkNormalization::always ||
+                     (rule.normalization == TopkNormalization::automatic && rule.k > 1);
   if (rule.scaling_factor > 0) shape.scale = rule.scaling_factor;
   if (rule.score_function == ScoreFunction::sigmoid) shape.score = kernels::RouteScore::sigmoid;
   else if (rule.score_function == ScoreFunction::sqrtsoftplus) shape.score = kernels::RouteScore::sqrtsoftplus;
@@ -74,8 +77,10 @@ TopKRule topk_rule(const config::Model& model) {
   if (model.moe_router_group_topk > 0) {
     rule.num_groups = model.moe_router_num_groups;
     rule.group_topk = model.moe_router_group_topk;
+    rule.group_score_topk = model.moe_router_group_score_topk;
   }
   rule.scaling_factor = model.moe_router_topk_scaling_factor;
+  rule.normalization = model.moe_router_topk_normalization;
   return rule;
 }
 
@@ -84,8 +89,9 @@ at::Tensor choose(const at::Tensor& scores, const TopKRule& rule) {
   const at::Tensor x = scores.detach();
   if (rule.num_groups == 0) return std::get<1>(x.topk(rule.k, -1));
   const int64_t tokens = x.size(0), of_group = x.size(1) / rule.num_groups;
+  const int64_t best_of_group = rule.group_score_topk > 0 ? rule.group_score_topk : rule.k / rule.group_topk;
   const at::Tensor of_groups =
-      std::get<0>(x.view({tokens, rule.num_groups, of_group}).topk(rule.k / rule.group_topk, -1)).sum(-1);
+      std::get<0>(x.view({tokens, rule.num_groups, of_group}).topk(best_of_group, -1)).sum(-1);
   const at::Tensor best = std::get<1>(of_groups.topk(rule.group_topk, -1));
   const at::Tensor out =
       at::ones({tokens, rule.num_groups}, x.options().dtype(at::kBool)).scatter_(1, best, false).unsqueeze(-1);

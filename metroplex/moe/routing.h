@@ -24,11 +24,13 @@ struct TopKRule {
   bool pre_softmax = false;
   int64_t num_groups = 0, group_topk = 0;  // 0: no groups
   double scaling_factor = 0;               // 0: none
+  int64_t group_score_topk = 0;            // 0: k / group_topk
+  config::TopkNormalization normalization = config::TopkNormalization::automatic;
 };
 TopKRule topk_rule(const config::Model& model);
 
 // [T, k] of scores [T, E], in descending order of the scores: the best k; with groups, of the group_topk groups whose
-// sum of their best k / group_topk scores is largest. Without gradient.
+// sum of their best group_score_topk scores is largest. Without gradient.
 at::Tensor choose(const at::Tensor& scores, const TopKRule& rule);
 // The choice by scores + `bias` [E] (undefined: none; softmax has none) and the probabilities by the scores alone, in
 // one kernel (cuda/kernels/route.h). With `chosen` [T, k] defined the choice is given. The order of a row is that of

@@ -22,7 +22,7 @@ at::Tensor wide_data(const Param* bias) { return bias != nullptr ? to_wide(bias-
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
   std::vector<int64_t> sizes = x.sizes().vec();
   if (spec.gated) sizes.back() /= 2;
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated};
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), sizes.back(), spec.kind, spec.gated, spec.limits};
   at::Tensor out = at::empty(sizes, x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -30,7 +30,10 @@ at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const Activa
                  {"activation_forward",
                   {&x, &bias},
                   {is_wide(x) ? &x : nullptr, &out},
-                  {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
+                  {{"kind", static_cast<int>(spec.kind)},
+                   {"gated", spec.gated},
+                   {"clamp", spec.limits.clamp},
+                   {"offset", spec.limits.offset}}},
                  kernels::activation_forward<T>, kernels::activation_forward_cuda<T>, elements<T>(x),
                  elements<kernels::Wide<T>>(bias), elements<T>(out), shape);
   });
@@ -58,7 +61,10 @@ kernels::Activation activation_kind(config::Choice<config::Activation> activatio
 }
 
 ActivationSpec activation_spec(const config::Model& model, const cuda::Target& target) {
-  return {activation_kind(model.activation), model.gated_linear_unit, target};
+  return {activation_kind(model.activation),
+          model.gated_linear_unit,
+          target,
+          {model.activation_func_clamp_value, model.glu_linear_offset}};
 }
 
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
@@ -86,7 +92,7 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   const at::NoGradGuard no_grad;
   const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
   const at::Tensor added = is_wide(x) ? at::Tensor() : wide_data(bias);
-  const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated};
+  const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated, spec.limits};
   at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -94,7 +100,10 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
                  {"activation_backward",
                   {&gradient, &x, &added},
                   {&dx},
-                  {{"kind", static_cast<int>(spec.kind)}, {"gated", spec.gated}}},
+                  {{"kind", static_cast<int>(spec.kind)},
+                   {"gated", spec.gated},
+                   {"clamp", spec.limits.clamp},
+                   {"offset", spec.limits.offset}}},
                  kernels::activation_backward<T>, kernels::activation_backward_cuda<T>, elements<T>(gradient),
                  elements<T>(x), elements<kernels::Wide<T>>(added), elements<T>(dx), shape);
   });

@@ -18,6 +18,7 @@ struct ActivationSpec {
   cuda::kernels::Activation kind = cuda::kernels::Activation::gelu;
   bool gated = false;
   cuda::Target target;
+  cuda::kernels::UnitLimits limits = {};
 };
 ActivationSpec activation_spec(const config::Model& model, const cuda::Target& target);
 

@@ -7,26 +7,21 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "config/experts.h"
 #include "nn/autograd_node.h"
 #include "nn/kv_cache.h"
+#include "nn/latent_attention.h"
+#include "nn/param_init.h"
 
 namespace metroplex::nn {
 namespace {
 
-LinearSpec linear(const std::string& name, int64_t in, int64_t out, bool bias) {
-  LinearSpec spec;
-  spec.name = name;
-  spec.in_features = in;
-  spec.out_features = out;
-  spec.bias = bias;
-  return spec;
-}
-
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
   const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
-  LinearSpec out = linear(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
-                          (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
+  LinearSpec out =
+      linear_spec(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
+                  (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
   const int64_t d = whole.head_dim, q = queries / whole.groups * d;
   for (int64_t group = 0; group < whole.groups; ++group) {
     const std::string name = "group" + std::to_string(group);
@@ -38,21 +33,41 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   return out;
 }
 
-LinearSpec projection(const AttentionSpec& spec, const config::Model& model) {
+}  // namespace
+
+LinearSpec output_projection(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
-      linear(spec.name + ".linear_proj", whole.heads * whole.head_dim, model.hidden_size, model.add_bias_linear);
-  out.skip_bias_add = true;
+      linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
+  out.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
   out.init = Init::scaled_normal;
   return out;
+}
+
+std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model,
+                                  const LayerContext& context) {
+  if (model.softmax_type != config::SoftmaxType::learnable) return nullptr;
+  const topology::Cut cut =
+      topology::even_cut(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(), context.tp.index());
+  return std::make_shared<Param>(make_param({spec.name + ".core_attention.softmax_offset",
+                                             {model.num_attention_heads},
+                                             {.cuts = {cut}, .role = topology::Role::bias},
+                                             Init::normal},
+                                            context));
 }
 
 CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
   const HeadCounts own = head_counts(model, context.tp.size());
   CoreSpec core;
   core.heads = own.heads, core.groups = own.groups;
-  core.head_dim = core.v_head_dim = own.head_dim;
-  core.softmax_scale = 1 / std::sqrt(static_cast<double>(own.head_dim));
+  core.head_dim = own.head_dim, core.v_head_dim = own.v_head_dim;
+  core.softmax_scale =
+      model.softmax_scale > 0 ? model.softmax_scale : 1 / std::sqrt(static_cast<double>(own.head_dim));
+  const std::vector<bool> windows = config::window_layers(model);
+  const auto layer = static_cast<size_t>(spec.layer);
+  core.window = layer < windows.size() && windows[layer] ? model.window_size : -1;
+  core.softcap = model.attn_logit_softcapping;
+  core.softmax = model.softmax_type;
   core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
                   context.target};
   core.first_head = own.heads * context.tp.index();
@@ -64,14 +79,25 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   return core;
 }
 
-}  // namespace
+std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
+                                          const LayerContext& context, std::shared_ptr<RopeTable> rope) {
+  if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
+  return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));
+}
 
 HeadCounts head_counts(const config::Model& model, int tp) {
+  if (model.multi_latent_attention) {
+    const int64_t heads = model.num_attention_heads;
+    MPX_CHECK(heads % tp == 0, "nn", "num_attention_heads = ", heads, " must be a multiple of tensor parallel size ",
+              tp);
+    return {heads / tp, heads / tp, model.qk_head_dim + model.qk_pos_emb_head_dim, model.v_head_dim};
+  }
   const int64_t heads = model.num_attention_heads,
                 groups = model.num_query_groups > 0 ? model.num_query_groups : heads;
   MPX_CHECK(heads % groups == 0 && groups % tp == 0, "nn", "num_query_groups = ", groups,
             " must divide num_attention_heads = ", heads, " and be a multiple of tensor parallel size ", tp);
-  return {heads / tp, groups / tp, model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads};
+  const int64_t width = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
+  return {heads / tp, groups / tp, width, width};
 }
 
 // Empty without a norm.
@@ -93,19 +119,21 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       saving_(context.saving),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), context),
-      core_(core_spec(spec, model, context), context.saving),
-      proj_(projection(spec, model), context) {
+      sinks_(make_sinks(spec, model, context)),
+      core_(core_spec(spec, model, context), context.saving, sinks_),
+      proj_(output_projection(spec, model), context) {
   if (spec.query_from_outside) {
     const HeadCounts whole = head_counts(model, 1);
-    q_.emplace(linear(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
-                      model.add_bias_linear || model.add_qkv_bias),
+    q_.emplace(linear_spec(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
+                           model.add_bias_linear || model.add_qkv_bias),
                context);
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name) {  // a rank sees its own heads
       return NormSpec{spec.name + name,        heads_.head_dim,    rms,
-                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm};
+                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm,
+                      model.apply_layernorm_1p};
     };
     q_norm_.emplace(norm(".q_layernorm"), context);
     k_norm_.emplace(norm(".k_layernorm"), context);
@@ -198,6 +226,7 @@ void SelfAttention::collect_params(std::vector<Param*>& params) {
     q_norm_->collect_params(params);
     k_norm_->collect_params(params);
   }
+  if (sinks_) params.push_back(sinks_.get());
   proj_.collect_params(params);
 }
 

@@ -22,9 +22,9 @@
 
 namespace metroplex::nn {
 
-// Head counts of one rank.
+// Head counts of one rank; head_dim of queries and keys, v_head_dim of values.
 struct HeadCounts {
-  int64_t heads = 0, groups = 0, head_dim = 0;
+  int64_t heads = 0, groups = 0, head_dim = 0, v_head_dim = 0;
 };
 HeadCounts head_counts(const config::Model& model, int tp);
 
@@ -34,17 +34,35 @@ struct AttentionSpec {
   bool query_from_outside = false;  // linear_q over another input and linear_kv instead of linear_qkv
 };
 
-class SelfAttention {
+// What an attention part of a layer has between its norm and its residual.
+class Attention {
  public:
-  // `rope` is null without rotary positions.
+  virtual ~Attention() = default;
+  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is what
+  // queries are projected from, with query_from_outside only.
+  virtual at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) = 0;
+  virtual Param* output_bias() = 0;
+  virtual void collect_params(std::vector<Param*>& params) = 0;
+};
+// As the model has it. `rope` is null without rotary positions.
+std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
+                                          const LayerContext& context, std::shared_ptr<RopeTable> rope);
+
+// <name>.core_attention.softmax_offset [heads]; null where the model has none.
+std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
+// Of the heads of one rank.
+CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context);
+// linear_proj, [heads * width of a head's values] -> hidden size.
+LinearSpec output_projection(const AttentionSpec& spec, const config::Model& model);
+
+class SelfAttention final : public Attention {
+ public:
   SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                 std::shared_ptr<RopeTable> rope);
 
-  // [s (/tp), b, h] -> the same without the bias of linear_proj: the caller adds output_bias(). `query_sbh` is what
-  // queries are projected from, with query_from_outside only.
-  at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {});
-  Param* output_bias() { return proj_.bias(); }
-  void collect_params(std::vector<Param*>& params);
+  at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) override;
+  Param* output_bias() override { return proj_.skipped_bias(); }
+  void collect_params(std::vector<Param*>& params) override;
 
  private:
   struct NormedSaved;
@@ -63,6 +81,7 @@ class SelfAttention {
   std::optional<ColumnParallelLinear> q_;  // query_from_outside
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
+  std::shared_ptr<Param> sinks_;
   CoreAttention core_;
   RowParallelLinear proj_;
 };

@@ -34,6 +34,8 @@ Mask mask_of(const CoreInputs& in, const CoreCall& call) {
   shape.samples = b, shape.heads = heads, shape.groups = in.k.size(2);
   shape.queries = queries, shape.keys = keys;
   shape.head_dim = in.q.size(3), shape.v_head_dim = in.v.size(3), shape.softmax_scale = spec.softmax_scale;
+  if (spec.window >= 0) shape.reach = spec.window;
+  shape.softcap = spec.softcap;
   shape.query_rows = rows_for_kernel(of_queries);
   shape.key_rows = rows_for_kernel(of_keys);
   if (documents.defined()) {
@@ -71,12 +73,20 @@ Scratch make_scratch(const cuda::Target& target, const kernels::AttentionScratch
   return scratch;
 }
 
+// Pairs of a query and a key that it sees, in a plain causal mask with the window of `spec`.
+double causal_pairs(double rows, const CoreSpec& spec) {
+  const double seen = static_cast<double>(spec.window) + 1;
+  return spec.window < 0 || seen >= rows ? rows * rows / 2 : rows * seen - seen * (seen - 1) / 2;
+}
+
 // Of products over the pairs that are not masked: `of_qk` with the head size of q and k, `of_v` with that of v.
-double flops_of(const CoreInputs& in, const CorePositions& positions, int64_t of_qk, int64_t of_v) {
+double flops_of(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v) {
+  const CorePositions& positions = call.positions;
+  const auto queries = static_cast<double>(in.q.size(0)), keys = static_cast<double>(in.k.size(0));
   // Of the keys of a zigzag part, its own or another's, its queries see half.
-  const bool half =
-      plain_causal(in, positions) || (positions.queries.rows.defined() && positions.keys.rows.defined());
-  const double pairs = static_cast<double>(in.q.size(0)) * static_cast<double>(in.k.size(0)) * (half ? 0.5 : 1);
+  const bool half = positions.queries.rows.defined() && positions.keys.rows.defined();
+  const double pairs =
+      plain_causal(in, positions) ? causal_pairs(queries, call.spec) : queries * keys * (half ? 0.5 : 1);
   return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
 }
 
@@ -106,7 +116,7 @@ CoreResult blocked_attention(const CoreInputs& in, const CoreCall& call) {
                    &mask.dropout.counters},
                   {&out, &logsumexp},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-                  flops_of(in, call.positions, 1, 1),
+                  flops_of(in, call, 1, 1),
                   {&scratch.memory}},
                  kernels::attention_forward<T>, kernels::attention_forward_cuda<T>, operands, mask.shape,
                  scratch.shape);
@@ -136,7 +146,7 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreInputs& 
                    &call.positions.keys.rows, &mask.documents, &mask.dropout.counters},
                   {&d.q, &d.k, &d.v},
                   {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
-                  flops_of(in, call.positions, 3, 2),
+                  flops_of(in, call, 3, 2),
                   {&scratch.memory}},
                  kernels::attention_backward<T>, kernels::attention_backward_cuda<T>, operands, mask.shape,
                  scratch.shape);

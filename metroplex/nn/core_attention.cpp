@@ -11,6 +11,7 @@
 #include "nn/blocked_attention.h"
 #include "nn/context_attention.h"
 #include "nn/fused_attention.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
@@ -30,6 +31,8 @@ bool sees_all(const CoreInputs& in, const CorePositions& positions) {
 // Whether libtorch's fused GPU operator can compute this without a mask tensor.
 bool fuses(const CoreInputs& in, const CoreCall& call) {
   if (!call.spec.target.gpu() || !fused_on_gpu(in.q) || call.spec.head_dim != call.spec.v_head_dim) return false;
+  if (call.spec.window >= 0 || call.spec.softcap > 0 || call.spec.softmax != config::SoftmaxType::vanilla)
+    return false;
   if (call.spec.dropout.active(call.batch) || call.batch.document_ids.defined()) return false;
   return sees_all(in, call.positions) || plain_causal(in, call.positions);
 }
@@ -65,7 +68,9 @@ CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const C
   return {sequence_first(d.q), sequence_first(d.k), sequence_first(d.v)};
 }
 
-CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving) : spec_(spec), saving_(saving) {
+CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std::shared_ptr<Param> sinks)
+    : spec_(spec), saving_(saving), sinks_(std::move(sinks)) {
+  MPX_ASSERT((spec.softmax == config::SoftmaxType::learnable) == (sinks_ != nullptr), "who has sinks");
   MPX_ASSERT(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 && spec.v_head_dim > 0,
              "core attention of ", spec.heads, " heads in ", spec.groups, " groups of sizes ", spec.head_dim, " and ",
              spec.v_head_dim);
@@ -74,7 +79,30 @@ CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving) : s
 CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& positions,
                                   const Microbatch& batch) const {
   const CoreCall call{spec_, positions, batch};
-  return exchanges(call) ? context_attention(in, call) : attend(in, call);
+  const CoreResult result = exchanges(call) ? context_attention(in, call) : attend(in, call);
+  return spec_.softmax == config::SoftmaxType::vanilla ? result : with_sinks(result);
+}
+
+// [1, n, 1]
+at::Tensor CoreAttention::sink_scores(const at::Tensor& logsumexp) const {
+  const at::Tensor scores = sinks_ ? to_wide(sinks_->data) : at::zeros({spec_.heads}, logsumexp.options());
+  return scores.view({1, -1, 1});
+}
+
+// A further score in the sum of a softmax makes what it gives smaller by the share of the others. With the logsumexp
+// over all of them the gradients of the others need nothing else.
+CoreResult CoreAttention::with_sinks(const CoreResult& result) const {
+  const at::Tensor all = at::logaddexp(result.logsumexp, sink_scores(result.logsumexp));
+  const at::Tensor share = (result.logsumexp - all).exp_().permute({2, 0, 1}).unsqueeze(3);
+  return {at::mul(result.out, share).to(result.out.scalar_type()), all};
+}
+
+// Its share of the softmax times minus what the gradients of a row's probabilities have in common.
+void CoreAttention::add_sink_gradient(const at::Tensor& dout, const CoreResult& result) const {
+  const at::Tensor common = at::mul(to_wide(result.out), dout).sum(3).permute({1, 2, 0});
+  const at::Tensor share = (sink_scores(result.logsumexp) - result.logsumexp).exp_();
+  const at::Tensor gradient = at::mul(share, common).sum(at::IntArrayRef({0, 2})).neg_();
+  sinks_->accumulate([gradient](at::Tensor& main_grad) { main_grad.add_(gradient); });
 }
 
 Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, const CorePositions& positions,
@@ -122,6 +150,7 @@ CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& save
   const std::vector<int64_t> sizes{in.q.size(0), in.q.size(1), spec_.heads, spec_.v_head_dim};
   const CoreResult result{saved.out.get().view(sizes), saved.logsumexp.get()};
   const at::Tensor dy = dout.reshape(sizes);
+  if (sinks_) add_sink_gradient(dy, result);
   return exchanges(call) ? context_attention_backward(dy, in, result, call) : attend_backward(dy, in, result, call);
 }
 

@@ -1,20 +1,23 @@
 // Core attention, softmax(softmax_scale q k^T + mask) v with dropout on the probabilities: what lies between the
-// projections, and has no parameters. The mask follows from the positions of queries and keys: a query attends to
-// keys of its own document at positions up to its own. Our own kernels (nn/blocked_attention.h) take memory linear in
-// the lengths; on a GPU libtorch's fused operators (nn/fused_attention.h) are used where they need no mask tensor.
-// Shapes: s_q queries, s_k keys, b microbatch, n query heads and g key-value heads of this rank, d head size of
-// queries and keys, dv of values.
+// projections, and has no parameters but sinks, which belong to who has the projections. The mask follows from the
+// positions of queries and keys: a query attends to keys of its own document at positions up to its own. Our own
+// kernels (nn/blocked_attention.h) take memory linear in the lengths; on a GPU libtorch's fused operators
+// (nn/fused_attention.h) are used where they need no mask tensor. Shapes: s_q queries, s_k keys, b microbatch, n
+// query heads and g key-value heads of this rank, d head size of queries and keys, dv of values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "comm/group.h"
+#include "config/model.h"
 #include "config/parallel.h"
 #include "cuda/launch_point.h"
 #include "nn/dropout.h"
 #include "nn/microbatch.h"
+#include "nn/param.h"
 #include "nn/saved.h"
 
 namespace metroplex::nn {
@@ -29,6 +32,9 @@ struct CoreSpec {
   comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
   config::CpCommType exchange = config::CpCommType::p2p;
   comm::Group cp_a2a = {}, cp_p2p = {};  // the levels of cp, where the exchange is a2a+p2p
+  int64_t window = -1;  // how many positions before its own a query attends to; -1: all
+  double softcap = 0;   // scaled scores x become softcap tanh(x / softcap); 0: they stay
+  config::SoftmaxType softmax = config::SoftmaxType::vanilla;
 };
 
 struct CoreInputs {
@@ -68,7 +74,9 @@ struct CoreSaved {
 // Forward and backward without autograd: its caller makes the node, of which the core may be a part.
 class CoreAttention {
  public:
-  CoreAttention(const CoreSpec& spec, const SavePolicy& saving);
+  // `sinks` [n], with a learnable softmax only: a score of each head that its softmax counts beside the keys, which
+  // has no value to add.
+  CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std::shared_ptr<Param> sinks = nullptr);
 
   // -> [s_q, b, n dv]. Masked positions have probability 0; a query with every key masked gives 0. `saved` may be
   // null; else it is filled as the policy says. Where that is to recompute the core, the result comes with its
@@ -80,9 +88,13 @@ class CoreAttention {
 
  private:
   CoreResult compute(const CoreInputs& in, const CorePositions& positions, const Microbatch& batch) const;
+  at::Tensor sink_scores(const at::Tensor& logsumexp) const;
+  CoreResult with_sinks(const CoreResult& result) const;
+  void add_sink_gradient(const at::Tensor& dout, const CoreResult& result) const;
 
   CoreSpec spec_;
   SavePolicy saving_;
+  std::shared_ptr<Param> sinks_;
 };
 
 }  // namespace metroplex::nn

@@ -176,4 +176,37 @@ void RowParallelLinear::collect_params(std::vector<Param*>& params) {
   if (bias_) params.push_back(bias_.get());
 }
 
+ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& context)
+    : target_(context.target), saving_(context.saving) {
+  using topology::Role;
+  const std::vector<int64_t> sizes{spec.out_features, spec.in_features};
+  weight_ = share({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
+  if (!spec.bias) return;
+  bias_ =
+      share({spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
+            context);
+}
+
+at::Tensor ReplicatedLinear::forward(const Input& in) {
+  at::Tensor out;
+  {
+    const at::NoGradGuard no_grad;
+    out = linear_product(target_, in.x, weight_->data.t());
+    if (bias_) out.add_(bias_->data);
+  }
+  if (!at::GradMode::is_enabled()) return out;
+  return attach(out, {in.x}, [this, saved = saving_.keep(in)](const at::Tensor& dy) -> Gradients {
+    const at::NoGradGuard no_grad;
+    at::Tensor dx = linear_product(target_, dy, weight_->data);
+    accumulate_weight_gradient(target_, *weight_, dy, saved.get());
+    if (bias_) accumulate_bias_gradient(target_, *bias_, dy);
+    return {dx};
+  });
+}
+
+void ReplicatedLinear::collect_params(std::vector<Param*>& params) {
+  params.push_back(weight_.get());
+  if (bias_) params.push_back(bias_.get());
+}
+
 }  // namespace metroplex::nn

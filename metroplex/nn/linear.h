@@ -1,4 +1,5 @@
-// Linear layers split over the tensor-parallel group: by output features (column) or by input features (row). The
+// Linear layers split over the tensor-parallel group: by output features (column) or by input features (row), or held
+// whole by every rank (replicated). The
 // weight gradient goes straight into main_grad, overlapped with the collective of the input gradient.
 // Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
 // before a column-parallel and after a row-parallel layer.
@@ -29,6 +30,15 @@ struct LinearSpec {
   std::vector<topology::Part> parts = {};  // of the output features, named within weight and bias
 };
 
+inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, bool bias) {
+  LinearSpec spec;
+  spec.name = name;
+  spec.in_features = in;
+  spec.out_features = out;
+  spec.bias = bias;
+  return spec;
+}
+
 class ColumnParallelLinear {
  public:
   ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
@@ -58,6 +68,7 @@ class RowParallelLinear {
   at::Tensor forward(const Input& in);
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
+  Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
@@ -65,6 +76,22 @@ class RowParallelLinear {
   cuda::Target target_;
   SavePolicy saving_;
   bool skip_bias_add_ = false;
+  std::shared_ptr<Param> weight_, bias_;
+};
+
+// For outputs narrower than the collectives of a split would be worth: every rank computes all of them, of the rows
+// that it has.
+class ReplicatedLinear {
+ public:
+  ReplicatedLinear(const LinearSpec& spec, const LayerContext& context);
+
+  // in.x [s (/tp with sequence parallelism), b, in] -> the same rows, [..., out].
+  at::Tensor forward(const Input& in);
+  void collect_params(std::vector<Param*>& params);
+
+ private:
+  cuda::Target target_;
+  SavePolicy saving_;
   std::shared_ptr<Param> weight_, bias_;
 };
 

@@ -16,7 +16,7 @@ LinearSpec first_layer(const std::string& name, const config::Model& model) {
   const int64_t width = config::ffn_width(model);
   spec.out_features = width * (spec.gated ? 2 : 1);
   if (spec.gated) spec.parts = {{"gate", 0, 0, width, false}, {"up", 0, width, width, false}};
-  spec.bias = model.add_bias_linear;
+  spec.bias = model.mlp_bias();
   spec.skip_bias_add = true;
   return spec;
 }
@@ -26,8 +26,8 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
   spec.name = name + ".linear_fc2";
   spec.in_features = config::ffn_width(model);
   spec.out_features = model.hidden_size;
-  spec.bias = model.add_bias_linear;
-  spec.skip_bias_add = true;
+  spec.bias = model.mlp_bias();
+  spec.skip_bias_add = !model.sandwich_norm;  // which needs the whole sum
   spec.init = Init::scaled_normal;
   return spec;
 }

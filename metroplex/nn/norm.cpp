@@ -39,8 +39,9 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
 }  // namespace
 
 Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
-  weight_ = make_param(
-      {spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, Init::ones}, context);
+  const Init init = spec.one_plus ? Init::zeros : Init::ones;
+  weight_ =
+      make_param({spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, init}, context);
   if (!spec.rms) {
     const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
     bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
@@ -90,9 +91,14 @@ struct Norm::Backward {
   }
 };
 
+at::Tensor Norm::factors() const {
+  const at::Tensor weight = to_wide(weight_.data);
+  return spec_.one_plus ? weight + 1 : weight;
+}
+
 Norm::Forward Norm::start_forward(const at::Tensor& x) const {
   const auto statistics = x.options().dtype(acc_type(x.scalar_type()));
-  Forward call{x, to_wide(weight_.data), to_wide(bias_.data), {}, {}, {}, {}};
+  Forward call{x, factors(), to_wide(bias_.data), {}, {}, {}, {}};
   call.shape = {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms};
   call.out = at::empty(x.sizes(), x.options().dtype(out_type(x, weight_.data)));
   if (!spec_.rms) call.mean = at::empty({call.shape.rows}, statistics);
@@ -143,7 +149,7 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.target = target_;
   call.x = saved.x.contiguous();
   call.dy = dy.to(out_type(call.x, weight_.data)).contiguous();
-  call.weight = to_wide(weight_.data);
+  call.weight = factors();
   call.mean = saved.mean;
   call.rstd = saved.rstd;
   call.dx = at::empty_like(call.x);

@@ -22,6 +22,7 @@ struct NormSpec {
   double epsilon = 1e-5;
   topology::AxisSet partial = {};  // of both gradients
   topology::Role role = topology::Role::norm;
+  bool one_plus = false;  // multiplies by 1 + weight, which begins at 0
 };
 
 // What backward needs.
@@ -52,6 +53,7 @@ class Norm {
  private:
   struct Forward;
   struct Backward;
+  at::Tensor factors() const;  // [width], in at least fp32
   Forward start_forward(const at::Tensor& x) const;
   Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
   void accumulate(const Backward& call);

@@ -18,12 +18,17 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.hidden_size = model.hidden_size;
   shape.num_attention_heads = model.num_attention_heads;
   shape.num_query_groups = or_else(model.num_query_groups, model.num_attention_heads);
-  shape.kv_channels = or_else(model.kv_channels, model.hidden_size / model.num_attention_heads);
+  if (!model.multi_latent_attention)
+    shape.kv_channels = or_else(model.kv_channels, model.hidden_size / model.num_attention_heads);
   shape.ffn_hidden_size = config::ffn_width(model);
   shape.padded_vocab_size = padded_vocab_size;
   shape.seq_length = config.train.seq_length;
   shape.gated_linear_unit = model.gated_linear_unit;
   shape.linear_bias = model.add_bias_linear;
+  if (model.multi_latent_attention) {
+    shape.latent = LatentShape{model.q_lora_rank, model.kv_lora_rank, model.qk_head_dim, model.qk_pos_emb_head_dim,
+                               model.v_head_dim};
+  }
   if (model.has_experts()) {
     shape.experts = ExpertShape{.num_experts = model.num_moe_experts,
                                 .router_topk = model.moe_router_topk,
@@ -34,8 +39,27 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   return shape;
 }
 
+static double as_double(int64_t value) { return static_cast<double>(value); }
+
+// Multiply-adds of a forward through one attention, of `tokens` tokens; `squares`: sum of the lengths^2.
+static double attention_products(const ModelShape& shape, double tokens, double squares) {
+  const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
+  if (!shape.latent) {
+    const double query = as_double(shape.kv_channels) * heads;
+    const double key = as_double(shape.kv_channels * shape.num_query_groups);
+    return tokens * (hidden * (query * 2 + 2 * key)) + squares * query;
+  }
+  // As Megatron: a latent's norm counts as one multiply-add an element.
+  const LatentShape& l = *shape.latent;
+  const double qk = as_double(l.qk_head_dim + l.qk_pos_emb_head_dim), v = as_double(l.v_head_dim);
+  const double queries =
+      l.q_lora_rank > 0 ? as_double(l.q_lora_rank) * (hidden + heads * qk + 1) : hidden * heads * qk;
+  const double keys = as_double(l.kv_lora_rank) * (hidden + heads * (as_double(l.qk_head_dim) + v) + 1);
+  const double rest = hidden * as_double(l.qk_pos_emb_head_dim) + heads * v * hidden;
+  return tokens * (queries + keys + rest) + squares * heads * (qk + v) / 2;
+}
+
 double step_flops(const ModelShape& shape, const StepTokens& step) {
-  const auto as_double = [](int64_t value) { return static_cast<double>(value); };
   const double hidden = as_double(shape.hidden_size), length = as_double(shape.seq_length),
                batch = as_double(step.batch_size);
   const double tokens = step.num_tokens.value_or(batch * length);
@@ -44,9 +68,7 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   const auto feed_forward = [&](int64_t width) {
     return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
-  const double query = as_double(shape.kv_channels * shape.num_attention_heads);
-  const double key = as_double(shape.kv_channels * shape.num_query_groups);
-  double sum = as_double(shape.num_layers) * (tokens * (hidden * (query * 2 + 2 * key)) + squares * query);
+  double sum = as_double(shape.num_layers) * attention_products(shape, tokens, squares);
   const auto add_layers = [&](int64_t layers, double feed_forwards) {
     sum += as_double(layers) * (tokens * feed_forwards);
   };

@@ -19,12 +19,19 @@ struct ExpertShape {
   std::vector<bool> layer_is_moe = {};  // one entry a layer
 };
 
+// Multi-head latent attention.
+struct LatentShape {
+  int64_t q_lora_rank = 0;  // 0: queries are projected directly
+  int64_t kv_lora_rank = 0, qk_head_dim = 0, qk_pos_emb_head_dim = 0, v_head_dim = 0;
+};
+
 struct ModelShape {
   int64_t num_layers = 0, hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
   bool gated_linear_unit = false;
   bool linear_bias = false;
   std::optional<ExpertShape> experts = std::nullopt;
+  std::optional<LatentShape> latent = std::nullopt;
 };
 
 // `padded_vocab_size` as in the table (config::padded_vocab_size). Derived fields of the config are resolved here.

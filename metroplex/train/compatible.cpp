@@ -56,6 +56,7 @@ bool matters(const std::string& name, const Config& here, const Config& there) {
   if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
   if (name == "rotary_base" || name == "rotary_percent" || name == "use_rope_scaling")
     return either(config::PositionEmbedding::rope);
+  if (name == "rope_type") return here.model.yarn() != there.model.yarn();
   if (name.starts_with("rope_scaling_")) return here.model.use_rope_scaling && there.model.use_rope_scaling;
   // The others are one decoder with other presets, and each of these is a key of its own.
   if (name == "family")

@@ -175,6 +175,9 @@ void load_weights_of(Assembly& a, checkpoint::TensorSource& source) {
   GroupExchange exchange(a.groups().checkpoint);
   a.families.settle();
   load_weights(a, source);
+  for (const optim::State& state : buffer_states(a)) {
+    if (source.find(state.param->name, state.kind) != nullptr) fill(source, state, state.values(), state.kind);
+  }
   if (a.optimizer) load_optimizer(a, source, false);
   LoadOutcome outcome;
   check_all_read(source, exchange, false, false, outcome);

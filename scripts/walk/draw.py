@@ -150,12 +150,66 @@ class Drawing:
             self.maybe("model.qk_layernorm", "true", odds=0.2)
             self.maybe("model.untie_embeddings_and_output_weights", "true", odds=0.3)
         self.bare = bare or self.keys.get("model.add_bias_linear") == "false"
+        self.maybe("model.add_attention_output_bias", "true")
+        self.maybe("model.add_mlp_bias", "true")
+        self.attention(rope)
+        if rope:
+            self.frequencies()
+        if rope and self.chance():
+            self.latents()
         self.maybe("model.add_qkv_bias", "true")
         self.maybe("model.layernorm_epsilon", 1e-6, 1e-3)
         self.maybe("model.attention_dropout", 0.1, 0.5, odds=0.25)
         self.maybe("model.hidden_dropout", 0.1, 0.5, odds=0.25)
         self.maybe("model.init_method_std", 0.005, 0.1)
         self.maybe("model.sharded_initialization", "true", odds=0.08)
+
+    def attention(self, rope):
+        codegeex = self.family == "codegeex"
+        if not codegeex and self.chance():
+            self.put("model.window_size", self.one(0, 1, 3, 10))
+            self.maybe("model.window_attn_skip_freq", 2, 3, "[0]+[1]*%d" % (self.layers - 1), odds=0.5)
+            if rope:
+                self.maybe("model.rotary_base_local", 50, 10000, odds=0.3)
+        self.maybe("model.softmax_type", "off-by-one", "learnable")
+        self.maybe("model.softmax_scale", 0.1, 0.5)
+        self.maybe("model.attn_logit_softcapping", 0.5, 20)
+        self.maybe("model.final_logit_softcapping", 1, 30)
+        self.maybe("model.scale_embeddings", "true")
+        self.maybe("model.apply_layernorm_1p", "true")
+        if not codegeex and not self.experts:
+            self.maybe("model.sandwich_norm", "true")
+        if self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.gated_linear_unit") == "true":
+            self.maybe("model.activation_func_clamp_value", 0.01, 1)
+            self.maybe("model.glu_linear_offset", 1, -0.5)
+
+    def frequencies(self):
+        self.maybe("model.rotary_interleaved", "true")
+        self.maybe("model.rotary_seq_len_interpolation_factor", 0.5, 4, odds=0.06)
+        if "model.use_rope_scaling" in self.keys or not self.chance():
+            return
+        self.put("model.rope_type", "yarn")
+        self.put("model.rotary_scaling_factor", self.one(1.5, 4, 40))
+        self.maybe("model.original_max_position_embeddings", 4, 16, odds=0.7)
+        self.maybe("model.beta_fast", 2, 4, odds=0.5)
+        self.maybe("model.beta_slow", 0.5, odds=0.3)
+        self.maybe("model.yarn_correction_range_round_to_int", "false", odds=0.3)
+        self.maybe("model.mscale", 0.5, 1.5, odds=0.3)
+        self.maybe("model.mscale_all_dim", 0.5, 1, odds=0.3)
+        self.maybe("model.yarn_attention_factor", 0.5, 1.2, odds=0.2)
+
+    def latents(self):
+        for key in ("kv_channels", "num_query_groups", "rotary_percent"):
+            self.keys.pop(f"model.{key}", None)
+        if "model.use_rope_scaling" in self.keys:
+            self.put("model.rope_type", "rope")
+        self.put("model.multi_latent_attention", True)
+        self.maybe("model.q_lora_rank", 3, 8, 17, odds=0.5)
+        self.put("model.kv_lora_rank", self.one(2, 5, 16))
+        self.put("model.qk_head_dim", self.one(1, 4, 7, 16))
+        self.put("model.qk_pos_emb_head_dim", self.one(2, 4, 10))
+        self.put("model.v_head_dim", self.one(1, 4, 6, 16))
+        self.maybe("model.latent_layernorm_epsilon", 1e-6, 1e-3)
 
     def route(self):
         experts_ranks = self.ranks // self.pp
@@ -183,9 +237,12 @@ class Drawing:
             self.maybe("model.moe_router_bias_update_rate", 0.01, 0.1)
         elif topk == 1 or self.chance(0.2):
             self.put("model.moe_router_pre_softmax", True)
+        if score != "softmax":
+            self.maybe("model.moe_router_topk_normalization", "always", "never")
         if self.count % 2 == 0 and topk <= self.count // 2 and self.chance(0.2):
             self.put("model.moe_router_num_groups", 2)
             self.put("model.moe_router_group_topk", 1)
+            self.maybe("model.moe_router_group_score_topk", 1, self.count // 2, odds=0.4)
         if self.family not in ("mixtral", "qwen3_moe") and self.layers > 1:
             self.maybe("model.moe_layer_freq", "2", "[1]*1+[0]*%d" % (self.layers - 1), odds=0.3)
         self.balance()
@@ -193,7 +250,7 @@ class Drawing:
         self.maybe("model.moe_ffn_hidden_size", *[etp * n for n in (3, 8, 21)], odds=0.5)
         if "model.moe_ffn_hidden_size" not in self.keys:
             self.put("model.ffn_hidden_size", self.tp * etp * self.rng.randint(3, 12))
-        if self.bare and self.chance(0.3):
+        if self.bare and "model.add_mlp_bias" not in self.keys and self.chance(0.3):
             self.put("model.moe_shared_expert_intermediate_size", self.tp * self.one(3, 8, 13))
             self.maybe("model.moe_shared_expert_gate", "true", odds=0.4)
             if self.keys.get("model.moe_token_dispatcher_type") in (None, "alltoall", "hierarchical", "static_buffer"):
@@ -283,7 +340,8 @@ class Drawing:
         heads = int(self.keys["model.num_attention_heads"]) // self.tp
         groups = int(self.keys.get("model.num_query_groups", self.keys["model.num_attention_heads"])) // self.tp
         words = ["p2p", "all_gather"] if self.cp > 1 else []
-        if words and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
+        sinks = "model.softmax_type" in self.keys
+        if words and not sinks and heads % self.cp == 0 and groups and (groups % self.cp == 0 or self.cp % groups == 0):
             words.append("a2a")
         levels = [n for n in range(1, self.cp + 1)
                   if self.cp % n == 0 and heads % n == 0 and groups and (groups % n == 0 or n % groups == 0)]

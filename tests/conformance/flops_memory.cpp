@@ -62,7 +62,7 @@ test::MegatronShape shape_of(const Json& args) {
   shape.linear_bias = flag(args, "add_bias_linear");
   shape.tied_embedding = !flag(args, "untie_embeddings_and_output_weights");
   if (flag(args, "multi_latent_attention")) {
-    test::LatentAttention latent;
+    plan::LatentShape latent;
     if (has(args, "q_lora_rank")) latent.q_lora_rank = number(args, "q_lora_rank");
     latent.kv_lora_rank = number(args, "kv_lora_rank");
     latent.qk_head_dim = number(args, "qk_head_dim");

@@ -162,6 +162,7 @@ std::map<std::string, at::Tensor> theirs_of(const std::string& directory, const 
   const std::string type = hf::Json::parse(disk.read(files::join_path(directory, "config.json"))).at("model_type");
   std::map<std::string, at::Tensor> theirs;
   for (const hf::MappedTensor& tensor : hf::family_of(type).tensors(model)) {
+    if (tensor.kind != "weight") continue;
     const at::Tensor& x = ours.at(tensor.name);
     for (const hf::TensorPart& part : tensor.parts) {
       at::Tensor& whole = theirs[part.name];

@@ -57,6 +57,10 @@ void check_all() {
             const Case<T> c{{rows, width, kind, gated}, with_bias, shift};
             check_forward(c);
             check_backward(c);
+            if (!gated) continue;
+            const Case<T> limited{{rows, width, kind, gated, {0.4, 1.0}}, with_bias, shift};
+            check_forward(limited);
+            check_backward(limited);
           }
         }
       }

@@ -10,6 +10,8 @@ struct Case {
   int64_t samples, heads, groups, s, dim, v_dim;
   double dropout = 0;
   bool documents = false, chosen = false;
+  int64_t reach = kAllEarlier;
+  double softcap = 0;
 };
 
 template <class T>
@@ -18,6 +20,7 @@ void check(const Case& c) {
   AttentionShape s;
   s.samples = c.samples, s.heads = c.heads, s.groups = c.groups, s.queries = s.keys = c.s;
   s.head_dim = c.dim, s.v_head_dim = c.v_dim, s.softmax_scale = 1 / std::sqrt(static_cast<double>(c.dim));
+  s.reach = c.reach, s.softcap = c.softcap;
   std::vector<int64_t> documents, rows;
   const std::vector<int64_t> counters{7, 9, 11};
   for (int64_t i = 0; i < c.samples * c.s; ++i) documents.push_back(i % std::max<int64_t>(1, c.s) / 5);
@@ -100,13 +103,19 @@ TEST(AttentionOnHost, IsTheTwinOfTheCpu) {
                        Case{1, 1, 1, 35, 7, 130}, Case{1, 1, 1, 35, 130, 7}}) {
           c.dropout = dropout, c.documents = documents, c.chosen = chosen;
           all.push_back(c);
+          if (c.s < 33) continue;
+          c.reach = 9;  // less than the 32 rows of the largest tile: some tiles are out of reach
+          all.push_back(c);
+          c.reach = 0, c.softcap = 0.8;
+          all.push_back(c);
         }
       }
     }
   }
   const auto trace = [](const Case& c) {
     return testing::Message() << "s " << c.s << " dim " << c.dim << " v " << c.v_dim << " dropout " << c.dropout
-                              << " documents " << c.documents << " chosen " << c.chosen;
+                              << " documents " << c.documents << " chosen " << c.chosen << " reach " << c.reach
+                              << " cap " << c.softcap;
   };
   for (const Case& c : all) {
     SCOPED_TRACE(trace(c));

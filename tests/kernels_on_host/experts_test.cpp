@@ -92,6 +92,7 @@ void check_experts() {
     for (const bool gated : {false, true}) {
       SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(kind) << " gated " << gated);
       check_rows<T>({5, 16, 33, kind, gated}, true, true, gated ? 1 : 0);
+      if (gated) check_rows<T>({5, 16, 33, kind, true, {0.4, 1.0}}, true, true, 0);
       if (kind == Activation::silu) check_rows<T>({5, 16, 300, kind, gated}, false, false, 0);
       if (kind == Activation::silu) check_rows<T>({5, 16, 64, kind, gated}, true, true, gated ? 0 : 1);
     }

@@ -170,6 +170,8 @@ void check_all() {
          {RopeShape{3, 2, 2, 16, 97, 48, 24}, {3, 2, 2, 16, 104, 49, 24}, {3, 2, 2, 16, 104, 52, 25}})
       check_rope<T>(odd, 0);
     check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
+    check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7, true}, shift);
+    check_rope<T>({4, 2, 3, 48, 2 * 3 * 48, 3 * 48, 48, true}, shift);
     check_rope<T>({0, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
     for (const LogitsShape& s : {LogitsShape{5, 41, 37},
                                  {3, 600, 600},

@@ -41,6 +41,42 @@ std::vector<Variant> variants() {
   squared.model.activation = "squared_relu";
   squared.model.position_embedding_type = "none";
   all.push_back(squared);
+  // Everything that latent attention can have, and nothing of it.
+  Variant latent{"latent attention, yarn, norms of latents, biases, dropout, documents", llama_model(), 0, true};
+  latent.model.num_query_groups = 0;
+  latent.model.multi_latent_attention = latent.model.qk_layernorm = latent.model.rotary_interleaved = true;
+  latent.model.q_lora_rank = 12, latent.model.kv_lora_rank = 10;
+  latent.model.qk_head_dim = 6, latent.model.qk_pos_emb_head_dim = 4, latent.model.v_head_dim = 5;
+  latent.model.latent_layernorm_epsilon = 1e-3;
+  latent.model.rotary_scaling_factor = 4, latent.model.original_max_position_embeddings = 8;
+  latent.model.beta_fast = 4, latent.model.mscale = 0.7, latent.model.mscale_all_dim = 0.5;
+  latent.model.attention_dropout = 0.15;
+  latent.model.add_qkv_bias = latent.model.add_attention_output_bias = latent.model.add_mlp_bias = true;
+  all.push_back(latent);
+  Variant gemma{"windows, caps, norms behind, scaled embeddings", llama_model()};
+  gemma.model.window_size = 2, gemma.model.window_attn_skip_freq = "2";
+  gemma.model.rotary_base_local = 100, gemma.model.rotary_seq_len_interpolation_factor = 2;
+  gemma.model.attn_logit_softcapping = 0.5, gemma.model.final_logit_softcapping = 0.7;
+  gemma.model.softmax_scale = 0.4;
+  gemma.model.scale_embeddings = gemma.model.apply_layernorm_1p = gemma.model.sandwich_norm = true;
+  gemma.model.qk_layernorm = gemma.model.add_qkv_bias = gemma.model.add_attention_output_bias = true;
+  gemma.model.hidden_dropout = 0.1;
+  gemma.model.untie_embeddings_and_output_weights = false;
+  all.push_back(gemma);
+  Variant sinks{"sinks, windows, limited units, documents", llama_model(), 0, true};
+  sinks.model.softmax_type = config::SoftmaxType::learnable;
+  sinks.model.window_size = 3, sinks.model.window_attn_skip_freq = "[1,0]";
+  sinks.model.activation = "quick_gelu";
+  sinks.model.activation_func_clamp_value = 0.05, sinks.model.glu_linear_offset = 1;
+  sinks.model.attention_dropout = 0.15;
+  sinks.model.add_mlp_bias = true;
+  all.push_back(sinks);
+  Variant bare{"latent attention alone", llama_model()};
+  bare.model.num_query_groups = 0;
+  bare.model.multi_latent_attention = true;
+  bare.model.kv_lora_rank = 7, bare.model.qk_head_dim = 3, bare.model.qk_pos_emb_head_dim = 6;
+  bare.model.v_head_dim = 9;
+  all.push_back(bare);
   return all;
 }
 

@@ -123,12 +123,15 @@ inline std::vector<double> plain_row(const at::Tensor& x, int64_t row) {
 inline at::Tensor plain_map(const at::Tensor& scores, const moe::TopKRule& rule) {
   at::Tensor map = at::zeros(scores.sizes(), at::kBool);
   const int64_t experts = scores.size(1), groups = std::max<int64_t>(1, rule.num_groups), width = experts / groups;
+  const int64_t best_of_group = rule.group_score_topk > 0 ? rule.group_score_topk
+                                : rule.group_topk > 0     ? rule.k / rule.group_topk
+                                                          : 0;
   for (int64_t t = 0; t < scores.size(0); ++t) {
     std::vector<double> row = plain_row(scores, t), sums;
     for (int64_t g = 0; g < groups && rule.num_groups > 0; ++g) {
       const std::vector<double> members(row.begin() + g * width, row.begin() + (g + 1) * width);
       double sum = 0;
-      for (const int64_t i : plain_best(members, rule.k / rule.group_topk)) sum += members[static_cast<size_t>(i)];
+      for (const int64_t i : plain_best(members, best_of_group)) sum += members[static_cast<size_t>(i)];
       sums.push_back(sum);
     }
     if (rule.num_groups > 0) {
@@ -158,7 +161,9 @@ inline PlainRouting plain_route(const at::Tensor& logits, const moe::TopKRule& r
     out.probs = e / e.sum(-1, true);
   } else {
     out.probs = scores * kept;
-    if (!softmax && rule.k > 1) out.probs = out.probs / (out.probs.sum(-1, true) + 1e-20);
+    const bool divides = rule.normalization == config::TopkNormalization::always ||
+                         (rule.normalization == config::TopkNormalization::automatic && rule.k > 1);
+    if (!softmax && divides) out.probs = out.probs / (out.probs.sum(-1, true) + 1e-20);
   }
   if (rule.scaling_factor > 0) out.probs = out.probs * rule.scaling_factor;
   return out;

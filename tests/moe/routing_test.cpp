@@ -36,6 +36,11 @@ std::vector<RouteCase> route_cases() {
       cases.push_back({{2, function, pre, 4, 2, 0}});
       cases.push_back({{4, function, pre, 4, 2, 1.5}, !softmax});
       cases.push_back({{2, function, pre, 2, 1, 0}, !softmax});
+      cases.push_back({{3, function, pre, 4, 2, 2.5, 2}, !softmax});  // DeepSeek-V3's
+    }
+    if (softmax) continue;
+    for (const auto normalization : {config::TopkNormalization::always, config::TopkNormalization::never}) {
+      for (const int64_t k : {1, 3}) cases.push_back({{k, function, false, 0, 0, 0, 0, normalization}});
     }
   }
   return cases;
@@ -44,7 +49,8 @@ std::vector<RouteCase> route_cases() {
 TEST(Routing, EveryRuleIsThePlainFormulaWithItsGradient) {
   for (const RouteCase& c : route_cases()) {
     SCOPED_TRACE(base::concat("k ", c.rule.k, " function ", static_cast<int>(c.rule.score_function), " pre ",
-                              c.rule.pre_softmax, " groups ", c.rule.num_groups, " bias ", c.bias));
+                              c.rule.pre_softmax, " groups ", c.rule.num_groups, " bias ", c.bias, " best ",
+                              c.rule.group_score_topk, " normalization ", static_cast<int>(c.rule.normalization)));
     const at::Tensor values = sample({37, 8}, 5).mul(4), weights = sample({37, 8}, 6);
     const at::Tensor bias = c.bias ? sample({8}, 7) : at::Tensor();
     const at::Tensor x = leaf(values), y = leaf(values);

@@ -15,13 +15,16 @@ struct Case {
   double dropout;
   std::vector<int64_t> documents;  // lengths; empty: no ids
   int64_t dv = 0;                  // 0: d
+  int64_t window = -1;
+  double softcap = 0;
 
   int64_t v_head_dim() const { return dv == 0 ? d : dv; }
 };
 
 std::string name_of(const Case& c) {
   return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dv ", c.v_head_dim(),
-                      " dropout ", c.dropout, " documents ", c.documents.size());
+                      " dropout ", c.dropout, " documents ", c.documents.size(), " window ", c.window, " cap ",
+                      c.softcap);
 }
 
 // Odd sizes, below and above the blocks of 128 queries and 256 keys.
@@ -41,6 +44,15 @@ std::vector<Case> cases() {
   }
   for (const auto& [d, dv] : {std::pair{300, 300}, std::pair{300, 7}, std::pair{7, 300}})
     all.push_back({40, 1, 1, 1, d, 0.3, {}, dv});  // wider than a block of a product
+  // Windows within a block of keys, of a whole one, of more; capped scores, of which the largest is about 3.
+  for (const double dropout : {0.0, 0.3}) {
+    for (const int64_t window : {0, 1, 40, 255, 256, 290, 1000}) {
+      all.push_back({300, 1, 4, 2, 8, dropout, {}, 0, window});
+      all.push_back({300, 1, 2, 1, 8, dropout, {3, 150, 7}, 3, window, 1.5});
+    }
+    all.push_back({129, 2, 3, 1, 5, dropout, {}, 0, -1, 0.7});
+    all.push_back({11, 2, 4, 2, 7, dropout, {1, 2, 200}, 0, 3, 2.0});
+  }
   all.push_back({0, 2, 2, 2, 8, 0.3, {}});
   all.push_back({5, 0, 2, 2, 8, 0.3, {}});
   return all;
@@ -72,6 +84,7 @@ at::Tensor gradient_of(const Case& c, at::ScalarType dtype) {
 nn::CoreSpec spec_of(const Case& c) {
   nn::CoreSpec spec = core_spec(inputs(c, at::kDouble), c.dropout, 2);
   spec.dropout.layer = 3;
+  spec.window = c.window, spec.softcap = c.softcap;
   return spec;
 }
 
@@ -147,7 +160,7 @@ class Threads {
 // One group: with more threads than groups backward is cut into blocks of queries and of keys.
 TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
   for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}},
-                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}}) {
+                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}, Case{300, 1, 2, 1, 16, 0.2, {}, 9, 20, 1.5}}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
       const auto on = [&](int threads) {

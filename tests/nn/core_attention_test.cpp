@@ -74,6 +74,45 @@ TEST(CoreAttention, TakesTheScaleThatItIsGiven) {
   EXPECT_GT(largest(got.out - usual.out), 1e-3);
 }
 
+// A score beside those of the keys; what is recomputed has the same bits.
+TEST(CoreAttention, SinksAreAScoreWithoutAValue) {
+  for (const Heads& h : kHeads) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (const bool learnable : {false, true}) {
+        SCOPED_TRACE(testing::Message() << name_of(h) << " " << dtype << " learnable " << learnable);
+        const int64_t s = 21;
+        const nn::CoreInputs in = inputs(h, s, s, dtype);
+        nn::CoreSpec spec = core_spec(in, 0.3, 2);
+        spec.softmax = learnable ? config::SoftmaxType::learnable : config::SoftmaxType::off_by_one;
+        spec.window = 6;
+        const auto sinks = std::make_shared<nn::Param>(
+            nn::make_param({"sinks", {h.heads}, {}, nn::Init::normal}, layer_context({}, false, dtype)));
+        give_main_grad({sinks.get()});
+        const nn::Microbatch batch = batch_of(0, s);
+        const at::Tensor dy = gradient(h, s, dtype);
+        const Attended wanted =
+            plain_attention(in, {spec, {}, batch}, dy, learnable ? sinks->data.to(at::kDouble) : at::Tensor());
+        nn::SavePolicy recomputes;
+        recomputes.recomputed = {nn::SavePoint::core_attn};
+        for (const nn::SavePolicy& saving : {nn::SavePolicy(), recomputes}) {
+          sinks->main_grad.zero_();
+          const nn::CoreAttention core(spec, saving, learnable ? sinks : nullptr);
+          nn::CoreSaved saved;
+          const at::Tensor out = core.forward(in.q, in.k, in.v, {}, batch, &saved).x;
+          const nn::CoreInputs d = core.backward(dy.flatten(2), saved);
+          // Half types round the result once more.
+          expect_attended({out.view(dy.sizes()), d.q, d.k, d.v}, wanted, 2 * tolerance_of(dtype));
+          if (!learnable) continue;
+          const double allowed = 2 * tolerance_of(dtype) * std::max(1.0, largest(wanted.dsinks)) *
+                                 (dtype == at::kDouble ? 1 : std::sqrt(static_cast<double>(s * kBatch)));
+          EXPECT_LE(largest(sinks->main_grad.to(at::kDouble) - wanted.dsinks), allowed);
+          EXPECT_GT(largest(wanted.dsinks), 0.01);
+        }
+      }
+    }
+  }
+}
+
 // The last queries over all keys, token by token and several at once.
 TEST(CoreAttention, ACacheHoldsKeysAndValuesOfTheirOwnSizes) {
   const int64_t s = 11;

@@ -83,6 +83,32 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
   }
 }
 
+// The gate at most 2, the other part within 2 of 0, plus 1: values of up to 6 are on both sides of every limit.
+TEST(Activation, UnitsWithinLimitsAreTheFormula) {
+  for (const std::string name : {"quick_gelu", "silu", "gelu"}) {
+    for (const auto& [clamp, offset] : {std::pair{2.0, 1.0}, {2.0, 0.0}, {0.0, 0.5}}) {
+      for (const auto dtype : {at::kDouble, at::kFloat}) {
+        nn::Param bias = nn::make_param({"b", {34}, {}, nn::Init::normal}, layer_context({}, false, dtype));
+        give_main_grad({&bias});
+        const at::Tensor input = sample({3, 5, 34}, 3, dtype) * 6;
+        const at::Tensor x = leaf(input), same = leaf(input.to(at::kDouble)), b = leaf(bias.data.to(at::kDouble));
+        const at::Tensor dy = sample({3, 5, 17}, 4, dtype), z = same + b;
+        at::Tensor gate = z.narrow(-1, 0, 17), up = z.narrow(-1, 17, 17);
+        if (clamp > 0) gate = gate.clamp_max(clamp), up = up.clamp(-clamp, clamp);
+        const at::Tensor expected = plain_activation(gate, name) * (up + offset);
+        const at::Tensor fresh =
+            nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
+        const at::Tensor got = bias_activation(fresh, &bias, {nn::activation_kind(name), true, {}, {clamp, offset}});
+        const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;  // as above
+        EXPECT_LT(relative_difference(got, expected), tolerance) << name;
+        const auto right = torch::autograd::grad({expected}, {same, b}, {dy.to(at::kDouble)});
+        EXPECT_LT(relative_difference(gradient(got, x, dy), right[0]), tolerance) << name;
+        EXPECT_LT(relative_difference(bias.main_grad, right[1]), tolerance) << name;
+      }
+    }
+  }
+}
+
 TEST(Activation, HugeArgumentsGiveTheLimitsAndNoNan) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30}, at::kFloat);
   for (const std::string name : {"gelu", "gelu_tanh", "quick_gelu", "silu"}) {
@@ -107,6 +133,35 @@ TEST(Rope, TurnsPairsByTheAngleOfThePositionAndBackAgain) {
     table.rotate(y, {2, {}, 0}, -1);
     EXPECT_LT(relative_difference(y, x), kDouble);
   }
+}
+
+// Pairs of neighbours are the halves of the same head in another order.
+TEST(Rope, InterleavedPairsTurnAsHalvesDo) {
+  const at::Tensor x = sample({6, 2, 3, 10}, 5);
+  for (const int64_t rotary : {8, 6, 2}) {
+    const at::Tensor order = at::cat({at::arange(0, rotary, 2, at::kLong), at::arange(1, rotary, 2, at::kLong),
+                                      at::arange(rotary, 10, at::kLong)});
+    at::Tensor halves = x.index_select(3, order), pairs = x.clone();
+    nn::RopeTable(rotary, 100.0, {}).rotate(halves, {2, {}, 0}, 1);
+    nn::RopeTable table(nn::RopeSpec{.dims = rotary, .base = 100.0, .interleaved = true}, {});
+    table.rotate(pairs, {2, {}, 0}, 1);
+    EXPECT_TRUE(at::equal(pairs.index_select(3, order), halves)) << rotary;
+    table.rotate(pairs, {2, {}, 0}, -1);
+    EXPECT_LT(relative_difference(pairs, x), kDouble);
+  }
+}
+
+TEST(Rope, AmplitudeAndInterpolationAreOfAnglesAndOfBothWays) {
+  const at::Tensor x = sample({6, 1, 2, 8}, 5);
+  nn::RopeTable table(nn::RopeSpec{.dims = 8, .base = 100.0, .interpolation = 2, .amplitude = 3}, {});
+  at::Tensor y = x.clone();
+  table.rotate(y, {0, {}, 0}, 1);
+  EXPECT_LT(relative_difference(y.select(0, 0), 3 * x.select(0, 0)), kDouble);
+  at::Tensor fourth = x.narrow(0, 4, 1).clone();
+  nn::RopeTable(8, 100.0, {}).rotate(fourth, {2, {}, 0}, 1);
+  EXPECT_LT(relative_difference(y.narrow(0, 4, 1), 3 * fourth), kDouble);
+  table.rotate(y, {0, {}, 0}, -1);
+  EXPECT_LT(relative_difference(y, 9 * x), kDouble);
 }
 
 TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {

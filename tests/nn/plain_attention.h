@@ -36,7 +36,10 @@ inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreCall& cal
   const at::Tensor& documents = call.batch.document_ids;
   const at::Tensor queries = places_of(call.positions.queries, in.q.size(0)),
                    keys = places_of(call.positions.keys, in.k.size(0));
-  at::Tensor hidden = keys.unsqueeze(0).gt(queries.unsqueeze(1)).expand({in.q.size(1), 1, -1, -1});
+  at::Tensor pairs = keys.unsqueeze(0).gt(queries.unsqueeze(1));
+  if (call.spec.window >= 0)
+    pairs = pairs.logical_or(queries.unsqueeze(1).sub(keys.unsqueeze(0)).gt(call.spec.window));
+  at::Tensor hidden = pairs.expand({in.q.size(1), 1, -1, -1});
   if (!documents.defined()) return hidden;
   const at::Tensor of_queries = documents.index_select(1, queries), of_keys = documents.index_select(1, keys);
   return hidden.logical_or(of_queries.unsqueeze(2).ne(of_keys.unsqueeze(1)).unsqueeze(1));
@@ -72,23 +75,31 @@ inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreCall& 
 }
 
 struct Attended {
-  at::Tensor out, dq, dk, dv;
+  at::Tensor out, dq, dk, dv, dsinks = {};
 };
 
-// dy [s_q, b, n, dv]; all that comes back is float64.
-inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
+// dy [s_q, b, n, dv]; all that comes back is float64. `sinks` [n] may be undefined; its gradient is `dsinks`.
+inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
+                                const at::Tensor& sinks = {}) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
   const int64_t repeat = in.q.size(2) / in.k.size(2);
   const auto heads_first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
   const at::Tensor hidden = hidden_pairs(in, call);
-  const at::Tensor scores = at::matmul(heads_first(q), heads_first(k.repeat_interleave(repeat, 2)).transpose(2, 3)) *
-                            call.spec.softmax_scale;
-  const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e300), -1) * hidden.all(-1, true).logical_not();
+  at::Tensor scores = at::matmul(heads_first(q), heads_first(k.repeat_interleave(repeat, 2)).transpose(2, 3)) *
+                      call.spec.softmax_scale;
+  if (call.spec.softcap > 0) scores = (scores / call.spec.softcap).tanh() * call.spec.softcap;
+  const bool beside = call.spec.softmax != config::SoftmaxType::vanilla;
+  const at::Tensor sink = sinks.defined() ? leaf(sinks) : at::zeros({in.q.size(2)}, at::kDouble);
+  scores = scores.masked_fill(hidden, -1e300);
+  if (beside) scores = at::cat({scores, sink.view({1, -1, 1, 1}).expand({in.q.size(1), -1, in.q.size(0), 1})}, -1);
+  const at::Tensor p = at::softmax(scores, -1).narrow(-1, 0, in.k.size(0)) * hidden.all(-1, true).logical_not();
   const at::Tensor dropped = p * dropout_factors(in, call);
   const at::Tensor out = at::matmul(dropped, heads_first(v.repeat_interleave(repeat, 2))).permute({2, 0, 1, 3});
-  const auto d = torch::autograd::grad({out}, {q, k, v}, {dy.to(at::kDouble)});
-  return {out.detach(), d[0], d[1], d[2]};
+  std::vector<at::Tensor> inputs{q, k, v};
+  if (sinks.defined()) inputs.push_back(sink);
+  const auto d = torch::autograd::grad({out}, inputs, {dy.to(at::kDouble)});
+  return {out.detach(), d[0], d[1], d[2], sinks.defined() ? d[3] : at::Tensor()};
 }
 
 // The same by a CoreAttention, in the type of `in`.

@@ -60,6 +60,39 @@ TEST(Rows, RotaryPositionsAreThoseOfTheWholeSequenceForwardAndBack) {
   }
 }
 
+// YaRN's rule pair by pair: how often each turns over the positions of before decides what it keeps of its frequency.
+TEST(Rope, YarnSlowsWhatTurnsSeldomAndKeepsWhatTurnsOften) {
+  constexpr int64_t kDims = 32, kPositions = 64;
+  const double base = 1000;
+  for (const bool rounds : {true, false}) {
+    const nn::RopeYarn yarn{4, 8, 1, 256, rounds};
+    at::Tensor x = at::zeros({kPositions, 1, 1, kDims}, at::kDouble);
+    x.narrow(3, 0, kDims / 2).fill_(1);
+    nn::RopeTable(nn::RopeSpec{.dims = kDims, .base = base, .yarn = yarn}, {}).rotate(x, {}, 1);
+    const auto pair = [&](double turns) {  // of which base^(-2i/n) positions / 2 pi is `turns`
+      return kDims / 2 * std::log(static_cast<double>(yarn.positions) / (2 * M_PI * turns)) / std::log(base);
+    };
+    const double first = rounds ? std::floor(pair(yarn.fast)) : pair(yarn.fast),
+                 last = rounds ? std::ceil(pair(yarn.slow)) : pair(yarn.slow);
+    int between = 0;
+    for (int64_t i = 0; i < kDims / 2; ++i) {
+      const double slowed = std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
+      between += slowed > 0 && slowed < 1 ? 1 : 0;
+      const double frequency = std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(kDims)) *
+                               (1 - slowed + slowed / yarn.factor);
+      for (int64_t row : {1, 7, 63}) {
+        const double angle = static_cast<double>(row) * frequency;
+        EXPECT_NEAR(x[row][0][0][i].item<double>(), std::cos(angle), 1e-13) << "pair " << i;
+      }
+    }
+    EXPECT_GT(between, 2);
+    EXPECT_GT(first, 1);
+    EXPECT_LT(last, kDims / 2 - 1);
+  }
+  EXPECT_DOUBLE_EQ(nn::yarn_mscale(40, 0.707), 0.1 * 0.707 * std::log(40.0) + 1);
+  EXPECT_EQ(nn::yarn_mscale(1, 0.707), 1);
+}
+
 // Llama 3.1's rule frequency by frequency, of a pair (1, 0) at every position: cos and sin of the angle. An angle of
 // up to `positions` times a frequency of at most 1 in float64 has an error of some units of 1e-16 of itself.
 TEST(Rope, ScaledFrequenciesFollowTheRuleForShortMiddleAndLongWavelengths) {

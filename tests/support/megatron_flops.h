@@ -1,5 +1,5 @@
 // The whole of Megatron's num_floating_point_operations: beside what plan/model_flops.h counts, networks that nothing
-// here trains (latent and linear attention, hybrids with mamba, multi-token prediction, experts on a projection).
+// here trains (linear attention, hybrids with mamba, multi-token prediction, experts on a projection).
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,6 @@
 #include "plan/model_flops.h"
 
 namespace metroplex::test {
-
-// Multi-head latent attention: queries and keys/values pass through low-rank projections.
-struct LatentAttention {
-  std::optional<int64_t> q_lora_rank = std::nullopt;  // none: queries are projected directly
-  int64_t kv_lora_rank = 0;
-  int64_t qk_head_dim = 0;
-  int64_t qk_pos_emb_head_dim = 0;
-  int64_t v_head_dim = 0;
-};
 
 struct MegatronExperts : plan::ExpertShape {
   bool shared_expert_gate = false;
@@ -48,14 +39,13 @@ struct MegatronShape : plan::ModelShape {
   bool attention_output_gate = false;
   bool rms_norm = false;
   bool tied_embedding = true;
-  std::optional<LatentAttention> latent = std::nullopt;
   std::optional<MegatronExperts> all_experts = std::nullopt;
   std::optional<LinearAttention> linear = std::nullopt;
   std::optional<HybridLayers> hybrid = std::nullopt;
 
   // What plan::step_flops() knows, all of it.
   bool plain() const {
-    return num_mtp_layers == 0 && !attention_output_gate && !latent && !linear && !hybrid &&
+    return num_mtp_layers == 0 && !attention_output_gate && !linear && !hybrid &&
            !(all_experts && all_experts->latent_size);
   }
 };
@@ -72,11 +62,11 @@ inline double feed_forward(const MegatronShape& shape, double input, double widt
   return input * width * (shape.gated_linear_unit ? 3 : 2);
 }
 
-inline double latent_attention(const MegatronShape& shape, const LatentAttention& mla, const Load& load) {
+inline double latent_attention(const MegatronShape& shape, const plan::LatentShape& mla, const Load& load) {
   const double hidden = as_double(shape.hidden_size), heads = as_double(shape.num_attention_heads);
   const double qk_dim = as_double(mla.qk_head_dim + mla.qk_pos_emb_head_dim), v_dim = as_double(mla.v_head_dim);
   const double query =
-      mla.q_lora_rank ? as_double(*mla.q_lora_rank) * (hidden + heads * qk_dim + 1) : hidden * heads * qk_dim;
+      mla.q_lora_rank > 0 ? as_double(mla.q_lora_rank) * (hidden + heads * qk_dim + 1) : hidden * heads * qk_dim;
   const double key_value =
       as_double(mla.kv_lora_rank) * (hidden + heads * as_double(mla.qk_head_dim + mla.v_head_dim) + 1) +
       hidden * as_double(mla.qk_pos_emb_head_dim);

@@ -47,11 +47,11 @@ inline double attention_parameters(const MegatronShape& shape) {
     const double query = as_double(shape.kv_channels) * heads;
     return 2 * hidden * query * (1 + as_double(shape.num_query_groups) / heads);
   }
-  const LatentAttention& mla = *shape.latent;
+  const plan::LatentShape& mla = *shape.latent;
   const double norm = norm_parameters(shape);
   const double qk_dim = as_double(mla.qk_head_dim + mla.qk_pos_emb_head_dim);
   const double query =
-      mla.q_lora_rank ? as_double(*mla.q_lora_rank) * (hidden + heads * qk_dim + norm) : hidden * heads * qk_dim;
+      mla.q_lora_rank > 0 ? as_double(mla.q_lora_rank) * (hidden + heads * qk_dim + norm) : hidden * heads * qk_dim;
   const double key_value =
       as_double(mla.kv_lora_rank) * (hidden + heads * as_double(mla.qk_head_dim + mla.v_head_dim) + norm);
   return query + key_value + hidden * as_double(mla.qk_pos_emb_head_dim) + heads * as_double(mla.v_head_dim) * hidden;

@@ -51,6 +51,33 @@ config::Config llama(bool documents) {
   return config;
 }
 
+// Values of another head size than keys, a key that all heads share.
+config::Config latent(bool documents) {
+  config::Config config = config::parse(
+      "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, ffn_hidden_size: 48,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, multi_latent_attention: true, q_lora_rank: 12,"
+      " kv_lora_rank: 10, qk_head_dim: 4, qk_pos_emb_head_dim: 2, v_head_dim: 3, qk_layernorm: true,"
+      " rotary_interleaved: true, rotary_scaling_factor: 4, original_max_position_embeddings: 16,"
+      " attention_dropout: 0.1}\n"
+      "train: {seq_length: 32, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+  config.data.reset_attention_mask = documents;
+  return config;
+}
+
+// Windows shorter and longer than what a rank has of the sequence, capped scores.
+config::Config windows(bool documents) {
+  config::Config config = config::parse(
+      "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 16, num_query_groups: 8,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, window_attn_skip_freq: 4,"
+      " attn_logit_softcapping: 2, rotary_base_local: 50}\n"
+      "train: {seq_length: 32, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+  config.model.window_size = documents ? 11 : 3;
+  config.data.reset_attention_mask = documents;
+  return config;
+}
+
 config::Config codegeex(bool documents) {
   config::Config config = gpt(documents);
   config.model.family = "codegeex";
@@ -133,6 +160,8 @@ void walk(config::Config (*make)(bool documents), size_t share) {
 TEST(ContextParallelEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 8); }
 TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 8); }
 TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 24); }
+TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 24); }
+TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 24); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 24); }
 
 }  // namespace

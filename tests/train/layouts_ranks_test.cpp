@@ -47,6 +47,31 @@ config::Config codegeex() {
   return config;
 }
 
+// Latent attention with all that it can have.
+config::Config latent() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 48,"
+      " vocab_size: 50, make_vocab_size_divisible_by: 8, multi_latent_attention: true, q_lora_rank: 12,"
+      " kv_lora_rank: 10, qk_head_dim: 6, qk_pos_emb_head_dim: 4, v_head_dim: 5, qk_layernorm: true,"
+      " rotary_interleaved: true, rotary_scaling_factor: 4, original_max_position_embeddings: 8, mscale_all_dim: 1,"
+      " add_qkv_bias: true, attention_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+// Windows with frequencies of their own, caps, sinks, norms behind, limited units.
+config::Config windows() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, window_size: 2,"
+      " window_attn_skip_freq: 3, rotary_base_local: 50, softmax_type: learnable, attn_logit_softcapping: 2,"
+      " final_logit_softcapping: 1, scale_embeddings: true, apply_layernorm_1p: true, sandwich_norm: true,"
+      " activation_func_clamp_value: 0.05, glu_linear_offset: 1, add_attention_output_bias: true, add_mlp_bias: true,"
+      " hidden_dropout: 0.1, untie_embeddings_and_output_weights: false}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
   std::vector<Layout> layouts;
   for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
@@ -88,6 +113,8 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
 
 TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
 TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(), 6, 4); }
 
 TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {

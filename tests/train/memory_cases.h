@@ -17,6 +17,16 @@ struct MemoryCase {
   int64_t vocab = 50;
 };
 
+inline const std::string kLatent =
+    ", position_embedding_type: rope, multi_latent_attention: true, kv_lora_rank: 10, qk_head_dim: 6,"
+    " qk_pos_emb_head_dim: 4, v_head_dim: 5";
+
+inline const std::string kWindows =
+    ", window_size: 3, window_attn_skip_freq: 2, rotary_base_local: 50, softmax_type: learnable,"
+    " attn_logit_softcapping: 2, final_logit_softcapping: 1, scale_embeddings: true, apply_layernorm_1p: true,"
+    " sandwich_norm: true, activation_func_clamp_value: 1, glu_linear_offset: 1, add_attention_output_bias: true,"
+    " add_mlp_bias: true";
+
 // Small sequences, every option that changes what is kept.
 inline config::Config kept_config(const MemoryCase& c) {
   const std::string family =
@@ -41,6 +51,13 @@ inline std::vector<MemoryCase> kept_cases() {
       {"gpt dropout", false, {}, ", attention_dropout: 0.1, hidden_dropout: 0.1}\n"},
       {"llama", true, {}, ""},
       {"llama qk norm", true, {}, ", qk_layernorm: true, add_qkv_bias: true}\n" + kBf16},
+      {"latent", false, {}, kLatent + "}\n"},
+      {"latent norms bf16 tp 2 sp",
+       false,
+       {2, 1, 1, 1, true},
+       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"windows", true, {}, kWindows + "}\n"},
+      {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
@@ -158,6 +175,13 @@ inline std::vector<MemoryCase> peak_cases() {
        false,
        {2, 1, 1, 1, false},
        full_recompute("recompute_method: uniform, recompute_num_layers: 2, distribute_saved_activations: true")},
+      {"latent", false, {}, kLatent + "}\n"},
+      {"latent norms bf16 tp 2 sp",
+       false,
+       {2, 1, 1, 1, true},
+       kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
+      {"windows", true, {}, kWindows + "}\n"},
+      {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"codegeex", false, {}},
       {"codegeex tp 2 sp bf16", false, {2, 1, 1, 1, true}, kBf16},
       {"codegeex pp 3 vpp 2", false, {1, 3, 2, 1, false}},

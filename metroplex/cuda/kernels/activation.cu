@@ -32,26 +32,28 @@ __device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_
 }
 
 template <Activation kind, int64_t count, class T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
     const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
     const Elements<T, count> x = with_bias<count>(o, at, column);
     Elements<T, count> y;
-    for (int64_t i = 0; i < count; ++i) y.values[i] = activation_value<kind, Math>(x.values[i]);
+    for (int64_t i = 0; i < count; ++i) y.values[i] = activation_value<kind, Math>(limits.gate(x.values[i]));
     if constexpr (!kIsHalf<T>) x.write(o.x + at);
     if (gated) {
       const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
       if constexpr (!kIsHalf<T>) up.write(o.x + at + width);
-      for (int64_t i = 0; i < count; ++i) y.values[i] *= up.values[i];
+      for (int64_t i = 0; i < count; ++i) y.values[i] *= limits.up(up.values[i]);
     }
     y.write(o.out + item * count);
   }
 }
 
 template <Activation kind, int64_t count, class T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated) {
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Operands<T> o, int64_t rows, int64_t width, bool gated, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
@@ -63,8 +65,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Operands<T> o, int64
       const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
       Elements<T, count> dup;
       for (int64_t i = 0; i < count; ++i) {
-        dx.values[i] = dy.values[i] * up.values[i] * activation_slope<kind, Math>(x.values[i]);
-        dup.values[i] = dy.values[i] * activation_value<kind, Math>(x.values[i]);
+        const Wide<T> gate = limits.gate(x.values[i]), slope = activation_slope<kind, Math>(gate);
+        dx.values[i] = dy.values[i] * limits.up(up.values[i]) * slope * limits.gate_slope(x.values[i]);
+        dup.values[i] = dy.values[i] * activation_value<kind, Math>(gate) * limits.up_slope(up.values[i]);
       }
       dup.write(o.out + at + width);
     } else {
@@ -78,9 +81,10 @@ template <Activation kind, int64_t count, class T>
 void launch_by(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
   const Grid grid{blocks_for(s.rows * (s.width / count)), kThreads, 0, stream};
   if (o.dy == nullptr) {
-    launch_kernel("activation_forward", forward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated);
+    launch_kernel("activation_forward", forward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated, s.limits);
   } else {
-    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated);
+    launch_kernel("activation_backward", backward_kernel<kind, count, T>, grid, o, s.rows, s.width, s.gated,
+                  s.limits);
   }
 }
 

@@ -12,13 +12,42 @@ namespace metroplex::cuda::kernels {
 
 enum class Activation { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
 
+// Of gated units: the gate is at most `clamp`, the other part within +-clamp (0: no limits), and `offset` is added to
+// that part: f(min(gate, clamp)) * (clamped up + offset).
+struct UnitLimits {
+  double clamp = 0, offset = 0;
+
+  constexpr bool any() const { return clamp > 0 || offset != 0; }
+  template <class T>
+  constexpr T gate(T x) const {
+    return clamp > 0 && x > static_cast<T>(clamp) ? static_cast<T>(clamp) : x;
+  }
+  template <class T>
+  constexpr T up(T x) const {
+    const T most = static_cast<T>(clamp), by = static_cast<T>(offset);
+    return (clamp > 0 ? (x > most ? most : x < -most ? -most : x) : x) + by;
+  }
+  // The slopes of both.
+  template <class T>
+  constexpr T gate_slope(T x) const {
+    return clamp > 0 && x > static_cast<T>(clamp) ? T(0) : T(1);
+  }
+  template <class T>
+  constexpr T up_slope(T x) const {
+    const T most = static_cast<T>(clamp);
+    return clamp > 0 && (x > most || x < -most) ? T(0) : T(1);
+  }
+};
+
 struct ActivationShape {
   int64_t rows = 0, width = 0;  // of the output
   Activation kind = Activation::gelu;
   bool gated = false;
+  UnitLimits limits = {};
 };
 
-// out = f(x + bias), or f(gate) * up; bias may be null. float and double leave x + bias in x, half types leave x.
+// out = f(x + bias), or f(gate) * up within the limits; bias may be null. float and double leave x + bias in x, half
+// types leave x.
 template <class T>
 void activation_forward(T* x, const Wide<T>* bias, T* out, const ActivationShape& shape);
 // dx from dy and the x that forward left; bias: null for float and double.

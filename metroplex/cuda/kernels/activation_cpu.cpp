@@ -16,6 +16,7 @@ struct Operands {
 template <class T>
 struct Buffers {
   alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
+  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // within limits
 };
 
 template <class T>
@@ -33,9 +34,11 @@ MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const 
   }
   Buffers<T> b;
   for_chunks(width, [&](int64_t at, int64_t n) {
-    activation_values(shape.kind, with_bias(x + at, at_or_null<T>(bias, at), n, b.x), n, b.y);
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
+    activation_values(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y);
     if (shape.gated) {
-      const Wide<T>* const up = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      const Wide<T>* const up =
+          limited_up(shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up), n, b.shifted);
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i]);
     } else {
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i]);
@@ -49,9 +52,17 @@ MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* 
   const int64_t width = shape.width;
   Buffers<T> b;
   for_chunks(width, [&](int64_t at, int64_t n) {
-    activation_slopes(shape.kind, with_bias(x + at, at_or_null<T>(bias, at), n, b.x), n, b.y, b.slope);
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
+    activation_slopes(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y, b.slope);
     if (shape.gated) {
-      const Wide<T>* const up = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      const Wide<T>* const raw = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
+      const Wide<T>* const up = limited_up(shape.limits, raw, n, b.shifted);
+      if (shape.limits.any()) {
+        for (int64_t i = 0; i < n; ++i) {
+          b.slope[i] *= shape.limits.gate_slope(gate[i]);
+          b.y[i] *= shape.limits.up_slope(raw[i]);
+        }
+      }
       for (int64_t i = 0; i < n; ++i) {
         const Wide<T> g = load(dy[at + i]);
         dx[at + i] = store<T>(g * up[i] * b.slope[i]);

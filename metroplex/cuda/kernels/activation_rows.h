@@ -35,6 +35,20 @@ MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict b
   }
 }
 
+// A part of gated units within their limits: x itself where there are none, else `buffer`.
+template <class W>
+MPX_INLINE const W* limited_gate(const UnitLimits& limits, const W* x, int64_t n, W* buffer) {
+  if (!limits.any()) return x;
+  for (int64_t i = 0; i < n; ++i) buffer[i] = limits.gate(x[i]);
+  return buffer;
+}
+template <class W>
+MPX_INLINE const W* limited_up(const UnitLimits& limits, const W* x, int64_t n, W* buffer) {
+  if (!limits.any()) return x;
+  for (int64_t i = 0; i < n; ++i) buffer[i] = limits.up(x[i]);
+  return buffer;
+}
+
 // body(at, n) for each chunk of a row.
 template <class Body>
 MPX_INLINE void for_chunks(int64_t width, const Body& body) {

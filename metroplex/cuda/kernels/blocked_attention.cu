@@ -70,10 +70,29 @@ __device__ W dropout_factor(const AttentionShape& s, const DropoutFactor<W>& fac
   return factor(bits, element % kPhiloxWords);
 }
 
-// Whether no query of the tile sees a key of it, where that is known without looking at each.
+// Whether no query of the tile sees a key of it, where that is known without looking at each: all lie behind them, or
+// all are out of their reach.
 __device__ bool all_hidden(const AttentionShape& s, int64_t query, int64_t queries, int64_t key) {
   if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return false;
   return s.key_rows.place(key) > s.query_rows.place(query + queries - 1);
+}
+__device__ bool out_of_reach(const AttentionShape& s, int64_t query, int64_t key, int64_t keys) {
+  if (s.query_rows.chosen != nullptr || s.key_rows.chosen != nullptr) return false;
+  return s.query_rows.place(query) - s.key_rows.place(key + keys - 1) > s.reach;
+}
+
+template <class W>
+__device__ W capped(const AttentionShape& s, W score) {
+  if (!(s.softcap > 0)) return score;
+  const W cap = static_cast<W>(s.softcap);
+  return cap * tanh(score / cap);
+}
+// Its derivative, where it is `score`.
+template <class W>
+__device__ W cap_slope(const AttentionShape& s, W score) {
+  if (!(s.softcap > 0)) return W(1);
+  const W share = score / static_cast<W>(s.softcap);
+  return W(1) - share * share;
 }
 
 template <class W>
@@ -111,7 +130,7 @@ __device__ void softmax_rows(const AttentionShape& s, const DropoutFactor<W>& fa
     if (i >= at.queries) continue;
     W* const score = scores + i * (t.tile + 1) + lane;
     const bool seen = lane < at.keys && s.sees(at.sample, at.query + i, at.key + lane);
-    const W x = seen ? *score * scale_of<W>(s) : -infinity<W>();
+    const W x = seen ? capped(s, *score * scale_of<W>(s)) : -infinity<W>();
     const W most = Max()(rows.largest[n], warp_max(x)), base = most == -infinity<W>() ? W(0) : most;
     const W p = x == -infinity<W>() ? W(0) : exp(x - base);
     const W less = rows.largest[n] == -infinity<W>() ? W(0) : exp(rows.largest[n] - base);
@@ -144,6 +163,7 @@ __global__ void __launch_bounds__(kThreads)
     for (; at.key < s.keys; at.key += t.tile) {
       if (all_hidden(s, query, at.queries, at.key)) break;
       at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
+      if (out_of_reach(s, query, at.key, at.keys)) continue;
       __syncthreads();  // the tile before has been used
       load_rows(o.k, at.sample, head / each, at.key, at.keys, t.tile, t.qk, k);
       load_rows(o.v, at.sample, head / each, at.key, at.keys, t.tile, t.v, v);
@@ -220,11 +240,11 @@ __device__ void gradients_of_scores(const AttentionShape& s, const DropoutFactor
     W p = 0, dscore = 0;
     if (i < at.queries && j < at.keys && s.sees(at.sample, at.query + i, at.key + j)) {
       const W scale = scale_of<W>(s);
-      const W score = dot(room.q + i * t.qk.width, room.k + j * t.qk.width, t.qk.dim) * scale;
+      const W score = capped(s, dot(room.q + i * t.qk.width, room.k + j * t.qk.width, t.qk.dim) * scale);
       const W gradient = dot(room.dout + i * t.v.width, room.v + j * t.v.width, t.v.dim);
       const W kept = dropout_factor(s, factor, at.sample, at.head, at.query + i, at.key + j);
       p = score == -infinity<W>() ? W(0) : exp(score - room.logsumexp[i]);
-      dscore = (kept * gradient - room.delta[i]) * p * scale;
+      dscore = (kept * gradient - room.delta[i]) * p * scale * cap_slope(s, score);
       p *= kept;
     }
     room.probabilities[i * (t.tile + 1) + j] = p;
@@ -250,7 +270,7 @@ __global__ void __launch_bounds__(kThreads) attention_backward_keys_kernel(Atten
     for (at.head = group * each; at.head < (group + 1) * each; ++at.head) {
       for (at.query = 0; at.query < s.queries; at.query += t.tile) {
         at.queries = static_cast<int>(least(t.tile, s.queries - at.query));
-        if (all_hidden(s, at.query, at.queries, key)) continue;
+        if (all_hidden(s, at.query, at.queries, key) || out_of_reach(s, at.query, key, at.keys)) continue;
         __syncthreads();  // the tile before has been used
         load_queries(o, s, t, at, room);
         __syncthreads();
@@ -293,6 +313,7 @@ __global__ void __launch_bounds__(kThreads)
     for (; at.key < s.keys; at.key += t.tile) {
       if (all_hidden(s, query, at.queries, at.key)) break;
       at.keys = static_cast<int>(least(t.tile, s.keys - at.key));
+      if (out_of_reach(s, query, at.key, at.keys)) continue;
       __syncthreads();  // the tile before has been used
       load_rows(o.k, at.sample, head / each, at.key, at.keys, t.tile, t.qk, room.k);
       load_rows(o.v, at.sample, head / each, at.key, at.keys, t.tile, t.v, room.v);

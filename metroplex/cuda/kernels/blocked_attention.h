@@ -1,9 +1,9 @@
 // softmax(softmax_scale q k^T) v over what a mask lets through, and its gradients, a block of queries by a block of
 // keys at a time: no [queries, keys] tensor exists. The mask is a function of where rows lie in the whole sequence: a
-// query sees the keys that are not behind it and in its document; probabilities are dropped as DropoutShape says.
-// Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in Wide<T>, and their
-// order depends on nothing but the numbers of queries and keys: not on threads, nor on what other heads or samples
-// there are. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
+// query sees the keys that are not behind it, within its reach, and in its document; probabilities are dropped as
+// DropoutShape says. Blocks that are hidden as a whole are left out. A query that sees nothing gives 0. Sums are in
+// Wide<T>, and their order depends on nothing but the numbers of queries and keys: not on threads, nor on what other
+// heads or samples there are. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,8 @@ struct AttentionRows {
   constexpr int64_t place(int64_t i) const { return chosen == nullptr ? first + i : chosen[i]; }
 };
 
+constexpr int64_t kAllEarlier = INT64_MAX;
+
 struct AttentionShape {
   int64_t samples = 0, heads = 0, groups = 0;  // head h reads the keys of group h / (heads / groups)
   int64_t queries = 0, keys = 0, head_dim = 0, v_head_dim = 0;
@@ -45,13 +47,15 @@ struct AttentionShape {
   // Of probabilities [samples, heads, queries, whole keys], sample_major; element `key_rows.chosen[j]` of a row where
   // keys are chosen, else j. Probability 0: nothing is dropped.
   DropoutShape dropout;
+  int64_t reach = kAllEarlier;  // how many places behind its own a query still sees
+  double softcap = 0;           // scores x are softcap tanh(x / softcap); 0: x
 
   constexpr int64_t document(int64_t sample, int64_t place) const {
     return documents == nullptr ? 0 : documents[sample * document_stride + place];
   }
   constexpr bool sees(int64_t sample, int64_t query, int64_t key) const {
     const int64_t of_query = query_rows.place(query), of_key = key_rows.place(key);
-    return of_key <= of_query && document(sample, of_query) == document(sample, of_key);
+    return of_key <= of_query && of_query - of_key <= reach && document(sample, of_query) == document(sample, of_key);
   }
 };
 

@@ -31,20 +31,29 @@ struct TileRow {
   int64_t place, document;
   const int64_t *key_place, *key_document;
   const W* factor;  // [keys] of the dropout; null: none
+  int64_t reach;
+  W softcap;
 };
 
-// scores * scale, kHidden where hidden; returns the largest. A NaN stays, without being the largest.
+// scores * scale, capped, kHidden where hidden; returns the largest. A NaN stays, without being the largest.
 template <class T>
 MPX_INLINE Wide<T> mask_row(const TileRow<T>& r) {
   using W = Wide<T>;
   W* __restrict const s = r.scores;
+  W scale = r.scale;
+  if (r.softcap > 0) {
+    const W inner = r.scale / r.softcap;
+    for (int64_t j = 0; j < r.keys; ++j) s[j] = r.softcap * vector_tanh(s[j] * inner);
+    scale = W(1);
+  }
   if (r.hides) {
     for (int64_t j = 0; j < r.keys; ++j) {
-      const bool seen = (r.key_place[j] <= r.place) & (r.key_document[j] == r.document);
-      s[j] = seen ? s[j] * r.scale : kHidden<W>;
+      const bool seen =
+          (r.key_place[j] <= r.place) & (r.place - r.key_place[j] <= r.reach) & (r.key_document[j] == r.document);
+      s[j] = seen ? s[j] * scale : kHidden<W>;
     }
   } else {
-    for (int64_t j = 0; j < r.keys; ++j) s[j] *= r.scale;
+    for (int64_t j = 0; j < r.keys; ++j) s[j] *= scale;
   }
   constexpr int64_t kLanes = 16;
   W lanes[kLanes];
@@ -79,12 +88,29 @@ MPX_INLINE Wide<T> exp_row(const TileRow<T>& r, Wide<T> base, T* probabilities) 
   return sum;
 }
 
+// As gradient_row() below, where scores are capped: their slope is 1 - (score / cap)^2.
+template <class T>
+MPX_INLINE void capped_gradient_row(const TileRow<T>& r, const Wide<T>* gradients, Wide<T> logsumexp, Wide<T> delta,
+                                    T* probabilities, T* dscores) {
+  using W = Wide<T>;
+  W* const s = r.scores;
+  const W by = W(1) / r.softcap;
+  for (int64_t j = 0; j < r.keys; ++j) {
+    const bool hidden = s[j] == kHidden<W>;
+    const W share = hidden ? W(0) : s[j] * by, e = vector_exp(s[j] - logsumexp), p = hidden ? W(0) : e;
+    const W f = r.factor != nullptr ? r.factor[j] : W(1);
+    dscores[j] = store<T>((f * gradients[j] - delta) * p * r.scale * (W(1) - share * share));
+    probabilities[j] = store<T>(p * f);
+  }
+}
+
 // Out of scores (scaled and masked) and the gradients of the dropped probabilities: those, and the gradients of the
 // products q k.
 template <class T>
 MPX_INLINE void gradient_row(const TileRow<T>& r, Wide<T>* gradients, Wide<T> logsumexp, Wide<T> delta,
                              T* probabilities, T* dscores) {
   using W = Wide<T>;
+  if (r.softcap > 0) return capped_gradient_row<T>(r, gradients, logsumexp, delta, probabilities, dscores);
   W* const s = r.scores;
   for (int64_t j = 0; j < r.keys; ++j) {
     const W e = vector_exp(s[j] - logsumexp);
@@ -256,7 +282,9 @@ TileRow<T> tile_row(const AttentionShape& s, const AttentionTile& t, const Room<
           t.query_document[i],
           t.key_place,
           t.key_document,
-          nullptr};
+          nullptr,
+          s.reach,
+          static_cast<Wide<T>>(s.softcap)};
 }
 
 // Of row i of the tile; null without dropout.

@@ -19,6 +19,7 @@ struct Operands {
 template <class T>
 struct Buffers {
   alignas(64) Wide<T> x[kActivationChunk], up[kActivationChunk], y[kActivationChunk], slope[kActivationChunk];
+  alignas(64) Wide<T> gate[kActivationChunk], shifted[kActivationChunk];  // within limits
 };
 
 template <class T>
@@ -30,10 +31,12 @@ template <class T>
 MPX_INLINE void forward_row(const T* x, const T* bias, Wide<T> prob, T* __restrict out, const ExpertShape& shape) {
   Buffers<T> b;
   for_chunks(shape.width, [&](int64_t at, int64_t n) {
-    activation_values(shape.kind, with_bias(x + at, behind(bias, at), n, b.x), n, b.y);
+    const Wide<T>* const gate = with_bias(x + at, behind(bias, at), n, b.x);
+    activation_values(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y);
     if (shape.gated) {
       const int64_t second = shape.width + at;
-      const Wide<T>* const up = with_bias(x + second, behind(bias, second), n, b.up);
+      const Wide<T>* const up =
+          limited_up(shape.limits, with_bias(x + second, behind(bias, second), n, b.up), n, b.shifted);
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i] * prob);
     } else {
       for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * prob);
@@ -48,14 +51,22 @@ MPX_INLINE Wide<T> backward_row(const T* __restrict dy, const T* x, const T* bia
   Buffers<T> b;
   Wide<T> sum = 0;
   for_chunks(shape.width, [&](int64_t at, int64_t n) {
-    activation_slopes(shape.kind, with_bias(x + at, behind(bias, at), n, b.x), n, b.y, b.slope);
+    const Wide<T>* const gate = with_bias(x + at, behind(bias, at), n, b.x);
+    activation_slopes(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y, b.slope);
     const T* const g = dy + at;
     if (shape.gated) {
       const int64_t second = shape.width + at;
-      const Wide<T>* const up = with_bias(x + second, behind(bias, second), n, b.up);
+      const Wide<T>* const raw = with_bias(x + second, behind(bias, second), n, b.up);
+      const Wide<T>* const up = limited_up(shape.limits, raw, n, b.shifted);
       for (int64_t i = 0; i < n; ++i) {
         dx[at + i] = store<T>(load(g[i]) * prob * up[i] * b.slope[i]);
         dx[second + i] = store<T>(load(g[i]) * prob * b.y[i]);
+      }
+      if (shape.limits.any()) {
+        for (int64_t i = 0; i < n; ++i) {
+          if (shape.limits.gate_slope(gate[i]) == 0) dx[at + i] = store<T>(Wide<T>(0));
+          if (shape.limits.up_slope(raw[i]) == 0) dx[second + i] = store<T>(Wide<T>(0));
+        }
       }
       sum += lane_sum<Wide<T>>(n, [&](int64_t i) { return load(g[i]) * b.y[i] * up[i]; });
     } else {

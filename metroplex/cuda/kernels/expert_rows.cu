@@ -66,14 +66,15 @@ struct Forward {
   T* out;
   int64_t width;
   bool gated;
+  UnitLimits limits;
 
   __device__ void operator()(int64_t row, int64_t expert) const {
     const int64_t wide = gated ? 2 * width : width;
     const T *from = x + row * wide, *add = bias != nullptr ? bias + expert * wide : nullptr;
     const Wide<T> prob = prob_of<T>(probs, row);
     for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const Wide<T> y = activation_value<kind, Math>(biased(from, add, i));
-      out[row * width + i] = store<T>((gated ? y * biased(from, add, width + i) : y) * prob);
+      const Wide<T> y = activation_value<kind, Math>(limits.gate(biased(from, add, i)));
+      out[row * width + i] = store<T>((gated ? y * limits.up(biased(from, add, width + i)) : y) * prob);
     }
   }
 };
@@ -83,6 +84,7 @@ struct Backward {
   ExpertActivationGradient<T> g;
   int64_t width;
   bool gated;
+  UnitLimits limits;
 
   __device__ void operator()(int64_t row, int64_t expert) const {
     const int64_t wide = gated ? 2 * width : width;
@@ -91,12 +93,12 @@ struct Backward {
     const Wide<T> prob = prob_of<T>(g.probs, row);
     Wide<T> sum = 0;
     for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const Wide<T> a = biased(x, bias, i), dy = load(g.dy[row * width + i]);
+      const Wide<T> given = biased(x, bias, i), a = limits.gate(given), dy = load(g.dy[row * width + i]);
       const Wide<T> y = activation_value<kind, Math>(a), slope = activation_slope<kind, Math>(a);
       if (gated) {
-        const Wide<T> up = biased(x, bias, width + i);
-        dx[i] = store<T>(dy * prob * up * slope);
-        dx[width + i] = store<T>(dy * prob * y);
+        const Wide<T> raw = biased(x, bias, width + i), up = limits.up(raw);
+        dx[i] = store<T>(dy * prob * up * slope * limits.gate_slope(given));
+        dx[width + i] = store<T>(dy * prob * y * limits.up_slope(raw));
         sum += dy * y * up;
       } else {
         dx[i] = store<T>(dy * prob * slope);
@@ -213,9 +215,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
-#define MPX_CALL(kind)                                                                                             \
-  launch_rows("expert_activation", counts, shape, Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated}, \
-              stream)
+#define MPX_CALL(kind)                            \
+  launch_rows("expert_activation", counts, shape, \
+              Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, stream)
   MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
 }
@@ -223,8 +225,9 @@ void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, con
 template <class T>
 void expert_activation_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                      const ExpertShape& shape, CUstream_st* stream) {
-#define MPX_CALL(kind) \
-  launch_rows("expert_activation_backward", counts, shape, Backward<kind, T>{g, shape.width, shape.gated}, stream)
+#define MPX_CALL(kind)                                     \
+  launch_rows("expert_activation_backward", counts, shape, \
+              Backward<kind, T>{g, shape.width, shape.gated, shape.limits}, stream)
   MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
 }

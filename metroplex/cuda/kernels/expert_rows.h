@@ -16,6 +16,7 @@ struct ExpertShape {
   int64_t width = 0;  // of a row; of a gated activation, of its output
   Activation kind = Activation::gelu;
   bool gated = false;
+  UnitLimits limits = {};
 };
 
 // out [rows, width] = f(x + bias) p, or f(gate) up p of rows [gate; up]; bias [experts, width (x 2)] may be null.

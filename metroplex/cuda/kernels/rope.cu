@@ -5,7 +5,7 @@
 namespace metroplex::cuda::kernels {
 namespace {
 
-// Items are `count` neighbouring dimensions of a head and those that turn with them.
+// Items are `count` neighbouring dimensions of a head, 1 where they are interleaved, and those that turn with them.
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, RopeShape s) {
@@ -16,11 +16,11 @@ __global__ void __launch_bounds__(kThreads)
     const auto [of_samples, head] = divided(of_heads, s.heads);
     const auto [row, b] = divided(of_samples, s.batch);
     const int64_t angle = row * half + pack * count;
-    T* low = x + row * s.stride_s + b * s.stride_b + head * s.stride_head + pack * count;
+    T* low = x + row * s.stride_s + b * s.stride_b + head * s.stride_head + pack * count * s.step();
     Elements<T, count> a, c;
     Elements<Wide<T>, count> across, turn;
     a.read(low);
-    c.read(low + half);
+    c.read(low + s.apart());
     across.read(cos + angle);
     turn.read(sin + angle);
     for (int64_t i = 0; i < count; ++i) {
@@ -29,14 +29,14 @@ __global__ void __launch_bounds__(kThreads)
       c.values[i] = x1 * across.values[i] + x0 * by;
     }
     a.write(low);
-    c.write(low + half);
+    c.write(low + s.apart());
   }
 }
 
 template <class T>
 bool packs_fit(const T* x, const Wide<T>* cos, const Wide<T>* sin, const RopeShape& s) {
   constexpr int64_t kPack = Pack<T>::kCount;
-  return s.rotary / 2 % kPack == 0 && s.stride_s % kPack == 0 && s.stride_b % kPack == 0 &&
+  return !s.interleaved && s.rotary / 2 % kPack == 0 && s.stride_s % kPack == 0 && s.stride_b % kPack == 0 &&
          s.stride_head % kPack == 0 && aligned_for_packs(x, cos, sin);
 }
 

@@ -16,6 +16,15 @@ struct Operands {
 };
 
 template <class T>
+MPX_INLINE void turn_pairs(const Operands<T>& o, const Wide<T>* cos, const Wide<T>* sin, T* x, int64_t pairs) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Wide<T> a = load(x[2 * i]), c = load(x[2 * i + 1]), turn = o.sign * sin[i];
+    x[2 * i] = store<T>(a * cos[i] - c * turn);
+    x[2 * i + 1] = store<T>(c * cos[i] + a * turn);
+  }
+}
+
+template <class T>
 MPX_INLINE void rows_loop(const Operands<T>& o, const RopeShape& s, int64_t begin, int64_t end) {
   const int64_t half = s.rotary / 2;
   for (int64_t row = begin; row < end; ++row) {
@@ -23,7 +32,12 @@ MPX_INLINE void rows_loop(const Operands<T>& o, const RopeShape& s, int64_t begi
     const Wide<T>* __restrict sin = o.sin + row * half;
     for (int64_t b = 0; b < s.batch; ++b) {
       for (int64_t head = 0; head < s.heads; ++head) {
-        T* __restrict low = o.x + row * s.stride_s + b * s.stride_b + head * s.stride_head;
+        T* const first = o.x + row * s.stride_s + b * s.stride_b + head * s.stride_head;
+        if (s.interleaved) {
+          turn_pairs(o, cos, sin, first, half);
+          continue;
+        }
+        T* __restrict low = first;
         T* __restrict high = low + half;
         for (int64_t i = 0; i < half; ++i) {
           const Wide<T> a = load(low[i]), c = load(high[i]), turn = o.sign * sin[i];

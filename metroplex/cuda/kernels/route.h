@@ -13,7 +13,7 @@ namespace metroplex::cuda::kernels {
 enum class RouteScore {
   softmax_of_chosen,
   softmax_of_all,
-  sigmoid,      // over their sum where k > 1
+  sigmoid,      // over their sum where the shape normalizes
   sqrtsoftplus  // likewise
 };
 
@@ -22,6 +22,7 @@ struct RouteShape {
   RouteScore score = RouteScore::softmax_of_chosen;
   double scale = 1;     // multiplies the probabilities
   bool chosen = false;  // the choice is given
+  bool normalizes = true;
 };
 
 // logits [tokens, experts]; bias [experts] or null, added to the scores for the choice alone; experts [tokens, k] is

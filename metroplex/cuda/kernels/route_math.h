@@ -65,7 +65,7 @@ MPX_BOTH void chosen_probs(const T* logits, const int64_t* experts, T* probs, co
     probs[j] = own ? own_score(s.score, x) : std::exp(x - largest);
     sum += probs[j];
   }
-  if (own) sum = s.k > 1 ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (own) sum = s.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
   if (s.score == RouteScore::softmax_of_all) sum = all.sum;
   for (int64_t j = 0; j < s.k; ++j) probs[j] = probs[j] / sum * static_cast<T>(s.scale);
 }
@@ -88,9 +88,9 @@ MPX_BOTH T chosen_gradients(const RouteBackward<T>& row, const RowSoftmax<T>& al
     sum += q;
     mean += q * row.dprobs[j] * scale;
   }
-  if (own) sum = s.k > 1 ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (own) sum = s.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
   if (s.score == RouteScore::softmax_of_all) sum = all.sum;
-  mean = own && s.k == 1 ? T(0) : mean / sum;
+  mean = own && !s.normalizes ? T(0) : mean / sum;
   for (int64_t j = 0; j < s.k; ++j) {
     const int64_t e = row.experts[j];
     const T x = row.logits[e], q = own ? own_score(s.score, x) : std::exp(x - largest);

@@ -71,7 +71,7 @@ static bool holds(const config::Model& m) {
   const bool groups = m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads;
   return m.family == "gpt" && m.position_embedding_type == config::PositionEmbedding::learned_absolute &&
          m.normalization == config::Normalization::LayerNorm && m.add_bias_linear && !m.gated_linear_unit && heads &&
-         groups && !m.has_experts() && !m.qk_layernorm &&
+         groups && !m.has_experts() && !m.qk_layernorm && !m.has_window() && usual_parts(m) &&
          (m.activation == config::Activation::gelu || m.activation == config::Activation::gelu_tanh);
 }
 

@@ -6,26 +6,29 @@ namespace llama {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Settings s = decoder_settings(config, Window::said);
-  const bool biases = config.flag("attention_bias", false);
-  config.require(config.flag("mlp_bias", false) == biases, "mlp_bias", "the value of attention_bias");
-  set(s, "family", biases ? "gpt" : "llama");
-  set(s, "add_bias_linear", biases);
+  Settings s = decoder_settings(config, Window::refused);
+  const bool of_attention = config.flag("attention_bias", false), of_mlp = config.flag("mlp_bias", false);
+  set(s, "family", of_attention && of_mlp ? "gpt" : "llama");
+  set(s, "add_bias_linear", of_attention && of_mlp);
+  set(s, "add_qkv_bias", of_attention);
+  set(s, "add_attention_output_bias", of_attention && !of_mlp);
+  set(s, "add_mlp_bias", of_mlp && !of_attention);
   return s;
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && !m.has_experts() && !m.qk_layernorm && (m.add_bias_linear || !m.add_qkv_bias);
+  return plain_decoder(m) && !m.has_experts() && !m.qk_layernorm &&
+         (m.add_bias_linear || m.add_qkv_bias == m.add_attention_output_bias);
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
-  const bool biases = m.add_bias_linear;
-  return decoder_tensors(m, {.qkv_bias = biases, .output_bias = biases, .mlp_bias = biases});
+  return decoder_tensors(m, {.qkv_bias = m.output_bias(), .output_bias = m.output_bias(), .mlp_bias = m.mlp_bias()});
 }
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);
-  json["attention_bias"] = json["mlp_bias"] = m.add_bias_linear;
+  json["attention_bias"] = m.output_bias();
+  json["mlp_bias"] = m.mlp_bias();
   return json;
 }
 

@@ -20,9 +20,10 @@ static Settings settings(const Json& json) {
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && config::all_layers_have_experts(m) && !m.qk_layernorm && !m.add_bias_linear &&
-         !m.add_qkv_bias && m.moe_router_score_function == config::ScoreFunction::softmax &&
-         !m.moe_router_pre_softmax && m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
+  return plain_decoder(m, Windows::allowed) && m.window_attn_skip_freq.empty() &&
+         config::all_layers_have_experts(m) && !m.qk_layernorm && no_biases(m) &&
+         m.moe_router_score_function == config::ScoreFunction::softmax && !m.moe_router_pre_softmax &&
+         m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
@@ -36,7 +37,7 @@ static Json config_of(const config::Model& m) {
   json["num_experts_per_tok"] = m.moe_router_topk;
   json["router_jitter_noise"] = m.moe_input_jitter_eps;
   json["output_router_logits"] = false;
-  json["sliding_window"] = nullptr;
+  json["sliding_window"] = m.has_window() ? Json(m.window_size + 1) : Json();
   return json;
 }
 

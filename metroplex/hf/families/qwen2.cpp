@@ -14,14 +14,15 @@ static Settings settings(const Json& json) {
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && !m.has_experts() && !m.qk_layernorm && !m.add_bias_linear && m.add_qkv_bias;
+  return plain_decoder(m, Windows::allowed) && !m.has_experts() && !m.qk_layernorm && m.add_qkv_bias &&
+         !m.output_bias() && !m.mlp_bias();
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qkv_bias = true}); }
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);
-  json["use_sliding_window"] = false;
+  add_switched_window(m, json);
   return json;
 }
 

@@ -7,7 +7,9 @@ namespace qwen3 {
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::switched);
-  config.require(!config.flag("attention_bias", false), "attention_bias", "false");
+  const bool biases = config.flag("attention_bias", false);
+  set(s, "add_qkv_bias", biases);
+  set(s, "add_attention_output_bias", biases);
   set(s, "family", "llama");
   set(s, "add_bias_linear", false);
   set(s, "qk_layernorm", true);
@@ -15,14 +17,18 @@ static Settings settings(const Json& json) {
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && !m.has_experts() && m.qk_layernorm && !m.add_bias_linear && !m.add_qkv_bias;
+  return plain_decoder(m, Windows::allowed) && !m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
+         m.add_qkv_bias == m.output_bias();
 }
 
-static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qk_norm = true}); }
+static std::vector<MappedTensor> tensors(const config::Model& m) {
+  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
+}
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);
-  json["attention_bias"] = json["use_sliding_window"] = false;
+  json["attention_bias"] = m.add_qkv_bias;
+  add_switched_window(m, json);
   return json;
 }
 

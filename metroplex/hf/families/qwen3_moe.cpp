@@ -19,18 +19,18 @@ static std::string layers_with_experts(const ConfigReader& config) {
     config.require(numbers, "mlp_only_layers", "a list of layers");
     dense = list.get<std::vector<int64_t>>();
   }
-  std::string pattern;
-  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i) {
-    const bool experts = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
-    pattern += (pattern.empty() ? "[" : ",") + std::string(experts ? "1" : "0");
-  }
-  return pattern + "]";
+  std::vector<bool> layers;
+  for (int64_t i = 0; i < config.integer("num_hidden_layers"); ++i)
+    layers.push_back((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end());
+  return layer_pattern(layers);
 }
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
   Settings s = decoder_settings(config, Window::switched);
-  config.require(!config.flag("attention_bias", false), "attention_bias", "false");
+  const bool biases = config.flag("attention_bias", false);
+  set(s, "add_qkv_bias", biases);
+  set(s, "add_attention_output_bias", biases);
   set(s, "family", "qwen3_moe");
   set(s, "add_bias_linear", false);
   set(s, "qk_layernorm", true);
@@ -45,12 +45,14 @@ static Settings settings(const Json& json) {
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && m.has_experts() && m.qk_layernorm && !m.add_bias_linear && !m.add_qkv_bias &&
-         m.moe_router_score_function == config::ScoreFunction::softmax && m.moe_router_num_groups == 0 &&
-         m.moe_router_topk_scaling_factor == 0;
+  return plain_decoder(m, Windows::allowed) && m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
+         m.add_qkv_bias == m.output_bias() && m.moe_router_score_function == config::ScoreFunction::softmax &&
+         m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
 }
 
-static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qk_norm = true}); }
+static std::vector<MappedTensor> tensors(const config::Model& m) {
+  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
+}
 
 static Json config_of(const config::Model& m) {
   Json json = decoder_config(m);
@@ -65,7 +67,9 @@ static Json config_of(const config::Model& m) {
   json["norm_topk_prob"] = !m.moe_router_pre_softmax;
   json["decoder_sparse_step"] = 1;
   json["mlp_only_layers"] = dense;
-  json["attention_bias"] = json["use_sliding_window"] = json["output_router_logits"] = false;
+  json["output_router_logits"] = false;
+  json["attention_bias"] = m.add_qkv_bias;
+  add_switched_window(m, json);
   return json;
 }
 

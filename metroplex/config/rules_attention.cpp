@@ -1,0 +1,132 @@
+// Rules about what attention, positions and the parts of a layer can be.
+#include <algorithm>
+#include <string_view>
+
+#include "config/experts.h"
+#include "config/family.h"
+#include "config/rules.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+namespace {
+
+constexpr std::string_view kLatentKeys[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
+                                            "qk_pos_emb_head_dim", "v_head_dim",   "latent_layernorm_epsilon"};
+constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
+                                          "original_max_position_embeddings",
+                                          "beta_fast",
+                                          "beta_slow",
+                                          "yarn_correction_range_round_to_int",
+                                          "mscale",
+                                          "mscale_all_dim",
+                                          "yarn_attention_factor"};
+
+bool of_latents(std::string_view name) {
+  return std::find(std::begin(kLatentKeys), std::end(kLatentKeys), name) != std::end(kLatentKeys);
+}
+bool of_yarn(std::string_view name) {
+  return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
+}
+
+void check_latent(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kSwitch = "model.multi_latent_attention";
+  if (!m.multi_latent_attention) return refuse_without(rules, kSwitch, of_latents);
+  rules.require(m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads, "model.num_query_groups",
+                m.num_query_groups, concat("has no meaning with ", kSwitch, ": every head has keys of its own"),
+                "leave it 0");
+  rules.require(m.kv_channels == 0, "model.kv_channels", m.kv_channels,
+                concat("has no meaning with ", kSwitch,
+                       ", whose heads are as wide as model.qk_head_dim + model.qk_pos_emb_head_dim"),
+                "leave it 0");
+  rules.require(m.position_embedding_type == PositionEmbedding::rope, "model.position_embedding_type",
+                m.position_embedding_type, concat("must be rope with ", kSwitch), "set it to rope");
+  rules.require(m.qk_pos_emb_head_dim % 2 == 0, "model.qk_pos_emb_head_dim", m.qk_pos_emb_head_dim, "must be even",
+                "add or remove one");
+  rules.require(m.rotary_percent == 1, "model.rotary_percent", m.rotary_percent,
+                concat("must be 1 with ", kSwitch, ", which says by model.qk_pos_emb_head_dim what is rotated"),
+                "leave it out");
+  const Family* const family = find_family(m.family);
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                concat("excludes ", kSwitch, ": its last layer takes queries from elsewhere"), "use another family");
+}
+
+void check_frequencies(Rules& rules) {
+  const Model& m = rules.config.model;
+  const bool rope = m.position_embedding_type == PositionEmbedding::rope;
+  if (!m.yarn()) {
+    refuse_without(rules, "model.rope_type = yarn", of_yarn);
+  } else {
+    rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
+                  "use rope, or leave rope_type out");
+    rules.require(!m.use_rope_scaling, "model.use_rope_scaling", "true",
+                  "excludes yarn (model.rope_type, which is auto with model.multi_latent_attention)",
+                  "turn it off, or set model.rope_type to rope");
+    rules.require(m.beta_fast > m.beta_slow, "model.beta_fast", m.beta_fast,
+                  concat("must exceed model.beta_slow = ", number_text(m.beta_slow)), "raise it");
+  }
+  rules.require(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
+                "needs model.position_embedding_type = rope", "leave it out");
+  rules.require(rope || m.rotary_seq_len_interpolation_factor == 1, "model.rotary_seq_len_interpolation_factor",
+                m.rotary_seq_len_interpolation_factor, "needs model.position_embedding_type = rope", "leave it out");
+}
+
+void check_window(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kLayers = "model.window_attn_skip_freq";
+  const Family* const family = find_family(m.family);
+  if (!m.has_window()) {
+    rules.require(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
+                  "has no effect without model.window_size", "leave it out, or give the window");
+    rules.require(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
+                  "has no effect without model.window_size", "leave it out, or give the window");
+    return;
+  }
+  std::string problem;
+  const bool reads = read_window_layers(m.window_attn_skip_freq, m.num_layers, problem).has_value();
+  rules.require(reads, kLayers, m.window_attn_skip_freq, "says which layers have the window, but " + problem,
+                "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
+  rules.require(m.rotary_base_local == 0 || m.position_embedding_type == PositionEmbedding::rope,
+                "model.rotary_base_local", m.rotary_base_local, "needs model.position_embedding_type = rope",
+                "leave it 0");
+  rules.require(family == nullptr || !family->top_query, "model.family", m.family,
+                "excludes model.window_size: nothing says which window its last layer has", "use another family");
+}
+
+void check_softmax(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (m.softmax_type == SoftmaxType::vanilla) return;
+  const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
+  rules.require(rules.config.parallel.cp() == 1 || std::find(ways.begin(), ways.end(), "a2a") == ways.end(),
+                "model.softmax_type", m.softmax_type, "excludes parallel.cp_comm_type = a2a",
+                "use p2p or all_gather");
+}
+
+// Of layers: further norms, limits of gated units.
+void check_layer_parts(Rules& rules) {
+  const Model& m = rules.config.model;
+  rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",
+                "excludes experts (model.num_moe_experts)", "turn it off");
+  const Family* const family = find_family(m.family);
+  rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
+                concat("excludes model.family = ", m.family), "turn it off, or use another family");
+  static constexpr const char* kUnits = "has no effect without model.gated_linear_unit";
+  rules.require(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
+                m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");
+  rules.require(m.gated_linear_unit || m.glu_linear_offset == 0, "model.glu_linear_offset", m.glu_linear_offset,
+                kUnits, "leave it 0, or turn the gate on");
+}
+
+}  // namespace
+
+void check_attention(Rules& rules) {
+  check_latent(rules);
+  check_frequencies(rules);
+  check_window(rules);
+  check_softmax(rules);
+  check_layer_parts(rules);
+}
+
+}  // namespace metroplex::config

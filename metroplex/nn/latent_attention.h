@@ -1,0 +1,48 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), split over the tensor-parallel group by heads. Keys
+// and values are projected up from a narrow latent, which every rank has whole, and so are queries with q_lora_rank;
+// each head has a part without positions and a rotated part, whose key all heads share. Names are Megatron's:
+// linear_q_proj, or linear_q_down_proj, q_layernorm and linear_q_up_proj (of each head [part without positions;
+// rotated part]); linear_kv_down_proj ([latent; rotated key]), kv_layernorm, linear_kv_up_proj (of each head [key;
+// value]); linear_proj. Shapes: s sequence, b microbatch, h hidden size, n heads of this rank, d head size of the
+// part without positions, p of the rotated part, dv of values.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "nn/attention.h"
+
+namespace metroplex::nn {
+
+class LatentAttention final : public Attention {
+ public:
+  LatentAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
+                  std::shared_ptr<RopeTable> rope);
+
+  at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) override;
+  Param* output_bias() override { return proj_.skipped_bias(); }
+  void collect_params(std::vector<Param*>& params) override;
+
+ private:
+  struct Parts;
+  at::Tensor for_heads(const at::Tensor& shared) const;
+  Input attended(const Parts& in, const Microbatch& batch);
+  std::vector<at::Tensor> attended_backward(const at::Tensor& dout, const CoreSaved& saved);
+
+  AttentionSpec spec_;
+  int64_t plain_dim_, rotated_dim_, v_dim_, latent_dim_, heads_;
+  comm::Group sp_, tp_reduce_;
+  SavePolicy saving_;
+  std::shared_ptr<RopeTable> rope_;
+  std::optional<ReplicatedLinear> q_down_;
+  std::optional<Norm> q_norm_, kv_norm_;
+  ColumnParallelLinear q_;  // linear_q_proj or linear_q_up_proj
+  ReplicatedLinear kv_down_;
+  ColumnParallelLinear kv_up_;
+  std::shared_ptr<Param> sinks_;
+  CoreAttention core_;
+  RowParallelLinear proj_;
+};
+
+}  // namespace metroplex::nn
