@@ -36,6 +36,42 @@ PYTHON
 held
 holds "in, a step of no length in tp 2, out: the same tensors, byte for byte, and no other config.json"
 
+# Another type than the run's: rounded from the main parameters, of a run in fp32 from the weights.
+run 0 convert run --to hf brain --dtype bf16
+run 0 inspect brain/model.safetensors --json
+python3 - << 'PYTHON'
+import json
+assert {t["dtype"] for t in json.load(open("out"))["tensors"]} == {"BF16"}
+assert json.load(open("brain/config.json"))["dtype"] == "bfloat16"
+PYTHON
+held
+run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2
+run 0 convert half --to hf whole --dtype fp32
+run 0 convert half --to hf rounded
+python3 - << 'PYTHON'
+import json, struct
+def tensors(path):
+    data = open(path, "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    return {name: (it["dtype"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
+            for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+def brain(bits):
+    return bits + 0x7fff + (bits >> 16 & 1) >> 16
+whole, rounded = tensors("whole/model.safetensors"), tensors("rounded/model.safetensors")
+assert whole.keys() == rounded.keys() and len(whole) == 30
+finer = 0
+for name, (dtype, data) in whole.items():
+    bits = struct.unpack(f"<{len(data) // 4}I", data)
+    assert (dtype, rounded[name][0]) == ("F32", "BF16")
+    assert tuple(map(brain, bits)) == struct.unpack(f"<{len(bits)}H", rounded[name][1]), name
+    finer += sum(b & 0xffff != 0 for b in bits)
+assert finer > 1000  # what a bf16 weight could not hold
+PYTHON
+held
+run 2 convert run --to hf no --dtype float32
+warns 'not in .fp32,bf16,fp16.'
+holds "--dtype: main parameters in fp32, rounded once in bf16"
+
 # Greedy, as transformers continued it.
 read -r prompt wanted < <(python3 -c 'import json, sys
 generation = json.load(open(sys.argv[1]))["generation"]
