@@ -25,7 +25,11 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
 }
 
 config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
-  return config::resolved(config::load("", hf::settings_of(disk, directory)), 1);
+  const config::Config config = config::load("", hf::settings_of(disk, directory));
+  config::Config checked = config;
+  checked.data.mock_data = true;  // it needs no data to be a model
+  config::check(checked, 1, config::Use::evaluation);
+  return config::resolved(config, 1);
 }
 
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration) {

@@ -36,6 +36,7 @@ class Source final : public checkpoint::TensorSource {
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   const files::SafetensorsFile& open(const std::string& file);
   void list_tensors();
+  void check_numbers(const config::Model& model) const;
   void check(const std::vector<MappedTensor>& mapped) const;
 
   files::FileSystem& disk_;
