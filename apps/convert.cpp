@@ -1,48 +1,121 @@
-// metroplex convert: a checkpoint in the format of another program. It needs no tensors: bytes are put in another
-// order.
+// metroplex convert: weights from one format into another, or a checkpoint into other files. It needs no tensors:
+// bytes are put in another order.
 #include <iostream>
+#include <map>
 
 #include "apps/command.h"
 #include "apps/commands.h"
+#include "apps/tensor_sources.h"
 #include "base/error.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/load.h"
+#include "checkpoint/rewrite.h"
 #include "files/file_system.h"
 #include "hf/directory.h"
 
 namespace metroplex::apps {
+namespace {
+
+constexpr int kMostRanks = 1024;  // each is a thread
+
+const std::map<std::string, files::Dtype> kTypes{
+    {"fp32", files::Dtype::kF32}, {"bf16", files::Dtype::kBF16}, {"fp16", files::Dtype::kF16}};
+
+struct ConvertOptions {
+  std::string from, to, directory, dtype;
+  int64_t step = 0;
+  uint64_t shard = uint64_t{5} << 30;
+  int ranks = 1;
+  bool weights_only = false;
+};
+
+std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
+  checkpoint::Alone alone;
+  checkpoint::Found found = checkpoint::open_path(disk, options.from, options.step, alone);
+  for (const std::string& problem : found.problems) std::cerr << "warning: " << problem << "\n";
+  MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", options.from);
+  return std::move(found.reader);
+}
+
+std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
+  MPX_CHECK(!is_hf_directory(disk, options.from), "config", "'", options.from,
+            "' is a Hugging Face directory already; --to checkpoint makes a checkpoint of it");
+  const auto reader = open_checkpoint(disk, options);
+  hf::ExportOptions how{static_cast<int64_t>(options.shard)};
+  if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
+  hf::write_directory(disk, *reader, options.directory, how);
+  return reader->directory();
+}
+
+std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
+  MPX_CHECK(options.dtype.empty(), "config",
+            "--dtype: a checkpoint keeps the types that it is made of, and a run that loads it converts them; leave "
+            "it out");
+  MPX_CHECK(!disk.exists(options.directory), "files", "'", options.directory,
+            "' is there already; choose another directory");
+  std::string from = options.from;
+  checkpoint::RunState state;
+  checkpoint::OpenSource open;
+  if (is_hf_directory(disk, from)) {
+    state = hf_run_state(disk, from);
+    open = [&disk, from, model = hf_config(disk, from).model] {
+      return std::make_unique<hf::Source>(disk, from, model);
+    };
+  } else {
+    const auto reader = open_checkpoint(disk, options);  // which verifies it
+    from = reader->directory();
+    state = saved_run_state(disk, *reader);
+    open = [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); };
+  }
+  const auto wanted = [&](const files::TensorForm& tensor) {
+    return !options.weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
+  };
+  checkpoint::rewrite(disk, open, options.directory, state, options.ranks, wanted);
+  disk.replace_file(files::join_path(options.directory, "run.yaml"), state.config_yaml);
+  return from;
+}
+
+}  // namespace
 
 int run_convert(const std::vector<std::string>& arguments) {
   CLI::App app(
-      "Writes the weights of a checkpoint, whatever layout saved it, as a directory that Hugging Face's "
-      "transformers\n"
-      "load: config.json, safetensors, and the tokenizer that the checkpoint carries. The way back needs no "
-      "command:\n"
-      "train, eval and generate take --model.from DIR.",
+      "--to hf writes the weights of a checkpoint, whatever layout saved it, as a directory that Hugging Face's\n"
+      "transformers load: config.json, safetensors, and the tokenizer that the checkpoint carries.\n"
+      "--to checkpoint writes a checkpoint: of a Hugging Face directory one with its weights and tokenizer (train, "
+      "eval\n"
+      "and generate read such a directory without, too: --model.from DIR), of a checkpoint one in other files.",
       "metroplex convert");
-  std::string run, format, directory;
-  int64_t step = 0;
-  uint64_t shard = uint64_t{5} << 30;
-  app.add_option("RUN", run, "a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step)")
+  ConvertOptions options;
+  app.add_option(
+         "FROM", options.from,
+         "a checkpoint, or a folder of them (the newest is taken, or that of --ckpt-step); with --to checkpoint\n"
+         "a Hugging Face directory too")
       ->required();
-  app.add_option("--to", format, "hf")->required()->check(CLI::IsMember({"hf"}));
-  app.add_option("DIR", directory, "the directory to write; must not be there")->required();
-  app.add_option("--ckpt-step", step, "iteration of the checkpoint; 0: the newest")->check(CLI::NonNegativeNumber);
-  app.add_option("--max-shard-size", shard,
-                 "bytes of a weight file, beyond which there are several: 5GB (left out), 400MB")
+  app.add_option("--to", options.to, "hf or checkpoint")->required()->check(CLI::IsMember({"hf", "checkpoint"}));
+  app.add_option("DIR", options.directory, "the directory to write; must not be there")->required();
+  app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--max-shard-size", options.shard,
+                 "hf: bytes of a weight file, beyond which there are several: 5GB (left out), 400MB")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::PositiveNumber);
-  app.footer("Example:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf");
+  app.add_option(
+         "--dtype", options.dtype,
+         "hf: fp32, bf16 or fp16; left out: as the checkpoint holds the weights. Other types are rounded from\n"
+         "the main parameters (fp32), where the checkpoint has them")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--ranks", options.ranks, "checkpoint: as many files, of about the same size; 1 left out")
+      ->check(CLI::Range(1, kMostRanks));
+  app.add_flag("--weights-only", options.weights_only, "checkpoint: without the state of the optimizer");
+  app.footer(
+      "Examples:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf\n"
+      "  metroplex convert checkpoints/llama_tiny --to checkpoint eight_files --ranks 8\n"
+      "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-
   files::PosixFileSystem disk;
-  checkpoint::Alone alone;
-  checkpoint::Found found = checkpoint::open_path(disk, run, step, alone);
-  for (const std::string& problem : found.problems) std::cerr << "warning: " << problem << "\n";
-  MPX_CHECK(found.reader != nullptr, "checkpoint", "there is no checkpoint in ", run);
-  hf::write_directory(disk, *found.reader, directory, {static_cast<int64_t>(shard)});
-  std::cout << "wrote " << directory << " from " << found.reader->directory() << "\n";
+  const std::string from = options.to == "hf" ? to_hf(disk, options) : to_checkpoint(disk, options);
+  std::cout << "wrote " << options.directory << " from " << from << "\n";
   return kExitOk;
 }
 

@@ -1,42 +1,91 @@
 // metroplex inspect: what is in a checkpoint, a folder of them, a safetensors file or a token dataset.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
+#include "apps/command.h"
+#include "apps/commands.h"
+#include "apps/inspect.h"
+#include "apps/tensor_sources.h"
 #include "base/bytes_text.h"
 #include "base/error.h"
-#include "checkpoint/compare.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
 #include "checkpoint/pieces.h"
-#include "commands.h"
 #include "files/file_system.h"
 #include "files/indexed_dataset.h"
 #include "files/json_text.h"
 #include "files/safetensors.h"
-#include "apps/command.h"
 
 namespace metroplex::apps {
+
+// As a file may hold anything: without what a terminal would obey.
+static std::string shown(const OrderedJson& entry, const char* key) {
+  return files::printable(entry.at(key).get_ref<const std::string&>());
+}
+
+static std::string pad(std::string text, size_t width) {
+  text.resize(std::max(width, text.size()), ' ');
+  return text;
+}
+
+void print_tensors(const OrderedJson& tensors) {
+  size_t name_width = 4, kind_width = 4;
+  for (const OrderedJson& tensor : tensors) {
+    name_width = std::max(name_width, shown(tensor, "name").size());
+    kind_width = std::max(kind_width, shown(tensor, "kind").size());
+  }
+  for (const OrderedJson& tensor : tensors) {
+    std::cout << "  " << pad(shown(tensor, "name"), name_width) << "  " << pad(shown(tensor, "kind"), kind_width)
+              << "  " << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
+    if (tensor.contains("pieces"))
+      std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");
+    std::cout << '\n';
+  }
+}
+
+int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems,
+                  const char* sound) {
+  if (options.json) {
+    if (options.verify) json["problems"] = problems;
+    std::cout << json.dump(2) << '\n';
+  } else if (options.verify) {
+    for (const std::string& problem : problems) std::cout << "DAMAGED  " << problem << '\n';
+    if (problems.empty()) std::cout << sound << '\n';
+  }
+  return problems.empty() ? 0 : kInspectDamaged;
+}
+
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
 using base::bytes_text;
 using files::join_path;
 
-constexpr int kDamaged = 3, kDifferent = 1;
+// Of a format that is checked where it is opened.
+constexpr const char* kWhole = "the file is whole; its format has no checksums to compare\n";
 
-struct InspectOptions {
-  std::string path, other;
-  bool verify = false, json = false, config = false;
-  int64_t iteration = 0;
-};
-
-std::string pad(std::string text, size_t width) {
-  text.resize(std::max(width, text.size()), ' ');
-  return text;
+// Which tensors of a file whose checksum is wrong are: one element of a piece is read after its whole was checked.
+std::string damaged_part(files::FileSystem& disk, const std::string& directory, size_t file) {
+  checkpoint::Reader reader(disk, directory);
+  std::string names;
+  int64_t damaged = 0, pieces = 0;
+  for (const files::ManifestTensor& tensor : reader.manifest().tensors) {
+    for (const files::ManifestPiece& piece : tensor.pieces) {
+      if (piece.file != static_cast<int64_t>(file) || piece.begin == piece.end) continue;
+      ++pieces;
+      try {
+        char element[8];
+        reader.fill({tensor.name, tensor.kind, tensor.shape, piece.offset, piece.size, tensor.dtype, element,
+                     piece.begin, piece.begin + 1});
+      } catch (const base::Error&) {
+        if (++damaged <= 4) names += (names.empty() ? "" : ", ") + files::printable(piece.key);
+      }
+    }
+  }
+  if (pieces == 0) return "";
+  if (damaged == 0) return "; its tensors are sound";
+  if (damaged == pieces) return "; none of its tensors can be read";
+  return base::concat("; damaged in it: ", names, damaged > 4 ? base::concat(" and ", damaged - 4, " more") : "");
 }
 
 // Everything that is wrong with a checkpoint, not the first thing only.
@@ -49,7 +98,11 @@ std::vector<std::string> damages(files::FileSystem& disk, const std::string& dir
   };
   attempt([&] {
     checkpoint::Reader reader(disk, directory);
-    for (size_t file = 0; file < reader.manifest().files.size(); ++file) attempt([&] { reader.verify_file(file); });
+    for (size_t file = 0; file < reader.manifest().files.size(); ++file) {
+      const size_t before = problems.size();
+      attempt([&] { reader.verify_file(file); });
+      if (problems.size() > before) problems.back() += damaged_part(disk, directory, file);
+    }
     attempt([&] { reader.verify_cover(); });
   });
   return problems;
@@ -80,26 +133,6 @@ OrderedJson describe_checkpoint(const files::Manifest& manifest, const std::stri
   return json;
 }
 
-// As a file may hold anything: without what a terminal would obey.
-std::string shown(const OrderedJson& entry, const char* key) {
-  return files::printable(entry.at(key).get_ref<const std::string&>());
-}
-
-void print_tensors(const OrderedJson& tensors) {
-  size_t name_width = 4, kind_width = 4;
-  for (const OrderedJson& tensor : tensors) {
-    name_width = std::max(name_width, shown(tensor, "name").size());
-    kind_width = std::max(kind_width, shown(tensor, "kind").size());
-  }
-  for (const OrderedJson& tensor : tensors) {
-    std::cout << "  " << pad(shown(tensor, "name"), name_width) << "  " << pad(shown(tensor, "kind"), kind_width)
-              << "  " << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
-    if (tensor.contains("pieces"))
-      std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");
-    std::cout << '\n';
-  }
-}
-
 void print_config(const OrderedJson& json) {
   std::cout << "config:\n" << json.at("config").get<std::string>() << "extra: " << json.at("extra").dump(2) << '\n';
 }
@@ -114,17 +147,6 @@ void print_checkpoint(const OrderedJson& json, bool with_config) {
   }
   print_tensors(json.at("tensors"));
   if (with_config) print_config(json);
-}
-
-int report_damage(const InspectOptions& options, OrderedJson json, const std::vector<std::string>& problems) {
-  if (options.json) {
-    if (options.verify) json["problems"] = problems;
-    std::cout << json.dump(2) << '\n';
-  } else if (options.verify) {
-    for (const std::string& problem : problems) std::cout << "DAMAGED  " << problem << '\n';
-    if (problems.empty()) std::cout << "all checksums agree\n";
-  }
-  return problems.empty() ? 0 : kDamaged;
 }
 
 int inspect_checkpoint(files::FileSystem& disk, const InspectOptions& options, const std::string& directory) {
@@ -212,6 +234,7 @@ int inspect_safetensors(files::FileSystem& disk, const InspectOptions& options) 
     std::cout << options.path << ": " << file.tensors().size() << " tensors, metadata " << json["metadata"].dump()
               << '\n';
     print_tensors(tensors);
+    if (options.verify) std::cout << kWhole;
   }
   return 0;
 }
@@ -236,59 +259,13 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
               << bytes_text(static_cast<double>(index.size)) << "  " << json["idx_checksum"].get<std::string>()
               << "\n  .bin " << bytes_text(static_cast<double>(tokens.size)) << "  "
               << json["bin_checksum"].get<std::string>() << '\n';
+    if (options.verify) std::cout << kWhole;
   }
   return 0;
 }
 
-int compare_checkpoints(files::FileSystem& disk, const InspectOptions& options) {
-  checkpoint::Alone alone;
-  const auto first = checkpoint::open_path(disk, options.path, options.iteration, alone);
-  const auto second = checkpoint::open_path(disk, options.other, options.iteration, alone);
-  for (const auto* found : {&first, &second}) {
-    const std::string& path = found == &first ? options.path : options.other;
-    for (const std::string& problem : found->problems) std::cerr << "passed over: " << problem << '\n';
-    MPX_CHECK(found->reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");
-  }
-  OrderedJson rows = OrderedJson::array();
-  int64_t different = 0;
-  for (const auto& row : checkpoint::compare(*first.reader, *second.reader)) {
-    const bool same = row.problem.empty() && row.different_elements == 0;
-    different += same ? 0 : 1;
-    rows.push_back({{"name", row.name},
-                    {"kind", row.kind},
-                    {"problem", row.problem},
-                    {"elements", row.elements},
-                    {"different_elements", row.different_elements},
-                    {"max_absolute",
-                     std::isfinite(row.max_absolute) ? OrderedJson(row.max_absolute) : OrderedJson("infinite")}});
-    if (options.json || same) continue;
-    std::cout << "  " << files::printable(row.name) << " (" << files::printable(row.kind) << "): ";
-    if (row.problem.empty()) {
-      std::cout << row.different_elements << " of " << row.elements << " elements differ, at most by "
-                << row.max_absolute << '\n';
-    } else {
-      std::cout << row.problem << '\n';
-    }
-  }
-  if (options.json) {
-    std::cout << OrderedJson{{"first", first.reader->directory()},
-                             {"second", second.reader->directory()},
-                             {"different", different},
-                             {"tensors", rows}}
-                     .dump(2)
-              << '\n';
-  } else {
-    std::cout << first.reader->directory() << " and " << second.reader->directory() << ": ";
-    if (different == 0) {
-      std::cout << "all " << rows.size() << " tensors are equal\n";
-    } else {
-      std::cout << different << " of " << rows.size() << " tensors differ\n";
-    }
-  }
-  return different == 0 ? 0 : kDifferent;
-}
-
 int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
+  if (is_hf_directory(disk, options.path)) return inspect_hf(disk, options);
   const std::string foreign = checkpoint::foreign_format(disk, options.path);
   MPX_CHECK(foreign.empty(), "checkpoint", "'", options.path, "' holds a checkpoint in ", foreign,
             "; metroplex reads and writes its own only (docs/checkpoint_format.md), and cannot convert this one yet");
@@ -305,14 +282,19 @@ int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
 int run_inspect(const std::vector<std::string>& arguments) {
   InspectOptions options;
   CLI::App app(
-      "Shows what a file holds: a checkpoint, a folder of checkpoints, a .safetensors file, or a token dataset\n"
-      "(PREFIX, PREFIX.idx or PREFIX.bin).",
+      "Shows what a file holds: a checkpoint, a folder of checkpoints, a Hugging Face directory, a .safetensors "
+      "file,\n"
+      "or a token dataset (PREFIX, PREFIX.idx or PREFIX.bin).",
       "metroplex inspect");
   app.add_option("path", options.path, "what to look at")->required();
-  app.add_flag("--verify", options.verify, "compare every checksum and say all that is damaged (exit code 3)");
-  app.add_option("--diff", options.other,
-                 "compare with this checkpoint (or the newest of this folder), whatever the layouts that\n"
-                 "wrote them; exit code 1 when any tensor differs");
+  app.add_flag("--verify", options.verify,
+               "compare every checksum and say all that is damaged (exit code 3); of what has none, whether it is\n"
+               "whole");
+  app.add_option(
+      "--diff", options.other,
+      "compare with this checkpoint (or the newest of this folder), whatever the layouts that wrote them,\n"
+      "or with this Hugging Face directory: shape, dtype, elements that differ, norm of the difference;\n"
+      "exit code 1 when any tensor differs");
   app.add_option("--iteration", options.iteration, "of a folder, this one instead of the newest")
       ->check(CLI::PositiveNumber);
   app.add_flag("--config", options.config,
@@ -325,7 +307,7 @@ int run_inspect(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
 
   files::PosixFileSystem disk;
-  if (!options.other.empty()) return compare_checkpoints(disk, options);
+  if (!options.other.empty()) return inspect_diff(disk, options);
   if (disk.is_directory(options.path)) return inspect_directory(disk, options);
   for (const char* suffix : {"", ".idx", ".bin"}) {
     if (!options.path.ends_with(suffix)) continue;

@@ -48,7 +48,7 @@ PROGRAMS = {
     "tests/conformance/tensor": [room for room in ROOMS if room != "preflight"],
     "tests/parity": [*ROOMS],
     "tests/hf_parity": [*ROOMS],
-    "tests/fuzz": ["base", "files", "text", "data", "config"],
+    "tests/fuzz": ["base", "files", "text", "data", "config", "checkpoint", "hf"],
     "tests/kernels_on_host": ["base", "config", "plan", "cuda"],
 }
 # The target of each, for its link list: the name in CMake, and the file.

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Installs what the build needs and prints nothing but progress. Run again, it installs nothing.
-#   scripts/setup.sh [--cpu | --cuda]      default: cuda where there is an NVIDIA driver, else cpu
+#   scripts/setup.sh [--cpu | --cuda] [--transformers]      default: cuda where there is an NVIDIA driver, else cpu
 # Debian packages go through apt-get (as root or with sudo); the torch wheel goes into a per-user folder that
-# METROPLEX_DEPS moves. The last line of standard output is the folder of the wheel (…/torch) for -DTORCH_ROOT.
+# METROPLEX_DEPS moves. The last line of standard output is the folder of the wheel (…/torch) for -DTORCH_ROOT; with
+# --transformers, which the build does not need, the line before it is the folder of that package.
 set -euo pipefail
+shopt -s inherit_errexit
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 variant=
+transformers=
 for arg in "$@"; do
   case "$arg" in
     --cpu) variant=cpu ;;
     --cuda) variant=full ;;
-    *) echo "setup.sh: unknown option '$arg'; it takes --cpu or --cuda" >&2; exit 2 ;;
+    --transformers) transformers=yes ;;
+    *) echo "setup.sh: unknown option '$arg'; it takes --cpu, --cuda and --transformers" >&2; exit 2 ;;
   esac
 done
 if [ -z "$variant" ]; then
@@ -47,26 +51,36 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 cache=${METROPLEX_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/metroplex}
-requirements=$root/scripts/requirements-$variant.txt
-key=$(sha256sum "$requirements" | cut -c1-8)
-wheel=$cache/torch-2.11.0-$variant-$key
-if [ ! -e "$wheel/torch/.complete" ]; then
-  mkdir -p "$cache"
-  exec 9>"$cache/.lock"
-  flock 9   # several clones may share the folder
-  if [ ! -e "$wheel/torch/.complete" ]; then
-    case "$variant" in cpu) size="544 MB, 1.3 GB on disk" ;; full) size="2.7 GB, 4.6 GB on disk" ;; esac
-    say "installing the torch 2.11.0 wheel ($variant set: $size) into $wheel"
-    rm -rf "$wheel.part"
-    # The wheel is unpacked, never imported: any python3 with pip will do.
-    quietly env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$wheel.part" \
-      --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
-      --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \
-      --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
-      --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 --require-hashes -r "$requirements"
-    touch "$wheel.part/torch/.complete"
-    rm -rf "$wheel"
-    mv "$wheel.part" "$wheel"
+# wheels LIST NAME PACKAGE WHAT: those of scripts/requirements-LIST.txt in a folder of the cache, whose path is printed.
+# The whole of it is there where PACKAGE has a file .complete.
+wheels() {
+  local requirements=$root/scripts/requirements-$1.txt folder
+  folder=$cache/$2-$(sha256sum "$requirements" | cut -c1-8)
+  if [ ! -e "$folder/$3/.complete" ]; then
+    mkdir -p "$cache"
+    exec 9>"$cache/.lock"
+    flock 9   # several clones may share the folder
+    if [ ! -e "$folder/$3/.complete" ]; then
+      say "installing $4 into $folder"
+      rm -rf "$folder.part"
+      # The torch wheel is unpacked, never imported by the build: any python3 with pip will do.
+      quietly env PIP_REQUIRE_VIRTUALENV=0 python3 -m pip install --disable-pip-version-check --no-deps --no-compile --target "$folder.part" \
+        --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux_2_18_x86_64 \
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
+        --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 --require-hashes -r "$requirements"
+      touch "$folder.part/$3/.complete"
+      rm -rf "$folder"
+      mv "$folder.part" "$folder"
+    fi
+    exec 9>&-
   fi
+  echo "$folder"
+}
+case "$variant" in cpu) size="544 MB, 1.3 GB on disk" ;; full) size="2.7 GB, 4.6 GB on disk" ;; esac
+torch=$(wheels "$variant" "torch-2.11.0-$variant" torch "the torch 2.11.0 wheel ($variant set: $size)")
+if [ -n "$transformers" ]; then
+  transformers=$(wheels transformers transformers transformers "transformers (45 MB, 162 MB on disk)")
+  echo "$transformers"
 fi
-echo "$wheel/torch"
+echo "$torch/torch"

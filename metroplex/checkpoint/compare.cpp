@@ -33,8 +33,9 @@ void compare_slab(files::Dtype a_type, const std::vector<std::byte>& a, files::D
     if (x == y || (std::isnan(x) && std::isnan(y))) continue;
     ++difference.different_elements;
     const double distance = std::abs(x - y);
-    difference.max_absolute =
-        std::max(difference.max_absolute, std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
+    const double counted = std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
+    difference.max_absolute = std::max(difference.max_absolute, counted);
+    difference.norm += counted * counted;
   }
 }
 
@@ -63,9 +64,11 @@ std::vector<TensorDifference> compare(TensorSource& first, TensorSource& second)
   }
   std::vector<TensorDifference> differences;
   for (const auto& [name, kind] : keys) {
-    TensorDifference difference{name, kind, "", 0, 0, 0};
+    TensorDifference difference{name, kind};
     const TensorForm* const a = first.find(name, kind);
     const TensorForm* const b = second.find(name, kind);
+    if (a != nullptr) difference.first = *a;
+    if (b != nullptr) difference.second = *b;
     if (a == nullptr || b == nullptr) {
       difference.problem = a == nullptr ? "only in the second" : "only in the first";
     } else if (a->shape != b->shape) {
@@ -73,6 +76,7 @@ std::vector<TensorDifference> compare(TensorSource& first, TensorSource& second)
     } else {
       difference.elements = files::element_count(a->shape);
       compare_values(first, *a, second, *b, difference);
+      difference.norm = std::sqrt(difference.norm);
     }
     differences.push_back(std::move(difference));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,13 @@ namespace metroplex::checkpoint {
 
 struct TensorDifference {
   std::string name, kind;
-  std::string problem;  // "only in the first", "shape [2] and [3]": then the values were not compared
+  std::string problem = "";  // "only in the first", "shape [2] and [3]": then the values were not compared
   int64_t elements = 0;
   int64_t different_elements = 0;  // with different values; NaN equals NaN, 0 equals -0
   double max_absolute = 0;         // infinite where only one side is NaN
-  bool operator==(const TensorDifference&) const = default;
+  double norm = 0;                 // of the difference, l2; likewise
+  // Absent: not on that side.
+  std::optional<files::TensorForm> first = std::nullopt, second = std::nullopt;
 };
 
 // One entry for each tensor of either, by name and kind. Reads both entirely, about 2 * 64 MiB at a time. Throws

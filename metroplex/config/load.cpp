@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "base/error.h"
@@ -189,6 +190,34 @@ static void refuse(const std::string& source, const std::vector<std::string>& pr
   base::throw_error("config", text);
 }
 
+namespace {
+
+// Hears what a document holds, and keeps nothing of it.
+class Deaf final : public YAML::EventHandler {
+  using Mark = YAML::Mark;
+  void OnDocumentStart(const Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const Mark&, YAML::anchor_t) override {}
+  void OnAlias(const Mark&, YAML::anchor_t) override {}
+  void OnScalar(const Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+}  // namespace
+
+// Where a document begins with a comma yaml-cpp 0.7 finds empty ones without end: LoadAll does not return.
+static void check_one_document(const std::string& text, const std::string& source) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Deaf handler;
+  if (!parser.HandleNextDocument(handler)) return;
+  MPX_CHECK(!parser.HandleNextDocument(handler), "config", source,
+            ": holds more than one document; write one, without ---, and no comma in front");
+}
+
 void Draft::merge_yaml(const std::string& text, const std::string& source) {
   MPX_CHECK(text.size() <= kMaxFileBytes, "config", source, ": ", text.size(), " bytes are no configuration (limit ",
             kMaxFileBytes, ")");
@@ -196,10 +225,8 @@ void Draft::merge_yaml(const std::string& text, const std::string& source) {
   Draft next = *this;
   YamlReader reader(next.config_, next.given_);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    MPX_CHECK(documents.size() <= 1, "config", source, ": holds ", documents.size(),
-              " documents; write one, without ---");
-    if (!documents.empty()) reader.read(documents[0]);
+    check_one_document(text, source);
+    reader.read(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     base::throw_error("config", base::concat(source, ": line ", error.mark.line + 1, ": not YAML: ", error.msg));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ class Source final : public checkpoint::TensorSource {
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   const files::SafetensorsFile& open(const std::string& file);
   void list_tensors();
+  void check_numbers(const config::Model& model) const;
   void check(const std::vector<MappedTensor>& mapped) const;
 
   files::FileSystem& disk_;
@@ -45,6 +47,9 @@ class Source final : public checkpoint::TensorSource {
 
 struct ExportOptions {
   int64_t max_shard_bytes = int64_t{5} << 30;  // of a file; a tensor above it has one of its own
+  // F32, BF16 or F16; absent: as the checkpoint holds the weights. Another type is rounded from the main parameters
+  // where the checkpoint has them; what is in another type than the embedding keeps it.
+  std::optional<files::Dtype> dtype = std::nullopt;
 };
 // Writes a new directory, whole or not at all: beside it as <directory>.part, then renamed. Takes one tensor of
 // theirs at a time, whatever layout wrote the checkpoint. Throws base::Error where `directory` is there already.

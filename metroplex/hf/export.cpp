@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "files/convert_dtype.h"
 #include "hf/directory.h"
 
 namespace metroplex::hf {
@@ -12,6 +13,8 @@ namespace {
 // One of theirs, and what of ours it is made of.
 struct Theirs {
   files::TensorInfo info;
+  files::Dtype stored;  // in the checkpoint, of this kind
+  std::string kind;
   struct Piece {
     size_t ours;  // index into the mapping
     const TensorPart* part;
@@ -20,14 +23,30 @@ struct Theirs {
   uint64_t bytes() const { return files::tensor_bytes(info.dtype, info.shape, info.name); }
 };
 
+constexpr const char* kWords = "embedding.word_embeddings.weight";
+
 const files::TensorForm& form_of(const checkpoint::Reader& run, const std::string& name, const std::string& kind) {
   const files::TensorForm* form = run.find(name, kind);
   MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", kind, " ", name);
   return *form;
 }
 
+// A tensor in another type than that of the parameters (a float32 bias of a bf16 model) keeps it. What is converted
+// is rounded once, from the main parameters where the run has them.
+Theirs empty_of(const checkpoint::Reader& run, const MappedTensor& ours, const TensorPart& part,
+                std::optional<files::Dtype> wanted) {
+  const files::TensorForm& form = form_of(run, ours.name, ours.kind);
+  Theirs theirs{{part.name, form.dtype, {part.shape.begin(), part.shape.end()}}, form.dtype, ours.kind, {}};
+  if (!wanted || *wanted == form.dtype || form.dtype != form_of(run, kWords, "weight").dtype) return theirs;
+  theirs.info.dtype = *wanted;
+  if (const files::TensorForm* main = run.find(ours.name, "main"); main != nullptr)
+    theirs.stored = main->dtype, theirs.kind = "main";
+  return theirs;
+}
+
 // In the order of the model.
-std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const checkpoint::Reader& run) {
+std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const checkpoint::Reader& run,
+                              std::optional<files::Dtype> wanted) {
   std::vector<Theirs> all;
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < mapped.size(); ++i) {
@@ -37,7 +56,7 @@ std::vector<Theirs> theirs_of(const std::vector<MappedTensor>& mapped, const che
               checkpoint::describe_shape(mapped[i].shape));
     for (const TensorPart& part : mapped[i].parts) {
       const auto [at, fresh] = index.emplace(part.name, all.size());
-      if (fresh) all.push_back({{part.name, form.dtype, {part.shape.begin(), part.shape.end()}}, {}});
+      if (fresh) all.push_back(empty_of(run, mapped[i], part, wanted));
       all[at->second].pieces.push_back({i, &part});
     }
   }
@@ -53,17 +72,44 @@ void scatter(const TensorPart& part, const std::byte* ours, std::byte* theirs, i
   });
 }
 
+// All of theirs in the order of ours: no box of its own is needed.
+bool in_order(const Theirs& theirs) {
+  const TensorPart& part = *theirs.pieces.front().part;
+  int64_t stride = 1;
+  for (size_t d = part.size.size(); d-- > 0; stride *= part.size[d]) {
+    if (part.size[d] != 1 && part.strides[d] != stride) return false;
+  }
+  return part.base == 0 && static_cast<uint64_t>(stride) * files::dtype_bits(theirs.stored) / 8 ==
+                               files::tensor_bytes(theirs.stored, theirs.info.shape, theirs.info.name);
+}
+
 std::vector<std::byte> bytes_of(const Theirs& theirs, const std::vector<MappedTensor>& mapped,
                                 checkpoint::Reader& run) {
-  std::vector<std::byte> whole(theirs.bytes()), box;
-  const auto width = static_cast<int64_t>(files::dtype_bits(theirs.info.dtype) / 8);
+  std::vector<std::byte> whole(files::tensor_bytes(theirs.stored, theirs.info.shape, theirs.info.name)), box;
+  const auto width = static_cast<int64_t>(files::dtype_bits(theirs.stored) / 8);
+  const bool direct = in_order(theirs);
   for (const auto& [ours, part] : theirs.pieces) {
-    box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
-    run.fill({mapped[ours].name, mapped[ours].kind, mapped[ours].shape, part->offset, part->size, theirs.info.dtype,
-              box.data()});
-    scatter(*part, box.data(), whole.data(), width);
+    if (!direct) box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
+    run.fill({mapped[ours].name, theirs.kind, mapped[ours].shape, part->offset, part->size, theirs.stored,
+              direct ? whole.data() : box.data()});
+    if (!direct) scatter(*part, box.data(), whole.data(), width);
   }
   return whole;
+}
+
+// Of a type that is wanted instead a part at a time.
+void write_as(files::SafetensorsWriter& writer, const Theirs& theirs, const std::vector<std::byte>& bytes) {
+  if (theirs.info.dtype == theirs.stored) return writer.write(bytes.data(), bytes.size());
+  constexpr uint64_t kElements = 1 << 20;
+  const auto from = static_cast<uint64_t>(files::dtype_bits(theirs.stored) / 8);
+  const auto to = static_cast<uint64_t>(files::dtype_bits(theirs.info.dtype) / 8);
+  const uint64_t count = bytes.size() / from;
+  std::vector<std::byte> converted(std::min(count, kElements) * to);
+  for (uint64_t i = 0; i < count; i += kElements) {
+    const uint64_t now = std::min(kElements, count - i);
+    files::convert_elements(theirs.stored, bytes.data() + i * from, theirs.info.dtype, converted.data(), now);
+    writer.write(converted.data(), now * to);
+  }
 }
 
 std::vector<std::vector<const Theirs*>> shards_of(const std::vector<Theirs>& all, int64_t most) {
@@ -87,7 +133,7 @@ std::string shard_name(size_t index, size_t count) {
 
 void write_weights(files::FileSystem& disk, checkpoint::Reader& run, const std::vector<MappedTensor>& mapped,
                    const std::string& directory, const ExportOptions& options) {
-  const std::vector<Theirs> all = theirs_of(mapped, run);
+  const std::vector<Theirs> all = theirs_of(mapped, run, options.dtype);
   std::map<std::string, const Theirs*> by_name;
   for (const Theirs& tensor : all) by_name[tensor.info.name] = &tensor;
   const auto shards = shards_of(all, options.max_shard_bytes);
@@ -100,10 +146,10 @@ void write_weights(files::FileSystem& disk, checkpoint::Reader& run, const std::
     files::order_tensors(infos);
     files::SafetensorsWriter writer(disk, files::join_path(directory, name), infos, {{"format", "pt"}});
     for (const files::TensorInfo& info : infos) {
-      const std::vector<std::byte> bytes = bytes_of(*by_name.at(info.name), mapped, run);
-      writer.write(bytes.data(), bytes.size());
+      const Theirs& theirs = *by_name.at(info.name);
+      write_as(writer, theirs, bytes_of(theirs, mapped, run));
       index["weight_map"][info.name] = name;
-      total += bytes.size();
+      total += theirs.bytes();
     }
     writer.finish();
   }
@@ -123,7 +169,7 @@ void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std
                      const ExportOptions& options) {
   MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
   config::Model model = config::parse_saved(run.manifest().config_yaml).model;
-  const files::TensorForm& words = form_of(run, "embedding.word_embeddings.weight", "weight");
+  const files::TensorForm& words = form_of(run, kWords, "weight");
   model.vocab_size = words.shape.at(0);
   const Family& family = family_for(model);
   const std::string part = directory + ".part";
@@ -133,7 +179,7 @@ void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std
   Json config = family.config(model);
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
-  config["dtype"] = torch_name(words.dtype);
+  config["dtype"] = torch_name(options.dtype.value_or(words.dtype));
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
   const Json generation{{"_from_model_config", true}};
   disk.replace_file(files::join_path(part, "generation_config.json"), generation.dump(2) + "\n");

@@ -73,10 +73,21 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     : TensorSource(directory), disk_(disk) {
   list_tensors();
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
+  check_numbers(model);
   mapped_ = family_of(ConfigReader(json).text("model_type", "")).tensors(model);
   check(mapped_);
   for (const MappedTensor& tensor : mapped_)
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
+}
+
+// Lists grow with these numbers: before they are made, there must be a byte of weights for each entry.
+void Source::check_numbers(const config::Model& model) const {
+  int64_t bytes = 0;
+  for (const auto& [name, stored] : stored_) bytes += static_cast<int64_t>(stored.info.end - stored.info.begin);
+  const int64_t entries = std::max({model.num_attention_heads, model.num_moe_experts, int64_t{1}});
+  MPX_CHECK(model.num_layers <= bytes / entries, "checkpoint", "'", directory(), "': config.json means ",
+            model.num_layers, " layers, ", model.num_attention_heads, " heads, ", model.num_moe_experts,
+            " experts, and there are ", bytes, " bytes of weights");
 }
 
 void Source::list_tensors() {

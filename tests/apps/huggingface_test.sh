@@ -36,6 +36,42 @@ PYTHON
 held
 holds "in, a step of no length in tp 2, out: the same tensors, byte for byte, and no other config.json"
 
+# Another type than the run's: rounded from the main parameters, of a run in fp32 from the weights.
+run 0 convert run --to hf brain --dtype bf16
+run 0 inspect brain/model.safetensors --json
+python3 - << 'PYTHON'
+import json
+assert {t["dtype"] for t in json.load(open("out"))["tensors"]} == {"BF16"}
+assert json.load(open("brain/config.json"))["dtype"] == "bfloat16"
+PYTHON
+held
+run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2
+run 0 convert half --to hf whole --dtype fp32
+run 0 convert half --to hf rounded
+python3 - << 'PYTHON'
+import json, struct
+def tensors(path):
+    data = open(path, "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    return {name: (it["dtype"], data[8 + size + it["data_offsets"][0]:8 + size + it["data_offsets"][1]])
+            for name, it in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+def brain(bits):
+    return bits + 0x7fff + (bits >> 16 & 1) >> 16
+whole, rounded = tensors("whole/model.safetensors"), tensors("rounded/model.safetensors")
+assert whole.keys() == rounded.keys() and len(whole) == 30
+finer = 0
+for name, (dtype, data) in whole.items():
+    bits = struct.unpack(f"<{len(data) // 4}I", data)
+    assert (dtype, rounded[name][0]) == ("F32", "BF16")
+    assert tuple(map(brain, bits)) == struct.unpack(f"<{len(bits)}H", rounded[name][1]), name
+    finer += sum(b & 0xffff != 0 for b in bits)
+assert finer > 1000  # what a bf16 weight could not hold
+PYTHON
+held
+run 2 convert run --to hf no --dtype float32
+warns 'not in .fp32,bf16,fp16.'
+holds "--dtype: main parameters in fp32, rounded once in bf16"
+
 # Greedy, as transformers continued it.
 read -r prompt wanted < <(python3 -c 'import json, sys
 generation = json.load(open(sys.argv[1]))["generation"]
@@ -71,6 +107,44 @@ run 0 eval --load goes --train.eval_iters=1
 run 0 train goes/run.yaml --train.train_iters=3 --checkpoint.load=goes --optim.override_opt_param_scheduler=true
 prints 'loaded checkpoint goes/iter_0000002'
 holds "a run that began with a directory goes on without it"
+
+# Without tensors: a directory as a checkpoint, with its tokenizer, in any number of files, and as a directory again.
+run 0 convert mixture_hf --to checkpoint loose --ranks 3
+prints 'wrote loose from mixture_hf'
+[ "$(ls loose/iter_0000000/rank_*.safetensors | wc -l)" = 3 ] && held || fail "--ranks 3 did not write three files"
+run 0 generate --load loose --prompt "#include <vector>" --max-new-tokens 8 --temperature 0
+cmp -s said out && held || fail "a directory as a checkpoint continues otherwise"
+run 0 convert loose --to checkpoint whole_again --weights-only
+run 0 convert whole_again --to hf mixture_again
+for file in mixture_hf/*; do cmp "$file" "mixture_again/$(basename "$file")" && held || fail "$file came back otherwise"; done
+run 0 convert mixture --to checkpoint other_files --ranks 5
+run 0 inspect mixture --diff other_files
+prints 'all [0-9]+ tensors are equal'
+run 0 train mixture/run.yaml --checkpoint.load=other_files --train.train_iters=3 --checkpoint.save=on_from_other --nproc 4 \
+  --optim.override_opt_param_scheduler=true --data.tokenizer_model="$repository/tests/vectors/tokenizers/qwen2"
+prints 'loaded checkpoint other_files/iter_0000002'
+run 0 train loose/run.yaml --checkpoint.load=loose --checkpoint.finetune=true $small --train.train_iters=1 --checkpoint.save=tuned
+prints 'loaded checkpoint loose/iter_0000000'
+run 2 convert mixture_hf --to hf no
+warns 'is a Hugging Face directory already'
+run 2 convert mixture --to checkpoint no --dtype bf16
+warns '--dtype: a checkpoint keeps the types'
+run 3 convert mixture --to checkpoint loose
+warns 'is there already'
+holds "a directory becomes a checkpoint of three files and a directory again, byte for byte; a checkpoint other files, to go on from"
+
+# One tensor at a time: a model of 64 MiB goes both ways in a process that may have 24 MiB of its own.
+run 0 train --model.family=llama --model.num_layers=16 --model.hidden_size=256 --model.ffn_hidden_size=1024 \
+  --model.num_attention_heads=4 --model.vocab_size=256 $small --train.train_iters=1 --checkpoint.save=large --checkpoint.no_save_optim=true
+[ "$(stat -c %s large/iter_0000001/rank_00000.safetensors)" -ge $((64 << 20)) ] && held || fail "the model is small"
+little() { (ulimit -d $((24 << 10)) && run 0 "$@"); }
+little convert large --to hf large_hf
+little convert large_hf --to checkpoint large_again
+little convert large_again --to checkpoint large_weights --weights-only
+little inspect large --diff large_weights
+(ulimit -d $((1 << 10)) && ! "$metroplex" convert large --to hf large_not > out 2>&1) && held || fail "ulimit -d limits nothing here"
+rm -r large*
+holds "conversions need the memory of a tensor, not that of the model"
 
 run 0 eval --model.from "$cases/qwen2" $small --train.eval_iters=1
 prints 'loss'

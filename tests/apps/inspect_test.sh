@@ -66,6 +66,8 @@ json "all(len(t['checksum']) == 32 for t in it['tensors'])"
 run 0 inspect by_hand.safetensors
 prints '^by_hand.safetensors: 2 tensors, metadata {"made by":"hand"}$'
 prints '^  wide .*F32 +\[2,3\]'
+run 0 inspect by_hand.safetensors --verify
+prints '^the file is whole; its format has no checksums'
 truncate -s -1 by_hand.safetensors
 run 3 inspect by_hand.safetensors --json
 warns 'by_hand.safetensors'
@@ -111,19 +113,74 @@ json "it['different'] == 0 and len(it['tensors']) == len(json.load(open('two.jso
 run 1 inspect ck/iter_0000001 --diff ck --json
 json "0 < it['different'] <= len(it['tensors']) and it['second'] == 'ck/iter_0000002'"
 json "it['different'] == sum(t['different_elements'] > 0 for t in it['tensors']) and max(t['max_absolute'] for t in it['tensors']) > 0"
+json "all(t['first'] == t['second'] and t['first']['dtype'] == 'F32' for t in it['tensors'])"
+json "all(t['max_absolute'] <= t['norm'] * 1.000001 and t['norm'] <= 1.000001 * t['max_absolute'] * t['different_elements'] ** 0.5 for t in it['tensors'])"
+run 1 inspect ck/iter_0000001 --diff ck
+prints '^  decoder.final_layernorm.weight .weight.: .32. F32, [0-9]+ of 32 elements differ, at most by [0-9.e-]+; norm of the difference '
 python3 "$apps/flip_bit.py" ck/iter_0000001/rank_00001.safetensors 3
 for path in ck ck/iter_0000001; do
   run 3 inspect $path --verify --json
   json "len(it['problems']) == 1 and 'iter_0000001/rank_00001.safetensors' in it['problems'][0]"
+  json "it['problems'][0].endswith('; damaged in it: exp_avg/output_layer.weight')"
 done
 run 0 inspect ck/iter_0000002 --verify --json
 json "it['problems'] == [] and it['iteration'] == 2"
 holds "--verify lists problems, --diff counts what differs; exit codes 0, 1 and 3 are the same as without --json"
 
+echo "Hugging Face directories"
+cases=$repository/tests/vectors/hf
+run 0 inspect "$cases/llama_sharded" --verify --json
+json "(it['kind'], it['model_type'], len(it['files']), len(it['tensors'])) == ('hugging_face', 'llama', 5, 30)"
+json "it['problems'] == [] and it['not_built'] is None and it['parameters'] == sum(__import__('math').prod(t['shape']) for t in it['tensors'])"
+run 0 inspect "$cases/qwen3" --config --verify
+prints 'qwen3: Hugging Face directory, qwen3, [0-9]+ parameters, 35 tensors, 1 files'
+prints '  model.num_layers=3'
+prints '^every tensor that config.json means is there'
+cp -rL "$cases/llama_sharded" torn && chmod -R u+w torn
+python3 - << 'PYTHON'
+import json
+index = json.load(open("torn/model.safetensors.index.json"))
+index["weight_map"]["lm_head.weight"], index["metadata"]["total_size"] = "model-00009-of-00005.safetensors", 5
+json.dump(index, open("torn/model.safetensors.index.json", "w"))
+config = json.load(open("torn/config.json"))
+json.dump({**config, "num_hidden_layers": 4}, open("torn/more.json", "w"))
+json.dump({**config, "model_type": "unheard_of"}, open("torn/other.json", "w"))
+PYTHON
+run 3 inspect torn --verify
+prints '^DAMAGED .*lm_head.weight in "model-00009-of-00005.safetensors", it is in model-0000'
+prints '^DAMAGED .*total_size is 5'
+cp "$cases/llama_sharded/model.safetensors.index.json" torn
+mv torn/more.json torn/config.json
+run 3 inspect torn --verify
+prints 'DAMAGED .*does not hold the weights of the model'
+mv torn/other.json torn/config.json
+run 0 inspect torn --verify
+prints "not a model that is built here: .*model_type 'unheard_of'"
+cp "$cases/llama_sharded/config.json" torn
+truncate -s -1 torn/model-00003-of-00005.safetensors
+run 3 inspect torn --verify --json
+json "any('model-00003-of-00005.safetensors' in p for p in it['problems'])"
+holds "a directory: files, tensors, settings; what its files, its index and its config.json say of each other"
+run 0 inspect "$cases/qwen2" --diff "$cases/qwen2" --json
+json "it['different'] == 0 and {t['kind'] for t in it['tensors']} == {'weight'}"
+run 0 train --model.from "$cases/qwen2" "${mock[@]}" --run.device=cpu --train.train_iters=1 --train.seq_length=16 --train.micro_batch_size=1 \
+  --train.global_batch_size=2 --train.eval_iters=0 --optim.lr=0.01 --checkpoint.save=tuned --tp 2 --nproc 2 --model.vocab_size=224
+run 1 inspect tuned --diff "$cases/qwen2" --json
+json "it['different'] == len(it['tensors']) and all(0 < t['norm'] < 10 for t in it['tensors'])"
+run 0 convert tuned --to hf tuned_hf
+run 0 inspect tuned --diff tuned_hf
+prints 'all [0-9]+ tensors are equal; [0-9]+ of other kinds than weights were left out'
+run 0 convert tuned --to hf tuned_bf16 --dtype bf16
+run 1 inspect tuned_hf --diff tuned_bf16
+prints 'self_attention.linear_qkv.weight .weight.: .80, 48. F32 and BF16, [0-9]+ of 3840 elements differ'
+run 3 inspect "$cases/qwen2" --diff "$cases/qwen2" --iteration 3
+warns 'which has no iteration 3'
+holds "--diff between checkpoints and directories: dtype, shape, norm of the difference"
+
 echo "Checkpoints of other programs"
 mkdir -p megatron/iter_0000010 legacy/iter_0000010/mp_rank_00 hf mixed
 touch megatron/iter_0000010/{common.pt,metadata.json,.metadata,__0_0.distcp} legacy/iter_0000010/mp_rank_00/model_optim_rng.pt \
-  hf/{config.json,model.safetensors}
+  hf/{config.json,pytorch_model.bin}
 echo 10 | tee megatron/latest_checkpointed_iteration.txt > legacy/latest_checkpointed_iteration.txt
 while read -r path words; do
   run 3 inspect $path

@@ -39,7 +39,12 @@ TEST(Compare, FindsTheLargestDifferenceAndCountsThem) {
   EXPECT_EQ(row.elements, 5);
   EXPECT_EQ(row.different_elements, 2);
   EXPECT_EQ(row.max_absolute, 2.0);
+  EXPECT_EQ(row.norm, std::sqrt(0.25 + 4.0));
+  EXPECT_EQ(row.first->dtype, files::Dtype::kF32);
+  EXPECT_EQ(row.second->shape, Dims{5});
   EXPECT_EQ(only_row({1}, {NAN}).max_absolute, HUGE_VAL);
+  EXPECT_EQ(only_row({1}, {NAN}).norm, HUGE_VAL);
+  EXPECT_EQ(only_row({3, 4}, {3, 4}).norm, 0.0);
 }
 
 TEST(Compare, SaysWhatIsOnOneSideOnlyOrOfAnotherShape) {
@@ -50,6 +55,7 @@ TEST(Compare, SaysWhatIsOnOneSideOnlyOrOfAnotherShape) {
   const auto rows = compare(first, second);
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].problem, "only in the first");
+  EXPECT_TRUE(rows[0].first && !rows[0].second);
   EXPECT_EQ(rows[1].problem, "only in the second");
 }
 

@@ -75,7 +75,8 @@ TEST(Load, RefusesWhatItCannotReadAndSaysWhere) {
       {"model:\n  num_layers: 4\nmodel:\n  hidden_size: 5\n", {"line 3", "section 'model'", "written twice"}},
       {"model:\n  num_layers: [4\n", {"not YAML"}},
       {"\tmodel: 3\n", {"not YAML"}},
-      {"model: {num_layers: 3}\n---\nmodel: {num_layers: 4}\n", {"2 documents"}},
+      {"model: {num_layers: 3}\n---\nmodel: {num_layers: 4}\n", {"more than one document"}},
+      {", model: {num_layers: 3}\n", {"more than one document", "no comma in front"}},
       {"? [a, b]\n: 3\n", {"a section's name must be a word"}},
   };
   for (const auto& [yaml, words] : cases) {

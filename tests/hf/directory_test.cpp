@@ -39,6 +39,10 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
        {"model.embed_tokens.weight has shape [256, 48], config.json means [255, 48]",
         "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
     EXPECT_TRUE(has(more, part)) << part << ": " << more;
+  // Numbers that no file could follow are refused before anything as long is made of them.
+  model.num_layers = 100000, model.num_attention_heads = 65536;
+  const std::string many = error_of([&] { Source(disk, directory, model); });
+  EXPECT_TRUE(has(many, "config.json means 100000 layers, 65536 heads")) << many;
   // Of a directory that says less than its files hold.
   const test::Folder folder;
   std::filesystem::copy(directory, folder.at("d"));

@@ -2,6 +2,7 @@
 // model makes of some tokens. Reads each into our model, on the layout that is asked for, and compares logits, loss,
 // the gradient of every parameter, the experts of every token, a greedy continuation; saves it as a checkpoint on
 // that layout, writes that as a directory, and compares the bytes of every tensor. Exit 0 only within the tolerances.
+// Or metroplex_hf_parity DIR --tokens FILE --logits OUT: what a directory or a checkpoint of ours makes of tokens.
 #include <CLI/CLI.hpp>
 
 #include <ATen/ATen.h>
@@ -207,11 +208,24 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
   return report.passed();
 }
 
+// `tokens`: a JSON list of sequences of one length. The tensor "logits" of the file is [sequence, s, V], F32.
+void write_logits(const std::string& path, const Layout& layout, const std::string& tokens, const std::string& out) {
+  files::PosixFileSystem disk;
+  const Tokens sequences = Json::parse(disk.read(tokens));
+  const at::Tensor all = at::stack(logits_of(path, layout, sequences)).to(at::kFloat).contiguous();
+  std::vector<files::TensorInfo> infos{
+      {"logits", files::Dtype::kF32, {all.sizes().begin(), all.sizes().end()}, 0, 0}};
+  files::order_tensors(infos);
+  files::SafetensorsWriter writer(disk, out, infos, {});
+  writer.write(all.const_data_ptr(), static_cast<size_t>(all.nbytes()));
+  writer.finish();
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Compares Hugging Face directories with what transformers made of them.", "metroplex_hf_parity");
   std::vector<std::string> directories;
   Layout layout;
-  std::string plant = "none";
+  std::string plant = "none", tokens, logits;
   app.add_option("DIR", directories, "directories with an expected.json")->required();
   app.add_option("--tp", layout.tp, "tensor parallel ranks")->check(CLI::PositiveNumber);
   app.add_option("--pp", layout.pp, "pipeline ranks")->check(CLI::PositiveNumber);
@@ -220,7 +234,15 @@ int run(int argc, char** argv) {
   app.add_flag("--sp", layout.sp, "sequence parallelism");
   app.add_option("--plant", plant, "a mistake to make on purpose, which must not pass: zero_tensor, scaled_norm")
       ->check(CLI::IsMember({"none", "zero_tensor", "scaled_norm"}));
+  auto* const given =
+      app.add_option("--tokens", tokens, "compare nothing: of these tokens, a JSON list of sequences,");
+  app.add_option("--logits", logits, "write the logits of DIR, which may be a checkpoint, to this safetensors file")
+      ->needs(given);
   CLI11_PARSE(app, argc, argv);
+  if (!logits.empty()) {
+    for (const std::string& directory : directories) write_logits(directory, layout, tokens, logits);
+    return 0;
+  }
   const Fault fault = plant == "zero_tensor"   ? Fault::zero_tensor
                       : plant == "scaled_norm" ? Fault::scaled_norm
                                                : Fault::none;

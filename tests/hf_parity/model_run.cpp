@@ -17,6 +17,7 @@
 #include "train/generate.h"
 #include "train/saving.h"
 #include "train/step.h"
+#include "upper/saved_run.h"
 
 namespace metroplex::hf_parity {
 namespace {
@@ -27,12 +28,14 @@ std::vector<std::string> layout_arguments(const Layout& layout) {
           base::concat("--parallel.sequence_parallel=", layout.sp ? "true" : "false")};
 }
 
-config::Config parsed(const std::string& directory, const Layout& layout, const std::vector<std::string>& more) {
+// `base_yaml`: of the checkpoint that is read.
+config::Config parsed(const std::vector<std::string>& from, const Layout& layout,
+                      const std::vector<std::string>& more, const std::string& base_yaml = "") {
   std::vector<std::string> arguments = layout_arguments(layout);
-  arguments.insert(arguments.end(), {"--model.from", directory, "--data.mock_data=true", "--run.device=cpu",
+  arguments.insert(arguments.end(), {"--data.mock_data=true", "--data.data_path=", "--run.device=cpu",
                                      "--data.tokenizer_type=none", "--data.tokenizer_model="});
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  const config::Model model = apps::parse_run_arguments(arguments).config.model;
+  for (const auto* list : {&from, &more}) arguments.insert(arguments.end(), list->begin(), list->end());
+  const config::Model model = apps::parse_run_arguments(arguments, {}, base_yaml).config.model;
   if (model.num_layers % layout.pp != 0) {
     const int64_t first = model.num_layers - model.num_layers / layout.pp * (layout.pp - 1);
     arguments.push_back(base::concat("--parallel.decoder_first_pipeline_num_layers=", first));
@@ -41,7 +44,7 @@ config::Config parsed(const std::string& directory, const Layout& layout, const 
   if (model.has_experts()) arguments.push_back("--parallel.expert_tensor_parallel_size=1");
   if (model.has_experts() && layout.tp > 1 && !layout.forward_only)
     arguments.push_back("--parallel.sequence_parallel=true");
-  return apps::checked_config(apps::parse_run_arguments(arguments).config, layout.ranks(),
+  return apps::checked_config(apps::parse_run_arguments(arguments, {}, base_yaml).config, layout.ranks(),
                               layout.forward_only ? config::Use::evaluation : config::Use::training);
 }
 
@@ -133,7 +136,7 @@ std::vector<nn::Microbatch> batches_of(const train::Assembly& a, const Tokens& t
 }
 
 // Of every sequence, on rank 0 of the last stage of its data-parallel rank.
-void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, ModelRun& run) {
+void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
   const std::vector<nn::Microbatch> batches = batches_of(a, tokens, false, false);
   const auto outputs =
       a.executor->run({a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches[0])}).last;
@@ -141,7 +144,7 @@ void take_logits(train::Assembly& a, const Tokens& tokens, std::mutex& mutex, Mo
   const std::lock_guard lock(mutex);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const size_t n = static_cast<size_t>(a.groups().dp.index()) + i * static_cast<size_t>(a.groups().dp.size());
-    run.logits[n] = outputs[i].select(1, 0).to(at::kDouble);
+    logits[n] = outputs[i].select(1, 0).to(at::kDouble);
   }
 }
 
@@ -176,14 +179,25 @@ std::map<std::string, at::Tensor> theirs_of(const std::string& directory, const 
   return theirs;
 }
 
+std::vector<std::string> sizes(int64_t sequences, int64_t length) {
+  return {"--precision.params_dtype=fp32",
+          "--model.hidden_dropout=0",
+          "--model.attention_dropout=0",
+          "--model.moe_input_jitter_eps=0",
+          "--model.moe_aux_loss_coeff=0",
+          "--train.micro_batch_size=1",
+          base::concat("--train.global_batch_size=", sequences),
+          base::concat("--train.seq_length=", length),
+          "--train.train_iters=1",
+          "--optim.lr=0",
+          "--optim.min_lr=0",
+          "--optim.clip_grad=0"};
+}
+
 }  // namespace
 
 config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length) {
-  return parsed(directory, layout,
-                {"--precision.params_dtype=fp32", "--model.hidden_dropout=0", "--model.attention_dropout=0",
-                 "--model.moe_input_jitter_eps=0", "--model.moe_aux_loss_coeff=0", "--train.micro_batch_size=1",
-                 base::concat("--train.global_batch_size=", sequences), base::concat("--train.seq_length=", length),
-                 "--train.train_iters=1", "--optim.lr=0", "--optim.min_lr=0", "--optim.clip_grad=0"});
+  return parsed({"--model.from", directory}, layout, sizes(sequences, length));
 }
 
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
@@ -199,7 +213,7 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
     const auto a = train::assemble(config, world, config.model.vocab_size, false, recorder.builder());
     train::load_weights_of_directory(*a, disk);
     plant(*a, fault);
-    take_logits(*a, tokens, mutex, run);
+    take_logits(*a, tokens, mutex, run.logits);
     const double loss = train::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
     std::map<std::string, at::Tensor> gradients;
     const std::vector<nn::Microbatch> batches = batches_of(*a, tokens, true, true);
@@ -230,10 +244,34 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   return run;
 }
 
+std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout, const Tokens& tokens) {
+  files::PosixFileSystem disk;
+  const bool theirs = disk.exists(files::join_path(path, "config.json"));
+  apps::SavedRun saved;
+  if (!theirs) saved = apps::open_saved_run(path, 0);
+  Layout forward = layout;
+  forward.ep = 1, forward.forward_only = true;
+  config::Config config = parsed(
+      theirs ? std::vector<std::string>{"--model.from", path}
+             : std::vector<std::string>{"--model.from=", "--checkpoint.load=" + saved.directory,
+                                        "--checkpoint.save=", "--optim.override_opt_param_scheduler=true"},
+      forward, sizes(static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size())), saved.config_yaml);
+  std::vector<at::Tensor> logits(tokens.size());
+  std::mutex mutex;
+  on_ranks(config, [&](const comm::World& world) {
+    files::PosixFileSystem rank_disk;
+    const auto a = train::assemble(config, world, config.model.vocab_size, true);
+    if (theirs) train::load_weights_of_directory(*a, rank_disk);
+    else train::load_state(*a, saved.directory, rank_disk);
+    take_logits(*a, tokens, mutex, logits);
+  });
+  return logits;
+}
+
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out) {
   const config::Config config = parsed(
-      directory, layout,
+      {"--model.from", directory}, layout,
       {"--train.micro_batch_size=1", base::concat("--train.global_batch_size=", layout.ranks()),
        "--train.train_iters=1", "--optim.lr=0", "--checkpoint.save=" + checkpoint, "--checkpoint.save_interval=1"});
   on_ranks(config, [&](const comm::World& world) {

@@ -40,6 +40,9 @@ enum class Fault { none, zero_tensor, scaled_norm };
 config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length);
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
                    const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault);
+// Of a Hugging Face directory, or of a checkpoint of ours or a folder of them: the logits in fp32, of each sequence
+// [s, V] in double, on the tp and pp ranks of the layout. Of a checkpoint with main parameters those count.
+std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout, const Tokens& tokens);
 // Loads the directory in the format that it is stored in, saves a checkpoint on the layout, and writes that as a
 // directory again, which is returned.
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,

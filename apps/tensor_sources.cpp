@@ -1,0 +1,82 @@
+#include "apps/tensor_sources.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "hf/directory.h"
+#include "text/tokenizer_files.h"
+
+namespace metroplex::apps {
+
+using files::join_path;
+using Json = nlohmann::json;
+
+bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
+  if (!disk.is_directory(path) || disk.exists(join_path(path, files::kManifestName))) return false;
+  const std::vector<std::string> names = disk.list(path);
+  return disk.exists(join_path(path, "config.json")) &&
+         std::any_of(names.begin(), names.end(), [](const std::string& name) {
+           return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+         });
+}
+
+config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
+  const config::Config config = config::load("", hf::settings_of(disk, directory));
+  config::Config checked = config;
+  checked.data.mock_data = true;  // it needs no data to be a model
+  config::check(checked, 1, config::Use::evaluation);
+  return config::resolved(config, 1);
+}
+
+OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration) {
+  if (is_hf_directory(disk, path)) {
+    MPX_CHECK(iteration == 0, "checkpoint", "'", path, "' is a Hugging Face directory, which has no iteration ",
+              iteration);
+    return {std::make_unique<hf::Source>(disk, path, hf_config(disk, path).model), {}};
+  }
+  checkpoint::Alone alone;
+  checkpoint::Found found = checkpoint::open_path(disk, path, iteration, alone);
+  MPX_CHECK(found.reader != nullptr, "checkpoint", "'", path, "' holds no checkpoint");
+  return {std::move(found.reader), std::move(found.problems)};
+}
+
+checkpoint::RunState hf_run_state(files::FileSystem& disk, const std::string& directory) {
+  config::Config config = hf_config(disk, directory);
+  config.model.from.clear();
+  checkpoint::RunState state;
+  state.config_yaml = config::dump(config);
+  state.parent = "";
+  Json extra{{"optimizer_steps", 0}, {"skipped_iterations", 0}, {"scheduled_samples", 0}, {"seed", config.run.seed}};
+  if (!config.data.tokenizer_model.empty()) {
+    const text::TokenizerFiles tokenizer =
+        text::read_tokenizer_files(config.data.tokenizer_type.text(), config.data.tokenizer_model, "", "");
+    std::vector<std::string> names;
+    for (const auto& [name, bytes] : tokenizer.files) {
+      names.push_back(name);
+      state.side_files.push_back({name, bytes});
+    }
+    extra["tokenizer"] = {{"type", tokenizer.type}, {"checksum", tokenizer.checksum}, {"files", names}};
+  }
+  state.extra = extra.dump();
+  return state;
+}
+
+checkpoint::RunState saved_run_state(files::FileSystem& disk, const checkpoint::Reader& reader) {
+  const files::Manifest& manifest = reader.manifest();
+  checkpoint::RunState state{manifest.iteration, manifest.consumed_samples, manifest.config_yaml, manifest.extra, ""};
+  std::vector<bool> holds_pieces(manifest.files.size());
+  for (const files::ManifestTensor& tensor : manifest.tensors) {
+    for (const files::ManifestPiece& piece : tensor.pieces) holds_pieces[static_cast<size_t>(piece.file)] = true;
+  }
+  for (size_t i = 0; i < holds_pieces.size(); ++i) {
+    const std::string& name = manifest.files[i].name;
+    if (!holds_pieces[i]) state.side_files.push_back({name, disk.read(join_path(reader.directory(), name))});
+  }
+  return state;
+}
+
+}  // namespace metroplex::apps

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Directories that metroplex writes, loaded by Hugging Face's transformers (tests/transformers). Installs transformers and
+# the full torch wheel, whose Python part needs CPython 3.11; without that it is skipped and says so.
+#   scripts/transformers.sh [BUILD]      default build, which ./test.sh has built
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=${1:-$root/build}
+python=
+for candidate in python3.11 python3; do
+  if [ -z "$python" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2> /dev/null; then python=$candidate; fi
+done
+if [ -z "$python" ]; then
+  echo "transformers: 1 skipped, there is no Python 3.11 here"
+  exit 0
+fi
+mapfile -t folders < <("$root/scripts/setup.sh" --cuda --transformers)
+[ "${#folders[@]}" = 2 ] || { echo "transformers.sh: setup.sh failed" >&2; exit 1; }
+# -S: nothing of this machine's own packages.
+PYTHONPATH=$(dirname "${folders[1]}"):${folders[0]} "$python" -S "$root/tests/transformers/round_trip.py" "$build/bin"

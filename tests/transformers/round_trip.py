@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Directories that metroplex writes, loaded by Hugging Face's transformers: round_trip.py BIN_FOLDER. Needs torch and
+transformers; scripts/transformers.sh has both.
+
+Every directory of tests/vectors/hf is trained for 20 steps on tp 2 x pp 2 x dp 2 threads, its last checkpoint written
+by `metroplex convert`, and that loaded by AutoModelForCausalLM: no key may be missing, none left over, and the logits
+of random tokens must be those that the checkpoint itself gives in metroplex on tp 2 x pp 2 ranks. Then models that
+began from nothing with a tokenizer: AutoTokenizer must load what is written and give the recorded ids."""
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+vectors = pathlib.Path(__file__).resolve().parent.parent / "vectors"
+programs = pathlib.Path(sys.argv[1]).resolve()
+environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+STEPS = ["--data.mock_data=true", "--train.seq_length=24", "--train.micro_batch_size=1", "--train.global_batch_size=4",
+         "--train.train_iters=20", "--train.eval_iters=0", "--train.progress=false", "--optim.lr=0.003", "--optim.lr_warmup_iters=2",
+         "--run.device=cpu"]
+
+
+def run(*arguments):
+    done = subprocess.run([str(a) for a in arguments], env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stderr or done.stdout}")
+    return done.stdout
+
+
+def layout_of(config):
+    """Options of a run on 8 ranks, 4 where three heads allow no tp 2, and those of the program that gives logits."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    tp = 2 if heads % 2 == 0 else 1
+    options = ["--nproc", 4 * tp, "--tp", tp, "--pp", 2]
+    if layers % 2:
+        options.append(f"--parallel.decoder_first_pipeline_num_layers={layers // 2 + 1}")
+    if any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
+        options += ["--ep", 2, "--etp", 1, "--parallel.sequence_parallel=true"]
+    return options, ["--tp", tp, "--pp", 2]
+
+
+def ours(checkpoint, tokens, layout, work):
+    (work / "tokens.json").write_text(json.dumps(tokens.tolist()))
+    run(programs / "metroplex_hf_parity", checkpoint, "--tokens", work / "tokens.json", "--logits", work / "logits", *layout)
+    return load_file(work / "logits")["logits"]
+
+
+def loaded(directory, dtype=torch.float32):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True,
+                                                                    attn_implementation="eager", experts_implementation="eager")
+    left = {key: value for key, value in info.items() if value}
+    if left:
+        sys.exit(f"{directory}: transformers says {left}")
+    return model.eval()
+
+
+def allowed(config, logits, exact, tokens):
+    """Both sides compute in fp32 from the same numbers, in another order of sums. `exact` is the same model in fp64
+    (norms and routers stay fp32 there): how far transformers' own fp32 is from it, or a unit of 2^-24 in each of the 4
+    products of a layer, whose sums are added in a tree, of random sign; four times the larger, as metroplex_hf_parity."""
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    width = max(config.get("hidden_size") or config["n_embd"], config.get("intermediate_size") or 0, config["vocab_size"])
+    unit = 2.0 ** -24 * math.sqrt(8 * layers * math.log2(width) + tokens.numel())
+    return 4 * max((logits - exact).abs().max().item(), unit * logits.abs().max().item())
+
+
+def compare(name, written, checkpoint, layout, before, work):
+    """The logits of the directory in transformers against those of the checkpoint here; both far from `before`."""
+    config = json.loads((written / "config.json").read_text())
+    torch.manual_seed(7)
+    tokens = torch.randint(config["vocab_size"], (2, 24))
+    model = loaded(written)
+    with torch.no_grad():
+        theirs = model(tokens).logits
+        exact = model.double()(tokens).logits
+        first = loaded(before)(tokens).logits if before else None
+    got = ours(checkpoint, tokens, layout, work)
+    limit = allowed(config, theirs, exact, tokens)
+    worst = (got - theirs).abs().max().item()
+    moved = (theirs - first).abs().max().item() if before else math.inf
+    print(f"{name}: {got.numel()} logits, at most {worst:.2e} apart, {limit:.2e} is allowed"
+          + (f"; training moved them by {moved:.2f}" if before else ""), flush=True)
+    if got.shape != theirs.shape or not worst <= limit or not moved > 100 * limit:
+        sys.exit(f"{name}: FAILED")
+
+
+def trained_directory(case, work):
+    config = json.loads((case / "config.json").read_text())
+    layout, forward = layout_of(config)
+    run(programs / "metroplex", "train", "--model.from", case, *STEPS, *layout, "--checkpoint.save", work / "run")
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
+    compare(case.name, work / "out", work / "run", forward, case, work)
+    stored_as(config["dtype"], work)
+
+
+def stored_as(name, work):
+    """Left out, --dtype is that of the run; bf16 and fp16 weights are fp32 main parameters rounded once."""
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "stored")
+    model, whole = loaded(work / "stored", dtype="auto"), loaded(work / "out").state_dict()
+    if model.dtype != getattr(torch, name):
+        sys.exit(f"written as {model.dtype}, the run was in {name}")
+    wrong = [key for key, value in model.state_dict().items() if not torch.equal(value, whole[key].to(value.dtype))]
+    if wrong:
+        sys.exit(f"these are not the main parameters rounded to {name}: {wrong}")
+
+
+TOKENIZERS = {  # models that begin from nothing with one
+    "gpt2": ["--model.family=gpt", "--model.untie_embeddings_and_output_weights=false"],
+    "llama3": ["--model.family=llama"],
+    "qwen2": ["--model.family=llama", "--model.qk_layernorm=true"],
+}
+
+
+def with_tokenizer(name, options, work):
+    folder = vectors / "tokenizers" / name
+    run(programs / "metroplex", "train", *options, "--model.num_layers=2", "--model.hidden_size=32",
+        "--model.num_attention_heads=4", "--data.tokenizer_type=bpe", f"--data.tokenizer_model={folder / 'tokenizer.json'}",
+        *STEPS, "--nproc", 8, "--tp", 2, "--pp", 2, "--checkpoint.save", work / "run")
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out")
+    compare(f"{name} tokenizer", work / "out", work / "run", ["--tp", 2, "--pp", 2], None, work)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(work / "out")
+    cases = [case for case in json.loads((folder / "cases.json").read_text()) if "text" in case]
+    for case in cases:
+        ids = tokenizer(case["text"], add_special_tokens=False)["input_ids"]
+        if ids != case["ids"]:
+            sys.exit(f"{name}: {case['text']!r} has the ids {ids}, {case['ids']} are recorded")
+    print(f"{name} tokenizer: {len(cases)} texts have the recorded ids", flush=True)
+
+
+done = 0
+for case in sorted(path.parent for path in (vectors / "hf").glob("*/config.json")):
+    with tempfile.TemporaryDirectory() as work:
+        trained_directory(case, pathlib.Path(work))
+    done += 1
+for name, options in TOKENIZERS.items():
+    with tempfile.TemporaryDirectory() as work:
+        with_tokenizer(name, options, pathlib.Path(work))
+    done += 1
+print(f"transformers {transformers.__version__}: {done} models of metroplex load there and say the same")
