@@ -33,6 +33,7 @@ namespace {
 
 bool compiled() { return false; }
 bool compiled_for(int) { return false; }
+std::string architectures() { return ""; }
 
 #define MPX_NO_KERNEL(name, ...) \
   void name##_cuda(__VA_ARGS__, CUstream_st*) { no_kernel(#name); }
