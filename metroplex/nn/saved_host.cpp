@@ -26,7 +26,8 @@ class HostBytes final : public Parked {
     const cuda::SideStream& stream = side_->stream;
     stream.wait_for_current();
     stream.run([&] { pinned_.copy_(bytes, /*non_blocking=*/true); });
-    side_->leaving.add(bytes, [mark = stream.mark()] { mark.block(); });
+    const auto mark = std::make_shared<cuda::SideStream::Mark>(stream.mark());
+    side_->leaving.add(bytes, [mark] { mark->block(); });
   }
   // It may be dropped without having been fetched.
   ~HostBytes() override {
