@@ -52,10 +52,10 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
     machine.no_gpu = "this program was built without nvcc";
   } else if (capability > 0 && !cuda::kernels::compiled_for(capability)) {
     const std::string wanted = cuda::architecture_for(capability);
-    machine.no_gpu = base::concat("this program holds code for ", cuda::kernels::architectures(),
-                                  ", none of which runs on the sm_", capability, " found here; ",
-                                  wanted.empty() ? "GPUs before sm_80 cannot multiply bf16"
-                                                 : "build with CMAKE_CUDA_ARCHITECTURES=" + wanted);
+    machine.no_gpu = base::concat(
+        "this program holds code for ", cuda::kernels::architectures(), ", none of which runs on the sm_", capability,
+        " found here; ",
+        wanted.empty() ? "GPUs before sm_80 cannot multiply bf16" : "build with CMAKE_CUDA_ARCHITECTURES=" + wanted);
   } else {
     machine.num_gpus = cuda::device_count();
   }

@@ -1,7 +1,7 @@
 // What offload to the host does with memory, without asking libtorch's allocators when an event has come: a captured
-// step can ask nothing, and would keep every byte until its end. All copies of a rank go to one side stream, in order,
-// so a pinned buffer may be written again as soon as its last copy back has been issued, and the memory that a copy
-// reads is free once the computation's stream has been made to wait for it.
+// step can ask nothing, and would keep every byte until its end. All copies of a rank go to one side stream, in
+// order, so a pinned buffer may be written again as soon as its last copy back has been issued, and the memory that a
+// copy reads is free once the computation's stream has been made to wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

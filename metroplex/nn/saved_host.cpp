@@ -14,9 +14,8 @@ struct HostSide {
 
   cuda::SideStream stream;
   CopiesUnderWay leaving;
-  HostBuffers buffers{[](int64_t bytes) {
-    return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-  }};
+  HostBuffers buffers{
+      [](int64_t bytes) { return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)); }};
 };
 
 class HostBytes final : public Parked {

@@ -103,7 +103,7 @@ class Job {
   BatchesAhead ahead_{[this](const RunData::Wanted& wanted) {
     return timers_.measure("batch-generator", 1, [&] { return data_.next(*batches_, wanted); });
   }};
-  std::vector<nn::Microbatch> micro_;   // of the step under way
+  std::vector<nn::Microbatch> micro_;  // of the step under way
   Clock::time_point step_start_;
   int64_t global_batch_size_ = 0;
   int64_t told_graphs_ = 0;

@@ -181,9 +181,9 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
 }
 
 // The operands of one product of groups: of weights or their gradients the last `slots` lie apart, and these
-// gradients are written.
+// gradients are written; the others are added to where `adds`. A group has no rows.
 template <class T, class C>
-void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0) {
+void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true) {
   const bool weight = s.op == GroupedOp::weight_gradient;
   const int64_t home = (s.groups - slots) * s.out, apart = slots * s.out;
   const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : home,
@@ -197,7 +197,8 @@ void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0) {
                          {at_c, c_width, weight ? s.out * s.in : 0, sizeof(C), at_c_clones},
                          s.groups,
                          s.rows,
-                         slots};
+                         slots,
+                         adds};
   };
   std::vector<C> c = start, c_clones = start_clones;
   std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
@@ -235,6 +236,7 @@ void check_products() {
         check_product<T, T>({op, groups, 16, in, out}, shift, slots);
       check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots);
       check_product<T, T>({GroupedOp::weight_gradient, groups, 16, in, out, false}, shift, slots);
+      check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots, false);
     }
   }
 }
