@@ -1,6 +1,6 @@
-// kernel_bandwidth [cuda|cpu] [rows] [width] [repetitions]: kernels that memory bounds, on tensors beyond every cache:
-// bytes that each must move over its time, against what the device copies in the same run. Prints Markdown. In bf16;
-// the optimizer with an fp32 main parameter and moments.
+// kernel_bandwidth [cuda|cpu] [rows] [width] [repetitions]: kernels that memory bounds, on tensors beyond every
+// cache: bytes that each must move over its time, against what the device copies in the same run. Prints Markdown. In
+// bf16; the optimizer with an fp32 main parameter and moments.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -37,7 +37,9 @@ struct Bench {
   }
   // Of one call, in a row of calls; the least of three rows.
   double seconds(const std::function<void()>& work) const {
-    const auto wait = [this] { if (target.gpu()) cuda::synchronize(); };
+    const auto wait = [this] {
+      if (target.gpu()) cuda::synchronize();
+    };
     double best = 1e30;
     for (int row = 0; row < 4; ++row) {
       wait();
@@ -69,13 +71,13 @@ void layers(Bench& b, int64_t rows, int64_t width) {
   const NormShape norm{rows, width, 1e-5, true};
   const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, weight.options());
   b.line("norm_forward", bytes_of({&x, &out}), [&] {
-    cuda::launch(b.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
-                 NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<float>(weight), nullptr, raw<Bf16>(out), nullptr,
-                                         raw<float>(rstd)},
-                 norm);
+    cuda::launch(
+        b.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
+        NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<float>(weight), nullptr, raw<Bf16>(out), nullptr, raw<float>(rstd)},
+        norm);
   });
   b.line("norm_backward", bytes_of({&x, &out, &dx}), [&] {
-    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x), raw<float>(weight),  nullptr, raw<float>(rstd),
+    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<float>(weight),  nullptr, raw<float>(rstd),
                                       nullptr,        raw<Bf16>(dx), raw<float>(dweight), nullptr};
     cuda::launch(
         b.target, {"norm_backward", {}, {}},
@@ -112,15 +114,14 @@ void rows_of_experts(Bench& b, int64_t tokens, int64_t width) {
   });
   b.line("sum_rows", bytes_of({&x, &y}), [&] {
     cuda::launch(b.target, {"sum_rows", {}, {}}, sum_rows<Bf16>, sum_rows_cuda<Bf16>,
-                 static_cast<const Bf16*>(raw<Bf16>(y)), static_cast<const int64_t*>(raw<int64_t>(rows)), raw<Bf16>(x),
-                 SumShape{tokens, kTop, width});
+                 static_cast<const Bf16*>(raw<Bf16>(y)), static_cast<const int64_t*>(raw<int64_t>(rows)),
+                 raw<Bf16>(x), SumShape{tokens, kTop, width});
   });
 }
 
 void optimizer(Bench& b, int64_t n) {
-  const at::Tensor grad = b.random({n}, at::kFloat), main = b.random({n}, at::kFloat),
-                   first = at::zeros_like(main), second = at::zeros_like(main),
-                   param = at::empty({n}, main.options().dtype(at::kBFloat16));
+  const at::Tensor grad = b.random({n}, at::kFloat), main = b.random({n}, at::kFloat), first = at::zeros_like(main),
+                   second = at::zeros_like(main), param = at::empty({n}, main.options().dtype(at::kBFloat16));
   const StepValues values{.updates = 1, .grad_factor = 1};
   const GroupRates rates = group_rates(1e-4, 0.01, 0.9, 0.999, 1);
   const auto on_device = [&](const void* data, size_t bytes) {
