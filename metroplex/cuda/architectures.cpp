@@ -32,6 +32,12 @@ bool architectures_run_on(std::string_view built, int capability) {
   return false;
 }
 
+std::string real_architectures(std::initializer_list<int> of_nvcc) {
+  std::string all;
+  for (const int architecture : of_nvcc) all += (all.empty() ? "" : ",") + std::to_string(architecture / 10) + "-real";
+  return all;
+}
+
 std::string architecture_for(int capability) {
   if (capability < kOldest) return "";
   return std::to_string(capability) + (capability >= 90 ? "a-real" : "-real");

@@ -55,6 +55,7 @@ TEST(Architectures, ToBuildRunsOnTheGpuThatWasAskedFor) {
     EXPECT_TRUE(one.empty() || architectures_run_on(one, gpu)) << one;
   }
   EXPECT_EQ(architecture_for(90), "90a-real");
+  EXPECT_EQ(real_architectures({800, 900}), "80-real,90-real");
   EXPECT_EQ(architecture_for(89), "89-real");
 }
 

@@ -7,13 +7,11 @@ namespace metroplex::cuda::kernels {
 
 bool compiled() { return true; }
 
-// "native" and "all" name no architecture; then nvcc tells which, though not their PTX.
+// Words such as native and all name no architecture; then nvcc tells which, though not their PTX.
 std::string architectures() {
   const std::string named = METROPLEX_CUDA_ARCHITECTURES;
   if (!named.empty() && named.front() >= '0' && named.front() <= '9') return named;
-  std::string all;
-  for (const int architecture : {__CUDA_ARCH_LIST__}) all += std::to_string(architecture / 10) + "-real,";
-  return all.substr(0, all.size() - 1);
+  return real_architectures({__CUDA_ARCH_LIST__});
 }
 
 bool compiled_for(int compute_capability) { return architectures_run_on(architectures(), compute_capability); }
