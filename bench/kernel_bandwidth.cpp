@@ -137,8 +137,14 @@ void optimizer(Bench& b, int64_t n) {
   range.first.data = first.mutable_data_ptr();
   range.second.data = second.mutable_data_ptr();
   b.line("adam_step", bytes_of({&grad, &main, &main, &first, &first, &second, &second, &param}), [&] {
-    cuda::launch(b.target, {"adam_step", {}, {}}, adam_step, adam_step_cuda, range, AdamHyper{},
-                 StepPlace{raw<StepValues>(at_values), raw<GroupRates>(at_rates)});
+    const StepValues* const step = raw<StepValues>(at_values);
+    const std::vector<RatedRange> ranges{{range, raw<GroupRates>(at_rates)}};
+    cuda::launch(
+        b.target, {"adam_step", {}, {}},
+        [](const std::vector<RatedRange>& all, const AdamHyper& hyper, const StepValues* its) {
+          for (const RatedRange& one : all) adam_step(one.range, hyper, {its, one.rates});
+        },
+        adam_step_cuda, ranges, AdamHyper{}, step);
   });
 }
 

@@ -34,7 +34,8 @@ bool architectures_run_on(std::string_view built, int capability) {
 
 std::string real_architectures(std::initializer_list<int> of_nvcc) {
   std::string all;
-  for (const int architecture : of_nvcc) all += (all.empty() ? "" : ",") + std::to_string(architecture / 10) + "-real";
+  for (const int architecture : of_nvcc)
+    all += (all.empty() ? "" : ",") + std::to_string(architecture / 10) + "-real";
   return all;
 }
 

@@ -121,7 +121,8 @@ struct Backward {
       Elements<T, n> up, of_gate, of_up;
       if (gated) up = biased<n>(x, bias, width + i);
       for (int64_t k = 0; k < n; ++k) {
-        const Wide<T> y = activation_value<kind, Math>(a.values[k]), slope = activation_slope<kind, Math>(a.values[k]);
+        const Wide<T> y = activation_value<kind, Math>(a.values[k]),
+                      slope = activation_slope<kind, Math>(a.values[k]);
         if (gated) {
           of_gate.values[k] = dy.values[k] * prob * up.values[k] * slope;
           of_up.values[k] = dy.values[k] * prob * y;
@@ -270,8 +271,8 @@ template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
   by_packs<T>(in_packs<T>(shape.width, x, bias, out), [&](auto n) {
-#define MPX_CALL(kind)                                                                                             \
-  launch_rows("expert_activation", counts, shape,                                                                  \
+#define MPX_CALL(kind)                            \
+  launch_rows("expert_activation", counts, shape, \
               Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated}, stream)
     MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
@@ -282,8 +283,8 @@ template <class T>
 void expert_activation_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                      const ExpertShape& shape, CUstream_st* stream) {
   by_packs<T>(in_packs<T>(shape.width, g.dy, g.x, g.bias, g.dx), [&](auto n) {
-#define MPX_CALL(kind)                                            \
-  launch_rows("expert_activation_backward", counts, shape,        \
+#define MPX_CALL(kind)                                     \
+  launch_rows("expert_activation_backward", counts, shape, \
               Backward<kind, T, decltype(n)::value>{g, shape.width, shape.gated}, stream)
     MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL

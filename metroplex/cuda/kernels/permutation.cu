@@ -8,9 +8,9 @@ namespace {
 constexpr unsigned kWarp = 32, kWarps = kThreads / kWarp, kAll = 0xFFFFFFFFU;
 constexpr int64_t kTile = 1024, kMostExperts = 1024;
 
-// Assignments in tiles, one a block of threads; a warp takes a stretch of its tile. Three passes: what each tile has of
-// each expert, the rows before it (a sum over tiles), and the places. Between them the counts of a tile lie in its part
-// of plan.rows, which the last pass overwrites; the last tile, up to twice as long, has room for them too.
+// Assignments in tiles, one a block of threads; a warp takes a stretch of its tile. Three passes: what each tile has
+// of each expert, the rows before it (a sum over tiles), and the places. Between them the counts of a tile lie in its
+// part of plan.rows, which the last pass overwrites; the last tile, up to twice as long, has room for them too.
 struct Tiles {
   int64_t size, count;
 };
@@ -23,7 +23,8 @@ struct Stretch {
   int64_t begin, end;  // assignments
 };
 __device__ Stretch stretch_of(const PermutationShape& s, const Tiles& tiles, unsigned warp) {
-  const int64_t first = blockIdx.x * tiles.size, last = blockIdx.x + 1 == tiles.count ? s.assignments : first + tiles.size;
+  const int64_t first = blockIdx.x * tiles.size,
+                last = blockIdx.x + 1 == tiles.count ? s.assignments : first + tiles.size;
   const int64_t length = (last - first + kWarps - 1) / kWarps, begin = first + warp * length;
   return {begin < last ? begin : last, begin + length < last ? begin + length : last};
 }
@@ -244,7 +245,8 @@ void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const 
 template <class T>
 void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, CUstream_st* stream) {
   if (shape.num_rows == 0) return;
-  const auto kernel = in_packs(shape.width, x, static_cast<const T*>(out)) ? permute_kernel<T, Pack<T>::kCount> : permute_kernel<T, 1>;
+  const auto kernel = in_packs(shape.width, x, static_cast<const T*>(out)) ? permute_kernel<T, Pack<T>::kCount>
+                                                                           : permute_kernel<T, 1>;
   launch_kernel("permute_rows", kernel, Grid{blocks_for(shape.num_rows * kWarp), kThreads, 0, stream}, x, source, out,
                 shape);
 }
