@@ -1,5 +1,8 @@
 # Tensors: what needs torch. The CUDA side is there when the wheel is complete; kernels need nvcc besides.
 include(TorchWheel)
+# Tensor cores that multiply bf16 begin at 80, whose code runs on 86 and 89 too; PTX serves what came after 90. Another
+# choice: -DCMAKE_CUDA_ARCHITECTURES=90a-real, or CUDAARCHS in the environment.
+set(METROPLEX_DEFAULT_ARCHITECTURES 80-real 86-real 90a-real 100a-real 103a-real 90-virtual)
 set(have_cuda OFF)
 set(have_kernels OFF)
 if(METROPLEX_CUDA AND TARGET torch::cuda)
@@ -8,8 +11,8 @@ if(METROPLEX_CUDA AND TARGET torch::cuda)
   if(METROPLEX_NVCC AND NOT METROPLEX_SANITIZE)
     set(CMAKE_CUDA_COMPILER "${METROPLEX_NVCC}")
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # the wheel's shared cudart, not a second, static one
-    if(NOT CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real)
+    if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+      set(CMAKE_CUDA_ARCHITECTURES ${METROPLEX_DEFAULT_ARCHITECTURES})
     endif()
     enable_language(CUDA)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # CMake 3.25 does not know C++20 for nvcc
@@ -55,6 +58,9 @@ if(cuda_kernels AND have_kernels)
   # constexpr functions of the host serve the device too (base/philox.h).
   target_compile_options(metroplex_kernels PRIVATE --expt-relaxed-constexpr --Werror=all-warnings -Xcompiler=-Wall,-Wextra)
   target_link_libraries(metroplex_kernels PUBLIC metroplex_base torch::libcudart)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES "," architectures)
+  set_source_files_properties("${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/compiled.cu" PROPERTIES
+    COMPILE_DEFINITIONS "METROPLEX_CUDA_ARCHITECTURES=\"${architectures}\"")
   target_link_libraries(metroplex_cuda PUBLIC metroplex_kernels)
 else()
   file(GLOB no_nvcc CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/cuda/kernels/no_nvcc.cpp")

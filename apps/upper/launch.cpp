@@ -16,6 +16,7 @@
 #include "comm/network.h"
 #include "comm/spawn.h"
 #include "config/device_choice.h"
+#include "cuda/architectures.h"
 #include "cuda/device.h"
 #include "program.h"
 #include "train/same_config.h"
@@ -50,8 +51,11 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
   if (!cuda::kernels::compiled()) {
     machine.no_gpu = "this program was built without nvcc";
   } else if (capability > 0 && !cuda::kernels::compiled_for(capability)) {
-    machine.no_gpu = base::concat("this program holds no code for the sm_", capability,
-                                  " found here; build with CMAKE_CUDA_ARCHITECTURES=", capability);
+    const std::string wanted = cuda::architecture_for(capability);
+    machine.no_gpu = base::concat(
+        "this program holds code for ", cuda::kernels::architectures(), ", none of which runs on the sm_", capability,
+        " found here; ",
+        wanted.empty() ? "GPUs before sm_80 cannot multiply bf16" : "build with CMAKE_CUDA_ARCHITECTURES=" + wanted);
   } else {
     machine.num_gpus = cuda::device_count();
   }

@@ -99,6 +99,12 @@ void check_cuda_graphs(Rules& rules) {
   rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
                 concat(t.cuda_graph_modules.size(), " modules"), concat("are for capture, but ", kImpl, " = none"),
                 "leave the list empty, or use transformer_engine");
+  const Run& run = rules.config.run;
+  const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;
+  rules.require(!shares_gpu || t.cuda_graph_impl == CudaGraphImpl::none, kImpl, t.cuda_graph_impl,
+                concat("captures what a rank enqueues, but with run.backend = threads the ", rules.world_size,
+                       " ranks share a GPU and wait for each other's events, which no capture may do"),
+                "use run.backend = nccl with one GPU a rank, or none");
   if (t.captures_parts()) check_parts(rules);
   if (t.captures_iteration()) check_iteration(rules);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 struct CUstream_st;  // what cudaStream_t points to
 
@@ -31,7 +32,9 @@ namespace metroplex::cuda::kernels {
 // Whether this program holds device code: it does where nvcc built the .cu files, and no_nvcc.cpp stands in for them
 // otherwise.
 bool compiled();
-// For a GPU of this compute capability, 90 for sm_90: code for sm_90a runs on no other.
+// As CMAKE_CUDA_ARCHITECTURES spells them, between commas; empty: there is no device code.
+std::string architectures();
+// For a GPU of this compute capability, 90 for sm_90, by the rules of cuda/architectures.h.
 bool compiled_for(int compute_capability);
 
 }  // namespace metroplex::cuda::kernels

@@ -5,7 +5,7 @@
 namespace metroplex::cuda {
 namespace {
 
-std::vector<at::Tensor> defined(std::initializer_list<const at::Tensor*> tensors) {
+std::vector<at::Tensor> defined(at::ArrayRef<const at::Tensor*> tensors) {
   std::vector<at::Tensor> all;
   for (const at::Tensor* tensor : tensors) {
     if (tensor != nullptr && tensor->defined()) all.push_back(tensor->detach());

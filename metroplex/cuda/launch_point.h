@@ -80,10 +80,10 @@ struct Target {
 // The tensors of one call, named where it is made; null and undefined ones do not count.
 struct Operands {
   const char* name;
-  std::initializer_list<const at::Tensor*> reads, writes;
+  at::ArrayRef<const at::Tensor*> reads, writes;
   std::initializer_list<HostScalar> scalars = {};
   double flops = 0;
-  std::initializer_list<const at::Tensor*> scratch = {};
+  at::ArrayRef<const at::Tensor*> scratch = {};
 };
 
 void record(Recorder& recorder, const Operands& operands, std::function<void()> run, std::string arguments);

@@ -36,10 +36,6 @@ void SideStream::current_waits() const {
   if (stream_) chain(*stream_, current());
 }
 
-void SideStream::uses(const at::Tensor& x) const {
-  if (stream_) guard_of(device_).recordDataPtrOnStream(x.storage().data_ptr(), *stream_);
-}
-
 SideStream::Mark SideStream::mark() const {
   Mark mark;
   if (!stream_) return mark;

@@ -20,9 +20,6 @@ class SideStream {
   // This stream goes on when the current one has come to where it is now; and the other way round.
   void wait_for_current() const;
   void current_waits() const;
-  // The memory of x, which was allocated on another stream, is not given to others before this stream has come to
-  // where it is now.
-  void uses(const at::Tensor& x) const;
 
   // A point on this stream. block(): the current stream waits for it; synchronize(): the host does.
   class Mark {

@@ -1,56 +1,73 @@
 #include "nn/saved_stores.h"
 
-#include <ATen/ATen.h>
-
-#include <optional>
+#include <ATen/ops/empty.h>
 
 #include "cuda/side_stream.h"
+#include "nn/copies_under_way.h"
 
 namespace metroplex::nn {
 namespace {
 
-// The pinned-memory allocator waits for copies in flight, so a pinned tensor may be dropped right after a copy was
-// issued.
+// Of one rank; what is parked shares it.
+struct HostSide {
+  explicit HostSide(at::Device device) : stream(device) {}
+
+  cuda::SideStream stream;
+  CopiesUnderWay leaving;
+  HostBuffers buffers{
+      [](int64_t bytes) { return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)); }};
+};
+
 class HostBytes final : public Parked {
  public:
-  HostBytes(const at::Tensor& bytes, const cuda::SideStream& stream)
-      : stream_(stream),
-        device_(bytes.device()),
-        pinned_(at::empty(bytes.sizes(), bytes.options().device(at::kCPU).pinned_memory(true))) {
-    stream_.wait_for_current();
-    stream_.run([&] { pinned_.copy_(bytes, /*non_blocking=*/true); });
-    stream_.uses(bytes);
+  HostBytes(const at::Tensor& bytes, std::shared_ptr<HostSide> side)
+      : side_(std::move(side)), options_(bytes.options()), pinned_(side_->buffers.take(bytes.numel())) {
+    const cuda::SideStream& stream = side_->stream;
+    stream.wait_for_current();
+    stream.run([&] { pinned_.copy_(bytes, /*non_blocking=*/true); });
+    const auto mark = std::make_shared<cuda::SideStream::Mark>(stream.mark());
+    side_->leaving.add(bytes, [mark] { mark->block(); });
   }
+  // It may be dropped without having been fetched.
+  ~HostBytes() override {
+    if (fetched_.defined()) here_.block();
+    if (pinned_.defined()) side_->buffers.give(std::move(pinned_));
+  }
+  HostBytes(const HostBytes&) = delete;
+  HostBytes& operator=(const HostBytes&) = delete;
+
   // The memory comes from the current stream's pool, whose earlier kernels may still be using it.
   void prefetch() override {
     if (fetched_.defined()) return;
-    fetched_ = at::empty(pinned_.sizes(), pinned_.options().device(device_).pinned_memory(false));
-    stream_.wait_for_current();
-    stream_.uses(fetched_);  // it may be dropped without having been fetched
-    stream_.run([&] { fetched_.copy_(pinned_, /*non_blocking=*/true); });
-    here_ = stream_.mark();
+    fetched_ = at::empty({pinned_.numel()}, options_);
+    side_->stream.wait_for_current();
+    side_->stream.run([&] { fetched_.copy_(pinned_, /*non_blocking=*/true); });
+    here_ = side_->stream.mark();
+    before_ = side_->leaving.issued();
   }
   at::Tensor fetch() override {
     prefetch();
     here_.block();
-    return std::move(fetched_);
+    side_->leaving.joined(before_);
+    return std::exchange(fetched_, {});
   }
 
  private:
-  cuda::SideStream stream_;
-  at::Device device_;
+  std::shared_ptr<HostSide> side_;
+  at::TensorOptions options_;
   at::Tensor pinned_, fetched_;
   cuda::SideStream::Mark here_;
+  int64_t before_ = 0;  // copies to the host that lie ahead of it
 };
 
 class HostStore final : public ActivationStore {
   std::unique_ptr<Parked> park(const at::Tensor& bytes) override {
     if (bytes.is_cpu()) return nullptr;
-    if (!stream_) stream_.emplace(bytes.device());
-    return std::make_unique<HostBytes>(bytes, *stream_);
+    if (!side_) side_ = std::make_shared<HostSide>(bytes.device());
+    return std::make_unique<HostBytes>(bytes, side_);
   }
 
-  std::optional<cuda::SideStream> stream_;
+  std::shared_ptr<HostSide> side_;
 };
 
 }  // namespace

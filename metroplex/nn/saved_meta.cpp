@@ -3,17 +3,26 @@
 #include <ATen/ops/empty.h>
 
 #include "base/error.h"
+#include "nn/copies_under_way.h"
 
 namespace metroplex::nn {
 namespace {
 
 class MetaBytes final : public Parked {
  public:
-  MetaBytes(const at::Tensor& bytes, bool ahead) : count_(bytes.numel()), options_(bytes.options()), ahead_(ahead) {}
+  // `leaving`: null where room on the device is taken by fetch, and what is parked is gone at once.
+  MetaBytes(const at::Tensor& bytes, std::shared_ptr<CopiesUnderWay> leaving)
+      : count_(bytes.numel()), options_(bytes.options()), leaving_(std::move(leaving)) {
+    if (leaving_) leaving_->add(bytes, [] {});
+  }
   void prefetch() override {
-    if (ahead_ && !fetched_.defined()) fetched_ = at::empty({count_}, options_);
+    if (!leaving_ || fetched_.defined()) return;
+    fetched_ = at::empty({count_}, options_);
+    before_ = leaving_->issued();
   }
   at::Tensor fetch() override {
+    prefetch();
+    if (leaving_) leaving_->joined(before_);
     if (!fetched_.defined()) fetched_ = at::empty({count_}, options_);
     return std::move(fetched_);
   }
@@ -21,20 +30,21 @@ class MetaBytes final : public Parked {
  private:
   int64_t count_;
   at::TensorOptions options_;
-  bool ahead_;  // room on the device is taken by prefetch
+  std::shared_ptr<CopiesUnderWay> leaving_;
   at::Tensor fetched_;
+  int64_t before_ = 0;
 };
 
 class MetaStore final : public ActivationStore {
  public:
-  explicit MetaStore(bool ahead) : ahead_(ahead) {}
+  explicit MetaStore(std::shared_ptr<CopiesUnderWay> leaving) : leaving_(std::move(leaving)) {}
 
  private:
   std::unique_ptr<Parked> park(const at::Tensor& bytes) override {
     MPX_ASSERT(bytes.is_meta(), "the offload store of the meta device got a tensor of another device");
-    return std::make_unique<MetaBytes>(bytes, ahead_);
+    return std::make_unique<MetaBytes>(bytes, leaving_);
   }
-  bool ahead_;
+  std::shared_ptr<CopiesUnderWay> leaving_;
 };
 
 // What lies in the host's memory already stays there.
@@ -50,9 +60,9 @@ std::shared_ptr<ActivationStore> make_meta_store(config::Offload offload, const 
       return nullptr;
     case config::Offload::host:
       if (!target.gpu()) return std::make_shared<StayingStore>();
-      return std::make_shared<MetaStore>(/*ahead=*/true);
+      return std::make_shared<MetaStore>(std::make_shared<CopiesUnderWay>());
     case config::Offload::file:
-      return std::make_shared<MetaStore>(/*ahead=*/false);
+      return std::make_shared<MetaStore>(nullptr);
   }
   MPX_ASSERT(false, "memory.offload_activations has a value that make_meta_store does not know");
 }

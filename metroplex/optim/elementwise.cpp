@@ -130,21 +130,36 @@ kernels::OptimizerRange Elementwise::range_of(Item& item, const Range& range) co
   return out;
 }
 
-void Elementwise::update(Item& item, const Range& range, const StepState& state) const {
+void Elementwise::add(Item& item, const Range& range, ElementwiseStep& step) const {
   if (range.values.numel() == 0) return;
-  const auto moment = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].data() : nullptr; };
-  const auto scales = [&](size_t k) { return k < item.moments.size() ? &item.moments[k].scales() : nullptr; };
   const bool reads_values = item.in_place || item.remainder.defined();
-  update_(config_, {kernel_.c_str(),
-                    target_,
-                    range_of(item, range),
-                    state,
-                    item.group,
-                    {&range.gradient, &range.values, reads_values ? &range.values : nullptr, &item.main,
-                     &item.remainder, moment(0), scales(0), moment(1), scales(1)}});
+  std::vector<const at::Tensor*> state{&item.main, &item.remainder};
+  for (const Stored& moment : item.moments) {
+    for (const at::Tensor* part : {&moment.data(), &moment.scales()}) state.push_back(part);
+  }
+  step.ranges.push_back({range_of(item, range), step.state.place(item.group).rates});
+  step.reads.push_back(&range.gradient);
+  if (reads_values) step.reads.push_back(&range.values);
+  step.reads.insert(step.reads.end(), state.begin(), state.end());
+  step.writes.push_back(&range.values);
+  step.writes.insert(step.writes.end(), state.begin(), state.end());
+}
+
+void Elementwise::update(Item& item, const Range& range, const StepState& state) const {
+  ElementwiseStep step{kernel_.c_str(), target_, state, {}, {&state.tensor()}, {}};
+  add(item, range, step);
+  if (!step.ranges.empty()) update_(config_, step);
 }
 
 void Elementwise::step(const StepState& state) {
+  if (!host_ && target_.gpu()) {
+    std::vector<Range> ranges;  // whose tensors the step points to
+    for (const Item& item : items_) ranges.push_back({0, item.slice.values, item.slice.gradient});
+    ElementwiseStep all{kernel_.c_str(), target_, state, {}, {&state.tensor()}, {}};
+    for (size_t i = 0; i < items_.size(); ++i) add(items_[i], ranges[i], all);
+    if (!all.ranges.empty()) update_(config_, all);
+    return;
+  }
   if (!host_) {
     for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, state);
     return;

@@ -16,34 +16,37 @@
 
 namespace metroplex::optim {
 
-// The update of one range.
+// The update of ranges: of one on the CPU, of all at once on a GPU.
 struct ElementwiseStep {
   const char* kernel;
   const cuda::Target& target;
-  cuda::kernels::OptimizerRange range;
   const StepState& state;  // on the device that computes the step
-  size_t group;
-  // What the range points into; null or undefined where it has none.
-  struct Tensors {
-    const at::Tensor *gradient, *values, *old_values, *main, *remainder, *first, *first_scales, *second,
-        *second_scales;
-  } tensors;
+  std::vector<cuda::kernels::RatedRange> ranges;
+  std::vector<const at::Tensor*> reads, writes;  // what they point into; null or undefined ones do not count
 
   // Calls the CPU or the GPU form of a kernel (cuda/kernels/optimizer_step.h).
   template <class Hyper>
   void run(void (*on_cpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&),
-           void (*on_gpu_twin)(const cuda::kernels::OptimizerRange&, const Hyper&, const cuda::kernels::StepPlace&,
-                               CUstream_st*),
+           void (*on_gpu_twin)(const std::vector<cuda::kernels::RatedRange>&, const Hyper&,
+                               const cuda::kernels::StepValues*, CUstream_st*),
            const Hyper& hyper) const {
-    const Tensors& t = tensors;
-    cuda::launch(target,
-                 {kernel,
-                  {&state.tensor(), t.gradient, t.old_values, t.main, t.remainder, t.first, t.first_scales, t.second,
-                   t.second_scales},
-                  {t.values, t.main, t.remainder, t.first, t.first_scales, t.second, t.second_scales},
-                  {{"noise_key", range.noise_key}}},
-                 on_cpu_twin, on_gpu_twin, range, hyper, state.place(group));
+    const cuda::kernels::StepValues* const values = state.values();
+    if (target.gpu()) {
+      cuda::launch(target, {kernel, reads, writes}, cuda::CpuOnly(), on_gpu_twin, ranges, hyper, values);
+      return;
+    }
+    const cuda::kernels::RatedRange& only = ranges.at(0);
+    cuda::launch(target, {kernel, reads, writes, {{"noise_key", only.range.noise_key}}}, on_cpu_twin, NoGpu(),
+                 only.range, hyper, cuda::kernels::StepPlace{values, only.rates});
   }
+
+ private:
+  struct NoGpu {
+    template <class... Args>
+    void operator()(const Args&...) const {
+      MPX_ASSERT(false, "one range on a GPU, which takes them all at once");
+    }
+  };
 };
 using ElementwiseUpdate = void(const config::Optim& config, const ElementwiseStep& step);
 
@@ -77,6 +80,8 @@ class Elementwise final : public Optimizer {
   Item make_item(const Slice& slice, const OptimizerContext& context) const;
   void make_chunks();
   cuda::kernels::OptimizerRange range_of(Item& item, const Range& range) const;
+  // One more range of `step`.
+  void add(Item& item, const Range& range, ElementwiseStep& step) const;
   void update(Item& item, const Range& range, const StepState& state) const;
   at::Tensor main_values(const Item& item) const;
   void set_main(Item& item, const at::Tensor& values) const;

@@ -44,6 +44,7 @@ class RunData {
     int64_t first_sample;  // of the split, over all data-parallel ranks
     int64_t iteration;     // Microbatch::step
     Split split;           // for the message when the data ends
+    bool operator==(const Wanted&) const = default;
   };
   std::vector<nn::Microbatch> next(BatchStream& stream, const Wanted& wanted) const;
 

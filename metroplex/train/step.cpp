@@ -177,6 +177,14 @@ StepOutcome read_outcome(Assembly& a, const StepInput& input, const EnqueuedStep
   return outcome;
 }
 
+// In a capture nothing runs that could be timed, and a wait for the device ends it.
+void time_actions(Assembly& a, Timers& timers) {
+  a.executor->observers().add("timers", [&a, &timers](const plan::Action& action, double seconds) {
+    if (a.graphs != nullptr && a.graphs->capturing()) return;
+    timers.add(plan::action_name(action.kind), 2, seconds);
+  });
+}
+
 StepOutcome train_step(Assembly& a, const StepInput& input) { return read_outcome(a, input, enqueue_step(a, input)); }
 
 LossSum evaluate_step(Assembly& a, const std::vector<nn::Microbatch>& given, bool stop) {

@@ -61,6 +61,10 @@ EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
 // again here, eagerly, or throws base::Error("moe").
 StepOutcome read_outcome(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
+// Timers of level 2 for the actions of the pipeline, from now on: of steps that run eagerly. `timers` outlives the
+// assembly's runs.
+void time_actions(Assembly& assembly, Timers& timers);
+
 // Mean loss over `batches` of every data-parallel rank; nothing is updated. The same on every rank. `stop`: this rank
 // was asked to end. Where rows of experts found no room: as in read_outcome.
 struct LossSum {

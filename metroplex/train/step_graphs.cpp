@@ -79,6 +79,8 @@ StepVector StepGraphs::evaluate(const std::vector<nn::Microbatch>& batches, bool
   return run(*evaluation_, batches, stop, body);
 }
 
+bool StepGraphs::capturing() const { return training_->step.capturing() || evaluation_->step.capturing(); }
+
 StepGraphs::Sizes StepGraphs::sizes() const {
   Sizes sizes;
   sizes.training = training_->step.size();

@@ -31,6 +31,8 @@ class StepGraphs {
   StepVector evaluate(const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
   // The timers of the step under way, for the body: asked again in every replay. Null: it cannot use any.
   Timers* const* timers() const { return times_ ? &timers_ : nullptr; }
+  // Whether a body is running for a capture: nobody may wait for the device then.
+  bool capturing() const;
 
   struct Sizes {
     cuda::GraphSize training, evaluation;

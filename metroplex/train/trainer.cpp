@@ -14,6 +14,7 @@
 #include "optim/clip.h"
 #include "plan/microbatches.h"
 #include "plan/model_flops.h"
+#include "train/batches_ahead.h"
 #include "train/expert_loads.h"
 #include "train/graph_check.h"
 #include "train/intervals.h"
@@ -42,6 +43,8 @@ class Job {
   bool more() const { return more_steps(a_->config.train, position_); }
   // The next microbatches, and what else a step is given; valid until after_step.
   StepInput next_step();
+  // Fetches the microbatches of the step behind that one, whose outcome has not been read yet.
+  void fetch_ahead();
   // Counts the step and reports it, then does what is due. True when the run ends here.
   bool after_step(const StepOutcome& outcome);
   RunSummary end_training();
@@ -98,7 +101,10 @@ class Job {
   RunLength length_;
   RunData data_;
   std::optional<BatchStream> batches_;  // of training
-  std::vector<nn::Microbatch> micro_;   // of the step under way
+  BatchesAhead ahead_{[this](const RunData::Wanted& wanted) {
+    return timers_.measure("batch-generator", 1, [&] { return data_.next(*batches_, wanted); });
+  }};
+  std::vector<nn::Microbatch> micro_;  // of the step under way
   Clock::time_point step_start_;
   int64_t global_batch_size_ = 0;
   int64_t told_graphs_ = 0;
@@ -126,11 +132,7 @@ Job::Job(const config::Config& config, const comm::World& world, const Tokenizer
       data_(*a_, length_, tokenizer, forward_only, environment.disk) {
   a_->tokenizer = tokenizer.files;
   position_.train_order = data_.train_order();
-  if (a_->optimizer) {
-    a_->executor->observers().add("timers", [this](const plan::Action& action, double seconds) {
-      timers_.add(plan::action_name(action.kind), 2, seconds);
-    });
-  }
+  if (a_->optimizer) time_actions(*a_, timers_);
 }
 
 // Nothing when the run was asked to end meanwhile.
@@ -267,10 +269,7 @@ StepInput Job::next_step() {
   const config::Train& t = a_->config.train;
   const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
   global_batch_size_ = due.running_global_batch_size;
-  micro_ = timers_.measure("batch-generator", 1, [&] {
-    return data_.next(*batches_,
-                      {due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
-  });
+  micro_ = ahead_.take({due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
   const bool asked = environment_.stop_requested && environment_.stop_requested();
   const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
   const bool second = position_.iteration == first_iteration_ + 1;
@@ -281,6 +280,16 @@ StepInput Job::next_step() {
   const bool looked_at = memory_ != nullptr;
   return {micro_,   position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_,
           looked_at};
+}
+
+// A step that is looked at allocates nothing but its own.
+void Job::fetch_ahead() {
+  Position next = position_;
+  ++next.iteration;
+  next.consumed_train_samples += global_batch_size_;
+  if (memory_ || !more_steps(a_->config.train, next)) return;
+  const int64_t count = microbatches_.at(next.consumed_train_samples).num_microbatches;
+  ahead_.begin({count, next.consumed_train_samples, next.iteration, kTrain});
 }
 
 bool Job::after_step(const StepOutcome& outcome) {
@@ -448,6 +457,7 @@ RunSummary run_training(const config::Config& config, const comm::World& world, 
   while (job.more()) {
     const StepInput step = job.next_step();
     const EnqueuedStep enqueued = enqueue_step(job.assembly(), step);
+    job.fetch_ahead();
     if (job.after_step(read_outcome(job.assembly(), step, enqueued))) break;
   }
   return job.end_training();

@@ -68,6 +68,9 @@ TEST(CudaGraphs, WhatAReplayCanDoIsAccepted) {
   expect_accepted({kIteration, "memory.recompute_granularity=full", "memory.recompute_method=uniform",
                    "memory.recompute_num_layers=1", "model.hidden_dropout=0.1"});
   expect_accepted({kIteration, "parallel.data_parallel_sharding_strategy=optim_grads_params"});
+  expect_accepted({kIteration, "run.device=cuda", "run.backend=nccl"});
+  expect_accepted({kIteration, "run.device=cpu", "run.backend=threads"});
+  expect_accepted({kIteration, "memory.offload_activations=host", "run.device=cuda"});
   expect_accepted(experts(kIteration, {"model.moe_expert_capacity_factor=1", "model.moe_grouped_gemm=true",
                                        "model.moe_pad_expert_input_to_capacity=true"}));
   expect_accepted(experts(kIteration, {"model.moe_token_dispatcher_type=allgather"}));
@@ -111,6 +114,8 @@ TEST(CudaGraphs, WhatItCannotDoIsRefusedWithTheRule) {
       {{kTe, "memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
        impl,
        "runs whole layers again"},
+      {{kIteration, "run.device=cuda", "run.backend=threads"}, impl, "ranks share a GPU"},
+      {{kLocal, "run.device=cuda", "run.backend=threads"}, impl, "no capture may do"},
       {{kLocal, "memory.offload_activations=file"}, "memory.offload_activations", "finds where it was"},
       {{kTe, "memory.offload_activations=host", "run.device=cuda"}, "memory.offload_activations", "where it was"},
       {{kIteration, "memory.offload_activations=file"}, "memory.offload_activations", "on the host"},

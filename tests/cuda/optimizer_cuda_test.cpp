@@ -53,15 +53,15 @@ struct OnDevice {
 
 void step(const OptimizerRange& range, const AdamCase& c, bool updates = true) {
   const OnDevice judged(c, updates);
-  adam_step_cuda(range, c.hyper(), judged.place(), current_stream());
+  adam_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, current_stream());
 }
 void step(const OptimizerRange& range, const SgdCase& c, bool updates = true) {
   const OnDevice judged(c, updates);
-  sgd_step_cuda(range, c.hyper(), judged.place(), current_stream());
+  sgd_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, current_stream());
 }
 void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
   const OnDevice judged(c, updates);
-  lion_step_cuda(range, c.hyper(), judged.place(), current_stream());
+  lion_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, current_stream());
 }
 
 // What one step leaves is within the bounds of its CPU twin: the formula's, of arithmetic and storage.
@@ -146,9 +146,10 @@ void expect_refusals(const std::string& why) {
   Arrays arrays({}, random_contents(16, 1));
   const OptimizerRange range = arrays.range();
   GradientSums sums[2];
-  const std::string said[] = {refusal([&] { adam_step_cuda(range, kAdam.hyper(), {}, nullptr); }),
-                              refusal([&] { sgd_step_cuda(range, kSgd.hyper(), {}, nullptr); }),
-                              refusal([&] { lion_step_cuda(range, kLion.hyper(), {}, nullptr); }), refusal([&] {
+  const std::string said[] = {refusal([&] { adam_step_cuda({{range}}, kAdam.hyper(), nullptr, nullptr); }),
+                              refusal([&] { sgd_step_cuda({{range}}, kSgd.hyper(), nullptr, nullptr); }),
+                              refusal([&] { lion_step_cuda({{range}}, kLion.hyper(), nullptr, nullptr); }),
+                              refusal([&] {
                                 gradient_sums_cuda(range.grad, Number::f32, 16, {sums, sums + 1}, nullptr);
                               })};
   const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums"};

@@ -27,6 +27,30 @@ void scale(const Scaling& s) {
   for (int i = 0; i < s.count; ++i) s.out[i] = s.factor * s.in[i];
 }
 
+// A gather of the last step, say, whose event a GPU's capture does not know.
+TEST(TapeRecorder, RefusesToWaitForACallThatBeganBeforeTheCapture) {
+  int before = 0, inside = 0;
+  const auto call = [](const char* name, const void* flight) {
+    Operation operation{name, "dp", {}, {}, {}, [] {}};
+    operation.flight = flight;
+    return operation;
+  };
+  TapeRecorder recorder;
+  recorder.run(call("all_gather", &before));
+  recorder.begin(std::make_shared<TapePool>());
+  recorder.run(call("all_gather", &inside));
+  EXPECT_NO_THROW(recorder.run(call("wait", &inside)));
+  try {
+    recorder.run(call("wait", &before));
+    FAIL() << "nothing was thrown";
+  } catch (const base::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("waits for a call on dp that began before"), std::string::npos)
+        << error.what();
+  }
+  recorder.abandon();
+  EXPECT_NO_THROW(recorder.run(call("wait", &before)));
+}
+
 // Two layers on inputs that lie still; what may go wrong in them is set from outside.
 struct Work {
   TapeRecorder recorder;

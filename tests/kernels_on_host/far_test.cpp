@@ -215,7 +215,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   one.first.data = &one_first, one.second.data = &one_second, one.second.scales = &one_scale;
   adam_step(one, {}, {&value, &rate});
   only_the_last(last);
-  adam_step_cuda(range, {}, {values.data(), rates.data()}, nullptr);
+  adam_step_cuda({{range, rates.data()}}, {}, values.data(), nullptr);
   EXPECT_NE(one_main, 1);
   EXPECT_FLOAT_EQ(main.data()[last], one_main);
   EXPECT_FLOAT_EQ(first.data()[last], one_first);

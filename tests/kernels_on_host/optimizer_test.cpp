@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "cuda/kernels/block8.h"
 #include "cuda/kernels/optimizer_step.h"
 #include "kernels_on_host/twins.h"
@@ -154,16 +156,24 @@ void check_optimizers(const Range& r) {
                                   << r.n);
   check_step(
       r, [](const OptimizerRange& x, const StepPlace& p) { adam_step(x, {}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) { adam_step_cuda(x, {}, p, nullptr); });
+      [](const OptimizerRange& x, const StepPlace& p) {
+        adam_step_cuda({{x, p.rates}}, {}, p.values, nullptr);
+      });
   check_step(
       r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0.9}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) { sgd_step_cuda(x, {0.9}, p, nullptr); });
+      [](const OptimizerRange& x, const StepPlace& p) {
+        sgd_step_cuda({{x, p.rates}}, {0.9}, p.values, nullptr);
+      });
   check_step(
       r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) { sgd_step_cuda(x, {0}, p, nullptr); });
+      [](const OptimizerRange& x, const StepPlace& p) {
+        sgd_step_cuda({{x, p.rates}}, {0}, p.values, nullptr);
+      });
   check_step(
       r, [](const OptimizerRange& x, const StepPlace& p) { lion_step(x, {}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) { lion_step_cuda(x, {}, p, nullptr); });
+      [](const OptimizerRange& x, const StepPlace& p) {
+        lion_step_cuda({{x, p.rates}}, {}, p.values, nullptr);
+      });
 }
 
 TEST(OptimizerOnHost, StepsAreAsTheirCpuTwinsInEveryStorage) {
@@ -241,6 +251,55 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
     EXPECT_EQ(std::get<0>(got), param);
     EXPECT_EQ(std::get<1>(got), rest);
     EXPECT_EQ(std::get<2>(got), x);
+  }
+}
+
+// More ranges than one launch takes, of other lengths, rates and types, some of them empty: each as if it were alone.
+TEST(OptimizerOnHost, ManyRangesAreSteppedAsEachAlone) {
+  std::vector<Range> forms;
+  for (int64_t i = 0; i < 2 * kRangesOfLaunch + 3; ++i) {
+    const int64_t n = i % 7 == 3 ? 0 : i * 97 % 700;
+    const bool wide = i % 11 == 5;
+    const Number number = wide ? Number::f64 : Number::f32;
+    forms.push_back(
+        {number, number, i % 4 == 1 && !wide ? Number::block8 : number, i % 5 == 2 && !wide, i % 2 == 0, n});
+  }
+  const DeviceArray<StepValues> values({kValues}, Use::in, "values");
+  GroupRates other = kRates;
+  other.step_size *= 3;
+  const DeviceArray<GroupRates> rates({kRates, other}, Use::in, "rates");
+  struct OnDevice {
+    DeviceArray<uint8_t> grad, main, param, remainder, first, second;
+    DeviceArray<float> first_scales, second_scales;
+    explicit OnDevice(const Arrays& a)
+        : grad(a.grad, Use::in, "grad"),
+          main(a.main, Use::both, "main"),
+          param(a.param, Use::both, "param"),
+          remainder(a.remainder, Use::both, "remainder"),
+          first(a.first, Use::both, "first"),
+          second(a.second, Use::both, "second"),
+          first_scales(a.first_scales, Use::both, "first scales"),
+          second_scales(a.second_scales, Use::both, "second scales") {}
+    Place place() const {
+      return {grad.data(),  main.data(),   param.data(),        remainder.data(),
+              first.data(), second.data(), first_scales.data(), second_scales.data()};
+    }
+    auto all() const {
+      return std::tuple{main.values(), param.values(), remainder.values(), first.values(), second.values()};
+    }
+  };
+  std::vector<std::unique_ptr<OnDevice>> together, alone;
+  std::vector<RatedRange> ranges;
+  for (size_t i = 0; i < forms.size(); ++i) {
+    together.push_back(std::make_unique<OnDevice>(Arrays(forms[i])));
+    alone.push_back(std::make_unique<OnDevice>(Arrays(forms[i])));
+    ranges.push_back({range_of(forms[i], together[i]->place()), rates.data() + i % 2});
+    adam_step_cuda({{range_of(forms[i], alone[i]->place()), rates.data() + i % 2}}, {}, values.data(), nullptr);
+  }
+  adam_step_cuda(ranges, {}, values.data(), nullptr);
+  for (size_t i = 0; i < forms.size(); ++i) {
+    EXPECT_EQ(together[i]->all(), alone[i]->all()) << "range " << i << " of " << forms[i].n;
+    EXPECT_TRUE(forms[i].n == 0 || forms[i].split || together[i]->main.values() != Arrays(forms[i]).main) << i;
   }
 }
 

@@ -91,6 +91,7 @@ void check_all() {
        {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
     for (const size_t shift : {0, 1}) check_balance<T>({70, 8, 1, score, true}, shift);
     check_balance<T>({35, 67, 2, score, score == BalanceScore::sigmoid}, 0);
+    check_balance<T>({201, 9, 67, score, false}, 0);
     check_balance<T>({0, 5, 1, score, true}, 0);
   }
   for (const auto& [rows, width] :

@@ -27,6 +27,7 @@ namespace metroplex::kernels_on_host::traffic_test {
 namespace {
 
 constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth, kExperts = 8;
+constexpr int64_t kAssignments = 2048;  // two tiles of plan_permutation
 
 // Arrays for all calls: of bf16 values, of floats and of integers.
 struct Room {
@@ -116,7 +117,8 @@ void run_experts(const Room& r) {
   expert_sums_cuda<Bf16>(r.y.data(), r.row.data(), r.eight.data(), r.f.data(), shape, nullptr);
   expert_scale_cuda<Bf16>(r.x.data(), r.row.data(), r.eight.data(), r.y.data(), shape, nullptr);
   expert_scale_backward_cuda<Bf16>(gradient, r.eight.data(), shape, nullptr);
-  plan_permutation_cuda(r.zero.data(), {r.i.data(), r.j.data(), r.k.data()}, {kRows, kRows, 0, 1, 1}, nullptr);
+  plan_permutation_cuda(r.zero.data(), {r.i.data(), r.j.data(), r.k.data()}, {kAssignments, kAssignments, 0, 1, 1},
+                        nullptr);
   permute_rows_cuda<Bf16>(r.x.data(), r.j.data(), r.y.data(), {kRows, kWidth, 1}, nullptr);
   sum_rows_cuda<Bf16>(r.x.data(), r.i.data(), r.y.data(), {kRows / 2, 2, kWidth}, nullptr);
   plan_regroup_cuda(r.eight.data(), {r.i.data(), r.j.data(), r.k.data()}, {2, kExperts / 2, 0, kRows, kRows},
@@ -170,9 +172,9 @@ void run_optimizer(const Room& r) {
   range.param = r.y.data();
   range.first.data = r.g.data();
   range.second.data = r.g.data() + kCount / 2;
-  adam_step_cuda(range, {}, place, nullptr);
-  sgd_step_cuda(range, {0.9}, place, nullptr);
-  lion_step_cuda(range, {}, place, nullptr);
+  adam_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
+  sgd_step_cuda({{range, place.rates}}, {0.9}, place.values, nullptr);
+  lion_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
   gradient_sums_cuda(r.x.data(), Number::bf16, kCount,
                      {reinterpret_cast<GradientSums*>(r.d.data()), reinterpret_cast<GradientSums*>(r.d.data()) + 1},
                      nullptr);

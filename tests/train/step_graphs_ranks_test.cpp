@@ -261,6 +261,28 @@ TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
   }
 }
 
+// A wait for the device ends the capture of a GPU, and a replay has no actions.
+TEST(StepGraphs, TimersOfActionsWaitForNothingInACapture) {
+  config::Config config = with_graphs(test::cut(test::small_gpt(), {}));
+  test::run_cut(config, {}, [&](const comm::World& world) {
+    const auto a = train::assemble(config, world, test::kVocab);
+    int waits = 0;
+    train::Timers timers(2, [&] {
+      EXPECT_FALSE(a->graphs->capturing());
+      ++waits;
+    });
+    train::time_actions(*a, timers);
+    std::vector<int> waited;
+    for (int64_t step = 0; step < 4; ++step) {
+      test::step_at(*a, step);
+      waited.push_back(std::exchange(waits, 0));
+    }
+    EXPECT_GT(waited[0], 0) << "eager steps are timed";
+    EXPECT_EQ(waited, (std::vector<int>{waited[0], waited[0], 0, 0}));
+    EXPECT_NE(timers.report(4, world.groups().world).find("forward"), std::string::npos);
+  });
+}
+
 TEST(StepGraphs, AHandshakeOfLengthsIsRefused) {
   const TestLayout layout{1, 2, 1, 1, false};
   const config::Config config = with_graphs(test::cut(test::small_gpt(), layout));

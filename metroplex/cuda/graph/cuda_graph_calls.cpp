@@ -1,3 +1,4 @@
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/graph/cuda_graph.h"
+#include "cuda/graph/host_pool.h"
 
 namespace metroplex::cuda {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 c10::MempoolId_t id_of(CudaGraphCalls::Pool pool) { return {pool.first, pool.second}; }
+at::HostAllocator& pinned() { return *at::getHostAllocator(at::kCUDA); }
 
 // Calls each, whether or not another one throws.
 template <class... Steps>
@@ -29,10 +32,16 @@ void try_each(const Steps&... steps) noexcept {
   (attempt(steps), ...);
 }
 
-// libtorch's, whose capture_end leaves allocator and generators as in a capture where CUDA has given one up.
+// libtorch's, whose capture_end leaves allocators and generators as in a capture where CUDA has given one up.
 class Captured final : public at::cuda::CUDAGraph {
  public:
   Captured() : CUDAGraph(/*keep_graph=*/true) {}
+
+  void begin(c10::MempoolId_t pool) {
+    begun_ = false;
+    capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+    begun_ = true;
+  }
 
   void discard() noexcept {
     bool ended = capture_ended_;
@@ -52,17 +61,18 @@ class Captured final : public at::cuda::CUDAGraph {
       state->capturing_ = false;
       increment = 0;
     }
-    // capture_begin took the pool once and sent its stream's allocations there.
+    // capture_begin took each pool once and sent its stream's allocations there, the GPU's first.
     try_each([&] { allocator::endAllocateToPool(capture_dev_, mempool_id_); },
              [&] { allocator::releasePool(capture_dev_, mempool_id_); });
+    leave_host_pool(pinned(), {mempool_id_.first, mempool_id_.second}, begun_);
   }
+
+  bool begun_ = false;
 };
 
 class GraphOfGpu final : public CudaGraphCalls::Graph {
  public:
-  void begin_capture(CudaGraphCalls::Pool pool) override {
-    graph_.capture_begin(id_of(pool), cudaStreamCaptureModeThreadLocal);
-  }
+  void begin_capture(CudaGraphCalls::Pool pool) override { graph_.begin(id_of(pool)); }
   void end_capture() override { graph_.capture_end(); }
   void discard_capture() noexcept override { graph_.discard(); }
   void instantiate() override { graph_.instantiate(); }
@@ -100,10 +110,12 @@ class CallsOfGpu final : public CudaGraphCalls {
   Pool make_pool() override {
     const c10::MempoolId_t id = at::cuda::graph_pool_handle();
     allocator::createOrIncrefPool(device_, id);
+    hold_host_pool(pinned(), {id.first, id.second});
     return {id.first, id.second};
   }
   void drop_pool(Pool pool) noexcept override {
     try_each([&] { allocator::releasePool(device_, id_of(pool)); });
+    drop_host_pool(pinned(), pool);
   }
   GraphPool::Bytes pool_bytes(Pool pool) override {
     GraphPool::Bytes bytes;

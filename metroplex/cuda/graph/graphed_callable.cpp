@@ -1,5 +1,7 @@
 #include "cuda/graph/graphed_callable.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include "base/error.h"
 #include "cuda/graph/graph.h"
 
@@ -36,7 +38,11 @@ const GraphedCallable::Tensors& GraphedCallable::operator()(const Tensors& input
   } else {
     outputs_.clear();
     if (options_.barrier) options_.barrier();
-    capture(*graph_, [&] { outputs_ = callable_(inputs_); });
+    capture(*graph_, [&] {
+      capturing_ = true;
+      const auto over = c10::make_scope_exit([this] { capturing_ = false; });
+      outputs_ = callable_(inputs_);
+    });
     if (options_.barrier) options_.barrier();
   }
   return outputs_;

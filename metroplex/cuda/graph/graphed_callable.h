@@ -36,6 +36,7 @@ class GraphedCallable {
 
   const Tensors& inputs() const { return inputs_; }
   bool captured() const { return graph_->captured(); }
+  bool capturing() const { return capturing_; }  // its callable is running for a capture
   GraphSize size() const { return graph_->size(); }
   GraphPool& pool() const { return *pool_; }
   // Forgets graph and results; the next call captures again.
@@ -49,6 +50,7 @@ class GraphedCallable {
   std::shared_ptr<GraphPool> pool_;
   std::unique_ptr<Graph> graph_;
   int64_t calls_ = 0;
+  bool capturing_ = false;
 };
 
 }  // namespace metroplex::cuda

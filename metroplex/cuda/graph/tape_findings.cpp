@@ -104,7 +104,9 @@ void append(std::vector<Finding>& to, std::vector<Finding> more) {
 void find_host_reads(const Tape& tape, std::vector<Finding>& found) {
   for (size_t i = 0; i < tape.operations.size(); ++i) {
     if (!tape.operations[i].unfit.empty())
-      found.push_back(finding_at(tape, i, FindingKind::host_access, tape.operations[i].unfit));
+      found.push_back(
+          finding_at(tape, i, tape.operations[i].name == "wait" ? FindingKind::in_flight : FindingKind::host_access,
+                     tape.operations[i].unfit));
   }
 }
 

@@ -40,6 +40,7 @@ struct TapeRecorder::Recording {
   std::shared_ptr<TapePool> pool;
   bool strict;
   std::unordered_set<c10::StorageImpl*> known;  // externals
+  std::unordered_set<const void*> flights;      // of calls that this recording has begun
   TapeHooks hooks;
 };
 
@@ -108,6 +109,11 @@ void TapeRecorder::run(Operation operation) {
     std::visit([&](auto value) { entry.scalars.push_back({scalar.name, value}); }, scalar.value);
   }
   if (entry.name == "read_on_host") entry.unfit = "the host reads values of the device";
+  if (entry.name != "wait") {
+    recording_->flights.insert(entry.flight);
+  } else if (!recording_->flights.contains(entry.flight)) {
+    entry.unfit = "it waits for a call on " + entry.group + " that began before the capture";
+  }
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);
   if (watch_ != nullptr) watch_->before(entry);
   {

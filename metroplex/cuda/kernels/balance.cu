@@ -73,9 +73,10 @@ __global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits
         for (int64_t r = 0; s.z && r < count; ++r) sum += rows[r].logsumexp() * rows[r].logsumexp();
       } else if (s.score != BalanceScore::none) {
         const int64_t sample = i / s.experts, e = i % s.experts;
-        for (int64_t r = 0; r < count; ++r) {
-          if ((first + r) % s.samples == sample) sum += share_of(rows[r], logits[(first + r) * s.experts + e], s);
-        }
+        // The rows of a sample lie s.samples apart.
+        const int64_t skipped = first % s.samples, start = (sample + s.samples - skipped) % s.samples;
+        for (int64_t r = start; r < count; r += s.samples)
+          sum += share_of(rows[r], logits[(first + r) * s.experts + e], s);
       }
       lines[chunk * n + i] = sum;
     }

@@ -1,16 +1,19 @@
-#include "cuda/device.h"
+#include <string>
 
-#include <initializer_list>
+#include "cuda/architectures.h"
+#include "cuda/device.h"
 
 namespace metroplex::cuda::kernels {
 
 bool compiled() { return true; }
 
-bool compiled_for(int compute_capability) {
-  for (const int architecture : {__CUDA_ARCH_LIST__}) {
-    if (architecture == 10 * compute_capability) return true;
-  }
-  return false;
+// Words such as native and all name no architecture; then nvcc tells which, though not their PTX.
+std::string architectures() {
+  const std::string named = METROPLEX_CUDA_ARCHITECTURES;
+  if (!named.empty() && named.front() >= '0' && named.front() <= '9') return named;
+  return real_architectures({__CUDA_ARCH_LIST__});
 }
+
+bool compiled_for(int compute_capability) { return architectures_run_on(architectures(), compute_capability); }
 
 }  // namespace metroplex::cuda::kernels

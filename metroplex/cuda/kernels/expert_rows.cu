@@ -1,7 +1,11 @@
-// A block of threads takes a row at a time; sums over it are made by all threads in a fixed order.
+// A block of threads takes a row at a time, each thread `n` neighbouring elements at once; sums over the row are made
+// by all threads in a fixed order.
+#include <type_traits>
+
 #include "cuda/kernels/activation.h"
 #include "cuda/kernels/expert_rows.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/wide_access.h"
 
 namespace metroplex::cuda::kernels {
 namespace {
@@ -54,12 +58,28 @@ template <class T>
 __device__ Wide<T> prob_of(const Wide<T>* probs, int64_t row) {
   return probs != nullptr ? probs[row] : Wide<T>(1);
 }
-template <class T>
-__device__ Wide<T> biased(const T* x, const T* bias, int64_t i) {
-  return bias != nullptr ? load(x[i]) + load(bias[i]) : load(x[i]);
+template <int64_t n, class T>
+__device__ Elements<T, n> elements_at(const T* x, int64_t i) {
+  Elements<T, n> out;
+  out.read(x + i);
+  return out;
+}
+template <int64_t n, class T>
+__device__ Elements<T, n> biased(const T* x, const T* bias, int64_t i) {
+  Elements<T, n> out = elements_at<n>(x, i);
+  if (bias == nullptr) return out;
+  const Elements<T, n> add = elements_at<n>(bias, i);
+  for (int64_t k = 0; k < n; ++k) out.values[k] += add.values[k];
+  return out;
 }
 
-template <Activation kind, class T>
+// body(i) for the first of every n elements of a row that this thread takes.
+template <int64_t n, class Body>
+__device__ void over_row(int64_t width, const Body& body) {
+  for (int64_t i = threadIdx.x * n; i < width; i += kThreads * n) body(i);
+}
+
+template <Activation kind, class T, int64_t n>
 struct Forward {
   const T *x, *bias;
   const Wide<T>* probs;
@@ -72,14 +92,20 @@ struct Forward {
     const int64_t wide = gated ? 2 * width : width;
     const T *from = x + row * wide, *add = bias != nullptr ? bias + expert * wide : nullptr;
     const Wide<T> prob = prob_of<T>(probs, row);
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const Wide<T> y = activation_value<kind, Math>(limits.gate(biased(from, add, i)));
-      out[row * width + i] = store<T>((gated ? y * limits.up(biased(from, add, width + i)) : y) * prob);
-    }
+    over_row<n>(width, [&](int64_t i) {
+      Elements<T, n> y = biased<n>(from, add, i);
+      for (int64_t k = 0; k < n; ++k) y.values[k] = activation_value<kind, Math>(limits.gate(y.values[k]));
+      if (gated) {
+        const Elements<T, n> up = biased<n>(from, add, width + i);
+        for (int64_t k = 0; k < n; ++k) y.values[k] *= limits.up(up.values[k]);
+      }
+      for (int64_t k = 0; k < n; ++k) y.values[k] *= prob;
+      y.write(out + row * width + i);
+    });
   }
 };
 
-template <Activation kind, class T>
+template <Activation kind, class T, int64_t n>
 struct Backward {
   ExpertActivationGradient<T> g;
   int64_t width;
@@ -92,26 +118,33 @@ struct Backward {
     T* const dx = g.dx + row * wide;
     const Wide<T> prob = prob_of<T>(g.probs, row);
     Wide<T> sum = 0;
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const Wide<T> given = biased(x, bias, i), a = limits.gate(given), dy = load(g.dy[row * width + i]);
-      const Wide<T> y = activation_value<kind, Math>(a), slope = activation_slope<kind, Math>(a);
-      if (gated) {
-        const Wide<T> raw = biased(x, bias, width + i), up = limits.up(raw);
-        dx[i] = store<T>(dy * prob * up * slope * limits.gate_slope(given));
-        dx[width + i] = store<T>(dy * prob * y * limits.up_slope(raw));
-        sum += dy * y * up;
-      } else {
-        dx[i] = store<T>(dy * prob * slope);
-        sum += dy * y;
+    over_row<n>(width, [&](int64_t i) {
+      const Elements<T, n> given = biased<n>(x, bias, i), dy = elements_at<n>(g.dy, row * width + i);
+      Elements<T, n> raw, of_gate, of_up;
+      if (gated) raw = biased<n>(x, bias, width + i);
+      for (int64_t k = 0; k < n; ++k) {
+        const Wide<T> a = limits.gate(given.values[k]), y = activation_value<kind, Math>(a),
+                      slope = activation_slope<kind, Math>(a);
+        if (gated) {
+          const Wide<T> up = limits.up(raw.values[k]);
+          of_gate.values[k] = dy.values[k] * prob * up * slope * limits.gate_slope(given.values[k]);
+          of_up.values[k] = dy.values[k] * prob * y * limits.up_slope(raw.values[k]);
+          sum += dy.values[k] * y * up;
+        } else {
+          of_gate.values[k] = dy.values[k] * prob * slope;
+          sum += dy.values[k] * y;
+        }
       }
-    }
+      of_gate.write(dx + i);
+      if (gated) of_up.write(dx + width + i);
+    });
     if (g.dprobs == nullptr) return;
     sum = block_reduce(sum, Add());
     if (threadIdx.x == 0) g.dprobs[row] = sum;
   }
 };
 
-template <class T>
+template <class T, int64_t n>
 struct AddBias {
   T* y;
   const T* bias;
@@ -120,13 +153,16 @@ struct AddBias {
 
   __device__ void operator()(int64_t row, int64_t expert) const {
     const Wide<T> prob = prob_of<T>(probs, row);
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      y[row * width + i] = store<T>(load(y[row * width + i]) + load(bias[expert * width + i]) * prob);
-    }
+    over_row<n>(width, [&](int64_t i) {
+      Elements<T, n> sum = elements_at<n>(static_cast<const T*>(y), row * width + i);
+      const Elements<T, n> add = elements_at<n>(bias, expert * width + i);
+      for (int64_t k = 0; k < n; ++k) sum.values[k] += add.values[k] * prob;
+      sum.write(y + row * width + i);
+    });
   }
 };
 
-template <class T>
+template <class T, int64_t n>
 struct BiasProbs {
   const T *dy, *bias;
   Wide<T>* dprobs;
@@ -134,15 +170,16 @@ struct BiasProbs {
 
   __device__ void operator()(int64_t row, int64_t expert) const {
     Wide<T> sum = 0;
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      sum += load(dy[row * width + i]) * load(bias[expert * width + i]);
-    }
+    over_row<n>(width, [&](int64_t i) {
+      const Elements<T, n> a = elements_at<n>(dy, row * width + i), b = elements_at<n>(bias, expert * width + i);
+      for (int64_t k = 0; k < n; ++k) sum += a.values[k] * b.values[k];
+    });
     sum = block_reduce(sum, Add());
     if (threadIdx.x == 0) dprobs[row] += sum;
   }
 };
 
-template <class T>
+template <class T, int64_t n>
 struct Scale {
   const T* x;
   const Wide<T>* probs;
@@ -150,28 +187,49 @@ struct Scale {
   int64_t width;
 
   __device__ void operator()(int64_t row, int64_t) const {
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      out[row * width + i] = store<T>(load(x[row * width + i]) * probs[row]);
-    }
+    const Wide<T> prob = probs[row];
+    over_row<n>(width, [&](int64_t i) {
+      Elements<T, n> y = elements_at<n>(x, row * width + i);
+      for (int64_t k = 0; k < n; ++k) y.values[k] *= prob;
+      y.write(out + row * width + i);
+    });
   }
 };
 
-template <class T>
+template <class T, int64_t n>
 struct ScaleBackward {
   ExpertActivationGradient<T> g;
   int64_t width;
 
   __device__ void operator()(int64_t row, int64_t) const {
+    const Wide<T> prob = g.probs[row];
     Wide<T> sum = 0;
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const Wide<T> dy = load(g.dy[row * width + i]);
-      sum += dy * load(g.x[row * width + i]);
-      g.dx[row * width + i] = store<T>(dy * g.probs[row]);
-    }
+    over_row<n>(width, [&](int64_t i) {
+      Elements<T, n> dy = elements_at<n>(g.dy, row * width + i);
+      const Elements<T, n> y = elements_at<n>(g.x, row * width + i);
+      for (int64_t k = 0; k < n; ++k) {
+        sum += dy.values[k] * y.values[k];
+        dy.values[k] *= prob;
+      }
+      dy.write(g.dx + row * width + i);
+    });
     sum = block_reduce(sum, Add());
     if (threadIdx.x == 0) g.dprobs[row] = sum;
   }
 };
+
+// Whether rows of this width move in whole packs.
+template <class T, class... Pointers>
+bool in_packs(int64_t width, const Pointers*... pointers) {
+  return width % Pack<T>::kCount == 0 && aligned_for_packs(pointers...);
+}
+
+// launch(n) with as many elements for a thread at once as can be.
+template <class T, class Launch>
+void by_packs(bool packs, const Launch& launch) {
+  if (packs) launch(std::integral_constant<int64_t, Pack<T>::kCount>{});
+  else launch(std::integral_constant<int64_t, 1>{});
+}
 
 // A thread a column of one expert.
 template <class T>
@@ -215,32 +273,41 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
+  by_packs<T>(in_packs<T>(shape.width, x, bias, out), [&](auto n) {
 #define MPX_CALL(kind)                            \
   launch_rows("expert_activation", counts, shape, \
-              Forward<kind, T>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, stream)
-  MPX_BY_KIND(MPX_CALL)
+              Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, stream)
+    MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
+  });
 }
 
 template <class T>
 void expert_activation_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts,
                                      const ExpertShape& shape, CUstream_st* stream) {
+  by_packs<T>(in_packs<T>(shape.width, g.dy, g.x, g.bias, g.dx), [&](auto n) {
 #define MPX_CALL(kind)                                     \
   launch_rows("expert_activation_backward", counts, shape, \
-              Backward<kind, T>{g, shape.width, shape.gated, shape.limits}, stream)
-  MPX_BY_KIND(MPX_CALL)
+              Backward<kind, T, decltype(n)::value>{g, shape.width, shape.gated, shape.limits}, stream)
+    MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
+  });
 }
 
 template <class T>
 void expert_bias_cuda(T* y, const T* bias, const Wide<T>* probs, const int64_t* counts, const ExpertShape& shape,
                       CUstream_st* stream) {
-  launch_rows("expert_bias", counts, shape, AddBias<T>{y, bias, probs, shape.width}, stream);
+  by_packs<T>(in_packs<T>(shape.width, y, bias), [&](auto n) {
+    launch_rows("expert_bias", counts, shape, AddBias<T, decltype(n)::value>{y, bias, probs, shape.width}, stream);
+  });
 }
 template <class T>
 void expert_bias_probs_cuda(const T* dy, const T* bias, const int64_t* counts, Wide<T>* dprobs,
                             const ExpertShape& shape, CUstream_st* stream) {
-  launch_rows("expert_bias_probs", counts, shape, BiasProbs<T>{dy, bias, dprobs, shape.width}, stream);
+  by_packs<T>(in_packs<T>(shape.width, dy, bias), [&](auto n) {
+    launch_rows("expert_bias_probs", counts, shape, BiasProbs<T, decltype(n)::value>{dy, bias, dprobs, shape.width},
+                stream);
+  });
 }
 template <class T>
 void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums,
@@ -253,12 +320,16 @@ void expert_sums_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, W
 template <class T>
 void expert_scale_cuda(const T* x, const Wide<T>* probs, const int64_t* counts, T* out, const ExpertShape& shape,
                        CUstream_st* stream) {
-  launch_rows("expert_scale", counts, shape, Scale<T>{x, probs, out, shape.width}, stream);
+  by_packs<T>(in_packs<T>(shape.width, x, out), [&](auto n) {
+    launch_rows("expert_scale", counts, shape, Scale<T, decltype(n)::value>{x, probs, out, shape.width}, stream);
+  });
 }
 template <class T>
 void expert_scale_backward_cuda(const ExpertActivationGradient<T>& g, const int64_t* counts, const ExpertShape& shape,
                                 CUstream_st* stream) {
-  launch_rows("expert_scale_backward", counts, shape, ScaleBackward<T>{g, shape.width}, stream);
+  by_packs<T>(in_packs<T>(shape.width, g.dy, g.x, g.dx), [&](auto n) {
+    launch_rows("expert_scale_backward", counts, shape, ScaleBackward<T, decltype(n)::value>{g, shape.width}, stream);
+  });
 }
 
 #define MPX_INSTANTIATE(T)                                                                                           \

@@ -33,6 +33,7 @@ namespace {
 
 bool compiled() { return false; }
 bool compiled_for(int) { return false; }
+std::string architectures() { return ""; }
 
 #define MPX_NO_KERNEL(name, ...) \
   void name##_cuda(__VA_ARGS__, CUstream_st*) { no_kernel(#name); }
@@ -51,9 +52,9 @@ MPX_NO_KERNEL(block8_encode, const float*, int64_t, bool, uint8_t*, float*)
 MPX_NO_KERNEL(block8_decode, const uint8_t*, const float*, int64_t, bool, float*)
 MPX_NO_KERNEL(split_floats, const float*, int64_t, uint16_t*, uint16_t*)
 MPX_NO_KERNEL(join_floats, const uint16_t*, const uint16_t*, int64_t, float*)
-MPX_NO_KERNEL(adam_step, const OptimizerRange&, const AdamHyper&, const StepPlace&)
-MPX_NO_KERNEL(sgd_step, const OptimizerRange&, const SgdHyper&, const StepPlace&)
-MPX_NO_KERNEL(lion_step, const OptimizerRange&, const LionHyper&, const StepPlace&)
+MPX_NO_KERNEL(adam_step, const std::vector<RatedRange>&, const AdamHyper&, const StepValues*)
+MPX_NO_KERNEL(sgd_step, const std::vector<RatedRange>&, const SgdHyper&, const StepValues*)
+MPX_NO_KERNEL(lion_step, const std::vector<RatedRange>&, const LionHyper&, const StepValues*)
 MPX_NO_KERNEL(loss_factors, const StepValues*, const double*, double*, const LossFactorShape&)
 MPX_NO_KERNEL(own_sums, const OwnLosses&, const SumsPlace&)
 MPX_NO_KERNEL(copy_if_updates, const StepValues*, bool, const void*, void*, int64_t)

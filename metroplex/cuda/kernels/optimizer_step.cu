@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "cuda/kernels/block8_store.h"
 #include "cuda/kernels/optimizer_math.h"
 
@@ -77,15 +79,30 @@ struct NoiseKeys {
   uint32_t moments, main;
 };
 
+// Blocks of kThreads elements, those of a range behind those of the range before.
+struct RangeTable {
+  OptimizerRange ranges[kRangesOfLaunch];
+  const GroupRates* rates[kRangesOfLaunch];
+  int64_t first[kRangesOfLaunch + 1];  // block of each; behind the last one, their number
+  int count;
+};
+static_assert(sizeof(RangeTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
+
 template <class Update, class Hyper>
-__global__ void __launch_bounds__(kThreads) step_kernel(OptimizerRange r, Hyper hyper, StepPlace place) {
+__global__ void __launch_bounds__(kThreads) step_kernel(RangeTable table, Hyper hyper, const StepValues* values) {
   using T = typename Update::Scalar;
-  if (place.values->updates == 0) return;
-  const Update update(hyper, *place.values, *place.rates);
-  const uint64_t key = step_key(r.noise_key, place.values->number);
-  const NoiseKeys keys{mixed_key(key), mixed_key(~key)};
-  for (int64_t start = int64_t{blockIdx.x} * kThreads; start < r.n; start += int64_t{gridDim.x} * kThreads) {
-    const int64_t i = start + threadIdx.x;
+  if (values->updates == 0) return;
+  int of = 0;
+  Update update(hyper, *values, *table.rates[0]);
+  for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
+    if (block >= table.first[of + 1]) {
+      while (block >= table.first[of + 1]) ++of;
+      update = Update(hyper, *values, *table.rates[of]);
+    }
+    const OptimizerRange& r = table.ranges[of];
+    const uint64_t key = step_key(r.noise_key, values->number);
+    const NoiseKeys keys{mixed_key(key), mixed_key(~key)};
+    const int64_t i = (block - table.first[of]) * kThreads + threadIdx.x;
     const bool inside = i < r.n;
     T g = 0, p = 0, m = 0, v = 0;
     if (inside) {
@@ -104,28 +121,52 @@ __global__ void __launch_bounds__(kThreads) step_kernel(OptimizerRange r, Hyper 
   }
 }
 
+bool is_wide(const OptimizerRange& r) { return r.remainder == nullptr && r.main_number == Number::f64; }
+
+// The table of the ranges from `begin` on that go into one launch; `begin` becomes the first behind them.
+RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {
+  RangeTable table{};
+  const bool wide = is_wide(ranges[begin].range);
+  for (; begin < ranges.size() && table.count < kRangesOfLaunch; ++begin) {
+    const RatedRange& of = ranges[begin];
+    if (of.range.n == 0) continue;
+    if (is_wide(of.range) != wide) break;
+    table.ranges[table.count] = of.range;
+    table.rates[table.count] = of.rates;
+    const int64_t blocks = (of.range.n + kThreads - 1) / kThreads;
+    table.first[table.count + 1] = table.first[table.count] + blocks;
+    ++table.count;
+  }
+  return table;
+}
+
 template <class Hyper>
-void launch(const OptimizerRange& range, const Hyper& hyper, const StepPlace& place, CUstream_st* stream,
+void launch(const std::vector<RatedRange>& ranges, const Hyper& hyper, const StepValues* values, CUstream_st* stream,
             const char* name) {
-  with_update(range, hyper, [&]<class Update>() {
-    if (range.n == 0) return;
-    launch_kernel(name, step_kernel<Update, Hyper>, Grid{blocks_for(range.n), kThreads, 0, stream}, range, hyper,
-                  place);
-  });
+  for (const RatedRange& of : ranges) with_update(of.range, hyper, []<class Update>() {});  // checks it
+  for (size_t i = 0; i < ranges.size();) {
+    const RangeTable table = next_table(ranges, i);
+    if (table.count == 0) continue;
+    with_update(table.ranges[0], hyper, [&]<class Update>() {
+      launch_kernel(name, step_kernel<Update, Hyper>,
+                    Grid{blocks_for(table.first[table.count] * kThreads), kThreads, 0, stream}, table, hyper, values);
+    });
+  }
 }
 
 }  // namespace
 
-void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place,
+void adam_step_cuda(const std::vector<RatedRange>& ranges, const AdamHyper& hyper, const StepValues* values,
                     CUstream_st* stream) {
-  launch(range, hyper, place, stream, "adam_step");
+  launch(ranges, hyper, values, stream, "adam_step");
 }
-void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream) {
-  launch(range, hyper, place, stream, "sgd_step");
+void sgd_step_cuda(const std::vector<RatedRange>& ranges, const SgdHyper& hyper, const StepValues* values,
+                   CUstream_st* stream) {
+  launch(ranges, hyper, values, stream, "sgd_step");
 }
-void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place,
+void lion_step_cuda(const std::vector<RatedRange>& ranges, const LionHyper& hyper, const StepValues* values,
                     CUstream_st* stream) {
-  launch(range, hyper, place, stream, "lion_step");
+  launch(ranges, hyper, values, stream, "lion_step");
 }
 
 }  // namespace metroplex::cuda::kernels

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cuda/kernels/number.h"
 #include "cuda/kernels/step_state.h"
@@ -71,11 +72,21 @@ struct LionHyper {
 };
 void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place);
 
-// The same on a GPU, enqueued on `stream`; all arrays are of the device. What is stored may differ from the CPU twin
-// by the rounding of fused multiply-adds. base::Error("cuda", ...) when nothing was launched.
-void adam_step_cuda(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place, CUstream_st* stream);
-void sgd_step_cuda(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place, CUstream_st* stream);
-void lion_step_cuda(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place, CUstream_st* stream);
+// The same on a GPU, enqueued on `stream`, of many ranges at once: up to kRangesOfLaunch neighbours in the list that
+// compute in one type are a launch, whose arguments hold them. All arrays are of the device. What is stored may
+// differ from the CPU twin by the rounding of fused multiply-adds. base::Error("cuda", ...) when nothing was
+// launched.
+struct RatedRange {
+  OptimizerRange range;
+  const GroupRates* rates = nullptr;  // of its group
+};
+constexpr int kRangesOfLaunch = 24;
+void adam_step_cuda(const std::vector<RatedRange>& ranges, const AdamHyper& hyper, const StepValues* values,
+                    CUstream_st* stream);
+void sgd_step_cuda(const std::vector<RatedRange>& ranges, const SgdHyper& hyper, const StepValues* values,
+                   CUstream_st* stream);
+void lion_step_cuda(const std::vector<RatedRange>& ranges, const LionHyper& hyper, const StepValues* values,
+                    CUstream_st* stream);
 
 // Pass 1 of an optimizer step: what gradient norm, overflow test and count of zeros need, in one pass over a flat
 // range. Sums are in double, in fixed blocks added in order: equal for any number of threads.

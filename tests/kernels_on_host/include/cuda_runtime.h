@@ -30,6 +30,8 @@
 #define __ballot_sync(mask, yes) ::metroplex::kernels_on_host::ballot({__FILE__, __LINE__, false}, mask, yes)
 #define __reduce_max_sync(mask, value) \
   ::metroplex::kernels_on_host::reduce_max({__FILE__, __LINE__, false}, mask, value)
+#define __match_any_sync(mask, value) \
+  ::metroplex::kernels_on_host::match_any({__FILE__, __LINE__, false}, mask, static_cast<unsigned>(value))
 #define __popc(bits) __builtin_popcount(bits)
 
 namespace metroplex::kernels_on_host {
@@ -114,6 +116,7 @@ __attribute__((no_sanitize("thread"))) T shuffle(const Meeting& meeting, unsigne
 
 unsigned ballot(const Meeting& meeting, unsigned mask, bool yes);
 unsigned reduce_max(const Meeting& meeting, unsigned mask, unsigned value);
+unsigned match_any(const Meeting& meeting, unsigned mask, unsigned value);
 
 }  // namespace metroplex::kernels_on_host
 

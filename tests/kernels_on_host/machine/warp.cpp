@@ -40,4 +40,20 @@ unsigned reduce_max(const Meeting& meeting, unsigned mask, unsigned value) {
   return mine.result;
 }
 
+unsigned match_any(const Meeting& meeting, unsigned mask, unsigned value) {
+  Vote mine{value, 0};
+  warp_meets(meeting, mask, &mine, [](void* const* lanes) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if (lanes[lane] == nullptr) continue;
+      auto* const to = static_cast<Vote*>(lanes[lane]);
+      to->result = 0;
+      for (unsigned other = 0; other < kWarp; ++other) {
+        if (lanes[other] != nullptr && static_cast<const Vote*>(lanes[other])->value == to->value)
+          to->result |= 1U << other;
+      }
+    }
+  });
+  return mine.result;
+}
+
 }  // namespace metroplex::kernels_on_host

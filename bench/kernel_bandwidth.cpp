@@ -1,0 +1,167 @@
+// kernel_bandwidth [cuda|cpu] [rows] [width] [repetitions]: kernels that memory bounds, on tensors beyond every
+// cache: bytes that each must move over its time, against what the device copies in the same run. Prints Markdown. In
+// bf16; the optimizer with an fp32 main parameter and moments.
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/kernels/activation.h"
+#include "cuda/kernels/norm.h"
+#include "cuda/kernels/optimizer_step.h"
+#include "cuda/kernels/permutation.h"
+#include "cuda/launch_point.h"
+#include "timing.h"
+
+namespace {
+
+using namespace metroplex;
+using namespace metroplex::cuda::kernels;
+
+template <class T>
+T* raw(const at::Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+struct Bench {
+  cuda::Target target;
+  int repetitions;
+  double copy_rate = 0;
+
+  at::Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) const {
+    return at::randn(sizes, at::kFloat).to(type).to(target.device);
+  }
+  // Of one call, in a row of calls; the least of three rows.
+  double seconds(const std::function<void()>& work) const {
+    const auto wait = [this] {
+      if (target.gpu()) cuda::synchronize();
+    };
+    double best = 1e30;
+    for (int row = 0; row < 4; ++row) {
+      wait();
+      const auto start = bench::Clock::now();
+      for (int i = 0; i < repetitions; ++i) work();
+      wait();
+      if (row > 0) best = std::min(best, bench::seconds_since(start) / repetitions);
+    }
+    return best;
+  }
+  void line(const char* name, double bytes, const std::function<void()>& work) {
+    const double time = seconds(work), rate = bytes / time / 1e9;
+    if (copy_rate == 0) copy_rate = rate;
+    std::printf("| %s | %.1f | %.1f | %.0f | %.2f |\n", name, bytes / 1e6, time * 1e6, rate, rate / copy_rate);
+  }
+};
+
+double bytes_of(std::initializer_list<const at::Tensor*> tensors) {
+  double bytes = 0;
+  for (const at::Tensor* x : tensors) bytes += static_cast<double>(x->nbytes());
+  return bytes;
+}
+
+void layers(Bench& b, int64_t rows, int64_t width) {
+  const at::Tensor x = b.random({rows, width}), out = at::empty_like(x), dx = at::empty_like(x);
+  const at::Tensor weight = b.random({width}, at::kFloat), rstd = at::empty({rows}, weight.options());
+  const at::Tensor dweight = at::empty_like(weight);
+  b.line("copy", bytes_of({&x, &out}), [&] { out.copy_(x); });
+  const NormShape norm{rows, width, 1e-5, true};
+  const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, weight.options());
+  b.line("norm_forward", bytes_of({&x, &out}), [&] {
+    cuda::launch(
+        b.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
+        NormForward<Bf16, Bf16>{raw<Bf16>(x), raw<float>(weight), nullptr, raw<Bf16>(out), nullptr, raw<float>(rstd)},
+        norm);
+  });
+  b.line("norm_backward", bytes_of({&x, &out, &dx}), [&] {
+    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<float>(weight),  nullptr, raw<float>(rstd),
+                                      nullptr,        raw<Bf16>(dx), raw<float>(dweight), nullptr};
+    cuda::launch(
+        b.target, {"norm_backward", {}, {}},
+        [](const NormBackward<Bf16, Bf16>& operands, float*, const NormShape& shape) {
+          norm_backward(operands, shape);
+        },
+        norm_backward_cuda<Bf16, Bf16>, of, raw<float>(lines), norm);
+  });
+  const at::Tensor wide = b.random({rows, 2 * width});
+  const ActivationShape swiglu{rows, width, Activation::silu, true};
+  b.line("activation_forward", bytes_of({&wide, &out}), [&] {
+    cuda::launch(b.target, {"activation_forward", {}, {}}, activation_forward<Bf16>, activation_forward_cuda<Bf16>,
+                 raw<Bf16>(wide), static_cast<const float*>(nullptr), raw<Bf16>(out), swiglu);
+  });
+}
+
+void rows_of_experts(Bench& b, int64_t tokens, int64_t width) {
+  constexpr int64_t kTop = 2, kExperts = 8;
+  const int64_t all = tokens * kTop;
+  const at::Tensor experts = at::randint(0, kExperts, {all}, at::kLong).to(b.target.device);
+  const at::Tensor rows = at::empty_like(experts), source = at::empty_like(experts),
+                   counts = at::empty({kExperts}, experts.options());
+  const PermutationShape shape{all, all, 0, kExperts, kExperts};
+  const PermutationPlan plan{raw<int64_t>(rows), raw<int64_t>(source), raw<int64_t>(counts)};
+  b.line("plan_permutation", bytes_of({&experts, &rows, &source}), [&] {
+    cuda::launch(b.target, {"plan_permutation", {}, {}}, plan_permutation, plan_permutation_cuda,
+                 static_cast<const int64_t*>(raw<int64_t>(experts)), plan, shape);
+  });
+  const at::Tensor x = b.random({tokens, width}), y = at::empty({all, width}, x.options());
+  b.line("permute_rows", 2 * bytes_of({&y}), [&] {
+    cuda::launch(b.target, {"permute_rows", {}, {}}, permute_rows<Bf16>, permute_rows_cuda<Bf16>,
+                 static_cast<const Bf16*>(raw<Bf16>(x)), static_cast<const int64_t*>(raw<int64_t>(source)),
+                 raw<Bf16>(y), RowsShape{all, width, kTop});
+  });
+  b.line("sum_rows", bytes_of({&x, &y}), [&] {
+    cuda::launch(b.target, {"sum_rows", {}, {}}, sum_rows<Bf16>, sum_rows_cuda<Bf16>,
+                 static_cast<const Bf16*>(raw<Bf16>(y)), static_cast<const int64_t*>(raw<int64_t>(rows)),
+                 raw<Bf16>(x), SumShape{tokens, kTop, width});
+  });
+}
+
+void optimizer(Bench& b, int64_t n) {
+  const at::Tensor grad = b.random({n}, at::kFloat), main = b.random({n}, at::kFloat), first = at::zeros_like(main),
+                   second = at::zeros_like(main), param = at::empty({n}, main.options().dtype(at::kBFloat16));
+  const StepValues values{.updates = 1, .grad_factor = 1};
+  const GroupRates rates = group_rates(1e-4, 0.01, 0.9, 0.999, 1);
+  const auto on_device = [&](const void* data, size_t bytes) {
+    const at::Tensor host = at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+    return host.clone().to(b.target.device);
+  };
+  const at::Tensor at_values = on_device(&values, sizeof values), at_rates = on_device(&rates, sizeof rates);
+  OptimizerRange range;
+  range.n = n;
+  range.grad = grad.const_data_ptr();
+  range.main = main.mutable_data_ptr();
+  range.param = param.mutable_data_ptr();
+  range.first.data = first.mutable_data_ptr();
+  range.second.data = second.mutable_data_ptr();
+  b.line("adam_step", bytes_of({&grad, &main, &main, &first, &first, &second, &second, &param}), [&] {
+    const StepValues* const step = raw<StepValues>(at_values);
+    const std::vector<RatedRange> ranges{{range, raw<GroupRates>(at_rates)}};
+    cuda::launch(
+        b.target, {"adam_step", {}, {}},
+        [](const std::vector<RatedRange>& all, const AdamHyper& hyper, const StepValues* its) {
+          for (const RatedRange& one : all) adam_step(one.range, hyper, {its, one.rates});
+        },
+        adam_step_cuda, ranges, AdamHyper{}, step);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::as_metroplex_runs(argv);
+  const std::string device = argc > 1 ? argv[1] : "cuda";
+  const int64_t rows = argc > 2 ? std::atoll(argv[2]) : 65536, width = argc > 3 ? std::atoll(argv[3]) : 4096;
+  if (device == "cuda" && cuda::device_count() == 0) {
+    std::fprintf(stderr, "kernel_bandwidth: there is no GPU; give cpu\n");
+    return 2;
+  }
+  Bench b{{at::Device(device == "cuda" ? at::kCUDA : at::kCPU)}, argc > 4 ? std::atoi(argv[4]) : 20};
+  std::printf("| kernel | MB | us | GB/s | of the copy |\n| --- | --- | --- | --- | --- |\n");
+  layers(b, rows, width);
+  rows_of_experts(b, rows / 2, width);
+  optimizer(b, rows * width / 2);
+  return 0;
+}

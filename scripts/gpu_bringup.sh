@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# From a clone on a machine with GPUs to proof, figures and a report: builds for the GPUs that are there, runs what the
+# project has for GPUs, and writes a dated page and a folder of logs. Every part runs whatever became of the others; the
+# exit code is 1 where one failed. Without a GPU each part is skipped and says so (docs/gpu.md).
+#   scripts/gpu_bringup.sh [--ranks N] [--build build-gpu] [--out gpu-report] [--python PYTHON] [--no-build] [--quick]
+# --ranks: how many GPUs the parts of several ranks use, by default all, at most 2. PYTHON imports torch, for what
+# is compared with it; without one only ours is measured. --quick: fewer steps, whose figures mean little.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 2
+ranks='' build=build-gpu out=gpu-report python=python3 make=1 steps=30 repetitions=50
+usage() { sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --ranks | --build | --out | --python)
+      [ $# -gt 1 ] || { echo "gpu_bringup.sh: $1 takes a value" >&2; exit 2; }
+      declare "${1#--}=$2"; shift 2 ;;
+    --no-build) make=0; shift ;;
+    --quick) steps=3 repetitions=3; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "gpu_bringup.sh: unknown option '$1'" >&2; usage >&2; exit 2 ;;
+  esac
+done
+case "$ranks" in *[!0-9]* | 0) echo "gpu_bringup.sh: --ranks is '$ranks'; it takes a number of GPUs from 1 on" >&2; exit 2 ;; esac
+
+gpus=$(nvidia-smi --query-gpu=name,compute_cap,memory.total,driver_version --format=csv,noheader 2> /dev/null) || gpus=
+devices=$(printf '%s' "$gpus" | grep -c .)
+[ -n "$ranks" ] || ranks=$((devices < 2 ? devices : 2))
+first=$(printf '%s\n' "$gpus" | head -n 1 | cut -d, -f1)
+machine=$(printf '%s' "${first:-no device}" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')
+page=$out/$(date +%F)-$machine.md logs=$out/$(date +%F)-$machine.logs
+rm -rf "$logs" && mkdir -p "$logs" || exit 2
+failed=0 number=0 table=() sections=()
+
+# What keeps a part from running; nothing: it runs. NEEDS: words.
+reason() {
+  local need
+  [ "$devices" -gt 0 ] || { echo "no device"; return; }
+  [ ! -e "$logs/build.failed" ] || { echo "the build failed"; return; }
+  for need in $1; do
+    case "$need" in
+      ranks) [ "$ranks" -ge 2 ] && [ "$devices" -ge "$ranks" ] || { echo "it takes 2 GPUs or more, and --ranks N of them; here are $devices, N is $ranks"; return; } ;;
+      sanitizer) command -v compute-sanitizer > /dev/null || { echo "no compute-sanitizer on PATH; the CUDA toolkit has it"; return; } ;;
+    esac
+  done
+}
+
+# part NAME NEEDS SHOWN COMMAND...: SHOWN lines of the log's end go onto the page; 0: none unless it fails.
+part() {
+  local name=$1 needs=$2 shown=$3 log why start=$SECONDS status=0 result
+  shift 3
+  number=$((number + 1))
+  log=$(printf '%s/%02d-%s.log' "$logs" "$number" "$(printf '%s' "$name" | tr -cs 'A-Za-z0-9' '-' | sed 's/-$//')")
+  why=$(reason "$needs")
+  if [ -n "$why" ]; then
+    echo "skipped: $why" | tee "$log" > /dev/null
+    result="skipped: $why"
+  else
+    printf '%s ...\n' "$name" >&2
+    printf '$ %s\n' "$*" > "$log"
+    "$@" >> "$log" 2>&1 < /dev/null || status=$?
+    if [ "$status" = 0 ]; then
+      result=ok
+    else
+      result="FAILED ($status)"
+      failed=$((failed + 1))
+      [ "$shown" -gt 0 ] || shown=15
+    fi
+    [ "$shown" = 0 ] || sections+=("## $name"$'\n'"$(tail -n +2 "$log" | tail -n "$shown")")
+  fi
+  table+=("| $name | $result | $((SECONDS - start)) | $(basename "$log") |")
+  printf '%s: %s\n' "$name" "$result" >&2
+  return "$status"
+}
+
+# Several commands of one part: all run, and the part fails if one does.
+each() {
+  local status=0
+  while [ $# -gt 0 ]; do
+    echo "--- $1"
+    bash -c "$1" || { echo "--- failed ($?): $1"; status=1; }
+    shift
+  done
+  return "$status"
+}
+
+bin=$build/bin
+golden=tests/vectors/golden
+part "build for these GPUs" "" 0 env \
+  CUDAARCHS="$(printf '%s\n' "$gpus" | cut -d, -f2 | tr -d ' .' | sort -u | awk '{print $1 ($1 >= 90 ? "a" : "") "-real"}' | paste -sd ';')" \
+  bash -c 'if [ "$1" = 1 ]; then scripts/build.sh --cuda --dir "$2" && ninja -C "$2" gpu_step kernel_bandwidth; fi; test -x "$2/bin/metroplex"' \
+  build "$make" "$build" || touch "$logs/build.failed"
+part "machine" "" 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h" "ldd $bin/metroplex-torch | grep cuda || true"
+
+part "tests on a GPU" "" 3 env GTEST_OUTPUT="xml:$logs/" ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
+replays=()
+for run in "$golden"/*.json; do
+  case "$run" in *golden_index.json) ;; *) replays+=("$bin/metroplex_parity $run --device cuda") ;; esac
+done
+part "golden runs, ranks as threads on one GPU" "" 0 each "${replays[@]}"
+captured=()
+for run in gpt_1 llama_1 llama_bf16 moe_allgather_ep2; do
+  case "$run" in *ep2) one="--nproc 1 --ep 1" ;; *) one='' ;; esac
+  for how in "local" "transformer_engine --cuda-graph-modules attn" "full_iteration"; do
+    captured+=("$bin/metroplex_parity $golden/$run.json --device cuda $one --cuda-graph-impl $how")
+  done
+done
+part "golden runs from graphs" "" 0 each "${captured[@]}"
+
+two="--backend nccl"
+part "two ranks: p2p" "ranks" 0 each "$bin/metroplex_parity $golden/gpt_pp2.json $two" "$bin/metroplex_parity $golden/gpt_pp2.json $two --cuda-graph-impl full_iteration"
+part "two ranks: tensor parallel" "ranks" 0 each "$bin/metroplex_parity $golden/gpt_tp2.json $two" "$bin/metroplex_parity $golden/llama_tp2.json $two --cuda-graph-impl full_iteration"
+part "two ranks: ZeRO-1 and a capture behind one eager step" "ranks" 0 each "$bin/metroplex_parity $golden/gpt_dp2_distopt.json $two" \
+  "$bin/metroplex_parity $golden/gpt_dp2_distopt.json $two --cuda-graph-impl full_iteration --set train.cuda_graph_warmup_steps=1"
+buffers="--set model.moe_token_dispatcher_type=static_buffer --set model.moe_expert_rank_capacity_factor=2"
+part "two ranks: static buffers" "ranks" 0 each "$bin/metroplex_parity $golden/moe_ep2.json $two $buffers" \
+  "$bin/metroplex_parity $golden/moe_ep2.json $two $buffers --cuda-graph-impl full_iteration"
+part "two ranks: ECHO" "ranks" 0 each "$bin/metroplex_parity $golden/moe_ep2.json $two --set model.moe_enable_echo=true --set model.moe_num_echo_experts=2"
+
+for tool in memcheck racecheck initcheck; do
+  part "compute-sanitizer $tool over the kernels" "sanitizer" 3 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/cuda_gpu_test"
+done
+
+part "kernels' bandwidth against the copy's" "" 20 "$bin/kernel_bandwidth" cuda 65536 4096 "$repetitions"
+for model in gpt2 llama mixtral; do
+  part "training step of $model" "" 8 "$python" bench/compare_gpu.py --models "$model" --steps "$steps" --binary "$bin/gpu_step"
+done
+# The same work for each rank alone and beside others: what a step takes more is communication that nothing hides.
+run="train examples/gpt2_124m.yaml --data.mock_data=true --data.data_path= --data.tokenizer_type=none --train.tensorboard_dir="
+run+=" --run.device=cuda --train.train_iters=$steps --train.log_interval=$(((steps + 1) / 2)) --train.eval_interval=0 --checkpoint.save="
+run+=" --train.progress=false --precision.params_dtype=bf16 --parallel.data_parallel_sharding_strategy=optim"
+all="--nproc $ranks --backend nccl --train.global_batch_size=$((16 * ranks))"
+part "exposed communication: one rank, then several" "ranks" 30 each "$bin/metroplex $run --nproc 1 --train.global_batch_size=16" \
+  "$bin/metroplex $run $all" "$bin/metroplex $run $all --parallel.overlap_grad_reduce=false --parallel.overlap_param_gather=false"
+
+{
+  echo "# GPU bring-up, $(date +%F): ${first:-no device}"
+  echo
+  echo "Commit $(git rev-parse --short HEAD 2> /dev/null || echo unknown)$(git diff --quiet HEAD 2> /dev/null || echo ', with local changes'). GPUs:"
+  echo
+  printf '    %s\n' "${gpus:-none was found: nvidia-smi is not there or names none}" | sed '2,$s/^/    /'
+  echo
+  echo "$failed of $number parts failed. What each is for, and what to expect: docs/gpu.md."
+  echo
+  printf '| part | result | seconds | log |\n| --- | --- | --- | --- |\n'
+  printf '%s\n' "${table[@]}"
+  [ "${#sections[@]}" = 0 ] || printf '\n%s\n' "${sections[@]}"
+  printf '\nPlease send this page and the folder of logs (`tar czf report.tar.gz %s`) with an issue of this repository, titled\n"GPU bring-up: %s". It is wanted whether or not a part failed.\n' "$page $logs" "${first:-no device}"
+} > "$page"
+rm -f "$logs/build.failed"
+echo "$page" >&2
+echo "$failed of $number parts failed; please send $page and $logs/ with an issue of this repository" >&2
+[ "$failed" = 0 ]

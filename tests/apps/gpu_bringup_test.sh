@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# scripts/gpu_bringup.sh: without a GPU every part is skipped and a page says so; with GPUs, programs and tools that
+# stand in, every part runs its command, one that fails is named and keeps no other from running.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+bringup() {
+  local expected=$1 code=0
+  shift
+  PATH=$work/tools:$PATH timeout 120 "$repository/scripts/gpu_bringup.sh" --out "$work/report" "$@" > out 2> err || code=$?
+  [ "$code" = "$expected" ] || fail "gpu_bringup.sh $* ended with $code, not $expected"
+  held
+}
+page_says() { grep -qF -- "$1" "$work"/report/*.md && held || { cp "$work"/report/*.md out; fail "the page lacks: $1"; }; }
+count() { grep -c -- "$1" "$work"/report/*.md || true; }
+tool() {
+  mkdir -p "$(dirname "$1")"
+  printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1"
+  chmod +x "$1"
+}
+
+echo "Without a GPU"
+tool tools/nvidia-smi 'exit 9'
+bringup 0
+parts=$(count '^| .* | skipped: no device | ')
+[ "$parts" -ge 15 ] || fail "$parts parts"
+[ "$(count '\.log |$')" = "$parts" ] || fail "a part was not skipped"
+[ "$(grep -l '^skipped: no device$' report/*.logs/*.log | wc -l)" = "$parts" ] || fail "a log lacks its reason"
+page_says 'no device'
+page_says 'with an issue of this repository'
+holds "all $parts parts are skipped, each with a log"
+
+echo "With two GPUs that stand in"
+rm -rf report
+tool tools/nvidia-smi 'case "$*" in *query-gpu*) for i in 1 2; do echo "NVIDIA H100, 9.0, 81559 MiB, 580.1"; done ;; *) echo "asked $*" ;; esac'
+tool tools/ctest 'echo "ctest $*"; echo "100% tests passed"'
+tool tools/compute-sanitizer 'echo "sanitizer $*"; [ "$2" != racecheck ]'
+tool tools/python 'echo "python $*"'
+for program in metroplex metroplex-torch cuda_gpu_test gpu_step; do tool "build/bin/$program" 'echo "ran $*"'; done
+tool build/bin/metroplex_parity 'echo "parity $*"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; esac'
+tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'
+bringup 1 --build "$work/build" --no-build --python "$work/tools/python"
+[ "$(count 'skipped')" = 0 ] || fail "a part was skipped"
+page_says '2 of '
+page_says '| golden runs, ranks as threads on one GPU | FAILED (1) |'
+page_says '| compute-sanitizer memcheck over the kernels | ok |'
+page_says '| copy | 1.0 |'
+page_says 'NVIDIA H100'
+logs=$(echo "$work"/report/*.logs)
+runs=$(ls "$repository"/tests/vectors/golden/*.json | grep -vc golden_index)
+[ "$(grep -c '^parity .*--device cuda$' "$logs"/*threads-on-one-GPU.log)" = "$runs" ] || fail "not all $runs golden runs"
+grep -q -- '--- failed (1): .*llama_fp16_small.json' "$logs"/*threads-on-one-GPU.log || fail "the run that failed is not named"
+grep -q 'parity .*gpt_dp2_distopt.json --backend nccl --cuda-graph-impl full_iteration --set train.cuda_graph_warmup_steps=1' "$logs"/*ZeRO-1*.log || fail "no capture behind one eager step"
+grep -q 'train .*--nproc 2 --backend nccl' "$logs"/*exposed*.log || fail "no run of two ranks"
+grep -q 'CUDAARCHS=90a-real' "$logs"/01-*.log || fail "not built for what is there"
+grep -q 'ctest .*-L gpu' "$logs"/*tests-on-a-GPU.log || fail "no ctest"
+grep -q 'python bench/compare_gpu.py --models mixtral' "$logs"/*mixtral.log || fail "no comparison"
+holds "every part ran, two failed and are named"
+
+echo "With one GPU"
+rm -rf report
+tool tools/nvidia-smi 'case "$*" in *query-gpu*) echo "NVIDIA A100-SXM4-80GB, 8.0, 81920 MiB, 580.1" ;; esac'
+tool tools/compute-sanitizer 'exit 0'
+tool build/bin/metroplex_parity 'exit 0'
+bringup 0 --build "$work/build" --no-build --python "$work/tools/python"
+[ "$(count 'skipped: it takes 2 GPUs')" = 6 ] || fail "parts of two ranks"
+grep -q 'CUDAARCHS=80-real' report/*.logs/01-*.log || fail "not built for an A100"
+holds "parts of several ranks are skipped"
+
+echo "Where the build fails"
+rm -rf report
+bringup 1 --build "$work/nothing" --no-build
+page_says '| build for these GPUs | FAILED (1) |'
+page_says '1 of '
+[ "$(count 'skipped: the build failed')" -ge 15 ] || fail "parts ran without a build"
+
+echo "Wrong options"
+bringup 2 --ranks none
+warns "--ranks is 'none'"
+bringup 2 --gpus 2
+warns "unknown option '--gpus'"
+bringup 2 --ranks
+warns "takes a value"
