@@ -99,9 +99,10 @@ void check_softmax(Rules& rules) {
   const Model& m = rules.config.model;
   if (m.softmax_type == SoftmaxType::vanilla) return;
   const std::vector<std::string> ways = comma_list(rules.config.parallel.cp_comm_type);
-  rules.require(rules.config.parallel.cp() == 1 || std::find(ways.begin(), ways.end(), "a2a") == ways.end(),
-                "model.softmax_type", m.softmax_type, "excludes parallel.cp_comm_type = a2a",
-                "use p2p or all_gather");
+  const bool heads_travel =
+      std::any_of(ways.begin(), ways.end(), [](const std::string& way) { return way.starts_with("a2a"); });
+  rules.require(rules.config.parallel.cp() == 1 || !heads_travel, "model.softmax_type", m.softmax_type,
+                "excludes parallel.cp_comm_type = a2a and a2a+p2p", "use p2p or all_gather");
 }
 
 // Of layers: further norms, limits of gated units.

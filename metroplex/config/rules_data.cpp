@@ -130,6 +130,8 @@ void check_checkpoint(Rules& rules) {
                 concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
   rules.require(!c.async_save || !c.save.empty(), "checkpoint.async_save", "given", "needs checkpoint.save",
                 "say where to save, or leave it out");
+  rules.require(c.export_hf.empty() || !c.save.empty(), "checkpoint.export_hf", c.export_hf,
+                "needs checkpoint.save: it is made of the last checkpoint", "say where to save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
       {"checkpoint.finetune", c.finetune},
       {"checkpoint.ckpt_step", c.ckpt_step > 0},

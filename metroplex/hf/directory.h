@@ -51,6 +51,8 @@ struct ExportOptions {
   // where the checkpoint has them; what is in another type than the embedding keeps it.
   std::optional<files::Dtype> dtype = std::nullopt;
 };
+// Throws base::Error where write_directory would: no family has this model, or `directory` is there already.
+void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory);
 // Writes a new directory, whole or not at all: beside it as <directory>.part, then renamed. Takes one tensor of
 // theirs at a time, whatever layout wrote the checkpoint. Throws base::Error where `directory` is there already.
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,

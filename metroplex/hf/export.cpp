@@ -165,10 +165,15 @@ const char* torch_name(files::Dtype dtype) {
 
 }  // namespace
 
+void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory) {
+  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
+  family_for(model);
+}
+
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options) {
-  MPX_CHECK(!disk.exists(directory), "files", "'", directory, "' is there already; choose another directory");
   config::Model model = config::parse_saved(run.manifest().config_yaml).model;
+  check_writable(disk, model, directory);
   const files::TensorForm& words = form_of(run, kWords, "weight");
   model.vocab_size = words.shape.at(0);
   const Family& family = family_for(model);

@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "checkpoint/directory.h"
+#include "checkpoint/load.h"
+#include "hf/directory.h"
 #include "train/run_data.h"
 
 namespace metroplex::train {
@@ -64,6 +66,23 @@ void RunSaves::save(bool last) {
 void RunSaves::look() {
   if (!background_) return;
   if (const auto outcome = background_->take_finished()) report(iteration_, *outcome);
+}
+
+void RunSaves::export_last() const {
+  const std::string& directory = a_.config.checkpoint.export_hf;
+  if (directory.empty() || a_.world->rank() != 0) return;
+  if (!has_current() || summary_.last_save_failed) {
+    environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
+    return;
+  }
+  try {
+    checkpoint::Reader reader(*environment_.disk, position_.checkpoint);
+    hf::write_directory(*environment_.disk, reader, directory);
+    environment_.log->info(" wrote " + directory + " for Hugging Face");
+  } catch (const base::Error& error) {
+    environment_.log->warn(base::concat("checkpoint.export_hf: ", error.what(), "; `metroplex convert ",
+                                        position_.checkpoint, " --to hf DIR` writes it"));
+  }
 }
 
 void RunSaves::finish() {

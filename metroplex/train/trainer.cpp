@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "files/expert_trace.h"
 #include "files/file_system.h"
+#include "hf/directory.h"
 #include "moe/grouped_product.h"
 #include "optim/clip.h"
 #include "plan/microbatches.h"
@@ -426,6 +427,7 @@ RunSummary Job::end_training() {
   batches_.reset();
   if (summary_.ending == Ending::finished) evaluate_at_end();
   timers_.measure("save-checkpoint", 0, [&] { saves_->finish(); });
+  if (summary_.ending == Ending::finished) saves_->export_last();
   summary_.iteration = position_.iteration;
   summary_.consumed_samples = position_.consumed_train_samples;
   return summary_;
@@ -449,6 +451,8 @@ RunSummary run_training(const config::Config& config, const comm::World& world, 
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
     check_save_folder(config, *environment.disk);
+    if (const std::string& directory = config.checkpoint.export_hf; !directory.empty())
+      hf::check_writable(*environment.disk, config.model, directory);
     // Before anything else is made, so that a wrong path is found at the start and not at the first save.
     if (!config.checkpoint.save.empty()) lock.emplace(*environment.disk, config.checkpoint.save);
   }

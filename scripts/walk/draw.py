@@ -9,7 +9,7 @@ NOT_DRAWN = {
         "checkpoint.save", "checkpoint.load", "checkpoint.save_interval", "checkpoint.ckpt_step", "data.data_path",
         "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
-        "model.moe_router_force_trace", "model.moe_echo_dump_dir", "model.from"],
+        "model.moe_router_force_trace", "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
     "how a run is resumed, which the checks say": [
         "checkpoint.finetune", "checkpoint.no_load_optim", "checkpoint.no_load_rng", "checkpoint.exit_on_missing_checkpoint",
         "checkpoint.allow", "checkpoint.resume_with_other_data", "optim.override_opt_param_scheduler",

@@ -45,9 +45,16 @@ assert {t["dtype"] for t in json.load(open("out"))["tensors"]} == {"BF16"}
 assert json.load(open("brain/config.json"))["dtype"] == "bfloat16"
 PYTHON
 held
-run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2
+run 0 train --model.from brain $small --train.train_iters=2 --optim.lr=0.003 --checkpoint.save=half --tp 2 --nproc 2 \
+  --checkpoint.async_save=true --checkpoint.export_hf=ended
+prints 'wrote ended for Hugging Face'
+run 3 train --model.from brain $small --checkpoint.save=other --checkpoint.export_hf=ended
+warns "'ended' is there already"
+run 3 train $small --model.family=codegeex --checkpoint.save=other --checkpoint.export_hf=none
+[ ! -e other ] && held || fail "a run that cannot be exported began"
 run 0 convert half --to hf whole --dtype fp32
 run 0 convert half --to hf rounded
+diff -r ended rounded && held || fail "checkpoint.export_hf writes something else than convert"
 python3 - << 'PYTHON'
 import json, struct
 def tensors(path):

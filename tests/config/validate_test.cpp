@@ -266,6 +266,7 @@ static const std::vector<Wrong>& wrong_schedules_and_data() {
       {{"data.num_workers=-1"}, "data.num_workers", "at least 0"},
       {{"checkpoint.save=x", "checkpoint.save_retain_interval=6"}, "checkpoint.save_retain_interval", "multiple of"},
       {{"checkpoint.async_save=true"}, "checkpoint.async_save", "needs checkpoint.save"},
+      {{"checkpoint.export_hf=x"}, "checkpoint.export_hf", "needs checkpoint.save"},
       {{"checkpoint.save=x", "checkpoint.save_interval=4", "checkpoint.save_retain_interval=6"},
        "checkpoint.save_retain_interval",
        "multiple of checkpoint.save_interval = 4"},
