@@ -209,6 +209,13 @@ def depends_on_layout(case):
             "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
 
 
+def regroups_samples(case):
+    """Without data_sharding the number of data-parallel ranks decides which samples share a microbatch, as in Megatron, and
+    aux_loss is no sum over samples but a product of means over a microbatch."""
+    return ("aux_loss" in case.get("model.moe_router_load_balancing_type", "").split(",") and case.data_parallel() > 1 and
+            case.keys.get("data.data_sharding") == "false")
+
+
 def layout(base, rng):
     """In float64 the layout changes nothing, but where verify says that it does by design."""
     outcome = base.bench.run("verify", base.case.words())
@@ -349,9 +356,10 @@ def checks_of(case, ways):
     if case.ranks > 1 and not depends_on_layout(case):
         found.append(("layout", layout, 3))
         rounds = "train.decrease_batch_size_if_needed" in case.keys  # on one rank to another batch
-        if "model.sharded_initialization" not in case.keys and not rounds:
+        other = rounds or regroups_samples(case)
+        if "model.sharded_initialization" not in case.keys and not other:
             found.append(("one_rank", one_rank, 1.5))
-        if not rounds:
+        if not other:
             found.append(("moved", moved, 1.5))
     return found
 
