@@ -7,6 +7,7 @@
 #include "comm/backends/backend.h"
 #include "comm/backends/recording.h"
 #include "comm/backends/counting.h"
+#include "topology/megatron_groups.h"
 
 namespace metroplex::comm {
 
@@ -103,9 +104,8 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 World World::recorded(cuda::Recorder& recorder) const {
   World world = *this;
   Groups& g = world.groups_;
-  for (Group* group :
-       {&g.world, &g.tp, &g.cp, &g.cp_a2a, &g.cp_p2p, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp, &g.model_parallel,
-        &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
+  for (Group* group : {&g.world, &g.tp, &g.cp, &g.cp_a2a, &g.cp_p2p, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp,
+                       &g.model_parallel, &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
     *group = group->recorded(recorder);
   world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
     recorder.joins(spec.name, to_string(spec.purpose), spec.ranks);

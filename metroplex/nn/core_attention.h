@@ -32,8 +32,8 @@ struct CoreSpec {
   comm::Group cp = {};  // whose ranks hold the keys of the sequence (context_attention.h)
   config::CpCommType exchange = config::CpCommType::p2p;
   comm::Group cp_a2a = {}, cp_p2p = {};  // the levels of cp, where the exchange is a2a+p2p
-  int64_t window = -1;  // how many positions before its own a query attends to; -1: all
-  double softcap = 0;   // scaled scores x become softcap tanh(x / softcap); 0: they stay
+  int64_t window = -1;                   // how many positions before its own a query attends to; -1: all
+  double softcap = 0;                    // scaled scores x become softcap tanh(x / softcap); 0: they stay
   config::SoftmaxType softmax = config::SoftmaxType::vanilla;
 };
 

@@ -30,9 +30,9 @@ void scale(const Scaling& s) {
 // A gather of the last step, say, whose event a GPU's capture does not know.
 TEST(TapeRecorder, RefusesToWaitForACallThatBeganBeforeTheCapture) {
   int before = 0, inside = 0;
-  const auto call = [](const char* name, const void* flight) {
+  const auto call = [](const char* name, const void* work) {
     Operation operation{name, "dp", {}, {}, {}, [] {}};
-    operation.flight = flight;
+    operation.work = work;
     return operation;
   };
   TapeRecorder recorder;

@@ -40,7 +40,7 @@ struct TapeRecorder::Recording {
   std::shared_ptr<TapePool> pool;
   bool strict;
   std::unordered_set<c10::StorageImpl*> known;  // externals
-  std::unordered_set<const void*> flights;      // of calls that this recording has begun
+  std::unordered_set<const void*> works;        // of calls that this recording has begun
   TapeHooks hooks;
 };
 
@@ -110,8 +110,8 @@ void TapeRecorder::run(Operation operation) {
   }
   if (entry.name == "read_on_host") entry.unfit = "the host reads values of the device";
   if (entry.name != "wait") {
-    recording_->flights.insert(entry.flight);
-  } else if (!recording_->flights.contains(entry.flight)) {
+    recording_->works.insert(entry.work);
+  } else if (!recording_->works.contains(entry.work)) {
     entry.unfit = "it waits for a call on " + entry.group + " that began before the capture";
   }
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);

@@ -274,9 +274,10 @@ template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream) {
   by_packs<T>(in_packs<T>(shape.width, x, bias, out), [&](auto n) {
-#define MPX_CALL(kind)                            \
-  launch_rows("expert_activation", counts, shape, \
-              Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, stream)
+#define MPX_CALL(kind)                                                                                           \
+  launch_rows("expert_activation", counts, shape,                                                                \
+              Forward<kind, T, decltype(n)::value>{x, bias, probs, out, shape.width, shape.gated, shape.limits}, \
+              stream)
     MPX_BY_KIND(MPX_CALL)
 #undef MPX_CALL
   });
